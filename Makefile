@@ -1,0 +1,43 @@
+PYTHON ?= python3
+RUN := .venv/bin/python
+SAMPLE := build/sample-imagenet
+
+# Modules of another environment would shadow what .venv has.
+unexport PYTHONPATH PYTHONHOME
+
+.PHONY: help demo test lint bench test-long clean env
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 16
+
+demo: env $(if $(IMAGENET),,$(SAMPLE).done) ## pictures to a store to batches, with rates (IMAGENET=/path: from a real tree)
+	$(RUN) examples/demo.py "$(or $(IMAGENET),$(SAMPLE))"
+
+test: env ## the tests
+	$(RUN) -m pytest
+
+lint: env ## ruff and mypy
+	$(RUN) -m ruff check
+	$(RUN) -m ruff format --check
+	$(RUN) -m mypy
+
+bench: env ## how fast it is, beside what bounds it
+	$(RUN) bench/all.py
+
+test-long: env ## the tests, those that take minutes too
+	$(RUN) -m pytest -m "" --timeout 1800
+
+clean: ## remove what these made, all but .venv
+	rm -rf build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# Every time, for it is quick: headers may have been installed since, or a second Pillow.
+env:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo 'setup: error: Python 3.10 or newer is needed: make PYTHON=python3.11 ...' >&2; exit 1; }
+	@$(PYTHON) tools/setup_env.py
+
+# A tree without its .done was left half made.
+$(SAMPLE).done: | env
+	@rm -rf $(SAMPLE)
+	.venv/bin/prep sample $(SAMPLE)
+	@touch $@

@@ -1,0 +1,37 @@
+"""Decode pictures once into fixed-shape arrays; train from them at memory speed.
+
+The names below are imported when first used, so that ``import decodeonce`` costs no numpy and ``prep --help`` no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from decodeonce.errors import DecodeonceError, Stopped, StoreError
+    from decodeonce.loader import Batch, Loader
+    from decodeonce.store import Store, open_store
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Batch": "decodeonce.loader",
+    "DecodeonceError": "decodeonce.errors",
+    "Loader": "decodeonce.loader",
+    "Stopped": "decodeonce.errors",
+    "Store": "decodeonce.store",
+    "StoreError": "decodeonce.errors",
+    "open_store": "decodeonce.store",
+}
+__all__ = ["Batch", "DecodeonceError", "Loader", "Stopped", "Store", "StoreError", "open_store"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'decodeonce' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

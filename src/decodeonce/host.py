@@ -1,0 +1,87 @@
+"""What this process may use of its machine: cores, memory, and what kind of file system a path lies on."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import sys
+from pathlib import Path
+
+# statfs(2)'s f_type of file systems whose pages come over a network or through a daemon; from linux/magic.h and, where
+# that has none, from the file system's own sources.
+NETWORK_FILE_SYSTEMS = {
+    0x0BD00BD0: "Lustre",
+    0x47504653: "GPFS",
+    0x6969: "NFS",
+    0x19830326: "BeeGFS",
+    0x00C36400: "CephFS",
+    0x20030528: "OrangeFS",
+    0x5346414F: "AFS",
+    0x01021997: "9P",
+    0x517B: "SMB",
+    0xFE534D42: "SMB",
+    0xFF534D42: "CIFS",
+    0x65735546: "FUSE",
+}
+
+
+def usable_cores() -> int:
+    """Cores this process may run on: its affinity mask, cut by the cgroup's CPU quota (v2 or v1), at least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cgroup_cores()
+    return max(1, min(cores, math.ceil(quota)) if quota else cores)
+
+
+def cgroup_cores(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float | None:
+    """The cgroup's CPU quota in cores, the smallest on the way up; None where there is none."""
+    quotas = [quota for folder in _cgroup_folders(root, own) if (quota := _quota(folder))]
+    return min(quotas, default=None)
+
+
+def _cgroup_folders(root: Path, own: Path) -> list[Path]:
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return []
+    folders = []
+    for entry in lines:
+        _, controllers, path = entry.split(":", 2)
+        if controllers == "" or "cpu" in controllers.split(","):
+            top = root if controllers == "" else root / "cpu"
+            here = top / path.lstrip("/")
+            folders += [here, *(p for p in here.parents if p == top or top in p.parents)]
+    return folders
+
+
+def _quota(folder: Path) -> float | None:
+    try:
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota = (folder / "cpu.cfs_quota_us").read_text().strip()
+            period = (folder / "cpu.cfs_period_us").read_text().strip()
+        return int(quota) / int(period) if int(quota) > 0 else None
+    except (OSError, ValueError):
+        return None  # "max", or no such file: no limit here
+
+
+def network_file_system(path: Path) -> str | None:
+    """The name of the network file system that `path` lies on, None where it lies on no known one."""
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    facts = (ctypes.c_long * 64)()  # struct statfs begins with f_type, a long, and is smaller than this
+    if libc.statfs(os.fsencode(path), ctypes.byref(facts)) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), str(path))
+    return NETWORK_FILE_SYSTEMS.get(facts[0] & 0xFFFFFFFF)
+
+
+def available_memory() -> int | None:
+    """Bytes that programs could take without swapping (MemAvailable); None where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)

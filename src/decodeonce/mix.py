@@ -1,0 +1,21 @@
+"""The one hash of numbers, from which every order is derived: of a plan's rows and of an epoch's."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+_SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
+_FACTOR_1, _FACTOR_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Each 64-bit word mixed by the finaliser of splitmix64, a bijection: no two words become equal.
+
+    Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
+    """
+    words = (words ^ (words >> _SHIFT_1)) * _FACTOR_1
+    words = (words ^ (words >> _SHIFT_2)) * _FACTOR_2
+    mixed: NDArray[np.uint64] = words ^ (words >> _SHIFT_3)
+    return mixed
