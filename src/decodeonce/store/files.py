@@ -1,0 +1,147 @@
+"""Every write of a store or a build goes through here: atomic files, positioned writes, space, durability."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+
+PAGE = 4096
+_FALLOC_UNSUPPORTED = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+
+
+def page_aligned_buffer(nbytes: int) -> memoryview:
+    """A zeroed private anonymous buffer of `nbytes` that begins on a page; it is given back when the last view goes."""
+    return memoryview(mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))[:nbytes]
+
+
+def write_atomic(path: Path, chunks: Iterable[bytes | memoryview], *, scratch: Path | None = None) -> None:
+    """Make `path` hold the chunks, whole or not at all, durably: temporary file, fsync, rename, fsync of the folder.
+
+    The temporary file, which a kill leaves, lies in `scratch` (default: path's folder) on the same file system.
+    """
+    temporary = (scratch or path.parent) / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    try:
+        with open(temporary, "xb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable; a file system that cannot sync a folder is left alone."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EBADF, errno.EROFS):
+            raise
+    finally:
+        os.close(fd)
+
+
+def write_at(fd: int, data: memoryview, offset: int) -> None:
+    """Write all of `data` at `offset`; short writes go on, errors are OSError."""
+    while data.nbytes:
+        written = os.pwrite(fd, data, offset)
+        data, offset = data[written:], offset + written
+
+
+def read_at(fd: int, out: memoryview, offset: int) -> int:
+    """Fill `out` from `offset`; returns the bytes read, fewer only at the end of the file."""
+    done = 0
+    while done < out.nbytes:
+        got = os.preadv(fd, [out[done:]], offset + done)
+        if got == 0:
+            break
+        done += got
+    return done
+
+
+def reserve(fd: int, nbytes: int, path: Path) -> bool:
+    """Reserve the first `nbytes` of the file `path`, open as `fd`, with fallocate(2); False where there is none.
+
+    Not os.posix_fallocate: glibc emulates it by writing into every page, which on NFS takes hours and races with
+    other writers. Raises OSError (ENOSPC, EDQUOT) when there is no room.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "fallocate"):
+        return False
+    offset_t = ctypes.c_int64
+    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, offset_t, offset_t]
+    while libc.fallocate(fd, 0, 0, nbytes) != 0:
+        code = ctypes.get_errno()
+        if code in _FALLOC_UNSUPPORTED:
+            return False
+        if code != errno.EINTR:
+            raise OSError(code, os.strerror(code), str(path))
+    return True
+
+
+class ShardFile:
+    """A shard being written: positioned writes, past the page cache where address, offset and length allow it.
+
+    O_DIRECT saves the copy into the page cache, 0.1 ms of the 1.4 ms that a row costs here, and keeps a night's build
+    from evicting what other jobs of the node have cached. What is not page-aligned, or a file system that refuses
+    O_DIRECT, takes the ordinary way.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_RDWR)
+        self._direct: int | None = None
+        try:
+            self._direct = os.open(path, os.O_WRONLY | getattr(os, "O_DIRECT", 0))
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                os.close(self._fd)
+                raise
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """Write all of `data` at `offset`; `data` begins on a page when its offset does (see page_aligned_buffer)."""
+        if self._direct is not None and offset % PAGE == 0 and _is_pages(data):
+            try:
+                return write_at(self._direct, data, offset)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                os.close(self._direct)
+                self._direct = None
+        write_at(self._fd, data, offset)
+
+    def read(self, out: memoryview, offset: int) -> int:
+        """Fill `out` from `offset`; returns the bytes read."""
+        return read_at(self._fd, out, offset)
+
+    def sync(self) -> None:
+        """Make what was written durable (data and size)."""
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        """Close; a second call does nothing."""
+        for fd in (self._fd, self._direct):
+            if fd is not None and fd >= 0:
+                os.close(fd)
+        self._fd, self._direct = -1, None
+
+    def __enter__(self) -> ShardFile:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _is_pages(data: memoryview) -> bool:
+    if data.readonly or not data.nbytes or data.nbytes % PAGE:  # ctypes gives no address of the first two
+        return False
+    return ctypes.addressof(ctypes.c_char.from_buffer(data)) % PAGE == 0

@@ -1,0 +1,81 @@
+"""The HDF5 container: one contiguous dataset /images a shard, and store.h5, a virtual dataset over all shards."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from decodeonce.errors import StoreError
+from decodeonce.store.manifest import Manifest
+
+MAGIC = b"\x89HDF\r\n\x1a\n"
+
+
+class Hdf5Container:
+    """Shards as HDF5 files whose rows lie contiguous behind one page of metadata; plain h5py reads one."""
+
+    name = "hdf5"
+    suffix = ".h5"
+
+    def head(self, shape: tuple[int, int, int, int], *, size: int, scratch: Path) -> bytes:
+        """The `size` bytes before the first row: the head of a sparse file that libhdf5 itself lays out in `scratch`.
+
+        libver "earliest" puts superblock, group and dataset header (1,090 bytes) in front of the data; a metadata
+        block of `size` bytes, and the alignment, make the data begin there. No metadata follows it (checked).
+        """
+        import h5py
+
+        handle, name = tempfile.mkstemp(suffix=".h5", dir=scratch)
+        os.close(handle)
+        template = Path(name)
+        try:
+            with h5py.File(
+                template,
+                "w",
+                libver="earliest",
+                meta_block_size=size,
+                alignment_threshold=2048,
+                alignment_interval=size,
+            ) as file:
+                create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+                create.set_layout(h5py.h5d.CONTIGUOUS)
+                create.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+                create.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+                create.set_obj_track_times(False)
+                space = h5py.h5s.create_simple(shape)
+                dataset = h5py.h5d.create(file.id, b"images", h5py.h5t.STD_U8LE, space, create)
+                offset, nbytes = dataset.get_offset(), dataset.get_storage_size()
+            if offset != size or template.stat().st_size != size + nbytes:
+                raise StoreError(f"libhdf5 put the rows at byte {offset}, expected {size}; use --format npy")
+            with open(template, "rb") as laid_out:
+                return laid_out.read(size)
+        finally:
+            template.unlink()
+
+    def check_magic(self, path: Path, head: bytes) -> None:
+        """Raise StoreError unless `head` begins as this container's files do."""
+        if not head.startswith(MAGIC):
+            raise StoreError(f"{path}: begins with {head[:8]!r}, expected {MAGIC!r} (HDF5); run `prep verify`")
+
+
+def write_virtual(path: Path, manifest: Manifest, *, labels: Path) -> None:
+    """Write at `path` what becomes store.h5: /images, a virtual dataset over all shards, and /labels, a copy.
+
+    The low-level calls are there for one of them: h5py's VirtualLayout would write the time of day into the file.
+    """
+    import h5py
+    import numpy as np
+
+    create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    create.set_layout(h5py.h5d.VIRTUAL)
+    create.set_obj_track_times(False)
+    whole = h5py.h5s.create_simple((manifest.count, *manifest.shape))
+    for shard in manifest.shards:
+        part = (shard.rows, *manifest.shape)
+        whole.select_hyperslab((shard.first_row, 0, 0, 0), part)
+        create.set_virtual(whole, os.fsencode(shard.file), b"images", h5py.h5s.create_simple(part))
+    whole.select_all()
+    with h5py.File(path, "w", libver=("earliest", "v110")) as file:
+        h5py.h5d.create(file.id, b"images", h5py.h5t.STD_U8LE, whole, create)
+        file.create_dataset("labels", data=np.load(labels, mmap_mode="r"))

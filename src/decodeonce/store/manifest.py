@@ -1,0 +1,267 @@
+"""store.json: what a store holds, checked whole before anything else of the store is believed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from decodeonce.errors import StoreError
+from decodeonce.store.hashing import hexdigest
+
+FORMAT = "decodeonce"
+VERSION = 1
+DATA_OFFSET = 4096
+MAX_DATA_OFFSET = 1 << 20  # a head is read whole
+CONTAINERS = ("npy", "hdf5")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One image file: rows [first_row, first_row + rows) from byte `data_offset`; `bytes` is the file's size.
+
+    `meta_xxh3` is the digest of all bytes outside the rows, that is, of the first `data_offset` bytes.
+    """
+
+    file: str
+    first_row: int
+    rows: int
+    data_offset: int
+    bytes: int
+    meta_xxh3: str
+
+
+@dataclass(frozen=True)
+class PictureClass:
+    """A label's name (a wnid, a folder) and what people call it ("" where nobody said)."""
+
+    name: str
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A per-row array beside images and labels: `file` is an npy of dtype `dtype` and shape (count, *shape)."""
+
+    name: str
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SmallFile:
+    """Size and digest of a file that is not a shard."""
+
+    bytes: int
+    xxh3: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The facts of store.json; `shape` is (H, W, C) of a row, mean and std are per channel in 0..255."""
+
+    count: int
+    shape: tuple[int, int, int]
+    container: str
+    block_rows: int
+    shards: tuple[Shard, ...]
+    classes: tuple[PictureClass, ...]
+    pixel_mean: tuple[float, ...]
+    pixel_std: tuple[float, ...]
+    recipe: dict[str, Any]
+    source: dict[str, Any]
+    columns: tuple[Column, ...]
+    files: dict[str, SmallFile]
+    decoder_crashes: int = 0
+    dtype: str = "uint8"
+    digest: str = field(default="", compare=False)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self.shape[0] * self.shape[1] * self.shape[2]
+
+    def to_bytes(self) -> bytes:
+        """store.json for these facts, with the digest filled in."""
+        facts: dict[str, Any] = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        facts["digest"] = manifest_digest(facts)
+        return canonical(facts)
+
+
+def canonical(facts: dict[str, Any]) -> bytes:
+    """The only serialisation of a manifest that readers accept: sorted keys, one blank of indent, UTF-8, newline.
+
+    A byte of a name that is not UTF-8, a lone surrogate here, becomes the escape \\udcNN: what is written is UTF-8.
+    """
+    text = json.dumps(facts, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
+    return (text + "\n").encode("utf-8", "backslashreplace")
+
+
+def manifest_digest(facts: dict[str, Any]) -> str:
+    """xxh3_64 of the canonical serialisation of all facts but the digest itself."""
+    return hexdigest(canonical({key: value for key, value in facts.items() if key != "digest"}))
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest in `path`, checked: StoreError names what was found and what was expected."""
+    try:
+        encoded = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise _no_manifest(path) from None
+    return parse_manifest(encoded, path)
+
+
+def _no_manifest(path: Path) -> StoreError:
+    folder = path.parent
+    if not folder.is_dir():
+        found = "a file" if folder.exists() else "no such folder"
+        return StoreError(f"{folder}: {found}; expected a store (the folder that `prep build` makes)")
+    if (folder / ".build").exists():
+        return StoreError(f"{folder}: an unfinished store (no {path.name}); run the same `prep build` again to go on")
+    return StoreError(f"{folder}: not a store: it has no {path.name}; expected the folder that `prep build` makes")
+
+
+def parse_manifest(encoded: bytes, path: Path) -> Manifest:
+    """The manifest of these bytes; `path` only names it in errors."""
+    try:
+        facts = json.loads(encoded)
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{path}: not JSON ({error}); restore it from a copy, or build the store again") from None
+    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
+        found = facts.get("format") if isinstance(facts, dict) else facts
+        raise StoreError(f'{path}: not a decodeonce manifest: found "format" {found!r:.80}, expected "{FORMAT}"')
+    version = facts.get("version")
+    if type(version) is not int or version != VERSION:
+        raise StoreError(f"{path}: format version {version!r}, this decodeonce reads {VERSION}; install a newer one")
+    try:
+        whole = canonical(facts) == encoded and facts["digest"] == manifest_digest(facts)
+        manifest = _from_facts(facts) if whole else None
+    except KeyError as error:
+        raise StoreError(f"{path}: a wrong manifest: no key {error}, expected one; build the store again") from None
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise StoreError(f"{path}: a wrong manifest: {error}; build the store again") from None
+    if manifest is None:
+        raise StoreError(f"{path}: damaged: its bytes are not those that were written; restore it from a copy")
+    _check_counts(manifest, path)
+    return manifest
+
+
+def _from_facts(facts: dict[str, Any]) -> Manifest:
+    height, width, channels = (_whole(n, "shape") for n in _items(facts["shape"], "shape", 3))
+    return Manifest(
+        count=_whole(facts["count"], "count"),
+        shape=(height, width, channels),
+        dtype=_one_of(facts["dtype"], ("uint8",), "dtype"),
+        container=_one_of(facts["container"], CONTAINERS, "container"),
+        block_rows=_whole(facts["block_rows"], "block_rows"),
+        shards=tuple(_shard(shard) for shard in facts["shards"]),
+        classes=tuple(_class(entry) for entry in facts["classes"]),
+        pixel_mean=tuple(_number(x, "pixel_mean") for x in _items(facts["pixel_mean"], "pixel_mean", channels)),
+        pixel_std=tuple(_number(x, "pixel_std") for x in _items(facts["pixel_std"], "pixel_std", channels)),
+        recipe=dict(facts["recipe"]),
+        source=dict(facts["source"]),
+        columns=tuple(_column(column) for column in facts["columns"]),
+        files={_plain(name): _small_file(f, name) for name, f in _of(dict, facts["files"], "files").items()},
+        decoder_crashes=_whole(facts.get("decoder_crashes", 0), "decoder_crashes"),
+        digest=str(facts["digest"]),
+    )
+
+
+def _shard(facts: dict[str, Any]) -> Shard:
+    numbers = {key: _whole(facts[key], key) for key in ("first_row", "rows", "data_offset", "bytes")}
+    return Shard(file=_plain(facts["file"]), meta_xxh3=str(facts["meta_xxh3"]), **numbers)
+
+
+def _column(facts: dict[str, Any]) -> Column:
+    shape = tuple(_whole(n, "shape") for n in facts["shape"])
+    dtype = str(facts["dtype"])
+    if not re.fullmatch(r"[<|][biuf][1248]", dtype):
+        raise ValueError(f"dtype is {dtype!r}, expected a number's, as <f4")
+    return Column(str(facts["name"]), _plain(facts["file"]), dtype, shape)
+
+
+def _class(facts: dict[str, Any]) -> PictureClass:
+    return PictureClass(_of(str, facts["name"], "a class name"), _of(str, facts["description"], "a description"))
+
+
+def _small_file(facts: dict[str, Any], name: str) -> SmallFile:
+    return SmallFile(_whole(facts["bytes"], name), str(facts["xxh3"]))
+
+
+def _of(kind: type[T], value: Any, name: str) -> T:
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} is {value!r}, expected {kind.__name__}")
+    return value
+
+
+def _items(value: Any, name: str, length: int) -> list[Any]:
+    if len(_of(list, value, name)) != length:
+        raise ValueError(f"{name} is {value!r}, expected {length} numbers")
+    return list(value)
+
+
+def _number(value: Any, name: str) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ValueError(f"{name} has {value!r}, expected a number")
+    return float(value)
+
+
+def _whole(value: Any, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        raise ValueError(f"{name} is {value!r}, expected a whole number below 2**63")
+    return value
+
+
+def _one_of(value: Any, allowed: tuple[str, ...], name: str) -> str:
+    if value not in allowed:
+        raise ValueError(f"{name} is {value!r}, expected {' or '.join(allowed)}")
+    return str(value)
+
+
+def _plain(name: Any) -> str:
+    """A name of a file in the store's own folder; one that is not printable could also garble a terminal."""
+    if not isinstance(name, str) or not name.isprintable() or "/" in name or name in ("", ".", ".."):
+        raise ValueError(f"{name!r} names a file outside the store, expected a plain file name")
+    if len(name.encode()) > 255:
+        raise ValueError(f"a file name of {len(name.encode())} bytes, expected at most 255")
+    return name
+
+
+def _check_counts(manifest: Manifest, path: Path) -> None:
+    if 0 in manifest.shape or not manifest.count or not manifest.block_rows or not manifest.classes:
+        raise StoreError(
+            f"{path}: {manifest.count} rows of shape {manifest.shape}, {len(manifest.classes)} classes, "
+            f"blocks of {manifest.block_rows} rows: expected at least 1 of each"
+        )
+    next_row = 0
+    for shard in manifest.shards:
+        size = shard.data_offset + shard.rows * manifest.row_bytes
+        if shard.first_row != next_row or not shard.rows:
+            raise StoreError(
+                f"{path}: {shard.file} has {shard.rows} rows from row {shard.first_row}, expected some from {next_row}"
+            )
+        if shard.data_offset % DATA_OFFSET or not 0 < shard.data_offset <= MAX_DATA_OFFSET:
+            raise StoreError(
+                f"{path}: the rows of {shard.file} begin at byte {shard.data_offset}, "
+                f"expected a multiple of {DATA_OFFSET} up to {MAX_DATA_OFFSET}"
+            )
+        if shard.bytes != size:
+            raise StoreError(f"{path}: {shard.file} has {shard.rows} rows in {shard.bytes} bytes, expected {size}")
+        next_row += shard.rows
+    if next_row != manifest.count:
+        raise StoreError(f"{path}: the shards hold {next_row} rows, expected count {manifest.count}")
+    _check_names(manifest, path)
+
+
+def _check_names(manifest: Manifest, path: Path) -> None:
+    named = [shard.file for shard in manifest.shards] + list(manifest.files)
+    if twice := [name for name, times in Counter(named).items() if times > 1]:
+        raise StoreError(f"{path}: names {twice[0]} more than once, expected each file once")
+    for name in ("labels.npy", "checksums.npy", "samples.tsv", "rejects.tsv", *(c.file for c in manifest.columns)):
+        if name not in manifest.files:
+            raise StoreError(f'{path}: "files" does not list {name}; build the store again')

@@ -1,0 +1,259 @@
+"""Reading a store: one reader for both containers, since a shard is a file, a data offset and a number of rows."""
+
+from __future__ import annotations
+
+import bisect
+import math
+import mmap
+import os
+import stat
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from decodeonce.errors import StoreError
+from decodeonce.store.containers import CONTAINERS
+from decodeonce.store.hashing import file_chunks, file_hexdigest, hexdigest
+from decodeonce.store.layout import StorePaths
+from decodeonce.store.manifest import Manifest, PictureClass, Shard, SmallFile, read_manifest
+from decodeonce.store.npy import npy_header
+from decodeonce.store.table import Samples
+
+Pixels = NDArray[np.uint8]
+
+
+def open_store(path: str | os.PathLike[str]) -> Store:
+    """Open the store at `path`: manifest, sizes and heads of all shards are checked, no row is read.
+
+    Raises StoreError, which names the file, what was found and what was expected.
+    """
+    paths = StorePaths(Path(path))
+    manifest = read_manifest(paths.manifest)
+    for shard in manifest.shards:
+        check_shard(paths.root / shard.file, shard, manifest.container)
+    for name, facts in manifest.files.items():
+        check_size(paths.root / name, facts.bytes)
+    return Store(paths, manifest)
+
+
+def check_size(path: Path, expected: int, *, longer_is_fine: bool = False) -> None:
+    """Raise StoreError unless the file has the size its manifest gives."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        raise StoreError(f"{path}: missing, expected a file of {expected} bytes; run `prep verify`") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise StoreError(f"{path}: a folder or device, expected a file of {expected} bytes; run `prep verify`")
+    found = status.st_size
+    if found != expected and not (longer_is_fine and found > expected):
+        raise StoreError(f"{path}: {found} bytes, expected {expected}; run `prep verify`")
+
+
+def check_file(path: Path, facts: SmallFile) -> None:
+    """Raise StoreError unless a small file has the size and digest of its manifest."""
+    check_size(path, facts.bytes)
+    if (found := file_hexdigest(file_chunks(path))) != facts.xxh3:
+        raise StoreError(f"{path}: its bytes are not those written: xxh3_64 {found}, expected {facts.xxh3}; restore it")
+
+
+def check_shard(path: Path, shard: Shard, container: str) -> None:
+    """Raise StoreError unless size, magic and head of a shard are as the manifest says."""
+    check_size(path, shard.bytes, longer_is_fine=True)
+    with open(path, "rb", buffering=0) as file:
+        head = file.read(shard.data_offset)
+    CONTAINERS[container].check_magic(path, head)
+    if hexdigest(head) != shard.meta_xxh3:
+        raise StoreError(f"{path}: its first {shard.data_offset} bytes are not those written; run `prep verify`")
+
+
+class Store:
+    """A finished store, read-only: `images`, `labels` (count,) int64, `classes`, `samples`, `manifest`."""
+
+    def __init__(self, paths: StorePaths, manifest: Manifest) -> None:
+        self.paths = paths
+        self.manifest = manifest
+        self.images = Images(paths, manifest)
+
+    def __len__(self) -> int:
+        return self.manifest.count
+
+    def __repr__(self) -> str:
+        height, width, channels = self.manifest.shape
+        rows = f"{len(self)} x {height}x{width}x{channels} uint8"
+        return f"<Store {self.paths.root}: {rows}, {len(self.classes)} classes>"
+
+    @property
+    def classes(self) -> tuple[PictureClass, ...]:
+        """The classes in label order, each with `name` and `description`."""
+        return self.manifest.classes
+
+    @cached_property
+    def labels(self) -> NDArray[np.int64]:
+        """(count,) int64, mapped read-only; checked against their digest when first asked for (1.5 ms a million).
+
+        Raises StoreError where they are not those written, or name a class that is not there.
+        """
+        check_file(self.paths.labels, self.manifest.files["labels.npy"])
+        labels: NDArray[np.int64] = self._array("labels.npy", "<i8", ())
+        if labels.min() < 0 or labels.max() >= len(self.classes):
+            found = f"labels from {labels.min()} to {labels.max()}"
+            raise StoreError(f"{self.paths.labels}: {found}, expected 0 to {len(self.classes) - 1}; build it again")
+        return labels
+
+    @cached_property
+    def checksums(self) -> NDArray[np.uint64]:
+        """(count,) uint64: xxh3_64 of each row's bytes, mapped read-only."""
+        return self._array("checksums.npy", "<u8", ())
+
+    @cached_property
+    def samples(self) -> Samples:
+        """Where each row came from (class, source, width, height, digest), read from samples.tsv as asked for."""
+        return Samples(self.paths.samples, len(self))
+
+    @cached_property
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The other per-row arrays by name, each (count, ...), mapped read-only."""
+        return {c.name: self._array(c.file, c.dtype, c.shape) for c in self.manifest.columns}
+
+    def take(self, rows: ArrayLike, out: Pixels | None = None) -> Pixels:
+        """Shorthand for `images.take`."""
+        return self.images.take(rows, out=out)
+
+    def _array(self, name: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        """Map an npy file whose header is, byte for byte, the only one that this dtype and shape can have."""
+        path, whole_shape = self.paths.root / name, (len(self), *shape)
+        header = npy_header(whole_shape, dtype)
+        with open(path, "rb", buffering=0) as file:
+            found = file.read(len(header))
+        if found != header:
+            begins = f"begins with {found[10:].rstrip()[:90]!r}, expected {header[10:].rstrip()!r}"
+            raise StoreError(f"{path}: {begins}; run `prep verify`")
+        check_size(path, len(header) + np.dtype(dtype).itemsize * math.prod(whole_shape))
+        return np.memmap(path, dtype, "r", offset=len(header), shape=whole_shape)
+
+
+class Images:
+    """All shards of a store as one read-only array (count, H, W, C) uint8; mapped when first touched.
+
+    An integer, or a slice of step 1 within one shard, gives a view of the mapping; anything else gives a new array.
+    Indexes mean what they mean for a NumPy array; None and masks of more than one dimension may not come first.
+    """
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, paths: StorePaths, manifest: Manifest) -> None:
+        self.shape = (manifest.count, *manifest.shape)
+        self._paths = [paths.root / shard.file for shard in manifest.shards]
+        self._shards = manifest.shards
+        self._first_rows = [shard.first_row for shard in manifest.shards]
+        self._mapped: dict[int, Pixels] = {}
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_mapped": {}}  # another process maps the shards anew: a pickle holds no rows
+
+    def __iter__(self) -> Iterator[Pixels]:
+        return (self[row] for row in range(len(self)))
+
+    def __getitem__(self, index: Any) -> Pixels:
+        if isinstance(index, tuple):
+            return self._pick(*index) if index else self[:]
+        if index is Ellipsis:
+            return self[:]
+        if _is_number(index):
+            return self._pick(index)
+        if isinstance(index, slice):
+            return self._slice(*index.indices(len(self)))
+        numbers = _row_numbers(index, len(self))
+        return self.take(numbers).reshape(*numbers.shape, *self.shape[1:])
+
+    def _pick(self, first: Any, *rest: Any) -> Pixels:
+        """images[first, *rest]: the rows are picked here, the rest is NumPy's, which pairs lists with lists."""
+        if _is_number(first):
+            shard, row = self._place(int(first))
+            rows, index = self.shard(shard), (row, *rest)
+        elif first is Ellipsis or isinstance(first, slice):
+            rows, index = self[first], (first if first is Ellipsis else slice(None), *rest)
+        else:
+            numbers = _row_numbers(first, len(self))
+            rows, index = self.take(numbers), (np.arange(numbers.size).reshape(numbers.shape), *rest)
+        picked: Pixels = rows[index]
+        return picked
+
+    def take(self, rows: ArrayLike, out: Pixels | None = None) -> Pixels:
+        """Copy the rows given by number, in that order, into `out` or a new array; returns (len(rows), H, W, C) uint8.
+
+        `out` is C-contiguous uint8 of that shape (ValueError else). Negative numbers count from the end; a number
+        outside the store, or not whole, is an IndexError. A mask stands for its rows. No memory beyond `out` is touched
+        when the rows of a shard come together.
+        """
+        numbers = _row_numbers(rows, len(self)).reshape(-1)
+        shape = (len(numbers), *self.shape[1:])
+        if out is None:
+            out = np.empty(shape, np.uint8)
+        elif out.shape != shape or out.dtype != np.uint8 or not out.flags.c_contiguous:
+            raise ValueError(f"out is {out.dtype} {out.shape}, expected C-contiguous uint8 {shape}")
+        shards = np.searchsorted(self._first_rows, numbers, side="right") - 1
+        edges = np.flatnonzero(np.diff(shards)) + 1
+        for start, end in zip([0, *edges], [*edges, len(numbers)], strict=True):
+            if start < end:
+                shard = int(shards[start])
+                local = numbers[start:end] - self._first_rows[shard]
+                # mode="clip" writes straight into out; the default "raise" buffers all of it (numpy's documentation)
+                np.take(self.shard(shard), local, axis=0, out=out[start:end], mode="clip")
+        return out
+
+    def shard(self, index: int) -> Pixels:
+        """One shard's rows (rows, H, W, C), mapped read-only."""
+        if index not in self._mapped:
+            self._mapped[index] = self._map(index)
+        return self._mapped[index]
+
+    def _map(self, index: int) -> Pixels:
+        path, shard = self._paths[index], self._shards[index]
+        check_size(path, shard.bytes, longer_is_fine=True)
+        with open(path, "rb") as file:
+            mapping = mmap.mmap(file.fileno(), shard.bytes, prot=mmap.PROT_READ)
+        return np.frombuffer(mapping, np.uint8, offset=shard.data_offset).reshape(shard.rows, *self.shape[1:])
+
+    def _place(self, row: int) -> tuple[int, int]:
+        wanted, row = row, row + len(self) if row < 0 else row
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {wanted} of a store with {len(self)}")
+        shard = bisect.bisect_right(self._first_rows, row) - 1
+        return shard, row - self._first_rows[shard]
+
+    def _slice(self, start: int, stop: int, step: int) -> Pixels:
+        if step == 1 and start < stop:
+            (first, a), (last, b) = self._place(start), self._place(stop - 1)
+            if first == last:
+                return self.shard(first)[a : b + 1]
+        return self.take(np.arange(start, stop, step))
+
+
+def _is_number(index: Any) -> bool:
+    return isinstance(index, int | np.integer) and not isinstance(index, bool)
+
+
+def _row_numbers(index: ArrayLike, count: int) -> NDArray[np.int64]:
+    """The rows, 0..count-1, that a list, array or mask stands for, in its shape (a mask's: one dimension)."""
+    numbers = np.asarray(index)
+    if numbers.dtype == np.bool_:
+        if numbers.shape != (count,):
+            raise IndexError(f"a mask of shape {numbers.shape}, expected ({count},)")
+        return np.flatnonzero(numbers)
+    if not numbers.size:
+        return numbers.astype(np.int64)
+    if not np.issubdtype(numbers.dtype, np.integer):
+        raise IndexError(f"rows are whole numbers, got {numbers.dtype}")
+    first, last = int(numbers.min()), int(numbers.max())
+    if first < -count or last >= count:
+        raise IndexError(f"rows {first}..{last} of a store with {count}")
+    numbers = numbers.astype(np.int64)
+    return np.where(numbers < 0, numbers + count, numbers)

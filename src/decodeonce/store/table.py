@@ -1,0 +1,145 @@
+"""The TSV files of a store: one header line, UTF-8, a line a row, backslash escapes and no quoting.
+
+Tab, newline, carriage return and backslash are written as \\t \\n \\r \\\\; a byte that is not part of valid UTF-8 as
+\\xNN. Names travel as bytes decoded as UTF-8 with "surrogateescape", in every locale. docs/format.md has the rules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decodeonce.errors import StoreError
+
+_ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
+_SPECIAL = re.compile("[\\\\\t\n\r\udc80-\udcff]")
+_ESCAPED = re.compile(r"\\(x[89a-f][0-9a-f]|[\\tnr])")
+_PLAIN = {"\\": "\\", "t": "\t", "n": "\n", "r": "\r"}
+
+SAMPLE_COLUMNS = ("row", "label", "class", "source", "width", "height", "box", "digest")
+REJECT_COLUMNS = ("source", "reason", "action")
+
+
+def escape(text: str) -> str:
+    """The field as it stands in a TSV file."""
+    return _SPECIAL.sub(lambda m: _ESCAPES.get(m[0]) or f"\\x{ord(m[0]) - 0xDC00:02x}", text)
+
+
+def unescape(field: str) -> str:
+    """The text a TSV field stands for; the inverse of `escape`."""
+    if "\\" not in field:
+        return field
+    return _ESCAPED.sub(lambda m: chr(0xDC00 + int(m[1][1:], 16)) if m[1][0] == "x" else _PLAIN[m[1]], field)
+
+
+def line(fields: Sequence[str]) -> bytes:
+    """One line of a TSV file, escaped and encoded, with its newline."""
+    return ("\t".join(map(escape, fields)) + "\n").encode()
+
+
+def fields(encoded: bytes) -> list[str]:
+    """The fields of one line; the inverse of `line`."""
+    return [unescape(field) for field in encoded.decode().rstrip("\n").split("\t")]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One line of samples.tsv: where a row came from. `width` and `height` are the source picture's, in pixels."""
+
+    row: int
+    label: int
+    class_name: str
+    source: str
+    width: int
+    height: int
+    box: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Reject:
+    """One line of rejects.tsv: a source picture that became no row, or an odd one that did (`action` says which)."""
+
+    source: str
+    reason: str
+    action: str
+
+
+def sample_line(sample: Sample) -> bytes:
+    """A line of samples.tsv."""
+    s = sample
+    return line([str(s.row), str(s.label), s.class_name, s.source, str(s.width), str(s.height), s.box, s.digest])
+
+
+def parse_sample(encoded: bytes) -> Sample:
+    """The sample of one line of samples.tsv."""
+    row, label, class_name, source, width, height, box, digest = fields(encoded)
+    return Sample(int(row), int(label), class_name, source, int(width), int(height), box, digest)
+
+
+def read_rejects(path: Path) -> Iterator[Reject]:
+    """The lines of a rejects.tsv, in their order."""
+    with open(path, "rb") as file:
+        next(file, None)
+        for encoded in file:
+            yield Reject(*fields(encoded))
+
+
+class Samples(Sequence[Sample]):
+    """samples.tsv as a sequence: 8 bytes a row are held, and only after the first access by number."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        self._path = path
+        self._count = count
+        self._starts: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Sample]:
+        with open(self._path, "rb") as file:
+            next(file, None)
+            row = -1
+            for row, encoded in enumerate(file):
+                yield self._parse(encoded, row)
+        self._check_lines(row + 1)
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._count))]
+        row = index + self._count if index < 0 else index
+        if not 0 <= row < self._count:
+            raise IndexError(f"sample {index} of {self._count}")
+        if self._starts is None:
+            self._starts = _line_starts(self._path)
+            self._check_lines(len(self._starts) - 2)
+        with open(self._path, "rb") as file:
+            file.seek(int(self._starts[row + 1]))
+            return self._parse(file.readline(), row)
+
+    def _check_lines(self, found: int) -> None:
+        if found != self._count:
+            raise StoreError(f"{self._path}: {found} lines of rows, expected {self._count}; run `prep verify`")
+
+    def _parse(self, encoded: bytes, row: int) -> Sample:
+        try:
+            sample = parse_sample(encoded)
+        except ValueError as error:
+            raise StoreError(f"{self._path}: no sample in the line of row {row} ({error}); run `prep verify`") from None
+        if sample.row != row:
+            raise StoreError(f"{self._path}: found row {sample.row}, expected {row}; run `prep verify`")
+        return sample
+
+
+def _line_starts(path: Path) -> NDArray[np.int64]:
+    starts, offset = [np.zeros(1, np.int64)], 0
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 24):
+            starts.append(np.flatnonzero(np.frombuffer(chunk, np.uint8) == 10) + offset + 1)
+            offset += len(chunk)
+    return np.concatenate(starts)

@@ -1,0 +1,32 @@
+"""Validly signed manifests with facts of the test's choosing: a writer that lies, or one of a later time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from decodeonce.store.hashing import hexdigest
+from decodeonce.store.manifest import canonical, manifest_digest
+
+Facts = dict[str, Any]
+
+
+def sign(facts: Facts) -> bytes:
+    """store.json for these facts, whatever they are."""
+    return canonical({**facts, "digest": manifest_digest(facts)})
+
+
+def resign(store: Path, change: Callable[[Facts], object]) -> None:
+    """Change facts of a store's manifest in place and sign it anew."""
+    facts = json.loads((store / "store.json").read_bytes())
+    change(facts)
+    (store / "store.json").write_bytes(sign(facts))
+
+
+def replace_file(store: Path, name: str, content: bytes) -> None:
+    """Put other bytes into a small file, and their true size and digest into the manifest."""
+    (store / name).write_bytes(content)
+    entry = {"bytes": len(content), "xxh3": hexdigest(content)}
+    resign(store, lambda facts: facts["files"].update({name: entry}))

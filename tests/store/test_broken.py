@@ -1,0 +1,498 @@
+"""Stores that must not open: StoreError names the file, what was found and what was expected."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decodeonce import open_store
+from decodeonce.errors import StoreError
+from decodeonce.store import verify_store
+from decodeonce.store.containers import CONTAINERS
+from decodeonce.store.hashing import hexdigest
+from decodeonce.store.manifest import parse_manifest, read_manifest
+from decodeonce.store.npy import npy_header
+from tests.store.signing import Facts, replace_file, resign, sign
+from tests.stores import make_store, random_images
+
+SHAPE = (2, 3, 3)
+COUNT, SHARD_ROWS = 7, 3
+LABELS = np.arange(COUNT, dtype=np.int64) % 3
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder, images = tmp_path_factory.mktemp("whole"), random_images(COUNT, shape=SHAPE)
+    columns = {"weights": np.arange(COUNT, dtype="<f4")}
+    return {
+        name: make_store(folder / name, images, LABELS, container=name, shard_rows=SHARD_ROWS, columns=columns)
+        for name in CONTAINERS
+    }
+
+
+@pytest.fixture
+def store(originals: dict[str, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(originals["npy"], tmp_path / "tiny.store"))
+
+
+@pytest.fixture(params=tuple(CONTAINERS))
+def either(originals: dict[str, Path], tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    return Path(shutil.copytree(originals[request.param], tmp_path / "tiny.store"))
+
+
+def refusal(store: Path, *texts: str) -> str:
+    """The text of the StoreError with which `store` is refused, in which each of `texts` must occur."""
+    with pytest.raises(StoreError) as caught:
+        open_store(store)
+    message = str(caught.value)
+    for text in texts:
+        assert text in message, message
+    assert message.count("\n") == 0
+    return message
+
+
+def rewrite(path: Path, change: Callable[[bytes], bytes]) -> None:
+    path.write_bytes(change(path.read_bytes()))
+
+
+def shard_file(store: Path, index: int = 0) -> Path:
+    return store / read_manifest(store / "store.json").shards[index].file
+
+
+# --- the folder
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    refusal(tmp_path / "gone.store", "gone.store: no such folder", "expected a store", "prep build")
+
+
+def test_a_folder_without_a_manifest(tmp_path: Path) -> None:
+    refusal(tmp_path, f"{tmp_path}: not a store", "no store.json", "prep build")
+
+
+def test_an_unfinished_store(store: Path) -> None:
+    (store / "store.json").unlink()
+    (store / ".build").mkdir()
+    refusal(store, "tiny.store: an unfinished store", "run the same `prep build` again")
+
+
+def test_the_manifest_itself_is_not_a_store(store: Path) -> None:
+    refusal(store / "store.json", "store.json: a file; expected a store")
+
+
+# --- the manifest's bytes
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [b"", b"\0" * 100, b"{", b"not json", b"\xff\xfe", b"[" * 100_000, b'{"count": ' + b"9" * 5000 + b"}"],
+    ids=["empty", "zeros", "cut", "text", "bytes", "deep", "digits"],
+)
+def test_a_manifest_that_is_not_json(store: Path, encoded: bytes) -> None:
+    (store / "store.json").write_bytes(encoded)
+    refusal(store, "store.json: not JSON", "restore it from a copy, or build the store again")
+
+
+@pytest.mark.parametrize(
+    "facts", [{}, [], None, 3, "decodeonce", {"format": "decodetwice"}, {"format": ["decodeonce"]}]
+)
+def test_a_manifest_of_something_else(store: Path, facts: Any) -> None:
+    (store / "store.json").write_text(json.dumps(facts))
+    refusal(store, "store.json: not a decodeonce manifest: found", 'expected "decodeonce"')
+
+
+@pytest.mark.parametrize("version", [2, 17, 0, "1", 1.0, True, None])
+def test_another_version_is_named(store: Path, version: Any) -> None:
+    resign(store, lambda facts: facts.update(version=version))
+    refusal(store, f"store.json: format version {version!r}, this decodeonce reads 1", "install a newer one")
+
+
+def test_no_flipped_bit_of_a_manifest_is_accepted(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "s", random_images(2, shape=(1, 1, 1)), classes=1)
+    encoded = (store / "store.json").read_bytes()
+    assert parse_manifest(encoded, store / "store.json").count == 2
+    for position in range(len(encoded)):
+        for bit in range(8):
+            flipped = bytearray(encoded)
+            flipped[position] ^= 1 << bit
+            with pytest.raises(StoreError, match=r"^store\.json: "):
+                parse_manifest(bytes(flipped), Path("store.json"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda e: e[:-1],
+        lambda e: e + b"\n",
+        lambda e: b"\xef\xbb\xbf" + e,
+        lambda e: e.replace(b"\n", b"\r\n"),
+        lambda e: e.replace(b'"count"', b'"c\\u006funt"'),
+        lambda e: e.replace(b'"count": 7', b'"count": 7,\n "count": 7'),
+        lambda e: e.decode().encode("utf-16"),
+        lambda e: json.dumps(json.loads(e)).encode(),
+    ],
+    ids=["cut", "newline", "bom", "crlf", "escape", "twice", "utf-16", "compact"],
+)
+def test_the_same_facts_in_other_bytes_are_refused(store: Path, change: Callable[[bytes], bytes]) -> None:
+    before = (store / "store.json").read_bytes()
+    rewrite(store / "store.json", change)
+    assert (store / "store.json").read_bytes() != before
+    refusal(store, "store.json: ")
+
+
+@pytest.mark.parametrize("depth", [900, 5_000])
+def test_a_deep_manifest_is_refused_however_deep_python_may_go(store: Path, depth: int) -> None:
+    text = '{"format": "decodeonce", "version": 1, "x": ' + "[" * depth + "]" * depth + "}"
+    (store / "store.json").write_text(text)
+    refusal(store, "store.json: ")
+
+
+# --- a manifest signed by a writer that lies
+
+
+def _set(key: str, value: Any) -> Callable[[Facts], None]:
+    return lambda facts: facts.update({key: value})
+
+
+def _delete(key: str) -> Callable[[Facts], None]:
+    return lambda facts: facts.__delitem__(key)
+
+
+def _set_shard(index: int, **values: Any) -> Callable[[Facts], None]:
+    return lambda facts: facts["shards"][index].update(values)
+
+
+def _set_file(name: str, value: Any) -> Callable[[Facts], None]:
+    return lambda facts: facts["files"].update({name: value})
+
+
+def test_each_missing_fact(store: Path) -> None:
+    whole = (store / "store.json").read_bytes()
+    for key in json.loads(whole).keys() - {"format", "version", "digest", "decoder_crashes"}:
+        (store / "store.json").write_bytes(whole)
+        resign(store, _delete(key))
+        refusal(store, f"store.json: a wrong manifest: no key '{key}', expected one")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [_delete("digest"), _set("digest", "0" * 16), _set("digest", 7), _set("count", float("1e300"))],
+    ids=["no digest", "zeros", "number", "facts"],
+)
+def test_an_unsigned_manifest(store: Path, change: Callable[[Facts], None]) -> None:
+    facts = json.loads((store / "store.json").read_bytes())
+    change(facts)
+    text = json.dumps(facts, sort_keys=True, indent=1, ensure_ascii=False) + "\n"
+    (store / "store.json").write_text(text)
+    refusal(store, "store.json: ")
+
+
+LIES: dict[str, tuple[Callable[[Facts], object], str]] = {
+    "count too high": (_set("count", 8), "the shards hold 7 rows, expected count 8"),
+    "count too low": (_set("count", 6), "the shards hold 7 rows, expected count 6"),
+    "count negative": (_set("count", -7), "count is -7, expected a whole number"),
+    "count true": (_set("count", True), "count is True, expected a whole number"),
+    "count a float": (_set("count", 7.0), "count is 7.0, expected a whole number"),
+    "count a text": (_set("count", "7"), "count is '7', expected a whole number"),
+    "count beyond 63 bits": (_set("count", 2**63), f"count is {2**63}, expected a whole number below 2**63"),
+    "no shards": (_set("shards", []), "the shards hold 0 rows, expected count 7"),
+    "no rows": (lambda facts: facts.update(shards=[], count=0), "0 rows of shape (2, 3, 3)"),
+    "no classes": (_set("classes", []), "0 classes"),
+    "no block": (_set("block_rows", 0), "blocks of 0 rows"),
+    "height 0": (_set("shape", [0, 3, 3]), "shape (0, 3, 3)"),
+    "channels 0": (lambda facts: facts.update(shape=[2, 3, 0], pixel_mean=[], pixel_std=[]), "shape (2, 3, 0)"),
+    "shape negative": (_set("shape", [-2, -3, 3]), "shape is -2, expected a whole number"),
+    "two dimensions": (_set("shape", [6, 3]), "shape is [6, 3], expected 3 numbers"),
+    "four dimensions": (_set("shape", [2, 3, 3, 1]), "expected 3 numbers"),
+    "another shape": (_set("shape", [3, 3, 3]), "has 3 rows in 4150 bytes, expected 4177"),
+    "another dtype": (_set("dtype", "float32"), "dtype is 'float32', expected uint8"),
+    "another container": (_set("container", "zarr"), "container is 'zarr', expected npy or hdf5"),
+    "container a list": (_set("container", ["npy"]), "container is ['npy'], expected npy or hdf5"),
+    "wrong container": (_set("container", "hdf5"), "images-00000.npy: begins with b'\\x93NUMPY\\x01\\x00', expected"),
+    "mean of one": (_set("pixel_mean", [1.0]), "pixel_mean is [1.0], expected 3 numbers"),
+    "mean beyond floats": (_set("pixel_mean", [10**400, 0, 0]), "store.json: a wrong manifest"),
+    "std of text": (_set("pixel_std", ["1", "2", "3"]), "pixel_std has '1', expected a number"),
+    "std not given": (_set("pixel_std", None), "pixel_std is None, expected list"),
+    "class of nothing": (_set("classes", [{"name": None, "description": ""}]), "a class name is None, expected str"),
+    "class of text": (_set("classes", ["cat"]), "store.json: a wrong manifest"),
+    "recipe a number": (_set("recipe", 3), "store.json: a wrong manifest"),
+    "gap": (_set_shard(1, first_row=4), "images-00001.npy has 3 rows from row 4, expected some from 3"),
+    "overlap": (_set_shard(1, first_row=2), "images-00001.npy has 3 rows from row 2, expected some from 3"),
+    "first not 0": (_set_shard(0, first_row=1), "images-00000.npy has 3 rows from row 1, expected some from 0"),
+    "shards swapped": (lambda facts: facts["shards"].reverse(), "images-00002.npy has 1 rows from row 6"),
+    "empty shard": (_set_shard(2, rows=0, bytes=4096), "images-00002.npy has 0 rows from row 6"),
+    "rows and bytes": (_set_shard(0, rows=4), "has 4 rows in 4150 bytes, expected 4168"),
+    "bytes alone": (_set_shard(0, bytes=4151), "has 3 rows in 4151 bytes, expected 4150"),
+    "offset 0": (_set_shard(0, data_offset=0, bytes=54), "begin at byte 0, expected a multiple of 4096"),
+    "offset odd": (_set_shard(0, data_offset=4000, bytes=4054), "begin at byte 4000, expected a multiple of 4096"),
+    "offset huge": (_set_shard(0, data_offset=2**40, bytes=2**40 + 54), f"begin at byte {2**40}, expected"),
+    "offset negative": (_set_shard(0, data_offset=-4096), "data_offset is -4096, expected a whole number"),
+    "shard a number": (_set("shards", [3]), "store.json: a wrong manifest"),
+    "one shard twice": (_set_shard(1, file="images-00000.npy"), "names images-00000.npy more than once"),
+    "a shard is the labels": (_set_shard(1, file="labels.npy"), "names labels.npy more than once"),
+    "files a list": (_set("files", []), "files is [], expected dict"),
+    "file entry a number": (_set_file("labels.npy", 3), "store.json: a wrong manifest"),
+    "file size negative": (_set_file("labels.npy", {"bytes": -1, "xxh3": "0" * 16}), "labels.npy is -1, expected"),
+    "file outside": (
+        _set_file("../labels.npy", {"bytes": 1, "xxh3": "0" * 16}),
+        "'../labels.npy' names a file outside",
+    ),
+    "column outside": (_set("columns", [{"name": "w", "file": "/w.npy", "dtype": "<f4", "shape": []}]), "outside"),
+    "column not listed": (
+        _set("columns", [{"name": "w", "file": "w.npy", "dtype": "<f4", "shape": []}]),
+        '"files" does not list w.npy',
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "text"), LIES.values(), ids=LIES)
+def test_a_signed_lie(store: Path, change: Callable[[Facts], object], text: str) -> None:
+    resign(store, change)
+    refusal(store, str(store), text)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([2**63, -(2**63), 10**400, 10**4000])
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5)
+    | st.sampled_from(["labels.npy", "\ud800", "..", "npy", "hdf5"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.data())
+@settings(max_examples=300)
+def test_any_signed_nonsense_is_a_manifest_or_a_store_error(originals: dict[str, Path], data: st.DataObject) -> None:
+    facts: Any = json.loads((originals["npy"] / "store.json").read_bytes())
+    place = facts
+    while True:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        key = data.draw(st.sampled_from(keys))
+        if not (isinstance(place[key], dict | list) and place[key] and data.draw(st.booleans())):
+            break
+        place = place[key]
+    place[key] = data.draw(JSON)
+    try:
+        manifest = parse_manifest(sign(facts), Path("store.json"))
+    except StoreError:
+        return
+    assert sum(shard.rows for shard in manifest.shards) == manifest.count > 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../x", "/etc/passwd", "a/b", "..", ".", "", "x\0y", "sub/", "\ud800.npy", "x\x1b[2J.npy", "x\ny", "x" * 256],
+)
+def test_a_shard_path_that_climbs_out_or_is_no_name(store: Path, name: str) -> None:
+    resign(store, _set_shard(0, file=name))
+    message = refusal(store, "store.json: a wrong manifest: ", "expected")
+    assert message.isprintable()
+
+
+@pytest.mark.parametrize("name", ["labels.npy", "checksums.npy", "samples.tsv", "rejects.tsv"])
+def test_a_small_file_that_the_manifest_does_not_list(store: Path, name: str) -> None:
+    resign(store, lambda facts: facts["files"].pop(name))
+    refusal(store, f'store.json: "files" does not list {name}')
+
+
+# --- the shards
+
+
+def test_a_missing_shard(either: Path) -> None:
+    path = shard_file(either, 1)
+    path.unlink()
+    refusal(either, f"{path}: missing, expected a file of 4150 bytes", "prep verify")
+
+
+def test_a_short_shard(either: Path) -> None:
+    path = shard_file(either, 2)
+    os.truncate(path, 4096 + 17)
+    refusal(either, f"{path}: 4113 bytes, expected 4114", "prep verify")
+
+
+def test_a_folder_in_a_shards_place(either: Path) -> None:
+    path = shard_file(either)
+    path.unlink()
+    path.mkdir()
+    refusal(either, f"{path}: a folder or device, expected a file of 4150 bytes")
+
+
+def test_a_pipe_in_a_shards_place_does_not_hang(either: Path) -> None:
+    path = shard_file(either)
+    path.unlink()
+    os.mkfifo(path)
+    refusal(either, f"{path}: a folder or device")
+
+
+def test_wrong_magic(either: Path) -> None:
+    path, container = shard_file(either), read_manifest(either / "store.json").container
+    rewrite(path, lambda content: b"PK\3\4" + content[4:])
+    expected = {"npy": r"b'\x93NUMPY\x01\x00' (npy v1.0)", "hdf5": r"b'\x89HDF\r\n\x1a\n' (HDF5)"}[container]
+    refusal(either, f"{path}: begins with b'PK\\x03\\x04", f"expected {expected}")
+
+
+@pytest.mark.parametrize("position", [9, 40, 1000, 4095])
+def test_a_damaged_head(either: Path, position: int) -> None:
+    path = shard_file(either, 1)
+    rewrite(path, lambda content: content[:position] + bytes([content[position] ^ 4]) + content[position + 1 :])
+    refusal(either, f"{path}: its first 4096 bytes are not those written", "prep verify")
+
+
+def test_a_wrong_head_that_was_signed(store: Path) -> None:
+    path, head = shard_file(store), bytes(4096)
+    rewrite(path, lambda content: head + content[4096:])
+    resign(store, _set_shard(0, meta_xxh3=hexdigest(head)))
+    refusal(store, f"{path}: begins with ", "expected b'\\x93NUMPY")
+
+
+# --- the small files
+
+
+@pytest.mark.parametrize("name", ["labels.npy", "checksums.npy", "samples.tsv", "rejects.tsv", "weights.npy"])
+def test_a_missing_or_short_small_file(either: Path, name: str) -> None:
+    path = either / name
+    size = path.stat().st_size
+    os.truncate(path, size - 1)
+    refusal(either, f"{path}: {size - 1} bytes, expected {size}")
+    path.unlink()
+    refusal(either, f"{path}: missing, expected a file of {size} bytes")
+
+
+def test_a_missing_store_h5(originals: dict[str, Path], tmp_path: Path) -> None:
+    store = Path(shutil.copytree(originals["hdf5"], tmp_path / "s"))
+    (store / "store.h5").unlink()
+    refusal(store, "store.h5: missing")
+
+
+def _npy(array: Any, descr: str, shape: tuple[int, ...]) -> bytes:
+    return npy_header(shape, descr) + np.asarray(array).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (_npy(LABELS.astype("<u8"), "<u8", (7,)), "'<u8'"),
+        (_npy(LABELS.astype(">i8"), ">i8", (7,)), "'>i8'"),
+        (_npy(LABELS.astype("<i4"), "<i4", (7,)), "'<i4'"),
+        (_npy(LABELS[:6], "<i8", (6,)), "'shape': (6,)"),
+        (_npy(LABELS, "<i8", (7, 1)), "'shape': (7, 1)"),
+        (_npy(LABELS[:6], "<i8", (7,)), "176 bytes, expected 184"),
+        (_npy(LABELS, "|O", (7,)), "'|O'"),
+        (b"", "begins with b''"),
+        (b"PK\x03\x04" + bytes(200), "begins with"),
+        (b"\x80\x04N." + bytes(200), "begins with"),
+        (b"\x93NUMPY\x01\x00\x76\x00" + b"(" * 118, "begins with b'(("),
+        (_npy(LABELS + 3, "<i8", (7,)), "labels from 3 to "),
+        (_npy(LABELS - 1, "<i8", (7,)), "labels from -1 to "),
+    ],
+    ids=[
+        *("unsigned", "big-endian", "narrow", "short", "matrix", "cut", "objects", "empty", "zip", "pickle"),
+        *("brackets", "too high", "negative"),
+    ],
+)
+def test_signed_labels_that_are_not_labels_are_refused_when_asked_for(store: Path, content: bytes, found: str) -> None:
+    replace_file(store, "labels.npy", content)
+    opened = open_store(store)
+    with pytest.raises(StoreError, match=re.escape(f"{store / 'labels.npy'}: ")) as caught:
+        _ = opened.labels
+    assert found in str(caught.value)
+
+
+def test_a_flipped_bit_in_the_labels_is_found_before_training(store: Path) -> None:
+    content = bytearray((store / "labels.npy").read_bytes())
+    content[-8] ^= 1
+    (store / "labels.npy").write_bytes(content)
+    with pytest.raises(StoreError, match=r"labels\.npy: its bytes are not those written"):
+        _ = open_store(store).labels
+
+
+def test_no_flipped_bit_of_a_labels_header_raises_anything_else(store: Path) -> None:
+    content = (store / "labels.npy").read_bytes()
+    refused = 0
+    for position in range(0, 128):
+        flipped = bytearray(content)
+        flipped[position] ^= 1 << position % 8
+        (store / "labels.npy").write_bytes(flipped)
+        try:
+            labels = open_store(store).labels
+        except StoreError:
+            refused += 1
+        else:
+            assert labels.dtype == np.int64
+            assert labels.shape == (7,)
+    assert refused > 100
+
+
+def test_a_column_of_a_dtype_that_numpy_does_not_know(store: Path) -> None:
+    resign(store, lambda facts: facts["columns"][0].update(dtype="<complex7"))
+    refusal(store, "dtype is '<complex7', expected a number's")
+
+
+def test_checksums_of_another_count_are_a_bad_file(store: Path) -> None:
+    replace_file(store, "checksums.npy", _npy(np.zeros(6, "<u8"), "<u8", (6,)))
+    report = verify_store(store)
+    assert (report.ok, report.bad_files) == (False, ["checksums.npy"])
+    assert "'shape': (6,)" in report.problems[0]
+
+
+# --- what a later writer may add
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _set("unknown", {"of": ["any", "kind", None, 1.5]}),
+        lambda facts: facts["shards"][0].update(unknown=1),
+        lambda facts: facts["classes"][0].update(synonyms=["a", "b"]),
+        lambda facts: facts["files"]["labels.npy"].update(unknown=True),
+        lambda facts: facts["columns"][0].update(unknown=True),
+        lambda facts: facts["recipe"].update(unknown=True),
+        _delete("decoder_crashes"),
+    ],
+    ids=["top", "shard", "class", "file", "column", "recipe", "without the optional one"],
+)
+def test_unknown_keys_are_accepted(either: Path, change: Callable[[Facts], object]) -> None:
+    before = (either / "store.json").read_bytes()
+    resign(either, change)
+    assert (either / "store.json").read_bytes() != before
+    assert open_store(either).labels.tolist() == LABELS.tolist()
+    assert verify_store(either).ok
+
+
+def test_unknown_files_are_accepted(either: Path) -> None:
+    (either / "notes.txt").write_text("mine")
+    (either / "folder").mkdir()
+    assert len(open_store(either)) == COUNT
+    replace_file(either, "extra.bin", b"a file that a later version lists")
+    assert len(open_store(either)) == COUNT
+    assert verify_store(either).ok
+    (either / "extra.bin").write_bytes(b"a file that a later version LISTS")
+    assert verify_store(either).bad_files == ["extra.bin"]
+
+
+def test_rows_may_begin_at_any_page(store: Path) -> None:
+    path = shard_file(store)
+    head = npy_header((SHARD_ROWS, *SHAPE), "|u1", size=8192)
+    rewrite(path, lambda content: head + content[4096:])
+    resign(store, _set_shard(0, data_offset=8192, bytes=8192 + 54, meta_xxh3=hexdigest(head)))
+    np.testing.assert_array_equal(open_store(store).images[:], random_images(COUNT, shape=SHAPE))
+    assert verify_store(store).ok
+
+
+def test_signing_alone_changes_nothing(either: Path) -> None:
+    before = (either / "store.json").read_bytes()
+    assert sign(json.loads(before)) == before

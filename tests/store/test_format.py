@@ -1,0 +1,321 @@
+"""The bytes of format version 1: golden stores, and other people's readers (numpy and h5py alone) on every file.
+
+`golden/` holds what `write_golden` wrote when version 1 was fixed. It is never written again for that version: where
+a test here fails, the code has changed the format.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from decodeonce import open_store
+from decodeonce.store import PictureClass, Sample, StorePaths, verify_store
+from decodeonce.store import manifest as manifest_module
+from decodeonce.store.containers import CONTAINERS
+from decodeonce.store.hashing import hexdigest, row_checksum
+from decodeonce.store.manifest import DATA_OFFSET, parse_manifest, read_manifest
+from decodeonce.store.npy import npy_header
+from decodeonce.store.table import fields, read_rejects
+from decodeonce.store.writer import seal_store, trim_shards
+from tests.stores import make_store, random_images
+
+GOLDEN = Path(__file__).parent / "golden"
+ROWS, SHARD_ROWS = 5, 3
+IMAGES = np.arange(ROWS * 18, dtype=np.uint8).reshape(ROWS, 2, 3, 3)
+LABELS = np.array([0, 1, 2, 0, 1], np.int64)
+WEIGHTS = np.array([[0.5, -1.0], [2.0, 0.25], [0.0, 3.0], [1.5, 1.5], [-8.0, 1e6]], "<f4")
+CONTAINER_NAMES = tuple(CONTAINERS)
+
+NPY_HEAD = b"\x93NUMPY\x01\x00\xf6\x0f{'descr': '|u1', 'fortran_order': False, 'shape': (%d, 2, 3, 3), }"
+NAMES = {"store.json", "labels.npy", "checksums.npy", "samples.tsv", "rejects.tsv", "weights.npy"}
+
+
+def write_golden(root: Path, container: str) -> Path:
+    return make_store(root, IMAGES, LABELS, container=container, shard_rows=SHARD_ROWS, columns={"weights": WEIGHTS})
+
+
+def file_bytes(root: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in root.iterdir()}
+
+
+@pytest.fixture(params=CONTAINER_NAMES)
+def container(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def store(tmp_path: Path, container: str) -> Path:
+    return write_golden(tmp_path / "tiny.store", container)
+
+
+# --- what is written
+
+
+def test_npy_store_is_the_golden_one_byte_for_byte(tmp_path: Path) -> None:
+    written, golden = file_bytes(write_golden(tmp_path / "tiny.store", "npy")), file_bytes(GOLDEN / "npy")
+    assert written.keys() == golden.keys() == NAMES | {"images-00000.npy", "images-00001.npy"}
+    for name in golden:
+        assert written[name] == golden[name], name
+
+
+def test_hdf5_store_is_the_golden_one_where_libhdf5_has_no_say(tmp_path: Path) -> None:
+    written, golden = file_bytes(write_golden(tmp_path / "tiny.store", "hdf5")), file_bytes(GOLDEN / "hdf5")
+    assert written.keys() == golden.keys() == NAMES | {"images-00000.h5", "images-00001.h5", "store.h5"}
+    for name in NAMES - {"store.json"}:
+        assert written[name] == golden[name], name
+    for name in ("images-00000.h5", "images-00001.h5"):
+        assert len(written[name]) == len(golden[name])
+        assert written[name][DATA_OFFSET:] == golden[name][DATA_OFFSET:], name
+    assert _without_hdf5_digests(written["store.json"]) == _without_hdf5_digests(golden["store.json"])
+
+
+def _without_hdf5_digests(encoded: bytes) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(encoded)
+    del facts["digest"], facts["files"]["store.h5"]
+    for shard in facts["shards"]:
+        del shard["meta_xxh3"]
+    return facts
+
+
+def test_small_files_verbatim() -> None:
+    golden = file_bytes(GOLDEN / "npy")
+    assert golden["samples.tsv"] == (
+        b"row\tlabel\tclass\tsource\twidth\theight\tbox\tdigest\n"
+        b"0\t0\tclass0\tclass0/0.jpg\t9\t9\t\t0000000000000000\n"
+        b"1\t1\tclass1\tclass1/1.jpg\t9\t9\t\t0000000000000001\n"
+        b"2\t2\tclass2\tclass2/2.jpg\t9\t9\t\t0000000000000002\n"
+        b"3\t0\tclass0\tclass0/3.jpg\t9\t9\t\t0000000000000003\n"
+        b"4\t1\tclass1\tclass1/4.jpg\t9\t9\t\t0000000000000004\n"
+    )
+    assert golden["rejects.tsv"] == b"source\treason\taction\n"
+    header = b"\x93NUMPY\x01\x00\x76\x00{'descr': '<i8', 'fortran_order': False, 'shape': (5,), }"
+    assert golden["labels.npy"] == header.ljust(127) + b"\n" + LABELS.astype("<i8").tobytes()
+    header = b"\x93NUMPY\x01\x00\x76\x00{'descr': '<f4', 'fortran_order': False, 'shape': (5, 2), }"
+    assert golden["weights.npy"] == header.ljust(127) + b"\n" + WEIGHTS.tobytes()
+    sums = b"".join(row_checksum(image.tobytes()).to_bytes(8, "little") for image in IMAGES)
+    assert golden["checksums.npy"][128:] == sums
+    assert sums[:8].hex() == "d5eec0d4902491f6"  # xxh3_64 of bytes 0..17, so that the hash itself is pinned too
+    assert hexdigest(b"") == "2d06800538d394c2"  # as its specification gives it
+
+
+def test_npy_shards_verbatim() -> None:
+    for name, first, rows in (("images-00000.npy", 0, 3), ("images-00001.npy", 3, 2)):
+        head = (NPY_HEAD % rows).ljust(DATA_OFFSET - 1) + b"\n"
+        assert (GOLDEN / "npy" / name).read_bytes() == head + IMAGES[first : first + rows].tobytes()
+
+
+# --- the golden stores stay readable
+
+
+def test_golden_store_opens(container: str) -> None:
+    opened = open_store(GOLDEN / container)
+    np.testing.assert_array_equal(opened.images[:], IMAGES)
+    np.testing.assert_array_equal(opened.labels, LABELS)
+    np.testing.assert_array_equal(opened.columns["weights"], WEIGHTS)
+    assert opened.classes == tuple(PictureClass(f"class{k}", f"the class {k}") for k in range(3))
+    assert opened.samples[4] == Sample(4, 1, "class1", "class1/4.jpg", 9, 9, "", "0000000000000004")
+    assert verify_store(GOLDEN / container).ok
+
+
+# --- plain numpy and h5py
+
+
+def test_numpy_alone_reads_npy_shards(tmp_path: Path) -> None:
+    store = write_golden(tmp_path / "tiny.store", "npy")
+    for name, first, rows in (("images-00000.npy", 0, 3), ("images-00001.npy", 3, 2)):
+        mapped = np.load(store / name, mmap_mode="r")
+        assert isinstance(mapped, np.memmap)
+        assert (mapped.offset, mapped.dtype, mapped.shape) == (DATA_OFFSET, np.uint8, (rows, 2, 3, 3))
+        np.testing.assert_array_equal(mapped, IMAGES[first : first + rows])
+        assert (store / name).stat().st_size == DATA_OFFSET + mapped.nbytes
+
+
+def test_numpy_alone_reads_the_arrays(store: Path) -> None:
+    labels, checksums = np.load(store / "labels.npy"), np.load(store / "checksums.npy")
+    assert (labels.dtype, checksums.dtype) == (np.dtype("<i8"), np.dtype("<u8"))
+    np.testing.assert_array_equal(labels, LABELS)
+    np.testing.assert_array_equal(checksums, [row_checksum(image.tobytes()) for image in IMAGES])
+
+
+def test_h5py_alone_reads_hdf5_shards(tmp_path: Path) -> None:
+    store = write_golden(tmp_path / "tiny.store", "hdf5")
+    for name, first, rows in (("images-00000.h5", 0, 3), ("images-00001.h5", 3, 2)):
+        with h5py.File(store / name, "r") as file:
+            assert list(file) == ["images"]
+            dataset = file["images"]
+            assert (dataset.dtype, dataset.shape) == (np.uint8, (rows, 2, 3, 3))
+            assert (dataset.chunks, dataset.compression) == (None, None)
+            assert (dataset.id.get_offset(), dataset.id.get_storage_size()) == (DATA_OFFSET, rows * 18)
+            np.testing.assert_array_equal(dataset[:], IMAGES[first : first + rows])
+        assert (store / name).stat().st_size == DATA_OFFSET + rows * 18
+
+
+def test_h5py_alone_reads_all_rows_through_store_h5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = write_golden(tmp_path / "tiny.store", "hdf5")
+    moved = store.rename(tmp_path / "elsewhere")  # the sources of the virtual dataset are relative to its file
+    monkeypatch.chdir("/")
+    with h5py.File(moved / "store.h5", "r") as file:
+        assert sorted(file) == ["images", "labels"]
+        assert (file["images"].dtype, file["images"].shape, file["labels"].dtype) == (np.uint8, IMAGES.shape, "<i8")
+        assert [source.file_name for source in file["images"].virtual_sources()] == [
+            "images-00000.h5",
+            "images-00001.h5",
+        ]
+        np.testing.assert_array_equal(file["images"][:], IMAGES)
+        np.testing.assert_array_equal(file["labels"][:], LABELS)
+
+
+def test_the_format_page_reads_any_store(store: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert code.count('"train.store"') == code.count("row = 3\n") == 1
+    for row in range(ROWS):
+        names: dict[str, Any] = {}
+        exec(code.replace('"train.store"', repr(str(store))).replace("row = 3\n", f"row = {row}\n"), names)
+        np.testing.assert_array_equal(names["image"], IMAGES[row])
+        assert names["label"] == LABELS[row]
+
+
+def test_the_format_page_names_every_key_of_a_manifest(store: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
+    table = page.partition("## store.json")[2].partition("## Shards")[0]
+    facts = json.loads((store / "store.json").read_bytes())
+    lists = ("shards", "classes", "columns")
+    keys = {*facts, *facts["files"]["labels.npy"], *(key for name in lists for key in facts[name][0])}
+    assert [key for key in sorted(keys) if f"`{key}`" not in table] == []
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 2048, 1, 1), (7, 256, 256, 3), (500_000, 256, 256, 3)])
+def test_hdf5_heads_of_one_byte_and_of_a_hundred_gigabytes(tmp_path: Path, shape: tuple[int, int, int, int]) -> None:
+    head = CONTAINERS["hdf5"].head(shape, size=DATA_OFFSET, scratch=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    with open(tmp_path / "sparse.h5", "wb") as file:
+        file.write(head)
+        file.truncate(DATA_OFFSET + int(np.prod(shape)))
+    with h5py.File(tmp_path / "sparse.h5", "r") as opened:
+        assert (opened["images"].shape, opened["images"].id.get_offset()) == (shape, DATA_OFFSET)
+        assert opened["images"][shape[0] - 1].sum() == 0
+
+
+def test_hdf5_files_hold_no_time(tmp_path: Path) -> None:
+    store = write_golden(tmp_path / "tiny.store", "hdf5")
+    for path in store.glob("*.h5"):
+        with h5py.File(path, "r") as file:
+            for name in file:
+                assert h5py.h5g.get_objinfo(file.id, name.encode()).mtime == 0, f"{path.name} /{name}"
+
+
+# --- npy headers
+
+
+@pytest.mark.parametrize("rows", [1, 3, np.int64(3), 10**12])
+def test_npy_head_is_one_page_that_does_not_depend_on_numpy(rows: int) -> None:
+    head = CONTAINERS["npy"].head((rows, 2, 3, 3), size=DATA_OFFSET, scratch=Path("/nowhere"))
+    assert head == (NPY_HEAD % rows).ljust(DATA_OFFSET - 1) + b"\n"
+
+
+@given(
+    st.lists(st.integers(0, 2**62), max_size=5).map(tuple),
+    st.sampled_from(["|u1", "<i8", "<u8", "<f4", "|b1", "|S7"]),
+    st.sampled_from([256, 4096]),
+)
+def test_numpy_reads_every_header(shape: tuple[int, ...], descr: str, size: int) -> None:
+    header = npy_header(shape, descr, size=size)
+    file = io.BytesIO(header)
+    assert np.lib.format.read_magic(file) == (1, 0)
+    assert np.lib.format.read_array_header_1_0(file) == (shape, False, np.dtype(descr))
+    assert file.tell() == len(header) == size
+
+
+def test_a_header_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="does not fit in 128 bytes"):
+        npy_header((10**18,) * 5, "|u1")
+
+
+# --- store.json
+
+
+def test_manifest_states_what_lies_there(store: Path) -> None:
+    facts = json.loads((store / "store.json").read_bytes())
+    assert (facts["format"], facts["version"], facts["count"], facts["shape"]) == ("decodeonce", 1, ROWS, [2, 3, 3])
+    assert [(s["first_row"], s["rows"], s["data_offset"], s["bytes"]) for s in facts["shards"]] == [
+        (0, 3, 4096, 4096 + 54),
+        (3, 2, 4096, 4096 + 36),
+    ]
+    assert facts["columns"] == [{"name": "weights", "file": "weights.npy", "dtype": "<f4", "shape": [2]}]
+    for name, entry in facts["files"].items():
+        assert (store / name).stat().st_size == entry["bytes"]
+    assert {path.name for path in store.iterdir()} == {
+        "store.json",
+        *facts["files"],
+        *(shard["file"] for shard in facts["shards"]),
+    }
+    np.testing.assert_allclose(facts["pixel_mean"], IMAGES.mean((0, 1, 2)), rtol=1e-14)
+    np.testing.assert_allclose(facts["pixel_std"], IMAGES.std((0, 1, 2)), rtol=1e-14)
+
+
+def test_manifest_survives_reading_and_writing(store: Path) -> None:
+    encoded = (store / "store.json").read_bytes()
+    assert read_manifest(store / "store.json").to_bytes() == encoded
+
+
+@given(st.lists(st.binary(max_size=12).map(os.fsdecode) | st.text(max_size=12), min_size=1, max_size=4))
+def test_manifest_is_utf8_whatever_the_classes_are_called(names: list[str]) -> None:
+    classes = tuple(PictureClass(name, name[::-1]) for name in names)
+    manifest = replace(read_manifest(GOLDEN / "npy" / "store.json"), classes=classes)
+    encoded = manifest.to_bytes()
+    assert encoded.decode("utf-8").endswith("}\n")
+    assert parse_manifest(encoded, Path("store.json")) == manifest
+
+
+def test_manifest_and_registry_agree_on_the_containers() -> None:
+    assert tuple(CONTAINERS) == manifest_module.CONTAINERS
+    assert [c.suffix for c in CONTAINERS.values()] == [".npy", ".h5"]
+
+
+# --- sealing
+
+
+def test_place_and_repetition_change_no_byte(tmp_path: Path, container: str) -> None:
+    first = write_golden(tmp_path / "a", container)
+    second = write_golden(tmp_path / "a much longer name" / "b", container)
+    before = file_bytes(first)
+    assert before == file_bytes(second)
+    draft = read_manifest(first / "store.json")
+    (first / "store.json").unlink()
+    (tmp_path / "scratch").mkdir()
+    seal_store(StorePaths(first), draft, shard_rows=SHARD_ROWS, scratch=tmp_path / "scratch")
+    assert file_bytes(first) == before
+
+
+def test_trimming_leaves_the_rows_and_nothing_else(store: Path, container: str) -> None:
+    before, paths, suffix = file_bytes(store), StorePaths(store), CONTAINERS[container].suffix
+    with open(paths.shard(1, suffix), "ab") as file:
+        file.write(b"past the last row")
+    shutil.copy(paths.shard(0, suffix), paths.shard(2, suffix))
+    shutil.copy(paths.shard(0, suffix), paths.shard(3, suffix))
+    trim_shards(paths, read_manifest(paths.manifest))
+    assert file_bytes(store) == before
+
+
+def test_tables_say_the_same_as_the_arrays(tmp_path: Path) -> None:
+    images: NDArray[np.uint8] = random_images(9)
+    opened = open_store(make_store(tmp_path / "s", images, shard_rows=4))
+    header, *lines = (tmp_path / "s" / "samples.tsv").read_bytes().splitlines(keepends=True)
+    assert fields(header)[:3] == ["row", "label", "class"]
+    assert [int(fields(line)[1]) for line in lines] == opened.labels.tolist()
+    assert list(read_rejects(tmp_path / "s" / "rejects.tsv")) == []

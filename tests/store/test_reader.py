@@ -1,0 +1,332 @@
+"""One suite for every container and sharding: store.images behaves as the numpy array it was made from."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+
+from decodeonce import open_store
+from decodeonce.errors import StoreError
+from decodeonce.store import PictureClass, Sample, Store
+from decodeonce.store.containers import CONTAINERS
+from tests.stores import make_store, random_images
+
+COUNT, SHAPE = 10, (4, 3, 3)
+IMAGES = random_images(COUNT, shape=SHAPE)
+LABELS = np.array([2, 0, 1, 1, 0, 2, 2, 1, 0, 0], np.int64)
+COLUMNS: dict[str, NDArray[Any]] = {
+    "weight": np.linspace(-1, 1, COUNT, dtype="<f4"),
+    "box": np.arange(COUNT * 4, dtype="<i2").reshape(COUNT, 4),
+}
+SHARDINGS = (COUNT, 4, 1)  # one shard, several with a short one at the end, one a row
+CASES = [(container, rows) for container in CONTAINERS for rows in SHARDINGS]
+
+Pixels = NDArray[np.uint8]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=[f"{c}-{COUNT // r + (COUNT % r > 0)}" for c, r in CASES])
+def path(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    container, shard_rows = request.param
+    root = tmp_path_factory.mktemp("reader") / "tiny.store"
+    return make_store(root, IMAGES, LABELS, container=container, shard_rows=shard_rows, columns=COLUMNS)
+
+
+@pytest.fixture
+def store(path: Path) -> Store:
+    return open_store(path)
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Shards of rows 0..3, 4..7 and 8, 9."""
+    return open_store(make_store(tmp_path_factory.mktemp("reader") / "several.store", IMAGES, LABELS, shard_rows=4))
+
+
+def same(found: Any, expected: Any) -> None:
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected, strict=True)
+
+
+# --- indexing
+
+
+def test_an_integer_is_a_row(store: Store) -> None:
+    for row in range(-COUNT, COUNT):
+        same(store.images[row], IMAGES[row])
+        same(store.images[np.int32(row)], IMAGES[row])
+
+
+@pytest.mark.parametrize("row", [COUNT, -COUNT - 1, 2**63, np.int64(COUNT)])
+def test_a_row_outside_is_an_index_error_that_names_it(store: Store, row: int) -> None:
+    with pytest.raises(IndexError, match=f"row {row} of a store with {COUNT}"):
+        _ = store.images[row]
+    with pytest.raises(IndexError, match=f"row {row} of a store with {COUNT}"):
+        _ = store.images[row, 0]
+
+
+@pytest.mark.parametrize("index", [1.0, None, "1", np.bool_(True), True, [0.5], ["a"], object()])
+def test_what_is_not_a_row_is_an_index_error(store: Store, index: Any) -> None:
+    with pytest.raises(IndexError):
+        _ = store.images[index]
+
+
+INDEXES: list[Any] = [
+    slice(None),
+    slice(2, 4),
+    slice(3, 9),
+    slice(-3, None),
+    slice(5, 5),
+    slice(9, 2),
+    slice(None, None, 3),
+    slice(None, None, -1),
+    slice(8, 1, -2),
+    slice(-100, 100),
+    ...,
+    (),
+    (...,),
+    (..., 0),
+    (..., slice(0, 2), 1),
+    (3, ...),
+    (3, ..., 1),
+    (3, 1, 2, 0),
+    (3, slice(None), [0, 2]),
+    (slice(2, 6), 1),
+    (slice(2, 9, 3), ..., 2),
+    (slice(None), slice(1, 3), slice(0, 2)),
+    (slice(1, 3), [0, 2], [0, 1]),
+    (slice(1, 3), None, 0),
+    [1, 1, -1, 0],
+    [],
+    [[0, 9], [3, 3]],
+    (1, 2),
+    ([1, 8], 2),
+    ([1, 8, 3], [0, 1, 2]),
+    ([1, 8], slice(None), [0, 1]),
+    ([[1], [8]], [0, 1]),
+    np.array(3),
+    np.array([9, 0], np.uint8),
+    np.array([9, 0], np.uint64),
+    range(2, 7),
+    LABELS == 1,
+    (LABELS == 1).tolist(),
+    (LABELS == 1, 0),
+    np.zeros(COUNT, bool),
+]
+
+
+@pytest.mark.parametrize("index", INDEXES, ids=[str(index).replace("\n", " ") for index in INDEXES])
+def test_an_index_means_what_it_means_to_numpy(store: Store, index: Any) -> None:
+    same(store.images[index], IMAGES[index])
+
+
+@given(hnp.basic_indices((COUNT, *SHAPE), allow_newaxis=False, allow_ellipsis=True))
+def test_basic_indexes(several: Store, index: Any) -> None:
+    same(several.images[index], IMAGES[index])
+
+
+ROWS = st.integers(-COUNT - 1, COUNT)
+ROW_LISTS = st.lists(ROWS, max_size=6) | hnp.arrays(np.int16, hnp.array_shapes(max_dims=2, max_side=3), elements=ROWS)
+MASKS = hnp.arrays(np.bool_, st.sampled_from([COUNT, COUNT, COUNT - 1]))
+LATER = st.lists(st.integers(-4, 4) | st.slices(4) | st.just([0, 2]) | st.just([1]), max_size=4)
+
+
+@given((ROWS | st.slices(COUNT) | ROW_LISTS | MASKS), LATER)
+def test_index_expressions_give_the_same_array_or_the_same_error(several: Store, first: Any, later: list[Any]) -> None:
+    index = (first, *later) if later else first
+    try:
+        expected = IMAGES[index]
+    except IndexError:
+        with pytest.raises(IndexError):
+            _ = several.images[index]
+    else:
+        same(several.images[index], expected)
+
+
+def test_a_mask_of_another_length_is_refused(store: Store) -> None:
+    with pytest.raises(IndexError, match=r"a mask of shape \(9,\), expected \(10,\)"):
+        _ = store.images[np.ones(COUNT - 1, bool)]
+
+
+# --- views and copies
+
+
+def test_rows_and_slices_within_a_shard_are_views(several: Store) -> None:
+    shards = [several.images.shard(index) for index in range(3)]
+    assert [shard.shape for shard in shards] == [(4, *SHAPE), (4, *SHAPE), (2, *SHAPE)]
+    assert np.shares_memory(several.images[5], shards[1])
+    assert np.shares_memory(several.images[4:8], shards[1])
+    assert np.shares_memory(several.images[-1], shards[2])
+    assert np.shares_memory(several.images[5:7, 1:], shards[1])
+    assert several.images[5].ctypes.data == shards[1][1].ctypes.data
+
+
+def test_slices_across_shards_and_lists_are_copies(several: Store) -> None:
+    shards = [several.images.shard(index) for index in range(3)]
+    for index in (slice(3, 5), slice(None), [5], LABELS == 2):
+        copy = several.images[index]
+        assert not any(np.shares_memory(copy, shard) for shard in shards)
+        copy[:] = 0
+    same(several.images[:], IMAGES)
+
+
+def test_views_cannot_be_written(store: Store) -> None:
+    for view in (store.images[0], store.images[0:1], store.images.shard(0), store.labels, store.columns["weight"]):
+        with pytest.raises(ValueError, match="read-only"):
+            view[...] = 0
+
+
+def test_a_view_outlives_its_store(path: Path) -> None:
+    view = open_store(path).images[COUNT - 1]
+    same(view, IMAGES[COUNT - 1])
+
+
+# --- take
+
+
+@pytest.mark.parametrize(
+    "rows", [[0], [9, 0, 4], [3, 3, 3], [-1, -10], list(range(COUNT)), [8, 1, 9, 2, 7, 3], [], np.array([7], np.uint8)]
+)
+def test_take_copies_rows_in_their_order(store: Store, rows: Any) -> None:
+    expected = IMAGES[np.asarray(rows, np.int64)]
+    same(store.images.take(rows), expected)
+    same(store.take(rows), expected)
+    out = np.full(expected.shape, 7, np.uint8)
+    assert store.take(rows, out=out) is out
+    same(out, expected)
+
+
+@given(rows=st.lists(st.integers(-COUNT, COUNT - 1), max_size=40))
+def test_take_is_numpys(several: Store, rows: list[int]) -> None:
+    out = np.empty((len(rows), *SHAPE), np.uint8)
+    assert several.take(rows, out=out) is out
+    same(out, IMAGES[np.array(rows, np.int64)])
+
+
+def test_take_of_a_mask_takes_its_rows(store: Store) -> None:
+    same(store.take(LABELS == 0), IMAGES[LABELS == 0])
+
+
+@pytest.mark.parametrize("rows", [[0, COUNT], [-COUNT - 1], [2**70], np.array([2**64 - 1], np.uint64), [0.5], [1.0]])
+def test_take_refuses_rows_outside_and_writes_nothing(store: Store, rows: Any) -> None:
+    out = np.full((len(rows), *SHAPE), 7, np.uint8)
+    with pytest.raises((IndexError, OverflowError)):
+        store.take(rows, out=out)
+    assert (out == 7).all()
+
+
+def test_take_names_the_rows_that_were_asked_for(store: Store) -> None:
+    with pytest.raises(IndexError, match=r"rows -11\.\.3 of a store with 10"):
+        store.take([3, -11])
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        np.empty((3, *SHAPE), np.uint8),
+        np.empty((2, 4, 9), np.uint8),
+        np.empty((2, *SHAPE), np.int8),
+        np.empty((4, *SHAPE), np.uint8)[::2],
+        np.asfortranarray(np.empty((2, *SHAPE), np.uint8)),
+    ],
+    ids=["rows", "dimensions", "dtype", "strides", "fortran"],
+)
+def test_take_refuses_an_out_that_does_not_fit(store: Store, out: Pixels) -> None:
+    with pytest.raises(ValueError, match=r"expected C-contiguous uint8 \(2, 4, 3, 3\)"):
+        store.take([0, 1], out=out)
+
+
+def test_take_touches_no_memory_beyond_out(tmp_path: Path) -> None:
+    images = random_images(8, shape=(256, 256, 4))
+    store = open_store(make_store(tmp_path / "s", images, shard_rows=4))
+    out = np.empty_like(images)
+    tracemalloc.start()
+    try:
+        store.take(range(8), out=out)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    same(out, images)
+    assert peak < images.nbytes // 8, peak
+
+
+# --- the rest of the store
+
+
+def test_length_shape_and_iteration(store: Store) -> None:
+    assert len(store) == len(store.images) == COUNT
+    assert (store.images.shape, store.images.dtype) == ((COUNT, *SHAPE), np.dtype(np.uint8))
+    rows = list(store.images)
+    assert len(rows) == COUNT
+    for row, image in enumerate(rows):
+        same(image, IMAGES[row])
+    same(np.asarray(store.images), IMAGES)
+    assert f"{COUNT} x 4x3x3 uint8, 3 classes" in repr(store)
+
+
+def test_labels_classes_and_columns(store: Store) -> None:
+    same(store.labels, LABELS)
+    assert store.classes == tuple(PictureClass(f"class{k}", f"the class {k}") for k in range(3))
+    assert store.columns.keys() == COLUMNS.keys()
+    for name, column in COLUMNS.items():
+        same(store.columns[name], column)
+
+
+def test_samples_are_a_sequence(store: Store) -> None:
+    expected = [
+        Sample(row, int(label), f"class{label}", f"class{label}/{row}.jpg", 9, 9, "", f"{row:016x}")
+        for row, label in enumerate(LABELS)
+    ]
+    samples = store.samples
+    assert len(samples) == COUNT
+    assert [samples[row] for row in range(-COUNT, COUNT)] == expected + expected
+    assert samples[np.int64(4)] == expected[4]
+    assert list(samples) == expected
+    assert list(reversed(samples)) == expected[::-1]
+    for index in (slice(None), slice(2, 7), slice(-2, None), slice(8, 1, -3), slice(4, 4), slice(-100, 100)):
+        assert samples[index] == expected[index]
+    assert expected[3] in samples
+    assert samples.index(expected[7]) == 7
+    for row in (COUNT, -COUNT - 1):
+        with pytest.raises(IndexError, match=f"sample {row} of {COUNT}"):
+            _ = samples[row]
+
+
+def test_bytes_after_the_last_row_are_ignored(tmp_path: Path) -> None:
+    for container in CONTAINERS:
+        path = make_store(tmp_path / container, IMAGES, LABELS, container=container, shard_rows=4)
+        for shard in path.glob("images-*"):
+            with open(shard, "ab") as file:
+                file.write(b"\xaa" * 5000)
+        same(open_store(path).images[:], IMAGES)
+
+
+def test_a_shard_cut_after_opening_is_refused_when_it_is_mapped(tmp_path: Path) -> None:
+    path = make_store(tmp_path / "s", IMAGES, shard_rows=4)
+    store = open_store(path)
+    os.truncate(path / "images-00001.npy", 4096 + 143)
+    same(store.images[3], IMAGES[3])
+    with pytest.raises(StoreError, match=r"images-00001\.npy: 4239 bytes, expected 4240"):
+        _ = store.images[4]
+
+
+def test_opening_takes_text_and_paths(path: Path) -> None:
+    assert len(open_store(str(path))) == len(open_store(path)) == COUNT
+
+
+def test_a_store_travels_to_another_process_without_its_rows(tmp_path: Path) -> None:
+    images = random_images(4, shape=(64, 64, 4))
+    store = open_store(make_store(tmp_path / "s", images))
+    same(store.images[:], images)
+    travelled = pickle.dumps(store)
+    assert len(travelled) < images.nbytes // 8
+    same(pickle.loads(travelled).images[:], images)

@@ -1,0 +1,168 @@
+"""The TSV files: any name a file system allows goes in and comes out, and every line stays one line of UTF-8."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decodeonce.errors import StoreError
+from decodeonce.store.table import (
+    REJECT_COLUMNS,
+    SAMPLE_COLUMNS,
+    Reject,
+    Sample,
+    Samples,
+    escape,
+    fields,
+    line,
+    parse_sample,
+    read_rejects,
+    sample_line,
+    unescape,
+)
+
+HOSTILE = [
+    "",
+    "a\tb",
+    "a\nb",
+    "a\r\nb",
+    "back\\slash",
+    "\\",
+    "\\\\",
+    "\\t",
+    "\\x80",
+    "n01440764\\",
+    os.fsdecode(b"\xff\xfe"),
+    os.fsdecode(b"caf\xe9"),
+    os.fsdecode(b"\xed\xa0\x80"),
+    os.fsdecode(b"\x80\\x80\x80"),
+    "caf\u00e9 \u65e5\u672c\u8a9e \U0001f600",
+    "\u2028\u0085\x0b\x0c\x1c\x00",
+    "\ufeffbom",
+    " \"quoted\", 'twice' ",
+]
+NAMES = st.binary(max_size=20).map(os.fsdecode) | st.text(max_size=20) | st.sampled_from(HOSTILE)
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("plain.jpg", "plain.jpg"),
+        ("a\tb\nc\rd\\e", r"a\tb\nc\rd\\e"),
+        (os.fsdecode(b"caf\xe9"), r"caf\xe9"),
+        ("caf\u00e9", "caf\u00e9"),
+        (r"\x80", r"\\x80"),
+        (r"\t", r"\\t"),
+    ],
+)
+def test_the_escapes_are_these(text: str, field: str) -> None:
+    assert escape(text) == field
+    assert unescape(field) == text
+
+
+@pytest.mark.parametrize("field", [r"\q", r"\x41", r"\x7f", r"\xFF", r"\x8", "trailing\\"])
+def test_what_no_writer_writes_stays_as_it_is(field: str) -> None:
+    assert unescape(field) == field
+
+
+@given(st.binary(max_size=40))
+def test_names_of_any_bytes_come_back(name: bytes) -> None:
+    text = os.fsdecode(name)
+    field = escape(text)
+    assert os.fsencode(unescape(field)) == name
+    assert field.encode("utf-8").decode("utf-8") == field
+    assert not set(field) & set("\t\n\r")
+
+
+@given(st.lists(NAMES, min_size=1, max_size=6))
+def test_a_line_is_one_line_of_utf8_and_comes_back(texts: list[str]) -> None:
+    encoded = line(texts)
+    assert fields(encoded) == texts
+    assert encoded.decode("utf-8").endswith("\n")
+    assert (encoded.count(b"\n"), encoded.count(b"\t"), encoded.count(b"\r")) == (1, len(texts) - 1, 0)
+
+
+SAMPLES = st.builds(
+    Sample,
+    row=st.integers(0, 2**62),
+    label=st.integers(0, 2**62),
+    class_name=NAMES,
+    source=NAMES,
+    width=st.integers(0, 2**31),
+    height=st.integers(0, 2**31),
+    box=NAMES,
+    digest=st.from_regex(r"[0-9a-f]{16}", fullmatch=True),
+)
+
+
+@given(SAMPLES)
+def test_a_sample_comes_back(sample: Sample) -> None:
+    assert parse_sample(sample_line(sample)) == sample
+
+
+def write_samples(path: Path, samples: Sequence[Sample]) -> Path:
+    path.write_bytes(line(SAMPLE_COLUMNS) + b"".join(map(sample_line, samples)))
+    return path
+
+
+def samples_named(names: Sequence[str]) -> list[Sample]:
+    return [Sample(row, 0, name, f"{row}/{name}", 1, 2, "", f"{row:016x}") for row, name in enumerate(names)]
+
+
+def test_hostile_names_in_a_file(tmp_path: Path) -> None:
+    expected = samples_named(HOSTILE)
+    samples = Samples(write_samples(tmp_path / "samples.tsv", expected), len(expected))
+    assert list(samples) == expected
+    assert samples[:] == expected
+    assert samples[-1] == expected[-1]
+
+
+def test_a_file_of_more_than_one_read(tmp_path: Path) -> None:
+    expected = samples_named([str(row) * (1 << 20) for row in range(10)] * 2)  # 40 MB, read 16 MiB at a time
+    samples = Samples(write_samples(tmp_path / "samples.tsv", expected), len(expected))
+    for row in (19, 8, 7, 0):
+        assert samples[row] == expected[row]
+
+
+def test_rejects_come_back(tmp_path: Path) -> None:
+    expected = [Reject(name, f"why\t{name}", "rejected") for name in HOSTILE]
+    content = b"".join(line([r.source, r.reason, r.action]) for r in expected)
+    (tmp_path / "rejects.tsv").write_bytes(line(REJECT_COLUMNS) + content)
+    assert list(read_rejects(tmp_path / "rejects.tsv")) == expected
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        (b"\n1\t0", b"\n1 0", "no sample in the line of row 1 "),
+        (b"\n1\t0", b"\n1\tx", "no sample in the line of row 1 "),
+        (b"\n1\t0", b"\n7\t0", "found row 7, expected 1"),
+        (b"1/b", b"1/\xff", "no sample in the line of row 1 "),
+        (b"1/b", b"1/\t", "no sample in the line of row 1 "),
+    ],
+    ids=["field missing", "not a number", "another row", "not UTF-8", "field too many"],
+)
+def test_a_damaged_line_is_named(tmp_path: Path, old: bytes, new: bytes, found: str) -> None:
+    path = write_samples(tmp_path / "samples.tsv", samples_named(["a", "b", "c"]))
+    content = path.read_bytes()
+    assert content.count(old) == 1
+    path.write_bytes(content.replace(old, new))
+    samples = Samples(path, 3)
+    assert samples[0].class_name == "a"
+    for read in (lambda: samples[1], lambda: list(samples)):
+        with pytest.raises(StoreError, match=r"samples\.tsv: .*run `prep verify`") as caught:
+            read()
+        assert found in str(caught.value)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_another_number_of_lines_is_refused(tmp_path: Path, count: int) -> None:
+    path = write_samples(tmp_path / "samples.tsv", samples_named(["a", "b", "c"]))
+    for read in (lambda s: s[0], list):
+        with pytest.raises(StoreError, match=rf"samples\.tsv: 3 lines of rows, expected {count}"):
+            read(Samples(path, count))

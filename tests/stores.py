@@ -1,0 +1,81 @@
+"""Small stores for tests, made from arrays with the store's own writer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decodeonce.store.containers import CONTAINERS
+from decodeonce.store.hashing import row_checksum
+from decodeonce.store.layout import StorePaths
+from decodeonce.store.manifest import DATA_OFFSET, Column, Manifest, PictureClass
+from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Sample, line, sample_line
+from decodeonce.store.writer import seal_store, shard_ranges, write_array
+
+
+def random_images(count: int, *, shape: tuple[int, int, int] = (8, 6, 3), seed: int = 0) -> NDArray[np.uint8]:
+    """(count, *shape) uint8 noise."""
+    return np.random.default_rng(seed).integers(0, 256, (count, *shape), dtype=np.uint8)
+
+
+def pixel_statistics(images: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, rounded once: the same digits for every NumPy."""
+    counts = [np.bincount(channel, minlength=256).tolist() for channel in images.reshape(-1, images.shape[3]).T]
+    moments = [[sum(n * level**power for level, n in enumerate(c)) for power in (0, 1, 2)] for c in counts]
+    return tuple(s / n for n, s, _ in moments), tuple(math.sqrt((n * q - s * s) / n**2) for n, s, q in moments)
+
+
+def make_store(
+    root: Path,
+    images: NDArray[np.uint8],
+    labels: NDArray[np.int64] | None = None,
+    *,
+    container: str = "npy",
+    shard_rows: int | None = None,
+    classes: int = 3,
+    block_rows: int = 4,
+    columns: Mapping[str, NDArray[Any]] | None = None,
+) -> Path:
+    """Write a store of these images at `root` and return it; labels default to row % classes, a column is per row."""
+    count = len(images)
+    labels = np.arange(count) % classes if labels is None else labels
+    shard_rows = shard_rows or count
+    paths = StorePaths(root)
+    root.mkdir(parents=True)
+    for index, (first, rows) in enumerate(shard_ranges(count, shard_rows)):
+        path = paths.shard(index, CONTAINERS[container].suffix)
+        path.write_bytes(bytes(DATA_OFFSET) + images[first : first + rows].tobytes())
+    write_array(paths.labels, (count,), np.dtype("<i8"), [labels])
+    sums = np.array([row_checksum(image.tobytes()) for image in images], np.uint64)
+    write_array(paths.checksums, (count,), np.dtype("<u8"), [sums])
+    samples = [
+        Sample(row, int(label), f"class{label}", f"class{label}/{row}.jpg", 9, 9, "", f"{row:016x}")
+        for row, label in enumerate(labels)
+    ]
+    paths.samples.write_bytes(line(SAMPLE_COLUMNS) + b"".join(map(sample_line, samples)))
+    paths.rejects.write_bytes(line(REJECT_COLUMNS))
+    columns = columns or {}
+    for name, array in columns.items():
+        write_array(root / f"{name}.npy", array.shape, array.dtype, [array])
+    mean, std = pixel_statistics(images)
+    draft = Manifest(
+        count=count,
+        shape=(images.shape[1], images.shape[2], images.shape[3]),
+        container=container,
+        block_rows=block_rows,
+        shards=(),
+        classes=tuple(PictureClass(f"class{k}", f"the class {k}") for k in range(classes)),
+        pixel_mean=mean,
+        pixel_std=std,
+        recipe={"size": list(images.shape[1:3])},
+        source={"kind": "test", "digest": "0" * 16},
+        columns=tuple(Column(name, f"{name}.npy", a.dtype.str, a.shape[1:]) for name, a in columns.items()),
+        files={},
+    )
+    seal_store(paths, draft, shard_rows=shard_rows, scratch=root)
+    return root
