@@ -1,0 +1,66 @@
+"""Rows to blocks, blocks to shards and tasks: arithmetic that depends on count and shape alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from decodeonce.store.files import PAGE
+from decodeonce.store.manifest import DATA_OFFSET
+
+LARGEST, SMALLEST, LARGEST_IN_PAGES = 32 << 20, 1 << 20, 64 << 20
+
+
+def block_rows_for(count: int, row_bytes: int) -> int:
+    """Rows of a block: the smaller of 32 MiB and 1/256 of the store, at least 1 MiB, in whole pages up to 64 MiB."""
+    target = max(SMALLEST, min(LARGEST, count * row_bytes // 256))
+    rows = max(1, target // row_bytes)
+    unit = PAGE // math.gcd(row_bytes, PAGE)
+    in_pages = math.ceil(rows / unit) * unit
+    return in_pages if in_pages * row_bytes <= LARGEST_IN_PAGES else rows
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows [first, last) of the plan, in shard `shard` from byte `offset`."""
+
+    index: int
+    first: int
+    last: int
+    shard: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How `count` rows fall into blocks and shards; no block lies in two shards."""
+
+    count: int
+    row_bytes: int
+    block_rows: int
+    shard_rows: int
+
+    @classmethod
+    def of(cls, count: int, row_bytes: int, shard_size: int) -> Blocks:
+        """The blocks of a store; a shard has whole blocks, at least one."""
+        block_rows = block_rows_for(count, row_bytes)
+        shard_rows = max(1, shard_size // row_bytes // block_rows) * block_rows
+        return cls(count, row_bytes, block_rows, shard_rows)
+
+    def __len__(self) -> int:
+        return math.ceil(self.count / self.block_rows)
+
+    def __getitem__(self, index: int) -> Block:
+        if not 0 <= index < len(self):
+            raise IndexError(f"block {index} of {len(self)}")
+        first = index * self.block_rows
+        return Block(index, first, min(first + self.block_rows, self.count), *self.place(first))
+
+    def place(self, row: int) -> tuple[int, int]:
+        """(shard, byte offset in it) of a row."""
+        shard, inside = divmod(row, self.shard_rows)
+        return shard, DATA_OFFSET + inside * self.row_bytes
+
+    def of_task(self, task: int, tasks: int) -> range:
+        """The blocks of one task of `tasks`: a contiguous share, sizes differ by one at most."""
+        return range(task * len(self) // tasks, (task + 1) * len(self) // tasks)

@@ -1,0 +1,253 @@
+"""The three library calls of a build, and their sum: `make_plan`, `work`, `finish`, `build`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from decodeonce.errors import BuildError
+from decodeonce.host import network_file_system, usable_cores
+from decodeonce.prep.allowance import Allowance
+from decodeonce.prep.finish import finish
+from decodeonce.prep.journal import Journals
+from decodeonce.prep.plan import Listing, Plan, changes, plan_facts, read_plan, scan, write_facts, write_plan
+from decodeonce.prep.pool import Pool, WorkerSettings
+from decodeonce.prep.recipe import Recipe, decoder_versions, differences
+from decodeonce.prep.sources import Source
+from decodeonce.prep.status import done_rejects
+from decodeonce.store import Manifest, StorePaths
+from decodeonce.store.containers import CONTAINERS
+from decodeonce.store.files import PAGE, reserve, sync_folder
+from decodeonce.store.manifest import read_manifest
+
+# What may lie in an OUT that a killed build left, and in its .build; anything else is somebody's own.
+OURS = re.compile(r"images-\d{5}\.(npy|h5)|(labels|checksums)\.npy|(samples|rejects)\.tsv|store\.h5")
+OURS_IN_BUILD = re.compile(
+    r"journals|plan-(rows\.npy|names\.bin|rejects\.tsv)|plan\.json|store\.h5|\..*\.tmp|tmp.*\.h5"
+)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a task is, in durable rows; `new_rows` and `bytes` are this run's, rejects the whole build's so far."""
+
+    rows: int
+    total_rows: int
+    new_rows: int
+    bytes: int
+    rejects: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """How to do a build's blocks: share `task` of `tasks`, on `workers` processes (default: usable cores)."""
+
+    workers: int | None = None
+    task: int = 0
+    tasks: int = 1
+    max_bad: str = "0.1%"
+    on_bad: str = "reject"
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"workers is {self.workers}, expected at least 1")
+        if not 0 <= self.task < self.tasks:
+            raise ValueError(f"task is {self.task} of {self.tasks}, expected 0 to {self.tasks - 1}")
+        if self.on_bad not in ("reject", "fail"):
+            raise ValueError(f"on_bad is {self.on_bad!r}, expected reject or fail")
+        Allowance.parse(self.max_bad)
+
+    @property
+    def allowance(self) -> Allowance:
+        """The parsed `max_bad`."""
+        return Allowance.parse(self.max_bad)
+
+
+def make_plan(source: Source, out: Path, recipe: Recipe) -> Plan:
+    """Scan `source` and freeze which sample goes to which row of the store `out`; space is checked and reserved.
+
+    Where a plan is there already, it is returned if source, recipe and decoders are still the same; else, and where
+    `out` is a finished store or something else, BuildError says what differs.
+    """
+    paths = StorePaths(out)
+    _check_place(paths, source)
+    listing = scan(source)
+    facts = plan_facts(source, listing, recipe, decoder_versions(recipe.container))
+    if paths.plan.exists():
+        return _same_plan(read_plan(paths), listing, facts)
+    if not facts["count"]:
+        raise BuildError(
+            f"{source.root}: no picture in it (of {listing.candidates} candidates); expected class folders"
+        )
+    _clear_leftovers(paths)
+    plan = Plan(paths, facts)
+    _check_space(plan)
+    _warn_of_shared_pages(plan)
+    paths.journals.mkdir(parents=True)
+    try:
+        _reserve_shards(plan)
+        return write_plan(paths, listing, facts)
+    except OSError:  # a full disk, above all: what was reserved is room that is asked for
+        _clear_leftovers(paths)
+        raise
+
+
+def _check_place(paths: StorePaths, source: Source) -> None:
+    if paths.manifest.exists():
+        raise BuildError(f"{paths.root}: a finished store is here already; choose another OUT, or remove it first")
+    if paths.root.resolve().is_relative_to(source.top.resolve()):
+        raise BuildError(f"{paths.root}: lies in the source, {source.top}; choose an OUT outside it")
+    if not paths.root.exists():
+        return
+    foreign = [path for path in paths.root.iterdir() if path != paths.build and not OURS.fullmatch(path.name)]
+    if paths.build.exists():
+        foreign += [path for path in paths.build.iterdir() if not OURS_IN_BUILD.fullmatch(path.name)]
+    if foreign or (any(paths.root.iterdir()) and not paths.build.exists()):
+        found = f"{foreign[0].name} is in it" if foreign else "it is not empty"
+        raise BuildError(f"{paths.root}: no unfinished build: {found}; choose another OUT")
+
+
+def _clear_leftovers(paths: StorePaths) -> None:
+    """Remove what a plan that was killed before its end left; `.build` last, for it says whose the rest is."""
+    if paths.build.exists():
+        for path in paths.root.glob("images-*"):
+            path.unlink()
+        shutil.rmtree(paths.build)
+
+
+def _same_plan(plan: Plan, listing: Listing, facts: dict[str, Any]) -> Plan:
+    """The plan, if these facts are its own but for the place of the source, which may have moved."""
+    if plan.facts["recipe"] != facts["recipe"]:
+        raise BuildError(
+            f"{plan.paths.root}: planned with another recipe: "
+            f"{'; '.join(differences(facts['recipe'], plan.facts['recipe']))}; go on with the plan's, or remove OUT"
+        )
+    planned, found = plan.facts["source"], facts["source"]
+    if planned["frozen"] != found["frozen"]:
+        raise BuildError(
+            f"{planned['root']}: the source changed since the plan: {changes(plan, listing)}; "
+            f"put it back, or remove {plan.paths.root} and build again"
+        )
+    if plan.facts["classes"] != facts["classes"] or planned["kind"] != found["kind"]:
+        raise BuildError(
+            f"{plan.paths.root}: planned as {planned['kind']} with {len(plan.facts['classes'])} classes, now "
+            f"{found['kind']} with {len(facts['classes'])}, or with other names; give the same, or remove OUT"
+        )
+    return plan if planned["root"] == found["root"] else write_facts(plan.paths, facts)
+
+
+def needed_bytes(plan: Plan) -> int:
+    """Bytes of the whole store before rejects are taken out, plan and journals (some 200 a row) included."""
+    return plan.count * (plan.recipe.row_bytes + 200)
+
+
+def _check_space(plan: Plan) -> None:
+    place = next(path for path in (plan.paths.root.absolute(), *plan.paths.root.absolute().parents) if path.exists())
+    disk = os.statvfs(place)
+    free = disk.f_bavail * disk.f_frsize
+    if needed_bytes(plan) > free:
+        raise BuildError(
+            f"{plan.paths.root}: {free / 1e9:.2f} GB free, {needed_bytes(plan) / 1e9:.2f} GB needed "
+            f"for {plan.count} rows; make room, choose another OUT, or a smaller --size"
+        )
+
+
+def _warn_of_shared_pages(plan: Plan) -> None:
+    """NFS clients write whole pages back: two nodes that share one may undo each other's bytes."""
+    block_bytes = plan.blocks.block_rows * plan.recipe.row_bytes
+    place = plan.paths.root.absolute().parent
+    if block_bytes % PAGE and place.exists() and network_file_system(place) == "NFS":
+        logging.getLogger("decodeonce").warning(
+            "%s: on NFS, and blocks of %d bytes share pages: decode on one node only, or choose a --size whose rows "
+            "fill pages (a multiple of 32 does)",
+            plan.paths.root,
+            block_bytes,
+        )
+
+
+def _reserve_shards(plan: Plan) -> None:
+    blocks, suffix = plan.blocks, CONTAINERS[plan.recipe.container].suffix
+    for index in range(blocks.place(plan.count - 1)[0] + 1):
+        last_row = min((index + 1) * blocks.shard_rows, plan.count) - 1
+        size = blocks.place(last_row)[1] + plan.recipe.row_bytes
+        path = plan.paths.shard(index, suffix)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            if not reserve(fd, size, path):
+                os.ftruncate(fd, size)
+        finally:
+            os.close(fd)
+    sync_folder(plan.paths.root)
+
+
+def work(out: Path, how: Work | None = None, progress: Callable[[Progress], None] | None = None) -> None:
+    """Do a task's blocks that no journal has done; safe to kill at any moment, to run twice, and to run again.
+
+    Raises Stopped where the same call should simply be made again (a file system's passing error, a source file gone),
+    BuildError where something must change first. `progress` is called about once a second.
+    """
+    how, paths = how or Work(), StorePaths(out)
+    if paths.manifest.exists():
+        return
+    plan = read_plan(paths)
+    _check_decoders(plan)
+    done = Journals(paths.journals)
+    mine = plan.blocks.of_task(how.task, how.tasks)
+    todo = [block for block in mine if block not in done]
+    known = plan.rejects + done_rejects(plan, done)
+    if known and how.on_bad == "fail":
+        raise BuildError(f"{known[0].source}: {known[0].reason}; mend or remove it, or build with --on-bad reject")
+    rejects = len(known)
+    how.allowance.check(rejects, plan.candidates)
+    total = sum(plan.blocks[block].last - plan.blocks[block].first for block in mine)
+    left = sum(plan.blocks[block].last - plan.blocks[block].first for block in todo)
+    new, written = 0, 0
+    pool = Pool(
+        WorkerSettings(paths.root, how.task, fail_on_bad=how.on_bad == "fail"),
+        workers=how.workers or usable_cores(),
+        rounds={block: done.round(block) for block in todo},
+    )
+    for answer in pool.run(todo):
+        if answer is not None:
+            new, written, rejects = new + answer["rows"], written + answer["bytes"], rejects + answer["rejects"]
+            how.allowance.check(rejects, plan.candidates)
+        if progress is not None:
+            progress(Progress(total - left + new, total, new, written, rejects))
+
+
+def _check_decoders(plan: Plan) -> None:
+    planned = plan.facts["recipe"]["decoders"]
+    found = decoder_versions(plan.recipe.container)
+    if found != planned:
+        raise BuildError(
+            f"the decoders here are not the plan's: {'; '.join(differences(found, planned))}; "
+            "install the plan's versions on every node, or remove OUT and plan again"
+        )
+
+
+def build(
+    source: Source,
+    out: Path,
+    recipe: Recipe,
+    how: Work | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Manifest:
+    """Plan, decode and finish in one call; the same call goes on where an earlier one was stopped, at any moment."""
+    how, paths = how or Work(), StorePaths(out)
+    if not _only_to_tidy(paths, recipe):
+        make_plan(source, out, recipe)
+        work(out, how, progress)
+    return finish(out, how.allowance)
+
+
+def _only_to_tidy(paths: StorePaths, recipe: Recipe) -> bool:
+    """Whether a finish of this recipe was killed after its last decision: store.json and .build are both there."""
+    if not (paths.manifest.exists() and paths.build.exists()):
+        return False
+    return read_manifest(paths.manifest).recipe == recipe.facts(decoder_versions(recipe.container))

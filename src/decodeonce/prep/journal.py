@@ -1,0 +1,124 @@
+"""Journals: what is done, a line a block, written after the block's data are durable.
+
+A line is `block TAB round TAB JSON TAB digest`, the digest being the xxh3_64 of all before it. One process writes one
+journal and nobody else's, for append is not atomic on NFS; a line that does not check is ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from decodeonce.store.files import sync_folder
+from decodeonce.store.hashing import hexdigest
+
+
+@dataclass(frozen=True)
+class BlockRecord:
+    """What a journal says of one block; the lists by row have an entry for every planned row of the block.
+
+    `checksums` and `digests` are 16 hexadecimal digits a row (of the row's bytes, of the source's), `sizes` width and
+    height a row in pixels; zeros for rejects. `sums` and `squares` are per channel over the rows that were written.
+    """
+
+    block: int
+    checksums: str = ""
+    digests: str = ""
+    sizes: list[int] = field(default_factory=list)
+    rejects: list[tuple[int, str]] = field(default_factory=list)
+    oddities: list[tuple[int, str]] = field(default_factory=list)
+    sums: list[int] = field(default_factory=list)
+    squares: list[int] = field(default_factory=list)
+    crashes: int = 0
+
+
+class Journal:
+    """This process's journal, for appending."""
+
+    def __init__(self, folder: Path, task: int) -> None:
+        name = f"{task}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}.log"
+        self._fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+        sync_folder(folder)
+
+    def append(self, record: BlockRecord, round_: int) -> None:
+        """Add a line and make it durable; after an OSError the journal must not be used again."""
+        head = b"%d\t%d\t%s" % (record.block, round_, json.dumps(asdict(record), separators=(",", ":")).encode())
+        encoded = b"%s\t%s\n" % (head, hexdigest(head).encode())
+        while encoded:
+            encoded = encoded[os.write(self._fd, encoded) :]
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+
+@dataclass(frozen=True)
+class Line:
+    """Where a block's latest record stands."""
+
+    path: Path
+    offset: int
+    length: int
+    digest: bytes
+    round: int
+
+
+class Journals:
+    """All journals of a build as they were when this was made: which blocks are done, and their records."""
+
+    def __init__(self, folder: Path) -> None:
+        self._lines: dict[int, Line] = {}
+        self._disputed: set[int] = set()
+        for path in sorted(folder.glob("*.log")):
+            self._scan(path)
+
+    def __contains__(self, block: int) -> bool:
+        """Whether a block is done, and all journals agree on it."""
+        return block in self._lines and block not in self._disputed
+
+    def blocks(self) -> list[int]:
+        """The blocks that are done, ascending."""
+        return sorted(block for block in self._lines if block not in self._disputed)
+
+    def round(self, block: int) -> int:
+        """The round to do a block in: past all that the journals hold of it."""
+        return self._lines[block].round + 1 if block in self._lines else 0
+
+    def record(self, block: int) -> BlockRecord:
+        """The record of a block that is done."""
+        line = self._lines[block]
+        with open(line.path, "rb") as file:
+            file.seek(line.offset)
+            encoded = file.read(line.length)
+        facts = json.loads(encoded.split(b"\t")[2])
+        for name in ("rejects", "oddities"):
+            facts[name] = [(row, reason) for row, reason in facts[name]]
+        return BlockRecord(**facts)
+
+    def writer(self, block: int) -> str:
+        """The name of the journal (task-host-pid-random) that has a block's record."""
+        return self._lines[block].path.stem
+
+    def _scan(self, path: Path) -> None:
+        offset = 0
+        with open(path, "rb") as file:
+            for encoded in file:
+                head, _, digest = encoded.rpartition(b"\t")
+                if digest == hexdigest(head).encode() + b"\n":
+                    block, round_, _ = head.split(b"\t", 2)
+                    self._note(int(block), Line(path, offset, len(encoded), digest, int(round_)))
+                offset += len(encoded)
+
+    def _note(self, block: int, line: Line) -> None:
+        """Keep the record of the latest round; two different records of one round dispute each other."""
+        known = self._lines.get(block)
+        if known is None or line.round > known.round:
+            self._lines[block] = line
+            self._disputed.discard(block)
+        elif line.round == known.round and line.digest != known.digest:
+            self._disputed.add(block)

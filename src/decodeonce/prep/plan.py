@@ -1,0 +1,268 @@
+"""The plan: which sample goes to which row, frozen before a pixel is decoded.
+
+`.build/plan-rows.npy` has a fixed record a row and `.build/plan-names.bin` their names end to end, both in row order
+and mapped, so that a task touches only its own rows; `.build/plan.json` is written last.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from decodeonce.errors import BuildError
+from decodeonce.mix import GOLDEN, mix
+from decodeonce.prep.blocks import Blocks
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import Entry, Source, open_source
+from decodeonce.prep.sources.base import name_text
+from decodeonce.store import PictureClass, Reject, StorePaths
+from decodeonce.store.files import write_atomic
+from decodeonce.store.manifest import canonical, manifest_digest
+from decodeonce.store.table import REJECT_COLUMNS, line, read_rejects
+
+PLAN_VERSION = 1
+ROW = np.dtype([("label", "<i4"), ("name_bytes", "<i4"), ("name_start", "<i8"), ("size", "<i8"), ("mtime_ns", "<i8")])
+CHUNK = 1 << 13
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A source as scanned: its samples in the source's order, a column each, names end to end; and plan-time rejects.
+
+    `digest` covers class, size and name of every candidate, `frozen` their mtimes, too.
+    """
+
+    labels: NDArray[np.int32]
+    sizes: NDArray[np.int64]
+    mtimes_ns: NDArray[np.int64]
+    name_bytes: NDArray[np.int32]
+    names: bytearray
+    rejects: tuple[Reject, ...]
+    digest: str
+    frozen: str
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def candidates(self) -> int:
+        """Samples and plan-time rejects together: what --max-bad counts against."""
+        return len(self) + len(self.rejects)
+
+
+def scan(source: Source) -> Listing:
+    """List a source once: 24 bytes and a name a sample are held."""
+    labels, sizes, mtimes_ns, name_bytes = array("i"), array("q"), array("q"), array("i")
+    names, rejects = bytearray(), []
+    digest, frozen = xxhash.xxh3_64(), xxhash.xxh3_64()
+    for entry in source.entries():
+        fact = b"%d\t%d\t%s\n" % (entry.label, entry.size, entry.name)
+        digest.update(fact)
+        frozen.update(b"%d\t%s" % (entry.mtime_ns, fact))
+        if entry.problem:
+            rejects.append(Reject(entry.text, entry.problem, "rejected"))
+            continue
+        labels.append(entry.label)
+        sizes.append(entry.size)
+        mtimes_ns.append(entry.mtime_ns)
+        name_bytes.append(len(entry.name))
+        names += entry.name
+    return Listing(
+        np.frombuffer(labels, np.int32),
+        np.frombuffer(sizes, np.int64),
+        np.frombuffer(mtimes_ns, np.int64),
+        np.frombuffer(name_bytes, np.int32),
+        names,
+        tuple(rejects),
+        digest.hexdigest(),
+        frozen.hexdigest(),
+    )
+
+
+def shuffled(count: int, seed: int | None) -> NDArray[np.int64]:
+    """The source positions in row order: sorted by a keyed hash, the same on every machine and numpy version.
+
+    No two keys are equal, for the hash is a bijection.
+    """
+    if seed is None:
+        return np.arange(count)
+    start = np.uint64(xxhash.xxh3_64_intdigest(b"%d" % seed))
+    return np.argsort(mix(np.arange(count, dtype=np.uint64) * np.uint64(GOLDEN) + start), kind="stable")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A frozen plan, read from OUT/.build."""
+
+    paths: StorePaths
+    facts: dict[str, Any]
+
+    @property
+    def count(self) -> int:
+        """Planned rows, before rejects are taken out."""
+        return int(self.facts["count"])
+
+    @property
+    def candidates(self) -> int:
+        """All that the source listed, plan-time rejects included."""
+        return int(self.facts["candidates"])
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The recipe, without the decoders."""
+        return Recipe(**{key: value for key, value in self.facts["recipe"].items() if key != "decoders"})
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """How the planned rows fall into blocks and shards."""
+        return Blocks(self.count, self.recipe.row_bytes, self.facts["block_rows"], self.facts["shard_rows"])
+
+    @property
+    def classes(self) -> tuple[PictureClass, ...]:
+        """The classes in label order."""
+        return tuple(PictureClass(**fact) for fact in self.facts["classes"])
+
+    @property
+    def rejects(self) -> list[Reject]:
+        """What the source listed and could be no row."""
+        return list(read_rejects(self.paths.plan_rejects))
+
+    @cached_property
+    def rows(self) -> NDArray[np.void]:
+        """One record (dtype ROW) a planned row, mapped."""
+        records: NDArray[np.void] = np.load(self.paths.plan_rows, mmap_mode="r", allow_pickle=False)
+        return records
+
+    @cached_property
+    def _names(self) -> NDArray[np.uint8]:
+        return np.memmap(self.paths.plan_names, np.uint8, "r")
+
+    def entry(self, row: int) -> Entry:
+        """The sample planned for a row."""
+        return self.entries(row, row + 1)[0]
+
+    def entries(self, first: int, last: int) -> list[Entry]:
+        """The samples planned for the rows [first, last)."""
+        records = self.rows[first:last].tolist()
+        start, end = records[0][2], records[-1][2] + records[-1][1]
+        names = self._names[start:end].tobytes()
+        return [
+            Entry(names[at - start : at - start + length], label, size, mtime_ns)
+            for label, length, at, size, mtime_ns in records
+        ]
+
+    def source(self) -> Source:
+        """The source this plan was made from."""
+        facts = self.facts["source"]
+        return open_source(facts["kind"], Path(facts["root"]), facts["facts"])
+
+
+def read_plan(paths: StorePaths) -> Plan:
+    """The plan in OUT/.build; BuildError where there is none or it is not whole."""
+    try:
+        encoded = paths.plan.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise BuildError(
+            f"{paths.root}: no plan here (no {paths.plan}); run `prep plan` or `prep build` first"
+        ) from None
+    try:
+        facts = json.loads(encoded)
+        whole = facts["digest"] == manifest_digest(facts) and facts["version"] == PLAN_VERSION
+    except (ValueError, KeyError, TypeError):
+        whole = False
+    if not whole:
+        raise BuildError(f"{paths.plan}: damaged, or another version's; remove {paths.root} and build again")
+    return Plan(paths, facts)
+
+
+def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[str, str]) -> dict[str, Any]:
+    """What plan.json says, without its digest."""
+    blocks = Blocks.of(len(listing), recipe.row_bytes, recipe.shard_size)
+    return {
+        "version": PLAN_VERSION,
+        "count": len(listing),
+        "candidates": listing.candidates,
+        "block_rows": blocks.block_rows,
+        "shard_rows": blocks.shard_rows,
+        "classes": [{"name": c.name, "description": c.description} for c in source.classes()],
+        "recipe": recipe.facts(decoders),
+        "source": {
+            "kind": source.kind,
+            "root": os.path.abspath(source.root),
+            "facts": source.facts(),
+            "digest": listing.digest,
+            "frozen": listing.frozen,
+        },
+    }
+
+
+def write_plan(paths: StorePaths, listing: Listing, facts: dict[str, Any]) -> Plan:
+    """Write the plan's files, plan.json last."""
+    order = shuffled(len(listing), facts["recipe"]["shuffle_seed"])
+    write_atomic(paths.plan_names, _names_in_order(listing, order))
+    write_atomic(paths.plan_rows, _rows_in_order(listing, order))
+    lines = [line([r.source, r.reason, r.action]) for r in listing.rejects]
+    write_atomic(paths.plan_rejects, [line(REJECT_COLUMNS), *lines])
+    return write_facts(paths, facts)
+
+
+def write_facts(paths: StorePaths, facts: dict[str, Any]) -> Plan:
+    """Write plan.json, whose presence makes the rest a plan."""
+    write_atomic(paths.plan, [canonical({**facts, "digest": manifest_digest(facts)})])
+    return Plan(paths, facts)
+
+
+def _names_in_order(listing: Listing, order: NDArray[np.int64]) -> Iterator[bytes]:
+    names = memoryview(listing.names)
+    ends = np.cumsum(listing.name_bytes, dtype=np.int64)
+    for first in range(0, len(order), CHUNK):
+        picked = order[first : first + CHUNK]
+        lengths = listing.name_bytes[picked].tolist()
+        yield b"".join(names[end - size : end] for end, size in zip(ends[picked].tolist(), lengths, strict=True))
+
+
+def _rows_in_order(listing: Listing, order: NDArray[np.int64]) -> Iterator[bytes]:
+    header = io.BytesIO()
+    facts = {"descr": np.lib.format.dtype_to_descr(ROW), "fortran_order": False, "shape": (len(order),)}
+    np.lib.format.write_array_header_1_0(header, facts)
+    yield header.getvalue()
+    start = 0
+    for first in range(0, len(order), CHUNK):
+        picked = order[first : first + CHUNK]
+        rows = np.empty(len(picked), ROW)
+        rows["label"], rows["size"], rows["mtime_ns"] = (
+            column[picked] for column in (listing.labels, listing.sizes, listing.mtimes_ns)
+        )
+        rows["name_bytes"] = listing.name_bytes[picked]
+        ends = start + np.cumsum(rows["name_bytes"], dtype=np.int64)
+        rows["name_start"] = ends - rows["name_bytes"]
+        start = int(ends[-1])
+        yield rows.tobytes()
+
+
+def changes(plan: Plan, listing: Listing) -> str:
+    """What a source scanned again has that the plan has not: a sentence for the first change of each kind."""
+    planned = {entry.name: (entry.size, entry.mtime_ns) for entry in plan.entries(0, plan.count)}
+    ends = np.cumsum(listing.name_bytes, dtype=np.int64).tolist()
+    names = [
+        bytes(listing.names[end - size : end]) for end, size in zip(ends, listing.name_bytes.tolist(), strict=True)
+    ]
+    found = dict(zip(names, zip(listing.sizes.tolist(), listing.mtimes_ns.tolist(), strict=True), strict=True))
+    kinds = {
+        "new": sorted(found.keys() - planned.keys()),
+        "gone": sorted(planned.keys() - found.keys()),
+        "changed": sorted(name for name in found.keys() & planned.keys() if found[name] != planned[name]),
+    }
+    told = [f"{len(names)} {kind} (first {name_text(names[0])})" for kind, names in kinds.items() if names]
+    return "; ".join(told) or "the same pictures under other classes, or other rejects"

@@ -1,0 +1,219 @@
+"""Worker processes and the blocks they are given: who is at what, what a dead one was doing, when to stop.
+
+Workers are plain subprocesses of this Python, not multiprocessing: no fork of a program with threads, no second import
+of the caller's script, nothing shared but pipes and one page each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from decodeonce.errors import BuildError, Stopped
+from decodeonce.prep.beat import Beat
+
+PICTURE_SECONDS = 120.0  # a progressive JPEG of 169 Mpixel, about the largest that is decoded at all, took 5 s
+STRIKES = 2
+TICK_SECONDS = 1.0
+# A worker imports from where its parent does: `python -m` would put the current folder first, whatever lies there.
+START = """
+import sys
+sys.path[:] = sys.argv[1].split("\\n")
+from decodeonce.prep.worker import main
+sys.exit(main(sys.argv[2:]))
+"""
+NOT_THE_PICTURE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGXCPU)  # an operator, the OOM killer, a limit
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """What every worker of a task is told at its start."""
+
+    out: Path
+    task: int
+    fail_on_bad: bool
+
+
+_alive: set[int] = set()
+
+
+def kill_workers() -> None:
+    """Kill and reap every worker of this process; for a signal handler that then ends the process."""
+    for pid in list(_alive):
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+class Worker:
+    """One worker process: its pipes, its blocks in hand, and the picture it is at."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        beat_fd = Beat.new_fd()
+        self._beat = Beat(beat_fd)
+        on_bad = "fail" if settings.fail_on_bad else "reject"
+        arguments = [str(settings.out), str(settings.task), str(beat_fd), on_bad]
+        # Ctrl-C reaches the whole group, and the parent decides: a worker inherits that SIGINT is blocked.
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", START, "\n".join(sys.path), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[beat_fd],
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        )
+        _alive.add(self.process.pid)
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+        os.close(beat_fd)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._input, self.output = self.process.stdin, self.process.stdout
+        self.in_hand: list[int] = []
+        self.timed_out = False
+        self._unread = b""
+        self._watched: tuple[int | None, float] = (None, 0.0)
+        self._looked = 0.0
+
+    @property
+    def row(self) -> int | None:
+        """The planned row whose picture is being decoded, if any."""
+        return self._beat.row
+
+    def kill_if_stuck(self) -> None:
+        """Kill the worker once calls to this have seen it at the same picture for more than PICTURE_SECONDS."""
+        row, now = self.row, time.monotonic()
+        unwatched = now - self._looked > 5 * TICK_SECONDS  # this process was itself stopped, or starved
+        self._looked = now
+        if row is None or row != self._watched[0] or unwatched:
+            self._watched = (row, now)
+        elif now - self._watched[1] > PICTURE_SECONDS:
+            self.timed_out = True
+            self.process.kill()
+
+    def order(self, block: int, round_: int, poison: dict[int, str]) -> None:
+        """Give the worker a block; one that has died is found at its end of file."""
+        self.in_hand.append(block)
+        self._tell(json.dumps({"block": block, "round": round_, "poison": poison}).encode() + b"\n")
+
+    def dismiss(self) -> None:
+        """No more blocks: the worker ends when what it has in hand is durable."""
+        self._tell(b"")
+
+    def answers(self) -> Iterator[dict[str, Any]] | None:
+        """The answers that have come, or None at the worker's end; call when its output is readable."""
+        chunk = os.read(self.output.fileno(), 1 << 16)
+        if not chunk:
+            return None
+        *lines, self._unread = (self._unread + chunk).split(b"\n")
+        return map(json.loads, lines)
+
+    def end(self) -> None:
+        """Kill if still alive, reap, close."""
+        self.process.kill()
+        self.process.wait()
+        _alive.discard(self.process.pid)
+        with suppress(BrokenPipeError):  # closing flushes, and there is nobody to read
+            self._input.close()
+        self.output.close()
+        self._beat.close()
+
+    def _tell(self, encoded: bytes) -> None:
+        with suppress(BrokenPipeError):  # it has died: its end of file says so, and with which status
+            if encoded:
+                self._input.write(encoded)
+                self._input.flush()
+            else:
+                self._input.close()
+
+
+@dataclass
+class Pool:
+    """Runs blocks on `workers` processes, each block in its round; `crew` holds the processes that are alive."""
+
+    settings: WorkerSettings
+    workers: int
+    rounds: dict[int, int]
+    crew: set[Worker] = field(default_factory=set)
+    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    _queue: deque[int] = field(default_factory=deque)
+    _strikes: Counter[int] = field(default_factory=Counter)
+    _poison: dict[int, str] = field(default_factory=dict)
+    _idle_deaths: int = 0
+
+    def run(self, blocks: list[int]) -> Generator[dict[str, Any] | None, None, None]:
+        """Do the blocks; yields {"done": block, "rows", "bytes", "rejects"} for each, and None about once a second.
+
+        Raises Stopped or BuildError as the first failing worker says. Whatever ends the loop, all workers are killed
+        and reaped: a killed worker loses only blocks that nobody was told are done.
+        """
+        self._queue.extend(blocks)
+        try:
+            for _ in range(min(self.workers, len(blocks))):
+                self._hire()
+            while self.crew:
+                for key, _ in self._selector.select(TICK_SECONDS):
+                    yield from self._hear(key.data)
+                for worker in self.crew:
+                    worker.kill_if_stuck()
+                yield None
+        finally:
+            for worker in self.crew:
+                worker.end()
+            self.crew.clear()
+            self._selector.close()
+
+    def _hire(self) -> None:
+        worker = Worker(self.settings)
+        self.crew.add(worker)
+        self._selector.register(worker.output, selectors.EVENT_READ, worker)
+
+    def _hear(self, worker: Worker) -> Iterator[dict[str, Any]]:
+        answers = worker.answers()
+        if answers is None:
+            self._selector.unregister(worker.output)
+            self.crew.remove(worker)
+            self._bury(worker)
+            if self._queue:
+                self._hire()
+            return
+        for answer in answers:
+            if "failed" in answer:
+                raise (Stopped if answer["stopped"] else BuildError)(answer["failed"])
+            if "done" in answer:
+                worker.in_hand.remove(answer["done"])
+                self._idle_deaths = 0
+                yield answer
+            elif self._queue:
+                block = self._queue.popleft()
+                worker.order(block, self.rounds.get(block, 0), self._poison)
+            else:
+                worker.dismiss()
+
+    def _bury(self, worker: Worker) -> None:
+        """Put a dead worker's blocks back; a picture that killed its decoder STRIKES times will be a reject."""
+        row, status = worker.row, worker.process.wait()
+        worker.end()
+        self._queue.extendleft(reversed(worker.in_hand))
+        if status == 0 and not worker.in_hand:
+            return
+        if row is None or (status in NOT_THE_PICTURE and not worker.timed_out):
+            self._idle_deaths += 1
+            if self._idle_deaths > self.workers + STRIKES:
+                hint = "fewer --workers need less memory; " if status in NOT_THE_PICTURE else "see above; "
+                raise Stopped(f"workers keep dying (exit status {status}); {hint}then run the same command again")
+            return
+        self._strikes[row] += 1
+        if self._strikes[row] >= STRIKES:
+            died = f"took more than {PICTURE_SECONDS:.4g} s" if worker.timed_out else f"died with exit status {status}"
+            self._poison[row] = f"the decoder {died}, {STRIKES} times"

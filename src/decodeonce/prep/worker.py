@@ -1,0 +1,195 @@
+"""The process that decodes blocks: `main([OUT, TASK, BEAT_FD, ON_BAD])`, started by pool.py.
+
+It reads one JSON order a line from standard input (a block, its round, and rows known to kill decoders) and answers on
+standard output: {"ready"} when it can take a block, {"done"} when one is durable and journalled, {"failed"} before it
+ends early. While a picture is decoded its row stands in the shared page BEAT_FD (see beat.py).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from decodeonce.errors import DecodeonceError, Stopped
+from decodeonce.prep.beat import Beat
+from decodeonce.prep.blocks import Block
+from decodeonce.prep.decode import Decoder, Undecodable
+from decodeonce.prep.journal import BlockRecord, Journal
+from decodeonce.prep.plan import Plan, read_plan
+from decodeonce.prep.sources.base import PASSING_ERRORS, Entry
+from decodeonce.store import StorePaths
+from decodeonce.store.containers import CONTAINERS
+from decodeonce.store.files import ShardFile, page_aligned_buffer
+from decodeonce.store.hashing import hexdigest, row_checksum
+
+VALUES = np.arange(256)
+NOTHING = "0" * 16
+
+
+class BadPicture(Exception):
+    """A reject where the user asked to stop at the first."""
+
+
+class RowFacts(NamedTuple):
+    """What a block's record says of one row; the defaults are a reject's."""
+
+    checksum: str = NOTHING
+    digest: str = NOTHING
+    width: int = 0
+    height: int = 0
+    oddity: str = ""
+    reject: str = ""
+
+
+class BlockDecoder:
+    """Decodes a block's rows into a buffer and says what became of each."""
+
+    def __init__(self, plan: Plan, beat: Beat, *, fail_on_bad: bool) -> None:
+        self._plan = plan
+        self._source = plan.source()
+        self._decoder = Decoder(plan.recipe)
+        self._beat = beat
+        self._fail_on_bad = fail_on_bad
+
+    def decode(self, block: Block, poison: dict[int, str], buffer: memoryview) -> BlockRecord:
+        """Fill `buffer` with the block's rows, leaving rejects' places alone; returns the block's record."""
+        size = self._plan.recipe.row_bytes
+        self._decoder.histogram[:] = 0
+        numbers = range(block.first, block.last)
+        rows = []
+        for number, entry in zip(numbers, self._plan.entries(block.first, block.last), strict=True):
+            start = (number - block.first) * size
+            rows.append(self._row(number, entry, poison.get(number), buffer[start : start + size]))
+        histogram = self._decoder.histogram
+        return BlockRecord(
+            block.index,
+            checksums="".join(row.checksum for row in rows),
+            digests="".join(row.digest for row in rows),
+            sizes=[side for row in rows for side in (row.width, row.height)],
+            rejects=[(number, row.reject) for number, row in zip(numbers, rows, strict=True) if row.reject],
+            oddities=[(number, row.oddity) for number, row in zip(numbers, rows, strict=True) if row.oddity],
+            sums=(histogram @ VALUES).tolist(),
+            squares=(histogram @ VALUES**2).tolist(),
+            crashes=sum(number in poison for number in numbers),
+        )
+
+    def _row(self, number: int, entry: Entry, killer: str | None, view: memoryview) -> RowFacts:
+        name = entry.text
+        try:
+            if killer:
+                raise Undecodable(killer)
+            data = self._source.read(entry)
+            self._beat.row = number  # it stays there if this process dies of the picture, by whatever exception
+            done = self._decoder.row(data, name)
+        except MemoryError:
+            raise Stopped(f"{name}: out of memory; fewer --workers need less; run the same command again") from None
+        except Undecodable as reason:
+            self._beat.row = None
+            if self._fail_on_bad:
+                raise BadPicture(f"{name}: {reason}; mend or remove it, or build with --on-bad reject") from None
+            return RowFacts(reject=str(reason))
+        self._beat.row = None
+        view[:] = done.pixels
+        return RowFacts(f"{row_checksum(done.pixels):016x}", hexdigest(data), done.width, done.height, done.oddity)
+
+
+class BlockWriter:
+    """Writes decoded blocks to their shards, flushes, and journals them; one block behind the decoder."""
+
+    def __init__(self, plan: Plan, task: int) -> None:
+        self._plan = plan
+        self._journal = Journal(plan.paths.journals, task)
+        self._shard: tuple[int, ShardFile] | None = None
+
+    def write(self, block: Block, round_: int, record: BlockRecord, buffer: memoryview) -> dict[str, Any]:
+        """Make a block durable, data before journal line; returns the answer for the parent."""
+        if not self._plan.paths.plan.exists():
+            raise Stopped(f"{self._plan.paths.root}: the build was finished, or removed, by another process")
+        size, written = self._plan.recipe.row_bytes, 0
+        shard = self._open(block.shard)
+        for first, last in runs_between(block, [row for row, _ in record.rejects]):
+            start, end = (first - block.first) * size, (last - block.first) * size
+            shard.write(buffer[start:end], block.offset + start)
+            written += end - start
+        shard.sync()
+        self._journal.append(record, round_)
+        rows = block.last - block.first
+        return {"done": block.index, "rows": rows, "bytes": written, "rejects": len(record.rejects)}
+
+    def _open(self, index: int) -> ShardFile:
+        if self._shard is None or self._shard[0] != index:
+            if self._shard is not None:
+                self._shard[1].close()
+            suffix = CONTAINERS[self._plan.recipe.container].suffix
+            self._shard = (index, ShardFile(self._plan.paths.shard(index, suffix)))
+        return self._shard[1]
+
+
+def runs_between(block: Block, holes: list[int]) -> list[tuple[int, int]]:
+    """The runs of rows [first, last) of a block that are not holes."""
+    edges = [block.first - 1, *holes, block.last]
+    return [(a + 1, b) for a, b in pairwise(edges) if a + 1 < b]
+
+
+def serve(out: Path, task: int, beat: Beat, say: Callable[[dict[str, Any]], None], *, fail_on_bad: bool) -> None:
+    """Do the blocks that come on standard input; two buffers, so that one block is written while the next decodes."""
+    plan = read_plan(StorePaths(out))
+    decoder, writer = BlockDecoder(plan, beat, fail_on_bad=fail_on_bad), BlockWriter(plan, task)
+    buffers = [page_aligned_buffer(plan.blocks.block_rows * plan.recipe.row_bytes) for _ in range(2)]
+    pending: Future[dict[str, Any]] | None = None
+    with ThreadPoolExecutor(1) as flusher:
+        say({"ready": True})
+        for order in map(json.loads, sys.stdin.buffer):
+            block = plan.blocks[order["block"]]
+            poison = {int(row): reason for row, reason in order["poison"].items()}
+            record = decoder.decode(block, poison, buffers[0])
+            if pending is not None:
+                say(pending.result())
+            pending = flusher.submit(writer.write, block, order["round"], record, buffers[0])
+            buffers.reverse()
+            say({"ready": True})
+        if pending is not None:
+            say(pending.result())
+
+
+class Answers:
+    """The way back to the parent: what was standard output, which from now on leads to standard error.
+
+    So nothing that a library prints can come between two answers.
+    """
+
+    def __init__(self) -> None:
+        self._fd = os.dup(1)
+        os.dup2(2, 1)
+
+    def say(self, answer: dict[str, Any]) -> None:
+        """One answer, whole."""
+        os.write(self._fd, json.dumps(answer).encode() + b"\n")
+
+
+def main(arguments: list[str]) -> int:
+    """Serve; what ends it early is told to the parent, which makes one error of it."""
+    say = Answers().say
+    out, task, beat_fd, on_bad = arguments
+    try:
+        serve(Path(out), int(task), Beat(int(beat_fd)), say, fail_on_bad=on_bad == "fail")
+    except Stopped as error:
+        say({"failed": str(error), "stopped": True})
+    except (DecodeonceError, BadPicture) as error:
+        say({"failed": str(error), "stopped": False})
+    except BrokenPipeError:
+        return 1
+    except OSError as error:
+        passing = error.errno in PASSING_ERRORS
+        room = "; make room and run the same command again" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        say({"failed": f"{error.filename or out}: {error.strerror}{room}", "stopped": passing})
+    return 0

@@ -1,0 +1,347 @@
+"""Whole builds: the same bytes however they were made, killed, shared and resumed; rejects and their allowance."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from decodeonce.errors import BuildError, StoreError
+from decodeonce.prep import Recipe, Work, build, finish, make_plan, open_imagenet, work
+from decodeonce.prep.allowance import Allowance
+from decodeonce.prep.journal import BlockRecord, Journal, Journals
+from decodeonce.prep.status import read_status
+from decodeonce.store import StorePaths, open_store, verify_store
+from decodeonce.store.table import read_rejects
+from tests.pictures import jpeg, make_tree, reference_row, tree_bytes
+
+# rows of 3 MB: a block each, two blocks a shard, so that two rejects empty a whole shard
+LARGE_ROWS: dict[str, Any] = {"height": 1024, "width": 1024, "shard_size": 6 << 20, "shuffle_seed": 0}
+ALL = Allowance.parse("100%")
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """15 pictures in 3 classes, two of which cannot be rows."""
+    root = make_tree(tmp_path_factory.mktemp("imagenet"))
+    (root / "train/n00000000/n00000000_1.JPEG").write_bytes(b"no picture")
+    short = jpeg(100, 100)
+    (root / "train/n00000002/n00000002_3.JPEG").write_bytes(short[: len(short) // 2])
+    (root / "train/n00000001/n00000001_2.JPEG").write_bytes(jpeg(50, 60, mode="CMYK"))
+    return root
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of the store that one worker builds in peace."""
+    out = tmp_path_factory.mktemp("undisturbed") / "store"
+    build(open_imagenet(tree), out, Recipe(**LARGE_ROWS), Work(workers=1, max_bad="2"))
+    assert verify_store(out).ok
+    return tree_bytes(out)
+
+
+@pytest.mark.parametrize("container", ["npy", "hdf5"])
+def test_a_store_is_what_pillow_alone_would_make(tree: Path, tmp_path: Path, container: str) -> None:
+    out = tmp_path / "store"
+    build(open_imagenet(tree), out, Recipe(height=40, width=56, container=container), Work(workers=2, max_bad="2"))
+    store = open_store(out)
+    assert len(store) == 13
+    for sample in store.samples:
+        data = (tree / sample.source).read_bytes()
+        np.testing.assert_array_equal(store.images[sample.row], reference_row(data, 40, 56))
+        assert sample.source.split("/")[1] == sample.class_name == store.classes[store.labels[sample.row]].name
+    if container == "npy":
+        plain = np.load(out / "images-00000.npy", mmap_mode="r")
+    else:
+        with h5py.File(out / "images-00000.h5") as file:
+            plain = file["images"][...]
+    np.testing.assert_array_equal(plain, store.images[...])
+    pixels = store.images[...].reshape(-1, 3).astype(np.float64)
+    np.testing.assert_allclose(store.manifest.pixel_mean, pixels.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(store.manifest.pixel_std, pixels.std(0), rtol=1e-12)
+    assert verify_store(out).ok
+
+
+def test_rejects_leave_no_gaps_and_oddities_are_listed(
+    tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    listed = undisturbed["rejects.tsv"].decode().splitlines()[1:]
+    assert [line.split("\t")[0].split("/")[-1] for line in listed] == [
+        "n00000000_1.JPEG",
+        "n00000001_2.JPEG",
+        "n00000002_3.JPEG",
+    ]
+    assert [line.split("\t")[2] for line in listed] == ["rejected", "kept", "rejected"]
+    assert "CMYK" in listed[1]
+    assert sorted(name for name in undisturbed if name.startswith("images")) == [
+        f"images-0000{k}.npy" for k in range(7)
+    ]
+    assert not any(name.startswith(".build") for name in undisturbed)
+
+
+@pytest.mark.parametrize("workers", [2, 8])
+def test_workers_do_not_change_a_byte(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path, workers: int) -> None:
+    build(open_imagenet(tree), tmp_path / "store", Recipe(**LARGE_ROWS), Work(workers=workers, max_bad="2"))
+    assert tree_bytes(tmp_path / "store") == undisturbed
+
+
+def test_tasks_in_any_order_done_twice_and_rearranged_do_not_change_a_byte(
+    tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    out = tmp_path / "store"
+    plan = make_plan(open_imagenet(tree), out, Recipe(**LARGE_ROWS))
+    for task, tasks in ((3, 4), (0, 4), (3, 4), (1, 2)):
+        work(out, Work(workers=1, task=task, tasks=tasks, max_bad="2"))
+    assert read_status(out).blocks_done < len(plan.blocks)
+    with pytest.raises(BuildError, match=r"blocks are not done .*run `prep work"):
+        finish(out, ALL)
+    work(out, Work(max_bad="2"))
+    finish(out, ALL)
+    assert tree_bytes(out) == undisturbed
+
+
+def command(tree: Path, out: Path, *flags: str) -> list[str]:
+    build_ = [sys.executable, "-m", "decodeonce.cli", "build", "imagenet", str(tree), str(out)]
+    return [*build_, "--size", "1024", "--shard-size", "6MiB", "--max-bad", "2", *flags]
+
+
+def killed_builds(tree: Path, out: Path, kills: int, seed: int) -> int:
+    """Start builds and kill -9 each at a random moment, until `kills` died; returns how many ended by themselves."""
+    rng, died, ended = random.Random(seed), 0, 0
+    while died < kills and not (out / "store.json").exists():
+        process = subprocess.Popen(command(tree, out, "--workers", rng.choice("12")), start_new_session=True)
+        try:
+            process.wait(timeout=rng.uniform(0.05, 1.2))
+            ended += 1
+        except subprocess.TimeoutExpired:
+            victim = rng.choice(["parent", "group"])
+            (os.kill if victim == "parent" else os.killpg)(process.pid, signal.SIGKILL)
+            process.wait()
+            died += 1
+    return ended
+
+
+def go_on(tree: Path, out: Path) -> None:
+    """Give the same command again, unless the build ended before it could be killed."""
+    if not (out / "store.json").exists() or (out / ".build").exists():
+        subprocess.run(command(tree, out), check=True)
+
+
+def test_kill_9_at_any_moment_loses_nothing(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+    for seed in range(3):
+        out = tmp_path / f"store{seed}"
+        killed_builds(tree, out, 5, seed)
+        if not (out / "store.json").exists():
+            with pytest.raises(StoreError):
+                open_store(out)
+        go_on(tree, out)
+        assert tree_bytes(out) == undisturbed
+
+
+@pytest.mark.long
+def test_thirty_kills(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+    for seed in range(100, 106):
+        out = tmp_path / f"store{seed}"
+        killed_builds(tree, out, 5, seed)
+        go_on(tree, out)
+        assert tree_bytes(out) == undisturbed
+
+
+def test_a_finish_that_was_killed_after_the_manifest_is_completed(
+    tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    out = tmp_path / "store"
+    plan = make_plan(open_imagenet(tree), out, Recipe(**LARGE_ROWS))
+    work(out, Work(max_bad="2"))
+    kept = tree_bytes(out / ".build")
+    finish(out, ALL)
+    for name, data in kept.items():  # as if the kill came right after store.json: shards uncut, .build there
+        path = out / ".build" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    with open(out / "images-00006.npy", "ab") as shard:
+        shard.write(b"x" * plan.recipe.row_bytes)
+    (out / "images-00007.npy").write_bytes(b"left over")
+    finish(out, ALL)
+    assert tree_bytes(out) == undisturbed
+
+
+def test_finishes_at_the_same_time_make_one_store(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+    for attempt in range(3):
+        out = tmp_path / f"store{attempt}"
+        make_plan(open_imagenet(tree), out, Recipe(**LARGE_ROWS))
+        work(out, Work(max_bad="2"))
+        command_ = [sys.executable, "-m", "decodeonce.cli", "finish", str(out), "--max-bad", "2"]
+        finishes = [subprocess.Popen(command_) for _ in range(3)]
+        assert [process.wait() for process in finishes] == [0, 0, 0]
+        assert tree_bytes(out) == undisturbed
+
+
+def test_a_block_written_again_after_finish_changes_no_row(
+    tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    from decodeonce.prep.beat import Beat
+    from decodeonce.prep.worker import BlockDecoder, BlockWriter
+    from decodeonce.store.files import page_aligned_buffer
+
+    out = tmp_path / "store"
+    plan = make_plan(open_imagenet(tree), out, Recipe(**LARGE_ROWS))
+    work(out, Work(max_bad="2"))
+    decoder = BlockDecoder(plan, Beat(Beat.new_fd()), fail_on_bad=False)
+    writer = BlockWriter(plan, 0)
+    exists = StorePaths(out).plan
+    late = {}
+    for index in range(len(plan.blocks)):
+        buffer = page_aligned_buffer(plan.recipe.row_bytes)
+        late[index] = (decoder.decode(plan.blocks[index], {}, buffer), buffer)
+    finish(out, ALL)
+    exists.parent.mkdir()
+    exists.touch()  # the race: the task looked for the plan just before finish removed it
+    (exists.parent / "journals").mkdir()
+    for index, (record, buffer) in late.items():
+        if plan.paths.shard(plan.blocks[index].shard, ".npy").exists():
+            writer.write(plan.blocks[index], 0, record, buffer)
+    store = open_store(out)
+    assert verify_store(out).bad_rows == []
+    assert len(store) == 13
+
+
+def test_journals_that_disagree_have_their_block_redone(
+    tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    out = tmp_path / "store"
+    make_plan(open_imagenet(tree), out, Recipe(**LARGE_ROWS))
+    work(out, Work(max_bad="2"))
+    journals = Journals(StorePaths(out).journals)
+    record = journals.record(4)
+    Journal(StorePaths(out).journals, 9).append(BlockRecord(**{**vars(record), "checksums": "f" * 16}), 0)
+    with pytest.raises(BuildError, match="1 of 15 blocks are not done"):
+        finish(out, ALL)
+    work(out, Work(max_bad="2"))
+    finish(out, ALL)
+    assert tree_bytes(out) == undisturbed
+
+
+def test_too_many_rejects_fail_and_a_higher_allowance_goes_on(
+    tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    out = tmp_path / "store"
+    source, recipe = open_imagenet(tree), Recipe(**LARGE_ROWS)
+    with pytest.raises(BuildError, match=r"--max-bad 1 allows 1"):
+        build(source, out, recipe, Work(workers=1, max_bad="1"))
+    done = read_status(out).blocks_done
+    assert done > 0
+    with pytest.raises(BuildError, match=r"--max-bad 1 allows 1"):
+        build(source, out, recipe, Work(workers=1, max_bad="1"))
+    build(source, out, recipe, Work(workers=1, max_bad="15%"))
+    assert tree_bytes(out) == undisturbed
+
+
+def test_on_bad_fail_stops_at_the_first_by_name(tree: Path, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"n0000000\d_\d.JPEG: .*--on-bad reject"):
+        build(open_imagenet(tree), tmp_path / "store", Recipe(**LARGE_ROWS), Work(on_bad="fail", max_bad="2"))
+
+
+def test_on_bad_fail_counts_what_plan_and_journals_know(tree: Path, tmp_path: Path) -> None:
+    gone = make_tree(tmp_path / "src", classes=1)
+    (gone / "train/n00000000/gone.JPEG").symlink_to("nowhere")
+    with pytest.raises(BuildError, match=r"gone.JPEG: No such file.*--on-bad reject"):
+        build(open_imagenet(gone), tmp_path / "a", Recipe(), Work(on_bad="fail", max_bad="100%"))
+    make_plan(open_imagenet(tree), tmp_path / "b", Recipe(**LARGE_ROWS))
+    work(tmp_path / "b", Work(max_bad="2"))
+    with pytest.raises(BuildError, match="--on-bad reject"):
+        work(tmp_path / "b", Work(on_bad="fail", max_bad="2"))
+
+
+def test_a_finished_store_that_only_needs_tidying_is_not_another_builds(tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "store"
+    build(open_imagenet(tree), out, Recipe(height=8, width=8), Work(max_bad="2"))
+    (out / ".build/journals").mkdir(parents=True)
+    with pytest.raises(BuildError, match="finished store"):
+        build(open_imagenet(tree), out, Recipe(height=9, width=9), Work(max_bad="2"))
+    build(open_imagenet(tree), out, Recipe(height=8, width=8), Work(max_bad="2"))
+    assert not (out / ".build").exists()
+
+
+def test_plan_time_rejects_count_and_are_listed(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "src")
+    (tree / "train/n00000001/gone.JPEG").symlink_to("nowhere")
+    with pytest.raises(BuildError, match="1 of 16 pictures are rejects"):
+        build(open_imagenet(tree), tmp_path / "store", Recipe(height=8, width=8), Work(max_bad="0"))
+    build(open_imagenet(tree), tmp_path / "store", Recipe(height=8, width=8), Work(max_bad="1"))
+    (reject,) = read_rejects(tmp_path / "store/rejects.tsv")
+    assert (reject.source, reject.action) == ("train/n00000001/gone.JPEG", "rejected")
+    assert "dangling link" in reject.reason
+
+
+def test_a_source_of_rejects_only_is_no_store(tmp_path: Path) -> None:
+    (tmp_path / "src/train/n0").mkdir(parents=True)
+    (tmp_path / "src/train/n0/a.JPEG").write_bytes(b"nothing")
+    with pytest.raises(BuildError, match="every picture is a reject"):
+        build(open_imagenet(tmp_path / "src"), tmp_path / "store", Recipe(), Work(max_bad="100%"))
+
+
+def test_an_empty_source_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    (tmp_path / "src/train/n0").mkdir(parents=True)
+    with pytest.raises(BuildError, match="no picture in it"):
+        build(open_imagenet(tmp_path / "src"), tmp_path / "store", Recipe())
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_finished_store_and_a_foreign_folder_are_left_alone(tree: Path, tmp_path: Path) -> None:
+    source, recipe = open_imagenet(tree), Recipe(height=8, width=8)
+    build(source, tmp_path / "store", recipe, Work(max_bad="2"))
+    with pytest.raises(BuildError, match="a finished store is here already"):
+        build(source, tmp_path / "store", recipe, Work(max_bad="2"))
+    work(tmp_path / "store")  # a task that is requeued after finish has nothing to do
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign/thesis.tex").touch()
+    with pytest.raises(BuildError, match=r"no unfinished build: thesis.tex is in it"):
+        build(source, tmp_path / "foreign", recipe, Work(max_bad="2"))
+
+
+def test_too_little_space_is_said_before_decoding(tree: Path, tmp_path: Path) -> None:
+    big = Recipe(height=16384, width=16384)
+    free = os.statvfs(tmp_path)
+    source = open_imagenet(tree)
+    if free.f_bavail * free.f_frsize > 15 * big.row_bytes:
+        (tmp_path / "many/train/n0").mkdir(parents=True)
+        for number in range(free.f_bavail * free.f_frsize // big.row_bytes + 1):
+            (tmp_path / f"many/train/n0/{number}.JPEG").write_bytes(b"x")
+        source = open_imagenet(tmp_path / "many")
+    with pytest.raises(BuildError, match=r"GB free, .* GB needed"):
+        make_plan(source, tmp_path / "store", big)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system takes root")
+def test_a_disk_that_fills_up_is_one_error_and_the_build_goes_on(
+    tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(disk)], check=True)
+    try:
+        out = disk / "store"
+        make_plan(open_imagenet(tree), out, Recipe(**LARGE_ROWS))
+        for path in out.glob("images-*"):  # give the reservation back, as a file system without fallocate would
+            size = path.stat().st_size
+            os.truncate(path, 0)
+            os.truncate(path, size)
+        hog = disk / "hog"
+        hog.write_bytes(bytes(44 << 20))
+        with pytest.raises(BuildError, match=r"No space left on device.*make room"):
+            work(out, Work(workers=2, max_bad="2"))
+        hog.unlink()
+        work(out, Work(workers=2, max_bad="2"))
+        finish(out, ALL)
+        assert tree_bytes(out) == undisturbed
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)

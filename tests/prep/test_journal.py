@@ -1,0 +1,72 @@
+"""Journals: what is believed of them, and what is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decodeonce.prep.journal import BlockRecord, Journal, Journals
+
+
+def write(folder: Path, *records: tuple[BlockRecord, int], task: int = 0) -> Path:
+    before = set(folder.iterdir())
+    journal = Journal(folder, task)
+    for record, round_ in records:
+        journal.append(record, round_)
+    journal.close()
+    (path,) = set(folder.iterdir()) - before
+    return path
+
+
+def test_records_come_back_whole(tmp_path: Path) -> None:
+    record = BlockRecord(
+        3, checksums="0" * 32, digests="a" * 32, sizes=[1, 2, 3, 4], rejects=[(7, "bad\ttab\nline")], sums=[1, 2, 3]
+    )
+    write(tmp_path, (record, 0), (BlockRecord(1), 0), task=5)
+    journals = Journals(tmp_path)
+    assert journals.blocks() == [1, 3]
+    assert journals.record(3) == record
+    assert journals.writer(3).startswith("5-")
+    assert 2 not in journals
+
+
+@given(cut=st.integers(0, 400), flip=st.integers(0, 400), bit=st.integers(0, 7))
+def test_a_line_that_does_not_check_is_ignored(
+    tmp_path_factory: pytest.TempPathFactory, cut: int, flip: int, bit: int
+) -> None:
+    folder = tmp_path_factory.mktemp("journals")
+    path = write(folder, (BlockRecord(0, checksums="0" * 100), 0), (BlockRecord(1, checksums="1" * 100), 0))
+    whole = path.read_bytes()
+    first = whole.index(b"\n") + 1
+    path.write_bytes(whole[: min(cut, len(whole) - 1)])
+    assert Journals(folder).blocks() == ([0] if cut >= first else [])
+    damaged = bytearray(whole)
+    damaged[flip % len(whole)] ^= 1 << bit
+    path.write_bytes(damaged)
+    assert set(Journals(folder).blocks()) < {0, 1}
+
+
+def test_a_torn_line_does_not_spoil_the_next_journal(tmp_path: Path) -> None:
+    path = write(tmp_path, (BlockRecord(0), 0))
+    path.write_bytes(path.read_bytes()[:-5])
+    write(tmp_path, (BlockRecord(1), 0))
+    assert Journals(tmp_path).blocks() == [1]
+
+
+def test_equal_records_agree_and_unequal_ones_are_redone(tmp_path: Path) -> None:
+    good, other = BlockRecord(0, checksums="a"), BlockRecord(0, checksums="b")
+    write(tmp_path, (good, 0))
+    write(tmp_path, (good, 0))
+    assert 0 in Journals(tmp_path)
+    write(tmp_path, (other, 0))
+    disputed = Journals(tmp_path)
+    assert 0 not in disputed
+    assert disputed.blocks() == []
+    assert disputed.round(0) == 1
+    write(tmp_path, (other, 1))
+    settled = Journals(tmp_path)
+    assert settled.record(0) == other
+    assert settled.round(1) == 0

@@ -1,0 +1,265 @@
+"""The plan: who goes to which row, frozen, and what a changed source or recipe is told."""
+
+from __future__ import annotations
+
+import os
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decodeonce.errors import BuildError, Stopped
+from decodeonce.prep import FolderSource, Recipe, make_plan, open_imagenet, work
+from decodeonce.prep.plan import read_plan, scan, shuffled
+from decodeonce.prep.sources import Entry
+from decodeonce.store import PictureClass, StorePaths
+from tests.pictures import jpeg, make_tree
+
+SMALL = Recipe(height=16, width=16, shuffle_seed=0)
+
+
+@given(st.integers(0, 3000), st.integers(0, 2**63))
+def test_a_shuffle_is_a_permutation(count: int, seed: int) -> None:
+    assert sorted(shuffled(count, seed).tolist()) == list(range(count))
+
+
+def test_a_shuffle_is_the_same_for_ever() -> None:
+    assert shuffled(12, 0).tolist() == GOLDEN_ORDER
+    assert shuffled(12, None).tolist() == list(range(12))
+    assert shuffled(1000, 1).tolist() != shuffled(1000, 0).tolist()
+
+
+GOLDEN_ORDER = [7, 3, 9, 2, 5, 4, 6, 0, 10, 1, 11, 8]
+
+
+def test_rows_of_a_range_are_a_fair_draw_of_the_classes(tmp_path: Path) -> None:
+    labels = np.repeat(np.arange(10), 1000)[shuffled(10_000, 0)]
+    counts = np.bincount(labels[:2000], minlength=10)
+    assert np.abs(counts - 200).max() < 5 * np.sqrt(200)
+
+
+def test_a_plan_names_every_sample_once(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "src")
+    plan = make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
+    again = read_plan(StorePaths(tmp_path / "out"))
+    entries = again.entries(0, again.count)
+    assert {tree / os.fsdecode(entry.name) for entry in entries} == set(tree.glob("train/*/*.JPEG"))
+    assert [again.entry(row) for row in range(again.count)] == entries
+    assert plan.facts["recipe"] == again.facts["recipe"]
+    for entry in entries:
+        facts = (tree / os.fsdecode(entry.name)).stat()
+        assert (entry.size, entry.mtime_ns) == (facts.st_size, facts.st_mtime_ns)
+        assert f"n{entry.label:08d}" in os.fsdecode(entry.name)
+
+
+def test_planning_again_is_free_and_changes_nothing(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "src")
+    make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
+    before = StorePaths(tmp_path / "out").plan.stat().st_mtime_ns
+    make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
+    assert StorePaths(tmp_path / "out").plan.stat().st_mtime_ns == before
+
+
+def test_another_recipe_is_refused_by_name(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "src")
+    make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
+    with pytest.raises(BuildError, match="filter is box, the plan says bilinear; height is 20, the plan says 16"):
+        make_plan(open_imagenet(tree), tmp_path / "out", Recipe(height=20, width=16, filter="box", shuffle_seed=0))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            lambda tree: (tree / "train/n00000001/new.JPEG").write_bytes(jpeg()),
+            r"1 new \(first train/n00000001/new.JPEG",
+        ),
+        (lambda tree: (tree / "train/n00000001/n00000001_0.JPEG").unlink(), "1 gone .*n00000001_0.JPEG"),
+        (lambda tree: os.utime(tree / "train/n00000001/n00000001_0.JPEG", ns=(1, 1)), "1 changed .*n00000001_0.JPEG"),
+        (lambda tree: (tree / "train/n00000001/empty.JPEG").touch(), "other rejects"),
+    ],
+)
+def test_a_changed_source_is_refused_by_name(tmp_path: Path, change: Any, told: str) -> None:
+    tree = make_tree(tmp_path / "src")
+    make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
+    change(tree)
+    with pytest.raises(BuildError, match=told):
+        make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
+
+
+def test_a_picture_that_changes_after_the_plan_stops_the_task(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "src")
+    make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
+    (tree / "train/n00000001/n00000001_0.JPEG").write_bytes(jpeg())
+    with pytest.raises(Stopped, match=r"n00000001_0.JPEG: changed since the plan"):
+        work(tmp_path / "out")
+
+
+def test_other_decoders_than_the_plans_are_refused(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "src")
+    plan = make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
+    facts = {**plan.facts, "recipe": {**plan.facts["recipe"], "decoders": {"simplejpeg": "0.1"}}}
+    from decodeonce.prep.plan import write_plan
+
+    write_plan(plan.paths, scan(open_imagenet(tree)), facts)
+    with pytest.raises(
+        BuildError, match=r"the decoders here are not the plan's: .*simplejpeg is .*, the plan says 0.1"
+    ):
+        work(tmp_path / "out")
+
+
+def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "src")
+    path = make_plan(open_imagenet(tree), tmp_path / "out", SMALL).paths.plan
+    path.write_bytes(path.read_bytes().replace(b'"count": 15', b'"count": 14'))
+    with pytest.raises(BuildError, match="damaged"):
+        work(tmp_path / "out")
+
+
+def test_what_a_killed_plan_left_is_cleared(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "src")
+    plan = make_plan(open_imagenet(tree), tmp_path / "out", Recipe(height=99, width=99, container="hdf5"))
+    plan.paths.plan.unlink()
+    make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".build", "images-00000.npy"]
+
+
+def test_labels_follow_the_class_list_and_names_the_mapping(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "src")
+    (tree / "LOC_synset_mapping.txt").write_text("n00000000 tench, Tinca tinca\nn00000002 goldfish\n")
+    source = open_imagenet(tree)
+    assert source.classes()[:2] == (PictureClass("n00000000", "tench, Tinca tinca"), PictureClass("n00000001", ""))
+    reversed_ = open_imagenet(tree, classes=["n00000002", "n00000009", "n00000001", "n00000000"])
+    labels = {os.fsdecode(entry.name).split("/")[1]: entry.label for entry in reversed_.entries()}
+    assert labels == {"n00000002": 0, "n00000001": 2, "n00000000": 3}
+    with pytest.raises(BuildError, match="n00000001: a class folder that the class list does not name"):
+        scan(open_imagenet(tree, classes=["n00000000", "n00000002"]))
+    with pytest.raises(BuildError, match="names 'n00000000' twice"):
+        scan(open_imagenet(tree, classes=["n00000000", "n00000000"]))
+
+
+@pytest.mark.parametrize("name", ["..", ".", "a/b", ""])
+def test_a_class_list_names_folders_of_the_source_only(tmp_path: Path, name: str) -> None:
+    tree = make_tree(tmp_path / "src", classes=1)
+    with pytest.raises(BuildError, match="the class list names"):
+        scan(open_imagenet(tree, classes=["n00000000", name]))
+
+
+def test_a_source_that_moved_is_the_same_source(tmp_path: Path) -> None:
+    make_plan(open_imagenet(make_tree(tmp_path / "src")), tmp_path / "out", SMALL)
+    (tmp_path / "src").rename(tmp_path / "moved")
+    make_plan(open_imagenet(tmp_path / "moved"), tmp_path / "out", SMALL)
+    work(tmp_path / "out")
+
+
+def test_other_class_names_are_another_source(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "src")
+    make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
+    (tree / "LOC_synset_mapping.txt").write_text("n00000000 tench\n")
+    with pytest.raises(BuildError, match="or with other names"):
+        make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
+
+
+def test_a_store_is_not_built_into_its_source(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "src")
+    with pytest.raises(BuildError, match="lies in the source"):
+        make_plan(FolderSource(tree / "train"), tree / "train/store", SMALL)
+    make_plan(open_imagenet(tree), tree / "train.store", SMALL)
+
+
+def test_somebody_elses_build_folder_is_left_alone(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "src")
+    for mine in ("project/.build/debug", "project/images-2024"):
+        (tmp_path / mine).mkdir(parents=True)
+    with pytest.raises(BuildError, match="no unfinished build: images-2024 is in it"):
+        make_plan(open_imagenet(tree), tmp_path / "project", SMALL)
+    (tmp_path / "project/images-2024").rmdir()
+    with pytest.raises(BuildError, match="no unfinished build: debug is in it"):
+        make_plan(open_imagenet(tree), tmp_path / "project", SMALL)
+    assert (tmp_path / "project/.build/debug").exists()
+
+
+def test_splits(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "src")
+    make_tree(tree, split="val", classes=2)
+    assert open_imagenet(tree).folder == "train"
+    assert not open_imagenet(tree).keeps_order
+    assert open_imagenet(tree, split="val").keeps_order
+    assert open_imagenet(tree / "train").folder == ""
+    assert open_imagenet(tree / "val").keeps_order
+    with pytest.raises(BuildError, match="train: no such folder"):
+        open_imagenet(tree / "val", split="train")
+
+
+def test_plan_time_rejects_say_why(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "src", classes=1)
+    folder = tree / "train/n00000000"
+    (folder / "dir.JPEG").mkdir()
+    (folder / "gone.JPEG").symlink_to("nowhere")
+    (folder / "empty.JPEG").touch()
+    os.mkfifo(folder / "fifo.JPEG")
+    (folder / ".hidden").touch()
+    with open(folder / "film.JPEG", "wb") as film:
+        film.truncate((1 << 30) + 1)
+    (folder / "linked.JPEG").symlink_to(folder / "n00000000_0.JPEG")
+    listing = scan(open_imagenet(tree))
+    assert {reject.source.rsplit("/", 1)[1]: reject.reason for reject in listing.rejects} == {
+        "dir.JPEG": "a directory",
+        "gone.JPEG": "No such file or directory (a dangling link)",
+        "empty.JPEG": "empty file",
+        "fifo.JPEG": "not a regular file",
+        "film.JPEG": "1073741825 bytes, more than any picture has",
+    }
+    assert len(listing) == 6
+
+
+def test_folders_inside_class_folders_are_walked_and_names_may_be_anything(tmp_path: Path) -> None:
+    (tmp_path / "src/cats/deep/er").mkdir(parents=True)
+    names = ["a\nb.jpg", "tab\t.jpg", "back\\slash.jpg", "deep/er/x.jpg", "ünïcode.jpg"]
+    for name in names:
+        (tmp_path / "src/cats" / name).write_bytes(jpeg())
+    raw = os.path.join(os.fsencode(tmp_path), b"src/cats/\xff\xfe.jpg")
+    Path(os.fsdecode(raw)).write_bytes(jpeg())
+    found = [os.fsdecode(entry.name) for entry in FolderSource(tmp_path / "src").entries()]
+    assert sorted(found) == sorted([*(f"cats/{name}" for name in names), os.fsdecode(b"cats/\xff\xfe.jpg")])
+
+
+class _Synthetic:
+    """A million-sample source without files."""
+
+    kind = "synthetic"
+    keeps_order = False
+    root = top = Path("/")
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+    def classes(self) -> tuple[PictureClass, ...]:
+        return (PictureClass("n01440764"),)
+
+    def entries(self) -> Iterator[Entry]:
+        return (Entry(b"train/n01440764/n01440764_%d.JPEG" % k, 0, 110_000, 1) for k in range(self._count))
+
+    def read(self, entry: Entry) -> bytes:
+        raise AssertionError("only listed")
+
+
+def test_a_plan_takes_less_than_200_bytes_a_sample(tmp_path: Path) -> None:
+    from decodeonce.prep.plan import plan_facts, write_plan
+
+    count, paths = 100_000, StorePaths(tmp_path)
+    paths.journals.mkdir(parents=True)
+    tracemalloc.start()
+    listing = scan(_Synthetic(count))
+    write_plan(paths, listing, plan_facts(_Synthetic(count), listing, SMALL, {}))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak / count < 200

@@ -1,0 +1,101 @@
+"""Workers that die, hang or are told to stop: real processes, real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from decodeonce.errors import Stopped
+from decodeonce.prep import Recipe, Work, finish, make_plan, open_imagenet, pool, work
+from decodeonce.prep.allowance import Allowance
+from decodeonce.prep.pool import Pool, WorkerSettings
+from decodeonce.prep.status import read_status
+from decodeonce.store.table import read_rejects
+from tests.pictures import encoded, make_tree, picture
+
+
+@pytest.fixture(scope="module")
+def slow_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight small pictures and one that takes a while to decode: a large progressive JPEG."""
+    root = make_tree(tmp_path_factory.mktemp("slow"), classes=2, per_class=4)
+    large = picture(500, 500).resize((5000, 5000))
+    (root / "train/n00000001/slow.JPEG").write_bytes(encoded(large, progressive=True, quality=95))
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "TICK_SECONDS", 0.02)
+
+
+def planned(tree: Path, out: Path) -> tuple[Pool, int, list[int]]:
+    """A pool over a fresh plan, the row of the slow picture, and all blocks."""
+    plan = make_plan(open_imagenet(tree), out, Recipe(height=1024, width=1024))
+    (slow,) = [row for row in range(plan.count) if plan.entry(row).name.endswith(b"slow.JPEG")]
+    return Pool(WorkerSettings(out, 0, fail_on_bad=False), 2, {}), slow, list(range(len(plan.blocks)))
+
+
+def run_and_strike(crew: Pool, blocks: list[int], row: int, signal_: int) -> int:
+    """Run the blocks; send the signal to whichever worker is at `row`, each time it is seen there; returns strikes."""
+    struck: set[int] = set()
+    for _ in crew.run(blocks):
+        for worker in crew.crew:
+            if worker.row == row and worker.process.pid not in struck:
+                struck.add(worker.process.pid)
+                os.kill(worker.process.pid, signal_)
+    return len(struck)
+
+
+def test_a_picture_that_kills_its_decoder_twice_is_a_reject(slow_tree: Path, tmp_path: Path) -> None:
+    crew, slow, blocks = planned(slow_tree, tmp_path / "out")
+    assert run_and_strike(crew, blocks, slow, signal.SIGSEGV) == 2
+    manifest = finish(tmp_path / "out", Allowance.parse("1"))
+    (reject,) = [reject for reject in read_rejects(tmp_path / "out/rejects.tsv") if reject.action == "rejected"]
+    assert reject.source == "train/n00000001/slow.JPEG"
+    assert reject.reason == "the decoder died with exit status -11, 2 times"
+    assert (manifest.decoder_crashes, manifest.count) == (1, 8)
+
+
+def test_a_worker_killed_from_outside_costs_no_picture(slow_tree: Path, tmp_path: Path) -> None:
+    crew, slow, blocks = planned(slow_tree, tmp_path / "out")
+    with pytest.raises(Stopped, match="workers keep dying"):
+        run_and_strike(crew, blocks, slow, signal.SIGKILL)
+    work(tmp_path / "out", Work(workers=2))
+    assert finish(tmp_path / "out", Allowance.parse("0")).count == 9
+
+
+def test_a_picture_that_takes_too_long_is_a_reject(
+    slow_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "PICTURE_SECONDS", 0.1)
+    make_plan(open_imagenet(slow_tree), tmp_path / "out", Recipe(height=64, width=64))
+    work(tmp_path / "out", Work(workers=1, max_bad="1"))
+    (reject,) = read_status(tmp_path / "out").rejects
+    assert reject.reason == "the decoder took more than 0.1 s, 2 times"
+    assert finish(tmp_path / "out", Allowance.parse("1")).count == 8
+
+
+def test_files_in_the_current_folder_are_not_mistaken_for_modules(
+    slow_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("nt", "json", "numpy", "decodeonce"):
+        (tmp_path / f"{name}.py").write_text("print('not me')\nraise SystemExit(3)\n")
+    monkeypatch.chdir(tmp_path)
+    make_plan(open_imagenet(slow_tree), tmp_path / "out", Recipe(height=16, width=16))
+    work(tmp_path / "out", Work(workers=1))
+    assert read_status(tmp_path / "out").rows_done == 9
+
+
+def test_leaving_the_loop_leaves_no_worker(slow_tree: Path, tmp_path: Path) -> None:
+    crew, _, blocks = planned(slow_tree, tmp_path / "out")
+    running = crew.run(blocks)
+    next(running)
+    pids = [worker.process.pid for worker in crew.crew]
+    assert len(pids) == 2
+    running.close()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

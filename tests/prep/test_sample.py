@@ -1,0 +1,133 @@
+"""The sample tree: what is in it, that it is the same every time, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from decodeonce.prep.sample import SampleTree, _looks, write_sample_tree
+
+COUNT = 300
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SampleTree]:
+    root = tmp_path_factory.mktemp("sample") / "small imagenet"
+    return root, write_sample_tree(root, count=COUNT, classes=12, workers=2)
+
+
+def pictures(root: Path) -> list[Path]:
+    return sorted((root / "train").glob("*/*.JPEG"))
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_the_report_counts_what_is_there(tree: tuple[Path, SampleTree]) -> None:
+    root, report = tree
+    sizes = [Image.open(path).size for path in pictures(root)]
+    assert report == SampleTree(
+        pictures=len(sizes),
+        classes=len(list((root / "train").iterdir())),
+        bytes=sum(path.stat().st_size for path in pictures(root)),
+        pixels=sum(width * height for width, height in sizes),
+    )
+    assert (report.pictures, report.classes) == (COUNT, 12)
+
+
+def test_sizes_are_those_of_imagenet(tree: tuple[Path, SampleTree]) -> None:
+    _, report = tree
+    assert 190_000 < report.pixels / COUNT < 215_000
+    assert 95_000 < report.bytes / COUNT < 125_000
+
+
+def test_folders_and_names_are_those_of_imagenet(tree: tuple[Path, SampleTree]) -> None:
+    root, _ = tree
+    assert {path.name for path in root.iterdir()} == {"train", "LOC_synset_mapping.txt"}
+    for path in pictures(root):
+        assert re.fullmatch(r"n\d{8}", path.parent.name)
+        assert re.fullmatch(rf"{path.parent.name}_\d+\.JPEG", path.name)
+    in_class = [len(list(folder.iterdir())) for folder in (root / "train").iterdir()]
+    assert len(set(in_class)) > 1
+    assert min(in_class) > COUNT / 12 / 2
+    assert max(in_class) < COUNT / 12 * 2
+
+
+def test_the_mapping_names_each_folder_once(tree: tuple[Path, SampleTree]) -> None:
+    root, _ = tree
+    lines = (root / "LOC_synset_mapping.txt").read_text(encoding="utf-8").splitlines()
+    wnids, names = zip(*(line.split(" ", 1) for line in lines), strict=True)
+    assert list(wnids) == sorted(folder.name for folder in (root / "train").iterdir())
+    assert len(set(names)) == len(names)
+    assert all(", " in name for name in names)
+
+
+@pytest.mark.parametrize("count", [50, COUNT])
+def test_each_odd_file_is_there_as_often_as_promised(tree: tuple[Path, SampleTree], tmp_path: Path, count: int) -> None:
+    root = tree[0] if count == COUNT else tmp_path
+    if count != COUNT:
+        write_sample_tree(root, count=count, classes=50)
+    kinds = [kind(path) for path in pictures(root)]
+    odd = {name: kinds.count(name) for name in ("JPEG L", "JPEG CMYK", "PNG RGB", "cut")}
+    assert odd == {"JPEG L": max(1, count // 50), "JPEG CMYK": 1, "PNG RGB": 1, "cut": 1}
+    assert kinds.count("JPEG RGB") == count - sum(odd.values())
+
+
+def kind(path: Path) -> str:
+    with Image.open(path) as picture:
+        try:
+            picture.load()
+        except OSError as error:
+            return "cut" if "truncated" in str(error) else str(error)
+        return f"{picture.format} {picture.mode}"
+
+
+def test_bytes_do_not_depend_on_workers(tmp_path: Path) -> None:
+    reports = [write_sample_tree(tmp_path / str(n), count=50, classes=7, seed=5, workers=n) for n in (1, 2)]
+    assert reports[0] == reports[1]
+    assert contents(tmp_path / "1") == contents(tmp_path / "2")
+
+
+def test_another_seed_draws_another_tree(tree: tuple[Path, SampleTree], tmp_path: Path) -> None:
+    write_sample_tree(tmp_path, count=50, classes=12, seed=1)
+    assert not set(contents(tmp_path).values()) & set(contents(tree[0]).values())
+
+
+def test_progress_adds_up(tmp_path: Path) -> None:
+    steps: list[int] = []
+    write_sample_tree(tmp_path, count=50, classes=1, progress=steps.append)
+    assert sum(steps) == 50
+
+
+@pytest.mark.parametrize(
+    ("count", "classes", "message"),
+    [
+        (49, 5, "count is 49, the least is 50"),
+        (60, 0, "classes is 0, expected 1 to 60"),
+        (60, 61, "classes is 61, expected 1 to 60"),
+        (2000, 1001, "classes is 1001, expected 1 to 1000"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(tmp_path: Path, count: int, classes: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        write_sample_tree(tmp_path / "new", count=count, classes=classes)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("keep")
+    for dest in (tmp_path, tmp_path / "mine.txt"):
+        with pytest.raises(FileExistsError, match="exists and is not an empty folder"):
+            write_sample_tree(dest, count=50, classes=1)
+    assert contents(tmp_path) == {"mine.txt": b"keep"}
+
+
+def test_a_thousand_classes_differ() -> None:
+    looks = _looks(np.random.default_rng(0), 1000)
+    assert len(looks) == len(set(looks.values())) == 1000
+    assert all(re.fullmatch(r"n\d{8}", wnid) for wnid in looks)
