@@ -1,0 +1,122 @@
+"""An accelerator whose work is done as late as it may be: only when somebody waits for it.
+
+Streams are queues of calls. Whoever waits for an event runs its stream that far and no further; a stream that waits for
+an event runs the event's stream that far when its own turn comes. Memory that is freed is handed out again at once, to
+the next copy, as caching allocators do for a stream's own use. So a wait that is missing shows as wrong pixels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Block = NDArray[np.uint8]
+
+
+class FakeStream:
+    def __init__(self, lock: AbstractContextManager[Any]) -> None:
+        self._lock = lock
+        self._work: deque[Callable[[], object]] = deque()
+
+    def add(self, call: Callable[[], object]) -> None:
+        """Queue a call."""
+        with self._lock:
+            self._work.append(call)
+
+    def wait_event(self, event: FakeEvent) -> None:
+        self.add(event.synchronize)
+
+    def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Do what is queued, in order, at most until `until` holds."""
+        with self._lock:
+            while self._work and not until():
+                self._work.popleft()()
+
+
+class FakeEvent:
+    def __init__(self, stream: FakeStream) -> None:
+        self._stream = stream
+        self._done = False
+        stream.add(self._set)
+
+    def _set(self) -> None:
+        self._done = True
+
+    def synchronize(self) -> None:
+        self._stream.run(lambda: self._done)
+
+
+class FakeBackend:
+    """A StreamBackend of one device; the consumer's stream is `consumer`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.consumer = FakeStream(self._lock)
+        self._current = threading.local()
+        self._blocks: list[Block] = []  # all there ever were: raw pointers stay good
+        self._free: defaultdict[int, deque[Block]] = defaultdict(deque)
+        self.copied_on: set[FakeStream] = set()
+        self._kept: dict[int, FakeStream] = {}
+
+    def stream(self) -> FakeStream:
+        return FakeStream(self._lock)
+
+    def current_stream(self) -> FakeStream:
+        current: FakeStream = getattr(self._current, "stream", self.consumer)
+        return current
+
+    def set_stream(self, stream: FakeStream) -> None:
+        self._current.stream = stream
+
+    def record(self) -> FakeEvent:
+        return FakeEvent(self.current_stream())
+
+    def pinned(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.zeros(shape, dtype=torch.uint8)
+
+    def pin(self, tensor: Tensor) -> Tensor:
+        return tensor.clone()
+
+    def upload(self, tensor: Tensor) -> Tensor:
+        copy = self.empty(tuple(tensor.shape), tensor.dtype)
+        target, stream = raw_bytes(copy), self.current_stream()
+        self.copied_on.add(stream)
+        stream.add(lambda: np.copyto(target, raw_bytes(tensor)))
+        return copy
+
+    def keep(self, tensor: Tensor, stream: FakeStream) -> None:
+        self._kept[tensor.data_ptr()] = stream
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A tensor in device memory, with what was there before."""
+        nbytes = int(np.prod(shape)) * dtype.itemsize
+        with self._lock:
+            free = self._free[nbytes]
+            block = free.popleft() if free else np.full(nbytes, 255, np.uint8)
+            self._blocks.append(block)
+        lent = np.ndarray((nbytes,), np.uint8, buffer=block.data)
+        weakref.finalize(lent, self._freed, block).atexit = False
+        return torch.from_numpy(lent).view(dtype).reshape(shape)
+
+    def _freed(self, block: Block) -> None:
+        free, stream = self._free[block.nbytes], self._kept.pop(block.ctypes.data, None)
+        if stream is None:
+            free.append(block)
+        else:
+            stream.add(lambda: free.append(block))
+
+
+def raw_bytes(tensor: Tensor) -> Block:
+    """The memory of a contiguous tensor, without a reference to the tensor: what a kernel gets."""
+    kind = ctypes.c_uint8 * (tensor.numel() * tensor.element_size())
+    return np.ctypeslib.as_array(kind.from_address(tensor.data_ptr()))

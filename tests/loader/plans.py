@@ -1,0 +1,31 @@
+"""What every rank of a world would take, computed without a store or threads."""
+
+from __future__ import annotations
+
+from decodeonce.loader.filling import Step, plan_steps
+from decodeonce.loader.order import derive_key, make_order
+from decodeonce.loader.partition import make_partition
+
+
+def rank_plan(
+    count: int,
+    *,
+    batch_size: int,
+    rank: int = 0,
+    world_size: int = 1,
+    partition: str = "global",
+    tail: str = "keep",
+    shuffle: str = "full",
+    seed: int = 0,
+    block_rows: int = 4,
+    consumed: int = 0,
+) -> list[Step]:
+    """The steps of one rank that are left after `consumed` rows."""
+    part = make_partition(partition, count, batch_size, rank, world_size, tail)
+    key = derive_key(seed, 0, world_size, rank) if partition == "range" else derive_key(seed, 0)
+    return list(plan_steps(make_order(shuffle, part.count, block_rows, key), part, consumed))
+
+
+def valid_rows(plans: list[list[Step]]) -> list[int]:
+    """The rows of all ranks that count."""
+    return [row for plan in plans for step in plan for row in step.rows[: step.valid].tolist()]

@@ -1,0 +1,149 @@
+"""The side stream's waits, on a device that is as late as it may be: each one is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+import decodeonce.loader.device as device_module
+import decodeonce.loader.loader as loader_module
+from decodeonce import Batch, Loader
+from decodeonce.loader.device import Side
+from tests.loader.conftest import COUNT
+from tests.loader.fake_device import FakeBackend, raw_bytes
+
+BATCH = 4
+Seen = list[tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]]
+
+
+@contextmanager
+def sides(make: Callable[..., Side]) -> Iterator[None]:
+    """Loaders made inside get their side from `make(shape)`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader_module, "make_side", lambda _, shape, *__: make(shape))
+        yield
+
+
+def train(
+    path: Path,
+    side: Any = device_module.StreamSide,
+    transform: Callable[[FakeBackend], Callable[[Batch], Batch]] | None = None,
+    backend: FakeBackend | None = None,
+) -> Seen:
+    """An epoch on a fake device; the consumer queues work on each batch, drops it, and runs the queue at the end."""
+    backend = backend or FakeBackend()
+    made = transform(backend) if transform else None
+    seen: Seen = []
+
+    def look(*memory: NDArray[np.uint8]) -> None:
+        pixels, labels, rows = (part.copy() for part in memory)
+        seen.append((pixels, labels.view(np.int64), rows.view(np.int64)))
+
+    with sides(partial(side, backend=backend, transform=made)):
+        loader = Loader(path, batch_size=BATCH, seed=3, threads=2)
+    with loader:
+        for batch in loader:
+            memory = [raw_bytes(tensor) for tensor in (batch.images, batch.labels, batch.rows)]
+            backend.consumer.add(partial(look, *memory))
+            del batch
+        backend.consumer.run()
+    return seen
+
+
+def check(seen: Seen, path: Path, added: int = 0) -> None:
+    with Loader(path, batch_size=BATCH, seed=3) as loader:
+        expected = list(loader)
+    assert len(seen) == len(expected) == COUNT // BATCH
+    for (pixels, labels, rows), batch in zip(seen, expected, strict=True):
+        assert np.array_equal(rows, batch.rows.numpy())
+        assert np.array_equal(labels, batch.labels.numpy())
+        assert np.array_equal(pixels, batch.images.numpy().ravel() + np.uint8(added))
+
+
+def add_constant(backend: FakeBackend) -> Callable[[Batch], Batch]:
+    """A transform on the device's streams; its constant is computed by work queued on the consumer's stream."""
+    constant = raw_bytes(holder := backend.empty((1,), torch.uint8))
+    backend.consumer.add(lambda: constant.fill(7))
+
+    def transform(batch: Batch, holder: torch.Tensor = holder) -> Batch:
+        result = backend.empty(tuple(batch.images.shape), torch.uint8)
+        source, target = raw_bytes(batch.images), raw_bytes(result)
+        backend.current_stream().add(partial(np.add, source, constant, out=target))
+        return dataclasses.replace(batch, images=result)
+
+    return transform
+
+
+def without(line: str) -> Any:
+    """StreamSide as it would be without one line."""
+    source = inspect.getsource(device_module)
+    assert source.count(line) == 1
+    mutant = types.ModuleType("mutant")
+    vars(mutant)["__name__"] = device_module.__name__  # dataclasses look their module up
+    exec(compile(source.replace(line, "pass"), "mutant", "exec"), vars(mutant))
+    return mutant.StreamSide
+
+
+def test_batches_arrive_whole_on_a_late_device(store: Path) -> None:
+    check(train(store), store)
+
+
+def test_transforms_run_between_copy_and_consumer(store: Path) -> None:
+    check(train(store, transform=add_constant), store, added=7)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        "stream.wait_event(sent.ready)",
+        "slot.copied.synchronize()",
+        "self._backend.keep(tensor, stream)",
+        "self._stream.wait_event(self._begun)",
+    ],
+)
+def test_no_wait_can_be_left_out(store: Path, wait: str) -> None:
+    with pytest.raises(AssertionError):
+        check(train(store, without(wait), add_constant), store, added=7)
+
+
+def test_copies_leave_the_consumers_stream_alone(store: Path) -> None:
+    backend = FakeBackend()
+    train(store, backend=backend)
+    assert len(backend.copied_on) == 1
+    assert backend.consumer not in backend.copied_on
+
+
+def test_a_transform_that_fails_leaves_its_slot_to_others(store: Path) -> None:
+    calls: list[Batch] = []
+
+    def fail_once(batch: Batch) -> Batch:
+        calls.append(batch)
+        if len(calls) == 1:
+            raise LookupError("not this one")
+        return batch
+
+    with sides(partial(device_module.StreamSide, backend=FakeBackend(), transform=fail_once)):
+        loader = Loader(store, batch_size=BATCH)
+    with loader:
+        with pytest.raises(LookupError, match="not this one"):
+            list(loader)
+        assert len(list(loader)) == COUNT // BATCH
+        assert loader.stats()["slots"] == device_module.STREAM_SLOTS
+
+
+def test_a_device_that_is_not_there(store: Path) -> None:
+    if torch.accelerator.is_available():
+        pytest.skip("this machine has an accelerator")
+    with pytest.raises(ValueError, match=r'device "cuda": this machine and torch .* have cpu'):
+        Loader(store, batch_size=BATCH, device="cuda")

@@ -1,0 +1,298 @@
+"""Threads, slots and files: what is used again, what is given back, what happens when something goes wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from decodeonce import Batch, Loader, open_store
+from decodeonce.loader.device import HostSide
+from decodeonce.loader.filling import Filler, Source, Step
+from decodeonce.loader.reading import MmapReader
+from tests.loader.conftest import COUNT
+
+
+def drain(loader: Loader) -> None:
+    for _ in loader:
+        pass
+
+
+def test_slots_are_used_again(store: Path) -> None:
+    with Loader(store, batch_size=4, prefetch=2) as loader:
+        drain(loader)
+        assert loader.stats()["slots"] == 4
+        addresses = [batch.images.data_ptr() for _ in range(5) for batch in loader]
+        assert loader.stats()["slots"] == 4
+        assert len(set(addresses)) <= 4
+        assert {address % 4096 for address in addresses} == {0}
+        assert len(addresses) == 5 * COUNT // 4
+
+
+def test_epochs_left_halfway_give_their_slots_back(store: Path) -> None:
+    def begin(loader: Loader, steps: int) -> None:
+        for _, _ in zip(range(steps), loader, strict=False):
+            pass
+
+    with Loader(store, batch_size=4, prefetch=2) as loader:
+        for steps in range(40):
+            begin(loader, steps % 7)
+        assert loader.stats()["slots"] == 4
+
+
+def test_batches_that_are_held_stay_as_they_are(store: Path, images: NDArray[np.uint8]) -> None:
+    with Loader(store, batch_size=4, prefetch=2) as loader:
+        held = [(batch.rows, batch.images[1:, :2].permute(0, 3, 1, 2).numpy()) for batch in loader]
+        kept = list(loader)
+        for _ in range(3):
+            drain(loader)
+    for rows, part in held:
+        assert np.array_equal(part, images[rows.numpy()][1:, :2].transpose(0, 3, 1, 2))
+    for batch in kept:
+        assert np.array_equal(batch.images.numpy(), images[batch.rows.numpy()])
+
+
+def test_a_loader_may_be_dropped_while_its_batches_are_held(store: Path, images: NDArray[np.uint8]) -> None:
+    batches = list(Loader(store, batch_size=4))
+    gc.collect()
+    for batch in batches:
+        assert np.array_equal(batch.images.numpy(), images[batch.rows.numpy()])
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("reader", ["mmap", "pread"])
+def test_nothing_outlives_a_loader(store: Path, reader: str) -> None:
+    list(Loader(store, batch_size=4, reader=reader))  # what torch and numpy open once
+    gc.collect()
+    threads, files = threading.active_count(), descriptors()
+    loader = Loader(store, batch_size=4, reader=reader)
+    for epoch in range(50):
+        for step, _ in enumerate(loader):
+            if step == epoch % 5:
+                break
+        assert threading.active_count() == threads
+    loader.close()
+    assert (threading.active_count(), descriptors()) == (threads, files)
+    assert not loader._side.ring._free
+    for _ in range(10):  # neither closed nor exhausted
+        next(iter(Loader(store, batch_size=4, reader=reader)))
+    gc.collect()
+    assert (threading.active_count(), descriptors()) == (threads, files)
+
+
+def test_a_second_iterator_ends_the_first(store: Path) -> None:
+    with Loader(store, batch_size=4) as loader:
+        first = iter(loader)
+        next(first)
+        second = iter(loader)
+        with pytest.raises(RuntimeError, match="another epoch of this Loader was begun"):
+            next(first)
+        assert len(list(second)) == COUNT // 4
+        with pytest.raises(RuntimeError, match="another epoch"):
+            next(first)
+        with pytest.raises(StopIteration):
+            next(second)
+
+
+def test_loading_a_state_ends_the_epoch_under_way(store: Path) -> None:
+    with Loader(store, batch_size=4) as loader:
+        batches = iter(loader)
+        next(batches)
+        loader.load_state_dict(loader.state_dict())
+        with pytest.raises(RuntimeError, match=r"load_state_dict\(\) was called"):
+            next(batches)
+        assert len(list(loader)) == COUNT // 4 - 1
+
+
+def test_a_closed_loader(store: Path, images: NDArray[np.uint8]) -> None:
+    loader = Loader(store, batch_size=4, reader="pread")
+    batches = iter(loader)
+    batch = next(batches)
+    loader.close()
+    loader.close()
+    with pytest.raises(RuntimeError, match="the Loader was closed"):
+        next(batches)
+    with pytest.raises(RuntimeError, match="this Loader is closed; make another"):
+        iter(loader)
+    assert np.array_equal(batch.images.numpy(), images[batch.rows.numpy()])
+    assert loader.state_dict()["rows_consumed"] == 4
+    assert loader.stats()["batches"] == 1
+
+
+def test_closing_wakes_a_thread_that_waits_for_a_batch(store: Path) -> None:
+    planning, go_on = threading.Event(), threading.Event()
+
+    def steps() -> Iterator[Step]:
+        yield Step(np.arange(4), 4)
+        planning.set()
+        go_on.wait()
+        yield Step(np.arange(4), 4)
+
+    opened = open_store(store)
+    side = HostSide((4, 8, 6, 3), 3, torch.device("cpu"), None)
+    filler = Filler(steps(), Source(opened, MmapReader(opened), 1), side, prefetch=3)
+    got: list[Any] = []
+    consumer = threading.Thread(target=lambda: got.append(filler.ready.get()), daemon=True)
+    consumer.start()
+    planning.wait()
+    stopper = threading.Thread(target=filler.stop)
+    stopper.start()
+    while not filler._stopped:
+        pass
+    go_on.set()
+    for thread in (stopper, consumer):
+        thread.join(10)
+    assert isinstance(got[0], RuntimeError)
+    assert "ended by another thread" in str(got[0])
+
+
+def test_a_store_that_was_given_stays_open(store: Path, images: NDArray[np.uint8]) -> None:
+    opened = open_store(store)
+    for _ in range(2):
+        with Loader(opened, batch_size=4) as loader:
+            assert len(list(loader)) == COUNT // 4
+    assert np.array_equal(opened.images[7], images[7])
+
+
+def test_a_transform_is_applied_to_every_batch(store: Path, images: NDArray[np.uint8]) -> None:
+    def invert(batch: Batch) -> Batch:
+        return dataclasses.replace(batch, images=255 - batch.images)
+
+    with Loader(store, batch_size=4, transform=invert) as loader:
+        for batch in loader:
+            assert np.array_equal(batch.images.numpy(), 255 - images[batch.rows.numpy()])
+
+
+class Odd(BaseException):
+    """What no `except Exception` catches."""
+
+
+@pytest.mark.parametrize("kind", [LookupError, Odd])
+def test_what_goes_wrong_in_the_filler_is_raised_at_the_next_batch(store: Path, kind: type[BaseException]) -> None:
+    def fail(batch: Batch) -> Batch:
+        if len(seen) == 3:
+            raise kind("the fourth")
+        seen.append(batch)
+        return batch
+
+    seen: list[Batch] = []
+    threads = threading.active_count()
+    with Loader(store, batch_size=4, transform=fail) as loader:
+        batches = iter(loader)
+        assert [next(batches).rows.tolist() for _ in range(3)] == [batch.rows.tolist() for batch in seen]
+        with pytest.raises(kind, match="the fourth"):
+            next(batches)
+        assert threading.active_count() == threads
+        with pytest.raises(RuntimeError, match=r"this epoch has ended: .*: the fourth"):
+            next(batches)
+        seen.clear()
+        assert loader.state_dict()["rows_consumed"] == 12
+
+
+def test_a_transform_cannot_end_an_epoch_unnoticed(store: Path) -> None:
+    def fail(batch: Batch) -> Batch:
+        raise StopIteration
+
+    with Loader(store, batch_size=4, transform=fail) as loader, pytest.raises(RuntimeError, match="StopIteration"):
+        drain(loader)
+
+
+def test_a_transform_must_return_a_batch(store: Path) -> None:
+    loader = Loader(store, batch_size=4, transform=lambda batch: batch.images)  # type: ignore[arg-type, return-value]
+    with loader, pytest.raises(TypeError, match="transform returned Tensor, expected a Batch"):
+        next(iter(loader))
+
+
+def test_an_epoch_does_not_survive_a_fork(store: Path) -> None:
+    with Loader(store, batch_size=4) as loader:
+        batches = iter(loader)
+        next(batches)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                next(batches)
+            except RuntimeError as error:
+                code = 0 if "before a fork" in str(error) else 2
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        assert len(list(batches)) == COUNT // 4 - 1
+
+
+def test_leaving_the_interpreter_halfway_is_quiet(store: Path) -> None:
+    code = (
+        "import sys; from decodeonce import Loader; "
+        f"batches = iter(Loader({str(store)!r}, batch_size=1, prefetch=1000, transform=lambda batch: batch)); "
+        "held = [next(batches), next(batches)]; "
+        "assert not {'PIL', 'decodeonce.prep'} & set(sys.modules), 'the loader imports prep or Pillow'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_columns_follow_their_rows(store: Path) -> None:
+    opened = open_store(store)
+    boxes = np.arange(COUNT * 4, dtype=np.float32).reshape(COUNT, 4)
+    vars(opened)["columns"] = {"box": boxes, "name": np.array(["x"] * COUNT)}
+    with Loader(opened, batch_size=7, tail="pad") as loader:
+        for batch in loader:
+            assert set(batch.columns) == {"box"}
+            assert torch.equal(batch.columns["box"], torch.from_numpy(boxes)[batch.rows])
+
+
+def test_stats_count_what_was_handed_out(store: Path) -> None:
+    with Loader(store, batch_size=7, tail="keep", threads=2, reader="pread") as loader:
+        assert loader.stats()["waited_share"] == 0
+        list(loader)
+        stats = loader.stats()
+    assert stats["batches"] == 9
+    assert stats["bytes"] == COUNT * 8 * 6 * 3
+    assert (stats["reader"], stats["why"], stats["threads"]) == ("pread", "asked for", 2)
+    assert 0 < stats["waited_share"] <= 1  # the first batch at least
+    assert stats["seconds_waited"] > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"shuffle": "yes"}, "shuffle is 'yes', expected 'full', 'window', 'none'"),
+        ({"partition": "node"}, "partition is 'node', expected 'global', 'range'"),
+        ({"tail": "last"}, "tail is 'last', expected 'drop', 'pad', 'keep'"),
+        ({"reader": "aio"}, "reader is 'aio', expected 'auto', 'pread', 'mmap'"),
+        ({"batch_size": 0}, "batch_size is 0, expected a whole number of 1 or more"),
+        ({"batch_size": 4.0}, r"batch_size is 4\.0"),
+        ({"prefetch": 0}, "prefetch is 0"),
+        ({"threads": -1}, "threads is -1"),
+        ({"seed": "x"}, "seed is 'x', expected a whole number"),
+        ({"rank": 2, "world_size": 2}, "rank is 2 and world_size 2, expected 0 <= rank < world_size"),
+        ({"rank": 2}, "rank is 2 and world_size None, expected both or neither"),
+        ({"batch_size": 61}, r"batch_size 61 is more than a rank's share, 60"),
+        ({"batch_size": 31, "rank": 0, "world_size": 2}, r"batch_size 31 is more than a rank's share, 30"),
+    ],
+)
+def test_settings_that_make_no_sense(store: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Loader(store, **{"batch_size": 4, **settings})
+
+
+def test_rank_and_world_size_come_from_the_launcher(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with Loader(store, batch_size=4, shuffle="none") as loader:
+        assert (loader.rank, loader.world_size, len(loader)) == (2, 3, 5)
+        assert next(iter(loader)).rows.tolist() == [8, 9, 10, 11]

@@ -1,0 +1,152 @@
+"""Orders are permutations, fair ones, that can be entered anywhere and never change."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from decodeonce.loader.order import (
+    SHUFFLES,
+    WINDOW_BLOCKS,
+    FeistelBijection,
+    TableBijection,
+    derive_key,
+    make_order,
+    permutation,
+)
+
+keys = st.integers(0, 2**64 - 1)
+
+
+def all_rows(shuffle: str, count: int, block_rows: int, key: int) -> NDArray[np.int64]:
+    return make_order(shuffle, count, block_rows, key).rows(np.arange(count))
+
+
+@given(st.sampled_from(SHUFFLES), st.integers(1, 6000), st.integers(1, 300), keys)
+def test_an_order_is_a_permutation(shuffle: str, count: int, block_rows: int, key: int) -> None:
+    assert np.array_equal(np.sort(all_rows(shuffle, count, block_rows, key)), np.arange(count))
+
+
+@given(st.sampled_from(SHUFFLES), st.integers(1, 6000), st.integers(1, 300), keys, st.data())
+def test_a_part_is_what_the_whole_has_there(
+    shuffle: str, count: int, block_rows: int, key: int, data: st.DataObject
+) -> None:
+    positions = np.array(data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=50)))
+    part = make_order(shuffle, count, block_rows, key).rows(positions)
+    assert np.array_equal(part, all_rows(shuffle, count, block_rows, key)[positions])
+
+
+@given(st.integers(1, 5000), keys)
+def test_inverse_undoes_forward(count: int, key: int) -> None:
+    bijection = permutation(count, key)
+    numbers = np.arange(count)
+    assert np.array_equal(bijection.inverse(bijection.forward(numbers)), numbers)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 15, 16, 17, 1023])
+def test_the_network_permutes_small_domains_too(count: int) -> None:
+    network = FeistelBijection(count, key=9)
+    numbers = np.arange(count)
+    assert np.array_equal(np.sort(network.forward(numbers)), numbers)
+    assert np.array_equal(network.inverse(network.forward(numbers)), numbers)
+
+
+@pytest.mark.parametrize("count", [10**10, 10**12 + 39, 2**62 - 1])
+def test_huge_counts_start_anywhere(count: int) -> None:
+    positions = count - 1 - np.arange(256)
+    for shuffle in ("full", "window"):
+        rows = make_order(shuffle, count, 170, derive_key(1, 2)).rows(positions)
+        assert len(set(rows.tolist())) == 256
+        assert rows.min() >= 0
+        assert rows.max() < count
+    network = FeistelBijection(count, 5)
+    assert np.array_equal(network.inverse(network.forward(positions)), positions)
+
+
+def test_orders_never_change() -> None:
+    """A checkpoint of one release must be resumed by the next in the same order."""
+    first = np.arange(6)
+    key = derive_key(0, 0)
+    assert make_order("full", 10, 4, key).rows(first).tolist() == GOLDEN["table"]
+    assert make_order("full", 1281167, 170, key).rows(first).tolist() == GOLDEN["network"]
+    assert make_order("window", 1281167, 170, key).rows(first).tolist() == GOLDEN["window"]
+
+
+GOLDEN = {
+    "table": [4, 7, 6, 9, 8, 0],
+    "network": [988398, 1135626, 573431, 592666, 243900, 731014],
+    "window": [489860, 381576, 157391, 7582, 1050592, 1035158],
+}
+
+
+def test_every_word_of_a_key_counts() -> None:
+    words = [(0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0), (-1, 0), (2**64, 1 << 63), (0, 0, 2, 1), (0, 0, 1, 2)]
+    assert len({derive_key(*w) for w in words}) == len(words)
+
+
+def chi_square(counts: NDArray[np.int64]) -> float:
+    """Deviations from an even spread in standard deviations of the statistic: within a few of 0 for a fair one."""
+    expected, freedom = counts.sum() / counts.size, counts.size - 1
+    return float((((counts - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom))
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 7])
+def test_small_orders_are_fair_as_wholes(count: int) -> None:
+    """Every permutation of a small count comes up equally often over seeds."""
+    seen: dict[tuple[int, ...], int] = {}
+    draws, kinds = 6000, int(np.prod(np.arange(1, count + 1)))
+    for seed in range(draws):
+        order = tuple(TableBijection(count, derive_key(seed, 0)).forward(np.arange(count)).tolist())
+        seen[order] = seen.get(order, 0) + 1
+    counts = np.array([*seen.values(), *[0] * (kinds - len(seen))])
+    assert abs(chi_square(counts)) < 4
+
+
+@pytest.mark.parametrize("count", [1030, 5461])
+def test_large_orders_are_fair_in_places_and_neighbours(count: int) -> None:
+    """Where a position's row falls, and how far apart neighbours fall, is spread evenly over keys and positions."""
+    positions, cells = np.arange(64), 41
+    rows = np.array([FeistelBijection(count, derive_key(3, epoch)).forward(positions) for epoch in range(1500)])
+    for column in (0, 1, 63):
+        assert abs(chi_square(np.bincount(rows[:, column] * cells // count, minlength=cells))) < 4
+    distances = np.diff(rows, axis=1) % count
+    assert abs(chi_square(np.bincount((distances * cells // count).ravel(), minlength=cells))) < 4
+    again = rows[1:] == rows[:-1]  # a row in the same place in the next epoch: once in `count`
+    assert abs(again.mean() * count - 1) < 4 * np.sqrt(count / again.size)
+
+
+def test_the_check_of_neighbours_finds_an_order_that_is_hardly_mixed() -> None:
+    """The check above can fail."""
+    network = FeistelBijection(5461, key=1)
+    a = int(np.sqrt(5460)) + 1
+    rows = np.arange(2048) % a * (5461 // a)
+    assert abs(chi_square(np.bincount(np.diff(rows) % 5461 * 41 // 5461, minlength=41))) > 100
+    mixed = network.forward(np.arange(2048))
+    assert abs(chi_square(np.bincount(np.diff(mixed) % 5461 * 41 // 5461, minlength=41))) < 4
+
+
+def test_a_window_holds_the_rows_of_its_blocks() -> None:
+    block_rows, blocks = 5, 3 * WINDOW_BLOCKS + 7
+    count = blocks * block_rows - 3  # a short block, somewhere
+    rows = all_rows("window", count, block_rows, derive_key(4, 4))
+    first = rows[: WINDOW_BLOCKS * block_rows - 3]
+    touched = set((first // block_rows).tolist())
+    assert len(touched) <= WINDOW_BLOCKS + 1
+    assert touched != set(range(len(touched)))
+    assert len(set((rows // block_rows)[:20].tolist())) > 10  # mixed within the window
+
+
+def test_a_window_order_leaves_no_block_in_two_windows() -> None:
+    block_rows = 3
+    for count in (block_rows * (2 * WINDOW_BLOCKS + 9), block_rows * (2 * WINDOW_BLOCKS + 9) - 2):
+        for seed in range(20):
+            blocks = all_rows("window", count, block_rows, derive_key(seed)) // block_rows
+            first: dict[int, int] = {}
+            last: dict[int, int] = {}
+            for position, block in enumerate(blocks.tolist()):
+                first.setdefault(block, position)
+                last[block] = position
+            assert max(last[block] - first[block] for block in first) < WINDOW_BLOCKS * block_rows

@@ -1,0 +1,165 @@
+"""Over all ranks every row exactly once, in equally many steps, also when an epoch is resumed."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from decodeonce.loader.filling import GROUP_ROWS, Step
+from decodeonce.loader.order import SHUFFLES
+from decodeonce.loader.partition import PARTITIONS, TAILS, make_partition
+from tests.loader.plans import rank_plan, valid_rows
+
+worlds = st.integers(1, 7)
+batches = st.integers(1, 40)
+counts = st.integers(1, 1500)
+
+
+def plans(
+    count: int, world_size: int, batch_size: int, partition: str, tail: str, *, shuffle: str = "full", consumed: int = 0
+) -> list[list[Step]]:
+    """The steps of every rank; examples that leave a rank without a row or a step are passed over."""
+    assume(partition == "global" or count >= world_size)
+    assume(tail != "drop" or count >= world_size * batch_size)
+    return [
+        rank_plan(
+            count,
+            rank=rank,
+            world_size=world_size,
+            batch_size=batch_size,
+            partition=partition,
+            tail=tail,
+            shuffle=shuffle,
+            consumed=consumed,
+        )
+        for rank in range(world_size)
+    ]
+
+
+@given(counts, worlds, batches, st.sampled_from(PARTITIONS), st.sampled_from(TAILS), st.sampled_from(SHUFFLES))
+def test_every_row_once_in_equally_many_steps(
+    count: int, world_size: int, batch_size: int, partition: str, tail: str, shuffle: str
+) -> None:
+    ranks = plans(count, world_size, batch_size, partition, tail, shuffle=shuffle)
+    assert len({len(plan) for plan in ranks}) == 1
+    rows = valid_rows(ranks)
+    assert len(rows) == len(set(rows))
+    if tail == "drop":
+        smallest = count // world_size if partition == "range" else count
+        stride = batch_size if partition == "range" else batch_size * world_size
+        assert len(rows) == smallest // stride * batch_size * world_size
+    else:
+        assert sorted(rows) == list(range(count))
+
+
+@given(counts, worlds, batches, st.sampled_from(PARTITIONS), st.sampled_from(TAILS))
+def test_sizes_of_batches(count: int, world_size: int, batch_size: int, partition: str, tail: str) -> None:
+    ranks = plans(count, world_size, batch_size, partition, tail)
+    for plan in ranks:
+        for step in plan[:-1]:
+            assert (len(step.rows), step.valid) == (batch_size, batch_size)
+    lasts = [plan[-1] for plan in ranks]
+    if tail != "keep":
+        assert {len(last.rows) for last in lasts} == {batch_size}
+    else:
+        assert max(last.valid for last in lasts) - min(last.valid for last in lasts) <= 1
+        assert all(len(last.rows) == max(last.valid, 1) for last in lasts)
+
+
+@given(counts, worlds, batches, st.sampled_from(PARTITIONS), st.sampled_from(TAILS))
+def test_rows_ascend_in_both_parts_of_a_batch(
+    count: int, world_size: int, batch_size: int, partition: str, tail: str
+) -> None:
+    for plan in plans(count, world_size, batch_size, partition, tail):
+        for step in plan:
+            for part in (step.rows[: step.valid], step.rows[step.valid :]):
+                assert (np.diff(part) >= 0).all()
+            assert step.rows.min() >= 0
+            assert step.rows.max() < count
+
+
+@given(counts, worlds, batches, st.sampled_from(PARTITIONS), st.sampled_from(TAILS), st.data())
+def test_resuming_gives_exactly_the_rest(
+    count: int, world_size: int, batch_size: int, partition: str, tail: str, data: st.DataObject
+) -> None:
+    ranks = plans(count, world_size, batch_size, partition, tail)
+    done = data.draw(st.integers(0, len(ranks[0]) - 1))
+    stride = batch_size if partition == "range" else batch_size * world_size
+    rest = plans(count, world_size, batch_size, partition, tail, consumed=done * stride)
+    for plan, remaining in zip(ranks, rest, strict=True):
+        assert [(s.rows.tolist(), s.valid) for s in plan[done:]] == [(s.rows.tolist(), s.valid) for s in remaining]
+
+
+@given(counts, worlds, batches, worlds, batches, st.sampled_from(["pad", "keep"]), st.data())
+def test_resuming_in_another_world_loses_and_repeats_nothing(
+    count: int, world: int, batch: int, other_world: int, other_batch: int, tail: str, data: st.DataObject
+) -> None:
+    before = plans(count, world, batch, "global", tail)
+    done = data.draw(st.integers(0, len(before[0]) - 1))
+    after = plans(count, other_world, other_batch, "global", tail, consumed=done * world * batch)
+    rows = valid_rows([plan[:done] for plan in before]) + valid_rows(after)
+    assert Counter(rows) == Counter(range(count))
+
+
+@given(counts, worlds, batches, worlds, batches)
+def test_dropping_in_another_world_drops_less_than_a_global_batch(
+    count: int, world: int, batch: int, other_world: int, other_batch: int
+) -> None:
+    before = plans(count, world, batch, "global", "drop")
+    assume(count >= other_world * other_batch)
+    done = len(before[0]) // 2
+    after = plans(count, other_world, other_batch, "global", "drop", consumed=done * world * batch)
+    rows = valid_rows([plan[:done] for plan in before]) + valid_rows(after)
+    assert len(rows) == len(set(rows))
+    assert count - len(rows) < other_world * other_batch
+
+
+def test_padding_comes_from_the_start_of_the_epoch() -> None:
+    ranks = [rank_plan(10, batch_size=4, rank=rank, world_size=2, tail="pad", shuffle="none") for rank in (0, 1)]
+    assert [(s.rows.tolist(), s.valid) for s in ranks[0]] == [([0, 1, 2, 3], 4), ([8, 9, 0, 1], 2)]
+    assert [(s.rows.tolist(), s.valid) for s in ranks[1]] == [([4, 5, 6, 7], 4), ([2, 3, 4, 5], 0)]
+
+
+def test_padding_goes_round_when_the_store_is_smaller_than_a_batch() -> None:
+    (step,) = rank_plan(3, batch_size=8, tail="pad", shuffle="none")
+    assert (step.rows.tolist(), step.valid) == ([0, 1, 2, 0, 0, 1, 1, 2], 3)
+
+
+def test_a_kept_tail_is_dealt_evenly() -> None:
+    ranks = [rank_plan(10, batch_size=2, rank=rank, world_size=4, shuffle="none") for rank in range(4)]
+    assert [plan[-1].rows.tolist() for plan in ranks] == [[0], [8], [0], [9]]
+    assert [plan[-1].valid for plan in ranks] == [0, 1, 0, 1]
+
+
+def test_a_range_is_the_ranks_own() -> None:
+    for rank, (first, last) in enumerate([(0, 3), (3, 6), (6, 10)]):
+        plan = rank_plan(10, batch_size=2, rank=rank, world_size=3, partition="range")
+        assert sorted(valid_rows([plan])) == list(range(first, last))
+        assert all(first <= row < last for step in plan for row in step.rows.tolist())
+        assert len(plan) == 2
+
+
+def test_steps_longer_than_a_group_and_groups_of_steps() -> None:
+    count = 3 * GROUP_ROWS + 5
+    for batch_size in (GROUP_ROWS + 7, GROUP_ROWS // 3, 1000):
+        assert sorted(valid_rows([rank_plan(count, batch_size=batch_size)])) == list(range(count))
+
+
+@pytest.mark.parametrize(
+    ("count", "kind", "batch_size", "world_size", "tail", "message"),
+    [
+        (10, "global", 4, 3, "drop", r"batch_size 4 is more than a rank's share, 3 \(10 rows among 3 ranks\)"),
+        (10, "range", 4, 3, "drop", r"batch_size 4 is more than a rank's share, 3 \(10 rows among 3 ranks\)"),
+        (2, "range", 1, 3, "keep", r"2 rows among 3 ranks leave a rank without any"),
+        (0, "global", 1, 1, "keep", r"no rows"),
+    ],
+)
+def test_what_cannot_be_shared(
+    count: int, kind: str, batch_size: int, world_size: int, tail: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_partition(kind, count, batch_size, 0, world_size, tail)

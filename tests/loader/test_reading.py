@@ -1,0 +1,158 @@
+"""Both readers give what was written, and say what is wrong with a shard; the choice between them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from decodeonce import Loader, Store, StoreError, host, open_store
+from decodeonce.loader import reading
+from decodeonce.loader.reading import MmapReader, PreadReader, Reader, choose_reader, make_reader
+from tests.stores import make_store
+
+READERS: dict[str, Callable[[Store], Reader]] = {"mmap": MmapReader, "pread": PreadReader}
+
+
+@pytest.fixture(params=["npy", "hdf5"])
+def container(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("shuffle", ["full", "window", "none"])
+@pytest.mark.parametrize("partition", ["global", "range"])
+def test_pixels_labels_and_rows_belong_together(
+    tmp_path: Path, images: NDArray[np.uint8], container: str, reader: str, shuffle: str, partition: str
+) -> None:
+    path = make_store(tmp_path / "s", images, shard_rows=25, container=container)
+    for rank in range(2):
+        with Loader(
+            path,
+            batch_size=7,
+            tail="keep",
+            rank=rank,
+            world_size=2,
+            shuffle=shuffle,
+            partition=partition,
+            reader=reader,
+            threads=3,
+        ) as loader:
+            assert loader.stats()["reader"] == reader
+            for batch in loader:
+                rows = batch.rows.numpy()
+                assert np.array_equal(batch.images.numpy(), images[rows])
+                assert np.array_equal(batch.labels.numpy(), rows % 3)
+                assert batch.images.is_contiguous()
+                assert len(batch.images) == len(rows) == len(batch.labels)
+
+
+@pytest.mark.parametrize("name", READERS)
+@given(rows=st.lists(st.integers(0, 59), min_size=1, max_size=80), threads=st.integers(1, 6))
+def test_any_rows_by_any_number_of_threads(
+    store: Path, images: NDArray[np.uint8], name: str, rows: list[int], threads: int
+) -> None:
+    reader = READERS[name](open_store(store))
+    out = np.zeros((len(rows), *images.shape[1:]), np.uint8)
+    parts = reader.parts(np.array(rows), out, threads)
+    assert len(parts) == min(threads, len(rows))
+    for part in parts:
+        part()
+    reader.close()
+    assert np.array_equal(out, images[rows])
+
+
+def test_consecutive_rows_are_one_read(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def count(fd: int, out: memoryview, offset: int) -> int:
+        sizes.append(out.nbytes)
+        return out.nbytes
+
+    monkeypatch.setattr(reading, "read_at", count)
+    reader = PreadReader(open_store(store))
+    rows = np.array([3, 4, 5, 9, 24, 25, 26, 0])
+    (part,) = reader.parts(rows, np.empty((8, 8, 6, 3), np.uint8), 1)
+    part()
+    reader.close()
+    assert [size // (8 * 6 * 3) for size in sizes] == [3, 1, 1, 2, 1]
+
+
+def open_files() -> list[str]:
+    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    return [os.readlink(link) for link in links if os.path.lexists(link)]
+
+
+def test_a_shard_cut_short_while_reading_is_named(tmp_path: Path, store: Path) -> None:
+    copy = shutil.copytree(store, tmp_path / "s")
+    with Loader(copy, batch_size=4, shuffle="none", reader="pread", prefetch=1) as loader:
+        batches = iter(loader)
+        next(batches)
+        os.truncate(copy / "images-00001.npy", 4096 + 10)
+        with pytest.raises(
+            StoreError, match=r"images-00001\.npy: ends at byte \d+, expected \d+ at least; run"
+        ) as held:
+            list(batches)
+        assert any(str(copy / "images-") in name for name in open_files())
+    assert not any(str(copy / "images-") in name for name in open_files())
+    assert held.value.__traceback__ is not None  # it refers to the reader, which is closed all the same
+
+
+def test_a_shard_that_vanished_is_named(tmp_path: Path, store: Path) -> None:
+    copy = shutil.copytree(store, tmp_path / "s")
+    with Loader(copy, batch_size=4, shuffle="none", reader="pread", prefetch=1) as loader:
+        os.unlink(copy / "images-00002.npy")
+        with pytest.raises(StoreError, match=r"images-00002\.npy: cannot be opened: No such file"):
+            list(loader)
+
+
+def test_a_read_error_is_the_shards(store: Path) -> None:
+    reader = PreadReader(open_store(store))
+    reader._fds[1] = os.open(store, os.O_RDONLY)  # a folder: reading it is an error of the operating system
+    (part,) = reader.parts(np.array([30]), np.empty((1, 8, 6, 3), np.uint8), 1)
+    with pytest.raises(StoreError, match=r"images-00001\.npy: row 30 cannot be read: .*Is a directory"):
+        part()
+    reader.close()
+
+
+def test_auto_takes_mmap_for_a_small_local_store(store: Path) -> None:
+    name, why = choose_reader(open_store(store))
+    assert (name, "local" in why) == ("mmap", True)
+    with Loader(store, batch_size=4) as loader:
+        assert (loader.stats()["reader"], loader.stats()["why"]) == (name, why)
+
+
+def test_auto_takes_pread_for_a_store_larger_than_half_the_memory(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbytes = 60 * 8 * 6 * 3
+    monkeypatch.setattr(reading, "available_memory", lambda: 2 * nbytes)
+    assert choose_reader(open_store(store))[0] == "mmap"
+    monkeypatch.setattr(reading, "available_memory", lambda: 2 * nbytes - 2)
+    name, why = choose_reader(open_store(store))
+    assert (name, "more than half" in why) == ("pread", True)
+
+
+def test_auto_takes_pread_on_a_network(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "network_file_system", lambda path: "Lustre")
+    reader, why = make_reader(open_store(store), "auto")
+    assert (reader.name, "Lustre" in why) == ("pread", True)
+
+
+def test_file_systems_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(host.NETWORK_FILE_SYSTEMS, 0x9FA0, "proc")
+    assert host.network_file_system(Path("/proc/self")) == "proc"
+    assert host.network_file_system(tmp_path) is None
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        host.network_file_system(tmp_path / "nowhere")
+
+
+def test_memory_and_cores_are_what_the_system_has() -> None:
+    memory = host.available_memory()
+    assert memory is None or 1 << 20 < memory <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 1 <= host.usable_cores() <= (os.cpu_count() or 1)

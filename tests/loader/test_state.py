@@ -1,0 +1,206 @@
+"""Epochs and where training stands in them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from decodeonce import Batch, Loader
+from tests.loader.conftest import COUNT
+from tests.stores import make_store, random_images
+
+
+def loader_of(store: Path, **settings: Any) -> Loader:
+    return Loader(store, **{"batch_size": 7, "seed": 5, "tail": "keep", **settings})
+
+
+def rows_of(batches: Any) -> list[list[int]]:
+    return [batch.rows[: batch.valid].tolist() for batch in batches]
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return [row for batch in batches for row in batch]
+
+
+def test_every_epoch_has_its_own_order(store: Path) -> None:
+    with loader_of(store) as loader, loader_of(store) as same, loader_of(store, seed=6) as other:
+        first, second = rows_of(loader), rows_of(loader)
+        assert len(first) == len(loader) == 9
+        assert sorted(flat(first)) == sorted(flat(second)) == list(range(COUNT))
+        assert first != second
+        assert [rows_of(same), rows_of(same)] == [first, second]
+        assert rows_of(other) != first
+
+
+def test_ranges_of_one_size_are_shuffled_differently(store: Path) -> None:
+    settings: dict[str, Any] = {"partition": "range", "world_size": 2, "batch_size": 1}
+    with loader_of(store, rank=0, **settings) as first, loader_of(store, rank=1, **settings) as second:
+        assert [row % 30 for row in flat(rows_of(first))] != [row % 30 for row in flat(rows_of(second))]
+
+
+def test_set_epoch_chooses_the_next_one(store: Path) -> None:
+    with loader_of(store) as loader, loader_of(store) as jumping:
+        epochs = [rows_of(loader) for _ in range(4)]
+        jumping.set_epoch(3)
+        assert jumping.state_dict()["epoch"] == 3
+        assert rows_of(jumping) == epochs[3]
+        jumping.set_epoch(1)
+        assert [rows_of(jumping), rows_of(jumping)] == epochs[1:3]
+
+
+def test_set_epoch_within_an_epoch_is_about_the_next(store: Path) -> None:
+    with loader_of(store) as loader, loader_of(store) as plain:
+        epochs = [rows_of(plain) for _ in range(6)]
+        batches = iter(loader)
+        first = next(batches)
+        loader.set_epoch(5)
+        assert loader.state_dict()["epoch"] == 0
+        assert rows_of([first, *batches]) == epochs[0]
+        assert (loader.state_dict()["epoch"], loader.state_dict()["rows_consumed"]) == (5, 0)
+        assert rows_of(loader) == epochs[5]
+
+
+def test_the_state_is_small_plain_and_right_while_batches_are_in_flight(store: Path) -> None:
+    with loader_of(store, prefetch=4) as loader:
+        states = [loader.state_dict()]
+        for _ in loader:
+            states.append(loader.state_dict())
+    assert [(s["epoch"], s["rows_consumed"]) for s in states] == [*((0, 7 * k) for k in range(9)), (1, 0)]
+    assert json.loads(json.dumps(states[3])) == states[3]
+    assert states[3] == {
+        "epoch": 0,
+        "rows_consumed": 21,
+        "seed": 5,
+        "shuffle": "full",
+        "partition": "global",
+        "count": COUNT,
+        "world_size": 1,
+    }
+
+
+@pytest.mark.parametrize("shuffle", ["full", "window", "none"])
+@pytest.mark.parametrize("partition", ["global", "range"])
+@pytest.mark.parametrize("tail", ["drop", "pad", "keep"])
+def test_a_state_resumes_at_every_step(store: Path, shuffle: str, partition: str, tail: str) -> None:
+    settings = {"shuffle": shuffle, "partition": partition, "tail": tail, "rank": 1, "world_size": 2}
+    with loader_of(store, **settings) as loader:
+        epochs = [[(b.rows.tolist(), b.valid) for b in loader] for _ in range(2)]
+    for done in range(len(epochs[0]) + 1):
+        with loader_of(store, **settings) as loader, loader_of(store, **settings) as resumed:
+            batches = iter(loader)
+            for _ in range(done):
+                next(batches)
+            resumed.load_state_dict(loader.state_dict())
+            rest = [(b.rows.tolist(), b.valid) for b in resumed]
+            assert rest == (epochs[0][done:] if done < len(epochs[0]) else epochs[1])
+
+
+def test_a_global_epoch_is_resumed_in_another_world(store: Path) -> None:
+    rows: list[int] = []
+    for rank in range(2):
+        with loader_of(store, batch_size=5, rank=rank, world_size=2) as loader:
+            batches = iter(loader)
+            rows += flat(rows_of(next(batches) for _ in range(3)))
+            state = loader.state_dict()
+    for rank in range(3):
+        with loader_of(store, batch_size=4, rank=rank, world_size=3) as loader:
+            loader.load_state_dict(state)
+            rows += flat(rows_of(loader))
+    assert sorted(rows) == list(range(COUNT))
+
+
+def test_set_epoch_keeps_the_offset_of_the_epoch_just_loaded(store: Path) -> None:
+    with loader_of(store) as loader, loader_of(store) as resumed, loader_of(store) as elsewhere:
+        batches = iter(loader)
+        next(batches)
+        state, rest = loader.state_dict(), rows_of(batches)
+        resumed.load_state_dict(state)
+        resumed.set_epoch(0)
+        assert rows_of(resumed) == rest
+        resumed.set_epoch(0)
+        assert len(rows_of(resumed)) == 9
+        elsewhere.load_state_dict(state)
+        elsewhere.set_epoch(1)
+        assert rows_of(elsewhere) == rows_of(loader)
+
+
+def test_an_epoch_left_halfway_is_over_but_can_be_resumed(store: Path) -> None:
+    with loader_of(store) as loader, loader_of(store) as resumed:
+        for _ in loader:
+            break
+        resumed.load_state_dict(loader.state_dict())
+        assert len(rows_of(resumed)) == 8
+        assert loader.state_dict()["rows_consumed"] == 7
+        assert len(rows_of(loader)) == 9
+        assert loader.state_dict()["epoch"] == 2
+
+
+def test_an_epoch_of_which_too_little_is_left_is_empty(store: Path) -> None:
+    with loader_of(store, tail="drop") as loader, loader_of(store, tail="drop", batch_size=30) as larger:
+        batches = iter(loader)
+        for _ in range(5):
+            next(batches)
+        larger.load_state_dict(loader.state_dict())
+        assert rows_of(larger) == []
+        assert larger.state_dict()["epoch"] == 1
+        assert len(rows_of(larger)) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 6}, "seed 6, here 5"),
+        ({"shuffle": "none"}, "shuffle 'none', here 'full'"),
+        ({"count": 61}, "count 61, here 60"),
+        ({"partition": "range", "seed": 4}, "seed 4, here 5; partition 'range', here 'global'"),
+        ({"epoch": -1}, "epoch is -1"),
+        ({"rows_consumed": 61}, "rows_consumed is 61, expected 60 at most"),
+        ({"rows_consumed": None}, "rows_consumed is None"),
+    ],
+)
+def test_a_state_of_another_loader(store: Path, change: dict[str, Any], message: str) -> None:
+    with loader_of(store) as loader:
+        with pytest.raises(ValueError, match=message):
+            loader.load_state_dict({**loader.state_dict(), **change})
+        with pytest.raises(ValueError, match="not the state of a Loader: it lacks epoch"):
+            loader.load_state_dict({k: v for k, v in loader.state_dict().items() if k != "epoch"})
+
+
+def test_a_range_is_resumed_in_its_own_world_only(store: Path) -> None:
+    settings: dict[str, Any] = {"partition": "range", "rank": 0}
+    two, three = (loader_of(store, world_size=world_size, **settings) for world_size in (2, 3))
+    with two, three, pytest.raises(ValueError, match="world_size 2, here 3"):
+        three.load_state_dict(two.state_dict())
+
+
+def test_padding_is_at_the_end_and_told(store: Path) -> None:
+    with loader_of(store, tail="pad", shuffle="none") as loader:
+        *whole, last = loader
+        assert {batch.valid for batch in whole} == {7}
+        assert (last.valid, last.rows.tolist()) == (4, [56, 57, 58, 59, 0, 1, 2])
+
+
+def test_a_batch_unpacks_to_images_and_labels(store: Path) -> None:
+    with loader_of(store) as loader:
+        batch = next(iter(loader))
+    assert isinstance(batch, Batch)
+    images, labels = batch
+    assert images is batch.images
+    assert labels is batch.labels
+    assert (tuple(images.shape), images.dtype) == ((7, 8, 6, 3), torch.uint8)
+    assert labels.dtype == batch.rows.dtype == torch.int64
+    assert batch.columns == {}
+
+
+def test_orders_of_a_larger_store_match_what_is_read(tmp_path: Path) -> None:
+    images = random_images(3000, shape=(2, 2, 1))
+    path = make_store(tmp_path / "s", images, shard_rows=700, block_rows=13)
+    for shuffle in ("full", "window"):
+        with Loader(path, batch_size=128, shuffle=shuffle, tail="keep") as loader:
+            seen = np.concatenate([batch.rows.numpy() for batch in loader])
+            assert np.array_equal(np.sort(seen), np.arange(3000))

@@ -1,0 +1,48 @@
+"""Cores by affinity and cgroup, v1 and v2, from trees as Linux lays them out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from decodeonce.host import cgroup_cores, usable_cores
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_the_smallest_quota_on_the_way_up_counts(tmp_path: Path) -> None:
+    write(tmp_path / "self", "0::/slice/job/step\n")
+    write(tmp_path / "fs/slice/job/step/cpu.max", "max 100000\n")
+    write(tmp_path / "fs/slice/job/cpu.max", "150000 100000\n")
+    write(tmp_path / "fs/slice/cpu.max", "800000 100000\n")
+    assert cgroup_cores(tmp_path / "fs", tmp_path / "self") == 1.5
+
+
+def test_version_1_has_its_own_files(tmp_path: Path) -> None:
+    write(tmp_path / "self", "4:memory:/job\n3:cpu,cpuacct:/job\n")
+    write(tmp_path / "fs/cpu/job/cpu.cfs_quota_us", "300000\n")
+    write(tmp_path / "fs/cpu/job/cpu.cfs_period_us", "100000\n")
+    write(tmp_path / "fs/cpu/cpu.cfs_quota_us", "-1\n")
+    write(tmp_path / "fs/cpu/cpu.cfs_period_us", "100000\n")
+    assert cgroup_cores(tmp_path / "fs", tmp_path / "self") == 3
+
+
+@pytest.mark.parametrize("own", ["0::/\n", "", "0::/gone\n"])
+def test_no_quota_is_none(tmp_path: Path, own: str) -> None:
+    write(tmp_path / "self", own)
+    assert cgroup_cores(tmp_path / "fs", tmp_path / "self") is None
+    assert cgroup_cores(tmp_path / "fs", tmp_path / "nowhere") is None
+
+
+def test_the_affinity_mask_is_respected() -> None:
+    core = min(os.sched_getaffinity(0))
+    script = f"import os; os.sched_setaffinity(0, [{core}]); import decodeonce.host as h; print(h.usable_cores())"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout == b"1\n"
+    assert usable_cores() >= 1
