@@ -1,0 +1,5 @@
+"""`python -m decodeonce.cli` is `prep`."""
+
+from decodeonce.cli import main
+
+main()

@@ -1,0 +1,65 @@
+"""`prep doctor`: is this machine set up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from decodeonce.cli.output import JsonFlag, show_facts
+
+
+def doctor(as_json: JsonFlag = False) -> None:
+    """What this machine has for building and training: decoders, cores, memory, limits, launcher."""
+    facts, problems = examine()
+    show_facts({**facts, "problems": problems}, as_json=as_json)
+
+
+def examine() -> tuple[dict[str, Any], list[str]]:
+    """What was found, and what should be mended (a sentence with the command each)."""
+    import platform
+    import resource
+    from importlib import metadata
+
+    import decodeonce
+    from decodeonce.host import available_memory, usable_cores
+
+    problems: list[str] = []
+    versions = {}
+    for name in ("numpy", "torch", "h5py", "xxhash", "simplejpeg"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    if versions["simplejpeg"] == "not installed":
+        problems.append('no JPEG decoder, so no `prep build` here: pip install "decodeonce[prep]"')
+    facts = {
+        "decodeonce": decodeonce.__version__,
+        "python": platform.python_version(),
+        **versions,
+        "pillow": _pillow(problems),
+        "usable_cores": usable_cores(),
+        "available_memory_gb": round((available_memory() or 0) / 1e9, 1),
+        "open_files_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "launcher": _launcher(),
+    }
+    return facts, problems
+
+
+def _pillow(problems: list[str]) -> str:
+    """Which PIL is live, its version and SIMD level; says so where two were installed over each other."""
+    from decodeonce.prep.pillow import find_pillow
+
+    found = find_pillow()
+    if len(found.installed) > 1:
+        problems.append(
+            "Pillow and pillow-simd are installed over each other: pip uninstall -y pillow pillow-simd, "
+            'then pip install "decodeonce[prep]"'
+        )
+    if not found.installed:
+        problems.append('no Pillow, so no `prep build` here: pip install "decodeonce[prep]"')
+    return found.description
+
+
+def _launcher() -> str:
+    from decodeonce.launch import find_rank
+
+    return str(find_rank())

@@ -1,0 +1,101 @@
+"""`prep info`, `status`, `verify`, `ls`, `show`: what a store is, whether it is whole, and what is in it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from decodeonce.cli.output import JsonFlag, show_facts
+
+StoreArgument = Annotated[Path, typer.Argument(help="A finished store.", metavar="STORE")]
+
+
+def info(store: StoreArgument, as_json: JsonFlag = False) -> None:
+    """What a store is: counts, shape, shards, statistics, recipe."""
+    from decodeonce.store import open_store
+
+    manifest = open_store(store).manifest
+    facts = {
+        "store": str(store),
+        "rows": manifest.count,
+        "shape": list(manifest.shape),
+        "dtype": manifest.dtype,
+        "container": manifest.container,
+        "shards": len(manifest.shards),
+        "bytes": sum(shard.bytes for shard in manifest.shards),
+        "classes": len(manifest.classes),
+        "columns": [column.name for column in manifest.columns],
+        "pixel_mean": list(manifest.pixel_mean),
+        "pixel_std": list(manifest.pixel_std),
+        "recipe": manifest.recipe,
+        "source": manifest.source,
+        "decoder_crashes": manifest.decoder_crashes,
+        "digest": manifest.digest,
+    }
+    show_facts(facts, as_json=as_json)
+
+
+def status(
+    out: Annotated[Path, typer.Argument(help="A build, or a store.", metavar="OUT")], as_json: JsonFlag = False
+) -> None:
+    """How far a build is, from any node, while it runs; and its rejects so far."""
+    from decodeonce.prep.status import read_status
+
+    facts = asdict(read_status(out))
+    if as_json:
+        return show_facts(facts, as_json=True)
+    rejects = facts.pop("rejects")
+    show_facts({**facts, "rejects": len(rejects)}, as_json=False)
+    for reject in rejects[:20]:
+        typer.echo(f"  {reject['source']}: {reject['reason']}")
+    if len(rejects) > 20:
+        typer.echo(f"  and {len(rejects) - 20} more; --json lists them all")
+
+
+def verify(store: StoreArgument, as_json: JsonFlag = False) -> None:
+    """Read all of a store and check it against what was written: exit code 0 whole, 1 damaged."""
+    from decodeonce.cli.progress import count_bar
+    from decodeonce.host import usable_cores
+    from decodeonce.store import verify_store
+
+    with count_bar("rows") as bar:
+        report = verify_store(store, threads=usable_cores(), progress=bar.update)
+    if as_json:
+        facts = {"ok": report.ok, "rows": report.rows, "bad_rows": report.bad_rows, "bad_files": report.bad_files}
+        typer.echo(json.dumps(facts))
+    elif report.ok:
+        typer.echo(f"{store}: whole, {report.rows} rows")
+    if report.ok:
+        return
+    for problem in report.problems:
+        typer.echo(f"prep: error: {problem}", err=True)
+    for first, last in report.bad_rows:
+        typer.echo(f"prep: error: {store}: rows {first} to {last} are not what was written", err=True)
+    raise typer.Exit(1)
+
+
+def ls(store: StoreArgument) -> None:
+    """List the rows, as samples.tsv has them: row, label, class, source, width, height, box, digest."""
+    from decodeonce.store import open_store
+    from decodeonce.store.hashing import file_chunks
+
+    for chunk in file_chunks(open_store(store).paths.samples):
+        sys.stdout.buffer.write(chunk)
+    sys.stdout.buffer.flush()
+
+
+def show(
+    store: StoreArgument, out: Annotated[Path, typer.Option(help="The PNG to write.")] = Path("sheet.png")
+) -> None:
+    """Write a contact sheet of the first 64 rows (with a shuffle seed, a fair draw) as a PNG."""
+    from decodeonce.cli.sheet import write_sheet
+    from decodeonce.store import open_store
+
+    opened = open_store(store)
+    shown = write_sheet(opened.images[:64], out)
+    typer.echo(f"{out}: {shown} pictures of {store}")

@@ -1,0 +1,29 @@
+"""What every looking command prints: a table for people, or one JSON object."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+
+def show_facts(facts: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print the facts, a line each or as JSON."""
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    width = max(map(len, facts), default=0)
+    for name, value in facts.items():
+        typer.echo(f"{name.replace('_', ' '):<{width}}  {_text(value)}")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {_text(v)}" for k, v in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_text, value)) or "none"
+    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)

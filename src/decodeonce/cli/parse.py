@@ -1,0 +1,41 @@
+"""Texts of the command line to values; what cannot be read is a usage error (exit code 2)."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import typer
+
+LARGEST = 2**63 - 1
+UNITS = {"": 1, "B": 1, **{f"{p}B": 1000**i for i, p in enumerate("KMGT", 1)}}
+UNITS |= {f"{p}IB": 1024**i for i, p in enumerate("KMGT", 1)}
+
+
+def picture_size(text: str) -> tuple[int, int]:
+    """(height, width) of "256" or "192x256"."""
+    match = re.fullmatch(r"([0-9]{1,6})(?:x([0-9]{1,6}))?", text.strip().lower())
+    height, width = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not (1 <= height <= 16384 and 1 <= width <= 16384):
+        raise typer.BadParameter(f"--size {text}: expected pixels, 1 to 16384, as 256 or HxW (192x256)")
+    return height, width
+
+
+def byte_size(text: str) -> int:
+    """Bytes of "32GiB", "10GB" or "4096"."""
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([a-z]*)", text.strip().lower())
+    unit = UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None or not 1 <= (size := int(float(match[1]) * unit)) <= LARGEST:
+        raise typer.BadParameter(f"--shard-size {text}: expected a size as 32GiB, 10GB or 500MiB")
+    return size
+
+
+def shuffle_seed(text: str | None) -> int | Literal["default"] | None:
+    """A seed, None for "none", "default" where nothing was said."""
+    if text is None:
+        return "default"
+    if text.strip().lower() == "none":
+        return None
+    if not re.fullmatch("[0-9]{1,19}", text.strip()) or int(text) > LARGEST:
+        raise typer.BadParameter(f"--shuffle-seed {text}: expected a whole number up to {LARGEST}, or none")
+    return int(text)

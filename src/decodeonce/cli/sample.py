@@ -1,0 +1,32 @@
+"""`prep sample`: a small realistic ImageNet tree to try everything on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def sample(
+    dest: Annotated[Path, typer.Argument(help="The folder to make.", metavar="DEST")],
+    count: Annotated[int, typer.Option(min=50, help="Pictures.")] = 3000,
+    classes: Annotated[int, typer.Option(min=1, max=1000, help="Class folders.")] = 30,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed, other pictures.")] = 0,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes. (default: usable cores)")] = None,
+) -> None:
+    """Make a small tree like ImageNet's, of drawn pictures that decode at a photograph's cost, some odd or broken."""
+    from decodeonce.cli.progress import count_bar
+    from decodeonce.host import usable_cores
+    from decodeonce.prep.sample import write_sample_tree
+
+    if classes > count:
+        raise typer.BadParameter(f"--classes is {classes}, expected at most --count {count}")
+    with count_bar("pictures", total=count) as bar:
+        tree = write_sample_tree(
+            dest, count=count, classes=classes, seed=seed, workers=workers or usable_cores(), progress=bar.update
+        )
+    typer.echo(
+        f"{dest}: {tree.pictures} pictures in {tree.classes} classes, {tree.bytes / tree.pictures / 1e3:.0f} KB and "
+        f"{tree.pixels / tree.pictures:.0f} pixels each on average"
+    )

@@ -1,0 +1,283 @@
+"""The command line as its user meets it: exit codes, one line an error, JSON, signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from decodeonce.cli.build import Kind
+from decodeonce.prep.sources import SOURCES
+from tests.pictures import encoded, jpeg, make_tree, picture, tree_bytes
+from tests.stores import make_store, random_images
+
+
+def prep(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run `prep` as a person would; nothing on standard input."""
+    command = [sys.executable, "-m", "decodeonce.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=cwd, check=False)
+
+
+def assert_fails(result: subprocess.CompletedProcess[str], code: int, *told: str) -> None:
+    """The exit code, one line `prep: …` that tells these things, nothing on standard output."""
+    assert result.returncode == code, result.stderr
+    assert result.stderr.startswith("prep: stopped: " if code == 75 else "prep: error: ")
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert result.stdout == ""
+    for text in told:
+        assert text in result.stderr
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tree(tmp_path_factory.mktemp("src"))
+
+
+@pytest.fixture(scope="module")
+def store(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("built") / "train.store"
+    result = prep("build", "imagenet", tree, out, "--size", 24)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == f"{out}: 15 rows, 0 rejects, 0 oddities (rejects.tsv)\n"
+    return out
+
+
+def test_kinds_on_the_command_line_are_the_sources() -> None:
+    assert {kind.value for kind in Kind} == set(SOURCES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["build", "folder", "SRC", "OUT", "--size", "0"], "--size 0: expected pixels"),
+        (["build", "folder", "SRC", "OUT", "--size", "12x"], "--size 12x"),
+        (["build", "folder", "SRC", "OUT", "--shard-size", "3 parsecs"], "--shard-size 3 parsecs"),
+        (["build", "folder", "SRC", "OUT", "--shuffle-seed", "x"], "--shuffle-seed x"),
+        (["build", "folder", "SRC", "OUT", "--shuffle-seed", "²"], "--shuffle-seed ²"),
+        (["build", "folder", "SRC", "OUT", "--shuffle-seed", "9" * 19], "--shuffle-seed 999"),
+        (["build", "folder", "SRC", "OUT", "--shard-size", "9" * 400], "--shard-size 999"),
+        (["build", "folder", "SRC", "OUT", "--max-bad", "x"], "max-bad is 'x'"),
+        (["build", "folder", "SRC", "OUT", "--workers", "0"], "--workers"),
+        (["build", "folder", "SRC", "OUT", "--fit", "squash"], "squash"),
+        (["build", "folder", "SRC", "OUT", "--split", "val"], "--split is for imagenet"),
+        (["build", "folder", "SRC", "OUT", "--classes", "nowhere.txt"], "nowhere.txt"),
+        (["build", "movies", "SRC", "OUT"], "movies"),
+        (["build", "folder", "SRC"], "Missing argument"),
+        (["work", "OUT", "--task", "2", "--tasks", "2"], "task is 2 of 2"),
+        (["no-such-command"], "no-such-command"),
+        (["info", "--no-such-flag", "x"], "--no-such-flag"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(arguments: list[str], told: str, tmp_path: Path) -> None:
+    assert_fails(prep(*arguments, cwd=tmp_path), 2, told)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_failures_are_one_line_and_exit_code_1(tree: Path, store: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty/train/n0").mkdir(parents=True)
+    (tmp_path / "file").touch()
+    assert_fails(prep("build", "imagenet", tmp_path / "empty", tmp_path / "out"), 1, "no picture in it")
+    assert_fails(prep("build", "imagenet", tmp_path / "nowhere", tmp_path / "out"), 1, "nowhere", "No such file")
+    assert_fails(prep("build", "imagenet", tree, store), 1, "finished store")
+    assert_fails(prep("build", "imagenet", tree, tmp_path / "file/out"), 1, "file/out")
+    assert_fails(prep("build", "imagenet", tree, "/proc/out"), 1, "/proc/out")
+    assert_fails(prep("build", "imagenet", tree, tmp_path / "out", "--split", "val"), 1, "val: no such folder")
+    assert_fails(prep("info", tmp_path), 1, "not a store")
+    assert_fails(prep("finish", tmp_path), 1, "no plan here")
+    assert not (tmp_path / "out").exists()
+
+
+def test_rejects_past_the_allowance_fail_and_a_higher_one_goes_on(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "src")
+    (tree / "train/n00000001/n00000001_0.JPEG").write_bytes(jpeg()[:-200])
+    command = ("build", "imagenet", tree, tmp_path / "out", "--size", 8)
+    assert_fails(prep(*command), 1, "1 of 15 pictures are rejects", "--max-bad 0.1% allows 0")
+    status = prep("status", tmp_path / "out")
+    assert "n00000001_0.JPEG: truncated" in status.stdout
+    assert json.loads(prep("status", tmp_path / "out", "--json").stdout)["rejects"][0]["action"] == "rejected"
+    assert_fails(prep(*command, "--on-bad", "fail", "--max-bad", "1", "--size", "9"), 1, "height is 9")
+    assert prep(*command, "--max-bad", "1").returncode == 0
+
+
+def test_three_steps_make_the_store_of_one(tree: Path, store: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert prep("plan", "imagenet", tree, out, "--size", 24).returncode == 0
+    for task in range(2):
+        assert prep("work", out, "--task", task, "--tasks", 2).returncode == 0
+    unfinished = json.loads(prep("status", out, "--json").stdout)
+    assert (unfinished["finished"], unfinished["rows_done"]) == (False, 15)
+    assert prep("finish", out).returncode == 0
+    assert prep("finish", out).returncode == 0
+    assert "finished already" in prep("work", out).stdout
+    assert tree_bytes(out) == tree_bytes(store)
+
+
+def test_a_dry_run_writes_nothing(tree: Path, tmp_path: Path) -> None:
+    for verb in ("build", "plan"):
+        result = prep(verb, "imagenet", tree, tmp_path / "out", "--dry-run", "--size", "24x32")
+        assert result.returncode == 0
+        assert "15 rows of 24x32x3 in 3 classes" in result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_builds_any_tree_of_class_folders(tmp_path: Path) -> None:
+    for name in ("cats", "dogs"):
+        (tmp_path / "src" / name).mkdir(parents=True)
+        (tmp_path / "src" / name / "1.png").write_bytes(encoded(picture(30, 20), "PNG"))
+    (tmp_path / "order.txt").write_text("dogs\ncats\n")
+    flags = ("--classes", tmp_path / "order.txt", "--format", "hdf5", "--size", 8, "--shuffle-seed", "none")
+    assert prep("build", "folder", tmp_path / "src", tmp_path / "out", *flags).returncode == 0
+    rows = [line.split("\t")[1:4] for line in prep("ls", tmp_path / "out").stdout.splitlines()[1:]]
+    assert rows == [["0", "dogs", "dogs/1.png"], ["1", "cats", "cats/1.png"]]
+
+
+def test_val_keeps_the_sources_order_unless_told(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "src", split="val")
+    prep("build", "imagenet", tree, tmp_path / "out", "--split", "val", "--size", 8)
+    sources = [line.split("\t")[3] for line in prep("ls", tmp_path / "out").stdout.splitlines()[1:]]
+    assert sources == sorted(sources)
+
+
+def test_info_and_verify_speak_json(store: Path, tmp_path: Path) -> None:
+    info = json.loads(prep("info", store, "--json").stdout)
+    assert (info["rows"], info["shape"], info["classes"]) == (15, [24, 24, 3], 3)
+    assert json.loads(prep("verify", store, "--json").stdout) == {
+        "ok": True,
+        "rows": 15,
+        "bad_rows": [],
+        "bad_files": [],
+    }
+    damaged = make_store(tmp_path / "damaged", random_images(9), shard_rows=5)
+    with open(damaged / "images-00001.npy", "r+b") as shard:
+        shard.seek(4096 + 144)
+        shard.write(b"\xff\x00\xff")
+    result = prep("verify", damaged, "--json")
+    assert result.returncode == 1
+    assert json.loads(result.stdout) == {"ok": False, "rows": 9, "bad_rows": [[6, 6]], "bad_files": []}
+    assert "rows 6 to 6" in prep("verify", damaged).stderr
+
+
+def test_show_writes_a_contact_sheet(store: Path, tmp_path: Path) -> None:
+    assert prep("show", store, "--out", tmp_path / "sheet.png").returncode == 0
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.size == (8 * 28 + 4, 2 * 28 + 4)
+        first = np.asarray(sheet)[4:28, 4:28]
+    np.testing.assert_array_equal(first, np.load(store / "images-00000.npy")[0])
+
+
+def test_a_closed_pipe_is_no_failure(store: Path) -> None:
+    command = f"{sys.executable} -m decodeonce.cli ls {store} | head -n 1"
+    result = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=True)
+    assert result.stdout.startswith("row\tlabel")
+    assert result.stderr == ""
+
+
+def test_doctor_says_what_is_there() -> None:
+    facts = json.loads(prep("doctor", "--json").stdout)
+    assert facts["usable_cores"] >= 1
+    assert facts["pillow"].startswith(("pillow", "not installed"))
+    assert facts["problems"] == []
+
+
+@pytest.mark.parametrize("signal_", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_a_build_with_75_and_the_same_command_goes_on(signal_: signal.Signals, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "src")
+    slow = encoded(picture(400, 400).resize((4000, 4000)), progressive=True)
+    for number in range(6):
+        (tree / f"train/n00000001/slow{number}.JPEG").write_bytes(slow)
+    command = [sys.executable, "-m", "decodeonce.cli", "build", "imagenet", str(tree), str(tmp_path / "out")]
+    command += ["--size", "1024", "--workers", "1"]
+    journals = tmp_path / "out/.build/journals"
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while process.poll() is None and not any(path.stat().st_size for path in journals.glob("*.log")):
+        os.sched_yield()
+    os.killpg(process.pid, signal_)
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == 75
+    assert told.startswith(f"prep: stopped: {signal_.name}")
+    assert "run the same command again" in told
+    assert told.count("\n") == 1
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+    done = json.loads(prep("status", tmp_path / "out", "--json").stdout)["rows_done"]
+    assert 0 < done < 21
+    assert prep(*command[3:]).returncode == 0
+
+
+@pytest.mark.parametrize("moment", range(12))
+def test_a_signal_at_any_moment_ends_the_command_with_one_line(tree: Path, tmp_path: Path, moment: int) -> None:
+    command = [sys.executable, "-m", "decodeonce.cli", "build", "imagenet", str(tree), str(tmp_path / "out")]
+    command += ["--size", "1024"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        printed, told = process.communicate(timeout=0.12 + 0.05 * moment)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGINT)
+        printed, told = process.communicate(timeout=30)
+    assert process.returncode in (0, 75, -signal.SIGINT, 1)
+    if process.returncode == 0:
+        assert "15 rows" in printed
+    elif process.returncode == 75:
+        assert told.startswith("prep: stopped: SIGINT")
+        assert told.count("\n") == 1
+    else:  # before any of our code ran: Python's own traceback, or none so early that it had no handler
+        assert printed == ""
+        assert told == "" or "KeyboardInterrupt" in told
+        assert "decodeonce/prep" not in told
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["decodeonce.cli.app", "typer", "decodeonce.cli.doctor", "numpy", "decodeonce.prep.plan", "decodeonce.prep.beat"],
+)
+def test_a_signal_while_a_module_is_imported_ends_the_command_with_one_line(
+    module: str, tree: Path, tmp_path: Path
+) -> None:
+    script = (
+        "import os, signal, sys\n"
+        "def at(event, args):\n"
+        f"    if event == 'import' and args[0] == {module!r}:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "sys.addaudithook(at)\n"
+        f"sys.argv = ['prep', 'build', 'imagenet', {str(tree)!r}, {str(tmp_path / 'out')!r}]\n"
+        "from decodeonce.cli import main\n"
+        "main()"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.stderr.startswith("prep: stopped: SIGTERM")
+    assert result.stderr.count("\n") == 1
+    assert result.returncode == 75
+
+
+def test_a_signal_after_the_outcome_does_not_change_it(store: Path) -> None:
+    script = (
+        "import atexit, os, signal, sys\n"
+        "atexit.register(os.kill, os.getpid(), signal.SIGTERM)\n"
+        f"sys.argv = ['prep', 'info', {str(store)!r}]\n"
+        "from decodeonce.cli import main\n"
+        "main()"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "15" in result.stdout
+
+
+def test_help_needs_neither_torch_nor_numpy_nor_pillow() -> None:
+    script = (
+        "import sys\nsys.argv = ['prep', '--help']\nfrom decodeonce.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print(sorted({'torch', 'numpy', 'PIL', 'h5py', 'simplejpeg'} & sys.modules.keys()))"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"
+    for name in ("build", "plan", "work", "finish", "status", "info", "verify", "ls", "show", "sample", "doctor"):
+        assert f"\n  {name} " in result.stdout
