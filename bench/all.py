@@ -1,0 +1,33 @@
+"""Both benchmarks one after the other, on a drawn tree under build/: `make bench`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SCRATCH = HERE.parent / "build"
+
+
+def run(*command: str | Path) -> None:
+    """Run a program of this Python and say so."""
+    words = list(map(str, command))
+    print("\n$ python", " ".join(words), flush=True)
+    subprocess.run([sys.executable, *words], check=True)
+
+
+def main() -> None:
+    """The build's benchmark, then a store of the same pictures, then the Loader's."""
+    tree, store = SCRATCH / "sample-imagenet", SCRATCH / "bench.store"
+    SCRATCH.mkdir(exist_ok=True)
+    if not tree.exists():
+        run("-m", "decodeonce.cli", "sample", tree)
+    run(HERE / "build.py", tree)
+    if not (store / "store.json").exists():
+        run("-m", "decodeonce.cli", "build", "imagenet", tree, store)
+    run(HERE / "loader.py", store)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""How fast a build decodes, beside bare simplejpeg and a plain builder on stock Pillow, in one run.
+
+    python bench/build.py [SRC] [--repeats 5] [--workers N] [--pictures 9000] [--json]
+
+SRC is a tree `train/<wnid>/*.JPEG`; without it a sample tree is drawn under build/. A smaller tree than --pictures is
+linked several times over, for blocks grow with the store: ImageNet's have 170 rows, those of 9,000 pictures 35. Each
+repeat runs the three in turn on the same pictures, warm, with the same number of processes; medians, and ratios repeat
+by repeat, are printed. The build's rate is that of its steady state: from its first durable block to its last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SCRATCH = HERE.parent / "build"
+STOCK = SCRATCH / "stock-pillow"
+
+BARE = """
+import sys, time
+import simplejpeg
+pictures = [open(path, "rb").read() for path in sys.stdin.read().splitlines()]
+for data in pictures[:50]:
+    simplejpeg.decode_jpeg(data, strict=False)
+print("ready", flush=True)
+sys.stdin = open("/dev/null")
+start = time.perf_counter()
+for data in pictures:
+    simplejpeg.decode_jpeg(data, strict=False)
+print(len(pictures) / (time.perf_counter() - start), flush=True)
+"""
+
+PLAIN = """
+import sys, time
+import numpy as np
+from PIL import Image
+import PIL
+assert ".post" not in PIL.__version__, PIL.__version__
+paths = sys.stdin.read().splitlines()
+store = np.lib.format.open_memmap(sys.argv[1], mode="w+", dtype=np.uint8, shape=(len(paths), 256, 256, 3))
+start = time.perf_counter()
+for row, path in enumerate(paths):
+    with Image.open(path) as picture:
+        image = picture.convert("RGB")
+    w, h = image.size
+    width, height = (256, int(256 * h / w)) if w <= h else (int(256 * w / h), 256)
+    left, top = round((width - 256) / 2.0), round((height - 256) / 2.0)
+    image = image.resize((width, height), Image.BILINEAR).crop((left, top, left + 256, top + 256))
+    store[row] = np.asarray(image)
+store.flush()
+print(len(paths) / (time.perf_counter() - start), flush=True)
+"""
+
+
+def linked(source: Path, pictures: int, into: Path) -> Path:
+    """A tree of at least so many pictures: `source` itself, or hard links to its pictures under new names."""
+    found = sorted(source.glob("train/*/*.JPEG"))
+    copies = -(-pictures // len(found))
+    if copies == 1:
+        return source
+    for path in found:
+        folder = into / path.parent.relative_to(source)
+        folder.mkdir(parents=True, exist_ok=True)
+        for copy in range(copies):
+            try:
+                os.link(path, folder / f"{copy}_{path.name}")
+            except OSError:  # another file system
+                shutil.copyfile(path, folder / f"{copy}_{path.name}")
+    return into
+
+
+def plain_jpegs(source: Path) -> list[str]:
+    """The pictures that bare simplejpeg and a builder without any care can decode."""
+    import simplejpeg
+
+    paths = []
+    for path in sorted(map(str, source.glob("train/*/*.JPEG"))):
+        data = Path(path).read_bytes()
+        if simplejpeg.is_jpeg(data) and simplejpeg.decode_jpeg_header(data)[2] != "CMYK":
+            paths.append(path)
+    return paths
+
+
+def stock_pillow() -> dict[str, str]:
+    """An environment in which `import PIL` is stock Pillow, whatever this one has."""
+    if not (STOCK / "PIL").exists():
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(STOCK), "pillow"]
+        subprocess.run(command, check=True)
+    return {**os.environ, "PYTHONPATH": str(STOCK)}
+
+
+def side_by_side(script: str, paths: list[str], workers: int, arguments: list[str], env: dict[str, str]) -> float:
+    """Pictures a second of `workers` processes that each run the script on their share."""
+    processes = []
+    for worker in range(workers):
+        command = [sys.executable, "-c", script, *[argument.format(worker) for argument in arguments]]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+        assert process.stdin is not None
+        process.stdin.write("\n".join(paths[worker::workers]))
+        processes.append(process)
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.close()
+    return sum(float(process.stdout.read().split()[-1]) for process in processes if process.stdout is not None)
+
+
+def steady_build(source: Path, out: Path, workers: int) -> dict[str, float]:
+    """A real build: pictures a second between its first and last block, and the largest worker's anonymous memory."""
+    from decodeonce import prep
+
+    marks: list[tuple[float, int]] = []
+    anonymous = 0
+
+    def note(progress: prep.Progress) -> None:
+        nonlocal anonymous
+        if progress.new_rows and (not marks or progress.new_rows != marks[-1][1]):
+            marks.append((time.perf_counter(), progress.new_rows))
+        if len(marks) % 8 == 0:
+            anonymous = max(anonymous, largest_child_anonymous())
+
+    prep.make_plan(prep.open_imagenet(source), out, prep.Recipe(shuffle_seed=0))
+    prep.work(out, prep.Work(workers=workers, max_bad="1%"), note)
+    (first, before), (last, after) = marks[0], marks[-1]
+    return {"rate": (after - before) / (last - first), "anonymous": anonymous}
+
+
+def largest_child_anonymous() -> int:
+    """RssAnon of this process's largest child, in bytes."""
+    found = 0
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    for child in children:
+        try:
+            lines = Path(f"/proc/{child}/status").read_text().splitlines()
+        except FileNotFoundError:
+            continue
+        found = max([found, *(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))])
+    return found
+
+
+def measure(source: Path, workers: int, repeats: int) -> dict[str, float]:
+    """Medians of the three rates and of the ratios, over interleaved repeats."""
+    paths, stock = plain_jpegs(source), stock_pillow()
+    runs = []
+    for repeat in range(repeats + 1):
+        with tempfile.TemporaryDirectory(dir=SCRATCH) as scratch:
+            bare = side_by_side(BARE, paths, workers, [], dict(os.environ))
+            built = steady_build(source, Path(scratch, "store"), workers)
+            shutil.rmtree(Path(scratch, "store"))
+            plain = side_by_side(PLAIN, paths, workers, [f"{scratch}/{{}}.npy"], stock)
+        if repeat:  # the first warms the page cache
+            runs.append((bare, built["rate"], plain, built["anonymous"]))
+    return {
+        "pictures": len(paths),
+        "workers": workers,
+        "bare_simplejpeg_per_s": statistics.median(run[0] for run in runs),
+        "build_per_s": statistics.median(run[1] for run in runs),
+        "plain_stock_pillow_per_s": statistics.median(run[2] for run in runs),
+        "build_over_bare": statistics.median(run[1] / run[0] for run in runs),
+        "build_over_stock_pillow": statistics.median(run[1] / run[2] for run in runs),
+        "worker_anonymous_mb": max(run[3] for run in runs) / 1e6,
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    from decodeonce.host import usable_cores
+    from decodeonce.prep.sample import write_sample_tree
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("source", nargs="?", type=Path)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=usable_cores())
+    parser.add_argument("--pictures", type=int, default=9000)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    source = options.source or SCRATCH / "sample-imagenet"
+    SCRATCH.mkdir(exist_ok=True)
+    if not source.exists():
+        write_sample_tree(source, workers=usable_cores())
+    with tempfile.TemporaryDirectory(dir=SCRATCH) as tree:
+        facts = measure(linked(source, options.pictures, Path(tree)), options.workers, options.repeats)
+    if options.json:
+        print(json.dumps(facts))
+        return
+    for name, value in facts.items():
+        print(f"{name:28} {value:.3f}" if value < 10 else f"{name:28} {value:,.0f}")
+
+
+if __name__ == "__main__":
+    main()

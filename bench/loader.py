@@ -1,0 +1,156 @@
+"""How fast batches come out of a store, beside the copy that bounds them, in one run.
+
+    python bench/loader.py STORE [--repeats 5] [--batch-size 256] [--json]
+
+Each repeat runs in turn, warm, over the same bytes: two threads of np.copyto from resident memory into the same kind of
+buffers as the Loader's; the Loader's epochs (full, window and no shuffle); torch's DataLoader over the mapped store, a
+sample at a time, with two workers. Rates are medians, ratios to np.copyto are taken repeat by repeat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from decodeonce import Loader, Store, open_store
+from decodeonce.loader.ring import page_aligned_slot
+
+THREADS = 2
+
+
+class Copies:
+    """Each of two threads copies its half of every batch; they do not wait for each other."""
+
+    def __init__(self, store: Store, batch_size: int, steps: int) -> None:
+        shape = store.manifest.shape
+        self.source = page_aligned_slot((steps * batch_size, *shape)).pixels
+        store.take(np.arange(len(self.source)), out=self.source)
+        # As many as the Loader's ring has, so that the destinations are as cold.
+        self.slots = [page_aligned_slot((batch_size, *shape)).pixels for _ in range(5)]
+        self.batch_size, self.steps = batch_size, steps
+
+    def epoch(self) -> None:
+        threads = [threading.Thread(target=self._copy, args=(number,)) for number in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _copy(self, number: int) -> None:
+        part = slice(number * self.batch_size // THREADS, (number + 1) * self.batch_size // THREADS)
+        for step in range(self.steps):
+            batch = self.source[step * self.batch_size : (step + 1) * self.batch_size]
+            np.copyto(self.slots[step % len(self.slots)][part], batch[part])
+
+
+class Samples(Dataset[tuple[torch.Tensor, int]]):
+    """The usual map-style dataset over a mapped array."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.count = len(open_store(path))
+        self.store: Store | None = None
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        self.store = self.store or open_store(self.path)  # in the worker
+        return torch.from_numpy(self.store.images[index].copy()), int(self.store.labels[index])
+
+
+def drain(batches: Any) -> None:
+    """Take every batch and drop it."""
+    for _ in batches:
+        pass
+
+
+def anonymous_bytes() -> int:
+    """RssAnon of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+
+def first_batch(path: Path, batch_size: int) -> float:
+    """Seconds from asking for a Loader to holding its first batch."""
+    start = time.perf_counter()
+    with Loader(path, batch_size=batch_size) as loader:
+        next(iter(loader))
+        return time.perf_counter() - start
+
+
+def memory_growth(path: Path, batch_size: int) -> dict[str, float]:
+    """What an epoch adds to this process's anonymous memory, and how much of that is the ring."""
+    before = anonymous_bytes()
+    with Loader(path, batch_size=batch_size) as loader:
+        drain(loader)
+        ring = loader.stats()["slots"] * loader.stats()["bytes"] / loader.stats()["batches"]
+        return {"anon_growth_bytes": anonymous_bytes() - before, "ring_bytes": ring}
+
+
+def measure(path: Path, batch_size: int, repeats: int) -> dict[str, Any]:
+    """All of it."""
+    drain(Loader(path, batch_size=batch_size))  # warm: page cache, imports, torch's first calls
+    facts: dict[str, Any] = memory_growth(path, batch_size)
+    facts["first_batch_s"] = statistics.median(first_batch(path, batch_size) for _ in range(repeats))
+    store = open_store(path)
+    loaders = {name: Loader(store, batch_size=batch_size, shuffle=name) for name in ("full", "window", "none")}
+    steps = len(loaders["full"])
+    nbytes = steps * batch_size * store.manifest.row_bytes
+    samples = DataLoader(
+        Samples(path), batch_size, shuffle=True, num_workers=2, drop_last=True, persistent_workers=True
+    )
+    arms: dict[str, Callable[[], None]] = {"copyto": Copies(store, batch_size, steps).epoch}
+    arms |= {f"Loader {name}": partial(drain, loader) for name, loader in loaders.items()}
+    arms["DataLoader"] = partial(drain, samples)
+    rates: dict[str, list[float]] = {name: [] for name in arms}
+    for repeat in range(repeats + 1):
+        for name, epoch in arms.items():
+            start = time.perf_counter()
+            epoch()
+            if repeat:  # the first one touches slots and mappings for the first time
+                rates[name].append(nbytes / (time.perf_counter() - start))
+    facts["bytes_per_s"] = {name: statistics.median(values) for name, values in rates.items()}
+    facts["ratio_to_copyto"] = {
+        name: statistics.median(a / b for a, b in zip(values, rates["copyto"], strict=True))
+        for name, values in rates.items()
+    }
+    facts["samples_per_s"] = {k: v / store.manifest.row_bytes for k, v in facts["bytes_per_s"].items()}
+    facts["reader"] = loaders["full"].stats()["reader"]
+    return {**facts, "batch_bytes": batch_size * store.manifest.row_bytes, "epoch_bytes": nbytes, "repeats": repeats}
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("store", type=Path)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    asked = parser.parse_args()
+    facts = measure(asked.store, asked.batch_size, asked.repeats)
+    if asked.json:
+        print(json.dumps(facts))
+        return
+    print(f"{facts['epoch_bytes'] / 1e9:.2f} GB an epoch, batches of {facts['batch_bytes'] / 1e6:.1f} MB, warm")
+    for name, rate in facts["bytes_per_s"].items():
+        samples, ratio = facts["samples_per_s"][name], facts["ratio_to_copyto"][name]
+        print(f"{name:14s} {rate / 1e9:6.2f} GB/s {samples:9,.0f} rows/s {ratio:6.3f} of copyto")
+    print(f"first batch    {facts['first_batch_s'] * 1e3:6.1f} ms")
+    ring, growth = facts["ring_bytes"] / 1e6, facts["anon_growth_bytes"] / 1e6
+    print(f"RssAnon       +{growth:6.1f} MB, of which the ring {ring:.1f} MB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""What decodeonce does, from pictures to batches, with rates: `python examples/demo.py SRC [--scratch build]`.
+
+SRC is an ImageNet tree (SRC/train/<wnid>/*.JPEG). `make demo` draws a small one and runs this on it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from decodeonce import Loader, Store, open_store
+
+BATCH = 256
+SMALL_STORE = 100_000  # rows; a larger store is not built again for a demonstration
+DECODED_PER_STEP = 1_500
+
+
+def main() -> None:
+    """Build, look, load, and compare with decoding in the loop."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("source", type=Path)
+    parser.add_argument("--scratch", type=Path, default=Path("build"))
+    options = parser.parse_args()
+    root = options.scratch / f"demo-{options.source.resolve().name}.store"
+    build(options.source, root)
+    store = open_store(root)
+    gbytes = len(store) * store.manifest.row_bytes / 1e9
+    print(f"   {store.images.shape} uint8, {gbytes:.2f} GB, {len(store.classes)} classes")
+    prep("show", root, "--out", options.scratch / "demo-sheet.png")
+    loaded = load(root)
+    decoded = decode_per_step(options.source, store)
+    print(f"\nOne epoch from the store is {loaded / decoded:.0f} times as fast as decoding in the loop.")
+    print(f"Look at {options.scratch / 'demo-sheet.png'}; try `prep info {root}` and `prep verify {root}`.")
+
+
+def prep(*arguments: str | Path) -> None:
+    """Run the command `prep` of this Python, and say so."""
+    words = list(map(str, arguments))
+    print("\n$ prep", " ".join(words), flush=True)
+    subprocess.run([sys.executable, "-m", "decodeonce.cli", *words], check=True)
+
+
+def build(source: Path, root: Path) -> None:
+    """Build the store, or go on with an unfinished one; a large finished one is kept."""
+    if (root / "store.json").exists() and len(open_store(root)) < SMALL_STORE:
+        shutil.rmtree(root)
+    if (root / "store.json").exists():
+        print(f"{root} is there already")
+        return
+    start = time.perf_counter()
+    prep("build", "imagenet", source, root)
+    seconds = time.perf_counter() - start
+    rows = len(open_store(root))
+    print(f"   {rows} pictures decoded, written and flushed in {seconds:.1f} s: {rows / seconds:,.0f} pictures/s")
+
+
+def load(root: Path) -> float:
+    """Two shuffled epochs; returns the second one's pictures a second."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    print(f"\nLoader(store, batch_size={BATCH}, shuffle='full', device='{device}')")
+    rate = 0.0
+    with Loader(root, batch_size=BATCH, device=device, shuffle="full", seed=0, tail="keep") as loader:
+        for epoch in range(2):
+            pictures, checksum, start = 0, 0, time.perf_counter()
+            for images, labels in loader:
+                pictures += len(images)
+                checksum += int(labels.sum())
+            if device == "cuda":
+                torch.cuda.synchronize()
+            seconds = time.perf_counter() - start
+            rate = pictures / seconds
+            gbytes = pictures * images[0].numel() / 1e9 / seconds
+            print(
+                f"   epoch {epoch}: {pictures} pictures in {seconds:.2f} s: {rate:,.0f} pictures/s, {gbytes:.2f} GB/s"
+            )
+    return rate
+
+
+def decode_per_step(source: Path, store: Store) -> float:
+    """The same batches decoded step by step, as a training loop without a store does; returns pictures a second."""
+    from PIL import Image
+
+    from decodeonce.prep.geometry import fit_to
+
+    names = [sample.source for sample in store.samples]
+    names = random.Random(0).sample(names, min(DECODED_PER_STEP, len(names)))
+    height, width = store.images.shape[1:3]
+    print(f"\nDecoding per step, one process, Pillow: {len(names)} pictures of the same epoch")
+    start = time.perf_counter()
+    for first in range(0, len(names), BATCH):
+        rows = []
+        for name in names[first : first + BATCH]:
+            image = Image.open(source / name).convert("RGB")
+            fit = fit_to("crop", image.size, (width, height))
+            box = (fit.left, fit.top, fit.left + width, fit.top + height)
+            rows.append(np.asarray(image.resize((fit.width, fit.height), Image.Resampling.BILINEAR).crop(box)))
+        torch.from_numpy(np.stack(rows))
+    rate = len(names) / (time.perf_counter() - start)
+    print(f"   {rate:,.0f} pictures/s")
+    return rate
+
+
+if __name__ == "__main__":
+    main()

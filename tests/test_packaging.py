@@ -1,0 +1,236 @@
+"""What is installed: the wheel's contents, the pins, one PIL, and which part imports which."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from email.message import Message
+from email.parser import Parser
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import decodeonce
+from tools import setup_env
+
+ROOT = Path(__file__).resolve().parent.parent
+SRC = ROOT / "src"
+MODULES = sorted(SRC.rglob("*.py"))
+PARTS = ("cli", "loader", "prep", "store")
+PLATFORMS = [(system, machine) for system in ("linux", "darwin") for machine in ("x86_64", "aarch64")]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """The project's wheel, built from a copy of the tree in which `make demo` has left something."""
+    tree = tmp_path_factory.mktemp("wheel") / "tree"
+    shutil.copytree(
+        ROOT, tree, symlinks=True, ignore=shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__")
+    )
+    (tree / "build" / "demo").mkdir(parents=True)
+    (tree / "build" / "demo" / "__init__.py").touch()
+    options = ("-q", "--no-deps", "--no-build-isolation", "-w", tree / "dist")
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, tree], check=True, stdin=subprocess.DEVNULL)
+    [path] = (tree / "dist").glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+@pytest.fixture(scope="module")
+def facts(wheel: zipfile.ZipFile) -> Message:
+    """The wheel's metadata."""
+    [name] = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    return Parser().parsestr(wheel.read(name).decode())
+
+
+def needs(facts: Message, extra: str, system: str = "linux", machine: str = "x86_64") -> set[str]:
+    """What an install with this extra ("" for none) takes on such a machine."""
+    where = {"extra": extra, "sys_platform": system, "platform_machine": machine}
+    found = [Requirement(line) for line in facts.get_all("Requires-Dist") or []]
+    return {need.name for need in found if need.marker is None or need.marker.evaluate(where)}
+
+
+def test_wheel_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+    packaged = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert packaged == {str(path.relative_to(SRC)) for path in MODULES} | {"decodeonce/py.typed"}
+
+
+def test_wheel_has_the_command_and_the_licence(wheel: zipfile.ZipFile) -> None:
+    contents = {name.partition(".dist-info/")[2]: wheel.read(name) for name in wheel.namelist()}
+    assert contents["entry_points.txt"].decode().split("\n")[:2] == ["[console_scripts]", "prep = decodeonce.cli:main"]
+    assert contents["licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
+
+
+def test_wheel_says_version_licence_and_python(facts: Message) -> None:
+    assert facts["Version"] == decodeonce.__version__
+    assert facts["License-Expression"] == "Apache-2.0"
+    assert facts["Requires-Python"] == ">=3.10"
+
+
+@pytest.mark.parametrize(("system", "machine"), PLATFORMS)
+def test_one_pil_at_most_comes_with_an_install(facts: Message, system: str, machine: str) -> None:
+    plain = needs(facts, "", system, machine)
+    assert plain == {"numpy", "torch", "h5py", "typer", "tqdm", "xxhash"}
+    best = "pillow-simd" if (system, machine) == ("linux", "x86_64") else "pillow"
+    assert needs(facts, "prep", system, machine) - plain == {"simplejpeg", best}
+    assert needs(facts, "prep-pillow", system, machine) - plain == {"simplejpeg", "pillow"}
+    assert not needs(facts, "dev", system, machine) & {"simplejpeg", "pillow-simd", "pillow"}
+
+
+def pins() -> dict[str, set[str]]:
+    """Of each distribution in constraints.txt the versions, one a range of Pythons."""
+    found: dict[str, set[str]] = {}
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        if not line.startswith("#"):
+            pin = Requirement(line)
+            found.setdefault(canonicalize_name(pin.name), set()).add(str(pin.specifier))
+    return found
+
+
+def installed_needs(name: str, extra: str = "") -> Iterator[str]:
+    """What this environment has because of a distribution, without the CUDA libraries of another build of torch."""
+    for need in map(Requirement, metadata.requires(name) or ()):
+        wanted = need.marker is None or need.marker.evaluate({"extra": extra})
+        if wanted and not need.name.startswith(("cuda", "nvidia", "triton")):
+            yield canonicalize_name(need.name)
+
+
+def test_constraints_pin_all_that_development_installs() -> None:
+    seen: set[str] = set()
+    waiting = {"simplejpeg", "pybind11", "pillow", "pillow-simd", *installed_needs("decodeonce", "dev")}
+    assert waiting <= set(pins())
+    waiting -= {"pybind11", "pillow", "pillow-simd"}  # not all installed, and none has needs
+    while waiting:
+        name = waiting.pop()
+        seen.add(name)
+        waiting |= set(installed_needs(name)) - seen
+    assert seen <= set(pins())
+    assert all(version.startswith("==") for versions in pins().values() for version in versions)
+
+
+def test_constraints_pin_the_torch_that_has_a_cpu_build() -> None:
+    assert pins()["torch"] == {"==2.13.0"}
+
+
+def test_root_links_lead_to_the_parts() -> None:
+    for part in PARTS:
+        assert os.readlink(ROOT / part) == f"src/decodeonce/{part}"
+        assert (SRC / "decodeonce" / part / "__init__.py").is_file()
+
+
+def test_git_stores_the_root_links_as_links() -> None:
+    if not (ROOT / ".git").exists() or not shutil.which("git"):
+        pytest.skip("not a git checkout")
+    listed = subprocess.run(
+        ["git", "ls-files", "-s", "--", *PARTS], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    modes = {line.split("\t")[1]: line.split()[0] for line in listed.stdout.splitlines()}
+    assert modes == dict.fromkeys(PARTS, "120000")
+
+
+def installed_pils() -> list[metadata.Distribution]:
+    return [dist for name in setup_env.PILS for dist in metadata.distributions(name=name)]
+
+
+def test_one_pil_is_installed_and_live() -> None:
+    from PIL import _imaging
+
+    [pil] = installed_pils()
+    assert _imaging.__file__ is not None
+    live = Path(_imaging.__file__)
+    [recorded] = [file for file in pil.files or () if file.name == live.name]
+    assert Path(str(recorded.locate())).samefile(live)
+    assert recorded.hash is not None
+    digest = hashlib.new(recorded.hash.mode, live.read_bytes()).digest()
+    assert recorded.hash.value == base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def test_make_compiled_pillow_simd_where_it_can_be() -> None:
+    if Path(sys.prefix).resolve() != setup_env.VENV.resolve():
+        pytest.skip("not the environment that make builds")
+    if setup_env.BEST_PIL == "pillow" or setup_env.missing_pieces():
+        pytest.skip("pillow-simd does not compile here")
+    assert [pil.metadata["Name"] for pil in installed_pils()] == ["pillow-simd"]
+    assert setup_env.live_pil() == "pillow-simd"
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Every module that a file imports anywhere in it, also as `package.name` for `from package import name`."""
+    package = path.relative_to(SRC).parent.parts if path.is_relative_to(SRC) else ()
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join((*base, *(node.module or "").split("."))).strip(".")
+            yield module
+            for alias in node.names:
+                # A name that the package itself imports when first used stands for where it comes from.
+                lazy = vars(decodeonce)["_HOME"].get(alias.name) if module == "decodeonce" else None
+                yield lazy or f"{module}.{alias.name}"
+
+
+@pytest.mark.parametrize(
+    ("part", "forbidden"),
+    [
+        ("store", ["decodeonce.prep", "decodeonce.loader", "decodeonce.cli", "torch", "PIL"]),
+        ("loader", ["decodeonce.prep", "decodeonce.cli", "PIL"]),
+        ("prep", ["decodeonce.loader", "decodeonce.cli", "torch"]),
+    ],
+)
+def test_dependencies_point_one_way(part: str, forbidden: list[str]) -> None:
+    paths = sorted((SRC / "decodeonce" / part).rglob("*.py"))
+    assert paths
+    for path in paths:
+        wrong = [name for name in imported(path) if f"{name}.".startswith(tuple(f"{name}." for name in forbidden))]
+        assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
+
+
+def test_modules_under_the_parts_import_none_of_them() -> None:
+    for path in (SRC / "decodeonce").glob("*.py"):
+        if path.name != "__init__.py":
+            assert not [name for name in imported(path) if name.split(".")[1:2] and name.split(".")[1] in PARTS], path
+
+
+def test_nothing_imports_a_part_by_its_bare_name() -> None:
+    for folder in ("src", "tests", "bench", "examples", "tools"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            wrong = [name for name in imported(path) if name.split(".")[0] in PARTS]
+            assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
+
+
+def modules_after(code: str) -> set[str]:
+    """The modules that a fresh Python has loaded after this code."""
+    script = f"{code}\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT / "tests", capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.split())
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    assert not modules_after("import decodeonce") & {"numpy", "torch", "h5py", "PIL", "xxhash", "tqdm", "typer"}
+
+
+@pytest.mark.parametrize(
+    ("part", "unloaded"),
+    [
+        ("store", {"torch", "PIL", "decodeonce.prep", "decodeonce.loader"}),
+        ("loader", {"decodeonce.prep", "decodeonce.cli"}),
+        ("prep", {"torch", "decodeonce.loader", "decodeonce.cli"}),
+        ("cli", {"torch", "numpy", "PIL", "decodeonce.loader"}),
+    ],
+)
+def test_importing_a_part_leaves_the_others_alone(part: str, unloaded: set[str]) -> None:
+    loaded = modules_after(f"import decodeonce.{part}")
+    assert f"decodeonce.{part}" in loaded
+    assert not loaded & unloaded
