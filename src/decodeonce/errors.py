@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+
+# A file system's passing trouble, not the picture's fault: the task stops, and the same command goes on later.
+PASSING_ERRORS = {errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ETIMEDOUT, errno.EAGAIN}
+
 
 class DecodeonceError(Exception):
     """Base of all; its text names the file, what was found, what was expected, and the next step (exit code 1)."""
@@ -17,3 +22,15 @@ class BuildError(DecodeonceError):
 
 class Stopped(DecodeonceError):
     """A build stopped early with all that is done kept: run the same command again (exit code 75)."""
+
+
+def failure_from(error: OSError, at: object) -> BuildError | Stopped:
+    """What an OSError means for a command: Stopped where it may pass, BuildError where somebody must act first.
+
+    `at` is named where the error itself names no file.
+    """
+    what = f"{error.filename or at}: {error.strerror or error}"
+    if error.errno in PASSING_ERRORS:
+        return Stopped(f"{what}; run the same command again")
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return BuildError(f"{what}; {'make room' if full else 'mend that'} and run the same command again")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import sys
 from types import FrameType
 
-from decodeonce.errors import DecodeonceError, Stopped
+from decodeonce.errors import DecodeonceError, Stopped, failure_from
 
 EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED = 1, 2, 75
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGXCPU)
@@ -19,9 +18,8 @@ def main() -> None:
     for number in STOPPING:
         signal.signal(number, _stop)
     code = _run()
-    for (
-        number
-    ) in STOPPING:  # the outcome stands: Python at its end puts the defaults back, and a late signal would kill
+    # The outcome stands: Python at its end puts the defaults back, and a late signal would kill.
+    for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
 
@@ -37,18 +35,15 @@ def _run() -> int | None:
     except USAGE_ERROR as error:
         command = error.ctx.command_path if error.ctx else "prep"
         return _told(f"prep: error: {error.format_message()} (see {command} --help)", EXIT_USAGE)
-    except Stopped as error:
-        return _told(f"prep: stopped: {error}", EXIT_STOPPED)
     except DecodeonceError as error:
-        return _told(f"prep: error: {error}", EXIT_FAILED)
+        return _failure_told(error)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `prep ls STORE | head` is no failure
         return None
     except OSError as error:
-        return _os_error_told(error)
+        return _failure_told(failure_from(error, "prep"))
     except MemoryError:
-        what = "out of memory; what is done is kept: run the same command again with more"
-        return _told(f"prep: stopped: {what}", EXIT_STOPPED)
+        return _failure_told(Stopped("out of memory; what is done is kept: run the same command again with more"))
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -67,15 +62,10 @@ def _stop(number: int, frame: FrameType | None) -> None:
     os._exit(EXIT_STOPPED)
 
 
-def _os_error_told(error: OSError) -> int:
-    from decodeonce.prep.sources.base import PASSING_ERRORS
-
-    what = f"{error.filename or 'prep'}: {error.strerror or error}"
-    if error.errno in PASSING_ERRORS:
-        return _told(f"prep: stopped: {what}; run the same command again", EXIT_STOPPED)
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    next_step = "make room" if full else "mend that"
-    return _told(f"prep: error: {what}; {next_step} and run the same command again", EXIT_FAILED)
+def _failure_told(error: DecodeonceError) -> int:
+    if isinstance(error, Stopped):
+        return _told(f"prep: stopped: {error}", EXIT_STOPPED)
+    return _told(f"prep: error: {error}", EXIT_FAILED)
 
 
 def _told(message: str, code: int) -> int:

@@ -7,7 +7,6 @@ ends early. While a picture is decoded its row stands in the shared page BEAT_FD
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import sys
@@ -19,13 +18,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from decodeonce.errors import DecodeonceError, Stopped
+from decodeonce.errors import DecodeonceError, Stopped, failure_from
 from decodeonce.prep.beat import Beat
 from decodeonce.prep.blocks import Block
 from decodeonce.prep.decode import Decoder, Undecodable
 from decodeonce.prep.journal import BlockRecord, Journal
 from decodeonce.prep.plan import Plan, read_plan
-from decodeonce.prep.sources.base import PASSING_ERRORS, Entry
+from decodeonce.prep.sources.base import Entry
 from decodeonce.store import StorePaths
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.files import ShardFile, page_aligned_buffer
@@ -189,7 +188,6 @@ def main(arguments: list[str]) -> int:
     except BrokenPipeError:
         return 1
     except OSError as error:
-        passing = error.errno in PASSING_ERRORS
-        room = "; make room and run the same command again" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        say({"failed": f"{error.filename or out}: {error.strerror}{room}", "stopped": passing})
+        failure = failure_from(error, out)
+        say({"failed": str(failure), "stopped": isinstance(failure, Stopped)})
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -10,12 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from decodeonce.errors import Stopped
+from decodeonce.errors import PASSING_ERRORS, Stopped
 from decodeonce.store.manifest import PictureClass
 
 MAX_FILE_BYTES = 1 << 30  # a picture is read whole; this is somebody's archive or film
-# A file system's passing trouble, not the picture's fault: the task stops, and the same command goes on later.
-PASSING_ERRORS = {errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ETIMEDOUT, errno.EAGAIN}
 
 
 @dataclass(frozen=True)
