@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -113,46 +115,45 @@ def command(tree: Path, out: Path, *flags: str) -> list[str]:
     return [*build_, "--size", "1024", "--shard-size", "6MiB", "--max-bad", "2", *flags]
 
 
-def killed_builds(tree: Path, out: Path, kills: int, seed: int) -> int:
-    """Start builds and kill -9 each at a random moment, until `kills` died; returns how many ended by themselves."""
-    rng, died, ended = random.Random(seed), 0, 0
-    while died < kills and not (out / "store.json").exists():
+def killed_builds(tree: Path, out: Path, at_most: int, within: float, rng: random.Random) -> int:
+    """Start builds of one store and kill -9 each within so many seconds; returns how many died before one ended."""
+    for died in range(at_most):
         process = subprocess.Popen(command(tree, out, "--workers", rng.choice("12")), start_new_session=True)
         try:
-            process.wait(timeout=rng.uniform(0.05, 1.2))
-            ended += 1
+            process.wait(timeout=rng.uniform(0.05, within))
+            return died
         except subprocess.TimeoutExpired:
             victim = rng.choice(["parent", "group"])
             (os.kill if victim == "parent" else os.killpg)(process.pid, signal.SIGKILL)
             process.wait()
-            died += 1
-    return ended
+    return at_most
 
 
-def go_on(tree: Path, out: Path) -> None:
-    """Give the same command again, unless the build ended before it could be killed."""
-    if not (out / "store.json").exists() or (out / ".build").exists():
-        subprocess.run(command(tree, out), check=True)
-
-
-def test_kill_9_at_any_moment_loses_nothing(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
-    for seed in range(3):
-        out = tmp_path / f"store{seed}"
-        killed_builds(tree, out, 5, seed)
+def assert_kills_lose_nothing(kills: int, tree: Path, undisturbed: dict[str, bytes], tmp_path: Path, seed: int) -> None:
+    """Kill builds at random moments of their whole length, some stores several times, until `kills` died."""
+    started = time.perf_counter()
+    subprocess.run(command(tree, tmp_path / "timed", "--workers", "1"), check=True)
+    within, rng, died = time.perf_counter() - started, random.Random(seed), 0
+    for number in itertools.count():
+        out = tmp_path / f"store{number}"
+        died += killed_builds(tree, out, min(5, kills - died), within, rng)
         if not (out / "store.json").exists():
             with pytest.raises(StoreError):
                 open_store(out)
-        go_on(tree, out)
+        if not (out / "store.json").exists() or (out / ".build").exists():
+            subprocess.run(command(tree, out), check=True)
         assert tree_bytes(out) == undisturbed
+        if died == kills:
+            return
+
+
+def test_kill_9_at_any_moment_loses_nothing(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+    assert_kills_lose_nothing(10, tree, undisturbed, tmp_path, seed=0)
 
 
 @pytest.mark.long
 def test_thirty_kills(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
-    for seed in range(100, 106):
-        out = tmp_path / f"store{seed}"
-        killed_builds(tree, out, 5, seed)
-        go_on(tree, out)
-        assert tree_bytes(out) == undisturbed
+    assert_kills_lose_nothing(30, tree, undisturbed, tmp_path, seed=100)
 
 
 def test_a_finish_that_was_killed_after_the_manifest_is_completed(
