@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 
 # A file system's passing trouble, not the picture's fault: the task stops, and the same command goes on later.
 PASSING_ERRORS = {errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ETIMEDOUT, errno.EAGAIN}
@@ -29,7 +30,8 @@ def failure_from(error: OSError, at: object) -> BuildError | Stopped:
 
     `at` is named where the error itself names no file.
     """
-    what = f"{error.filename or at}: {error.strerror or error}"
+    name = error.filename or at
+    what = f"{os.fsdecode(name) if isinstance(name, bytes) else name}: {error.strerror or error}"
     if error.errno in PASSING_ERRORS:
         return Stopped(f"{what}; run the same command again")
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -1,4 +1,4 @@
-"""What this process may use of its machine: cores, memory, and what kind of file system a path lies on."""
+"""What this process may use of its machine: cores, memory, packages, and what kind of file system a path lies on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import math
 import os
 import sys
+from importlib import metadata
 from pathlib import Path
 
 # statfs(2)'s f_type of file systems whose pages come over a network or through a daemon; from linux/magic.h and, where
@@ -85,3 +86,11 @@ def available_memory() -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def installed_version(distribution: str) -> str | None:
+    """The version of an installed package, by the name pip knows it by; None where it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None

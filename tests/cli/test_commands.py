@@ -7,14 +7,19 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Collection
+from enum import Enum
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from decodeonce.cli.build import Kind
+from decodeonce.cli.build import Exif, Filter, Fit, Format, Kind, OnOdd
+from decodeonce.prep import decode, recipe
 from decodeonce.prep.sources import SOURCES
+from decodeonce.store import manifest
+from decodeonce.store.containers import CONTAINERS
 from tests.pictures import encoded, jpeg, make_tree, picture, tree_bytes
 from tests.stores import make_store, random_images
 
@@ -49,8 +54,23 @@ def store(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_kinds_on_the_command_line_are_the_sources() -> None:
-    assert {kind.value for kind in Kind} == set(SOURCES)
+@pytest.mark.parametrize(
+    ("on_the_command_line", "known"),
+    [
+        (Kind, SOURCES),
+        (Fit, recipe.FITS),
+        (Filter, recipe.FILTERS),
+        (Filter, decode.FILTERS),
+        (Format, manifest.CONTAINERS),
+        (Format, CONTAINERS),
+        (Exif, recipe.EXIF),
+        (OnOdd, recipe.ODD),
+    ],
+)
+def test_choices_on_the_command_line_are_those_that_the_parts_know(
+    on_the_command_line: type[Enum], known: Collection[str]
+) -> None:
+    assert {choice.value for choice in on_the_command_line} == set(known)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from decodeonce.errors import BuildError, StoreError
 from decodeonce.prep import Recipe, Work, build, finish, make_plan, open_imagenet, work
 from decodeonce.prep.allowance import Allowance
 from decodeonce.prep.journal import BlockRecord, Journal, Journals
+from decodeonce.prep.plan import Plan
 from decodeonce.prep.status import read_status
 from decodeonce.store import StorePaths, open_store, verify_store
 from decodeonce.store.table import read_rejects
@@ -156,12 +157,18 @@ def test_thirty_kills(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path)
     assert_kills_lose_nothing(30, tree, undisturbed, tmp_path, seed=100)
 
 
+def worked(tree: Path, out: Path) -> Plan:
+    """Plan a store and do all of its blocks; it is not finished."""
+    plan = make_plan(open_imagenet(tree), out, Recipe(**LARGE_ROWS))
+    work(out, Work(max_bad="2"))
+    return plan
+
+
 def test_a_finish_that_was_killed_after_the_manifest_is_completed(
     tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
     out = tmp_path / "store"
-    plan = make_plan(open_imagenet(tree), out, Recipe(**LARGE_ROWS))
-    work(out, Work(max_bad="2"))
+    plan = worked(tree, out)
     kept = tree_bytes(out / ".build")
     finish(out, ALL)
     for name, data in kept.items():  # as if the kill came right after store.json: shards uncut, .build there
@@ -178,8 +185,7 @@ def test_a_finish_that_was_killed_after_the_manifest_is_completed(
 def test_finishes_at_the_same_time_make_one_store(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     for attempt in range(3):
         out = tmp_path / f"store{attempt}"
-        make_plan(open_imagenet(tree), out, Recipe(**LARGE_ROWS))
-        work(out, Work(max_bad="2"))
+        worked(tree, out)
         command_ = [sys.executable, "-m", "decodeonce.cli", "finish", str(out), "--max-bad", "2"]
         finishes = [subprocess.Popen(command_) for _ in range(3)]
         assert [process.wait() for process in finishes] == [0, 0, 0]
@@ -194,8 +200,7 @@ def test_a_block_written_again_after_finish_changes_no_row(
     from decodeonce.store.files import page_aligned_buffer
 
     out = tmp_path / "store"
-    plan = make_plan(open_imagenet(tree), out, Recipe(**LARGE_ROWS))
-    work(out, Work(max_bad="2"))
+    plan = worked(tree, out)
     decoder = BlockDecoder(plan, Beat(Beat.new_fd()), fail_on_bad=False)
     writer = BlockWriter(plan, 0)
     exists = StorePaths(out).plan
@@ -219,8 +224,7 @@ def test_journals_that_disagree_have_their_block_redone(
     tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
     out = tmp_path / "store"
-    make_plan(open_imagenet(tree), out, Recipe(**LARGE_ROWS))
-    work(out, Work(max_bad="2"))
+    worked(tree, out)
     journals = Journals(StorePaths(out).journals)
     record = journals.record(4)
     Journal(StorePaths(out).journals, 9).append(BlockRecord(**{**vars(record), "checksums": "f" * 16}), 0)

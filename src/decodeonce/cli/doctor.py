@@ -17,29 +17,24 @@ def examine() -> tuple[dict[str, Any], list[str]]:
     """What was found, and what should be mended (a sentence with the command each)."""
     import platform
     import resource
-    from importlib import metadata
 
     import decodeonce
-    from decodeonce.host import available_memory, usable_cores
+    from decodeonce.host import available_memory, installed_version, usable_cores
+    from decodeonce.launch import find_rank
 
     problems: list[str] = []
-    versions = {}
-    for name in ("numpy", "torch", "h5py", "xxhash", "simplejpeg"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = "not installed"
-    if versions["simplejpeg"] == "not installed":
+    versions = {name: installed_version(name) for name in ("numpy", "torch", "h5py", "xxhash", "simplejpeg")}
+    if versions["simplejpeg"] is None:
         problems.append('no JPEG decoder, so no `prep build` here: pip install "decodeonce[prep]"')
     facts = {
         "decodeonce": decodeonce.__version__,
         "python": platform.python_version(),
-        **versions,
+        **{name: version or "not installed" for name, version in versions.items()},
         "pillow": _pillow(problems),
         "usable_cores": usable_cores(),
         "available_memory_gb": round((available_memory() or 0) / 1e9, 1),
         "open_files_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        "launcher": _launcher(),
+        "launcher": str(find_rank()),
     }
     return facts, problems
 
@@ -57,9 +52,3 @@ def _pillow(problems: list[str]) -> str:
     if not found.installed:
         problems.append('no Pillow, so no `prep build` here: pip install "decodeonce[prep]"')
     return found.description
-
-
-def _launcher() -> str:
-    from decodeonce.launch import find_rank
-
-    return str(find_rank())

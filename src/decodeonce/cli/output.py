@@ -26,4 +26,6 @@ def _text(value: Any) -> str:
         return ", ".join(f"{k} {_text(v)}" for k, v in value.items()) or "none"
     if isinstance(value, list | tuple):
         return ", ".join(map(_text, value)) or "none"
-    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import Protocol
@@ -17,6 +17,7 @@ from decodeonce.host import available_memory, network_file_system
 from decodeonce.loader.ring import Pixels
 from decodeonce.store import Store
 from decodeonce.store.files import read_at
+from decodeonce.store.reader import runs
 
 READERS = ("auto", "pread", "mmap")
 
@@ -37,7 +38,7 @@ class Reader(Protocol):
 
 
 class MmapReader:
-    """Copies out of mappings: np.take straight into the slot."""
+    """Copies out of mappings: Images.take straight into the slot."""
 
     name = "mmap"
 
@@ -47,20 +48,12 @@ class MmapReader:
 
     def __init__(self, store: Store) -> None:
         self._images = store.images
-        self._first_rows = _first_rows(store)
 
     def parts(self, rows: Rows, out: Pixels, threads: int) -> list[Part]:
-        shards = _shards(self._first_rows, rows)
-        local = rows - self._first_rows[shards]
-        return [partial(self._copy, local[a:b], shards[a:b], out[a:b]) for a, b in _shares(len(rows), threads)]
+        return [partial(self._images.take, rows[a:b], out[a:b]) for a, b in _shares(len(rows), threads)]
 
     def close(self) -> None:
         pass
-
-    def _copy(self, local: Rows, shards: Rows, out: Pixels) -> None:
-        for a, b in _runs(shards[1:] != shards[:-1]):
-            # mode="clip" makes NumPy write straight into `out`; the default, "raise", buffers all of it.
-            np.take(self._images.shard(int(shards[a])), local[a:b], axis=0, out=out[a:b], mode="clip")
 
 
 class PreadReader:
@@ -72,13 +65,13 @@ class PreadReader:
         shards = store.manifest.shards
         self._paths = [store.paths.root / shard.file for shard in shards]
         self._offsets = [shard.data_offset - shard.first_row * store.manifest.row_bytes for shard in shards]
-        self._first_rows = _first_rows(store)
+        self._first_rows = np.array([shard.first_row for shard in shards], np.int64)
         self._row_bytes = store.manifest.row_bytes
         self._fds: dict[int, int] = {}
         self._finalizer = weakref.finalize(self, _close_all, self._fds)
 
     def parts(self, rows: Rows, out: Pixels, threads: int) -> list[Part]:
-        shards = _shards(self._first_rows, rows)
+        shards = np.searchsorted(self._first_rows, rows, side="right") - 1
         for shard in np.unique(shards).tolist():
             self._open(shard)  # here, on one thread
         return [partial(self._read, rows[a:b], shards[a:b], out[a:b]) for a, b in _shares(len(rows), threads)]
@@ -95,7 +88,7 @@ class PreadReader:
 
     def _read(self, rows: Rows, shards: Rows, out: Pixels) -> None:
         target, size = out.data.cast("B"), self._row_bytes
-        for a, b in _runs((rows[1:] != rows[:-1] + 1) | (shards[1:] != shards[:-1])):
+        for a, b in runs((rows[1:] != rows[:-1] + 1) | (shards[1:] != shards[:-1])):
             self._read_run(int(shards[a]), int(rows[a]), target[a * size : b * size])
 
     def _read_run(self, shard: int, row: int, target: memoryview) -> None:
@@ -126,19 +119,6 @@ def choose_reader(store: Store) -> tuple[str, str]:
     if memory is not None and nbytes > memory / 2:
         return "pread", f"{nbytes / 1e9:.1f} GB of rows, more than half of {memory / 1e9:.1f} GB of available memory"
     return "mmap", "a local file system, and the rows fit into half of the available memory"
-
-
-def _first_rows(store: Store) -> Rows:
-    return np.array([shard.first_row for shard in store.manifest.shards], np.int64)
-
-
-def _shards(first_rows: Rows, rows: Rows) -> Rows:
-    return np.searchsorted(first_rows, rows, side="right") - 1
-
-
-def _runs(breaks: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """The runs [a, b) of len(breaks) + 1 things, of which `breaks` says where one differs from the one before it."""
-    return pairwise([0, *(np.flatnonzero(breaks) + 1).tolist(), len(breaks) + 1])
 
 
 def _shares(count: int, threads: int) -> list[tuple[int, int]]:

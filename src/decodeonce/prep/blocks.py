@@ -30,6 +30,11 @@ class Block:
     shard: int
     offset: int
 
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return self.last - self.first
+
 
 @dataclass(frozen=True)
 class Blocks:

@@ -142,18 +142,14 @@ def _same_plan(plan: Plan, listing: Listing, facts: dict[str, Any]) -> Plan:
     return plan if planned["root"] == found["root"] else write_facts(plan.paths, facts)
 
 
-def needed_bytes(plan: Plan) -> int:
-    """Bytes of the whole store before rejects are taken out, plan and journals (some 200 a row) included."""
-    return plan.count * (plan.recipe.row_bytes + 200)
-
-
 def _check_space(plan: Plan) -> None:
     place = next(path for path in (plan.paths.root.absolute(), *plan.paths.root.absolute().parents) if path.exists())
     disk = os.statvfs(place)
     free = disk.f_bavail * disk.f_frsize
-    if needed_bytes(plan) > free:
+    needed = plan.count * (plan.recipe.row_bytes + 200)  # plan and journals take some 200 bytes a row
+    if needed > free:
         raise BuildError(
-            f"{plan.paths.root}: {free / 1e9:.2f} GB free, {needed_bytes(plan) / 1e9:.2f} GB needed "
+            f"{plan.paths.root}: {free / 1e9:.2f} GB free, {needed / 1e9:.2f} GB needed "
             f"for {plan.count} rows; make room, choose another OUT, or a smaller --size"
         )
 
@@ -203,10 +199,10 @@ def work(out: Path, how: Work | None = None, progress: Callable[[Progress], None
     known = plan.rejects + done_rejects(plan, done)
     if known and how.on_bad == "fail":
         raise BuildError(f"{known[0].source}: {known[0].reason}; mend or remove it, or build with --on-bad reject")
-    rejects = len(known)
-    how.allowance.check(rejects, plan.candidates)
-    total = sum(plan.blocks[block].last - plan.blocks[block].first for block in mine)
-    left = sum(plan.blocks[block].last - plan.blocks[block].first for block in todo)
+    rejects, allowance = len(known), how.allowance
+    allowance.check(rejects, plan.candidates)
+    total = sum(plan.blocks[block].rows for block in mine)
+    left = sum(plan.blocks[block].rows for block in todo)
     new, written = 0, 0
     pool = Pool(
         WorkerSettings(paths.root, how.task, fail_on_bad=how.on_bad == "fail"),
@@ -216,7 +212,7 @@ def work(out: Path, how: Work | None = None, progress: Callable[[Progress], None
     for answer in pool.run(todo):
         if answer is not None:
             new, written, rejects = new + answer["rows"], written + answer["bytes"], rejects + answer["rejects"]
-            how.allowance.check(rejects, plan.candidates)
+            allowance.check(rejects, plan.candidates)
         if progress is not None:
             progress(Progress(total - left + new, total, new, written, rejects))
 

@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,7 @@ from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.files import ShardFile, page_aligned_buffer, write_atomic
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.manifest import read_manifest
-from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, line, sample_line
+from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, line, reject_line, sample_line
 from decodeonce.store.writer import seal_store, trim_shards, write_array
 
 CHUNK_ROWS = 1 << 18
@@ -161,7 +160,6 @@ class _Finisher:
 
     def _sample_lines(self) -> Iterator[bytes]:
         yield line(SAMPLE_COLUMNS)
-        names = [cls.name for cls in self._plan.classes]
         step = self._plan.blocks.block_rows
         for first in range(0, self._moves.count, step):
             last = min(first + step, self._moves.count)
@@ -169,21 +167,21 @@ class _Finisher:
             entries = self._plan.entries(first, last)
             for row, moved in ((row, tail) for row, tail in enumerate(planned, first) if row != tail):
                 entries[row - first] = self._plan.entry(moved)
-            yield b"".join(map(self._sample_line, range(first, last), planned, entries, repeat(names)))
+            yield b"".join(map(self._sample_line, range(first, last), planned, entries))
 
-    def _sample_line(self, row: int, planned: int, entry: Entry, names: list[str]) -> bytes:
+    def _sample_line(self, row: int, planned: int, entry: Entry) -> bytes:
         record, index = self._of_row(planned)
         width, height = record.sizes[2 * index : 2 * index + 2]
         digest = record.digests[16 * index : 16 * index + 16]
-        return sample_line(Sample(row, entry.label, names[entry.label], entry.text, width, height, "", digest))
+        name = self._plan.classes[entry.label].name
+        return sample_line(Sample(row, entry.label, name, entry.text, width, height, "", digest))
 
     def _reject_lines(self) -> Iterator[bytes]:
         found = list(self._plan.rejects)
         for rows, action in ((self._rejects, "rejected"), (self._oddities, "kept")):
             found += [Reject(self._plan.entry(row).text, reason, action) for row, reason in rows]
         yield line(REJECT_COLUMNS)
-        for reject in sorted(found, key=lambda r: (name_bytes(r.source), r.action, r.reason)):
-            yield line([reject.source, reject.reason, reject.action])
+        yield from map(reject_line, sorted(found, key=lambda r: (name_bytes(r.source), r.action, r.reason)))
 
     def _draft(self) -> Manifest:
         plan, facts = self._plan, self._plan.facts

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+
+from decodeonce.host import installed_version
 
 DISTRIBUTIONS = ("pillow-simd", "pillow")
 
@@ -31,7 +32,7 @@ class Pillow:
 
 def find_pillow() -> Pillow:
     """The PIL that an import gives; pillow-simd's versions end in .postN."""
-    installed = tuple(name for name in DISTRIBUTIONS if _is_installed(name))
+    installed = tuple(name for name in DISTRIBUTIONS if installed_version(name) is not None)
     library = find_spec("PIL._imaging") if find_spec("PIL") else None
     if library is None or library.origin is None:
         return Pillow("", "", "", installed)
@@ -39,14 +40,6 @@ def find_pillow() -> Pillow:
 
     name = "pillow-simd" if ".post" in PIL.__version__ else "pillow"
     return Pillow(name, PIL.__version__, _simd_level(name, Path(library.origin)), installed)
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def _simd_level(name: str, library: Path) -> str:

@@ -29,7 +29,7 @@ from decodeonce.prep.sources.base import name_text
 from decodeonce.store import PictureClass, Reject, StorePaths
 from decodeonce.store.files import write_atomic
 from decodeonce.store.manifest import canonical, manifest_digest
-from decodeonce.store.table import REJECT_COLUMNS, line, read_rejects
+from decodeonce.store.table import REJECT_COLUMNS, line, read_rejects, reject_line
 
 PLAN_VERSION = 1
 ROW = np.dtype([("label", "<i4"), ("name_bytes", "<i4"), ("name_start", "<i8"), ("size", "<i8"), ("mtime_ns", "<i8")])
@@ -128,12 +128,12 @@ class Plan:
         """How the planned rows fall into blocks and shards."""
         return Blocks(self.count, self.recipe.row_bytes, self.facts["block_rows"], self.facts["shard_rows"])
 
-    @property
+    @cached_property
     def classes(self) -> tuple[PictureClass, ...]:
         """The classes in label order."""
         return tuple(PictureClass(**fact) for fact in self.facts["classes"])
 
-    @property
+    @cached_property
     def rejects(self) -> list[Reject]:
         """What the source listed and could be no row."""
         return list(read_rejects(self.paths.plan_rejects))
@@ -212,8 +212,7 @@ def write_plan(paths: StorePaths, listing: Listing, facts: dict[str, Any]) -> Pl
     order = shuffled(len(listing), facts["recipe"]["shuffle_seed"])
     write_atomic(paths.plan_names, _names_in_order(listing, order))
     write_atomic(paths.plan_rows, _rows_in_order(listing, order))
-    lines = [line([r.source, r.reason, r.action]) for r in listing.rejects]
-    write_atomic(paths.plan_rejects, [line(REJECT_COLUMNS), *lines])
+    write_atomic(paths.plan_rejects, [line(REJECT_COLUMNS), *map(reject_line, listing.rejects)])
     return write_facts(paths, facts)
 
 

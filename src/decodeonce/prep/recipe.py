@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from typing import Any
 
 from decodeonce.errors import BuildError
+from decodeonce.host import installed_version
 from decodeonce.prep.pillow import find_pillow
 from decodeonce.store.manifest import CONTAINERS
 
@@ -68,10 +68,9 @@ def decoder_versions(container: str) -> dict[str, str]:
         raise BuildError(f"no picture decoder: neither pillow-simd nor Pillow is installed; {INSTALL}")
     from PIL import features
 
-    try:
-        simplejpeg = metadata.version("simplejpeg")
-    except metadata.PackageNotFoundError:
-        raise BuildError(f"no JPEG decoder: simplejpeg is not installed; {INSTALL}") from None
+    simplejpeg = installed_version("simplejpeg")
+    if simplejpeg is None:
+        raise BuildError(f"no JPEG decoder: simplejpeg is not installed; {INSTALL}")
     libjpeg = features.version("libjpeg_turbo") or features.version("jpg") or "none"
     found = {"simplejpeg": simplejpeg, pillow.name: pillow.version, f"{pillow.name}'s libjpeg": libjpeg}
     if container == "hdf5":

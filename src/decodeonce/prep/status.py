@@ -51,7 +51,7 @@ def read_status(out: Path) -> Status:
         blocks=len(plan.blocks),
         blocks_done=len(done),
         rows=plan.count,
-        rows_done=sum(plan.blocks[block].last - plan.blocks[block].first for block in done),
+        rows_done=sum(plan.blocks[block].rows for block in done),
         by_task=dict(sorted(Counter(journals.writer(block).split("-")[0] for block in done).items())),
         rejects=plan.rejects + done_rejects(plan, journals),
     )

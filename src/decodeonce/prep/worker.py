@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from decodeonce.errors import DecodeonceError, Stopped, failure_from
+from decodeonce.errors import BuildError, DecodeonceError, Stopped, failure_from
 from decodeonce.prep.beat import Beat
 from decodeonce.prep.blocks import Block
 from decodeonce.prep.decode import Decoder, Undecodable
@@ -32,10 +32,6 @@ from decodeonce.store.hashing import hexdigest, row_checksum
 
 VALUES = np.arange(256)
 NOTHING = "0" * 16
-
-
-class BadPicture(Exception):
-    """A reject where the user asked to stop at the first."""
 
 
 class RowFacts(NamedTuple):
@@ -94,7 +90,7 @@ class BlockDecoder:
         except Undecodable as reason:
             self._beat.row = None
             if self._fail_on_bad:
-                raise BadPicture(f"{name}: {reason}; mend or remove it, or build with --on-bad reject") from None
+                raise BuildError(f"{name}: {reason}; mend or remove it, or build with --on-bad reject") from None
             return RowFacts(reject=str(reason))
         self._beat.row = None
         view[:] = done.pixels
@@ -121,8 +117,7 @@ class BlockWriter:
             written += end - start
         shard.sync()
         self._journal.append(record, round_)
-        rows = block.last - block.first
-        return {"done": block.index, "rows": rows, "bytes": written, "rejects": len(record.rejects)}
+        return {"done": block.index, "rows": block.rows, "bytes": written, "rejects": len(record.rejects)}
 
     def _open(self, index: int) -> ShardFile:
         if self._shard is None or self._shard[0] != index:
@@ -181,13 +176,9 @@ def main(arguments: list[str]) -> int:
     out, task, beat_fd, on_bad = arguments
     try:
         serve(Path(out), int(task), Beat(int(beat_fd)), say, fail_on_bad=on_bad == "fail")
-    except Stopped as error:
-        say({"failed": str(error), "stopped": True})
-    except (DecodeonceError, BadPicture) as error:
-        say({"failed": str(error), "stopped": False})
     except BrokenPipeError:
         return 1
-    except OSError as error:
-        failure = failure_from(error, out)
+    except (DecodeonceError, OSError) as error:
+        failure = failure_from(error, out) if isinstance(error, OSError) else error
         say({"failed": str(failure), "stopped": isinstance(failure, Stopped)})
     return 0

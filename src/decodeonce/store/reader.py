@@ -9,6 +9,7 @@ import os
 import stat
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -199,14 +200,14 @@ class Images:
             out = np.empty(shape, np.uint8)
         elif out.shape != shape or out.dtype != np.uint8 or not out.flags.c_contiguous:
             raise ValueError(f"out is {out.dtype} {out.shape}, expected C-contiguous uint8 {shape}")
+        if not len(numbers):
+            return out
         shards = np.searchsorted(self._first_rows, numbers, side="right") - 1
-        edges = np.flatnonzero(np.diff(shards)) + 1
-        for start, end in zip([0, *edges], [*edges, len(numbers)], strict=True):
-            if start < end:
-                shard = int(shards[start])
-                local = numbers[start:end] - self._first_rows[shard]
-                # mode="clip" writes straight into out; the default "raise" buffers all of it (numpy's documentation)
-                np.take(self.shard(shard), local, axis=0, out=out[start:end], mode="clip")
+        for start, end in runs(shards[1:] != shards[:-1]):
+            shard = int(shards[start])
+            local = numbers[start:end] - self._first_rows[shard]
+            # mode="clip" writes straight into out; the default "raise" buffers all of it (numpy's documentation)
+            np.take(self.shard(shard), local, axis=0, out=out[start:end], mode="clip")
         return out
 
     def shard(self, index: int) -> Pixels:
@@ -235,6 +236,11 @@ class Images:
             if first == last:
                 return self.shard(first)[a : b + 1]
         return self.take(np.arange(start, stop, step))
+
+
+def runs(breaks: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """The runs [a, b) of len(breaks) + 1 things, of which `breaks` says where one differs from the one before it."""
+    return pairwise([0, *(np.flatnonzero(breaks) + 1).tolist(), len(breaks) + 1])
 
 
 def _is_number(index: Any) -> bool:

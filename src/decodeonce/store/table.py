@@ -82,6 +82,11 @@ def parse_sample(encoded: bytes) -> Sample:
     return Sample(int(row), int(label), class_name, source, int(width), int(height), box, digest)
 
 
+def reject_line(reject: Reject) -> bytes:
+    """A line of rejects.tsv."""
+    return line([reject.source, reject.reason, reject.action])
+
+
 def read_rejects(path: Path) -> Iterator[Reject]:
     """The lines of a rejects.tsv, in their order."""
     with open(path, "rb") as file:

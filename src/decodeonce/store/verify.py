@@ -16,7 +16,7 @@ from decodeonce.store.files import page_aligned_buffer, read_at
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import StorePaths
 from decodeonce.store.manifest import Manifest, Shard, read_manifest
-from decodeonce.store.reader import Store, check_file, check_shard, check_size
+from decodeonce.store.reader import Store, check_file, check_shard, check_size, runs
 
 READ_BYTES = 8 << 20
 
@@ -114,7 +114,4 @@ def _row_checksums(store: Store, shard: Shard, first: int, last: int) -> list[in
 def _ranges(rows: list[int]) -> list[tuple[int, int]]:
     if not rows:
         return []
-    numbers = np.array(rows)
-    breaks = np.flatnonzero(np.diff(numbers) != 1)
-    firsts, lasts = [0, *(breaks + 1)], [*breaks, len(rows) - 1]
-    return [(int(numbers[a]), int(numbers[b])) for a, b in zip(firsts, lasts, strict=True)]
+    return [(rows[a], rows[b - 1]) for a, b in runs(np.diff(rows) != 1)]

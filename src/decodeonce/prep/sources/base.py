@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from decodeonce.errors import PASSING_ERRORS, Stopped
+from decodeonce.errors import PASSING_ERRORS, Stopped, failure_from
 from decodeonce.store.manifest import PictureClass
 
 MAX_FILE_BYTES = 1 << 30  # a picture is read whole; this is somebody's archive or film
@@ -101,7 +101,7 @@ def file_entry(root: Path, name: bytes, label: int) -> Entry:
         facts = os.stat(path)
     except OSError as error:
         if error.errno in PASSING_ERRORS:
-            raise Stopped(f"{os.fsdecode(path)}: {error.strerror}; run the same command again") from None
+            raise failure_from(error, os.fsdecode(path)) from None
         link = " (a dangling link)" if os.path.islink(path) else ""
         return Entry(name, label, 0, 0, f"{error.strerror}{link}")
     if problem := _problem(path, facts):

@@ -1,0 +1,26 @@
+"""What trouble of a file system becomes."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from decodeonce.errors import BuildError, DecodeonceError, Stopped, failure_from
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "kind", "told"),
+    [
+        (errno.EIO, "/data/a", Stopped, "/data/a: why; run the same command again"),
+        (errno.ESTALE, b"/data/a", Stopped, "/data/a: why; run the same command again"),
+        (errno.ENOSPC, None, BuildError, "OUT: why; make room and run the same command again"),
+        (errno.EACCES, "/data/a", BuildError, "/data/a: why; mend that and run the same command again"),
+    ],
+)
+def test_an_error_of_a_file_system_says_what_to_do(
+    code: int, name: str | bytes | None, kind: type[DecodeonceError], told: str
+) -> None:
+    failure = failure_from(OSError(code, "why", name), "OUT")
+    assert type(failure) is kind
+    assert str(failure) == told
