@@ -23,7 +23,7 @@ def rank_plan(
     """The steps of one rank that are left after `consumed` rows."""
     part = make_partition(partition, count, batch_size, rank, world_size, tail)
     key = derive_key(seed, 0, world_size, rank) if partition == "range" else derive_key(seed, 0)
-    return list(plan_steps(make_order(shuffle, part.count, block_rows, key), part, consumed))
+    return list(plan_steps(make_order(shuffle, part.count, block_rows, key), part, consumed, 0))
 
 
 def valid_rows(plans: list[list[Step]]) -> list[int]:

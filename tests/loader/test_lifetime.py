@@ -137,10 +137,10 @@ def test_closing_wakes_a_thread_that_waits_for_a_batch(store: Path) -> None:
     planning, go_on = threading.Event(), threading.Event()
 
     def steps() -> Iterator[Step]:
-        yield Step(np.arange(4), 4)
+        yield Step(np.arange(4), 4, 0)
         planning.set()
         go_on.wait()
-        yield Step(np.arange(4), 4)
+        yield Step(np.arange(4), 4, 0)
 
     opened = open_store(store)
     side = HostSide((4, 8, 6, 3), 3, torch.device("cpu"), None)

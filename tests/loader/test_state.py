@@ -37,6 +37,13 @@ def test_every_epoch_has_its_own_order(store: Path) -> None:
         assert rows_of(other) != first
 
 
+def test_a_batch_tells_its_epoch(store: Path) -> None:
+    with loader_of(store) as loader, loader_of(store) as resumed:
+        assert [{batch.epoch for batch in loader} for _ in range(3)] == [{0}, {1}, {2}]
+        resumed.load_state_dict({**loader.state_dict(), "rows_consumed": 14})
+        assert {batch.epoch for batch in resumed} == {3}
+
+
 def test_ranges_of_one_size_are_shuffled_differently(store: Path) -> None:
     settings: dict[str, Any] = {"partition": "range", "world_size": 2, "batch_size": 1}
     with loader_of(store, rank=0, **settings) as first, loader_of(store, rank=1, **settings) as second:

@@ -15,13 +15,15 @@ class Batch:
     images: (B, H, W, C) uint8, contiguous; `images.permute(0, 3, 1, 2)` is channels_last without a copy.
     labels: (B,) int64. rows: (B,) int64, places in the store, ascending among the first `valid` (their order within a
     batch means nothing: reading goes faster so) and among the rest. valid: the first so many count, the rest is
-    padding. columns: the store's further per-row arrays by name, each (B, ...). All tensors lie on the loader's device.
+    padding. epoch: the number of the epoch, so that a transform's randomness can follow from it. columns: the store's
+    further per-row arrays of numbers by name, each (B, ...). All tensors lie on the loader's device.
     """
 
     images: Tensor
     labels: Tensor
     rows: Tensor
     valid: int
+    epoch: int
     columns: dict[str, Tensor] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Tensor]:

@@ -27,6 +27,7 @@ class Filled:
 
     slot: Slot
     valid: int
+    epoch: int
     rows: NDArray[np.int64]
     labels: NDArray[np.int64]
     columns: dict[str, NDArray[Any]] = field(default_factory=dict)
@@ -231,7 +232,7 @@ def _batch(
     filled: Filled, images: Tensor, move: Callable[[NDArray[Any]], Tensor], transform: Transform | None
 ) -> Batch:
     columns = {name: move(column) for name, column in filled.columns.items()}
-    batch = Batch(images, move(filled.labels), move(filled.rows), filled.valid, columns)
+    batch = Batch(images, move(filled.labels), move(filled.rows), filled.valid, filled.epoch, columns)
     if transform is None:
         return batch
     transformed = transform(batch)

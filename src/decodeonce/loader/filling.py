@@ -33,10 +33,11 @@ class Step:
 
     rows: NDArray[np.int64]
     valid: int
+    epoch: int
 
 
-def plan_steps(order: Order, partition: Partition, consumed: int) -> Iterator[Step]:
-    """The steps that are left of an epoch after `consumed` rows."""
+def plan_steps(order: Order, partition: Partition, consumed: int, epoch: int) -> Iterator[Step]:
+    """The steps that are left of an epoch, whose order is given, after `consumed` rows."""
     steps = range(partition.steps(consumed))
     group = max(1, GROUP_ROWS // partition.batch_size)
     for start in steps[::group]:
@@ -47,7 +48,7 @@ def plan_steps(order: Order, partition: Partition, consumed: int) -> Iterator[St
             own[: take.valid].sort()  # so that reads run forward and neighbours are read at once
             if take.valid < len(own):
                 own[take.valid :].sort()
-            yield Step(own, take.valid)
+            yield Step(own, take.valid, epoch)
 
 
 class Source:
@@ -64,7 +65,7 @@ class Source:
         """Have the team fill the slot; the batch may be used when the job has been waited for."""
         job = team.start(self.reader.parts(step.rows, slot.pixels[: len(step.rows)], self.threads))
         columns = {name: column[step.rows] for name, column in self._columns.items()}
-        return Filled(slot, step.valid, step.rows, self._labels[step.rows], columns), job
+        return Filled(slot, step.valid, step.epoch, step.rows, self._labels[step.rows], columns), job
 
 
 class Job:

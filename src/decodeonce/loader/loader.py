@@ -94,7 +94,7 @@ class Loader:
             raise RuntimeError("this Loader is closed; make another")
         place = self._progress.begin()
         self._side.begin()
-        plan = plan_steps(self._order(place.epoch), self._partition, place.rows_consumed)
+        plan = plan_steps(self._order(place.epoch), self._partition, place.rows_consumed, place.epoch)
         filler = Filler(plan, self._source, self._side, self._prefetch)
         steps = self._partition.steps(place.rows_consumed)
         epoch = Epoch(filler, self._side, self._progress, steps, self._partition.stride)
