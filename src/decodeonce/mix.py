@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
-_FACTOR_1, _FACTOR_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+FACTOR_1, FACTOR_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 GOLDEN = 0x9E3779B97F4A7C15
 
 
@@ -15,7 +15,7 @@ def mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
     Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
     """
-    words = (words ^ (words >> _SHIFT_1)) * _FACTOR_1
-    words = (words ^ (words >> _SHIFT_2)) * _FACTOR_2
+    words = (words ^ (words >> _SHIFT_1)) * np.uint64(FACTOR_1)
+    words = (words ^ (words >> _SHIFT_2)) * np.uint64(FACTOR_2)
     mixed: NDArray[np.uint64] = words ^ (words >> _SHIFT_3)
     return mixed

@@ -1,0 +1,505 @@
+"""Augmentations equal what Pillow, NumPy and plain Python make of the same random numbers, in whatever batches."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hypothesis_numpy
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from decodeonce import Batch, Loader, open_store
+from decodeonce.loader.augment import (
+    Augment,
+    CenterCrop,
+    Draws,
+    Normalize,
+    RandomCrop,
+    RandomFlip,
+    RandomResizedCrop,
+    Step,
+    mix_words,
+)
+from decodeonce.loader.order import derive_key
+from decodeonce.mix import mix
+from tests.loader.conftest import COUNT
+from tests.stores import make_store, pixel_statistics, random_images
+
+SIZE = (5, 4)
+seeds = st.integers(-(2**70), 2**70)
+
+
+def noise(count: int, height: int, width: int, channels: int = 3) -> Tensor:
+    return torch.from_numpy(random_images(count, shape=(height, width, channels)))
+
+
+def batch_of(images: Tensor, epoch: int = 0) -> Batch:
+    rows = torch.arange(len(images), device=images.device)
+    return Batch(images, rows % 3, rows, len(images), epoch)
+
+
+def draws_of(count: int, seed: int = 0, epoch: int = 0, step: int = 0) -> Draws:
+    """What step number `step` of an Augment gets for the rows 0..count-1."""
+    return Draws(derive_key(seed, epoch, step), torch.arange(count))
+
+
+def all_steps(store: Path) -> list[Step]:
+    return [RandomCrop((7, 6)), RandomResizedCrop(SIZE), RandomFlip(), Normalize(store)]
+
+
+def by_row(loader: Loader) -> dict[int, Tensor]:
+    """The valid pictures of one epoch."""
+    seen: dict[int, Tensor] = {}
+    for batch in loader:
+        seen.update(zip(batch.rows[: batch.valid].tolist(), batch.images, strict=False))
+    return seen
+
+
+def same(first: dict[int, Tensor], second: dict[int, Tensor]) -> bool:
+    # Products over another number of pictures may add in another order.
+    assert first.keys() == second.keys()
+    return all(torch.allclose(first[row], second[row], rtol=0, atol=1e-5) for row in first)
+
+
+# Random numbers
+
+
+@given(hypothesis_numpy.arrays(np.uint64, st.integers(1, 20)))
+def test_words_are_mixed_as_on_the_host(words: NDArray[np.uint64]) -> None:
+    assert np.array_equal(mix_words(torch.from_numpy(words.view(np.int64))).numpy().view(np.uint64), mix(words))
+
+
+@given(seeds, st.integers(0, 2**40), st.integers(0, 9), st.lists(st.integers(0, 2**62), min_size=1, max_size=4))
+def test_a_number_follows_from_seed_epoch_step_row_and_index(seed: int, epoch: int, step: int, rows: list[int]) -> None:
+    found = Draws(derive_key(seed, epoch, step), torch.tensor(rows)).uniform(5)
+    expected = [[(derive_key(seed, epoch, step, row, index) >> 40) / 2**24 for index in range(5)] for row in rows]
+    assert found.dtype == torch.float32
+    assert found.tolist() == expected
+
+
+def test_numbers_are_uniform() -> None:
+    numbers = draws_of(20_000).uniform(8)
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+    for part in (numbers.flatten(), numbers[:, 0], numbers[:, 7], numbers * 2**10 % 1):
+        counts = torch.histc(part, bins=256, min=0, max=1)
+        expected = part.numel() / 256
+        # chi square of 255 degrees of freedom: mean 255, standard deviation 22.6
+        assert 165 < ((counts - expected) ** 2 / expected).sum() < 345
+
+
+def test_numbers_of_other_rows_draws_steps_epochs_and_seeds_are_others() -> None:
+    count = 40_000
+    numbers = draws_of(count).uniform(2)
+    others = {
+        "row": numbers[:, 0].roll(1),
+        "draw": numbers[:, 1],
+        "step": draws_of(count, step=1).uniform(1)[:, 0],
+        "epoch": draws_of(count, epoch=1).uniform(1)[:, 0],
+        "seed": draws_of(count, seed=1).uniform(1)[:, 0],
+        "epoch and row": draws_of(count, epoch=1).uniform(1)[:, 0].roll(-1),
+    }
+    for name, other in others.items():
+        correlation = torch.corrcoef(torch.stack([numbers[:, 0], other]))[0, 1]
+        assert abs(correlation) < 4 / math.sqrt(count), name
+        squares = torch.histogramdd(torch.stack([numbers[:, 0], other], 1), [8, 8], range=[0, 1, 0, 1]).hist
+        # chi square of 63 degrees of freedom: mean 63, standard deviation 11.2
+        assert ((squares - count / 64) ** 2 / (count / 64)).sum() < 110, name
+
+
+# Augment
+
+
+@pytest.mark.parametrize(
+    ("world_size", "batch_size", "tail"), [(1, 7, "keep"), (2, 30, "drop"), (3, 4, "drop"), (2, 7, "pad")]
+)
+def test_a_row_is_augmented_alike_in_every_batch_and_world(
+    store: Path, world_size: int, batch_size: int, tail: str
+) -> None:
+    transform = Augment(*all_steps(store), seed=4)
+    with Loader(store, batch_size=COUNT, transform=transform) as loader:
+        expected = [by_row(loader), by_row(loader)]
+    found: list[dict[int, Tensor]] = [{}, {}]
+    for rank in range(world_size):
+        with Loader(
+            store, batch_size=batch_size, tail=tail, rank=rank, world_size=world_size, seed=9, transform=transform
+        ) as loader:
+            for epoch in found:
+                epoch.update(by_row(loader))
+    assert [len(epoch) for epoch in found] == [COUNT, COUNT]
+    assert same(found[0], expected[0])
+    assert same(found[1], expected[1])
+    assert not same(found[0], expected[1])
+
+
+def test_padding_is_augmented_like_the_row_that_it_repeats(store: Path) -> None:
+    seen: dict[int, list[Tensor]] = {}
+    with Loader(store, batch_size=COUNT - 10, tail="pad", transform=Augment(RandomCrop(5))) as loader:
+        for batch in loader:
+            for row, image in zip(batch.rows.tolist(), batch.images, strict=True):
+                seen.setdefault(row, []).append(image)
+    repeated = [images for images in seen.values() if len(images) == 2]
+    assert len(repeated) == 2 * (COUNT - 10) - COUNT
+    assert all(torch.equal(*images) for images in repeated)
+
+
+def test_an_epoch_resumed_goes_on_alike(store: Path) -> None:
+    transform = Augment(*all_steps(store))
+    with Loader(store, batch_size=8, transform=transform) as loader:
+        for _ in loader:
+            pass
+        batches = iter(loader)
+        next(batches)
+        state = loader.state_dict()
+        left = {row: image for batch in batches for row, image in zip(batch.rows.tolist(), batch.images, strict=True)}
+    with Loader(store, batch_size=8, transform=Augment(*all_steps(store))) as resumed:
+        resumed.load_state_dict(state)
+        assert same(by_row(resumed), left)
+
+
+def test_steps_have_random_numbers_of_their_own() -> None:
+    images = noise(64, 4, 6)
+    twice = Augment(RandomFlip(), RandomFlip())(batch_of(images)).images.permute(0, 2, 3, 1)
+    flips = [draws_of(64, step=step).uniform(1)[:, 0] < 0.5 for step in (0, 1)]
+    expected = torch.where((flips[0] ^ flips[1])[:, None, None, None], images.flip(2), images)
+    assert torch.equal(twice, expected)
+    assert not torch.equal(twice, images)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("step", [CenterCrop(SIZE), RandomCrop(SIZE), RandomResizedCrop(SIZE), RandomFlip()])
+def test_images_come_channels_last_and_whole(step: Step, channels: int) -> None:
+    images = noise(6, *((8, 6) if not isinstance(step, RandomFlip) else SIZE), channels)
+    batch = batch_of(images)
+    result = Augment(step)(batch)
+    assert result.images.shape == (6, channels, *SIZE)
+    assert result.images.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(result.images.permute(0, 2, 3, 1), step(images, draws_of(6)))
+    assert result.images.dtype == (torch.float32 if isinstance(step, RandomResizedCrop) else torch.uint8)
+    assert result.labels is batch.labels
+    assert result.rows is batch.rows
+
+
+def test_no_steps_is_the_batch_itself_permuted() -> None:
+    images = noise(3, 4, 5)
+    result = Augment()(batch_of(images)).images
+    assert result.data_ptr() == images.data_ptr()
+    assert result.shape == (3, 3, 4, 5)
+
+
+def test_the_batch_given_is_not_written_to(store: Path) -> None:
+    crop, resize, flip, normalize = all_steps(store)
+    lists: list[list[Step]] = [[crop, resize, flip, normalize], [normalize, flip, resize], [CenterCrop(6)], [flip]]
+    for steps, dtype in product(lists, (torch.uint8, torch.float32)):
+        images = noise(9, 8, 6).to(dtype)
+        before = images.clone()
+        result = Augment(*steps)(batch_of(images)).images
+        assert torch.equal(images, before)
+        assert result.data_ptr() != images.data_ptr()
+
+
+def test_any_callable_is_a_step() -> None:
+    images = noise(3, 4, 5)
+    result = Augment(lambda images, draws: 255 - images)(batch_of(images)).images
+    assert torch.equal(result.permute(0, 2, 3, 1), 255 - images)
+
+
+class DeviceOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Lets no tensor of the host be used or made."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        leaves = torch.utils._pytree.tree_leaves((args, kwargs, result))
+        assert all(leaf.device.type == "meta" for leaf in leaves if isinstance(leaf, Tensor)), func
+        return result
+
+
+def run_on_device(transform: Callable[[Batch], Batch]) -> Batch:
+    """On the meta device, which has no values: what needs one on the host fails there."""
+    images = torch.empty((9, 8, 6, 3), dtype=torch.uint8, device="meta")
+    transform(batch_of(images))  # constants are made
+    with DeviceOnly(), pytest.MonkeyPatch.context() as patch:  # type: ignore[no-untyped-call]
+        patch.delattr(torch, "tensor")  # it copies from the host where no mode sees it
+        return transform(dataclasses.replace(batch_of(images), epoch=1))
+
+
+def test_nothing_waits_for_the_device_or_copies_to_it(store: Path) -> None:
+    result = run_on_device(Augment(CenterCrop((8, 6)), *all_steps(store)))
+    assert result.images.shape == (9, 3, *SIZE)
+    assert result.images.device.type == "meta"
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda images, draws: images[: int(draws.uniform(1).sum())],
+        lambda images, draws: images[draws.uniform(1)[:, 0] < 0.5],
+        lambda images, draws: images[:: 1 + bool(draws.uniform(1).min() > 0)],
+        lambda images, draws: images * torch.ones(3).to(images.device),
+        lambda images, draws: images * torch.tensor([3], device=images.device),
+        lambda images, draws: images.cpu(),
+    ],
+)
+def test_a_step_that_did_would_be_found(step: Step) -> None:
+    with pytest.raises((RuntimeError, NotImplementedError, AssertionError, AttributeError)):
+        run_on_device(Augment(step))
+
+
+# Crops and flips
+
+pictures = st.tuples(st.integers(1, 12), st.integers(1, 12))
+
+
+@given(pictures, pictures)
+def test_the_central_crop_is_torchvisions(first: tuple[int, int], second: tuple[int, int]) -> None:
+    (height, out_height), (width, out_width) = (sorted(pair, reverse=True) for pair in zip(first, second, strict=True))
+    images = noise(2, height, width)
+    top, left = int(round((height - out_height) / 2.0)), int(round((width - out_width) / 2.0))  # noqa: RUF046
+    result = CenterCrop((out_height, out_width))(images, draws_of(2))
+    assert torch.equal(result, images[:, top : top + out_height, left : left + out_width])
+
+
+@given(pictures, pictures, seeds)
+def test_random_crops_are_windows_at_the_places_drawn(
+    first: tuple[int, int], second: tuple[int, int], seed: int
+) -> None:
+    (height, out_height), (width, out_width) = (sorted(pair, reverse=True) for pair in zip(first, second, strict=True))
+    images, draws = noise(5, height, width, 2), draws_of(5, seed)
+    result = RandomCrop((out_height, out_width))(images, draws)
+    assert result.dtype == torch.uint8
+    for image, crop, (y, x) in zip(images, result, draws.uniform(2).tolist(), strict=True):
+        top, left = int(y * (height - out_height + 1)), int(x * (width - out_width + 1))
+        assert torch.equal(crop, image[top : top + out_height, left : left + out_width])
+
+
+def test_random_crops_lie_everywhere_alike() -> None:
+    places = torch.arange(12, dtype=torch.uint8).view(1, 3, 4, 1).expand(12_000, 3, 4, 1)
+    corners = RandomCrop((2, 2))(places, draws_of(12_000))[:, 0, 0, 0]
+    counts = torch.bincount(corners, minlength=12).view(3, 4)
+    assert counts.sum() == counts[:2, :3].sum()
+    assert (counts[:2, :3] - 2000).abs().max() < 4 * math.sqrt(2000)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("p", [0.0, 0.25, 1.0])
+def test_flips_mirror_a_share_of_the_pictures(p: float, dtype: torch.dtype) -> None:
+    images = noise(2000, 3, 4).to(dtype)
+    result = RandomFlip(p)(images, draws_of(2000))
+    flipped = draws_of(2000).uniform(1)[:, 0] < p
+    assert result.dtype == dtype
+    assert torch.equal(result[flipped], images[flipped].flip(2))
+    assert torch.equal(result[~flipped], images[~flipped])
+    assert abs(int(flipped.sum()) - 2000 * p) <= 4 * math.sqrt(2000 * p * (1 - p))
+
+
+class Zeros(Draws):
+    """The least number that may be drawn."""
+
+    def uniform(self, count: int) -> Tensor:
+        return torch.zeros(len(self.rows), count)
+
+
+def test_what_has_probability_0_never_happens() -> None:
+    images = noise(4, 3, 4)
+    assert torch.equal(RandomFlip(0.0)(images, Zeros(0, torch.arange(4))), images)
+
+
+# RandomResizedCrop
+
+
+def scalar_box(
+    numbers: list[float], height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
+) -> list[int]:
+    """torchvision's RandomResizedCrop.get_params, its random numbers from a list: areas, ratios, corner."""
+    areas, ratios, (y, x) = numbers[:10], numbers[10:20], numbers[20:]
+    for u, v in zip(areas, ratios, strict=True):
+        target_area = height * width * (scale[0] + u * (scale[1] - scale[0]))
+        log_ratio = math.log(ratio[0]), math.log(ratio[1])
+        aspect_ratio = math.exp(log_ratio[0] + v * (log_ratio[1] - log_ratio[0]))
+        w = round(math.sqrt(target_area * aspect_ratio))
+        h = round(math.sqrt(target_area / aspect_ratio))
+        if 0 < w <= width and 0 < h <= height:
+            return [int(y * (height - h + 1)), int(x * (width - w + 1)), h, w]
+    in_ratio = width / height
+    if in_ratio < min(ratio):
+        w, h = width, round(width / min(ratio))
+    elif in_ratio > max(ratio):
+        w, h = round(height * max(ratio)), height
+    else:
+        w, h = width, height
+    return [(height - h) // 2, (width - w) // 2, h, w]
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "scale", "ratio"),
+    [
+        (256, 256, (0.08, 1.0), (3 / 4, 4 / 3)),
+        (180, 320, (0.9, 1.0), (3 / 4, 4 / 3)),  # hardly any try fits: too wide
+        (321, 100, (0.5, 0.9), (0.9, 1.0)),  # none fits: too high
+        (255, 254, (1.0, 1.0), (0.5, 2.0)),  # the whole picture, where no try fits
+        (8, 6, (0.001, 0.3), (0.1, 9.0)),  # sizes of 0 are drawn
+        (1, 1, (0.08, 1.0), (3 / 4, 4 / 3)),
+    ],
+)
+def test_windows_are_those_of_torchvision(
+    height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
+) -> None:
+    draws = draws_of(3000, seed=height)
+    boxes = RandomResizedCrop(9, scale=scale, ratio=ratio).boxes(draws, height, width)
+    assert boxes.tolist() == [scalar_box(row, height, width, scale, ratio) for row in draws.uniform(22).tolist()]
+    top, left, box_height, box_width = boxes.unbind(1)
+    assert boxes[:, :2].min() >= 0
+    assert boxes[:, 2:].min() >= 1
+    assert (top + box_height).max() <= height
+    assert (left + box_width).max() <= width
+
+
+def test_windows_are_spread_as_asked_for() -> None:
+    boxes = RandomResizedCrop(9, scale=(0.1, 0.4), ratio=(0.5, 2.0)).boxes(draws_of(20_000), 500, 500)
+    top, left, height, width = boxes.unbind(1)
+    area, log_ratio = height * width / 500**2, (width / height).log()
+    assert 0.099 < area.min() < 0.101
+    assert 0.399 < area.max() < 0.401
+    assert abs(area.mean() - 0.25) < 0.003
+    assert abs(log_ratio.mean()) < 0.015
+    assert abs(log_ratio.std() - 2 * math.log(2) / math.sqrt(12)) < 0.01
+    for corner, side in ((top, height), (left, width)):
+        place = corner / (500 - side)
+        assert place.min() == 0
+        assert place.max() == 1
+        assert abs(place.mean() - 0.5) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "size"), [(64, 48, 32), (40, 60, (70, 33)), (100, 90, (9, 110)), (5, 7, 224), (33, 2, (1, 5))]
+)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_resizing_is_pillows(height: int, width: int, size: int | tuple[int, int], dtype: torch.dtype) -> None:
+    images, draws = noise(12, height, width), draws_of(12)
+    step = RandomResizedCrop(size)
+    result = step(images.to(dtype), draws)
+    assert result.dtype == torch.float32
+    out_height, out_width = size if isinstance(size, tuple) else (size, size)
+    assert result.shape == (12, out_height, out_width, 3)
+    errors = []
+    for image, found, (t, l, h, w) in zip(images, result, step.boxes(draws, height, width).tolist(), strict=True):  # noqa: E741
+        picture = Image.fromarray(image.numpy())
+        expected = picture.crop((l, t, l + w, t + h)).resize((out_width, out_height), Image.Resampling.BILINEAR)
+        errors.append(found.numpy() - np.asarray(expected, np.float32))
+    # Pillow rounds to levels twice, after columns and after rows, by a half each
+    assert np.abs(errors).max() <= 1.01
+    assert abs(np.mean(errors)) < 0.1
+
+
+def test_resizing_keeps_levels_within_their_bounds() -> None:
+    for level in (0, 255):
+        images = torch.full((20, 31, 17, 1), level, dtype=torch.uint8)
+        result = RandomResizedCrop((40, 5))(images, draws_of(20))
+        assert torch.allclose(result, torch.full_like(result, level), rtol=0, atol=1e-3)
+
+
+def test_the_default_dtype_of_torch_changes_nothing() -> None:
+    images, steps = noise(4, 9, 8), (RandomResizedCrop(5), Normalize("imagenet"))
+    expected = Augment(*steps)(batch_of(images)).images
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(Augment(*steps)(batch_of(images)).images, expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+# Normalize
+
+
+def normalized(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> NDArray[np.float64]:
+    result: NDArray[np.float64] = (images.double().numpy() - np.array(mean)) / np.array(std)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2**-8), (torch.float16, 2**-11)]
+)
+@pytest.mark.parametrize("source", [torch.uint8, torch.float32])
+def test_imagenets_statistics_by_name(dtype: torch.dtype, tolerance: float, source: torch.dtype) -> None:
+    images = noise(10, 8, 6).to(source)
+    result = Normalize("imagenet", dtype=dtype)(images, draws_of(10))
+    expected = normalized(images / 255, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert result.dtype == dtype
+    np.testing.assert_allclose(result.double().numpy(), expected, rtol=tolerance, atol=2e-6)
+
+
+def test_a_stores_own_statistics(store: Path, images: NDArray[np.uint8]) -> None:
+    pixels = torch.from_numpy(images)
+    expected = normalized(pixels, *pixel_statistics(images))
+    for source in (store, str(store), open_store(store)):
+        result = Normalize(source)(pixels, draws_of(COUNT)).numpy()
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=2e-6)
+    assert abs(result.mean()) < 1e-5
+    assert abs(result.std() - 1) < 1e-4
+
+
+def test_statistics_of_other_numbers_of_channels(tmp_path: Path) -> None:
+    gray = make_store(tmp_path / "gray", random_images(6, shape=(8, 6, 1)))
+    with Loader(gray, batch_size=6, transform=Augment(RandomResizedCrop(4), Normalize(gray))) as loader:
+        assert next(iter(loader)).images.shape == (6, 1, 4, 4)
+    with pytest.raises(ValueError, match="pictures of 1 channels, expected 3"):
+        Normalize("imagenet")(noise(2, 8, 6, 1), draws_of(2))
+
+
+def test_pictures_of_one_level_have_no_std(tmp_path: Path) -> None:
+    flat = make_store(tmp_path / "flat", np.zeros((6, 8, 6, 3), np.uint8))
+    with pytest.raises(ValueError, match=r"flat: the std of its channels is \(0\.0, 0\.0, 0\.0\)"):
+        Normalize(flat)
+
+
+# Errors
+
+
+@pytest.mark.parametrize("size", [0, -3, True, 2.0, "224", (4,), (4, 5, 6), (4, 0), [4, 4]])
+@pytest.mark.parametrize("step", [CenterCrop, RandomCrop, RandomResizedCrop])
+def test_sizes_that_are_none(step: Callable[[Any], Step], size: Any) -> None:
+    with pytest.raises(ValueError, match=r"size is .*, expected a whole number of pixels"):
+        step(size)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RandomResizedCrop(4, scale=(0.5, 0.1)), r"scale is \(0.5, 0.1\), expected two numbers above 0"),
+        (lambda: RandomResizedCrop(4, scale=(0.0, 0.1)), r"scale is \(0.0, 0.1\)"),
+        (lambda: RandomResizedCrop(4, scale=(0.5, 1.1)), r"scale is \(0.5, 1.1\), .* 1 at most"),
+        (lambda: RandomResizedCrop(4, ratio=(-1, 1)), r"ratio is \(-1, 1\)"),
+        (lambda: RandomResizedCrop(4, ratio=(1, math.inf)), r"ratio is \(1, inf\)"),
+        (lambda: RandomResizedCrop(4, ratio=(math.nan, 1)), r"ratio is \(nan, 1\)"),
+        (lambda: RandomFlip(1.5), "p is 1.5, expected a probability, 0 to 1"),
+        (lambda: RandomFlip(math.nan), "p is nan"),
+        (lambda: Normalize("imagenet", dtype=torch.uint8), r"dtype is torch.uint8, expected torch.float32, "),
+        (lambda: Augment(RandomFlip(), seed=0.5), "seed is 0.5, expected a whole number"),  # type: ignore[arg-type]
+        (lambda: Augment(RandomFlip), r"a step is .*RandomFlip'>, expected one like RandomFlip\(\)"),  # type: ignore[arg-type]
+        (lambda: Augment(None), "a step is None"),  # type: ignore[arg-type]
+    ],
+)
+def test_settings_that_make_no_sense(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("step", [CenterCrop((8, 7)), RandomCrop((9, 6)), CenterCrop(9)])
+def test_crops_larger_than_the_pictures_are_the_consumers_error(store: Path, step: Step) -> None:
+    with (
+        Loader(store, batch_size=4, transform=Augment(step)) as loader,
+        pytest.raises(ValueError, match=r"a crop of \dx\d is larger than pictures of 8x6"),
+    ):
+        next(iter(loader))
