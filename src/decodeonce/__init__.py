@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from decodeonce.errors import DecodeonceError, Stopped, StoreError
-    from decodeonce.loader import Batch, Loader
+    from decodeonce.loader import Batch, Loader, StoreDataset
     from decodeonce.store import Store, open_store
 
 __version__ = "0.1.0"
@@ -21,10 +21,11 @@ _HOME = {
     "Loader": "decodeonce.loader",
     "Stopped": "decodeonce.errors",
     "Store": "decodeonce.store",
+    "StoreDataset": "decodeonce.loader",
     "StoreError": "decodeonce.errors",
     "open_store": "decodeonce.store",
 }
-__all__ = ["Batch", "DecodeonceError", "Loader", "Stopped", "Store", "StoreError", "open_store"]
+__all__ = ["Batch", "DecodeonceError", "Loader", "Stopped", "Store", "StoreDataset", "StoreError", "open_store"]
 
 
 def __getattr__(name: str) -> Any:

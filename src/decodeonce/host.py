@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import resource
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -25,6 +26,9 @@ NETWORK_FILE_SYSTEMS = {
     0xFF534D42: "CIFS",
     0x65735546: "FUSE",
 }
+
+# Open files that are left to the rest of a program.
+OTHER_FILES = 512
 
 
 def usable_cores() -> int:
@@ -86,6 +90,18 @@ def available_memory() -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def allow_open_files(count: int) -> None:
+    """Raise this process's limit of open files where `count` of ours would leave few to others, as far as that goes.
+
+    The soft limit is 1,024 in most shells, for the sake of select(2); programs that open more raise it themselves.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def installed_version(distribution: str) -> str | None:

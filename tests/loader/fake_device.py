@@ -94,10 +94,21 @@ class FakeBackend:
         stream.add(lambda: np.copyto(target, raw_bytes(tensor)))
         return copy
 
+    def put(self, target: Tensor, places: Tensor, rows: Tensor) -> None:
+        into, where, source = raw_rows(target), raw_bytes(places), raw_rows(rows)
+        self.current_stream().add(lambda: into.__setitem__(where.view(np.int64), source))
+
+    def gather(self, source: Tensor, places: Tensor) -> Tensor:
+        rows, where = raw_rows(source), raw_bytes(places)
+        gathered = self.empty((len(places), *source.shape[1:]))
+        into = raw_rows(gathered)
+        self.current_stream().add(lambda: np.copyto(into, rows[where.view(np.int64)]))
+        return gathered
+
     def keep(self, tensor: Tensor, stream: FakeStream) -> None:
         self._kept[tensor.data_ptr()] = stream
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> Tensor:
         """A tensor in device memory, with what was there before."""
         nbytes = int(np.prod(shape)) * dtype.itemsize
         with self._lock:
@@ -120,3 +131,8 @@ def raw_bytes(tensor: Tensor) -> Block:
     """The memory of a contiguous tensor, without a reference to the tensor: what a kernel gets."""
     kind = ctypes.c_uint8 * (tensor.numel() * tensor.element_size())
     return np.ctypeslib.as_array(kind.from_address(tensor.data_ptr()))
+
+
+def raw_rows(tensor: Tensor) -> Block:
+    """The same, a row of it a row."""
+    return raw_bytes(tensor).reshape(len(tensor), -1)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from decodeonce.loader.filling import Step, plan_steps
 from decodeonce.loader.order import derive_key, make_order
 from decodeonce.loader.partition import make_partition
+from decodeonce.loader.steps import Step, plan_steps
 
 
 def rank_plan(

@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 
 from decodeonce import Batch, Loader, open_store
 from decodeonce.loader.device import HostSide
-from decodeonce.loader.filling import Filler, Source, Step
+from decodeonce.loader.filling import Filler, Source
+from decodeonce.loader.meter import Meter
 from decodeonce.loader.reading import MmapReader
+from decodeonce.loader.steps import Step
 from tests.loader.conftest import COUNT
 
 
@@ -80,7 +82,7 @@ def test_nothing_outlives_a_loader(store: Path, reader: str) -> None:
     gc.collect()
     threads, files = threading.active_count(), descriptors()
     loader = Loader(store, batch_size=4, reader=reader)
-    for epoch in range(50):
+    for epoch in range(1000):
         for step, _ in enumerate(loader):
             if step == epoch % 5:
                 break
@@ -143,8 +145,8 @@ def test_closing_wakes_a_thread_that_waits_for_a_batch(store: Path) -> None:
         yield Step(np.arange(4), 4, 0)
 
     opened = open_store(store)
-    side = HostSide((4, 8, 6, 3), 3, torch.device("cpu"), None)
-    filler = Filler(steps(), Source(opened, MmapReader(opened), 1), side, prefetch=3)
+    side = HostSide((4, 8, 6, 3), 3, None)
+    filler = Filler(steps(), Source(opened, MmapReader(opened), 1), side, Meter(), prefetch=3)
     got: list[Any] = []
     consumer = threading.Thread(target=lambda: got.append(filler.ready.get()), daemon=True)
     consumer.start()
@@ -257,14 +259,19 @@ def test_columns_follow_their_rows(store: Path) -> None:
 
 def test_stats_count_what_was_handed_out(store: Path) -> None:
     with Loader(store, batch_size=7, tail="keep", threads=2, reader="pread") as loader:
-        assert loader.stats()["waited_share"] == 0
+        assert loader.stats()["waited_share"] == loader.stats()["samples_per_s"] == 0
         list(loader)
         stats = loader.stats()
     assert stats["batches"] == 9
     assert stats["bytes"] == COUNT * 8 * 6 * 3
     assert (stats["reader"], stats["why"], stats["threads"]) == ("pread", "asked for", 2)
     assert 0 < stats["waited_share"] <= 1  # the first batch at least
-    assert stats["seconds_waited"] > 0
+    assert 0 < stats["seconds_waited"] <= stats["seconds"]
+    assert 0 <= stats["queue_depth"] <= 3
+    assert stats["samples_per_s"] == pytest.approx(COUNT / stats["seconds"])
+    assert stats["bytes_per_s"] == pytest.approx(stats["bytes"] / stats["seconds"])
+    assert stats["seconds_reading"] > 0
+    assert stats["cached_rows"] == 0
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from decodeonce.loader.filling import GROUP_ROWS, Step
 from decodeonce.loader.order import SHUFFLES
 from decodeonce.loader.partition import PARTITIONS, TAILS, make_partition
+from decodeonce.loader.steps import GROUP_ROWS, Step
 from tests.loader.plans import rank_plan, valid_rows
 
 worlds = st.integers(1, 7)

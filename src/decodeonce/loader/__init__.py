@@ -1,6 +1,7 @@
 """The loader: batches of a store on a host or an accelerator. Imports neither prep nor Pillow."""
 
 from decodeonce.loader.batch import Batch
+from decodeonce.loader.dataset import StoreDataset
 from decodeonce.loader.loader import Loader
 
-__all__ = ["Batch", "Loader"]
+__all__ = ["Batch", "Loader", "StoreDataset"]

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from decodeonce.loader.backend import InlineBackend, Shape, StreamBackend, TorchBackend
 from decodeonce.loader.batch import Batch
+from decodeonce.loader.cache import DeviceCache
 from decodeonce.loader.ring import Ring, Slot, page_aligned_slot
+from decodeonce.loader.steps import Rows, Step
 
-Shape = tuple[int, ...]
 Transform = Callable[[Batch], Batch]
 
 # One slot being copied to the device, one filled or being filled, one begun while that ends: more would only wait.
@@ -23,21 +25,21 @@ STREAM_SLOTS = 3
 
 @dataclass(frozen=True)
 class Filled:
-    """A batch in host memory: the first `len(rows)` rows of `slot`, and arrays of that length."""
+    """A step in host memory: rows `read` of it are the first rows of `slot`, which is None where none were read."""
 
-    slot: Slot
-    valid: int
-    epoch: int
-    rows: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    columns: dict[str, NDArray[Any]] = field(default_factory=dict)
+    step: Step
+    read: Rows
+    slot: Slot | None
+    labels: NDArray[Any]
+    columns: dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class Sent:
-    """A batch of `nbytes` bytes of pixels on its way to the consumer, who waits for `ready` before touching it."""
+    """A batch of `rows` rows and `nbytes` bytes of pixels on its way to the consumer, who waits for `ready` first."""
 
     batch: Batch
+    rows: int
     nbytes: int
     ready: Any = None
 
@@ -47,6 +49,7 @@ class Side(Protocol):
     the filler's."""
 
     ring: Ring
+    cache: DeviceCache | None
 
     def begin(self) -> None:
         """An epoch begins."""
@@ -63,14 +66,18 @@ class Side(Protocol):
     def receive(self, sent: Sent) -> Batch:
         """What the consumer may use from now on, for as long as it is held."""
 
+    def close(self) -> None:
+        """Let go of slots and cache."""
+
 
 class HostSide:
-    """Batches that are their slots; for a device without streams (MPS), copied there, and the copy waited for."""
+    """Batches that are their slots."""
 
-    def __init__(self, shape: Shape, prefetch: int, device: torch.device, transform: Transform | None) -> None:
+    cache: DeviceCache | None = None
+
+    def __init__(self, shape: Shape, prefetch: int, transform: Transform | None) -> None:
         # `prefetch` batches are made or in the making, and the user holds one while taking the next.
-        self.ring = Ring(lambda: page_aligned_slot(shape), prefetch + 2)
-        self._device = device
+        self.ring = Ring(partial(page_aligned_slot, shape), prefetch + 2)
         self._transform = transform
 
     def begin(self) -> None:
@@ -83,80 +90,15 @@ class HostSide:
         return self.ring.take()
 
     def send(self, filled: Filled) -> Sent:
-        lent = self.ring.lend(filled.slot, len(filled.rows))
-        return Sent(_batch(filled, self._move(lent), self._move, self._transform), lent.nbytes)
+        assert filled.slot is not None
+        lent = self.ring.lend(filled.slot, len(filled.read))
+        return _sent(filled, torch.from_numpy(lent), torch.from_numpy, self._transform)
 
     def receive(self, sent: Sent) -> Batch:
         return sent.batch
 
-    def _move(self, array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
-
-
-class StreamLike(Protocol):
-    """What is used of torch.Stream."""
-
-    def wait_event(self, event: Any) -> None: ...
-
-
-class StreamBackend(Protocol):
-    """What an accelerator must offer, so that tests can put one in whose copies finish late."""
-
-    def stream(self) -> StreamLike:
-        """A new stream."""
-
-    def current_stream(self) -> StreamLike:
-        """The calling thread's current stream."""
-
-    def set_stream(self, stream: Any) -> None:
-        """Make `stream` (and its device) the calling thread's current one."""
-
-    def record(self) -> Any:
-        """A new event, recorded on the calling thread's current stream; it has `synchronize()`."""
-
-    def pinned(self, shape: Shape) -> Tensor:
-        """Page-locked uint8 host memory."""
-
-    def pin(self, tensor: Tensor) -> Tensor:
-        """A page-locked copy, not used again before what was copied from it on the device has been copied."""
-
-    def upload(self, tensor: Tensor) -> Tensor:
-        """A device copy of page-locked memory, made on the calling thread's current stream, not waited for."""
-
-    def keep(self, tensor: Tensor, stream: Any) -> None:
-        """When `tensor` dies, do not use its memory again before what `stream` then has to do is done."""
-
-
-class TorchBackend:
-    """CUDA, ROCm, XPU and others through torch's device-agnostic interface."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def stream(self) -> torch.Stream:
-        return torch.Stream(device=self._device)
-
-    def current_stream(self) -> torch.Stream:
-        return torch.accelerator.current_stream(self._device)
-
-    def set_stream(self, stream: Any) -> None:
-        torch.accelerator.set_stream(stream)
-
-    def record(self) -> torch.Event:
-        return self.current_stream().record_event()
-
-    def pinned(self, shape: Shape) -> Tensor:
-        return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
-
-    def pin(self, tensor: Tensor) -> Tensor:
-        # torch's pinned allocator itself waits for copies out of a block before it hands the block out again.
-        return tensor.pin_memory()
-
-    def upload(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._device, non_blocking=True)
-
-    def keep(self, tensor: Tensor, stream: Any) -> None:
-        tensor.record_stream(stream)
+    def close(self) -> None:
+        self.ring.close()
 
 
 class StreamSide:
@@ -165,12 +107,19 @@ class StreamSide:
     All device work of the filler's thread, copies and transform, is queued on the side stream, in the order of batches.
     """
 
-    def __init__(self, shape: Shape, backend: StreamBackend, transform: Transform | None) -> None:
-        self.ring = Ring(lambda: self._slot(shape), STREAM_SLOTS)
+    def __init__(
+        self, shape: Shape, backend: StreamBackend, transform: Transform | None, cache: DeviceCache | None = None
+    ) -> None:
+        self.ring = Ring(partial(_pinned_slot, backend, shape), STREAM_SLOTS)
+        self.cache = cache
         self._backend = backend
         self._transform = transform
         self._stream = backend.stream()
         self._begun: Any = None
+        if cache is not None:
+            # It was allocated on the consumer's stream, which would let others have its memory as soon as it dies,
+            # while rows are still gathered from it on the side stream.
+            backend.keep(cache.images, self._stream)
 
     def begin(self) -> None:
         # What a transform reads (a mean, a model's weights) may still be in the making on the consumer's stream.
@@ -187,13 +136,8 @@ class StreamSide:
         return slot
 
     def send(self, filled: Filled) -> Sent:
-        slot = filled.slot
-        assert slot.pinned is not None
-        images = self._backend.upload(slot.pinned[: len(filled.rows)])
-        slot.copied = self._backend.record()
-        self.ring.give_back(slot)
-        batch = _batch(filled, images, self._move, self._transform)
-        return Sent(batch, images.nbytes, self._backend.record())
+        sent = _sent(filled, self._images(filled), self._move, self._transform)
+        return replace(sent, ready=self._backend.record())
 
     def receive(self, sent: Sent) -> Batch:
         stream = self._backend.current_stream()
@@ -206,36 +150,65 @@ class StreamSide:
             self._backend.keep(tensor, stream)
         return sent.batch
 
+    def close(self) -> None:
+        self.ring.close()
+        self.cache = None
+
+    def _images(self, filled: Filled) -> Tensor:
+        read = self._upload(filled)
+        if self.cache is None:
+            assert read is not None
+            return read
+        if read is not None:
+            self.cache.keep(filled.read, read)
+        return self.cache.batch(filled.step.rows)
+
+    def _upload(self, filled: Filled) -> Tensor | None:
+        slot = filled.slot
+        if slot is None:
+            return None
+        assert slot.pinned is not None
+        images = self._backend.upload(slot.pinned[: len(filled.read)])
+        slot.copied = self._backend.record()
+        self.ring.give_back(slot)
+        return images
+
     def _move(self, array: NDArray[Any]) -> Tensor:
         return self._backend.upload(self._backend.pin(torch.from_numpy(array)))
 
-    def _slot(self, shape: Shape) -> Slot:
-        pinned = self._backend.pinned(shape)
-        return Slot(pinned.numpy(), pinned)
+
+def make_side(
+    device: torch.device, shape: Shape, prefetch: int, transform: Transform | None, cached: range | None
+) -> Side:
+    """The side for a device and slots of `shape`; `cached` are the rows to keep in the device's memory."""
+    if device.type == "cpu" and cached is None:
+        return HostSide(shape, prefetch, transform)
+    backend: StreamBackend = InlineBackend(device) if device.type in ("cpu", "mps") else TorchBackend(device)
+    cache = None if cached is None else DeviceCache(backend, cached, shape[1:])
+    return StreamSide(shape, backend, transform, cache)
 
 
-def make_side(device: str | torch.device, shape: Shape, prefetch: int, transform: Transform | None) -> Side:
-    """The side for a device and slots of `shape`; ValueError where this torch has no such device."""
+def find_device(device: str | torch.device) -> torch.device:
+    """The device with its index; ValueError where this torch has none such."""
     device = torch.device(device)
-    if device.type != "cpu":
-        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        if found is None or found.type != device.type:
-            raise ValueError(f'device "{device}": this machine and torch {torch.__version__} have {found or "cpu"}')
-        if device.index is None:
-            device = torch.device(device.type, torch.accelerator.current_device_index())
-    if device.type in ("cpu", "mps"):
-        return HostSide(shape, prefetch, device, transform)
-    return StreamSide(shape, TorchBackend(device), transform)
+    if device.type == "cpu":
+        return device
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if found is None or found.type != device.type:
+        raise ValueError(f'device "{device}": this machine and torch {torch.__version__} have {found or "cpu"}')
+    index = torch.accelerator.current_device_index() if device.index is None else device.index
+    return torch.device(device.type, index)
 
 
-def _batch(
-    filled: Filled, images: Tensor, move: Callable[[NDArray[Any]], Tensor], transform: Transform | None
-) -> Batch:
-    columns = {name: move(column) for name, column in filled.columns.items()}
-    batch = Batch(images, move(filled.labels), move(filled.rows), filled.valid, filled.epoch, columns)
-    if transform is None:
-        return batch
-    transformed = transform(batch)
+def _pinned_slot(backend: StreamBackend, shape: Shape) -> Slot:
+    pinned = backend.pinned(shape)
+    return Slot(pinned.numpy(), pinned)
+
+
+def _sent(filled: Filled, images: Tensor, move: Callable[[NDArray[Any]], Tensor], transform: Transform | None) -> Sent:
+    step, columns = filled.step, {name: move(column) for name, column in filled.columns.items()}
+    batch = Batch(images, move(filled.labels), move(step.rows), step.valid, step.epoch, columns)
+    transformed = batch if transform is None else transform(batch)
     if not isinstance(transformed, Batch):
         raise TypeError(f"transform returned {type(transformed).__name__}, expected a Batch (see dataclasses.replace)")
-    return transformed
+    return Sent(transformed, len(step.rows), images.nbytes)

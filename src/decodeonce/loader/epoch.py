@@ -8,11 +8,13 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from queue import Empty
-from typing import Any
+
+from torch.profiler import record_function
 
 from decodeonce.loader.batch import Batch
 from decodeonce.loader.device import Sent, Side
 from decodeonce.loader.filling import Filler
+from decodeonce.loader.meter import Meter
 
 
 @dataclass(frozen=True)
@@ -24,42 +26,32 @@ class Place:
 
 
 class Progress:
-    """Where training stands (`place`), where the next `for` begins (`next`), and counts for stats()."""
+    """Where training stands (`place`), and where the next `for` begins (`next`)."""
 
     def __init__(self) -> None:
         self.place = self.next = Place(0, 0)
-        self.batches = self.bytes = self.waits = 0
-        self.seconds_waited = 0.0
 
     def begin(self) -> Place:
         """Where the epoch that begins now starts."""
         self.place, self.next = self.next, Place(self.next.epoch + 1, 0)
         return self.place
 
-    def advance(self, rows: int, nbytes: int, *, last: bool) -> None:
+    def advance(self, rows: int, *, last: bool) -> None:
         """A batch was handed out; after an epoch's last, training stands at the next one's start."""
         self.place = self.next if last else Place(self.place.epoch, self.place.rows_consumed + rows)
-        self.batches += 1
-        self.bytes += nbytes
-
-    def facts(self) -> dict[str, Any]:
-        """The counts."""
-        return {
-            "batches": self.batches,
-            "bytes": self.bytes,
-            "seconds_waited": self.seconds_waited,
-            "waited_share": self.waits / self.batches if self.batches else 0.0,
-        }
 
 
 class Epoch(Iterator[Batch]):
     """The `steps` batches of an epoch, `stride` rows each; its threads end with it, also when it is dropped halfway."""
 
-    def __init__(self, filler: Filler, side: Side, progress: Progress, steps: int, stride: int) -> None:
-        self._filler, self._side, self._progress = filler, side, progress
+    def __init__(
+        self, filler: Filler, side: Side, progress: Progress, meter: Meter, *, steps: int, stride: int
+    ) -> None:
+        self._filler, self._side, self._progress, self._meter = filler, side, progress, meter
         self._left, self._stride = steps, stride
         self._ended = ""
         self._process = os.getpid()
+        self._since = time.perf_counter()
         # The filler does not know the epoch, so an epoch that is abandoned dies, and this ends its threads. It does so
         # at exit too: a thread that is inside torch when the interpreter goes can bring the process down.
         self._stop = weakref.finalize(self, filler.stop)
@@ -93,15 +85,25 @@ class Epoch(Iterator[Batch]):
         self._filler.more()
         batch = self._side.receive(sent)
         self._left -= 1
-        self._progress.advance(self._stride, sent.nbytes, last=not self._left)
+        self._progress.advance(self._stride, last=not self._left)
+        self._count(sent)
         return batch
 
     def _wait(self) -> Sent | BaseException:
+        self._meter.ready += self._filler.ready.qsize()
         try:
             return self._filler.ready.get_nowait()
         except Empty:
             start = time.perf_counter()
-            sent = self._filler.ready.get()
-            self._progress.seconds_waited += time.perf_counter() - start
-            self._progress.waits += 1
+            with record_function("decodeonce.wait"):
+                sent = self._filler.ready.get()
+            self._meter.seconds_waited += time.perf_counter() - start
+            self._meter.waits += 1
             return sent
+
+    def _count(self, sent: Sent) -> None:
+        meter, now = self._meter, time.perf_counter()
+        meter.batches += 1
+        meter.rows += sent.rows
+        meter.nbytes += sent.nbytes
+        meter.seconds, self._since = meter.seconds + now - self._since, now

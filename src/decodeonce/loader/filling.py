@@ -8,47 +8,18 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 
 import numpy as np
-from numpy.typing import NDArray
+from torch.profiler import record_function
 
 from decodeonce.loader.device import Filled, Sent, Side
-from decodeonce.loader.order import Order
-from decodeonce.loader.partition import Partition
+from decodeonce.loader.meter import Meter, Spent
 from decodeonce.loader.reading import Part, Reader
 from decodeonce.loader.ring import Slot
+from decodeonce.loader.steps import Rows, Step
 from decodeonce.store import Store
-
-# Rows that are looked up in the order together. For 256 at a time that took 57 us, for 4096 it takes 10 us per 256; a
-# batch of 50 MB takes 2,700 us to copy, on cores that have better to do.
-GROUP_ROWS = 4096
-
-
-@dataclass(frozen=True)
-class Step:
-    """The rows of one batch, ascending in its valid part and in its padding."""
-
-    rows: NDArray[np.int64]
-    valid: int
-    epoch: int
-
-
-def plan_steps(order: Order, partition: Partition, consumed: int, epoch: int) -> Iterator[Step]:
-    """The steps that are left of an epoch, whose order is given, after `consumed` rows."""
-    steps = range(partition.steps(consumed))
-    group = max(1, GROUP_ROWS // partition.batch_size)
-    for start in steps[::group]:
-        takes = [partition.take(consumed + step * partition.stride) for step in steps[start : start + group]]
-        rows = order.rows(np.concatenate([take.positions(partition.count) for take in takes])) + partition.first_row
-        for take in takes:
-            own, rows = np.split(rows, [take.last - take.first])
-            own[: take.valid].sort()  # so that reads run forward and neighbours are read at once
-            if take.valid < len(own):
-                own[take.valid :].sort()
-            yield Step(own, take.valid, epoch)
 
 
 class Source:
@@ -61,11 +32,11 @@ class Source:
         # Booleans and numbers, of which torch has tensors; columns of text are left to the store.
         self._columns = {name: np.asarray(a) for name, a in store.columns.items() if a.dtype.kind in "biufc"}
 
-    def begin(self, step: Step, slot: Slot, team: Team) -> tuple[Filled, Job]:
-        """Have the team fill the slot; the batch may be used when the job has been waited for."""
-        job = team.start(self.reader.parts(step.rows, slot.pixels[: len(step.rows)], self.threads))
+    def begin(self, step: Step, read: Rows, slot: Slot | None, team: Team) -> tuple[Filled, Job]:
+        """Have the team read the rows `read` of a step into a slot; it may be used when the job has been waited for."""
+        parts = [] if slot is None else self.reader.parts(read, slot.pixels[: len(read)], self.threads)
         columns = {name: column[step.rows] for name, column in self._columns.items()}
-        return Filled(slot, step.valid, step.epoch, step.rows, self._labels[step.rows], columns), job
+        return Filled(step, read, slot, self._labels[step.rows], columns), team.start(parts)
 
 
 class Job:
@@ -73,13 +44,17 @@ class Job:
 
     def __init__(self, parts: int) -> None:
         self._parts = parts
-        self.done: SimpleQueue[BaseException | None] = SimpleQueue()
+        self.done: SimpleQueue[Spent | BaseException] = SimpleQueue()
 
-    def wait(self) -> None:
-        """Return when all parts are done; raises what the first of them to fail raised."""
+    def wait(self) -> Spent:
+        """Return when all parts are done, what they cost; raises what the first of them to fail raised."""
+        total = Spent()
         results = [self.done.get() for _ in range(self._parts)]
-        for error in filter(None, results):
-            raise error
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+            total.add(result)
+        return total
 
 
 class Team:
@@ -109,12 +84,14 @@ class Team:
     def _work(self) -> None:
         while (item := self._parts.get()) is not None:
             part, job = item
+            spent = Spent()
             try:
-                part()
+                with record_function("decodeonce.read"), spent.clock():
+                    part()
             except BaseException as error:  # whatever it is, it is for the thread that waits for the job
                 job.done.put(error)
             else:
-                job.done.put(None)
+                job.done.put(spent)
 
 
 class Filler:
@@ -127,9 +104,9 @@ class Filler:
     # Batches that the team works on at a time: with two, its threads never wait for one another at a batch's end.
     TOGETHER = 2
 
-    def __init__(self, steps: Iterable[Step], source: Source, side: Side, prefetch: int) -> None:
+    def __init__(self, steps: Iterable[Step], source: Source, side: Side, meter: Meter, prefetch: int) -> None:
         self.ready: SimpleQueue[Sent | BaseException] = SimpleQueue()
-        self._steps, self._source, self._side = steps, source, side
+        self._steps, self._source, self._side, self._meter = steps, source, side, meter
         self._allowances: SimpleQueue[None] = SimpleQueue()
         self._stopped = False
         for _ in range(prefetch):
@@ -165,14 +142,15 @@ class Filler:
                 for step in self._steps:
                     if not self._allowed(begun):
                         return
-                    begun.append(self._source.begin(step, self._side.take(), team))
+                    begun.append(self._begin(step, team))
                     if len(begun) == self.TOGETHER:
                         self._hand_over(begun)
                 while begun:
                     self._hand_over(begun)
         finally:
             for filled, _ in begun:  # stopped early; the team has ended, so nothing writes into these any more
-                self._side.ring.give_back(filled.slot)
+                if filled.slot is not None:
+                    self._side.ring.give_back(filled.slot)
 
     def _allowed(self, begun: deque[tuple[Filled, Job]]) -> bool:
         """Wait for leave to begin a batch, having handed over what was begun before; False when stopped."""
@@ -184,11 +162,19 @@ class Filler:
             self._allowances.get()
         return not self._stopped
 
+    def _begin(self, step: Step, team: Team) -> tuple[Filled, Job]:
+        read = step.rows if self._side.cache is None else self._side.cache.lacking(step.rows)
+        with self._meter.sending.clock():
+            slot = self._side.take() if len(read) else None
+        return self._source.begin(step, read, slot, team)
+
     def _hand_over(self, begun: deque[tuple[Filled, Job]]) -> None:
         filled, job = begun[0]
-        job.wait()
+        self._meter.reading.add(job.wait())
         begun.popleft()  # from here on the side gives the slot back
-        self.ready.put(self._side.send(filled))
+        with record_function("decodeonce.copy"), self._meter.sending.clock():
+            sent = self._side.send(filled)
+        self.ready.put(sent)
 
 
 def start_thread(target: Callable[[], None], name: str) -> threading.Thread:

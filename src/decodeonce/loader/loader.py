@@ -12,13 +12,17 @@ import torch
 
 from decodeonce.host import usable_cores
 from decodeonce.launch import Rank, check_rank, find_rank
+from decodeonce.loader.ahead import ReadAhead, blocks_ahead, rows_ahead
 from decodeonce.loader.batch import Batch
-from decodeonce.loader.device import Transform, make_side
+from decodeonce.loader.device import Transform, find_device, make_side
 from decodeonce.loader.epoch import Epoch, Place, Progress
-from decodeonce.loader.filling import Filler, Source, plan_steps
-from decodeonce.loader.order import SHUFFLES, Order, derive_key, make_order
+from decodeonce.loader.filling import Filler, Source
+from decodeonce.loader.meter import Meter
+from decodeonce.loader.order import SHUFFLES, Order, WindowOrder, derive_key, make_order
 from decodeonce.loader.partition import PARTITIONS, TAILS, make_partition
 from decodeonce.loader.reading import READERS, make_reader
+from decodeonce.loader.shards import ShardFiles
+from decodeonce.loader.steps import Rows, Step, plan_steps
 from decodeonce.store import Store, open_store
 
 # Two threads reach what two cores can copy here; more than a few cores a rank are not the loader's to take.
@@ -38,6 +42,8 @@ class Loader:
     with none gets one row of padding). Every rank always has the same number of steps. prefetch: batches made ahead.
     threads: those that copy (default: usable cores, 4 at most). reader: "mmap", "pread" or "auto", see stats().
     transform: takes and returns a Batch; called in the Loader's thread, on the device, on a stream of the Loader's own.
+    cache: "device" keeps each row of the rank's range in the device's memory from its first time on (one rank, or
+    partition="range"); from the second epoch on no pixels are read or transferred, the batches are the same.
 
     Raises ValueError for settings that make no sense together, StoreError for a damaged store.
     """
@@ -58,28 +64,43 @@ class Loader:
         threads: int | None = None,
         reader: str = "auto",
         transform: Transform | None = None,
+        cache: str | None = None,
     ) -> None:
         threads = min(MOST_THREADS, usable_cores()) if threads is None else threads
         _check_choices(shuffle=(shuffle, SHUFFLES), partition=(partition, PARTITIONS), tail=(tail, TAILS))
-        _check_choices(reader=(reader, READERS))
+        _check_choices(reader=(reader, READERS), cache=(cache, (None, "device")))
         _check_whole(1, batch_size=batch_size, prefetch=prefetch, threads=threads)
         _check_whole(None, seed=seed)
         place = _find_rank(rank, world_size)
+        target = find_device(device)
         opened = store if isinstance(store, Store) else open_store(store)
         self.batch_size, self.rank, self.world_size = batch_size, place.rank, place.world_size
         self._partition = make_partition(partition, len(opened), batch_size, place.rank, place.world_size, tail)
-        self._block_rows = opened.manifest.block_rows
-        self._side = make_side(device, (batch_size, *opened.manifest.shape), prefetch, transform)
+        # A rank that reads every row of the order's blocks may have them read whole.
+        self._owns_order = partition == "range" or place.world_size == 1
+        if cache and not self._owns_order:
+            raise ValueError(
+                f'cache={cache!r} with partition="global": a rank needs other rows in each epoch; use "range"'
+            )
+        first_row = self._partition.first_row
+        cached = range(first_row, first_row + self._partition.count) if cache else None
+        self._manifest = opened.manifest
+        self._side = make_side(target, (batch_size, *opened.manifest.shape), prefetch, transform, cached)
         self._prefetch = prefetch
-        chosen, why = make_reader(opened, reader)
+        self._files = ShardFiles(opened)
+        self._ahead = ReadAhead(opened, self._files)
+        chosen, why = make_reader(opened, self._files, reader)
         self._source: Source | None = Source(opened, chosen, threads)
         self._choice = {"reader": chosen.name, "why": why, "threads": threads}
+        self._threads, self._meter = threads, Meter()
         self._identity: dict[str, Any] = {
             "seed": seed,
             "shuffle": shuffle,
             "partition": partition,
             "count": len(opened),
         }
+        if shuffle == "window":
+            self._identity["block_rows"] = opened.manifest.block_rows
         self._progress = Progress()
         self._epoch: weakref.ref[Epoch] | None = None
 
@@ -94,10 +115,9 @@ class Loader:
             raise RuntimeError("this Loader is closed; make another")
         place = self._progress.begin()
         self._side.begin()
-        plan = plan_steps(self._order(place.epoch), self._partition, place.rows_consumed, place.epoch)
-        filler = Filler(plan, self._source, self._side, self._prefetch)
-        steps = self._partition.steps(place.rows_consumed)
-        epoch = Epoch(filler, self._side, self._progress, steps, self._partition.stride)
+        filler = Filler(self._plan(place), self._source, self._side, self._meter, self._prefetch)
+        steps, stride = self._partition.steps(place.rows_consumed), self._partition.stride
+        epoch = Epoch(filler, self._side, self._progress, self._meter, steps=steps, stride=stride)
         self._epoch = weakref.ref(epoch)
         return epoch
 
@@ -111,9 +131,9 @@ class Loader:
         """End all threads, let go of files and slots; a second call does nothing. Batches that are held stay valid."""
         self._end_epoch("the Loader was closed")
         if self._source is not None:
-            self._source.reader.close()
             self._source = None
-            self._side.ring.close()
+            self._files.close()
+            self._side.close()
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the number of the next one. The epoch that load_state_dict() went to keeps its offset."""
@@ -155,17 +175,37 @@ class Loader:
     def stats(self) -> dict[str, Any]:
         """What was chosen, and what came of it since the Loader was made.
 
-        reader and why, threads; slots made; batches handed out and the bytes of their pixels; seconds_waited for them
-        in all, and waited_share, the share of batches that were not ready when asked for.
+        reader and why, threads; slots made; cached_rows on the device; batches handed out and the bytes of their
+        pixels; seconds of iteration, the user's own work included, and samples_per_s and bytes_per_s over them;
+        seconds_waited for batches; waited_share, the share of batches that were not ready when asked for; queue_depth,
+        how many were, on average; seconds_reading of all copying threads and seconds_reading_cpu, those in which they
+        were not blocked; seconds_sending, of waiting for slots and moving batches on, transformed.
         """
-        return {**self._choice, "slots": self._side.ring.made, **self._progress.facts()}
+        cached = self._side.cache.rows if self._side.cache else 0
+        return {**self._choice, "slots": self._side.ring.made, "cached_rows": cached, **self._meter.facts()}
+
+    def bottleneck(self) -> str:
+        """What limits training so far, in one sentence: "training", "transfer", "storage" or "copy", and why."""
+        return self._meter.bottleneck(self._threads)
+
+    def _plan(self, place: Place) -> Iterator[Step]:
+        order, partition, consumed = self._order(place.epoch), self._partition, place.rows_consumed
+        steps = plan_steps(order, partition, consumed, place.epoch)
+        cache, ahead = self._side.cache, self._ahead
+
+        def ask(rows: Rows) -> None:
+            ahead.ask(rows if cache is None else cache.lacking(rows))
+
+        if isinstance(order, WindowOrder) and self._owns_order:
+            return blocks_ahead(steps, ask, order, partition, consumed)
+        return rows_ahead(steps, ask, self._manifest.row_bytes)
 
     def _order(self, epoch: int) -> Order:
         words = [self._identity["seed"], epoch]
         if self._identity["partition"] == "range":
             words += [self.world_size, self.rank]  # else shares of equal size would be shuffled alike
         key = derive_key(*words)
-        return make_order(self._identity["shuffle"], self._partition.count, self._block_rows, key)
+        return make_order(self._identity["shuffle"], self._partition.count, self._manifest.block_rows, key)
 
     def _end_epoch(self, why: str) -> None:
         epoch = self._epoch() if self._epoch else None
@@ -183,7 +223,7 @@ def _find_rank(rank: int | None, world_size: int | None) -> Rank:
     return Rank(rank, world_size, "given")
 
 
-def _check_choices(**choices: tuple[str, tuple[str, ...]]) -> None:
+def _check_choices(**choices: tuple[str | None, tuple[str | None, ...]]) -> None:
     for name, (value, allowed) in choices.items():
         if value not in allowed:
             raise ValueError(f"{name} is {value!r}, expected {', '.join(map(repr, allowed))}")

@@ -150,12 +150,17 @@ class WindowOrder:
     """
 
     def __init__(self, count: int, block_rows: int, key: int) -> None:
-        blocks = -(-count // block_rows)
-        self._count, self._block_rows, self._key = count, block_rows, key
+        self.blocks, self.block_rows = -(-count // block_rows), block_rows
+        self._count, self._key = count, key
         self._window_rows = WINDOW_BLOCKS * block_rows
-        self._missing = blocks * block_rows - count
-        self._blocks = permutation(blocks, key)
-        self._short = int(self._blocks.inverse(np.array([blocks - 1]))[0])
+        self._missing = self.blocks * block_rows - count
+        self._order = permutation(self.blocks, key)
+        self._short = int(self._order.inverse(np.array([self.blocks - 1]))[0])
+
+    def block(self, place: int) -> Integers:
+        """The rows, as they lie in the store, of the block that stands at this place of the order of blocks."""
+        first = int(self._order.forward(np.array([place]))[0]) * self.block_rows
+        return np.arange(first, min(self._count, first + self.block_rows))
 
     def rows(self, positions: Integers) -> Integers:
         behind_short_window = (self._short // WINDOW_BLOCKS + 1) * self._window_rows - self._missing
@@ -169,11 +174,11 @@ class WindowOrder:
     def _window(self, window: int, positions: Integers) -> Integers:
         first, last = self._first_position(window), self._first_position(window + 1)
         offsets = permutation(last - first, derive_key(self._key, window)).forward(positions - first)
-        behind_short = (self._short + 1) * self._block_rows - self._missing
+        behind_short = (self._short + 1) * self.block_rows - self._missing
         full = first + offsets + self._missing * (first + offsets >= behind_short)
-        places, inside = np.divmod(full, self._block_rows)
-        return self._blocks.forward(places) * self._block_rows + inside
+        places, inside = np.divmod(full, self.block_rows)
+        return self._order.forward(places) * self.block_rows + inside
 
     def _first_position(self, window: int) -> int:
         first = window * self._window_rows
-        return min(self._count, first - self._missing * (first > self._short * self._block_rows))
+        return min(self._count, first - self._missing * (first > self._short * self.block_rows))

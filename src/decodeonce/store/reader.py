@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from decodeonce.errors import StoreError
+from decodeonce.host import allow_open_files
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.hashing import file_chunks, file_hexdigest, hexdigest
 from decodeonce.store.layout import StorePaths
@@ -34,6 +35,7 @@ def open_store(path: str | os.PathLike[str]) -> Store:
     """
     paths = StorePaths(Path(path))
     manifest = read_manifest(paths.manifest)
+    allow_open_files(2 * len(manifest.shards))  # a mapping keeps a descriptor, the Loader another
     for shard in manifest.shards:
         check_shard(paths.root / shard.file, shard, manifest.container)
     for name, facts in manifest.files.items():
@@ -78,6 +80,9 @@ class Store:
         self.paths = paths
         self.manifest = manifest
         self.images = Images(paths, manifest)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open_store, (self.paths.root,)  # another process opens it anew: a pickle holds no rows
 
     def __len__(self) -> int:
         return self.manifest.count
@@ -219,8 +224,11 @@ class Images:
     def _map(self, index: int) -> Pixels:
         path, shard = self._paths[index], self._shards[index]
         check_size(path, shard.bytes, longer_is_fine=True)
-        with open(path, "rb") as file:
-            mapping = mmap.mmap(file.fileno(), shard.bytes, prot=mmap.PROT_READ)
+        try:
+            with open(path, "rb") as file:
+                mapping = mmap.mmap(file.fileno(), shard.bytes, prot=mmap.PROT_READ)
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be mapped: {error.strerror}") from error
         return np.frombuffer(mapping, np.uint8, offset=shard.data_offset).reshape(shard.rows, *self.shape[1:])
 
     def _place(self, row: int) -> tuple[int, int]:

@@ -1,0 +1,68 @@
+"""Stores of drawn rows, for what needs gigabytes of them: no pictures, no decoding, nothing but the format."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from decodeonce.store.layout import StorePaths
+from decodeonce.store.manifest import DATA_OFFSET, Manifest, PictureClass
+from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Sample, line, sample_line
+from decodeonce.store.writer import seal_store, shard_ranges, write_array
+
+SHAPE = (256, 256, 3)
+ROW_BYTES = 256 * 256 * 3
+BLOCK_ROWS = (32 << 20) // ROW_BYTES  # what `prep build` takes for large stores
+CLASSES = 1000
+
+
+def synthetic_store(root: Path, rows: int, *, shards: int = 1, sparse: bool = False) -> Path:
+    """A store of `rows` random rows of 256x256 at `root`, made unless it is there; sparse: all zeros, and no disk used.
+
+    Checksums are zeros too: `prep verify` would find every row damaged.
+    """
+    if (root / "store.json").exists():
+        return root
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir(parents=True)
+    paths = StorePaths(root)
+    shard_rows = -(-rows // shards)
+    for index, (first, count) in enumerate(shard_ranges(rows, shard_rows)):
+        _write_shard(paths.shard(index, ".npy"), first, count, sparse=sparse)
+    labels = np.arange(rows) % CLASSES
+    write_array(paths.labels, (rows,), np.dtype("<i8"), [labels])
+    write_array(paths.checksums, (rows,), np.dtype("<u8"), [np.zeros(rows, "<u8")])
+    samples = (Sample(row, int(label), f"{label}", "", 0, 0, "", "0" * 16) for row, label in enumerate(labels))
+    paths.samples.write_bytes(line(SAMPLE_COLUMNS) + b"".join(map(sample_line, samples)))
+    paths.rejects.write_bytes(line(REJECT_COLUMNS))
+    draft = Manifest(
+        count=rows,
+        shape=SHAPE,
+        container="npy",
+        block_rows=BLOCK_ROWS,
+        shards=(),
+        classes=tuple(PictureClass(str(label), "") for label in range(CLASSES)),
+        pixel_mean=(127.5,) * 3,
+        pixel_std=(73.9,) * 3,
+        recipe={"size": list(SHAPE[:2])},
+        source={"kind": "synthetic", "digest": "0" * 16},
+        columns=(),
+        files={},
+    )
+    seal_store(paths, draft, shard_rows=shard_rows, scratch=root)
+    return root
+
+
+def _write_shard(path: Path, first: int, rows: int, *, sparse: bool) -> None:
+    random = np.random.default_rng(first)
+    with path.open("wb") as file:
+        file.truncate(DATA_OFFSET + rows * ROW_BYTES)
+        file.seek(DATA_OFFSET)
+        for start in range(0, 0 if sparse else rows, BLOCK_ROWS):
+            block = random.integers(0, 256, (min(BLOCK_ROWS, rows - start), ROW_BYTES), np.uint8)
+            file.write(block.data)
+        file.flush()
+        os.fsync(file.fileno())

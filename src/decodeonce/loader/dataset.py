@@ -1,0 +1,42 @@
+"""A store for those who keep torch's DataLoader."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from decodeonce.store import Store, open_store
+
+
+class StoreDataset(Dataset[tuple[Any, int]]):
+    """A map-style dataset of a store's rows: dataset[row] is (image, label).
+
+    store: a path or an open Store. The image is a new (H, W, C) uint8 tensor, or what transform makes of it. A
+    DataLoader fetches a whole batch at a time (`__getitems__`), in worker processes too: a pickle holds no rows.
+
+    Raises StoreError for a damaged store; IndexError for a row that is not there.
+    """
+
+    def __init__(
+        self, store: str | os.PathLike[str] | Store, *, transform: Callable[[Tensor], Any] | None = None
+    ) -> None:
+        self.store = store if isinstance(store, Store) else open_store(store)
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def __getitem__(self, row: int) -> tuple[Any, int]:
+        return self.__getitems__([row])[0]
+
+    def __getitems__(self, rows: Sequence[int]) -> list[tuple[Any, int]]:
+        """The samples of these rows, read in one go."""
+        images = torch.from_numpy(self.store.take(rows))
+        labels = self.store.labels[rows].tolist()
+        pictures = images if self.transform is None else map(self.transform, images)
+        return list(zip(pictures, labels, strict=True))

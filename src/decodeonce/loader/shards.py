@@ -1,0 +1,82 @@
+"""The shard files of a store, opened when first needed, and where rows lie in them."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from decodeonce.errors import StoreError
+from decodeonce.loader.steps import Rows
+from decodeonce.store import Store
+from decodeonce.store.reader import check_shard
+
+
+class Span(NamedTuple):
+    """Neighbours on disk: items [first, last) of the rows asked for lie at `offset` of a shard's file."""
+
+    first: int
+    last: int
+    shard: int
+    offset: int
+
+
+class ShardFiles:
+    """File descriptors of shards. `open` belongs to one thread, `spans` and `fd` to any."""
+
+    def __init__(self, store: Store) -> None:
+        shards = store.manifest.shards
+        self.paths = [store.paths.root / shard.file for shard in shards]
+        self.row_bytes = store.manifest.row_bytes
+        self._manifest = store.manifest
+        self._first_rows = np.array([shard.first_row for shard in shards], np.int64)
+        self._origins = np.array([s.data_offset - s.first_row * self.row_bytes for s in shards], np.int64)
+        self._fds: dict[int, int] = {}
+        self._finalizer = weakref.finalize(self, _close_all, self._fds)
+
+    def open(self, rows: Rows) -> None:
+        """Have the files open that `rows` lie in; StoreError where one is not what the manifest says."""
+        for shard in np.unique(self._shards(rows)).tolist():
+            if shard not in self._fds:
+                self._fds[shard] = self._open(shard)
+
+    def fd(self, shard: int) -> int:
+        """The descriptor of a shard that is open."""
+        return self._fds[shard]
+
+    def spans(self, rows: Rows) -> Iterator[Span]:
+        """Where `rows` lie, as few spans as their sequence allows."""
+        shards = self._shards(rows)
+        offsets = self._origins[shards] + rows * self.row_bytes
+        breaks = np.flatnonzero((rows[1:] != rows[:-1] + 1) | (shards[1:] != shards[:-1])) + 1
+        firsts, lasts = np.append(0, breaks), np.append(breaks, len(rows))
+        # Lists all at once: 256 rows took 230 us with NumPy's numbers one by one.
+        return map(Span, firsts.tolist(), lasts.tolist(), shards[firsts].tolist(), offsets[firsts].tolist())
+
+    def close(self) -> None:
+        """Let go of all files; a second call does nothing."""
+        self._finalizer()
+
+    def _shards(self, rows: Rows) -> Rows:
+        return np.searchsorted(self._first_rows, rows, side="right") - 1
+
+    def _open(self, shard: int) -> int:
+        path, manifest = self.paths[shard], self._manifest
+        try:
+            check_shard(path, manifest.shards[shard], manifest.container)  # a file may change after a store is opened
+            fd = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be opened: {error.strerror}") from error
+        if hasattr(os, "posix_fadvise"):
+            # What the kernel would read besides, where it takes rows for a stream, costs more than it gives: 1.45 GB/s
+            # of random rows from a cold disk with this, 0.94 without. What comes next is asked for: see ahead.py.
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        return fd
+
+
+def _close_all(fds: dict[int, int]) -> None:
+    while fds:
+        os.close(fds.popitem()[1])

@@ -1,0 +1,211 @@
+"""What is asked for ahead of time: the right rows, early enough, once, and only where they are not in memory."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from decodeonce import Loader, open_store
+from decodeonce.loader import ahead
+from decodeonce.loader.ahead import AHEAD_BYTES, LOOKS, ReadAhead, blocks_ahead, rows_ahead
+from decodeonce.loader.order import WINDOW_BLOCKS, WindowOrder, derive_key
+from decodeonce.loader.partition import make_partition
+from decodeonce.loader.shards import ShardFiles
+from decodeonce.loader.steps import Rows, Step, plan_steps
+from tests.loader.conftest import COUNT
+from tests.stores import make_store, random_images
+
+ROW_BYTES = 8 * 6 * 3
+
+
+@given(st.lists(st.integers(1, 300), max_size=60), st.sampled_from([1, ROW_BYTES, 196608, AHEAD_BYTES]))
+def test_steps_are_given_when_enough_behind_them_is_asked_for(sizes: list[int], row_bytes: int) -> None:
+    steps = [Step(np.arange(size), size, number) for number, size in enumerate(sizes)]
+    asked: list[int] = []
+    given = 0
+    for number, step in enumerate(rows_ahead(iter(steps), lambda rows: asked.append(len(rows)), row_bytes)):
+        assert step is steps[number]
+        behind = sum(asked[number + 1 :]) * row_bytes
+        assert behind >= AHEAD_BYTES or len(asked) == len(steps)
+        assert behind < AHEAD_BYTES + 300 * row_bytes  # no more than is of use
+        given += 1
+    assert given == len(steps)
+    assert asked == sizes
+
+
+@given(st.integers(1, 4000), st.integers(1, 30), st.integers(1, 70), st.integers(0, 2**64 - 1), st.data())
+def test_blocks_are_asked_for_whole_once_and_before_their_rows(
+    count: int, block_rows: int, batch_size: int, key: int, data: st.DataObject
+) -> None:
+    partition = make_partition("range", 2 * count, batch_size, 1, 2, "keep")
+    order = WindowOrder(partition.count, block_rows, key)
+    consumed = data.draw(st.integers(0, partition.steps() - 1)) * batch_size
+    asked: list[Rows] = []
+    steps = list(plan_steps(order, partition, consumed, 0))
+    given = blocks_ahead(iter(steps), asked.append, order, partition, consumed)
+    for number, step in enumerate(given):
+        assert step is steps[number]
+        assert set(step.rows.tolist()) <= {row for block in asked for row in block.tolist()}
+        ahead = len(asked) - (number + 1) * batch_size // block_rows
+        assert ahead <= 2 * WINDOW_BLOCKS + 1
+    blocks = [tuple(block.tolist()) for block in asked]
+    assert len(blocks) == len(set(blocks))
+    for block in blocks:
+        assert block == tuple(range(block[0], block[-1] + 1))
+        assert count <= block[0] <= block[-1] < 2 * count
+    if not consumed:
+        assert sorted(row for block in blocks for row in block) == list(range(count, 2 * count))
+
+
+def test_a_window_is_asked_for_while_the_one_before_it_is_read() -> None:
+    partition = make_partition("global", 10 * WINDOW_BLOCKS * 8, 8, 0, 1, "drop")
+    order = WindowOrder(partition.count, 8, derive_key(5))
+    asked: list[Rows] = []
+    counts = [len(asked) for _ in blocks_ahead(plan_steps(order, partition, 0, 0), asked.append, order, partition, 0)]
+    assert counts[0] <= WINDOW_BLOCKS + 2
+    assert set(np.diff(counts[: 8 * WINDOW_BLOCKS]).tolist()) == {1}  # one by one, never a window in one go
+
+
+Asked = list[tuple[str, int, int]]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """What the kernel is asked to read: file name, offset, bytes."""
+    calls: Asked = []
+    advise = os.posix_fadvise
+
+    def note(fd: int, offset: int, nbytes: int, advice: int) -> None:
+        if advice == os.POSIX_FADV_WILLNEED:
+            calls.append((os.path.basename(os.readlink(f"/proc/self/fd/{fd}")), offset, nbytes))
+        advise(fd, offset, nbytes, advice)
+
+    monkeypatch.setattr(os, "posix_fadvise", note)
+    return calls
+
+
+@pytest.fixture
+def reading_ahead(store: Path) -> Iterator[ReadAhead]:
+    opened = open_store(store)
+    files = ShardFiles(opened)
+    yield ReadAhead(opened, files)
+    files.close()
+
+
+def looks_end_in(monkeypatch: pytest.MonkeyPatch, *errors: int) -> list[int]:
+    """Have the looks at rows fail with these errors in turn, the rest succeed; the list gets a look's offset each."""
+    offsets: list[int] = []
+
+    def look(fd: int, buffers: list[bytearray], offset: int, flags: int) -> int:
+        assert flags == os.RWF_NOWAIT
+        offsets.append(offset)
+        if len(offsets) <= len(errors) and (code := errors[len(offsets) - 1]):
+            raise OSError(code, os.strerror(code))
+        return 1
+
+    monkeypatch.setattr(os, "preadv", look)
+    return offsets
+
+
+def test_one_row_that_is_not_in_memory_has_all_read(
+    reading_ahead: ReadAhead, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks_end_in(monkeypatch, 0, 0, errno.EAGAIN)
+    reading_ahead.ask(np.array([3, 4, 9, 24, 25, 26]))
+    assert asked == [
+        ("images-00000.npy", 4096 + 3 * ROW_BYTES, 2 * ROW_BYTES),
+        ("images-00000.npy", 4096 + 9 * ROW_BYTES, ROW_BYTES),
+        ("images-00000.npy", 4096 + 24 * ROW_BYTES, ROW_BYTES),
+        ("images-00001.npy", 4096, 2 * ROW_BYTES),
+    ]
+
+
+def test_rows_in_memory_are_not_asked_for(
+    reading_ahead: ReadAhead, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offsets = looks_end_in(monkeypatch)
+    reading_ahead.ask(np.arange(0, COUNT, 2))
+    reading_ahead.ask(np.empty(0, np.int64))
+    assert asked == []
+    assert len(offsets) == LOOKS - 1  # 30 rows, every second one
+
+
+@pytest.mark.parametrize(("remote", "expected"), [("Lustre", 1), (None, 0)])
+def test_where_nobody_can_look_only_a_network_is_asked(
+    store: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch, remote: str | None, expected: int
+) -> None:
+    monkeypatch.setattr(ahead, "network_file_system", lambda path: remote)
+    looks_end_in(monkeypatch, errno.EOPNOTSUPP)
+    opened = open_store(store)
+    files = ShardFiles(opened)
+    ReadAhead(opened, files).ask(np.array([1, 2]))
+    files.close()
+    assert len(asked) == expected
+
+
+def test_a_shard_that_is_amiss_is_left_to_the_reader(tmp_path: Path, store: Path) -> None:
+    opened = open_store(shutil.copytree(store, tmp_path / "s"))
+    os.unlink(tmp_path / "s" / "images-00001.npy")
+    files = ShardFiles(opened)
+    ReadAhead(opened, files).ask(np.array([1, 30]))
+    files.close()
+
+
+def is_cached(path: Path, offset: int) -> bool:
+    with open(path, "rb") as file:
+        try:
+            os.preadv(file.fileno(), [bytearray(1)], offset, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def forget(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@pytest.fixture
+def cold(tmp_path: Path) -> tuple[Path, NDArray[np.uint8]]:
+    """40 rows of 48 KiB in two shards, none of them in memory."""
+    images = random_images(40, shape=(128, 128, 3))
+    path = make_store(tmp_path / "cold", images, shard_rows=20)
+    for shard in path.glob("images-*"):
+        forget(shard)
+    if is_cached(path / "images-00001.npy", 4096 + 19 * images[0].nbytes):
+        pytest.skip("this file system does not tell what is in memory, or drops nothing")
+    return path, images
+
+
+def test_the_kernel_reads_what_it_is_asked_for(cold: tuple[Path, NDArray[np.uint8]]) -> None:
+    path, images = cold
+    opened = open_store(path)
+    files = ShardFiles(opened)
+    ReadAhead(opened, files).ask(np.arange(30, 40))
+    while not is_cached(path / "images-00001.npy", 4096 + 19 * images[0].nbytes):
+        pass  # the kernel reads on its own; the test has a time limit
+    files.close()
+
+
+@pytest.mark.parametrize("reader", ["mmap", "pread"])
+@pytest.mark.parametrize("shuffle", ["full", "window", "none"])
+def test_a_cold_store_is_asked_for_and_read(
+    cold: tuple[Path, NDArray[np.uint8]], asked: Asked, reader: str, shuffle: str
+) -> None:
+    path, images = cold
+    with Loader(path, batch_size=4, reader=reader, shuffle=shuffle) as loader:
+        for batch in loader:
+            assert np.array_equal(batch.images.numpy(), images[batch.rows.numpy()])
+    assert {name for name, _, _ in asked} == {"images-00000.npy", "images-00001.npy"}
+    if shuffle == "window":
+        assert {nbytes for _, _, nbytes in asked} == {4 * images[0].nbytes}  # blocks of 4 rows

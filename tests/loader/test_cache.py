@@ -1,0 +1,168 @@
+"""Rows kept in the device's memory: the same batches to the bit, and no pixels moved twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from decodeonce import Loader
+from decodeonce.loader.backend import InlineBackend
+from decodeonce.loader.cache import DeviceCache
+from decodeonce.loader.device import StreamSide
+from tests.loader.conftest import COUNT
+from tests.loader.fake_device import FakeBackend, raw_bytes
+from tests.loader.test_device import sides, without
+
+BATCH = 7
+Seen = list[tuple[list[int], int, list[int], bytes]]
+
+
+def contents(loader: Loader, epochs: int) -> Seen:
+    return [
+        (b.rows.tolist(), b.valid, b.labels.tolist(), b.images.numpy().tobytes()) for _ in range(epochs) for b in loader
+    ]
+
+
+@pytest.mark.parametrize("shuffle", ["full", "window", "none"])
+@pytest.mark.parametrize("tail", ["drop", "pad", "keep"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_batches_are_those_of_a_loader_without(store: Path, shuffle: str, tail: str, rank: int) -> None:
+    settings: dict[str, Any] = {"batch_size": BATCH, "shuffle": shuffle, "tail": tail, "seed": 4}
+    settings |= {"partition": "range", "rank": rank, "world_size": 2}
+    with Loader(store, cache="device", **settings) as cached, Loader(store, **settings) as plain:
+        assert contents(cached, 3) == contents(plain, 3)
+        cached.load_state_dict(plain.state_dict() | {"rows_consumed": BATCH})
+        plain.load_state_dict(cached.state_dict())
+        next(iter(cached)), next(iter(plain))
+        assert contents(cached, 1) == contents(plain, 1)
+
+
+class CountingBackend(InlineBackend):
+    """The host as a device, and how many bytes of pixels went there."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.pixels = 0
+
+    def upload(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.pixels += tensor.nbytes if tensor.dtype == torch.uint8 else 0
+        return super().upload(tensor)
+
+
+def side_of(backend: Any, make: Callable[..., StreamSide] = StreamSide) -> Callable[..., StreamSide]:
+    def side(shape: tuple[int, ...]) -> StreamSide:
+        return make(shape, backend, None, DeviceCache(backend, range(COUNT), shape[1:]))
+
+    return side
+
+
+@pytest.mark.parametrize("tail", ["drop", "keep"])
+def test_every_row_is_moved_once(store: Path, tail: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = CountingBackend()
+    with sides(side_of(backend)):
+        loader = Loader(store, batch_size=BATCH, tail=tail, seed=1, cache="device")
+    row_bytes, moved, cached = 8 * 6 * 3, [], []
+    with loader:
+        for _ in range(6):
+            list(loader)
+            moved.append(backend.pixels // row_bytes)
+            cached.append(loader.stats()["cached_rows"])
+    assert moved == cached
+    assert moved[0] == (COUNT if tail == "keep" else COUNT // BATCH * BATCH)
+    assert moved[-1] == COUNT  # with "drop" a row may come late, but then once
+
+
+def test_an_epoch_left_halfway_keeps_what_came(store: Path, images: NDArray[np.uint8]) -> None:
+    backend = CountingBackend()
+    with sides(side_of(backend)):
+        loader = Loader(store, batch_size=BATCH, tail="keep", cache="device")
+    with loader:
+        next(iter(loader))
+        came = backend.pixels
+        assert came < COUNT * 8 * 6 * 3
+        for batch in loader:
+            assert np.array_equal(batch.images.numpy(), images[batch.rows.numpy()])
+        assert backend.pixels == COUNT * 8 * 6 * 3
+
+
+def test_what_the_user_does_to_a_batch_stays_there(store: Path, images: NDArray[np.uint8]) -> None:
+    with Loader(store, batch_size=BATCH, tail="keep", cache="device") as loader:
+        held = list(loader)
+        for batch in loader:
+            batch.images.zero_()
+        for batch in [*held, *loader]:
+            assert np.array_equal(batch.images.numpy(), images[batch.rows.numpy()])
+
+
+def late_epochs(store: Path, make: Callable[..., StreamSide] = StreamSide) -> Seen:
+    """Two epochs on a device that is late; the Loader is gone, and its memory another's, before the device works."""
+    backend = FakeBackend()
+    seen: Seen = []
+
+    def look(valid: int, *memory: NDArray[np.uint8]) -> None:
+        rows, labels, pixels = (part.copy() for part in memory)
+        seen.append((rows.view(np.int64).tolist(), valid, labels.view(np.int64).tolist(), pixels.tobytes()))
+
+    with sides(side_of(backend, make)):
+        loader = Loader(store, batch_size=BATCH, tail="keep", seed=4, cache="device")
+    with loader:
+        for _ in range(2):
+            for batch in loader:
+                memory = [raw_bytes(tensor) for tensor in (batch.rows, batch.labels, batch.images)]
+                backend.consumer.add(partial(look, batch.valid, *memory))
+                del batch
+    del loader
+    other = backend.empty((COUNT, 8, 6, 3))  # what the cache had, if that is free already
+    raw_bytes(other)[:] = 1
+    backend.consumer.run()
+    return seen
+
+
+def plain_epochs(store: Path) -> Seen:
+    with Loader(store, batch_size=BATCH, tail="keep", seed=4) as loader:
+        return contents(loader, 2)
+
+
+def test_a_late_device_gives_the_same(store: Path) -> None:
+    assert late_epochs(store) == plain_epochs(store)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        "stream.wait_event(sent.ready)",
+        "slot.copied.synchronize()",
+        "self._backend.keep(tensor, stream)",
+        "backend.keep(cache.images, self._stream)",
+    ],
+)
+def test_no_wait_can_be_left_out(store: Path, wait: str) -> None:
+    assert late_epochs(store, without(wait)) != plain_epochs(store)
+
+
+def test_a_range_that_does_not_fit(store: Path) -> None:
+    class Small(InlineBackend):
+        def empty(self, shape: tuple[int, ...]) -> torch.Tensor:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(ValueError, match=r'cache="device": 2\.0 GB of rows do not fit; take more ranks, .*CUDA out'):
+        DeviceCache(Small(torch.device("cpu")), range(10, 10010), (256, 256, 3))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cache": "host"}, "cache is 'host', expected None, 'device'"),
+        ({"cache": "device", "rank": 0, "world_size": 2}, "cache='device' with partition=\"global\": a rank needs"),
+    ],
+)
+def test_settings_that_make_no_sense(store: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Loader(store, batch_size=BATCH, **settings)

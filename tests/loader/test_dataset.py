@@ -1,0 +1,74 @@
+"""A store under torch's own DataLoader."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from decodeonce import StoreDataset, open_store
+from tests.loader.conftest import COUNT
+
+
+def invert(image: Tensor) -> Tensor:
+    return 255 - image
+
+
+def test_a_sample_is_its_image_and_label(store: Path, images: NDArray[np.uint8]) -> None:
+    dataset = StoreDataset(store)
+    assert len(dataset) == COUNT
+    for row in (0, 24, 25, COUNT - 1, -1):
+        image, label = dataset[row]
+        assert (image.dtype, tuple(image.shape)) == (torch.uint8, (8, 6, 3))
+        assert np.array_equal(image.numpy(), images[row])
+        assert label == row % 3
+        assert type(label) is int
+        image.zero_()  # it is the user's own
+    assert np.array_equal(dataset[0][0].numpy(), images[0])
+    with pytest.raises(IndexError, match=f"rows {COUNT}"):
+        dataset[COUNT]
+
+
+def test_a_transform_makes_the_image(store: Path, images: NDArray[np.uint8]) -> None:
+    dataset = StoreDataset(open_store(store), transform=invert)
+    assert np.array_equal(dataset[7][0].numpy(), 255 - images[7])
+    assert [label for _, label in dataset.__getitems__([4, 2])] == [1, 2]
+    assert np.array_equal(dataset.__getitems__([4, 2])[1][0].numpy(), 255 - images[2])
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_worker_processes_read_the_same(store: Path, images: NDArray[np.uint8], method: str) -> None:
+    dataset = StoreDataset(store, transform=invert)
+    assert dataset[3][1] == 0  # what is mapped here is mapped anew there
+    batches = list(DataLoader(dataset, 7, num_workers=2, multiprocessing_context=method))
+    assert np.array_equal(torch.cat([batch[0] for batch in batches]).numpy(), 255 - images)
+    assert torch.cat([batch[1] for batch in batches]).tolist() == [row % 3 for row in range(COUNT)]
+
+
+def test_a_batch_is_read_in_one_go(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[list[int]] = []
+    dataset = StoreDataset(store)
+    take = dataset.store.images.take
+
+    def note(rows: list[int], out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+        taken.append(rows)
+        return take(rows, out)
+
+    monkeypatch.setattr(dataset.store.images, "take", note)
+    list(DataLoader(dataset, 25))
+    assert taken == [list(range(25)), list(range(25, 50)), list(range(50, 60))]
+
+
+def test_a_pickle_holds_no_rows(store: Path, images: NDArray[np.uint8]) -> None:
+    dataset = StoreDataset(store)
+    before = len(pickle.dumps(dataset))
+    dataset.__getitems__(list(range(COUNT)))
+    after = pickle.dumps(dataset)
+    assert len(after) == before < 1000
+    assert np.array_equal(pickle.loads(after)[9][0].numpy(), images[9])

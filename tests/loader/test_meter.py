@@ -1,0 +1,72 @@
+"""What is said about where time goes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from decodeonce import Loader
+from decodeonce.loader.meter import Meter, Spent
+
+CASES = {
+    "unknown: no batch": Meter(),
+    "training: only 4% of 10.0 s went into waiting": Meter(batches=9, seconds=10, seconds_waited=0.4),
+    "transfer: 50% of 10.0 s went into waiting": Meter(
+        batches=9, seconds=10, seconds_waited=5, sending=Spent(8, 1), reading=Spent(10, 9)
+    ),
+    "storage: 100% of 10.0 s went into waiting for batches, and the threads that read were blocked for 75%": Meter(
+        batches=9, seconds=10, seconds_waited=10, sending=Spent(2, 1), reading=Spent(16, 4)
+    ),
+    "copy: 6% of 10.0 s went into waiting for batches, and 2 threads": Meter(
+        batches=9, seconds=10, seconds_waited=0.6, sending=Spent(2, 1), reading=Spent(16, 15)
+    ),
+}
+
+
+@pytest.mark.parametrize("beginning", CASES)
+def test_the_bottleneck_in_a_sentence(beginning: str) -> None:
+    assert CASES[beginning].bottleneck(threads=2).startswith(beginning)
+
+
+def test_a_loader_names_its_bottleneck(store: Path) -> None:
+    with Loader(store, batch_size=7) as loader:
+        assert loader.bottleneck().startswith("unknown")
+        list(loader)
+        assert loader.bottleneck().split(":")[0] in {"training", "transfer", "storage", "copy"}
+
+
+def test_time_is_counted_on_the_clock_and_on_the_processor() -> None:
+    spent, end = Spent(), time.thread_time() + 0.02
+    with spent.clock():
+        while time.thread_time() < end:
+            pass
+    assert 0.015 < spent.cpu < 0.05
+    assert spent.seconds > 0.015
+    waiting, never = Spent(), threading.Event()
+    with waiting.clock():
+        never.wait(0.02)
+    assert waiting.seconds > 0.015
+    assert waiting.cpu < 0.015
+    spent.add(Spent(2, 1))
+    assert spent.seconds > 2
+    assert 1 < spent.cpu < 1.05
+
+
+def test_a_trace_shows_where_time_goes(store: Path) -> None:
+    # Without this a trace holds the threads only that it was begun in (torch 2.7 and later)
+    everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    with (
+        profile(activities=[ProfilerActivity.CPU], experimental_config=everywhere) as trace,
+        Loader(store, batch_size=7) as loader,
+    ):
+        list(loader)
+    counts = {event.key: event.count for event in trace.key_averages()}
+    steps = len(loader)
+    assert counts["decodeonce.copy"] == steps
+    assert counts["decodeonce.read"] == steps * loader.stats()["threads"]
+    assert 1 <= counts["decodeonce.wait"] <= steps
