@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -234,6 +235,48 @@ def test_an_epoch_does_not_survive_a_fork(store: Path) -> None:
                 os._exit(code)
         assert os.waitpid(child, 0)[1] == 0
         assert len(list(batches)) == COUNT // 4 - 1
+
+
+def test_a_loader_begins_anew_after_a_fork(store: Path) -> None:
+    with Loader(store, batch_size=4) as loader, Loader(store, batch_size=4) as plain:
+        next(iter(loader))  # of an epoch whose threads the child does not have
+        expected = [batch.rows.tolist() for batch in plain]
+        child = os.fork()
+        if child == 0:
+            loader.set_epoch(0)
+            os._exit(0 if [batch.rows.tolist() for batch in loader] == expected else 1)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+INTERRUPTED = """
+import os, signal, sys, threading
+from decodeonce import Loader
+
+seen, caught = threading.Event(), threading.Event()
+
+def stall(batch):
+    if batch.rows[0] == 4:
+        seen.wait(60)
+        os.kill(os.getpid(), signal.SIGINT)
+        caught.wait(60)
+    return batch
+
+with Loader(sys.argv[1], batch_size=4, shuffle="none", transform=stall) as loader:
+    try:
+        for batch in loader:
+            print(int(batch.rows[0]), flush=True)
+            seen.set()
+    except KeyboardInterrupt:
+        caught.set()
+        raise
+"""
+
+
+def test_ctrl_c_wakes_a_program_that_waits_for_a_batch(store: Path) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, str(store)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (-signal.SIGINT, "0\n")
+    assert done.stderr.endswith("KeyboardInterrupt\n")
 
 
 def test_leaving_the_interpreter_halfway_is_quiet(store: Path) -> None:

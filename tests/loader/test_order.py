@@ -13,6 +13,7 @@ from decodeonce.loader.order import (
     WINDOW_BLOCKS,
     FeistelBijection,
     TableBijection,
+    WindowOrder,
     derive_key,
     make_order,
     permutation,
@@ -64,6 +65,12 @@ def test_huge_counts_start_anywhere(count: int) -> None:
         assert rows.max() < count
     network = FeistelBijection(count, 5)
     assert np.array_equal(network.inverse(network.forward(positions)), positions)
+
+
+def test_the_largest_order_is_made_of_as_little_as_a_small_one() -> None:
+    small, large = ({k: np.size(v) for k, v in vars(FeistelBijection(n, 1)).items()} for n in (10**4, 10**10))
+    assert small == large
+    assert max(large.values()) < 10
 
 
 def test_orders_never_change() -> None:
@@ -137,6 +144,18 @@ def test_a_window_holds_the_rows_of_its_blocks() -> None:
     assert len(touched) <= WINDOW_BLOCKS + 1
     assert touched != set(range(len(touched)))
     assert len(set((rows // block_rows)[:20].tolist())) > 10  # mixed within the window
+
+
+@given(st.integers(1, 6000), st.integers(1, 300), keys)
+def test_the_blocks_of_a_window_order_in_their_sequence(count: int, block_rows: int, key: int) -> None:
+    order = WindowOrder(count, block_rows, key)
+    blocks = [order.block(place).tolist() for place in range(order.blocks)]
+    assert sorted(row for block in blocks for row in block) == list(range(count))
+    rows = order.rows(np.arange(count)).tolist()
+    for start in range(0, order.blocks, WINDOW_BLOCKS):
+        window = {row for block in blocks[start : start + WINDOW_BLOCKS] for row in block}
+        assert set(rows[: len(window)]) == window
+        del rows[: len(window)]
 
 
 def test_a_window_order_leaves_no_block_in_two_windows() -> None:

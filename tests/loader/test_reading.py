@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from decodeonce import Loader, StoreError, host, open_store
 from decodeonce.loader import reading
 from decodeonce.loader.reading import READERS, choose_reader, make_reader
 from decodeonce.loader.shards import ShardFiles
-from tests.stores import make_store
+from tests.stores import make_store, random_images
 
 KINDS = [name for name in READERS if name != "auto"]
 
@@ -159,3 +161,38 @@ def test_memory_and_cores_are_what_the_system_has() -> None:
     memory = host.available_memory()
     assert memory is None or 1 << 20 < memory <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 1 <= host.usable_cores() <= (os.cpu_count() or 1)
+
+
+READ_ALL = """
+import resource, sys
+path, reader, soft, hard = sys.argv[1:]
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(soft), int(hard)))
+from decodeonce import Loader, StoreError
+try:
+    with Loader(path, batch_size=50, reader=reader, tail="keep") as loader:
+        print(sorted(row for batch in loader for row in batch.rows.tolist()) == list(range(300)))
+except StoreError as error:
+    print(error)
+"""
+
+
+@pytest.fixture(scope="module")
+def many_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("many") / "s", random_images(300, shape=(2, 2, 1)), shard_rows=1)
+
+
+def read_all(path: Path, *arguments: object) -> str:
+    command = [sys.executable, "-c", READ_ALL, str(path), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.mark.parametrize("reader", KINDS)
+def test_more_shards_than_files_may_be_open_at_first(many_shards: Path, reader: str) -> None:
+    assert read_all(many_shards, reader, 128, 4096) == "True"
+
+
+@pytest.mark.parametrize("reader", KINDS)
+def test_more_shards_than_files_may_be_open_at_all(many_shards: Path, reader: str) -> None:
+    found = read_all(many_shards, reader, 128, 128)
+    assert found.endswith("cannot be opened: Too many open files; allow more of them with `ulimit -n`")
+    assert str(many_shards / "images-00") in found

@@ -178,6 +178,16 @@ def test_a_state_of_another_loader(store: Path, change: dict[str, Any], message:
             loader.load_state_dict({k: v for k, v in loader.state_dict().items() if k != "epoch"})
 
 
+def test_a_window_order_is_resumed_with_its_own_blocks_only(store: Path) -> None:
+    with loader_of(store, shuffle="window") as loader:
+        state = loader.state_dict()
+        loader.load_state_dict(state)
+        with pytest.raises(ValueError, match="block_rows 5, here 4"):
+            loader.load_state_dict({**state, "block_rows": 5})
+        with pytest.raises(ValueError, match="it lacks block_rows"):
+            loader.load_state_dict({name: value for name, value in state.items() if name != "block_rows"})
+
+
 def test_a_range_is_resumed_in_its_own_world_only(store: Path) -> None:
     settings: dict[str, Any] = {"partition": "range", "rank": 0}
     two, three = (loader_of(store, world_size=world_size, **settings) for world_size in (2, 3))

@@ -9,10 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from decodeonce.errors import StoreError
 from decodeonce.loader.steps import Rows
 from decodeonce.store import Store
-from decodeonce.store.reader import check_shard
+from decodeonce.store.reader import check_shard, unreadable
 
 
 class Span(NamedTuple):
@@ -69,7 +68,7 @@ class ShardFiles:
             check_shard(path, manifest.shards[shard], manifest.container)  # a file may change after a store is opened
             fd = os.open(path, os.O_RDONLY)
         except OSError as error:
-            raise StoreError(f"{path}: cannot be opened: {error.strerror}") from error
+            raise unreadable(path, error) from error
         if hasattr(os, "posix_fadvise"):
             # What the kernel would read besides, where it takes rows for a stream, costs more than it gives: 1.45 GB/s
             # of random rows from a cold disk with this, 0.94 without. What comes next is asked for: see ahead.py.

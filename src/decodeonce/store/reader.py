@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import errno
 import math
 import mmap
 import os
@@ -41,6 +42,12 @@ def open_store(path: str | os.PathLike[str]) -> Store:
     for name, facts in manifest.files.items():
         check_size(paths.root / name, facts.bytes)
     return Store(paths, manifest)
+
+
+def unreadable(path: Path, error: OSError) -> StoreError:
+    """What is to be said when the operating system does not open or map a shard."""
+    advice = "; allow more of them with `ulimit -n`" if error.errno == errno.EMFILE else ""
+    return StoreError(f"{path}: cannot be opened: {error.strerror}{advice}")
 
 
 def check_size(path: Path, expected: int, *, longer_is_fine: bool = False) -> None:
@@ -228,7 +235,7 @@ class Images:
             with open(path, "rb") as file:
                 mapping = mmap.mmap(file.fileno(), shard.bytes, prot=mmap.PROT_READ)
         except OSError as error:
-            raise StoreError(f"{path}: cannot be mapped: {error.strerror}") from error
+            raise unreadable(path, error) from error
         return np.frombuffer(mapping, np.uint8, offset=shard.data_offset).reshape(shard.rows, *self.shape[1:])
 
     def _place(self, row: int) -> tuple[int, int]:
