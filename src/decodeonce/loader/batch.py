@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 
@@ -29,6 +30,15 @@ class Batch:
     def __iter__(self) -> Iterator[Tensor]:
         yield self.images
         yield self.labels
+
+    def to(self, device: str | torch.device, *, non_blocking: bool = False) -> Batch:
+        """The batch with every tensor on `device`, where Lightning and accelerate would have it anyway."""
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=non_blocking)
+
+        columns = {name: move(column) for name, column in self.columns.items()}
+        return replace(self, images=move(self.images), labels=move(self.labels), rows=move(self.rows), columns=columns)
 
     def tensors(self) -> list[Tensor]:
         """Every tensor of the batch."""

@@ -32,12 +32,17 @@ class Progress:
         self.place = self.next = Place(0, 0)
 
     def begin(self) -> Place:
-        """Where the epoch that begins now starts."""
-        self.place, self.next = self.next, Place(self.next.epoch + 1, 0)
+        """Where the epoch that begins now starts; it is the next one still as long as no batch of it is handed out.
+
+        Lightning asks for two iterators in a row, and takes from the second.
+        """
+        self.place = self.next
         return self.place
 
     def advance(self, rows: int, *, last: bool) -> None:
-        """A batch was handed out; after an epoch's last, training stands at the next one's start."""
+        """A batch of `rows` rows was handed out; after an epoch's last, training stands at the next one's start."""
+        if self.next == self.place:
+            self.next = Place(self.place.epoch + 1, 0)
         self.place = self.next if last else Place(self.place.epoch, self.place.rows_consumed + rows)
 
 
@@ -56,7 +61,7 @@ class Epoch(Iterator[Batch]):
         # at exit too: a thread that is inside torch when the interpreter goes can bring the process down.
         self._stop = weakref.finalize(self, filler.stop)
         if not steps:
-            progress.place = progress.next
+            progress.advance(0, last=True)
 
     @property
     def running(self) -> bool:

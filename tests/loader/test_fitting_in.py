@@ -1,0 +1,91 @@
+"""Loaders under trainers that know nothing of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from decodeonce import Batch, Loader
+from tests.loader.conftest import COUNT
+
+BATCH = 4
+STEPS = COUNT // BATCH
+
+
+def test_a_batch_moves_as_one(store: Path) -> None:
+    with Loader(store, batch_size=BATCH) as loader:
+        batch = next(iter(loader))
+    moved = batch.to("meta")
+    assert isinstance(moved, Batch)
+    assert {tensor.device.type for tensor in moved.tensors()} == {"meta"}
+    assert (moved.valid, moved.epoch) == (batch.valid, batch.epoch)
+    assert batch.to("cpu", non_blocking=True).images is batch.images
+
+
+def test_an_iterator_that_gave_nothing_is_no_epoch(store: Path) -> None:
+    with Loader(store, batch_size=BATCH) as loader, Loader(store, batch_size=BATCH) as resumed:
+        for epoch in range(3):
+            iter(loader)
+            loader.set_epoch(epoch)
+            assert loader.state_dict()["epoch"] == epoch
+            assert {batch.epoch for batch in loader} == {epoch}
+        rest = iter(loader)
+        next(rest)
+        resumed.load_state_dict(loader.state_dict())
+        iter(resumed)
+        assert [batch.rows.tolist() for batch in resumed] == [batch.rows.tolist() for batch in rest]
+
+
+def test_accelerate_takes_it_as_it_is(store: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = nn.Linear(3, 3)
+    with Loader(store, batch_size=BATCH) as loader:
+        model, optimizer, prepared = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1), loader)
+        assert prepared is loader
+        for images, labels in prepared:
+            loss = nn.functional.cross_entropy(model(images.float().mean((1, 2)) / 255), labels)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        assert loader.stats()["batches"] == STEPS
+
+
+def lightning_fit(loader: Loader, folder: Path, **options: Any) -> list[tuple[int, int, list[int]]]:
+    """Train; returns Lightning's epoch, the batch's and its rows, step by step."""
+    lightning = pytest.importorskip("pytorch_lightning")
+    seen: list[tuple[int, int, list[int]]] = []
+
+    class Model(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def training_step(self, batch: Batch, number: int) -> Tensor:
+            seen.append((self.current_epoch, batch.epoch, batch.rows.tolist()))
+            images, labels = batch
+            return nn.functional.cross_entropy(self.layer(images.float().mean((1, 2)) / 255), labels)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    keep = lightning.callbacks.ModelCheckpoint(folder, every_n_train_steps=1, save_top_k=-1, filename="{step}")
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    trainer = lightning.Trainer(max_epochs=3, callbacks=[keep], default_root_dir=folder, **quiet)
+    trainer.fit(Model(), loader, **options)
+    return seen
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_trains_and_resumes_in_the_middle_of_an_epoch(store: Path, tmp_path: Path) -> None:
+    with Loader(store, batch_size=BATCH) as loader:
+        whole = lightning_fit(loader, tmp_path / "whole")
+    assert [(there, here) for there, here, _ in whole] == [(e, e) for e in range(3) for _ in range(STEPS)]
+    done = STEPS + 4
+    with Loader(store, batch_size=BATCH) as loader:
+        rest = lightning_fit(loader, tmp_path / "rest", ckpt_path=tmp_path / "whole" / f"step={done}.ckpt")
+    assert rest == whole[done:]
