@@ -1,0 +1,159 @@
+"""Ranks in processes of their own, that take steps together through gloo; one of them dies, and all go on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.loader.rank_worker import PATIENCE, Job
+from tests.stores import make_store, random_images
+
+ROOT = Path(__file__).resolve().parents[2]
+COUNT = 57  # seven global batches of two ranks, and one row that only one of them can have
+SETTINGS: dict[str, Any] = {"batch_size": 4, "seed": 3, "tail": "keep"}
+# What a Loader would read if it did not ask torch.distributed first.
+MISLEADING = {"RANK": "0", "WORLD_SIZE": "1"}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("stores") / "s", random_images(COUNT), shard_rows=25)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A rank_worker and the file that has its standard error."""
+
+    process: subprocess.Popen[str]
+    errors: Path
+
+    def expect(self, point: str) -> None:
+        """Wait until it is there."""
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == f"{point}\n", self.errors.read_text()
+
+    def go(self) -> None:
+        """Let it go on to its next point."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def release(self) -> None:
+        """Let it go on to its end."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def status(self) -> int:
+        """Wait for its exit status. What it still says fits into the pipe."""
+        return self.process.wait(2 * PATIENCE)
+
+
+@contextmanager
+def ranks(
+    store: Path, folder: Path, world_size: int, loaders: list[dict[str, Any]], state: dict[str, Any] | None = None
+) -> Iterator[list[Rank]]:
+    """The ranks of a training; none of them outlives the block."""
+    folder.mkdir(exist_ok=True)
+    started: list[Rank] = []
+    try:
+        for rank in range(world_size):
+            job = Job(str(store), str(folder), str(folder / "meeting"), rank, world_size, loaders, state)
+            command = [sys.executable, "-m", "tests.loader.rank_worker", json.dumps(asdict(job))]
+            errors = folder / f"rank{rank}.err"
+            with errors.open("w") as file:
+                pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": file}
+                process = subprocess.Popen(command, **pipes, text=True, cwd=ROOT, env=os.environ | MISLEADING)
+            started.append(Rank(process, errors))
+        yield started
+    finally:
+        for rank_ in started:
+            with rank_.process as process:
+                process.kill()
+
+
+def run(store: Path, folder: Path, world_size: int, *loaders: dict[str, Any], state: Any = None) -> None:
+    """A training that ends well."""
+    with ranks(store, folder, world_size, list(loaders), state) as started:
+        for rank in started:
+            rank.release()
+        for rank in started:
+            assert rank.status() == 0, rank.errors.read_text()
+
+
+def checkpoints(folder: Path, rank: int, loader: int = 0) -> dict[int, dict[str, Any]]:
+    """A rank's checkpoints by step."""
+    paths = (folder / str(loader)).glob(f"rank{rank}-step*.json")
+    return {int(path.stem.split("step")[1]): json.loads(path.read_text()) for path in paths}
+
+
+def rows_seen(folder: Path, world_size: int, loader: int = 0) -> list[list[int]]:
+    """Of each rank the rows up to its last step; all have taken the same number of them."""
+    saved = [checkpoints(folder, rank, loader) for rank in range(world_size)]
+    assert len({max(steps) for steps in saved}) == 1
+    return [steps[max(steps)]["rows"] for steps in saved]
+
+
+def test_ranks_have_different_rows_in_the_same_number_of_steps(store: Path, tmp_path: Path) -> None:
+    kinds = list(itertools.product(["global", "range"], ["drop", "pad", "keep"]))
+    run(store, tmp_path, 2, *({**SETTINGS, "partition": partition, "tail": tail} for partition, tail in kinds))
+    for loader, (_, tail) in enumerate(kinds):
+        seen = rows_seen(tmp_path, 2, loader)
+        assert len(set(seen[0] + seen[1])) == len(seen[0] + seen[1]) == (COUNT if tail != "drop" else 56)
+        for rank in range(2):
+            steps = checkpoints(tmp_path, rank, loader)
+            assert sorted(steps) == list(range(1, 8 if tail == "drop" else 9))
+            assert steps[1]["place"] == [rank, 2]
+
+
+@pytest.fixture(scope="module")
+def interrupted(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of two ranks of which one was killed in the fourth step of eight, before its checkpoint of it."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    points = [f"{done} {step}" for step in range(1, 4) for done in ("reduced", "saved")]
+    with ranks(store, folder, 2, [SETTINGS]) as (survivor, victim):
+        together(points, survivor, victim)
+        together(["reduced 4"], survivor, victim, go=False)
+        survivor.go()
+        survivor.expect("saved 4")
+        victim.process.kill()
+        assert victim.status() == -signal.SIGKILL
+        survivor.release()
+        assert survivor.status() == 1
+        assert "all_reduce" in survivor.errors.read_text()
+    return folder
+
+
+def together(points: Sequence[str], *ranks: Rank, go: bool = True) -> None:
+    """Lead ranks from point to point side by side: none gets further than a step while the others wait."""
+    for point in points:
+        for rank in ranks:
+            rank.expect(point)
+        if go:
+            for rank in ranks:
+                rank.go()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_after_a_killed_rank_each_row_is_seen_once(
+    store: Path, interrupted: Path, tmp_path: Path, world_size: int
+) -> None:
+    saved = [checkpoints(interrupted, rank) for rank in range(2)]
+    assert [sorted(steps) for steps in saved] == [[1, 2, 3, 4], [1, 2, 3]]
+    common = max(saved[0].keys() & saved[1].keys())
+    before = saved[0][common]["rows"] + saved[1][common]["rows"]
+    assert len(before) == 3 * 2 * 4
+    run(store, tmp_path, world_size, SETTINGS, state=saved[0][common]["state"])
+    after = rows_seen(tmp_path, world_size)
+    assert all(after)
+    assert sorted(itertools.chain(before, *after)) == list(range(COUNT))
