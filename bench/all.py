@@ -1,4 +1,4 @@
-"""Both benchmarks one after the other, on a drawn tree under build/: `make bench`."""
+"""All benchmarks one after the other, on a drawn tree under build/: `make bench`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ HERE = Path(__file__).resolve().parent
 SCRATCH = HERE.parent / "build"
 
 
-def run(*command: str | Path) -> None:
-    """Run a program of this Python and say so."""
+def run(*command: str | Path, python: str | Path = sys.executable) -> None:
+    """Run a program of this Python, or of another, and say so."""
     words = list(map(str, command))
     print("\n$ python", " ".join(words), flush=True)
-    subprocess.run([sys.executable, *words], check=True)
+    subprocess.run([python, *words], check=True, cwd=HERE.parent)
 
 
 def main() -> None:
-    """The build's benchmark, then a store of the same pictures, then the Loader's."""
+    """The build's benchmark, then a store of the same pictures; the Loader's, warm and cold, and beside its peers."""
     tree, store = SCRATCH / "sample-imagenet", SCRATCH / "bench.store"
     SCRATCH.mkdir(exist_ok=True)
     if not tree.exists():
@@ -27,6 +27,10 @@ def main() -> None:
     if not (store / "store.json").exists():
         run("-m", "decodeonce.cli", "build", "imagenet", tree, store)
     run(HERE / "loader.py", store)
+    run(HERE / "cold.py")
+    run("-m", "tools.setup_peers")
+    run(HERE / "peers.py", store, python=SCRATCH / "peers-venv" / "bin" / "python")
+    run(HERE / "gpu.py")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
     python bench/loader.py STORE [--repeats 5] [--batch-size 256] [--json]
 
 Each repeat runs in turn, warm, over the same bytes: two threads of np.copyto from resident memory into the same kind of
-buffers as the Loader's; the Loader's epochs (full, window and no shuffle); torch's DataLoader over the mapped store, a
-sample at a time, with two workers. Rates are medians, ratios to np.copyto are taken repeat by repeat.
+buffers as the Loader's; the Loader's epochs, for each shuffle and reader. Rates are medians, ratios to np.copyto are
+taken repeat by repeat. Then what a Loader adds to this process's memory with sparse stores of 1 and 10 GB, and how long
+one of 1,000 shards and 100 GB takes to open.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch.utils.data import DataLoader, Dataset
+from synthetic import ROW_BYTES, synthetic_store
 
 from decodeonce import Loader, Store, open_store
 from decodeonce.loader.ring import page_aligned_slot
 
 THREADS = 2
+SCRATCH = Path(__file__).resolve().parent.parent / "build"
+SIZES = {"1 GB": 10**9, "10 GB": 10**10}
 
 
 class Copies:
@@ -54,22 +56,6 @@ class Copies:
             np.copyto(self.slots[step % len(self.slots)][part], batch[part])
 
 
-class Samples(Dataset[tuple[torch.Tensor, int]]):
-    """The usual map-style dataset over a mapped array."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.count = len(open_store(path))
-        self.store: Store | None = None
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        self.store = self.store or open_store(self.path)  # in the worker
-        return torch.from_numpy(self.store.images[index].copy()), int(self.store.labels[index])
-
-
 def drain(batches: Any) -> None:
     """Take every batch and drop it."""
     for _ in batches:
@@ -90,30 +76,52 @@ def first_batch(path: Path, batch_size: int) -> float:
         return time.perf_counter() - start
 
 
-def memory_growth(path: Path, batch_size: int) -> dict[str, float]:
+def memory_growth(path: Path, batch_size: int, reader: str) -> dict[str, float]:
     """What an epoch adds to this process's anonymous memory, and how much of that is the ring."""
     before = anonymous_bytes()
-    with Loader(path, batch_size=batch_size) as loader:
+    with Loader(path, batch_size=batch_size, reader=reader) as loader:
         drain(loader)
         ring = loader.stats()["slots"] * loader.stats()["bytes"] / loader.stats()["batches"]
-        return {"anon_growth_bytes": anonymous_bytes() - before, "ring_bytes": ring}
+        return {"growth_bytes": anonymous_bytes() - before, "ring_bytes": ring}
+
+
+def memory(batch_size: int) -> dict[str, dict[str, float]]:
+    """The same for each size of a store and each reader."""
+    stores = {
+        name: synthetic_store(SCRATCH / f"sparse-{name.split()[0]}.store", nbytes // ROW_BYTES, sparse=True)
+        for name, nbytes in SIZES.items()
+    }
+    return {
+        f"{name}, {reader}": memory_growth(path, batch_size, reader)
+        for name, path in stores.items()
+        for reader in ("mmap", "pread")
+    }
+
+
+def opening(repeats: int) -> float:
+    """Seconds to open a store of 1,000 shards and 100 GB."""
+    path = synthetic_store(SCRATCH / "sparse-1000-shards.store", 10**11 // ROW_BYTES, shards=1000, sparse=True)
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        open_store(path)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
 
 
 def measure(path: Path, batch_size: int, repeats: int) -> dict[str, Any]:
     """All of it."""
     drain(Loader(path, batch_size=batch_size))  # warm: page cache, imports, torch's first calls
-    facts: dict[str, Any] = memory_growth(path, batch_size)
+    facts: dict[str, Any] = {"memory": memory(batch_size), "open_1000_shards_s": opening(repeats)}
     facts["first_batch_s"] = statistics.median(first_batch(path, batch_size) for _ in range(repeats))
     store = open_store(path)
-    loaders = {name: Loader(store, batch_size=batch_size, shuffle=name) for name in ("full", "window", "none")}
-    steps = len(loaders["full"])
+    steps = len(store) // batch_size
     nbytes = steps * batch_size * store.manifest.row_bytes
-    samples = DataLoader(
-        Samples(path), batch_size, shuffle=True, num_workers=2, drop_last=True, persistent_workers=True
-    )
     arms: dict[str, Callable[[], None]] = {"copyto": Copies(store, batch_size, steps).epoch}
-    arms |= {f"Loader {name}": partial(drain, loader) for name, loader in loaders.items()}
-    arms["DataLoader"] = partial(drain, samples)
+    for reader in ("mmap", "pread"):
+        for shuffle in ("full", "window", "none"):
+            loader = Loader(store, batch_size=batch_size, shuffle=shuffle, reader=reader)
+            arms[f"{shuffle} {reader}"] = partial(drain, loader)
     rates: dict[str, list[float]] = {name: [] for name in arms}
     for repeat in range(repeats + 1):
         for name, epoch in arms.items():
@@ -127,7 +135,6 @@ def measure(path: Path, batch_size: int, repeats: int) -> dict[str, Any]:
         for name, values in rates.items()
     }
     facts["samples_per_s"] = {k: v / store.manifest.row_bytes for k, v in facts["bytes_per_s"].items()}
-    facts["reader"] = loaders["full"].stats()["reader"]
     return {**facts, "batch_bytes": batch_size * store.manifest.row_bytes, "epoch_bytes": nbytes, "repeats": repeats}
 
 
@@ -148,8 +155,10 @@ def main() -> None:
         samples, ratio = facts["samples_per_s"][name], facts["ratio_to_copyto"][name]
         print(f"{name:14s} {rate / 1e9:6.2f} GB/s {samples:9,.0f} rows/s {ratio:6.3f} of copyto")
     print(f"first batch    {facts['first_batch_s'] * 1e3:6.1f} ms")
-    ring, growth = facts["ring_bytes"] / 1e6, facts["anon_growth_bytes"] / 1e6
-    print(f"RssAnon       +{growth:6.1f} MB, of which the ring {ring:.1f} MB")
+    print(f"open           {facts['open_1000_shards_s'] * 1e3:6.1f} ms (1,000 shards, 100 GB)")
+    for name, memory_facts in facts["memory"].items():
+        growth, ring = memory_facts["growth_bytes"] / 1e6, memory_facts["ring_bytes"] / 1e6
+        print(f"{name:14s} {growth:6.1f} MB of anonymous memory more, of which the ring {ring:.1f} MB")
 
 
 if __name__ == "__main__":

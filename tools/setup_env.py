@@ -60,24 +60,28 @@ def say(text: str) -> None:
     print(f"setup: {text}", flush=True)
 
 
-def run(*command: str | Path, **variables: str) -> None:
-    """Run a command with its output into the log."""
+def run(*command: str | Path, venv: Path = VENV, **variables: str) -> None:
+    """Run a command with its output into the environment's log; SetupError with the line that tells why it failed."""
     environment = {name: value for name, value in os.environ.items() if name not in MISLEADING} | variables
-    with LOG.open("a+") as log:
+    path = venv / LOG.name
+    with path.open("a+") as log:
         print("$", *command, file=log, flush=True)
         status = subprocess.run(
             command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
         ).returncode
     if status:
-        lines = [line.strip() for line in LOG.read_text(errors="replace").rpartition("\n$ ")[2].splitlines()]
-        telling = [line for line in lines if line.startswith(("ERROR:", "E:"))] or lines
-        raise SetupError(f"{' '.join(map(str, command))}: {telling[-1]} (exit {status}; all of it in {LOG})")
+        lines = [line.strip() for line in path.read_text(errors="replace").rpartition("\n$ ")[2].splitlines()]
+        # Where pip shows a build's output whole, the last line of that says more than pip's own.
+        lines = lines[: lines.index("[end of output]")] if "[end of output]" in lines else lines
+        telling = [line for line in lines if line.startswith(("ERROR:", "E:"))] or [line for line in lines if line]
+        raise SetupError(f"{' '.join(map(str, command))}: {telling[-1]} (exit {status}; all of it in {path})")
 
 
-def pip(*arguments: str, **variables: str) -> None:
+def pip(*arguments: str, venv: Path = VENV, **variables: str) -> None:
     """Run pip in .venv, its build environments under the constraints too (newer releases have a variable for those)."""
     pins = {"PIP_CONSTRAINT": "constraints.txt", "PIP_BUILD_CONSTRAINT": "constraints.txt"}
-    run(PYTHON, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments, **pins, **variables)
+    python = venv / "bin" / "python"
+    run(python, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments, venv=venv, **pins, **variables)
 
 
 def answer(code: str) -> str:

@@ -1,0 +1,221 @@
+"""The example of training, run as its user would, on a tree and a store that are very small."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, BinaryIO
+
+import numpy as np
+import pytest
+import torch
+
+from decodeonce import open_store
+from decodeonce.prep import Recipe, Work, build, open_imagenet
+from tests.pictures import make_tree
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPT = ROOT / "examples" / "train_resnet50.py"
+SIZE = 64
+PICTURES = 50  # six batches of 8, and two pictures that are left over
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tree(tmp_path_factory.mktemp("imagenet"), classes=5, per_class=PICTURES // 5)
+
+
+@pytest.fixture(scope="module")
+def store(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("built") / "train.store"
+    build(open_imagenet(tree), out, Recipe(height=SIZE, width=SIZE, shuffle_seed=0), Work(workers=1))
+    return out
+
+
+@pytest.fixture(scope="module")
+def example() -> Iterator[ModuleType]:
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("train_resnet50", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def train(source: Path, *arguments: object, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Run the script with batches of 8 pictures of 64x64."""
+    options = ("--batch-size", 8, "--size", SIZE, "--model", "small", *arguments)
+    command = [sys.executable, *launcher, SCRIPT, source, *options]
+    return subprocess.run(
+        list(map(str, command)),
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        timeout=60,
+        check=False,
+    )
+
+
+def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """What a run that ended well has printed."""
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def images_per_second(printed: list[str]) -> int:
+    found = re.fullmatch(r"images/s: (\d+)", printed[-1])
+    assert found, printed
+    return int(found[1])
+
+
+def test_jpegs_are_fed_and_an_epoch_is_begun_again(tree: Path, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "c.pt"
+    options = ("--checkpoint", checkpoint, "--print-every", 4)
+    printed = lines(train(tree, "--data", "jpeg-serial", *options, "--steps", 9))
+    assert printed[0] == "jpeg-serial: 6 steps an epoch on each of 1 ranks, small on cpu"
+    assert [line.split(":")[0] for line in printed[1:-1]] == ["epoch 0 step 4", "epoch 1 step 8"]
+    assert images_per_second(printed) > 0
+    assert torch.load(checkpoint)["feed"] == {"epoch": 1, "rows_consumed": 3 * 8}
+
+    printed = lines(train(tree, "--data", "jpeg-threads", *options))
+    assert printed[0] == "resumed after step 9 in epoch 1, from its beginning"
+    assert printed[1] == "jpeg-threads: 6 steps an epoch on each of 1 ranks, small on cpu"
+    assert images_per_second(printed) > 0
+    assert (torch.load(checkpoint)["step"], torch.load(checkpoint)["feed"]["epoch"]) == (9 + 6, 2)
+
+
+def test_a_store_is_resumed_where_it_was_left(store: Path, tmp_path: Path) -> None:
+    whole, parts, profile = tmp_path / "whole.pt", tmp_path / "parts.pt", tmp_path / "profile"
+    printed = lines(train(store, "--checkpoint", whole, "--profile", profile))
+    assert printed[0] == "store: 6 steps an epoch on each of 1 ranks, small on cpu"
+    assert len([line for line in printed if line.startswith("limited by ")]) == 2
+    assert images_per_second(printed) > 0
+    assert_trace(profile / "rank0.json")
+
+    lines(train(store, "--checkpoint", parts, "--steps", 3))
+    assert torch.load(parts)["feed"]["rows_consumed"] == 3 * 8
+    printed = lines(train(store, "--checkpoint", parts))
+    assert printed[0] == "resumed after step 3 in epoch 0, after 24 rows of it"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["parts.pt", "profile", "whole.pt"]
+    assert_same(torch.load(whole), torch.load(parts))
+
+
+def assert_trace(path: Path) -> None:
+    """A chrome trace of six steps, and of what the Loader's thread did meanwhile."""
+    events = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("ph") == "X"]
+    steps = [event for event in events if event["name"].startswith("Optimizer.step")]
+    assert len(steps) == 6
+    assert {"decodeonce.copy"} <= {event["name"] for event in events if event["tid"] != steps[0]["tid"]}
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """Equal to the last bit, the tensors too."""
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for key in one:
+            assert_same(one[key], other[key])
+    else:
+        assert one == other
+
+
+def test_a_checkpoint_that_fails_leaves_the_former_one(
+    example: ModuleType, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, model = tmp_path / "c.pt", torch.nn.Linear(2, 1)
+    training = (model, torch.optim.SGD(model.parameters()), feed_of(example, "Jpegs", tree, batch_size=8))
+    example.save(path, 1, *training)
+
+    def fail(state: object, file: BinaryIO) -> None:
+        file.write(b"half of it")
+        raise OSError(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(OSError, match="no room"):
+        example.save(path, 2, *training)
+    assert torch.load(path)["step"] == 1
+
+
+def test_two_ranks_train_together(store: Path, tmp_path: Path) -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    options = ("--checkpoint", tmp_path / "c.pt", "--checkpoint-every", 2)
+    printed = lines(train(store, *options, launcher=launcher))
+    assert printed[0] == "store: 3 steps an epoch on each of 2 ranks, small on cpu"
+    assert len([line for line in printed if line.startswith("images/s")]) == 1
+    assert torch.load(tmp_path / "c.pt")["step"] == 6
+
+
+def test_a_file_that_is_no_picture_ends_the_training(tmp_path: Path) -> None:
+    root = make_tree(tmp_path / "tree", per_class=8)
+    (root / "train/n00000001/n00000001_3.JPEG").write_bytes(b"no picture")
+    done = train(root, "--data", "jpeg-threads", "--epochs", 1)
+    assert done.returncode == 1
+    assert "cannot identify image file" in done.stderr
+    assert "n00000001_3.JPEG" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["Jpegs", "JpegThreads"])
+def test_what_jpegs_are_fed_to_two_ranks(
+    example: ModuleType, tree: Path, store: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    opened = open_store(store)
+    rows = {(i.tobytes(), int(label)) for i, label in zip(opened.images[:], opened.labels, strict=True)}
+    assert len(rows) == PICTURES
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    seen: list[list[tuple[bytes, int]]] = [[], []]
+    for epoch in range(2):
+        for rank in range(2):
+            monkeypatch.setenv("RANK", str(rank))
+            with feed_of(example, name, tree, batch_size=8) as feed:
+                feed.load_state_dict({"epoch": epoch})
+                batches = list(feed)
+            assert [(images.dtype, images.shape) for images, _ in batches] == [(torch.uint8, (8, SIZE, SIZE, 3))] * 3
+            assert {(labels.dtype, labels.shape) for _, labels in batches} == {(torch.int64, (8,))}
+            for images, labels in batches:
+                seen[epoch] += [(i.numpy().tobytes(), int(label)) for i, label in zip(images, labels, strict=True)]
+        assert len(seen[epoch]) == len(set(seen[epoch])) == 2 * 3 * 8
+        assert set(seen[epoch]) <= rows
+    assert seen[0] != seen[1]
+
+
+def feed_of(example: ModuleType, name: str, tree: Path, **settings: Any) -> Any:
+    return getattr(example, name)(argparse.Namespace(source=tree, size=SIZE, threads=2, **settings))
+
+
+def test_the_threads_end_with_the_feed(example: ModuleType, tree: Path) -> None:
+    before = threading.active_count()
+    with feed_of(example, "JpegThreads", tree, batch_size=2) as feed:
+        batches = iter(feed)
+        next(batches)
+        assert threading.active_count() == before + 3
+        assert len(list(feed)) == PICTURES // 2  # ends the threads of the epoch that was left halfway
+        next(iter(feed))
+    assert threading.active_count() == before
+
+
+def test_resnet50_is_that_of_the_paper(example: ModuleType) -> None:
+    model = example.resnet50(1000)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 25_557_032
+    images = torch.randint(0, 256, (2, SIZE, SIZE, 3), dtype=torch.uint8)
+    assert model(images).shape == (2, 1000)
+
+
+def test_pictures_are_normalised(example: ModuleType) -> None:
+    images = torch.tensor([0.485, 0.456, 0.406]).mul(255).round().to(torch.uint8).repeat(2, 16, 8, 1)
+    normalised = example.Normalised()(images)
+    assert normalised.shape == (2, 3, 16, 8)
+    assert normalised.is_contiguous(memory_format=torch.channels_last)
+    assert np.abs(normalised.numpy()).max() < 0.01
