@@ -2,9 +2,10 @@
 
     python bench/cold.py [STORE] [--repeats 5] [--batch-size 256] [--json]
 
-Each repeat runs in turn, the store's pages dropped before each arm (posix_fadvise, no root needed): fio reading as many
-bytes past the page cache with the Loader's pattern and block size, many reads at a time; the Loader, one epoch. Without
-STORE, 4 GB of drawn rows are kept in build/cold.store. Needs fio (apt-get install fio).
+Each repeat runs in turn, the store's pages dropped before each arm (posix_fadvise, no root needed): fio, as many bytes
+in the Loader's pattern and block size, past the page cache with many reads under way, and through it with many threads;
+the Loader, one epoch. Ratios are to the faster of the two fio arms of a pattern, repeat by repeat. Without STORE, 4 GB
+of drawn rows are kept in build/cold.store. Needs fio (apt-get install fio).
 """
 
 from __future__ import annotations
@@ -43,13 +44,15 @@ def forget(store: Store) -> None:
         os.close(fd)
 
 
-def fio_rate(store: Store, pattern: str, block: int, depth: int) -> float:
-    """Bytes a second of fio on the first shard's rows."""
+def fio_rate(store: Store, pattern: str, block: int, depth: int, *, direct: bool) -> float:
+    """Bytes a second of fio on the first shard's rows, each of them once, `depth` reads at a time."""
     shard = store.manifest.shards[0]
-    nbytes = (shard.bytes - DATA_OFFSET) // block * block
-    options = [f"--rw={pattern}", f"--bs={block}", f"--iodepth={depth}", f"--offset={DATA_OFFSET}", f"--size={nbytes}"]
-    options += ["--direct=1", "--ioengine=libaio", "--readonly", "--name=rows", "--output-format=json"]
-    command = ["fio", f"--filename={store.paths.root / shard.file}", *options]
+    threads = 1 if direct else depth
+    nbytes = (shard.bytes - DATA_OFFSET) // threads // block * block
+    options = [f"--rw={pattern}", f"--bs={block}", f"--offset={DATA_OFFSET}", f"--size={nbytes}", "--readonly"]
+    options += [f"--numjobs={threads}", f"--offset_increment={nbytes}", "--thread", "--group_reporting", "--name=rows"]
+    options += ["--direct=1", "--ioengine=libaio", f"--iodepth={depth}"] if direct else ["--ioengine=psync"]
+    command = ["fio", f"--filename={store.paths.root / shard.file}", *options, "--output-format=json"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(json.loads(done.stdout)["jobs"][0]["read"]["bw_bytes"])
 
@@ -60,32 +63,29 @@ def loader_rate(path: Path, batch_size: int, shuffle: str, reader: str) -> float
         start = time.perf_counter()
         for _ in loader:
             pass
-        seconds = time.perf_counter() - start
-        print(f"    {shuffle:6s} {reader:5s} {loader.bottleneck()}", flush=True)
-        return float(loader.stats()["bytes"] / seconds)
+        return float(loader.stats()["bytes"] / (time.perf_counter() - start))
 
 
 def measure(store: Store, batch_size: int, repeats: int) -> dict[str, Any]:
     """Rates of all arms, and of the Loader's over fio's with the same pattern."""
     row, block = store.manifest.row_bytes, store.manifest.row_bytes * store.manifest.block_rows
-    pairs = {"full": "fio random rows", "window": "fio random blocks", "none": "fio in order"}
-    arms: dict[str, Callable[[], float]] = {
-        "fio random rows": partial(fio_rate, store, "randread", row, 32),
-        "fio random blocks": partial(fio_rate, store, "randread", block, 4),
-        "fio in order": partial(fio_rate, store, "read", block, 4),
-    }
-    for reader in ("pread", "mmap"):
-        arms |= {f"{name} {reader}": partial(loader_rate, store.paths.root, batch_size, name, reader) for name in pairs}
+    patterns = {"full": ("randread", row, 32), "window": ("randread", block, 4), "none": ("read", block, 4)}
+    arms: dict[str, Callable[[], float]] = {}
+    for name, pattern in patterns.items():
+        for way in ("direct", "buffered"):
+            arms[f"{name} fio {way}"] = partial(fio_rate, store, *pattern, direct=way == "direct")
+        for reader in ("pread", "mmap"):
+            arms[f"{name} {reader}"] = partial(loader_rate, store.paths.root, batch_size, name, reader)
     rates: dict[str, list[float]] = {name: [] for name in arms}
     for _ in range(repeats):
         for name, arm in arms.items():
             forget(store)
             rates[name].append(arm())
-    ratios = {
-        name: statistics.median(a / b for a, b in zip(rates[name], rates[pairs[name.split()[0]]], strict=True))
-        for name in arms
-        if not name.startswith("fio")
-    }
+    ratios = {}
+    for name, values in rates.items():
+        pattern = name.split()[0]
+        best = map(max, rates[f"{pattern} fio direct"], rates[f"{pattern} fio buffered"])
+        ratios[name] = statistics.median(a / b for a, b in zip(values, best, strict=True))
     return {"bytes_per_s": {k: statistics.median(v) for k, v in rates.items()}, "ratio_to_fio": ratios}
 
 
@@ -106,8 +106,7 @@ def main() -> None:
         return
     print(f"{len(store) * store.manifest.row_bytes / 1e9:.1f} GB an epoch, nothing of it in memory")
     for name, rate in facts["bytes_per_s"].items():
-        ratio = facts["ratio_to_fio"].get(name)
-        print(f"{name:18s} {rate / 1e9:5.2f} GB/s" + (f" {ratio:6.3f} of fio with its pattern" if ratio else ""))
+        print(f"{name:20s} {rate / 1e9:5.2f} GB/s {facts['ratio_to_fio'][name]:6.3f} of fio's best with its pattern")
 
 
 if __name__ == "__main__":

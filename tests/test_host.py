@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from decodeonce.host import cgroup_cores, usable_cores
+from decodeonce.host import cgroup_cores, read_ahead_bytes, usable_cores
 
 
 def write(path: Path, text: str) -> None:
@@ -46,3 +46,25 @@ def test_the_affinity_mask_is_respected() -> None:
     script = f"import os; os.sched_setaffinity(0, [{core}]); import decodeonce.host as h; print(h.usable_cores())"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout == b"1\n"
     assert usable_cores() >= 1
+
+
+def test_what_the_kernel_takes_of_a_hint_is_the_devices(tmp_path: Path) -> None:
+    found = read_ahead_bytes(tmp_path)
+    assert found >= 128 << 10
+    assert found % 1024 == 0
+    device = tmp_path.stat().st_dev
+    setting = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+    if setting.exists():
+        assert found == max(128 << 10, int(setting.read_text()) << 10)
+    assert read_ahead_bytes(Path("/proc")) == 128 << 10  # no device, no setting
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_it_goes() -> None:
+    code = (
+        "import resource; from decodeonce.host import allow_open_files; N = resource.RLIMIT_NOFILE\n"
+        "resource.setrlimit(N, (600, 2000)); allow_open_files(80); print(resource.getrlimit(N))\n"
+        "allow_open_files(1000); print(resource.getrlimit(N))\n"
+        "allow_open_files(5000); print(resource.getrlimit(N))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert found.splitlines() == ["(600, 2000)", "(1512, 2000)", "(2000, 2000)"]

@@ -7,6 +7,7 @@ import math
 import os
 import resource
 import sys
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -27,6 +28,8 @@ NETWORK_FILE_SYSTEMS = {
     0x65735546: "FUSE",
 }
 
+# Linux's own default.
+READ_AHEAD = 128 << 10
 # Open files that are left to the rest of a program.
 OTHER_FILES = 512
 
@@ -81,6 +84,19 @@ def network_file_system(path: Path) -> str | None:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), str(path))
     return NETWORK_FILE_SYSTEMS.get(facts[0] & 0xFFFFFFFF)
+
+
+def read_ahead_bytes(path: Path) -> int:
+    """What the kernel reads at most for one posix_fadvise(POSIX_FADV_WILLNEED) on the file system of `path`.
+
+    It is the read_ahead_kb of the device or mount (force_page_cache_ra in Linux's mm/readahead.c): 128 KiB mostly.
+    """
+    device = path.stat().st_dev
+    name = f"{os.major(device)}:{os.minor(device)}"
+    for setting in (f"/sys/class/bdi/{name}/read_ahead_kb", f"/sys/dev/block/{name}/../queue/read_ahead_kb"):
+        with suppress(OSError):
+            return max(READ_AHEAD, int(Path(setting).read_text()) << 10)
+    return READ_AHEAD
 
 
 def available_memory() -> int | None:

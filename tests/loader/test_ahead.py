@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from decodeonce import Loader, open_store
 from decodeonce.loader import ahead
-from decodeonce.loader.ahead import AHEAD_BYTES, LOOKS, ReadAhead, blocks_ahead, rows_ahead
+from decodeonce.loader.ahead import AHEAD_BYTES, LOOK_EVERY, LOOKS, ReadAhead, blocks_ahead, rows_ahead
 from decodeonce.loader.order import WINDOW_BLOCKS, WindowOrder, derive_key
 from decodeonce.loader.partition import make_partition
 from decodeonce.loader.shards import ShardFiles
-from decodeonce.loader.steps import Rows, Step, plan_steps
+from decodeonce.loader.steps import Step, plan_steps
 from tests.loader.conftest import COUNT
 from tests.stores import make_store, random_images
 
@@ -31,14 +31,14 @@ ROW_BYTES = 8 * 6 * 3
 def test_steps_are_given_when_enough_behind_them_is_asked_for(sizes: list[int], row_bytes: int) -> None:
     steps = [Step(np.arange(size), size, number) for number, size in enumerate(sizes)]
     asked: list[int] = []
-    given = 0
-    for number, step in enumerate(rows_ahead(iter(steps), lambda rows: asked.append(len(rows)), row_bytes)):
-        assert step is steps[number]
-        behind = sum(asked[number + 1 :]) * row_bytes
+    numbers = []
+    for step in rows_ahead(iter(steps), row_bytes):
+        numbers.append(step.epoch)
+        asked += map(len, step.hints)
+        behind = sum(asked[len(numbers) :]) * row_bytes
         assert behind >= AHEAD_BYTES or len(asked) == len(steps)
         assert behind < AHEAD_BYTES + 300 * row_bytes  # no more than is of use
-        given += 1
-    assert given == len(steps)
+    assert numbers == list(range(len(steps)))
     assert asked == sizes
 
 
@@ -49,30 +49,29 @@ def test_blocks_are_asked_for_whole_once_and_before_their_rows(
     partition = make_partition("range", 2 * count, batch_size, 1, 2, "keep")
     order = WindowOrder(partition.count, block_rows, key)
     consumed = data.draw(st.integers(0, partition.steps() - 1)) * batch_size
-    asked: list[Rows] = []
+    asked: list[list[int]] = []
     steps = list(plan_steps(order, partition, consumed, 0))
-    given = blocks_ahead(iter(steps), asked.append, order, partition, consumed)
-    for number, step in enumerate(given):
-        assert step is steps[number]
-        assert set(step.rows.tolist()) <= {row for block in asked for row in block.tolist()}
-        ahead = len(asked) - (number + 1) * batch_size // block_rows
-        assert ahead <= 2 * WINDOW_BLOCKS + 1
-    blocks = [tuple(block.tolist()) for block in asked]
-    assert len(blocks) == len(set(blocks))
-    for block in blocks:
-        assert block == tuple(range(block[0], block[-1] + 1))
+    for number, step in enumerate(blocks_ahead(iter(steps), order, partition, consumed)):
+        assert step.rows is steps[number].rows
+        asked += [block.tolist() for block in step.hints]
+        assert set(step.rows.tolist()) <= {row for block in asked for row in block}
+        assert len(asked) - (number + 1) * batch_size // block_rows <= 2 * WINDOW_BLOCKS + 1
+    firsts = [block[0] for block in asked]
+    assert len(firsts) == len(set(firsts))
+    for block in asked:
+        assert block == list(range(block[0], block[-1] + 1))
         assert count <= block[0] <= block[-1] < 2 * count
     if not consumed:
-        assert sorted(row for block in blocks for row in block) == list(range(count, 2 * count))
+        assert sorted(row for block in asked for row in block) == list(range(count, 2 * count))
 
 
 def test_a_window_is_asked_for_while_the_one_before_it_is_read() -> None:
     partition = make_partition("global", 10 * WINDOW_BLOCKS * 8, 8, 0, 1, "drop")
     order = WindowOrder(partition.count, 8, derive_key(5))
-    asked: list[Rows] = []
-    counts = [len(asked) for _ in blocks_ahead(plan_steps(order, partition, 0, 0), asked.append, order, partition, 0)]
+    steps = blocks_ahead(plan_steps(order, partition, 0, 0), order, partition, 0)
+    counts = [len(step.hints) for step in steps]
     assert counts[0] <= WINDOW_BLOCKS + 2
-    assert set(np.diff(counts[: 8 * WINDOW_BLOCKS]).tolist()) == {1}  # one by one, never a window in one go
+    assert set(counts[1 : 8 * WINDOW_BLOCKS]) == {1}  # one by one, never a window in one go
 
 
 Asked = list[tuple[str, int, int]]
@@ -91,6 +90,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 
     monkeypatch.setattr(os, "posix_fadvise", note)
     return calls
+
+
+def ask(ahead: ReadAhead, *rows: int) -> None:
+    """Ask for rows as a Loader's threads do."""
+    if hint := ahead.hint(np.array(rows, np.int64)):
+        hint()
 
 
 @pytest.fixture
@@ -120,7 +125,7 @@ def test_one_row_that_is_not_in_memory_has_all_read(
     reading_ahead: ReadAhead, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks_end_in(monkeypatch, 0, 0, errno.EAGAIN)
-    reading_ahead.ask(np.array([3, 4, 9, 24, 25, 26]))
+    ask(reading_ahead, 3, 4, 9, 24, 25, 26)
     assert asked == [
         ("images-00000.npy", 4096 + 3 * ROW_BYTES, 2 * ROW_BYTES),
         ("images-00000.npy", 4096 + 9 * ROW_BYTES, ROW_BYTES),
@@ -129,14 +134,37 @@ def test_one_row_that_is_not_in_memory_has_all_read(
     ]
 
 
+def test_no_more_is_asked_for_at_a_time_than_the_kernel_takes(
+    store: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks_end_in(monkeypatch, errno.EAGAIN)
+    monkeypatch.setattr(ahead, "read_ahead_bytes", lambda path: 1000)
+    opened = open_store(store)
+    files = ShardFiles(opened)
+    ask(ReadAhead(opened, files), *range(1, 20))
+    files.close()
+    start, end = 4096 + ROW_BYTES, 4096 + 20 * ROW_BYTES
+    assert [(at, nbytes) for _, at, nbytes in asked] == [(at, min(1000, end - at)) for at in range(start, end, 1000)]
+
+
 def test_rows_in_memory_are_not_asked_for(
     reading_ahead: ReadAhead, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offsets = looks_end_in(monkeypatch)
-    reading_ahead.ask(np.arange(0, COUNT, 2))
-    reading_ahead.ask(np.empty(0, np.int64))
+    ask(reading_ahead, *range(0, COUNT, 2))
+    ask(reading_ahead)
     assert asked == []
     assert len(offsets) == LOOKS - 1  # 30 rows, every second one
+
+
+def test_what_a_look_found_holds_for_a_few_steps(
+    reading_ahead: ReadAhead, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offsets = looks_end_in(monkeypatch, errno.EAGAIN)  # the first look is cold, those after it are not
+    for _ in range(2 * LOOK_EVERY):
+        ask(reading_ahead, 3)
+    assert len(offsets) == 2
+    assert len(asked) == LOOK_EVERY
 
 
 @pytest.mark.parametrize(("remote", "expected"), [("Lustre", 1), (None, 0)])
@@ -147,7 +175,7 @@ def test_where_nobody_can_look_only_a_network_is_asked(
     looks_end_in(monkeypatch, errno.EOPNOTSUPP)
     opened = open_store(store)
     files = ShardFiles(opened)
-    ReadAhead(opened, files).ask(np.array([1, 2]))
+    ask(ReadAhead(opened, files), 1, 2)
     files.close()
     assert len(asked) == expected
 
@@ -156,7 +184,7 @@ def test_a_shard_that_is_amiss_is_left_to_the_reader(tmp_path: Path, store: Path
     opened = open_store(shutil.copytree(store, tmp_path / "s"))
     os.unlink(tmp_path / "s" / "images-00001.npy")
     files = ShardFiles(opened)
-    ReadAhead(opened, files).ask(np.array([1, 30]))
+    ask(ReadAhead(opened, files), 1, 30)
     files.close()
 
 
@@ -191,7 +219,7 @@ def test_the_kernel_reads_what_it_is_asked_for(cold: tuple[Path, NDArray[np.uint
     path, images = cold
     opened = open_store(path)
     files = ShardFiles(opened)
-    ReadAhead(opened, files).ask(np.arange(30, 40))
+    ask(ReadAhead(opened, files), *range(30, 40))
     while not is_cached(path / "images-00001.npy", 4096 + 19 * images[0].nbytes):
         pass  # the kernel reads on its own; the test has a time limit
     files.close()

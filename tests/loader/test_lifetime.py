@@ -19,10 +19,12 @@ import torch
 from numpy.typing import NDArray
 
 from decodeonce import Batch, Loader, open_store
+from decodeonce.loader.ahead import ReadAhead
 from decodeonce.loader.device import HostSide
-from decodeonce.loader.filling import Filler, Source
+from decodeonce.loader.filling import Filler, Source, Team
 from decodeonce.loader.meter import Meter
 from decodeonce.loader.reading import MmapReader
+from decodeonce.loader.shards import ShardFiles
 from decodeonce.loader.steps import Step
 from tests.loader.conftest import COUNT
 
@@ -147,7 +149,9 @@ def test_closing_wakes_a_thread_that_waits_for_a_batch(store: Path) -> None:
 
     opened = open_store(store)
     side = HostSide((4, 8, 6, 3), 3, None)
-    filler = Filler(steps(), Source(opened, MmapReader(opened), 1), side, Meter(), prefetch=3)
+    filler = Filler(
+        steps(), Source(opened, MmapReader(opened), ReadAhead(opened, ShardFiles(opened)), 1), side, Meter(), prefetch=3
+    )
     got: list[Any] = []
     consumer = threading.Thread(target=lambda: got.append(filler.ready.get()), daemon=True)
     consumer.start()
@@ -161,6 +165,36 @@ def test_closing_wakes_a_thread_that_waits_for_a_batch(store: Path) -> None:
         thread.join(10)
     assert isinstance(got[0], RuntimeError)
     assert "ended by another thread" in str(got[0])
+
+
+def test_hints_are_dropped_when_a_team_ends() -> None:
+    go_on = threading.Event()
+    done: list[str] = []
+
+    def part() -> None:
+        go_on.wait()
+        done.append("part")
+
+    with Team(1) as team:
+        job = team.start([part])
+        for _ in range(3):
+            team.hint(lambda: done.append("hint"))
+        team._ending = True
+        go_on.set()
+        job.wait()
+    assert done == ["part"]
+
+
+def test_a_hint_that_fails_fails_nobody() -> None:
+    def fail() -> None:
+        raise OSError("no such device")
+
+    done: list[str] = []
+    with Team(1) as team:
+        team.hint(fail)
+        team.hint(lambda: done.append("hint"))
+        team.start([lambda: done.append("part")]).wait()
+    assert done == ["hint", "part"]
 
 
 def test_a_store_that_was_given_stays_open(store: Path, images: NDArray[np.uint8]) -> None:

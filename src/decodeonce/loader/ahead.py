@@ -6,9 +6,11 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 
 from decodeonce.errors import StoreError
-from decodeonce.host import network_file_system
+from decodeonce.host import network_file_system, read_ahead_bytes
 from decodeonce.loader.order import WINDOW_BLOCKS, WindowOrder
 from decodeonce.loader.partition import Partition
 from decodeonce.loader.shards import ShardFiles
@@ -17,14 +19,14 @@ from decodeonce.store import Store
 
 # Storage that gives 10 GB/s, and takes 6 ms to, is kept busy by this much.
 AHEAD_BYTES = 64 << 20
-# Asking for rows that are in memory took 2 us each, a tenth of copying them; a look at one takes 1 us.
+# Asking for rows that are in memory takes 2 us each, a tenth of copying them; a look at 16 of them takes 40 us, which
+# is still too much for each batch of 2,500 us.
 LOOKS = 16
-
-Ask = Callable[[Rows], None]
+LOOK_EVERY = 4
 
 
 class ReadAhead:
-    """Asks the kernel for rows that are not in memory; belongs to one thread.
+    """Asks the kernel for rows that are not in memory.
 
     A thread that copies has one read under way, which is too little for most storage: docs/benchmarks.md has figures.
     """
@@ -32,17 +34,31 @@ class ReadAhead:
     def __init__(self, store: Store, files: ShardFiles) -> None:
         self._files = files
         self._remote = network_file_system(store.paths.root) is not None
+        self._piece = read_ahead_bytes(store.paths.root)
+        self._hints = 0
+        self._cold = False
 
-    def ask(self, rows: Rows) -> None:
-        """Have these rows read, unless a look at a few of them finds all in memory."""
+    def hint(self, rows: Rows) -> Callable[[], None] | None:
+        """What to call, on any thread, to have these rows read; None where the last look at a few found all in memory.
+
+        The call takes long where storage has as much to do as it can queue, and for what the kernel does a page.
+        """
         if not len(rows) or not hasattr(os, "posix_fadvise"):
-            return
+            return None
         with suppress(StoreError):  # of a shard that is amiss: its reader will say so, when it comes to it
-            if self._any_cold(rows[:: -(-len(rows) // LOOKS)]):
+            if self._hints % LOOK_EVERY == 0:
+                self._cold = self._any_cold(rows[:: -(-len(rows) // LOOKS)])
+            self._hints += 1
+            if self._cold:
                 self._files.open(rows)
-                for span in self._files.spans(rows):
-                    nbytes = (span.last - span.first) * self._files.row_bytes
-                    os.posix_fadvise(self._files.fd(span.shard), span.offset, nbytes, os.POSIX_FADV_WILLNEED)
+                return partial(self._ask, rows)
+        return None
+
+    def _ask(self, rows: Rows) -> None:
+        for span in self._files.spans(rows):
+            fd, end = self._files.fd(span.shard), span.offset + (span.last - span.first) * self._files.row_bytes
+            for start in range(span.offset, end, self._piece):
+                os.posix_fadvise(fd, start, min(self._piece, end - start), os.POSIX_FADV_WILLNEED)
 
     def _any_cold(self, rows: Rows) -> bool:
         self._files.open(rows)
@@ -57,24 +73,26 @@ class ReadAhead:
         return False
 
 
-def rows_ahead(steps: Iterator[Step], ask: Ask, row_bytes: int) -> Iterator[Step]:
-    """The same steps, each given when `AHEAD_BYTES` of rows behind it, at least, have been asked for."""
+def rows_ahead(steps: Iterator[Step], row_bytes: int) -> Iterator[Step]:
+    """The same steps, each with the rows of later ones: `AHEAD_BYTES` behind it, at least, are asked for by then."""
     waiting: deque[Step] = deque()
+    hints: list[Rows] = []
     asked = 0
     for step in steps:
-        ask(step.rows)
+        hints.append(step.rows)
         waiting.append(step)
         asked += len(step.rows)
         while (asked - len(waiting[0].rows)) * row_bytes >= AHEAD_BYTES:
             asked -= len(waiting[0].rows)
-            yield waiting.popleft()
-    yield from waiting
+            yield replace(waiting.popleft(), hints=hints)
+            hints = []
+    for step in waiting:
+        yield replace(step, hints=hints)
+        hints = []
 
 
-def blocks_ahead(
-    steps: Iterator[Step], ask: Ask, order: WindowOrder, partition: Partition, consumed: int
-) -> Iterator[Step]:
-    """The same steps of a window order, whole blocks asked for a window ahead of them, one after the other.
+def blocks_ahead(steps: Iterator[Step], order: WindowOrder, partition: Partition, consumed: int) -> Iterator[Step]:
+    """The same steps of a window order, with whole blocks, each a window before its rows, one after the other.
 
     For a rank that takes every row of its order: else it would read what only other ranks need.
     """
@@ -82,7 +100,6 @@ def blocks_ahead(
     for step in steps:
         consumed += partition.stride
         # The short block, wherever it stands, makes the true place of a row larger by one at most.
-        while place < min(order.blocks, consumed // order.block_rows + 1 + WINDOW_BLOCKS):
-            ask(order.block(place) + partition.first_row)
-            place += 1
-        yield step
+        last = min(order.blocks, consumed // order.block_rows + 1 + WINDOW_BLOCKS)
+        yield replace(step, hints=[order.block(at) + partition.first_row for at in range(place, last)])
+        place = max(place, last)

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from queue import Empty
 
-from torch.profiler import record_function
-
 from decodeonce.loader.batch import Batch
 from decodeonce.loader.device import Sent, Side
 from decodeonce.loader.filling import Filler
+from decodeonce.loader.marks import mark
 from decodeonce.loader.meter import Meter
 
 
@@ -100,7 +99,7 @@ class Epoch(Iterator[Batch]):
             return self._filler.ready.get_nowait()
         except Empty:
             start = time.perf_counter()
-            with record_function("decodeonce.wait"):
+            with mark("wait"):
                 sent = self._filler.ready.get()
             self._meter.seconds_waited += time.perf_counter() - start
             self._meter.waits += 1

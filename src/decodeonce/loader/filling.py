@@ -9,12 +9,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 import numpy as np
-from torch.profiler import record_function
 
+from decodeonce.loader.ahead import ReadAhead
 from decodeonce.loader.device import Filled, Sent, Side
+from decodeonce.loader.marks import mark
 from decodeonce.loader.meter import Meter, Spent
 from decodeonce.loader.reading import Part, Reader
 from decodeonce.loader.ring import Slot
@@ -25,8 +27,9 @@ from decodeonce.store import Store
 class Source:
     """What a batch is made of: images through a reader, labels and columns by row number."""
 
-    def __init__(self, store: Store, reader: Reader, threads: int) -> None:
+    def __init__(self, store: Store, reader: Reader, ahead: ReadAhead, threads: int) -> None:
         self.reader = reader
+        self.ahead = ahead
         self.threads = threads
         self._labels = np.asarray(store.labels)
         # Booleans and numbers, of which torch has tensors; columns of text are left to the store.
@@ -61,7 +64,8 @@ class Team:
     """Threads that take parts in the order in which they were started: a batch begins while the last one ends."""
 
     def __init__(self, threads: int) -> None:
-        self._parts: SimpleQueue[tuple[Part, Job] | None] = SimpleQueue()
+        self._parts: SimpleQueue[tuple[Part, Job | None] | None] = SimpleQueue()
+        self._ending = False
         self._threads = [start_thread(self._work, f"decodeonce-copy-{number}") for number in range(threads)]
 
     def start(self, parts: list[Part]) -> Job:
@@ -71,11 +75,16 @@ class Team:
             self._parts.put((part, job))
         return job
 
+    def hint(self, part: Part) -> None:
+        """Have this done, for which nobody waits, unless the team ends before."""
+        self._parts.put((part, None))
+
     def __enter__(self) -> Team:
         return self
 
     def __exit__(self, *exc: object) -> None:
         """Return when every part that was started is done and the threads have ended."""
+        self._ending = True
         for _ in self._threads:
             self._parts.put(None)
         for thread in self._threads:
@@ -84,9 +93,14 @@ class Team:
     def _work(self) -> None:
         while (item := self._parts.get()) is not None:
             part, job = item
+            if job is None:
+                with suppress(OSError):  # whoever reads what was hinted at will meet it too
+                    if not self._ending:
+                        part()
+                continue
             spent = Spent()
             try:
-                with record_function("decodeonce.read"), spent.clock():
+                with mark("read"), spent:
                     part()
             except BaseException as error:  # whatever it is, it is for the thread that waits for the job
                 job.done.put(error)
@@ -163,16 +177,22 @@ class Filler:
         return not self._stopped
 
     def _begin(self, step: Step, team: Team) -> tuple[Filled, Job]:
-        read = step.rows if self._side.cache is None else self._side.cache.lacking(step.rows)
-        with self._meter.sending.clock():
+        for rows in step.hints:
+            if hint := self._source.ahead.hint(self._lacking(rows)):
+                team.hint(hint)
+        read = self._lacking(step.rows)
+        with self._meter.sending:
             slot = self._side.take() if len(read) else None
         return self._source.begin(step, read, slot, team)
+
+    def _lacking(self, rows: Rows) -> Rows:
+        return rows if self._side.cache is None else self._side.cache.lacking(rows)
 
     def _hand_over(self, begun: deque[tuple[Filled, Job]]) -> None:
         filled, job = begun[0]
         self._meter.reading.add(job.wait())
         begun.popleft()  # from here on the side gives the slot back
-        with record_function("decodeonce.copy"), self._meter.sending.clock():
+        with mark("copy"), self._meter.sending:
             sent = self._side.send(filled)
         self.ready.put(sent)
 

@@ -22,7 +22,7 @@ from decodeonce.loader.order import SHUFFLES, Order, WindowOrder, derive_key, ma
 from decodeonce.loader.partition import PARTITIONS, TAILS, make_partition
 from decodeonce.loader.reading import READERS, make_reader
 from decodeonce.loader.shards import ShardFiles
-from decodeonce.loader.steps import Rows, Step, plan_steps
+from decodeonce.loader.steps import Step, plan_steps
 from decodeonce.store import Store, open_store
 
 # Two threads reach what two cores can copy here; more than a few cores a rank are not the loader's to take.
@@ -88,9 +88,8 @@ class Loader:
         self._side = make_side(target, (batch_size, *opened.manifest.shape), prefetch, transform, cached)
         self._prefetch = prefetch
         self._files = ShardFiles(opened)
-        self._ahead = ReadAhead(opened, self._files)
         chosen, why = make_reader(opened, self._files, reader)
-        self._source: Source | None = Source(opened, chosen, threads)
+        self._source: Source | None = Source(opened, chosen, ReadAhead(opened, self._files), threads)
         self._choice = {"reader": chosen.name, "why": why, "threads": threads}
         self._threads, self._meter = threads, Meter()
         self._identity: dict[str, Any] = {
@@ -191,14 +190,9 @@ class Loader:
     def _plan(self, place: Place) -> Iterator[Step]:
         order, partition, consumed = self._order(place.epoch), self._partition, place.rows_consumed
         steps = plan_steps(order, partition, consumed, place.epoch)
-        cache, ahead = self._side.cache, self._ahead
-
-        def ask(rows: Rows) -> None:
-            ahead.ask(rows if cache is None else cache.lacking(rows))
-
         if isinstance(order, WindowOrder) and self._owns_order:
-            return blocks_ahead(steps, ask, order, partition, consumed)
-        return rows_ahead(steps, ask, self._manifest.row_bytes)
+            return blocks_ahead(steps, order, partition, consumed)
+        return rows_ahead(steps, self._manifest.row_bytes)
 
     def _order(self, epoch: int) -> Order:
         words = [self._identity["seed"], epoch]

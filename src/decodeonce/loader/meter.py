@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,18 +15,19 @@ BLOCKED = 0.3
 
 @dataclass
 class Spent:
-    """Seconds on the clock, and those of them in which the processor worked."""
+    """Seconds on the clock of what passed in `with` blocks of one thread, and those in which the processor worked."""
 
     seconds: float = 0.0
     cpu: float = 0.0
+    _start: float = 0.0
+    _cpu: float = 0.0
 
-    @contextmanager
-    def clock(self) -> Iterator[None]:
-        """Add what passes inside, on this thread."""
-        start, cpu = time.perf_counter(), time.thread_time()
-        yield
-        self.seconds += time.perf_counter() - start
-        self.cpu += time.thread_time() - cpu
+    def __enter__(self) -> None:
+        self._start, self._cpu = time.perf_counter(), time.thread_time()
+
+    def __exit__(self, *exc: object) -> None:
+        self.seconds += time.perf_counter() - self._start
+        self.cpu += time.thread_time() - self._cpu
 
     def add(self, other: Spent) -> None:
         """Add another thread's."""

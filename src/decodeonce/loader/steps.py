@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,11 +20,15 @@ GROUP_ROWS = 4096
 
 @dataclass(frozen=True)
 class Step:
-    """The rows of one batch, ascending in its valid part and in its padding."""
+    """The rows of one batch, ascending in its valid part and in its padding.
+
+    hints: rows of this and of later steps that storage is to be asked for when this step begins.
+    """
 
     rows: Rows
     valid: int
     epoch: int
+    hints: Sequence[Rows] = ()
 
 
 def plan_steps(order: Order, partition: Partition, consumed: int, epoch: int) -> Iterator[Step]:
