@@ -149,7 +149,8 @@ def test_a_window_holds_the_rows_of_its_blocks() -> None:
 @given(st.integers(1, 6000), st.integers(1, 300), keys)
 def test_the_blocks_of_a_window_order_in_their_sequence(count: int, block_rows: int, key: int) -> None:
     order = WindowOrder(count, block_rows, key)
-    blocks = [order.block(place).tolist() for place in range(order.blocks)]
+    blocks = [order.block_rows_at(np.array([place])).tolist() for place in range(order.blocks)]
+    assert order.block_rows_at(np.arange(order.blocks)).tolist() == [row for block in blocks for row in block]
     assert sorted(row for block in blocks for row in block) == list(range(count))
     rows = order.rows(np.arange(count)).tolist()
     for start in range(0, order.blocks, WINDOW_BLOCKS):

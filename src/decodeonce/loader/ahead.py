@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from decodeonce.errors import StoreError
 from decodeonce.host import network_file_system, read_ahead_bytes
 from decodeonce.loader.order import WINDOW_BLOCKS, WindowOrder
@@ -91,15 +93,19 @@ def rows_ahead(steps: Iterator[Step], row_bytes: int) -> Iterator[Step]:
         hints = []
 
 
-def blocks_ahead(steps: Iterator[Step], order: WindowOrder, partition: Partition, consumed: int) -> Iterator[Step]:
+def blocks_ahead(
+    steps: Iterator[Step], order: WindowOrder, partition: Partition, consumed: int, row_bytes: int
+) -> Iterator[Step]:
     """The same steps of a window order, with whole blocks, each a window before its rows, one after the other.
 
     For a rank that takes every row of its order: else it would read what only other ranks need.
     """
     place = consumed // order.block_rows // WINDOW_BLOCKS * WINDOW_BLOCKS
+    piece = max(1, AHEAD_BYTES // row_bytes)
     for step in steps:
         consumed += partition.stride
         # The short block, wherever it stands, makes the true place of a row larger by one at most.
-        last = min(order.blocks, consumed // order.block_rows + 1 + WINDOW_BLOCKS)
-        yield replace(step, hints=[order.block(at) + partition.first_row for at in range(place, last)])
-        place = max(place, last)
+        last = max(place, min(order.blocks, consumed // order.block_rows + 1 + WINDOW_BLOCKS))
+        rows = order.block_rows_at(np.arange(place, last)) + partition.first_row
+        yield replace(step, hints=[rows[start : start + piece] for start in range(0, len(rows), piece)])
+        place = last

@@ -191,7 +191,7 @@ class Loader:
         order, partition, consumed = self._order(place.epoch), self._partition, place.rows_consumed
         steps = plan_steps(order, partition, consumed, place.epoch)
         if isinstance(order, WindowOrder) and self._owns_order:
-            return blocks_ahead(steps, order, partition, consumed)
+            return blocks_ahead(steps, order, partition, consumed, self._manifest.row_bytes)
         return rows_ahead(steps, self._manifest.row_bytes)
 
     def _order(self, epoch: int) -> Order:

@@ -157,10 +157,11 @@ class WindowOrder:
         self._order = permutation(self.blocks, key)
         self._short = int(self._order.inverse(np.array([self.blocks - 1]))[0])
 
-    def block(self, place: int) -> Integers:
-        """The rows, as they lie in the store, of the block that stands at this place of the order of blocks."""
-        first = int(self._order.forward(np.array([place]))[0]) * self.block_rows
-        return np.arange(first, min(self._count, first + self.block_rows))
+    def block_rows_at(self, places: Integers) -> Integers:
+        """The rows, block by block and as they lie in the store, of the blocks that stand at these places."""
+        firsts = self._order.forward(places) * self.block_rows
+        rows: Integers = (firsts[:, None] + np.arange(self.block_rows)).reshape(-1)
+        return rows[rows < self._count]
 
     def rows(self, positions: Integers) -> Integers:
         behind_short_window = (self._short // WINDOW_BLOCKS + 1) * self._window_rows - self._missing
