@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from decodeonce.host import cgroup_cores, read_ahead_bytes, usable_cores
+from decodeonce.host import available_memory, cgroup_cores, cgroup_memory, read_ahead_bytes, usable_cores
 
 
 def write(path: Path, text: str) -> None:
@@ -68,3 +68,17 @@ def test_the_limit_of_open_files_is_raised_as_far_as_it_goes() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert found.splitlines() == ["(600, 2000)", "(1512, 2000)", "(2000, 2000)"]
+
+
+def test_the_smallest_limit_of_memory_on_the_way_up_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "self", "0::/slice/job\n")
+    write(tmp_path / "fs/slice/job/memory.max", "max\n")
+    write(tmp_path / "fs/slice/memory.max", "4096000\n")
+    assert cgroup_memory(tmp_path / "fs", tmp_path / "self") == 4096000
+    write(tmp_path / "v1", "4:memory:/job\n3:cpu,cpuacct:/job\n")
+    write(tmp_path / "fs/memory/job/memory.limit_in_bytes", "8192000\n")
+    write(tmp_path / "fs/memory/memory.limit_in_bytes", "9223372036854771712\n")  # what version 1 says for none
+    assert cgroup_memory(tmp_path / "fs", tmp_path / "v1") == 8192000
+    assert cgroup_memory(tmp_path / "nowhere", tmp_path / "self") is None
+    monkeypatch.setattr("decodeonce.host.cgroup_memory", lambda: 4096000)
+    assert available_memory() == 4096000

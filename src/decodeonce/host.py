@@ -43,11 +43,17 @@ def usable_cores() -> int:
 
 def cgroup_cores(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float | None:
     """The cgroup's CPU quota in cores, the smallest on the way up; None where there is none."""
-    quotas = [quota for folder in _cgroup_folders(root, own) if (quota := _quota(folder))]
+    quotas = [quota for folder in _cgroup_folders("cpu", root, own) if (quota := _quota(folder))]
     return min(quotas, default=None)
 
 
-def _cgroup_folders(root: Path, own: Path) -> list[Path]:
+def cgroup_memory(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
+    """The cgroup's limit of memory in bytes, page cache counted in, the smallest on the way up; None for no limit."""
+    folders = _cgroup_folders("memory", root, own)
+    return min((limit for folder in folders if (limit := _memory_limit(folder))), default=None)
+
+
+def _cgroup_folders(controller: str, root: Path, own: Path) -> list[Path]:
     try:
         lines = own.read_text().splitlines()
     except OSError:
@@ -55,8 +61,8 @@ def _cgroup_folders(root: Path, own: Path) -> list[Path]:
     folders = []
     for entry in lines:
         _, controllers, path = entry.split(":", 2)
-        if controllers == "" or "cpu" in controllers.split(","):
-            top = root if controllers == "" else root / "cpu"
+        if controllers == "" or controller in controllers.split(","):
+            top = root if controllers == "" else root / controller
             here = top / path.lstrip("/")
             folders += [here, *(p for p in here.parents if p == top or top in p.parents)]
     return folders
@@ -72,6 +78,13 @@ def _quota(folder: Path) -> float | None:
         return int(quota) / int(period) if int(quota) > 0 else None
     except (OSError, ValueError):
         return None  # "max", or no such file: no limit here
+
+
+def _memory_limit(folder: Path) -> int | None:
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # no such file here, or "max"
+            return int((folder / name).read_text())
+    return None
 
 
 def network_file_system(path: Path) -> str | None:
@@ -100,12 +113,14 @@ def read_ahead_bytes(path: Path) -> int:
 
 
 def available_memory() -> int | None:
-    """Bytes that programs could take without swapping (MemAvailable); None where the system does not say."""
+    """Bytes that this process could take without swapping: MemAvailable, cut by its cgroup's limit (a job's); None
+    where the system does not say."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    available = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    return min((value for value in (available, cgroup_memory()) if value is not None), default=None)
 
 
 def allow_open_files(count: int) -> None:
