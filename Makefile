@@ -21,7 +21,7 @@ lint: env ## ruff and mypy
 	$(RUN) -m ruff format --check
 	$(RUN) -m mypy
 
-bench: env ## how fast it is, beside what bounds it
+bench: env ## how fast it is, beside what bounds it and beside other loaders (first: 3 minutes to install those)
 	$(RUN) bench/all.py
 
 test-long: env ## the tests, those that take minutes too
