@@ -18,7 +18,6 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,10 +37,14 @@ def forget(store: Store) -> None:
         fd = os.open(store.paths.root / shard.file, os.O_RDONLY)
         os.fsync(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        with suppress(BlockingIOError):
+        try:
             os.preadv(fd, [bytearray(1)], shard.bytes // 2, os.RWF_NOWAIT)
+        except BlockingIOError:
+            os.close(fd)
+        except OSError as error:
+            raise SystemExit(f"{shard.file}: this file system does not tell what is in memory: {error}") from error
+        else:
             raise SystemExit(f"{shard.file}: its pages cannot be dropped; does another process read it?")
-        os.close(fd)
 
 
 def fio_rate(store: Store, pattern: str, block: int, depth: int, *, direct: bool) -> float:

@@ -168,7 +168,8 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", type=Path, nargs="?")
-    parser.add_argument("--device", type=torch.device, default=torch.accelerator.current_accelerator())
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    parser.add_argument("--device", type=torch.device, default=found)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=5)

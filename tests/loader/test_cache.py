@@ -64,7 +64,7 @@ def side_of(backend: Any, make: Callable[..., StreamSide] = StreamSide) -> Calla
 
 
 @pytest.mark.parametrize("tail", ["drop", "keep"])
-def test_every_row_is_moved_once(store: Path, tail: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_row_is_moved_once(store: Path, tail: str) -> None:
     backend = CountingBackend()
     with sides(side_of(backend)):
         loader = Loader(store, batch_size=BATCH, tail=tail, seed=1, cache="device")
@@ -154,6 +154,11 @@ def test_a_range_that_does_not_fit(store: Path) -> None:
 
     with pytest.raises(ValueError, match=r'cache="device": 2\.0 GB of rows do not fit; take more ranks, .*CUDA out'):
         DeviceCache(Small(torch.device("cpu")), range(10, 10010), (256, 256, 3))
+
+
+def test_a_range_that_does_not_fit_on_the_host() -> None:
+    with pytest.raises(ValueError, match=r'cache="device": \d+\.0 GB of rows do not fit; take more ranks'):
+        DeviceCache(InlineBackend(torch.device("cpu")), range(10**9), (1 << 10, 1 << 20, 3))
 
 
 @pytest.mark.parametrize(

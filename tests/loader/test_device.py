@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 import decodeonce.loader.device as device_module
 import decodeonce.loader.loader as loader_module
 from decodeonce import Batch, Loader
+from decodeonce.loader.backend import TorchBackend
 from decodeonce.loader.device import Side
 from tests.loader.conftest import COUNT
 from tests.loader.fake_device import FakeBackend, raw_bytes
@@ -140,6 +141,21 @@ def test_a_transform_that_fails_leaves_its_slot_to_others(store: Path) -> None:
             list(loader)
         assert len(list(loader)) == COUNT // BATCH
         assert loader.stats()["slots"] == device_module.STREAM_SLOTS
+
+
+def test_a_tensor_left_on_the_host_needs_no_keeping() -> None:
+    TorchBackend(torch.device("cuda:0")).keep(torch.ones(1), None)
+
+
+def test_a_device_number_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 2)
+    assert device_module.find_device("cuda") == torch.device("cuda:2")
+    assert device_module.find_device("cuda:3") == torch.device("cuda:3")
+    with pytest.raises(ValueError, match=r'device "cuda:4": this machine has 4, "cuda:0" to "cuda:3"'):
+        device_module.find_device("cuda:4")
 
 
 def test_a_device_that_is_not_there(store: Path) -> None:

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from decodeonce import Batch, Loader, open_store
+from decodeonce import Batch, Loader, StoreError, open_store
 from decodeonce.loader.ahead import ReadAhead
 from decodeonce.loader.device import HostSide
-from decodeonce.loader.filling import Filler, Source, Team
+from decodeonce.loader.filling import Filler, Source
 from decodeonce.loader.meter import Meter
-from decodeonce.loader.reading import MmapReader
+from decodeonce.loader.reading import MmapReader, Part
 from decodeonce.loader.shards import ShardFiles
 from decodeonce.loader.steps import Step
 from tests.loader.conftest import COUNT
@@ -138,20 +139,31 @@ def test_a_closed_loader(store: Path, images: NDArray[np.uint8]) -> None:
     assert loader.stats()["batches"] == 1
 
 
+class Odd(BaseException):
+    """What no `except Exception` catches."""
+
+
+STEP = Step(np.arange(4), 4, 0)
+
+
+def filler_of(store: Path, steps: Iterable[Step], reader: Any = None, threads: int = 1) -> Filler:
+    """A filler of batches of 4 rows on the host; `reader` has `parts` as readers have."""
+    opened = open_store(store)
+    files = ShardFiles(opened)
+    source = Source(opened, reader or MmapReader(opened, files), ReadAhead(opened, files), threads)
+    return Filler(steps, source, HostSide((4, 8, 6, 3), 3, None), Meter(), prefetch=3)
+
+
 def test_closing_wakes_a_thread_that_waits_for_a_batch(store: Path) -> None:
     planning, go_on = threading.Event(), threading.Event()
 
     def steps() -> Iterator[Step]:
-        yield Step(np.arange(4), 4, 0)
+        yield STEP
         planning.set()
         go_on.wait()
-        yield Step(np.arange(4), 4, 0)
+        yield STEP
 
-    opened = open_store(store)
-    side = HostSide((4, 8, 6, 3), 3, None)
-    filler = Filler(
-        steps(), Source(opened, MmapReader(opened), ReadAhead(opened, ShardFiles(opened)), 1), side, Meter(), prefetch=3
-    )
+    filler = filler_of(store, steps())
     got: list[Any] = []
     consumer = threading.Thread(target=lambda: got.append(filler.ready.get()), daemon=True)
     consumer.start()
@@ -167,34 +179,160 @@ def test_closing_wakes_a_thread_that_waits_for_a_batch(store: Path) -> None:
     assert "ended by another thread" in str(got[0])
 
 
-def test_hints_are_dropped_when_a_team_ends() -> None:
-    go_on = threading.Event()
-    done: list[str] = []
+def test_whoever_asks_for_a_batch_after_the_end_is_told(store: Path) -> None:
+    filler = filler_of(store, [STEP, STEP])
+    for _ in range(2):
+        filler.stop()
+        assert isinstance(filler.ready.get_nowait(), RuntimeError)
 
-    def part() -> None:
+
+class Parts:
+    """A reader whose parts are given, a call for each step."""
+
+    name = "test"
+
+    def __init__(self, *calls: Callable[[], object]) -> None:
+        self._calls = iter(calls)
+
+    def parts(self, rows: Any, out: Any, threads: int) -> list[Part]:
+        return [next(self._calls, lambda: None)]
+
+
+def test_a_finalizer_may_end_an_epoch_in_a_thread_that_the_filler_waits_for(store: Path) -> None:
+    """The garbage collector runs in any thread: here it finds the epoch dead while its rows are copied."""
+    made, done = threading.Event(), threading.Event()
+    fillers: list[Filler] = []
+
+    def collect() -> None:
+        made.wait()
+        fillers[0].stop()
+        done.set()
+
+    fillers.append(filler_of(store, [STEP] * 5, Parts(collect)))
+    made.set()
+    assert done.wait(30)
+    fillers[0].stop()  # as the Loader does when it is closed or begins another epoch
+    assert not fillers[0]._thread.is_alive()
+
+
+CLOSED_TWICE = """
+import os, signal, sys, threading
+from decodeonce import Loader
+
+stalled, closing, go_on = threading.Event(), threading.Event(), threading.Event()
+
+def stall(batch):
+    if batch.rows[0] == 8:
+        stalled.set()
+        closing.wait(60)
+        os.kill(os.getpid(), signal.SIGINT)
+        go_on.wait(60)
+    return batch
+
+loader = Loader(sys.argv[1], batch_size=4, shuffle="none", transform=stall)
+batches = iter(loader)
+next(batches)
+stalled.wait(60)
+try:
+    closing.set()
+    loader.close()
+except KeyboardInterrupt:
+    print("interrupted", threading.active_count() > 1)
+go_on.set()
+loader.close()
+print(threading.active_count())
+"""
+
+
+def test_closing_again_after_ctrl_c_waits_for_the_threads(store: Path) -> None:
+    command = [sys.executable, "-c", CLOSED_TWICE, str(store)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "interrupted True\n1\n"
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_hints_that_are_queued_when_an_epoch_is_ended_are_passed_over(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, go_on = threading.Event(), threading.Event()
+    hinted: list[int] = []
+    monkeypatch.setattr(ReadAhead, "hint", lambda self, rows: lambda: hinted.append(len(rows)))
+
+    def read() -> None:
+        reading.set()
         go_on.wait()
-        done.append("part")
 
-    with Team(1) as team:
-        job = team.start([part])
-        for _ in range(3):
-            team.hint(lambda: done.append("hint"))
-        team._ending = True
-        go_on.set()
-        job.wait()
-    assert done == ["part"]
+    steps = [dataclasses.replace(STEP, hints=hints) for hints in ([np.arange(1)], [np.arange(2)] * 50, [])]
+    filler = filler_of(store, steps, Parts(read))
+    reading.wait()
+    filler.tell_to_stop()
+    go_on.set()
+    filler.stop()
+    assert hinted == [1]
 
 
-def test_a_hint_that_fails_fails_nobody() -> None:
+@pytest.mark.parametrize("kind", [OSError, Odd])
+def test_a_hint_that_fails_fails_nobody(
+    store: Path, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    hinted: list[int] = []
+
     def fail() -> None:
-        raise OSError("no such device")
+        hinted.append(1)
+        raise kind("no such device")
 
-    done: list[str] = []
-    with Team(1) as team:
-        team.hint(fail)
-        team.hint(lambda: done.append("hint"))
-        team.start([lambda: done.append("part")]).wait()
-    assert done == ["hint", "part"]
+    monkeypatch.setattr(ReadAhead, "hint", lambda self, rows: fail)
+    with Loader(store, batch_size=4) as loader:
+        assert len(list(loader)) == COUNT // 4
+    assert len(hinted) == COUNT // 4
+
+
+def test_an_epoch_that_lost_a_batch_does_not_go_on(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Loader(store, batch_size=4) as loader:
+        batches = iter(loader)
+        next(batches)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loader._side, "receive", lambda sent: interrupt())
+            with pytest.raises(KeyboardInterrupt):
+                next(batches)
+        with pytest.raises(RuntimeError, match="this epoch has ended: KeyboardInterrupt"):
+            next(batches)
+        loader.load_state_dict(loader.state_dict())
+        assert len(list(loader)) == COUNT // 4 - 1  # resumed, nothing is lost
+
+
+def test_steps_that_cannot_begin_keep_no_slot(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Source, *rest: object) -> None:
+        raise StoreError("a shard vanished")
+
+    with Loader(store, batch_size=4, prefetch=2) as loader:
+        for _ in range(8):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Source, "begin", fail)
+                with pytest.raises(StoreError, match="a shard vanished"):
+                    list(loader)
+        drain(loader)
+        assert loader.stats()["slots"] == 4
+
+
+@pytest.mark.parametrize("reader", ["mmap", "pread"])
+def test_a_closed_loader_keeps_no_file_for_an_iterator_that_is_held(store: Path, reader: str) -> None:
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count(str(store))
+
+    list(Loader(store, batch_size=4, reader=reader))
+    gc.collect()
+    before = (descriptors(), mapped())
+    loader = Loader(store, batch_size=4, reader=reader)
+    batches = iter(loader)
+    next(batches)
+    loader.close()
+    assert (descriptors(), mapped()) == before
+    with pytest.raises(RuntimeError, match="was closed"):
+        next(batches)
 
 
 def test_a_store_that_was_given_stays_open(store: Path, images: NDArray[np.uint8]) -> None:
@@ -212,10 +350,6 @@ def test_a_transform_is_applied_to_every_batch(store: Path, images: NDArray[np.u
     with Loader(store, batch_size=4, transform=invert) as loader:
         for batch in loader:
             assert np.array_equal(batch.images.numpy(), 255 - images[batch.rows.numpy()])
-
-
-class Odd(BaseException):
-    """What no `except Exception` catches."""
 
 
 @pytest.mark.parametrize("kind", [LookupError, Odd])
@@ -246,6 +380,28 @@ def test_a_transform_cannot_end_an_epoch_unnoticed(store: Path) -> None:
 
     with Loader(store, batch_size=4, transform=fail) as loader, pytest.raises(RuntimeError, match="StopIteration"):
         drain(loader)
+
+
+def test_a_transform_runs_without_gradients(store: Path) -> None:
+    weight = torch.ones(1, requires_grad=True)
+    scale = partial(scaled, weight=weight)
+    with Loader(store, batch_size=4, transform=scale) as loader:
+        assert not any(batch.images.requires_grad for batch in loader)
+
+
+def scaled(batch: Batch, weight: torch.Tensor) -> Batch:
+    return dataclasses.replace(batch, images=batch.images * weight)
+
+
+def test_a_transform_must_return_tensors(store: Path) -> None:
+    def crops(batch: Batch) -> Batch:
+        return dataclasses.replace(batch, images=(batch.images, batch.images))  # type: ignore[arg-type]
+
+    with (
+        Loader(store, batch_size=4, transform=crops) as loader,
+        pytest.raises(TypeError, match="a Batch with tuple in it, expected tensors"),
+    ):
+        next(iter(loader))
 
 
 def test_a_transform_must_return_a_batch(store: Path) -> None:

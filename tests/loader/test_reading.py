@@ -96,9 +96,10 @@ def open_files() -> list[str]:
     return [os.readlink(link) for link in links if os.path.lexists(link)]
 
 
-def test_a_shard_cut_short_while_reading_is_named(tmp_path: Path, store: Path) -> None:
+@pytest.mark.parametrize("reader", KINDS)
+def test_a_shard_cut_short_while_reading_is_named(tmp_path: Path, store: Path, reader: str) -> None:
     copy = shutil.copytree(store, tmp_path / "s")
-    with Loader(copy, batch_size=4, shuffle="none", reader="pread", prefetch=1) as loader:
+    with Loader(copy, batch_size=4, shuffle="none", reader=reader, prefetch=1) as loader:
         batches = iter(loader)
         next(batches)
         os.truncate(copy / "images-00001.npy", 4096 + 10)
@@ -107,8 +108,9 @@ def test_a_shard_cut_short_while_reading_is_named(tmp_path: Path, store: Path) -
         ) as held:
             list(batches)
         assert any(str(copy / "images-") in name for name in open_files())
-    assert not any(str(copy / "images-") in name for name in open_files())
-    assert held.value.__traceback__ is not None  # it refers to the reader, which is closed all the same
+    assert held.value.__traceback__ is not None  # it refers to the reader, whose files are closed all the same
+    if reader == "pread":  # a mapping lasts for as long as anything refers to it
+        assert not any(str(copy / "images-") in name for name in open_files())
 
 
 def test_a_shard_that_vanished_is_named(tmp_path: Path, store: Path) -> None:

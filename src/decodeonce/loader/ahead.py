@@ -100,7 +100,7 @@ def blocks_ahead(
 
     For a rank that takes every row of its order: else it would read what only other ranks need.
     """
-    place = consumed // order.block_rows // WINDOW_BLOCKS * WINDOW_BLOCKS
+    place = int(order.windows(np.array([consumed]))[0]) * WINDOW_BLOCKS
     piece = max(1, AHEAD_BYTES // row_bytes)
     for step in steps:
         consumed += partition.stride

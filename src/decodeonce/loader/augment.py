@@ -133,8 +133,9 @@ class RandomResizedCrop:
     """A window of random area and shape of each picture, resized; windows are chosen as torchvision does.
 
     Gives float32 levels 0..255, not rounded: bilinear with antialiasing, Pillow's `crop(box).resize(size, BILINEAR)`
-    but for its rounding. size: pixels, one number or (height, width). scale: least and greatest share of the area.
-    ratio: least and greatest width / height, equally likely on a logarithmic scale.
+    but for its rounding; where torch may multiply float32 as TF32, off by fractions of a level. size: pixels, one
+    number or (height, width). scale: least and greatest share of the area. ratio: least and greatest width / height,
+    equally likely on a logarithmic scale.
     """
 
     size: int | tuple[int, int]

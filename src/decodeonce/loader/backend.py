@@ -97,7 +97,8 @@ class TorchBackend(DeviceMemory):
         return tensor.to(self._device, non_blocking=True)
 
     def keep(self, tensor: Tensor, stream: Any) -> None:
-        tensor.record_stream(stream)
+        if tensor.device.type == self._device.type:  # a transform may have left one on the host
+            tensor.record_stream(stream)
 
 
 class Done:

@@ -22,7 +22,7 @@ class DeviceCache:
     def __init__(self, backend: StreamBackend, rows: range, row_shape: Shape) -> None:
         try:
             self.images = backend.empty((len(rows), *row_shape))
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:  # torch.OutOfMemoryError is one; the host's allocator raises it as it is
             nbytes = len(rows) * math.prod(row_shape)
             advice = "take more ranks, a smaller store, or no cache"
             raise ValueError(f'cache="device": {nbytes / 1e9:.1f} GB of rows do not fit; {advice} ({error})') from error

@@ -168,9 +168,11 @@ class StreamSide:
         if slot is None:
             return None
         assert slot.pinned is not None
-        images = self._backend.upload(slot.pinned[: len(filled.read)])
-        slot.copied = self._backend.record()
-        self.ring.give_back(slot)
+        try:
+            images = self._backend.upload(slot.pinned[: len(filled.read)])
+            slot.copied = self._backend.record()
+        finally:
+            self.ring.give_back(slot)
         return images
 
     def _move(self, array: NDArray[Any]) -> Tensor:
@@ -189,7 +191,7 @@ def make_side(
 
 
 def find_device(device: str | torch.device) -> torch.device:
-    """The device with its index; ValueError where this torch has none such."""
+    """The device with its index; ValueError where there is none such."""
     device = torch.device(device)
     if device.type == "cpu":
         return device
@@ -197,6 +199,10 @@ def find_device(device: str | torch.device) -> torch.device:
     if found is None or found.type != device.type:
         raise ValueError(f'device "{device}": this machine and torch {torch.__version__} have {found or "cpu"}')
     index = torch.accelerator.current_device_index() if device.index is None else device.index
+    if index >= (count := torch.accelerator.device_count()):
+        raise ValueError(
+            f'device "{device}": this machine has {count}, "{device.type}:0" to "{device.type}:{count - 1}"'
+        )
     return torch.device(device.type, index)
 
 
@@ -208,7 +214,10 @@ def _pinned_slot(backend: StreamBackend, shape: Shape) -> Slot:
 def _sent(filled: Filled, images: Tensor, move: Callable[[NDArray[Any]], Tensor], transform: Transform | None) -> Sent:
     step, columns = filled.step, {name: move(column) for name, column in filled.columns.items()}
     batch = Batch(images, move(filled.labels), move(step.rows), step.valid, step.epoch, columns)
-    transformed = batch if transform is None else transform(batch)
+    with torch.no_grad():
+        transformed = batch if transform is None else transform(batch)
     if not isinstance(transformed, Batch):
         raise TypeError(f"transform returned {type(transformed).__name__}, expected a Batch (see dataclasses.replace)")
+    if odd := {type(part).__name__ for part in transformed.tensors() if not isinstance(part, Tensor)}:
+        raise TypeError(f"transform returned a Batch with {', '.join(odd)} in it, expected tensors")
     return Sent(transformed, len(step.rows), images.nbytes)

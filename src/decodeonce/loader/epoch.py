@@ -58,7 +58,7 @@ class Epoch(Iterator[Batch]):
         self._since = time.perf_counter()
         # The filler does not know the epoch, so an epoch that is abandoned dies, and this ends its threads. It does so
         # at exit too: a thread that is inside torch when the interpreter goes can bring the process down.
-        self._stop = weakref.finalize(self, filler.stop)
+        weakref.finalize(self, filler.stop)
         if not steps:
             progress.advance(0, last=True)
 
@@ -70,7 +70,7 @@ class Epoch(Iterator[Batch]):
     def end(self, why: str) -> None:
         """End the threads; whoever asks for a further batch is told why."""
         self._ended = self._ended or why
-        self._stop()
+        self._filler.stop()
 
     def __next__(self) -> Batch:
         if not self._left:
@@ -80,12 +80,22 @@ class Epoch(Iterator[Batch]):
             raise RuntimeError(f"this epoch has ended: {self._ended}")
         if os.getpid() != self._process:
             raise RuntimeError("this epoch was begun before a fork, which its threads did not survive; begin it here")
-        sent = self._wait()
-        if isinstance(sent, BaseException):
-            self.end(f"{type(sent).__name__}: {sent}")
-            if isinstance(sent, StopIteration):  # a transform's: as it is, it would look like the end of the epoch
-                raise RuntimeError("transform raised StopIteration") from sent
-            raise sent
+        try:
+            sent = self._wait()
+            if not isinstance(sent, BaseException):
+                return self._receive(sent)
+        except BaseException as error:
+            # Ctrl-C, most likely. A batch may be lost by now, so this epoch must not go on; the next one, or a resumed
+            # one, will. Not waited for here: what the threads are at may wait for the user.
+            self._ended = f"{type(error).__name__}: {error}"
+            self._filler.tell_to_stop()
+            raise
+        self.end(f"{type(sent).__name__}: {sent}")
+        if isinstance(sent, StopIteration):  # a transform's: as it is, it would look like the end of the epoch
+            raise RuntimeError("transform raised StopIteration") from sent
+        raise sent
+
+    def _receive(self, sent: Sent) -> Batch:
         self._filler.more()
         batch = self._side.receive(sent)
         self._left -= 1

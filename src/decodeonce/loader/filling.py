@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 
 import numpy as np
@@ -64,8 +65,7 @@ class Team:
     """Threads that take parts in the order in which they were started: a batch begins while the last one ends."""
 
     def __init__(self, threads: int) -> None:
-        self._parts: SimpleQueue[tuple[Part, Job | None] | None] = SimpleQueue()
-        self._ending = False
+        self._parts: SimpleQueue[tuple[Part, Job] | None] = SimpleQueue()
         self._threads = [start_thread(self._work, f"decodeonce-copy-{number}") for number in range(threads)]
 
     def start(self, parts: list[Part]) -> Job:
@@ -75,16 +75,11 @@ class Team:
             self._parts.put((part, job))
         return job
 
-    def hint(self, part: Part) -> None:
-        """Have this done, for which nobody waits, unless the team ends before."""
-        self._parts.put((part, None))
-
     def __enter__(self) -> Team:
         return self
 
     def __exit__(self, *exc: object) -> None:
         """Return when every part that was started is done and the threads have ended."""
-        self._ending = True
         for _ in self._threads:
             self._parts.put(None)
         for thread in self._threads:
@@ -93,11 +88,6 @@ class Team:
     def _work(self) -> None:
         while (item := self._parts.get()) is not None:
             part, job = item
-            if job is None:
-                with suppress(OSError):  # whoever reads what was hinted at will meet it too
-                    if not self._ending:
-                        part()
-                continue
             spent = Spent()
             try:
                 with mark("read"), spent:
@@ -120,51 +110,68 @@ class Filler:
 
     def __init__(self, steps: Iterable[Step], source: Source, side: Side, meter: Meter, prefetch: int) -> None:
         self.ready: SimpleQueue[Sent | BaseException] = SimpleQueue()
-        self._steps, self._source, self._side, self._meter = steps, source, side, meter
+        self._side, self._meter = side, meter
         self._allowances: SimpleQueue[None] = SimpleQueue()
         self._stopped = False
         for _ in range(prefetch):
             self.more()
-        self._thread = start_thread(self._run, "decodeonce-filler")
+        self._running = threading.Lock()
+        self._running.acquire()
+        # Only the thread has the steps and the source: with it go the files, whoever still holds an iterator.
+        self._thread = start_thread(partial(self._run, steps, source), "decodeonce-filler")
 
     def more(self) -> None:
         """Allow one more batch."""
         self._allowances.put(None)
 
-    def stop(self) -> None:
-        """End the thread and wait for that; what is ready is dropped."""
+    def tell_to_stop(self) -> None:
+        """Have the thread end with the batch it is at."""
         self._stopped = True
         self.more()
-        # A finalizer may call this in any thread, this one included. Waiting is safe even there: the thread takes no
-        # lock of ours, and is never longer than a batch from the next look at `_stopped`.
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
-        ready, self.ready = self.ready, SimpleQueue()
-        ready.put(RuntimeError("this epoch was ended by another thread"))  # one may be waiting in get()
 
-    def _run(self) -> None:
+    def stop(self) -> None:
+        """End the thread and wait for that; what is ready is dropped. May be called again, also after an interrupt."""
+        self.tell_to_stop()
+        # A finalizer may call this in any thread; one of a loader's own must not wait, for the filler may wait for it.
+        if isinstance(threading.current_thread(), LoaderThread):
+            return
+        # Not join() alone: where Ctrl-C interrupts that, a thread counts as ended from then on (CPython before 3.13).
+        if self._thread.is_alive():  # it is not in a child of a fork, where nobody would release the lock
+            with self._running:
+                pass
+            self._thread.join()
+        with suppress(Empty):
+            while True:
+                self.ready.get_nowait()
+        self.ready.put(RuntimeError("this epoch was ended by another thread"))  # one may be waiting in get()
+
+    def _run(self, steps: Iterable[Step], source: Source) -> None:
         try:
             self._side.enter()
-            self._fill()
+            self._fill(steps, source)
         except BaseException as error:  # whatever it is, it is the consumer's: a dead thread would leave him waiting
             self.ready.put(error)
+        finally:
+            self._running.release()
 
-    def _fill(self) -> None:
+    def _fill(self, steps: Iterable[Step], source: Source) -> None:
         begun: deque[tuple[Filled, Job]] = deque()
         try:
-            with Team(self._source.threads) as team:
-                for step in self._steps:
-                    if not self._allowed(begun):
-                        return
-                    begun.append(self._begin(step, team))
-                    if len(begun) == self.TOGETHER:
+            with Team(source.threads) as team:
+                try:
+                    for step in steps:
+                        if not self._allowed(begun):
+                            return
+                        begun.append(self._begin(step, source, team))
+                        if len(begun) == self.TOGETHER:
+                            self._hand_over(begun)
+                    while begun:
                         self._hand_over(begun)
-                while begun:
-                    self._hand_over(begun)
+                finally:
+                    self._stopped = True  # hints that are still queued are of no use any more
         finally:
             for filled, _ in begun:  # stopped early; the team has ended, so nothing writes into these any more
-                if filled.slot is not None:
-                    self._side.ring.give_back(filled.slot)
+                self._give_back(filled.slot)
 
     def _allowed(self, begun: deque[tuple[Filled, Job]]) -> bool:
         """Wait for leave to begin a batch, having handed over what was begun before; False when stopped."""
@@ -176,14 +183,27 @@ class Filler:
             self._allowances.get()
         return not self._stopped
 
-    def _begin(self, step: Step, team: Team) -> tuple[Filled, Job]:
+    def _begin(self, step: Step, source: Source, team: Team) -> tuple[Filled, Job]:
         for rows in step.hints:
-            if hint := self._source.ahead.hint(self._lacking(rows)):
-                team.hint(hint)
+            if hint := source.ahead.hint(self._lacking(rows)):
+                # Nobody waits for it, nor asks what came of it: whoever reads the rows will see.
+                team.start([partial(self._unless_stopped, hint)])
         read = self._lacking(step.rows)
         with self._meter.sending:
             slot = self._side.take() if len(read) else None
-        return self._source.begin(step, read, slot, team)
+        try:
+            return source.begin(step, read, slot, team)
+        except BaseException:
+            self._give_back(slot)
+            raise
+
+    def _unless_stopped(self, hint: Part) -> None:
+        if not self._stopped:
+            hint()
+
+    def _give_back(self, slot: Slot | None) -> None:
+        if slot is not None:
+            self._side.ring.give_back(slot)
 
     def _lacking(self, rows: Rows) -> Rows:
         return rows if self._side.cache is None else self._side.cache.lacking(rows)
@@ -197,8 +217,12 @@ class Filler:
         self.ready.put(sent)
 
 
+class LoaderThread(threading.Thread):
+    """A thread of some Loader's."""
+
+
 def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
     """A running thread that does not keep the interpreter from ending."""
-    thread = threading.Thread(target=target, name=name, daemon=True)
+    thread = LoaderThread(target=target, name=name, daemon=True)
     thread.start()
     return thread

@@ -41,7 +41,8 @@ class Loader:
     (it is filled from the epoch's start, Batch.valid tells) or "keep" (dealt evenly in smaller batches; a rank left
     with none gets one row of padding). Every rank always has the same number of steps. prefetch: batches made ahead.
     threads: those that copy (default: usable cores, 4 at most). reader: "mmap", "pread" or "auto", see stats().
-    transform: takes and returns a Batch; called in the Loader's thread, on the device, on a stream of the Loader's own.
+    transform: takes and returns a Batch; called in the Loader's thread, on the device, on a stream of the Loader's own,
+    without gradients and outside of autocast.
     cache: "device" keeps each row of the rank's range in the device's memory from its first time on (one rank, or
     partition="range"); from the second epoch on no pixels are read or transferred, the batches are the same.
 
@@ -102,6 +103,7 @@ class Loader:
             self._identity["block_rows"] = opened.manifest.block_rows
         self._progress = Progress()
         self._epoch: weakref.ref[Epoch] | None = None
+        self._filler: Filler | None = None  # of the last epoch, which may be gone before its threads are
 
     def __len__(self) -> int:
         """Steps of a whole epoch, the same on every rank."""
@@ -114,7 +116,7 @@ class Loader:
             raise RuntimeError("this Loader is closed; make another")
         place = self._progress.begin()
         self._side.begin()
-        filler = Filler(self._plan(place), self._source, self._side, self._meter, self._prefetch)
+        filler = self._filler = Filler(self._plan(place), self._source, self._side, self._meter, self._prefetch)
         steps, stride = self._partition.steps(place.rows_consumed), self._partition.stride
         epoch = Epoch(filler, self._side, self._progress, self._meter, steps=steps, stride=stride)
         self._epoch = weakref.ref(epoch)
@@ -205,6 +207,9 @@ class Loader:
         epoch = self._epoch() if self._epoch else None
         if epoch is not None:
             epoch.end(why)
+        if self._filler is not None:
+            self._filler.stop()
+            self._filler = None
 
 
 def _find_rank(rank: int | None, world_size: int | None) -> Rank:

@@ -163,9 +163,14 @@ class WindowOrder:
         rows: Integers = (firsts[:, None] + np.arange(self.block_rows)).reshape(-1)
         return rows[rows < self._count]
 
-    def rows(self, positions: Integers) -> Integers:
+    def windows(self, positions: Integers) -> Integers:
+        """The numbers of the windows that these positions of the epoch lie in."""
         behind_short_window = (self._short // WINDOW_BLOCKS + 1) * self._window_rows - self._missing
-        windows = (positions + self._missing * (positions >= behind_short_window)) // self._window_rows
+        windows: Integers = (positions + self._missing * (positions >= behind_short_window)) // self._window_rows
+        return windows
+
+    def rows(self, positions: Integers) -> Integers:
+        windows = self.windows(positions)
         rows = np.empty_like(positions)
         for window in np.unique(windows):
             inside = windows == window

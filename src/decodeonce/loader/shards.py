@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from decodeonce.errors import StoreError
 from decodeonce.loader.steps import Rows
 from decodeonce.store import Store
 from decodeonce.store.reader import check_shard, unreadable
@@ -42,6 +44,14 @@ class ShardFiles:
             if shard not in self._fds:
                 self._fds[shard] = self._open(shard)
 
+    def check(self, rows: Rows) -> None:
+        """Raise StoreError where a file that `rows` lie in has become shorter than the manifest says."""
+        self.open(rows)
+        for shard in np.unique(self._shards(rows)).tolist():
+            found, expected = os.fstat(self._fds[shard]).st_size, self._manifest.shards[shard].bytes
+            if found < expected:
+                raise ends_early(self.paths[shard], found, expected)
+
     def fd(self, shard: int) -> int:
         """The descriptor of a shard that is open."""
         return self._fds[shard]
@@ -74,6 +84,11 @@ class ShardFiles:
             # of random rows from a cold disk with this, 0.94 without. What comes next is asked for: see ahead.py.
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         return fd
+
+
+def ends_early(path: Path, found: int, expected: int) -> StoreError:
+    """What is to be said of a shard that was cut short."""
+    return StoreError(f"{path}: ends at byte {found}, expected {expected} at least; run `prep verify`")
 
 
 def _close_all(fds: dict[int, int]) -> None:
