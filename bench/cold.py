@@ -29,6 +29,7 @@ from decodeonce.store.manifest import DATA_OFFSET
 
 SCRATCH = Path(__file__).resolve().parent.parent / "build"
 ROWS = 80 * 256
+DROPS = 50
 
 
 def forget(store: Store) -> None:
@@ -36,15 +37,25 @@ def forget(store: Store) -> None:
     for shard in store.manifest.shards:
         fd = os.open(store.paths.root / shard.file, os.O_RDONLY)
         os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        try:
-            os.preadv(fd, [bytearray(1)], shard.bytes // 2, os.RWF_NOWAIT)
-        except BlockingIOError:
-            os.close(fd)
-        except OSError as error:
-            raise SystemExit(f"{shard.file}: this file system does not tell what is in memory: {error}") from error
+        for _ in range(DROPS):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            if is_cold(fd, shard.bytes // 2):
+                break
+            time.sleep(0.1)  # the kernel passes over pages that it is busy with
         else:
             raise SystemExit(f"{shard.file}: its pages cannot be dropped; does another process read it?")
+        os.close(fd)
+
+
+def is_cold(fd: int, offset: int) -> bool:
+    """Whether this byte of a file is not in memory."""
+    try:
+        os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        raise SystemExit(f"this file system does not tell what is in memory: {error}") from error
+    return False
 
 
 def fio_rate(store: Store, pattern: str, block: int, depth: int, *, direct: bool) -> float:

@@ -81,7 +81,8 @@ def pip(*arguments: str, venv: Path = VENV, **variables: str) -> None:
     """Run pip in .venv, its build environments under the constraints too (newer releases have a variable for those)."""
     pins = {"PIP_CONSTRAINT": "constraints.txt", "PIP_BUILD_CONSTRAINT": "constraints.txt"}
     python = venv / "bin" / "python"
-    run(python, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments, venv=venv, **pins, **variables)
+    options = ("--disable-pip-version-check", "--no-input")
+    run(python, "-m", "pip", *options, *arguments, venv=venv, **{**pins, **variables})
 
 
 def answer(code: str) -> str:

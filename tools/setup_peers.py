@@ -43,7 +43,8 @@ def install_peers() -> list[str]:
     failed = []
     for peer, requirements in read_peers().items():
         try:
-            pip("install", "--no-deps", *requirements, venv=VENV)
+            # Exact as they are, and some of another release than the project's own tools have.
+            pip("install", "--no-deps", *requirements, venv=VENV, PIP_CONSTRAINT="")
             say(f"{peer}: installed")
         except SetupError as error:
             cure = f"; it needs Debian's {' '.join(DEBIAN)}, see --apt" if peer.startswith("ffcv") else ""
