@@ -88,16 +88,21 @@ class Augment:
 
 
 @dataclass(frozen=True)
-class CenterCrop:
-    """The middle of each picture, a view; where it is off by half a pixel, it lies as torchvision's does.
-
-    size: pixels, one number or (height, width). Raises ValueError for one larger than the pictures.
-    """
+class _Crop:
+    """A size, checked."""
 
     size: int | tuple[int, int]
 
     def __post_init__(self) -> None:
         _pair(self.size)
+
+
+@dataclass(frozen=True)
+class CenterCrop(_Crop):
+    """The middle of each picture, a view; where it is off by half a pixel, it lies as torchvision's does.
+
+    size: pixels, one number or (height, width). Raises ValueError for one larger than the pictures.
+    """
 
     def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
         height, width = _fitting(self.size, images)
@@ -106,16 +111,11 @@ class CenterCrop:
 
 
 @dataclass(frozen=True)
-class RandomCrop:
+class RandomCrop(_Crop):
     """A window of each picture, anywhere in it with equal probability; any dtype.
 
     size: pixels, one number or (height, width). Raises ValueError for one larger than the pictures.
     """
-
-    size: int | tuple[int, int]
-
-    def __post_init__(self) -> None:
-        _pair(self.size)
 
     def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
         height, width = _fitting(self.size, images)

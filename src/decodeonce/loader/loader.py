@@ -44,7 +44,7 @@ class Loader:
     transform: takes and returns a Batch; called in the Loader's thread, on the device, on a stream of the Loader's own,
     without gradients and outside of autocast.
     cache: "device" keeps each row of the rank's range in the device's memory from its first time on (one rank, or
-    partition="range"); from the second epoch on no pixels are read or transferred, the batches are the same.
+    partition="range"): after that no pixels of it are read or transferred. The batches are the same.
 
     Raises ValueError for settings that make no sense together, StoreError for a damaged store.
     """
