@@ -20,7 +20,10 @@ CASES = {
         batches=9, seconds=10, seconds_waited=5, sending=Spent(8, 1), reading=Spent(10, 9)
     ),
     "storage: 100% of 10.0 s went into waiting for batches, and the threads that read were blocked for 75%": Meter(
-        batches=9, seconds=10, seconds_waited=10, sending=Spent(2, 1), reading=Spent(16, 4)
+        batches=9, seconds=10, seconds_waited=10, sending=Spent(2, 1), reading=Spent(16, 4), hints=9, cold=2
+    ),
+    "copy: 100% of 10.0 s went into waiting for batches, and 2 threads": Meter(
+        batches=9, seconds=10, seconds_waited=10, sending=Spent(2, 1), reading=Spent(16, 4), hints=9, cold=0
     ),
     "copy: 6% of 10.0 s went into waiting for batches, and 2 threads": Meter(
         batches=9, seconds=10, seconds_waited=0.6, sending=Spent(2, 1), reading=Spent(16, 15)

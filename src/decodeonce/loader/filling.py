@@ -185,7 +185,9 @@ class Filler:
 
     def _begin(self, step: Step, source: Source, team: Team) -> tuple[Filled, Job]:
         for rows in step.hints:
+            self._meter.hints += 1
             if hint := source.ahead.hint(self._lacking(rows)):
+                self._meter.cold += 1
                 # Nobody waits for it, nor asks what came of it: whoever reads the rows will see.
                 team.start([partial(self._unless_stopped, hint)])
         read = self._lacking(step.rows)

@@ -179,8 +179,9 @@ class Loader:
         reader and why, threads; slots made; cached_rows on the device; batches handed out and the bytes of their
         pixels; seconds of iteration, the user's own work included, and samples_per_s and bytes_per_s over them;
         seconds_waited for batches; waited_share, the share of batches that were not ready when asked for; queue_depth,
-        how many were, on average; seconds_reading of all copying threads and seconds_reading_cpu, those in which they
-        were not blocked; seconds_sending, of waiting for slots and moving batches on, transformed.
+        how many were, on average; cold_share, of looks ahead that found rows not in memory; seconds_reading of all
+        copying threads and seconds_reading_cpu, those in which they were not blocked; seconds_sending, of waiting for
+        slots and moving batches on, transformed.
         """
         cached = self._side.cache.rows if self._side.cache else 0
         return {**self._choice, "slots": self._side.ring.made, "cached_rows": cached, **self._meter.facts()}

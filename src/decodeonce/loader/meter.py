@@ -47,6 +47,8 @@ class Meter:
     seconds: float = 0.0  # in iteration, the consumer's own work included
     seconds_waited: float = 0.0
 
+    hints: int = 0  # looks ahead, and those that found rows which were not in memory
+    cold: int = 0
     reading: Spent = field(default_factory=Spent)  # of all copying threads
     sending: Spent = field(default_factory=Spent)
 
@@ -62,6 +64,7 @@ class Meter:
             "seconds_waited": self.seconds_waited,
             "waited_share": self.waits / self.batches if self.batches else 0.0,
             "queue_depth": self.ready / self.batches if self.batches else 0.0,
+            "cold_share": self.cold / self.hints if self.hints else 0.0,
             "seconds_reading": self.reading.seconds,
             "seconds_reading_cpu": self.reading.cpu,
             "seconds_sending": self.sending.seconds,
@@ -79,6 +82,7 @@ class Meter:
         if self.sending.seconds > reading:
             return f"transfer: {waited}, most of it for copies to the device and the transform"
         blocked = 1 - self.reading.cpu / self.reading.seconds
-        if blocked > BLOCKED:
+        # Threads are blocked too where others have the processor; storage is to blame if rows came from there.
+        if blocked > BLOCKED and self.cold > SLIGHT * self.hints:
             return f"storage: {waited}, and the threads that read were blocked for {blocked:.0%} of their time"
         return f"copy: {waited}, and {threads} threads that copy from memory were busy; more threads may help"
