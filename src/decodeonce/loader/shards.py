@@ -38,16 +38,17 @@ class ShardFiles:
         self._fds: dict[int, int] = {}
         self._finalizer = weakref.finalize(self, _close_all, self._fds)
 
-    def open(self, rows: Rows) -> None:
-        """Have the files open that `rows` lie in; StoreError where one is not what the manifest says."""
-        for shard in np.unique(self._shards(rows)).tolist():
+    def open(self, rows: Rows) -> list[int]:
+        """Open the shards that `rows` lie in, and return them; StoreError where one is not as the manifest says."""
+        shards: list[int] = np.unique(self._shards(rows)).tolist()
+        for shard in shards:
             if shard not in self._fds:
                 self._fds[shard] = self._open(shard)
+        return shards
 
     def check(self, rows: Rows) -> None:
         """Raise StoreError where a file that `rows` lie in has become shorter than the manifest says."""
-        self.open(rows)
-        for shard in np.unique(self._shards(rows)).tolist():
+        for shard in self.open(rows):
             found, expected = os.fstat(self._fds[shard]).st_size, self._manifest.shards[shard].bytes
             if found < expected:
                 raise ends_early(self.paths[shard], found, expected)
