@@ -455,6 +455,8 @@ with Loader(sys.argv[1], batch_size=4, shuffle="none", transform=stall) as loade
     try:
         for batch in loader:
             print(int(batch.rows[0]), flush=True)
+            if sys.argv[2] == "another":  # takes the signal, so the wait of the main thread is not interrupted
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             seen.set()
     except KeyboardInterrupt:
         caught.set()
@@ -462,8 +464,9 @@ with Loader(sys.argv[1], batch_size=4, shuffle="none", transform=stall) as loade
 """
 
 
-def test_ctrl_c_wakes_a_program_that_waits_for_a_batch(store: Path) -> None:
-    command = [sys.executable, "-c", INTERRUPTED, str(store)]
+@pytest.mark.parametrize("thread", ["main", "another"])
+def test_ctrl_c_wakes_a_program_that_waits_for_a_batch(store: Path, thread: str) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, str(store), thread]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (-signal.SIGINT, "0\n")
     assert done.stderr.endswith("KeyboardInterrupt\n")

@@ -6,6 +6,7 @@ import os
 import time
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty
 
@@ -110,10 +111,17 @@ class Epoch(Iterator[Batch]):
         except Empty:
             start = time.perf_counter()
             with mark("wait"):
-                sent = self._filler.ready.get()
+                sent = self._get()
             self._meter.seconds_waited += time.perf_counter() - start
             self._meter.waits += 1
             return sent
+
+    def _get(self) -> Sent | BaseException:
+        while True:
+            # Not without a time: a signal that another thread takes, or that comes in the instant before the wait
+            # begins, wakes nobody, and Ctrl-C would wait for the batch. Python looks at signals between two tries.
+            with suppress(Empty):
+                return self._filler.ready.get(timeout=0.2)
 
     def _count(self, sent: Sent) -> None:
         meter, now = self._meter, time.perf_counter()
