@@ -1,4 +1,8 @@
-"""Which rank this process is, of how many: torch.distributed, else a launcher's variables, else 0 of 1."""
+"""Who this process is among those that were started together, as launchers and job arrays tell it.
+
+`find_rank` is for training: torch.distributed, else a launcher's variables, else 0 of 1. `find_task` is for work that
+is shared out over a job array, too: the array's element times the ranks within it.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +30,18 @@ LAUNCHERS = (
     Launcher("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     Launcher("PMI", "PMI_RANK", "PMI_SIZE"),
     # A batch script under `sbatch -n 4` sees SLURM_PROCID=0 and SLURM_NTASKS=4, though it is one process; only a step
-    # of srun has a step id.
+    # of srun has a step id below those that Slurm reserves.
     Launcher("Slurm", "SLURM_PROCID", "SLURM_NTASKS", needs="SLURM_STEP_ID"),
 )
+
+# The shell that salloc opens where LaunchParameters has use_interactive_step is step 0xfffffffa (slurm.h).
+SLURM_RESERVED_STEPS = 0xFFFFFFF0
+SLURM_ARRAY = ("SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_STEP", "SLURM_ARRAY_TASK_COUNT")
+# PBS says which element of an array this is, not how many there are.
+ARRAY_INDEXES = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX")
+# Where PBS itself starts processes (pbsdsh), it numbers them on each node, the batch script being 1. It tells neither
+# where the numbers begin nor how many there are, so it is asked last, and taken modulo the tasks that the user names.
+PBS_PROCESS = "PBS_TASKNUM"
 
 
 @dataclass(frozen=True)
@@ -51,6 +64,40 @@ def find_rank(environ: Mapping[str, str] | None = None) -> Rank:
     return _initialised() or _launched(os.environ if environ is None else environ) or Rank(0, 1, "no launcher")
 
 
+@dataclass(frozen=True)
+class Task:
+    """Which share of the work is this process's, of how many, and who said so."""
+
+    task: int
+    tasks: int
+    source: str
+
+    def __str__(self) -> str:
+        return f"task {self.task} of {self.tasks} ({self.source})"
+
+
+def find_task(tasks: int | None = None, environ: Mapping[str, str] | None = None) -> Task | None:
+    """The task that launcher and job array give this process, None where nobody shares out anything.
+
+    `tasks` is how many there are, where the user says so: PBS does not tell. Elements of an array are then counted from
+    0, unless the array has just as many as it takes, whatever their numbers. `environ` defaults to os.environ. Raises
+    ValueError, which names the variable, where what was found makes no sense.
+    """
+    environ = os.environ if environ is None else environ
+    rank = _launched(environ) or Rank(0, 1, "")
+    alone = rank.world_size == 1  # as in an interactive shell of srun's
+    element = _array_element(environ, wanted=tasks // rank.world_size if tasks else None)
+    if element is None:
+        return _numbered_by_pbs(environ, tasks) if alone else _of_ranks(rank, tasks)
+    index, count, source = element
+    whole = tasks or count * rank.world_size
+    task = index * rank.world_size + rank.rank
+    source = source if alone else f"{source}, {rank}"
+    if not 0 <= task < whole:
+        raise ValueError(f"{source} is task {task}, expected one below {whole}; number the array from 0")
+    return Task(task, whole, source)
+
+
 def check_rank(rank: int, world_size: int, rank_name: str = "rank", size_name: str = "world_size") -> None:
     """Raise ValueError unless 0 <= rank < world_size; the names are those the user knows the numbers by."""
     if not 0 <= rank < world_size:
@@ -68,11 +115,50 @@ def _initialised() -> Rank | None:
 def _launched(environ: Mapping[str, str]) -> Rank | None:
     for launcher in LAUNCHERS:
         names = (launcher.rank, launcher.world_size, launcher.needs or launcher.rank)
-        if all(name in environ for name in names):
+        if all(name in environ for name in names) and not _is_reserved(environ, launcher):
             rank, size = (_number(environ, name) for name in (launcher.rank, launcher.world_size))
             check_rank(rank, size, launcher.rank, launcher.world_size)
             return Rank(rank, size, launcher.name)
     return None
+
+
+def _is_reserved(environ: Mapping[str, str], launcher: Launcher) -> bool:
+    return launcher.needs == "SLURM_STEP_ID" and _number(environ, launcher.needs) >= SLURM_RESERVED_STEPS
+
+
+def _of_ranks(rank: Rank, tasks: int | None) -> Task:
+    if tasks not in (None, rank.world_size):
+        raise ValueError(f"{rank}, but {tasks} tasks were named; start as many ranks, or do not name the number")
+    return Task(rank.rank, rank.world_size, rank.source)
+
+
+def _array_element(environ: Mapping[str, str], wanted: int | None) -> tuple[int, int, str] | None:
+    """(index, elements, who said so) in a job array; None outside of one."""
+    name = next((name for name in ARRAY_INDEXES if name in environ), None)
+    if name is None:
+        return None
+    index = _number(environ, name)
+    source = f"{name}={index}"
+    if name == ARRAY_INDEXES[0] and all(key in environ for key in SLURM_ARRAY):
+        first, last, step, count = (_number(environ, key) for key in SLURM_ARRAY)
+        if wanted in (None, count):
+            if first + (count - 1) * step != last:  # --array=1,5,9, of which Slurm says that its step is 1
+                raise ValueError(
+                    f"{source} in an array with gaps ({count} from {first} to {last}); name task and tasks"
+                )
+            return (index - first) // step, count, source
+    if wanted is None:
+        raise ValueError(f"{source}, but nobody says how many there are; name the number of tasks")
+    return index, wanted, source
+
+
+def _numbered_by_pbs(environ: Mapping[str, str], tasks: int | None) -> Task | None:
+    if tasks in (None, 1):
+        return None
+    if PBS_PROCESS not in environ:
+        raise ValueError(f"which of the {tasks} tasks this is nobody says, neither a launcher nor an array; name it")
+    number = _number(environ, PBS_PROCESS)
+    return Task(number % tasks, tasks, f"{PBS_PROCESS}={number}")
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

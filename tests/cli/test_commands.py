@@ -139,6 +139,29 @@ def test_three_steps_make_the_store_of_one(tree: Path, store: Path, tmp_path: Pa
     assert tree_bytes(out) == tree_bytes(store)
 
 
+def test_work_takes_its_task_from_array_and_launcher(
+    tree: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    assert prep("plan", "imagenet", tree, out, "--size", 24).returncode == 0
+    assert_fails(prep("work", out, "--tasks", 4), 2, "which of the 4 tasks this is nobody says", "--task I --tasks N")
+    assert_fails(prep("work", out, "--task", 1), 2, "--task 1 of how many?")
+    monkeypatch.setenv("PBS_ARRAY_INDEX", "1")
+    assert_fails(prep("work", out), 2, "PBS_ARRAY_INDEX=1, but nobody says how many there are")
+    assert json.loads(prep("doctor", "--json").stdout)["task"] == "unknown"
+    monkeypatch.setenv("PMI_RANK", "1")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    told = prep("work", out, "--tasks", 4).stdout.splitlines()
+    assert told[0] == f"{out}: task 3 of 4 (PBS_ARRAY_INDEX=1, rank 1 of 2 (PMI))"
+    assert told[1] == f"{out}: task 3 of 4 is done; when all are: prep finish {out}"
+    monkeypatch.delenv("PBS_ARRAY_INDEX")
+    assert "task 1 of 2 (PMI)" in prep("doctor").stdout
+    monkeypatch.delenv("PMI_RANK")
+    assert prep("work", out).stdout.startswith(f"{out}: task 0 of 1 (every block that is not done)")
+    assert prep("finish", out).returncode == 0
+    assert tree_bytes(out) == tree_bytes(store)
+
+
 def test_a_dry_run_writes_nothing(tree: Path, tmp_path: Path) -> None:
     for verb in ("build", "plan"):
         result = prep(verb, "imagenet", tree, tmp_path / "out", "--dry-run", "--size", "24x32")
@@ -206,7 +229,7 @@ def test_doctor_says_what_is_there() -> None:
     assert facts["problems"] == []
 
 
-@pytest.mark.parametrize("signal_", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signal_", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_stops_a_build_with_75_and_the_same_command_goes_on(signal_: signal.Signals, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
     slow = encoded(picture(400, 400).resize((4000, 4000)), progressive=True)
@@ -222,6 +245,8 @@ def test_a_signal_stops_a_build_with_75_and_the_same_command_goes_on(signal_: si
     _, told = process.communicate(timeout=30)
     assert process.returncode == 75
     assert told.startswith(f"prep: stopped: {signal_.name}")
+    if signal_ is signal.SIGUSR1:
+        assert ": ended with the blocks in hand, " in told
     assert "run the same command again" in told
     assert told.count("\n") == 1
     with pytest.raises(ProcessLookupError):

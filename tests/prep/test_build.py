@@ -202,7 +202,7 @@ def test_a_block_written_again_after_finish_changes_no_row(
     out = tmp_path / "store"
     plan = worked(tree, out)
     decoder = BlockDecoder(plan, Beat(Beat.new_fd()), fail_on_bad=False)
-    writer = BlockWriter(plan, 0)
+    writer = BlockWriter(plan, Journal(plan.paths.journals, 0, 1))
     exists = StorePaths(out).plan
     late = {}
     for index in range(len(plan.blocks)):
@@ -227,7 +227,7 @@ def test_journals_that_disagree_have_their_block_redone(
     worked(tree, out)
     journals = Journals(StorePaths(out).journals)
     record = journals.record(4)
-    Journal(StorePaths(out).journals, 9).append(BlockRecord(**{**vars(record), "checksums": "f" * 16}), 0)
+    Journal(StorePaths(out).journals, 9, 10).append(BlockRecord(**{**vars(record), "checksums": "f" * 16}), 0)
     with pytest.raises(BuildError, match="1 of 15 blocks are not done"):
         finish(out, ALL)
     work(out, Work(max_bad="2"))

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodeonce.prep.journal import BlockRecord, Journal, Journals
+from decodeonce.prep.journal import BlockRecord, Journal, Journals, Writer
 
 
-def write(folder: Path, *records: tuple[BlockRecord, int], task: int = 0) -> Path:
+def write(folder: Path, *records: tuple[BlockRecord, int], task: int = 0, tasks: int = 8) -> Path:
     before = set(folder.iterdir())
-    journal = Journal(folder, task)
+    journal = Journal(folder, task, tasks)
     for record, round_ in records:
         journal.append(record, round_)
     journal.close()
@@ -25,12 +27,24 @@ def test_records_come_back_whole(tmp_path: Path) -> None:
     record = BlockRecord(
         3, checksums="0" * 32, digests="a" * 32, sizes=[1, 2, 3, 4], rejects=[(7, "bad\ttab\nline")], sums=[1, 2, 3]
     )
-    write(tmp_path, (record, 0), (BlockRecord(1), 0), task=5)
+    before = time.time()
+    path = write(tmp_path, (record, 0), (BlockRecord(1), 0), task=5)
     journals = Journals(tmp_path)
     assert journals.blocks() == [1, 3]
     assert journals.record(3) == record
-    assert journals.writer(3).startswith("5-")
+    assert journals.writers == {path: Writer(5, 8, socket.gethostname())}
+    assert [(block, journal) for block, journal, _ in journals.times()] == [(1, path), (3, path)]
+    assert all(before - 0.001 <= at <= time.time() for _, _, at in journals.times())
     assert 2 not in journals
+
+
+def test_only_the_journals_that_are_chosen_are_read(tmp_path: Path) -> None:
+    for task in range(3):
+        write(tmp_path, (BlockRecord(task), 0), task=task, tasks=3)
+    write(tmp_path, (BlockRecord(7), 0), task=0, tasks=1)
+    (tmp_path / "3of4-unfinished.tmp").write_bytes(b"somebody's")
+    assert Journals(tmp_path).blocks() == [0, 1, 2, 7]
+    assert Journals(tmp_path, lambda task, tasks: tasks == 1 or task == 2).blocks() == [2, 7]
 
 
 @given(cut=st.integers(0, 400), flip=st.integers(0, 400), bit=st.integers(0, 7))

@@ -35,7 +35,7 @@ def planned(tree: Path, out: Path) -> tuple[Pool, int, list[int]]:
     """A pool over a fresh plan, the row of the slow picture, and all blocks."""
     plan = make_plan(open_imagenet(tree), out, Recipe(height=1024, width=1024))
     (slow,) = [row for row in range(plan.count) if plan.entry(row).name.endswith(b"slow.JPEG")]
-    return Pool(WorkerSettings(out, 0, fail_on_bad=False), 2, {}), slow, list(range(len(plan.blocks)))
+    return Pool(WorkerSettings(out, 0, 1, fail_on_bad=False), 2, {}), slow, list(range(len(plan.blocks)))
 
 
 def run_and_strike(crew: Pool, blocks: list[int], row: int, signal_: int) -> int:

@@ -11,15 +11,17 @@ from decodeonce.errors import DecodeonceError, Stopped, failure_from
 
 EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED = 1, 2, 75
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGXCPU)
+LAST_BLOCKS = signal.SIGUSR1  # what a job asks its batch system to send some time before its limit
 
 
 def main() -> None:
     """Run `prep`; a failure is one line on standard error and an exit code: 1 failed, 2 usage, 75 go on later."""
     for number in STOPPING:
         signal.signal(number, _stop)
+    signal.signal(LAST_BLOCKS, _end_with_blocks)
     code = _run()
     # The outcome stands: Python at its end puts the defaults back, and a late signal would kill.
-    for number in STOPPING:
+    for number in (*STOPPING, LAST_BLOCKS):
         signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
 
@@ -60,6 +62,15 @@ def _stop(number: int, frame: FrameType | None) -> None:
     told = f"prep: stopped: {signal.Signals(number).name}; what is done is kept: run the same command again to go on"
     os.write(2, f"{chr(10) if os.isatty(2) else ''}{told}{chr(10)}".encode())
     os._exit(EXIT_STOPPED)
+
+
+def _end_with_blocks(number: int, frame: FrameType | None) -> None:
+    """Begin no further block; where no pool can be, end as with the other signals."""
+    end = getattr(sys.modules.get("decodeonce.prep.pool"), "end_with_blocks", None)
+    if end is None:
+        _stop(number, frame)
+    else:
+        end()
 
 
 def _failure_told(error: DecodeonceError) -> int:

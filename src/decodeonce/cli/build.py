@@ -13,6 +13,7 @@ import typer
 from decodeonce.cli import parse
 
 if TYPE_CHECKING:
+    from decodeonce.launch import Task
     from decodeonce.prep import Recipe, Source, Work
 
 
@@ -219,24 +220,45 @@ def _say_finished(out: Path, count: int) -> None:
 
 def work(
     out: Out,
-    task: Annotated[int, typer.Option(min=0, help="This task's number.")] = 0,
-    tasks: Annotated[int, typer.Option(min=1, help="How many tasks share the blocks.")] = 1,
+    task: Annotated[int | None, typer.Option(min=0, help="This task's number. (default: the launcher's)")] = None,
+    tasks: Annotated[
+        int | None, typer.Option(min=1, help="How many tasks there are. (default: the launcher's)")
+    ] = None,
     workers: Workers = None,
     on_bad: OnBadOption = OnBad.reject,
     max_bad: MaxBad = "0.1%",
 ) -> None:
-    """Decode a task's blocks of a planned store; without --task, all that no journal has done."""
+    """Decode a task's blocks of a planned store: the task that is named, or that a job array and launcher give.
+
+    Without either, every block that no journal has done: so a task that is lost is taken over. SIGUSR1 has it stop at
+    the end of the blocks it is at, with exit code 75.
+    """
     from decodeonce import prep
     from decodeonce.cli.progress import build_progress
     from decodeonce.store import StorePaths
 
-    how = _work(workers, max_bad, on_bad, task, tasks)
+    share = _share(task, tasks)
+    how = _work(workers, max_bad, on_bad, share.task, share.tasks)
     if StorePaths(out).manifest.exists():
         typer.echo(f"{out}: finished already, nothing to do")
         return
+    typer.echo(f"{out}: {share}")
     with build_progress() as progress:
         prep.work(out, how, progress)
-    typer.echo(f"{out}: task {task} of {tasks} is done; when all are: prep finish {out}")
+    typer.echo(f"{out}: task {share.task} of {share.tasks} is done; when all are: prep finish {out}")
+
+
+def _share(task: int | None, tasks: int | None) -> Task:
+    from decodeonce.launch import Task, find_task
+
+    if task is None:
+        try:
+            return find_task(tasks) or Task(0, 1, "every block that is not done")
+        except ValueError as error:
+            raise typer.BadParameter(f"{error} (--task I --tasks N)") from None
+    if tasks is None:
+        raise typer.BadParameter(f"--task {task} of how many? give --tasks N, too")
+    return Task(task, tasks, "as named")
 
 
 def finish(out: Out, max_bad: MaxBad = "0.1%") -> None:

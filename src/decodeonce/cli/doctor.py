@@ -35,8 +35,20 @@ def examine() -> tuple[dict[str, Any], list[str]]:
         "available_memory_gb": round((available_memory() or 0) / 1e9, 1),
         "open_files_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "launcher": str(find_rank()),
+        "task": _task(problems),
     }
     return facts, problems
+
+
+def _task(problems: list[str]) -> str:
+    """The share of a build that `prep work` would do here without being told."""
+    from decodeonce.launch import find_task
+
+    try:
+        return str(find_task() or "none: prep work does all that is not done")
+    except ValueError as error:
+        problems.append(f"prep work needs --task I --tasks N here: {error}")
+        return "unknown"
 
 
 def _pillow(problems: list[str]) -> str:

@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -49,12 +49,37 @@ def status(
     facts = asdict(read_status(out))
     if as_json:
         return show_facts(facts, as_json=True)
-    rejects = facts.pop("rejects")
-    show_facts({**facts, "rejects": len(rejects)}, as_json=False)
+    rejects, tasks = facts.pop("rejects"), facts.pop("tasks")
+    left = facts.pop("seconds_left")
+    facts["rows_per_s"] = round(facts["rows_per_s"])
+    facts["time_left"] = "none" if facts["finished"] else _duration(left)
+    show_facts({**facts, "tasks_begun": len(tasks), "rejects": len(rejects)}, as_json=False)
+    _show_tasks(tasks)
     for reject in rejects[:20]:
         typer.echo(f"  {reject['source']}: {reject['reason']}")
     if len(rejects) > 20:
         typer.echo(f"  and {len(rejects) - 20} more; --json lists them all")
+
+
+def _show_tasks(tasks: list[dict[str, Any]]) -> None:
+    """A line a task that is not done, silent ones first."""
+    undone = sorted((task for task in tasks if task["state"] != "done"), key=lambda task: task["state"])
+    for task in undone[:40]:
+        quiet = f", nothing written for {_duration(task['seconds_quiet'])}" if task["state"] == "silent" else ""
+        typer.echo(
+            f"  task {task['task']} of {task['tasks']} on {task['host']}: {task['state']}, {task['blocks_done']} of "
+            f"{task['blocks']} blocks, {task['rows_per_s']:.0f} rows/s{quiet}"
+        )
+    if len(undone) > 40:
+        typer.echo(f"  and {len(undone) - 40} more tasks; --json lists them all")
+
+
+def _duration(seconds: float | None) -> str:
+    """Seconds as people say them; None is not known."""
+    if seconds is None:
+        return "unknown: nothing is being done"
+    minutes = round(seconds / 60)
+    return f"{seconds:.0f} s" if seconds < 120 else f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
 def verify(store: StoreArgument, as_json: JsonFlag = False) -> None:

@@ -20,6 +20,11 @@ def block_rows_for(count: int, row_bytes: int) -> int:
     return in_pages if in_pages * row_bytes <= LARGEST_IN_PAGES else rows
 
 
+def overlap(one: range, other: range) -> bool:
+    """Whether two ranges of step 1 have a number in common."""
+    return max(one.start, other.start) < min(one.stop, other.stop)
+
+
 @dataclass(frozen=True)
 class Block:
     """Rows [first, last) of the plan, in shard `shard` from byte `offset`."""

@@ -14,6 +14,7 @@ from typing import Any
 from decodeonce.errors import BuildError
 from decodeonce.host import network_file_system, usable_cores
 from decodeonce.prep.allowance import Allowance
+from decodeonce.prep.blocks import overlap
 from decodeonce.prep.finish import finish
 from decodeonce.prep.journal import Journals
 from decodeonce.prep.plan import Listing, Plan, changes, plan_facts, read_plan, scan, write_facts, write_plan
@@ -35,7 +36,7 @@ OURS_IN_BUILD = re.compile(
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a task is, in durable rows; `new_rows` and `bytes` are this run's, rejects the whole build's so far."""
+    """How far a task is, in durable rows; `new_rows` and `bytes` are this run's, rejects the plan's and the task's."""
 
     rows: int
     total_rows: int
@@ -185,27 +186,30 @@ def _reserve_shards(plan: Plan) -> None:
 def work(out: Path, how: Work | None = None, progress: Callable[[Progress], None] | None = None) -> None:
     """Do a task's blocks that no journal has done; safe to kill at any moment, to run twice, and to run again.
 
-    Raises Stopped where the same call should simply be made again (a file system's passing error, a source file gone),
-    BuildError where something must change first. `progress` is called about once a second.
+    Only the task's own share of plan and journals is read, so a task's start does not grow with the whole; its own
+    rejects, with the plan's, must not be more than `max_bad` allows of the whole, and finish counts them all. Raises
+    Stopped where the same call should simply be made again (a file system's passing error, a source file gone, or
+    pool.end_with_blocks()), BuildError where something must change first. `progress` is called about once a second.
     """
     how, paths = how or Work(), StorePaths(out)
     if paths.manifest.exists():
         return
     plan = read_plan(paths)
     _check_decoders(plan)
-    done = Journals(paths.journals)
     mine = plan.blocks.of_task(how.task, how.tasks)
+    done = Journals(paths.journals, lambda task, tasks: overlap(mine, plan.blocks.of_task(task, tasks)))
     todo = [block for block in mine if block not in done]
-    known = plan.rejects + done_rejects(plan, done)
-    if known and how.on_bad == "fail":
-        raise BuildError(f"{known[0].source}: {known[0].reason}; mend or remove it, or build with --on-bad reject")
-    rejects, allowance = len(known), how.allowance
+    known = done_rejects(plan, done, mine)
+    if how.on_bad == "fail" and (known or plan.rejected):
+        first = (known or plan.rejects)[0]
+        raise BuildError(f"{first.source}: {first.reason}; mend or remove it, or build with --on-bad reject")
+    rejects, allowance = plan.rejected + len(known), how.allowance
     allowance.check(rejects, plan.candidates)
     total = sum(plan.blocks[block].rows for block in mine)
     left = sum(plan.blocks[block].rows for block in todo)
     new, written = 0, 0
     pool = Pool(
-        WorkerSettings(paths.root, how.task, fail_on_bad=how.on_bad == "fail"),
+        WorkerSettings(paths.root, how.task, how.tasks, fail_on_bad=how.on_bad == "fail"),
         workers=how.workers or usable_cores(),
         rounds={block: done.round(block) for block in todo},
     )

@@ -1,15 +1,20 @@
 """Journals: what is done, a line a block, written after the block's data are durable.
 
-A line is `block TAB round TAB JSON TAB digest`, the digest being the xxh3_64 of all before it. One process writes one
-journal and nobody else's, for append is not atomic on NFS; a line that does not check is ignored.
+A line is `block TAB round TAB time TAB JSON TAB digest`: the time is in seconds since 1970, by the clock of the node
+that did the block, the digest the xxh3_64 of all before it. One process writes one journal and nobody else's, for
+append is not atomic on NFS; a line that does not check is ignored. A journal's name begins with its task, `3of16-`, so
+that a task reads only those that can hold blocks of its own share.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import socket
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -36,17 +41,30 @@ class BlockRecord:
     crashes: int = 0
 
 
+NAME = re.compile(r"([0-9]+)of([0-9]+)-(.+)-[0-9]+-[0-9a-f]+\.log")
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Who wrote a journal: a process of task `task` of `tasks`, on node `host`."""
+
+    task: int
+    tasks: int
+    host: str
+
+
 class Journal:
     """This process's journal, for appending."""
 
-    def __init__(self, folder: Path, task: int) -> None:
-        name = f"{task}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}.log"
+    def __init__(self, folder: Path, task: int, tasks: int) -> None:
+        name = f"{task}of{tasks}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}.log"
         self._fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
         sync_folder(folder)
 
     def append(self, record: BlockRecord, round_: int) -> None:
         """Add a line and make it durable; after an OSError the journal must not be used again."""
-        head = b"%d\t%d\t%s" % (record.block, round_, json.dumps(asdict(record), separators=(",", ":")).encode())
+        facts = json.dumps(asdict(record), separators=(",", ":")).encode()
+        head = b"%d\t%d\t%.3f\t%s" % (record.block, round_, time.time(), facts)
         encoded = b"%s\t%s\n" % (head, hexdigest(head).encode())
         while encoded:
             encoded = encoded[os.write(self._fd, encoded) :]
@@ -57,25 +75,33 @@ class Journal:
         os.close(self._fd)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Line:
-    """Where a block's latest record stands."""
+    """Where a block's latest record stands, its digest, and when it was written."""
 
     path: Path
     offset: int
     length: int
-    digest: bytes
+    digest: str
     round: int
+    time: float
 
 
 class Journals:
-    """All journals of a build as they were when this was made: which blocks are done, and their records."""
+    """The journals of a build as they were when this was made: which blocks are done, and their records.
 
-    def __init__(self, folder: Path) -> None:
+    `of` chooses, by the number of a task and of tasks, whose journals are read.
+    """
+
+    def __init__(self, folder: Path, of: Callable[[int, int], bool] = lambda task, tasks: True) -> None:
         self._lines: dict[int, Line] = {}
         self._disputed: set[int] = set()
-        for path in sorted(folder.glob("*.log")):
-            self._scan(path)
+        self.writers: dict[Path, Writer] = {}
+        for name in sorted(os.listdir(folder)):
+            match = NAME.fullmatch(name)
+            if match and of(int(match[1]), int(match[2])):
+                self.writers[folder / name] = Writer(int(match[1]), int(match[2]), match[3])
+                self._scan(folder / name)
 
     def __contains__(self, block: int) -> bool:
         """Whether a block is done, and all journals agree on it."""
@@ -95,14 +121,14 @@ class Journals:
         with open(line.path, "rb") as file:
             file.seek(line.offset)
             encoded = file.read(line.length)
-        facts = json.loads(encoded.split(b"\t")[2])
+        facts = json.loads(encoded.split(b"\t")[3])
         for name in ("rejects", "oddities"):
             facts[name] = [(row, reason) for row, reason in facts[name]]
         return BlockRecord(**facts)
 
-    def writer(self, block: int) -> str:
-        """The name of the journal (task-host-pid-random) that has a block's record."""
-        return self._lines[block].path.stem
+    def times(self) -> Iterator[tuple[int, Path, float]]:
+        """(block, journal, time) of the blocks that are done."""
+        return ((block, self._lines[block].path, self._lines[block].time) for block in self.blocks())
 
     def _scan(self, path: Path) -> None:
         offset = 0
@@ -110,8 +136,9 @@ class Journals:
             for encoded in file:
                 head, _, digest = encoded.rpartition(b"\t")
                 if digest == hexdigest(head).encode() + b"\n":
-                    block, round_, _ = head.split(b"\t", 2)
-                    self._note(int(block), Line(path, offset, len(encoded), digest, int(round_)))
+                    block, round_, at, facts = head.split(b"\t", 3)
+                    line = Line(path, offset, len(encoded), hexdigest(facts), int(round_), float(at))
+                    self._note(int(block), line)
                 offset += len(encoded)
 
     def _note(self, block: int, line: Line) -> None:

@@ -118,6 +118,11 @@ class Plan:
         """All that the source listed, plan-time rejects included."""
         return int(self.facts["candidates"])
 
+    @property
+    def rejected(self) -> int:
+        """How many of them can be no row, as was seen when the plan was made."""
+        return self.candidates - self.count
+
     @cached_property
     def recipe(self) -> Recipe:
         """The recipe, without the decoders."""

@@ -42,10 +42,18 @@ class WorkerSettings:
 
     out: Path
     task: int
+    tasks: int
     fail_on_bad: bool
 
 
 _alive: set[int] = set()
+_ending = False
+
+
+def end_with_blocks() -> None:
+    """Have this process's pool begin no further block, and stop when those in hand are done; for a signal handler."""
+    global _ending
+    _ending = True
 
 
 def kill_workers() -> None:
@@ -63,9 +71,9 @@ class Worker:
         beat_fd = Beat.new_fd()
         self._beat = Beat(beat_fd)
         on_bad = "fail" if settings.fail_on_bad else "reject"
-        arguments = [str(settings.out), str(settings.task), str(beat_fd), on_bad]
-        # Ctrl-C reaches the whole group, and the parent decides: a worker inherits that SIGINT is blocked.
-        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        arguments = [str(settings.out), str(settings.task), str(settings.tasks), str(beat_fd), on_bad]
+        # These two reach the whole group, or every process of a job, and the parent decides: a worker has them blocked.
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR1})
         self.process = subprocess.Popen(
             [sys.executable, "-c", START, "\n".join(sys.path), *arguments],
             stdin=subprocess.PIPE,
@@ -154,8 +162,8 @@ class Pool:
     def run(self, blocks: list[int]) -> Generator[dict[str, Any] | None, None, None]:
         """Do the blocks; yields {"done": block, "rows", "bytes", "rejects"} for each, and None about once a second.
 
-        Raises Stopped or BuildError as the first failing worker says. Whatever ends the loop, all workers are killed
-        and reaped: a killed worker loses only blocks that nobody was told are done.
+        Raises Stopped or BuildError as the first failing worker says, and Stopped after end_with_blocks(). Whatever
+        ends the loop, all workers are killed and reaped: a killed one loses only blocks that nobody was told are done.
         """
         self._queue.extend(blocks)
         try:
@@ -172,6 +180,9 @@ class Pool:
                 worker.end()
             self.crew.clear()
             self._selector.close()
+        if self._queue:
+            left = f"ended with the blocks in hand, {len(self._queue)} of {len(blocks)} are left"
+            raise Stopped(f"SIGUSR1: {left}; what is done is kept: run the same command again to go on")
 
     def _hire(self) -> None:
         worker = Worker(self.settings)
@@ -184,7 +195,7 @@ class Pool:
             self._selector.unregister(worker.output)
             self.crew.remove(worker)
             self._bury(worker)
-            if self._queue:
+            if self._queue and not _ending:
                 self._hire()
             return
         for answer in answers:
@@ -194,7 +205,7 @@ class Pool:
                 worker.in_hand.remove(answer["done"])
                 self._idle_deaths = 0
                 yield answer
-            elif self._queue:
+            elif self._queue and not _ending:
                 block = self._queue.popleft()
                 worker.order(block, self.rounds.get(block, 0), self._poison)
             else:

@@ -1,4 +1,4 @@
-"""The process that decodes blocks: `main([OUT, TASK, BEAT_FD, ON_BAD])`, started by pool.py.
+"""The process that decodes blocks: `main([OUT, TASK, TASKS, BEAT_FD, ON_BAD])`, started by pool.py.
 
 It reads one JSON order a line from standard input (a block, its round, and rows known to kill decoders) and answers on
 standard output: {"ready"} when it can take a block, {"done"} when one is durable and journalled, {"failed"} before it
@@ -100,9 +100,9 @@ class BlockDecoder:
 class BlockWriter:
     """Writes decoded blocks to their shards, flushes, and journals them; one block behind the decoder."""
 
-    def __init__(self, plan: Plan, task: int) -> None:
+    def __init__(self, plan: Plan, journal: Journal) -> None:
         self._plan = plan
-        self._journal = Journal(plan.paths.journals, task)
+        self._journal = journal
         self._shard: tuple[int, ShardFile] | None = None
 
     def write(self, block: Block, round_: int, record: BlockRecord, buffer: memoryview) -> dict[str, Any]:
@@ -134,10 +134,8 @@ def runs_between(block: Block, holes: list[int]) -> list[tuple[int, int]]:
     return [(a + 1, b) for a, b in pairwise(edges) if a + 1 < b]
 
 
-def serve(out: Path, task: int, beat: Beat, say: Callable[[dict[str, Any]], None], *, fail_on_bad: bool) -> None:
+def serve(decoder: BlockDecoder, writer: BlockWriter, plan: Plan, say: Callable[[dict[str, Any]], None]) -> None:
     """Do the blocks that come on standard input; two buffers, so that one block is written while the next decodes."""
-    plan = read_plan(StorePaths(out))
-    decoder, writer = BlockDecoder(plan, beat, fail_on_bad=fail_on_bad), BlockWriter(plan, task)
     buffers = [page_aligned_buffer(plan.blocks.block_rows * plan.recipe.row_bytes) for _ in range(2)]
     pending: Future[dict[str, Any]] | None = None
     with ThreadPoolExecutor(1) as flusher:
@@ -173,9 +171,11 @@ class Answers:
 def main(arguments: list[str]) -> int:
     """Serve; what ends it early is told to the parent, which makes one error of it."""
     say = Answers().say
-    out, task, beat_fd, on_bad = arguments
+    out, task, tasks, beat_fd, on_bad = arguments
     try:
-        serve(Path(out), int(task), Beat(int(beat_fd)), say, fail_on_bad=on_bad == "fail")
+        plan = read_plan(StorePaths(Path(out)))
+        decoder = BlockDecoder(plan, Beat(int(beat_fd)), fail_on_bad=on_bad == "fail")
+        serve(decoder, BlockWriter(plan, Journal(plan.paths.journals, int(task), int(tasks))), plan, say)
     except BrokenPipeError:
         return 1
     except (DecodeonceError, OSError) as error:

@@ -1,0 +1,76 @@
+"""How far a build is, and who of its tasks has gone silent."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from decodeonce.prep import Recipe, Work, finish, make_plan, open_imagenet, work
+from decodeonce.prep.allowance import Allowance
+from decodeonce.prep.status import read_status
+from decodeonce.store import StorePaths
+from tests.pictures import jpeg, make_tree
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Path:
+    """A planned store of 15 rows of 3 MB, a block each; one is a truncated picture, one was none at plan time."""
+    tree = make_tree(tmp_path / "src")
+    (tree / "train/n00000000/n00000000_0.JPEG").write_bytes(jpeg()[:-200])
+    (tree / "train/n00000001/gone.JPEG").symlink_to("nowhere")
+    make_plan(open_imagenet(tree), tmp_path / "out", Recipe(height=1024, width=1024))
+    return tmp_path / "out"
+
+
+def test_a_build_that_has_not_begun(planned: Path) -> None:
+    status = read_status(planned)
+    assert (status.finished, status.blocks, status.blocks_done, status.rows, status.rows_done) == (False, 15, 0, 15, 0)
+    assert (status.rows_per_s, status.seconds_left, status.tasks) == (0.0, None, [])
+    assert [reject.source for reject in status.rejects] == ["train/n00000001/gone.JPEG"]
+
+
+def test_every_task_that_has_begun_is_told_with_its_share_and_rate(planned: Path) -> None:
+    work(planned, Work(workers=2, task=1, tasks=3, max_bad="2"))
+    work(planned, Work(workers=1, task=2, tasks=3, max_bad="2"))
+    status = read_status(planned)
+    assert (status.blocks_done, status.rows_done) == (10, 10)
+    assert [(t.task, t.tasks, t.blocks, t.blocks_done, t.state) for t in status.tasks] == [
+        (1, 3, 5, 5, "done"),
+        (2, 3, 5, 5, "done"),
+    ]
+    assert {task.host for task in status.tasks} == {socket.gethostname()}
+    assert sum(task.rows_per_s for task in status.tasks) == pytest.approx(status.rows_per_s)
+    assert status.rows_per_s > 0
+    assert status.seconds_left == pytest.approx(5 / status.rows_per_s)
+
+
+def test_a_task_that_writes_nothing_any_more_is_silent_until_another_does_its_share(planned: Path) -> None:
+    work(planned, Work(workers=1, task=0, tasks=5, max_bad="2"))
+    (journal,) = StorePaths(planned).journals.iterdir()
+    whole = journal.read_bytes()
+    journal.write_bytes(whole[: whole.index(b"\n") + 10])  # killed while it wrote the second line
+    (task,) = read_status(planned).tasks
+    assert (task.state, task.blocks_done, task.blocks) == ("working", 1, 3)
+    then = journal.stat().st_mtime - 1000
+    os.utime(journal, (then, then))
+    (task,) = read_status(planned).tasks
+    assert (task.state, round(task.seconds_quiet, -2)) == ("silent", 1000)
+    work(planned, Work(max_bad="2"))
+    assert [task.state for task in read_status(planned).tasks] == ["done", "done"]
+    finish(planned, Allowance.parse("2"))
+    status = read_status(planned)
+    assert (status.finished, status.rows, status.rows_done, status.tasks) == (True, 14, 14, [])
+    assert len(status.rejects) == 2
+
+
+def test_a_task_reads_no_journal_that_cannot_hold_its_blocks(planned: Path) -> None:
+    journals = StorePaths(planned).journals
+    (journals / "2of3-elsewhere-1-ab.log").mkdir()  # opening it would fail
+    for task, tasks in ((0, 3), (1, 3), (1, 9)):
+        work(planned, Work(workers=1, task=task, tasks=tasks, max_bad="2"))
+    for task, tasks in ((2, 3), (1, 2), (0, 1)):
+        with pytest.raises(IsADirectoryError):
+            work(planned, Work(workers=1, task=task, tasks=tasks, max_bad="2"))

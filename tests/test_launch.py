@@ -1,0 +1,167 @@
+"""Who says which rank this is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decodeonce.launch import Rank, Task, find_rank, find_task
+
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "5"}
+PMI = {"PMI_RANK": "3", "PMI_SIZE": "6"}
+SLURM = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}
+TORCHRUN = {"RANK": "7", "WORLD_SIZE": "8"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, Rank(0, 1, "no launcher")),
+        (OPEN_MPI, Rank(2, 5, "Open MPI")),
+        (PMI, Rank(3, 6, "PMI")),
+        (SLURM, Rank(1, 4, "Slurm")),
+        (TORCHRUN, Rank(7, 8, "torchrun")),
+        (SLURM | TORCHRUN | PMI | OPEN_MPI, Rank(7, 8, "torchrun")),
+        (SLURM | OPEN_MPI, Rank(2, 5, "Open MPI")),
+        (SLURM | {"WORLD_SIZE": "4"}, Rank(1, 4, "Slurm")),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, Rank(0, 1, "no launcher")),
+        (SLURM | {"SLURM_STEP_ID": "4294967290"}, Rank(0, 1, "no launcher")),  # the shell of salloc
+    ],
+)
+def test_the_launcher_that_is_believed(environ: dict[str, str], expected: Rank) -> None:
+    assert find_rank(environ) == expected
+
+
+def test_the_environment_is_read_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*TORCHRUN, *OPEN_MPI, *PMI, *SLURM):
+        monkeypatch.delenv(name, raising=False)
+    assert str(find_rank()) == "rank 0 of 1 (no launcher)"
+    monkeypatch.setenv("PMI_RANK", "3")
+    monkeypatch.setenv("PMI_SIZE", "6")
+    assert str(find_rank()) == "rank 3 of 6 (PMI)"
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"RANK": "8", "WORLD_SIZE": "8"}, "RANK is 8 and WORLD_SIZE 8, expected 0 <= RANK < WORLD_SIZE"),
+        ({"PMI_RANK": "-1", "PMI_SIZE": "2"}, "PMI_RANK is -1"),
+        ({"PMI_RANK": "one", "PMI_SIZE": "2"}, "PMI_RANK is 'one', expected a whole number"),
+    ],
+)
+def test_variables_that_make_no_sense(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        find_rank(environ)
+
+
+def slurm_array(element: int, first: int = 0, step: int = 1, count: int = 8, last: int | None = None) -> dict[str, str]:
+    return {
+        "SLURM_ARRAY_TASK_ID": str(element),
+        "SLURM_ARRAY_TASK_MIN": str(first),
+        "SLURM_ARRAY_TASK_MAX": str(first + step * (count - 1) if last is None else last),
+        "SLURM_ARRAY_TASK_STEP": str(step),
+        "SLURM_ARRAY_TASK_COUNT": str(count),
+    }
+
+
+ALONE = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "0"}
+BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}  # of a batch script, which is one process
+
+
+@pytest.mark.parametrize(
+    ("environ", "tasks", "expected"),
+    [
+        ({}, None, None),
+        ({}, 1, None),
+        (ALONE, None, None),
+        (BATCH, None, None),
+        ({"PBS_TASKNUM": "1"}, None, None),
+        (OPEN_MPI, None, (2, 5)),
+        (OPEN_MPI, 5, (2, 5)),
+        (SLURM | TORCHRUN, None, (7, 8)),
+        (slurm_array(3), None, (3, 8)),
+        (slurm_array(3) | BATCH, None, (3, 8)),
+        (slurm_array(3) | ALONE, None, (3, 8)),
+        (slurm_array(4, first=1), None, (3, 8)),
+        (slurm_array(4, first=1), 8, (3, 8)),
+        (slurm_array(16, first=10, step=2, count=4), None, (3, 4)),
+        (slurm_array(3) | SLURM, None, (13, 32)),
+        (slurm_array(3) | SLURM | PMI, None, (21, 48)),
+        (slurm_array(3) | SLURM, 32, (13, 32)),
+        # one element sent again, of an array that had 16
+        (slurm_array(5, first=5, count=1), 16, (5, 16)),
+        ({"PBS_ARRAY_INDEX": "3"}, 8, (3, 8)),
+        ({"PBS_ARRAY_INDEX": "3", "PBS_TASKNUM": "1"}, 8, (3, 8)),
+        ({"PBS_ARRAY_INDEX": "3"} | PMI, 24, (21, 24)),
+        ({"PBS_TASKNUM": "5"}, 8, (5, 8)),
+        ({"PBS_TASKNUM": "146"}, 8, (2, 8)),
+    ],
+)
+def test_the_task_of_arrays_and_the_ranks_in_them(
+    environ: dict[str, str], tasks: int | None, expected: tuple[int, int] | None
+) -> None:
+    found = find_task(tasks, environ)
+    assert (found and (found.task, found.tasks)) == expected
+
+
+def test_a_task_says_who_said_so() -> None:
+    assert str(find_task(None, slurm_array(3) | SLURM)) == "task 13 of 32 (SLURM_ARRAY_TASK_ID=3, rank 1 of 4 (Slurm))"
+    assert find_task(8, {"PBS_ARRAY_INDEX": "3"}) == Task(3, 8, "PBS_ARRAY_INDEX=3")
+
+
+@pytest.mark.parametrize(
+    ("environ", "tasks", "message"),
+    [
+        ({}, 8, "which of the 8 tasks this is nobody says"),
+        (BATCH, 4, "which of the 4 tasks"),
+        (OPEN_MPI, 8, "rank 2 of 5 .Open MPI., but 8 tasks were named"),
+        ({"PBS_ARRAY_INDEX": "3"}, None, "PBS_ARRAY_INDEX=3, but nobody says how many there are"),
+        ({"SLURM_ARRAY_TASK_ID": "3"}, None, "nobody says how many there are"),
+        ({"PBS_ARRAY_INDEX": "8"}, 8, "PBS_ARRAY_INDEX=8 is task 8, expected one below 8"),
+        ({"PBS_ARRAY_INDEX": "x"}, 8, "PBS_ARRAY_INDEX is 'x', expected a whole number"),
+        (
+            slurm_array(1, 1, 1, 3, last=9),
+            None,
+            r"TASK_ID=1 in an array with gaps .3 from 1 to 9.; name task and tasks",
+        ),
+        (slurm_array(3) | OPEN_MPI, 16, "is task 17, expected one below 16"),
+    ],
+)
+def test_tasks_that_make_no_sense(environ: dict[str, str], tasks: int | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        find_task(tasks, environ)
+
+
+@given(ranks=st.integers(1, 5), elements=st.integers(1, 9), first=st.integers(0, 3), step=st.integers(1, 3))
+def test_every_task_of_an_array_is_somebodys(ranks: int, elements: int, first: int, step: int) -> None:
+    found = [
+        find_task(
+            None,
+            slurm_array(first + step * element, first, step, elements)
+            | {"PMI_RANK": str(rank), "PMI_SIZE": str(ranks)},
+        )
+        for element in range(elements)
+        for rank in range(ranks)
+    ]
+    whole = elements * ranks
+    assert [(task.task, task.tasks) for task in found if task] == [(task, whole) for task in range(whole)]
+
+
+def test_an_initialised_process_group_is_believed_first(tmp_path: Path) -> None:
+    torch_distributed = pytest.importorskip("torch.distributed")
+    torch_distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        assert find_rank(TORCHRUN) == Rank(0, 1, "torch.distributed")
+    finally:
+        torch_distributed.destroy_process_group()
+    assert find_rank(TORCHRUN) == Rank(7, 8, "torchrun")
+
+
+def test_asking_does_not_import_torch() -> None:
+    code = "import sys; from decodeonce.launch import find_rank; find_rank(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
