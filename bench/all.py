@@ -18,7 +18,7 @@ def run(*command: str | Path, python: str | Path = sys.executable) -> None:
 
 
 def main() -> None:
-    """The build's benchmark, then a store of the same pictures; the Loader's, warm and cold, and beside its peers."""
+    """The build's benchmark, then a store of the same pictures; the Loader's, warm and cold, staging, and peers."""
     tree, store = SCRATCH / "sample-imagenet", SCRATCH / "bench.store"
     SCRATCH.mkdir(exist_ok=True)
     if not tree.exists():
@@ -28,6 +28,7 @@ def main() -> None:
         run("-m", "decodeonce.cli", "build", "imagenet", tree, store)
     run(HERE / "loader.py", store)
     run(HERE / "cold.py")
+    run(HERE / "stage.py")
     run("-m", "tools.setup_peers")
     run(HERE / "peers.py", store, python=SCRATCH / "peers-venv" / "bin" / "python")
     run(HERE / "gpu.py")

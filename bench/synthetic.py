@@ -7,7 +7,9 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import StorePaths
 from decodeonce.store.manifest import DATA_OFFSET, Manifest, PictureClass
 from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Sample, line, sample_line
@@ -22,7 +24,7 @@ CLASSES = 1000
 def synthetic_store(root: Path, rows: int, *, shards: int = 1, sparse: bool = False) -> Path:
     """A store of `rows` random rows of 256x256 at `root`, made unless it is there; sparse: all zeros, and no disk used.
 
-    Checksums are zeros too: `prep verify` would find every row damaged.
+    Of a sparse one the checksums are zeros too: `prep verify` would find every row damaged.
     """
     if (root / "store.json").exists():
         return root
@@ -30,11 +32,12 @@ def synthetic_store(root: Path, rows: int, *, shards: int = 1, sparse: bool = Fa
     root.mkdir(parents=True)
     paths = StorePaths(root)
     shard_rows = -(-rows // shards)
+    sums = np.zeros(rows, "<u8")
     for index, (first, count) in enumerate(shard_ranges(rows, shard_rows)):
-        _write_shard(paths.shard(index, ".npy"), first, count, sparse=sparse)
+        _write_shard(paths.shard(index, ".npy"), first, sums[first : first + count], sparse=sparse)
     labels = np.arange(rows) % CLASSES
     write_array(paths.labels, (rows,), np.dtype("<i8"), [labels])
-    write_array(paths.checksums, (rows,), np.dtype("<u8"), [np.zeros(rows, "<u8")])
+    write_array(paths.checksums, (rows,), np.dtype("<u8"), [sums])
     samples = (Sample(row, int(label), f"{label}", "", 0, 0, "", "0" * 16) for row, label in enumerate(labels))
     paths.samples.write_bytes(line(SAMPLE_COLUMNS) + b"".join(map(sample_line, samples)))
     paths.rejects.write_bytes(line(REJECT_COLUMNS))
@@ -56,13 +59,14 @@ def synthetic_store(root: Path, rows: int, *, shards: int = 1, sparse: bool = Fa
     return root
 
 
-def _write_shard(path: Path, first: int, rows: int, *, sparse: bool) -> None:
-    random = np.random.default_rng(first)
+def _write_shard(path: Path, first: int, sums: NDArray[np.uint64], *, sparse: bool) -> None:
+    random, rows = np.random.default_rng(first), len(sums)
     with path.open("wb") as file:
         file.truncate(DATA_OFFSET + rows * ROW_BYTES)
         file.seek(DATA_OFFSET)
         for start in range(0, 0 if sparse else rows, BLOCK_ROWS):
             block = random.integers(0, 256, (min(BLOCK_ROWS, rows - start), ROW_BYTES), np.uint8)
             file.write(block.data)
+            sums[start : start + len(block)] = [row_checksum(row) for row in block]
         file.flush()
         os.fsync(file.fileno())

@@ -21,6 +21,10 @@ class BuildError(DecodeonceError):
     """A build cannot go on as asked: the source, the recipe, the decoders, the place or the rejects forbid it."""
 
 
+class StageError(DecodeonceError):
+    """A part of a store cannot be staged as asked: the rows, the place or what lies there forbid it."""
+
+
 class Stopped(DecodeonceError):
     """A build stopped early with all that is done kept: run the same command again (exit code 75)."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,10 +20,14 @@ def info(store: StoreArgument, as_json: JsonFlag = False) -> None:
     """What a store is: counts, shape, shards, statistics, recipe."""
     from decodeonce.store import open_store
 
-    manifest = open_store(store).manifest
+    opened = open_store(store)
+    manifest = opened.manifest
     facts = {
         "store": str(store),
         "rows": manifest.count,
+        "staged_part": len(opened.rows) < manifest.count,
+        "first_row": opened.rows.start,
+        "held_rows": len(opened.rows),
         "shape": list(manifest.shape),
         "dtype": manifest.dtype,
         "container": manifest.container,
@@ -107,10 +112,11 @@ def verify(store: StoreArgument, as_json: JsonFlag = False) -> None:
 def ls(store: StoreArgument) -> None:
     """List the rows, as samples.tsv has them: row, label, class, source, width, height, box, digest."""
     from decodeonce.store import open_store
-    from decodeonce.store.hashing import file_chunks
 
-    for chunk in file_chunks(open_store(store).paths.samples):
-        sys.stdout.buffer.write(chunk)
+    opened = open_store(store)
+    with open(opened.paths.samples, "rb") as file:
+        sys.stdout.buffer.write(next(file, b""))
+        sys.stdout.buffer.writelines(islice(file, opened.rows.start, opened.rows.stop))
     sys.stdout.buffer.flush()
 
 
@@ -122,5 +128,6 @@ def show(
     from decodeonce.store import open_store
 
     opened = open_store(store)
-    shown = write_sheet(opened.images[:64], out)
+    first = opened.rows[:64]
+    shown = write_sheet(opened.images[first.start : first.stop], out)
     typer.echo(f"{out}: {shown} pictures of {store}")

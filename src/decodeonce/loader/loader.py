@@ -19,7 +19,7 @@ from decodeonce.loader.epoch import Epoch, Place, Progress
 from decodeonce.loader.filling import Filler, Source
 from decodeonce.loader.meter import Meter
 from decodeonce.loader.order import SHUFFLES, Order, WindowOrder, derive_key, make_order
-from decodeonce.loader.partition import PARTITIONS, TAILS, make_partition
+from decodeonce.loader.partition import PARTITIONS, TAILS, Partition, make_partition
 from decodeonce.loader.reading import READERS, make_reader
 from decodeonce.loader.shards import ShardFiles
 from decodeonce.loader.steps import Step, plan_steps
@@ -46,7 +46,8 @@ class Loader:
     cache: "device" keeps each row of the rank's range in the device's memory from its first time on (one rank, or
     partition="range"): after that no pixels of it are read or transferred. The batches are the same.
 
-    Raises ValueError for settings that make no sense together, StoreError for a damaged store.
+    Raises ValueError for settings that make no sense together, StoreError for a damaged store, and for a staged part
+    that does not hold the rank's rows: a part goes with partition="range".
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Loader:
         opened = store if isinstance(store, Store) else open_store(store)
         self.batch_size, self.rank, self.world_size = batch_size, place.rank, place.world_size
         self._partition = make_partition(partition, len(opened), batch_size, place.rank, place.world_size, tail)
+        _check_held(opened, self._partition, partition)
         # A rank that reads every row of the order's blocks may have them read whole.
         self._owns_order = partition == "range" or place.world_size == 1
         if cache and not self._owns_order:
@@ -221,6 +223,14 @@ def _find_rank(rank: int | None, world_size: int | None) -> Rank:
     _check_whole(None, rank=rank, world_size=world_size)
     check_rank(rank, world_size)
     return Rank(rank, world_size, "given")
+
+
+def _check_held(store: Store, partition: Partition, kind: str) -> None:
+    """Once and for all: no step asks again."""
+    advice = 'take partition="range" with the world size it was staged for'
+    if kind == "range":
+        advice = f"those of rank {partition.rank} of {partition.world_size}; it was staged for another"
+    store.check_held(range(partition.first_row, partition.first_row + partition.count), advice)
 
 
 def _check_choices(**choices: tuple[str | None, tuple[str | None, ...]]) -> None:

@@ -91,7 +91,7 @@ def choose_reader(store: Store) -> tuple[str, str]:
     network = network_file_system(store.paths.root)
     if network is not None:
         return "pread", f"on {network} a mapping would fault page by page over the network"
-    nbytes, memory = len(store) * store.manifest.row_bytes, available_memory()
+    nbytes, memory = len(store.rows) * store.manifest.row_bytes, available_memory()
     if memory is not None and nbytes > memory / 2:
         return "pread", f"{nbytes / 1e9:.1f} GB of rows, more than half of {memory / 1e9:.1f} GB of available memory"
     return "mmap", "a local file system, and the rows fit into half of the available memory"

@@ -13,7 +13,7 @@ import numpy as np
 from decodeonce.errors import StoreError
 from decodeonce.loader.steps import Rows
 from decodeonce.store import Store
-from decodeonce.store.reader import check_shard, unreadable
+from decodeonce.store.checks import check_shard, unreadable
 
 
 class Span(NamedTuple):

@@ -37,8 +37,33 @@ class StorePaths:
         """The HDF5 file with one virtual dataset over all shards (hdf5 container only)."""
         return self.root / "store.h5"
 
+    @property
+    def part(self) -> Path:
+        """Which rows are here; there only in a staged part of a store."""
+        return self.root / "stage.json"
+
+    @property
+    def staging(self) -> Path:
+        """There only while a part is unfinished: what it is to become, and temporary files."""
+        return self.root / ".stage"
+
+    @property
+    def claim(self) -> Path:
+        """What becomes stage.json when all rows are there."""
+        return self.staging / "stage.json"
+
     def shard(self, index: int, suffix: str) -> Path:
         return self.root / f"images-{index:05d}{suffix}"
+
+    @property
+    def jobs(self) -> Path:
+        """Scripts and logs of jobs, beside the store: nothing in it depends on them."""
+        return self.root.absolute().with_name(f"{self.root.absolute().name}.jobs")
+
+    @property
+    def submit(self) -> Path:
+        """The script that submits them all as a chain."""
+        return self.jobs / "submit.sh"
 
     @property
     def build(self) -> Path:

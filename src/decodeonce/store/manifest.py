@@ -34,6 +34,11 @@ class Shard:
     bytes: int
     meta_xxh3: str
 
+    def held_rows(self, rows: range) -> range:
+        """Which of a store's `rows` lie in this shard, counted from its first row."""
+        start = max(rows.start - self.first_row, 0)
+        return range(start, max(start, min(rows.stop - self.first_row, self.rows)))
+
 
 @dataclass(frozen=True)
 class PictureClass:
@@ -123,6 +128,8 @@ def _no_manifest(path: Path) -> StoreError:
         return StoreError(f"{folder}: {found}; expected a store (the folder that `prep build` makes)")
     if (folder / ".build").exists():
         return StoreError(f"{folder}: an unfinished store (no {path.name}); run the same `prep build` again to go on")
+    if (folder / ".stage").exists():
+        return StoreError(f"{folder}: an unfinished part (no {path.name}); run the same `prep stage` again to go on")
     return StoreError(f"{folder}: not a store: it has no {path.name}; expected the folder that `prep build` makes")
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import bisect
-import errno
 import math
 import mmap
 import os
-import stat
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import pairwise
@@ -19,74 +17,43 @@ from numpy.typing import ArrayLike, NDArray
 
 from decodeonce.errors import StoreError
 from decodeonce.host import allow_open_files
-from decodeonce.store.containers import CONTAINERS
-from decodeonce.store.hashing import file_chunks, file_hexdigest, hexdigest
+from decodeonce.store.checks import check_file, check_shard, check_size, not_held, unreadable
 from decodeonce.store.layout import StorePaths
-from decodeonce.store.manifest import Manifest, PictureClass, Shard, SmallFile, read_manifest
+from decodeonce.store.manifest import Manifest, PictureClass, read_manifest
 from decodeonce.store.npy import npy_header
+from decodeonce.store.part import Part, read_part, rows_text
 from decodeonce.store.table import Samples
 
 Pixels = NDArray[np.uint8]
 
 
 def open_store(path: str | os.PathLike[str]) -> Store:
-    """Open the store at `path`: manifest, sizes and heads of all shards are checked, no row is read.
+    """Open the store, or the staged part of one, at `path`: manifest, sizes and heads are checked, no row is read.
 
     Raises StoreError, which names the file, what was found and what was expected.
     """
     paths = StorePaths(Path(path))
     manifest = read_manifest(paths.manifest)
+    part = read_part(paths.part, manifest)
     allow_open_files(2 * len(manifest.shards))  # a mapping keeps a descriptor, the Loader another
     for shard in manifest.shards:
         check_shard(paths.root / shard.file, shard, manifest.container)
     for name, facts in manifest.files.items():
         check_size(paths.root / name, facts.bytes)
-    return Store(paths, manifest)
-
-
-def unreadable(path: Path, error: OSError) -> StoreError:
-    """What is to be said when the operating system does not open or map a shard."""
-    advice = "; allow more of them with `ulimit -n`" if error.errno == errno.EMFILE else ""
-    return StoreError(f"{path}: cannot be opened: {error.strerror}{advice}")
-
-
-def check_size(path: Path, expected: int, *, longer_is_fine: bool = False) -> None:
-    """Raise StoreError unless the file has the size its manifest gives."""
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        raise StoreError(f"{path}: missing, expected a file of {expected} bytes; run `prep verify`") from None
-    if not stat.S_ISREG(status.st_mode):
-        raise StoreError(f"{path}: a folder or device, expected a file of {expected} bytes; run `prep verify`")
-    found = status.st_size
-    if found != expected and not (longer_is_fine and found > expected):
-        raise StoreError(f"{path}: {found} bytes, expected {expected}; run `prep verify`")
-
-
-def check_file(path: Path, facts: SmallFile) -> None:
-    """Raise StoreError unless a small file has the size and digest of its manifest."""
-    check_size(path, facts.bytes)
-    if (found := file_hexdigest(file_chunks(path))) != facts.xxh3:
-        raise StoreError(f"{path}: its bytes are not those written: xxh3_64 {found}, expected {facts.xxh3}; restore it")
-
-
-def check_shard(path: Path, shard: Shard, container: str) -> None:
-    """Raise StoreError unless size, magic and head of a shard are as the manifest says."""
-    check_size(path, shard.bytes, longer_is_fine=True)
-    with open(path, "rb", buffering=0) as file:
-        head = file.read(shard.data_offset)
-    CONTAINERS[container].check_magic(path, head)
-    if hexdigest(head) != shard.meta_xxh3:
-        raise StoreError(f"{path}: its first {shard.data_offset} bytes are not those written; run `prep verify`")
+    return Store(paths, manifest, part)
 
 
 class Store:
-    """A finished store, read-only: `images`, `labels` (count,) int64, `classes`, `samples`, `manifest`."""
+    """A finished store, read-only: `images`, `labels` (count,) int64, `classes`, `samples`, `manifest`.
 
-    def __init__(self, paths: StorePaths, manifest: Manifest) -> None:
+    `rows` are those whose images are here: all, or those of a staged part. Everything else is there for every row.
+    """
+
+    def __init__(self, paths: StorePaths, manifest: Manifest, part: Part | None = None) -> None:
         self.paths = paths
         self.manifest = manifest
-        self.images = Images(paths, manifest)
+        self.rows = part.held if part else range(manifest.count)
+        self.images = Images(paths, manifest, self.rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return open_store, (self.paths.root,)  # another process opens it anew: a pickle holds no rows
@@ -97,7 +64,13 @@ class Store:
     def __repr__(self) -> str:
         height, width, channels = self.manifest.shape
         rows = f"{len(self)} x {height}x{width}x{channels} uint8"
-        return f"<Store {self.paths.root}: {rows}, {len(self.classes)} classes>"
+        held = "" if len(self.rows) == len(self) else f", {rows_text(self.rows)} here"
+        return f"<Store {self.paths.root}: {rows}, {len(self.classes)} classes{held}>"
+
+    def check_held(self, rows: range, advice: str) -> None:
+        """Raise StoreError, which ends with the advice, unless these rows (at least one) are all here."""
+        if rows[0] not in self.rows or rows[-1] not in self.rows:
+            raise not_held(self.paths.root, self.rows, len(self), rows, advice)
 
     @property
     def classes(self) -> tuple[PictureClass, ...]:
@@ -153,13 +126,15 @@ class Images:
     """All shards of a store as one read-only array (count, H, W, C) uint8; mapped when first touched.
 
     An integer, or a slice of step 1 within one shard, gives a view of the mapping; anything else gives a new array.
-    Indexes mean what they mean for a NumPy array; None and masks of more than one dimension may not come first.
+    Indexes mean what they mean for a NumPy array; None and masks of more than one dimension may not come first. Asking
+    for a row that a staged part does not hold is a StoreError.
     """
 
     dtype = np.dtype(np.uint8)
 
-    def __init__(self, paths: StorePaths, manifest: Manifest) -> None:
+    def __init__(self, paths: StorePaths, manifest: Manifest, held: range) -> None:
         self.shape = (manifest.count, *manifest.shape)
+        self._root, self._held = paths.root, held
         self._paths = [paths.root / shard.file for shard in manifest.shards]
         self._shards = manifest.shards
         self._first_rows = [shard.first_row for shard in manifest.shards]
@@ -190,7 +165,7 @@ class Images:
         """images[first, *rest]: the rows are picked here, the rest is NumPy's, which pairs lists with lists."""
         if _is_number(first):
             shard, row = self._place(int(first))
-            rows, index = self.shard(shard), (row, *rest)
+            rows, index = self._mapping(shard), (row, *rest)
         elif first is Ellipsis or isinstance(first, slice):
             rows, index = self[first], (first if first is Ellipsis else slice(None), *rest)
         else:
@@ -214,16 +189,27 @@ class Images:
             raise ValueError(f"out is {out.dtype} {out.shape}, expected C-contiguous uint8 {shape}")
         if not len(numbers):
             return out
+        if len(self._held) < len(self):
+            self._check_held(int(numbers.min()), int(numbers.max()))
         shards = np.searchsorted(self._first_rows, numbers, side="right") - 1
         for start, end in runs(shards[1:] != shards[:-1]):
             shard = int(shards[start])
             local = numbers[start:end] - self._first_rows[shard]
             # mode="clip" writes straight into out; the default "raise" buffers all of it (numpy's documentation)
-            np.take(self.shard(shard), local, axis=0, out=out[start:end], mode="clip")
+            np.take(self._mapping(shard), local, axis=0, out=out[start:end], mode="clip")
         return out
 
     def shard(self, index: int) -> Pixels:
-        """One shard's rows (rows, H, W, C), mapped read-only."""
+        """One shard's rows (rows, H, W, C), mapped read-only; StoreError where a staged part does not hold them all."""
+        shard = self._shards[index]
+        self._check_held(shard.first_row, shard.first_row + shard.rows - 1)
+        return self._mapping(index)
+
+    def _check_held(self, first: int, last: int) -> None:
+        if first not in self._held or last not in self._held:
+            raise not_held(self._root, self._held, len(self), range(first, last + 1))
+
+    def _mapping(self, index: int) -> Pixels:
         if index not in self._mapped:
             self._mapped[index] = self._map(index)
         return self._mapped[index]
@@ -242,6 +228,7 @@ class Images:
         wanted, row = row, row + len(self) if row < 0 else row
         if not 0 <= row < len(self):
             raise IndexError(f"row {wanted} of a store with {len(self)}")
+        self._check_held(row, row)
         shard = bisect.bisect_right(self._first_rows, row) - 1
         return shard, row - self._first_rows[shard]
 
@@ -249,7 +236,7 @@ class Images:
         if step == 1 and start < stop:
             (first, a), (last, b) = self._place(start), self._place(stop - 1)
             if first == last:
-                return self.shard(first)[a : b + 1]
+                return self._mapping(first)[a : b + 1]
         return self.take(np.arange(start, stop, step))
 
 

@@ -12,18 +12,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.errors import StoreError
+from decodeonce.store.checks import check_file, check_shard, check_size
 from decodeonce.store.files import page_aligned_buffer, read_at
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import StorePaths
 from decodeonce.store.manifest import Manifest, Shard, read_manifest
-from decodeonce.store.reader import Store, check_file, check_shard, check_size, runs
+from decodeonce.store.part import read_part
+from decodeonce.store.reader import Store, runs
 
 READ_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
 class Report:
-    """What `verify_store` found; `bad_rows` are ranges [first, last], `problems` a sentence for each bad file."""
+    """What `verify_store` found in so many `rows`.
+
+    `bad_rows` are ranges [first, last], `problems` a sentence for each bad file.
+    """
 
     ok: bool
     rows: int
@@ -35,7 +40,9 @@ class Report:
 def verify_store(
     path: str | os.PathLike[str], *, threads: int = 1, progress: Callable[[int], None] | None = None
 ) -> Report:
-    """Read all of the store at `path` and report what differs from what was written; raises only OSError.
+    """Read all of the store, or staged part, at `path` and report what differs from what was written.
+
+    Raises only OSError. Of a part the rows that it holds are read, and numbered as in the store.
 
     `progress` is called with the number of rows checked since its last call, from any of the `threads`.
     """
@@ -44,17 +51,20 @@ def verify_store(
         manifest = read_manifest(paths.manifest)
     except StoreError as error:
         return Report(False, 0, [], [paths.manifest.name], [str(error)])
+    try:
+        store = Store(paths, manifest, read_part(paths.part, manifest))
+    except StoreError as error:
+        return Report(False, 0, [], [paths.part.name], [str(error)])
     problems = dict(_bad_files(paths, manifest))
     bad: list[int] = []
     if "checksums.npy" not in problems:
-        store = Store(paths, manifest)
         try:
             bad = _bad_row_numbers(store, store.checksums, threads, progress or (lambda rows: None))
         except StoreError as error:
             problems["checksums.npy"] = str(error)
     return Report(
         ok=not bad and not problems,
-        rows=manifest.count,
+        rows=len(store.rows),
         bad_rows=_ranges(bad),
         bad_files=sorted(problems),
         problems=[problems[name] for name in sorted(problems)],
@@ -82,9 +92,10 @@ def _bad_row_numbers(
 ) -> list[int]:
     step = max(1, READ_BYTES // store.manifest.row_bytes)
     pieces = [
-        (shard, first, min(first + step, shard.rows))
+        (shard, first, min(first + step, held.stop))
         for shard in store.manifest.shards
-        for first in range(0, shard.rows, step)
+        for held in [shard.held_rows(store.rows)]
+        for first in range(held.start, held.stop, step)
     ]
 
     def check(piece: tuple[Shard, int, int]) -> list[int]:

@@ -1,0 +1,63 @@
+"""`prep stage`: a node's rows of a store to its own disk or memory."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Dest = Annotated[Path, typer.Argument(help="A new folder on the node's own disk, or in /dev/shm.", metavar="DEST")]
+
+
+def stage(
+    store: Annotated[Path, typer.Argument(help="A finished store.", metavar="STORE")],
+    dest: Dest,
+    rank: Annotated[int | None, typer.Option(help="Stage this rank's rows.")] = None,
+    world_size: Annotated[int | None, typer.Option(help="How many ranks share the store.")] = None,
+    node: Annotated[int | None, typer.Option(help="Stage this node's rows: those of all its ranks.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="How many nodes share the store.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads that copy. (default: 8)")] = None,
+) -> None:
+    """Copy a node's rows of a store to DEST, for a Loader with partition="range"; run it again after a kill.
+
+    Node K of N gets what ranks K*g .. K*g+g-1 of N*g take. Without numbers, the launcher's are taken: under
+    `srun --ntasks-per-node=1`, or mpiexec with one process a node, each node stages its own.
+    """
+    part, parts, who = _share(rank, world_size, node, nodes)
+    from decodeonce.cli.progress import count_bar
+    from decodeonce.store import open_store, part_rows, stage_store
+    from decodeonce.store.part import rows_text
+    from decodeonce.store.stage import THREADS
+
+    opened = open_store(store)
+    rows = part_rows(len(opened), part, parts)
+    typer.echo(f"{dest}: {rows_text(rows)} of the {len(opened)} of {store}, for {who}")
+    started = time.monotonic()
+    with count_bar("rows", total=len(rows)) as bar:
+        staged = stage_store(opened, dest, rows=rows, threads=threads or THREADS, progress=bar.update)
+    seconds = max(time.monotonic() - started, 1e-3)
+    size = staged.copied * opened.manifest.row_bytes / 1e9
+    there = f"{len(rows) - staged.copied} of {len(rows)} rows were there already"
+    typer.echo(f"{dest}: done, {size:.3f} GB copied in {seconds:.1f} s ({size / seconds:.2f} GB/s); {there}")
+
+
+def _share(rank: int | None, world_size: int | None, node: int | None, nodes: int | None) -> tuple[int, int, str]:
+    """Which part of how many is asked for, and by whom; a usage error where that makes no sense."""
+    from decodeonce.launch import check_rank, find_rank
+
+    pairs = (("--rank", rank, "--world-size", world_size), ("--node", node, "--nodes", nodes))
+    given = [pair for pair in pairs if pair[1] is not None or pair[3] is not None]
+    if len(given) == 2:
+        raise typer.BadParameter("a --rank and a --node; give one of them")
+    try:
+        for name, number, size_name, size in given:
+            if number is None or size is None:
+                raise ValueError(f"{name} and {size_name} go together; give both, or neither")
+            check_rank(number, size, name, size_name)
+            return number, size, f"{name[2:]} {number} of {size}"
+        found = find_rank()
+        return found.rank, found.world_size, str(found)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None

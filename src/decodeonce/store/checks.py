@@ -1,0 +1,57 @@
+"""Are files those that a manifest speaks of; and what is said where they are not."""
+
+from __future__ import annotations
+
+import errno
+import stat
+from pathlib import Path
+
+from decodeonce.errors import StoreError
+from decodeonce.store.containers import CONTAINERS
+from decodeonce.store.hashing import file_chunks, file_hexdigest, hexdigest
+from decodeonce.store.manifest import Shard, SmallFile
+from decodeonce.store.part import rows_text
+
+
+def unreadable(path: Path, error: OSError) -> StoreError:
+    """What is to be said when the operating system does not open or map a shard."""
+    advice = "; allow more of them with `ulimit -n`" if error.errno == errno.EMFILE else ""
+    return StoreError(f"{path}: cannot be opened: {error.strerror}{advice}")
+
+
+def not_held(
+    root: Path, held: range, count: int, asked: range, advice: str = "stage those, or open the whole store"
+) -> StoreError:
+    """What is to be said to whoever asks a staged part for rows that were left in its store."""
+    what = f"a staged part, which holds {rows_text(held)} of {count}"
+    return StoreError(f"{root}: {what}; asked for {rows_text(asked)}: {advice}")
+
+
+def check_size(path: Path, expected: int, *, longer_is_fine: bool = False) -> None:
+    """Raise StoreError unless the file has the size its manifest gives."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        raise StoreError(f"{path}: missing, expected a file of {expected} bytes; run `prep verify`") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise StoreError(f"{path}: a folder or device, expected a file of {expected} bytes; run `prep verify`")
+    found = status.st_size
+    if found != expected and not (longer_is_fine and found > expected):
+        raise StoreError(f"{path}: {found} bytes, expected {expected}; run `prep verify`")
+
+
+def check_file(path: Path, facts: SmallFile) -> None:
+    """Raise StoreError unless a small file has the size and digest of its manifest."""
+    check_size(path, facts.bytes)
+    if (found := file_hexdigest(file_chunks(path))) != facts.xxh3:
+        raise StoreError(f"{path}: its bytes are not those written: xxh3_64 {found}, expected {facts.xxh3}; restore it")
+
+
+def check_shard(path: Path, shard: Shard, container: str) -> None:
+    """Raise StoreError unless size, magic and head of a shard are as the manifest says."""
+    check_size(path, shard.bytes, longer_is_fine=True)
+    with open(path, "rb", buffering=0) as file:
+        head = file.read(shard.data_offset)
+    CONTAINERS[container].check_magic(path, head)
+    if hexdigest(head) != shard.meta_xxh3:
+        raise StoreError(f"{path}: its first {shard.data_offset} bytes are not those written; run `prep verify`")

@@ -1,0 +1,211 @@
+"""Staging: a range of a store's rows copied to a node's own disk or memory, as a part that readers open like a store.
+
+A part is unfinished, and nobody opens it, until store.json is there; that is written last. Until then `.stage/` says
+what it is to become. What was copied before a kill is found by looking: bytes that are no hole and rows that check.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from decodeonce.errors import StageError, StoreError
+from decodeonce.store.checks import check_file
+from decodeonce.store.copying import RowCopier
+from decodeonce.store.files import data_ranges, locked, naming, reserve, sync_file, sync_folder, write_at, write_atomic
+from decodeonce.store.hashing import file_chunks, hexdigest
+from decodeonce.store.layout import StorePaths
+from decodeonce.store.manifest import Manifest, Shard, SmallFile, parse_manifest
+from decodeonce.store.part import Part, read_part, rows_text
+from decodeonce.store.reader import Store, open_store
+
+# More than the cores: most of the time they wait for storage, each for one read or write.
+THREADS = 8
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What `stage_store` did: the part holds `rows`; `copied` of them were copied, the others were there already."""
+
+    rows: range
+    copied: int
+
+
+def stage_store(
+    source: Store,
+    dest: str | os.PathLike[str],
+    *,
+    rows: range,
+    threads: int = THREADS,
+    progress: Callable[[int], None] | None = None,
+) -> Staged:
+    """Make the folder `dest` a part of the store `source` that holds `rows` (see part_rows), each checked on its way.
+
+    May be killed at any moment and called again: it goes on. Who comes while another stages there waits, and finds it
+    done. `progress` is called with the number of rows since its last call, from any of the `threads`.
+
+    Raises StageError where the rows, the place, what lies there or too little space forbid it, StoreError where the
+    source is damaged, OSError. Nothing that lay in `dest` before is removed.
+    """
+    part, paths = Part(source.manifest.digest, rows.start, len(rows)), StorePaths(Path(dest))
+    _check_rows(source, rows)
+    _make_folder(source, paths.root)
+    with locked(paths.root):
+        copied = 0
+        if not _is_finished(source, paths, rows):
+            claimed = _is_claimed(source, paths, part)
+            _check_space(source.manifest, paths.root, rows)
+            if not claimed:
+                paths.staging.mkdir(exist_ok=True)
+                write_atomic(paths.claim, [part.to_bytes()])
+            copied = _fill(source, paths, rows, threads, progress or (lambda rows: None))
+            _publish(source, paths, part)
+        shutil.rmtree(paths.staging, ignore_errors=True)
+    return Staged(rows, copied)
+
+
+def _check_rows(source: Store, rows: range) -> None:
+    if not rows:
+        raise StageError(f"{source.paths.root}: no rows to stage: more parts than its {len(source)} rows; take fewer")
+    if rows.step != 1 or rows[0] < 0 or rows[-1] >= len(source):
+        raise StageError(
+            f"{source.paths.root}: {rows} to stage, expected a range of step 1 within 0..{len(source) - 1}"
+        )
+    source.check_held(rows, "stage from the whole store")
+
+
+def _make_folder(source: Store, root: Path) -> None:
+    whole = root.resolve()
+    for folder in (whole, *whole.parents):
+        if folder.exists() and folder.samefile(source.paths.root):
+            raise StageError(f"{root}: lies in the store to be staged; give a folder elsewhere, on the node's own disk")
+    if whole.exists() and not whole.is_dir():
+        raise StageError(f"{root}: a file, expected a new or empty folder")
+    if not whole.exists():
+        whole.mkdir(parents=True, exist_ok=True)
+        sync_folder(whole.parent)
+
+
+def _is_finished(source: Store, paths: StorePaths, rows: range) -> bool:
+    """Whether all of this part is there already, by names, sizes and heads; StageError where another store is."""
+    if not paths.manifest.exists():
+        return False
+    advice = "remove it, or give another folder"
+    try:
+        found = open_store(paths.root)
+    except StoreError as error:
+        raise StageError(f"{paths.root}: a damaged store or part: {error}; {advice}") from None
+    expected = f"expected {rows_text(rows)} of {source.paths.root}"
+    if found.manifest.digest != source.manifest.digest:
+        raise StageError(f"{paths.root}: holds another store (digest {found.manifest.digest}), {expected}; {advice}")
+    if found.rows != rows:
+        raise StageError(f"{paths.root}: holds {rows_text(found.rows)} of that store, {expected}; {advice}")
+    return True
+
+
+def _is_claimed(source: Store, paths: StorePaths, part: Part) -> bool:
+    """Whether the folder is to become this part; StageError where it is to become something else, or is not ours."""
+    advice = "remove it, or give another folder"
+    try:
+        found = read_part(paths.claim, source.manifest)
+    except StoreError as error:
+        raise StageError(f"{paths.root}: an unfinished part, not of this store ({error}); {advice}") from None
+    if found is not None and found != part:
+        what = f"an unfinished part, {rows_text(found.held)}, expected {rows_text(part.held)}"
+        raise StageError(f"{paths.root}: {what}; finish it with those, or {advice}")
+    foreign = sorted(set(os.listdir(paths.root)) - {paths.staging.name})
+    if found is None and foreign:
+        raise StageError(f"{paths.root}: {foreign[0]!r} is in it; expected a new or empty folder")
+    return found is not None
+
+
+def _fill(source: Store, paths: StorePaths, rows: range, threads: int, progress: Callable[[int], None]) -> int:
+    """Everything but stage.json and store.json, durably; returns the number of rows that were copied."""
+    manifest = source.manifest
+    for name, facts in manifest.files.items():
+        _copy_small(source.paths.root / name, paths.root / name, facts, paths.staging)
+    written = [
+        _make_shard(source.paths.root / shard.file, paths.root / shard.file, manifest, shard, rows)
+        for shard in manifest.shards
+    ]
+    checksums = np.array(Store(paths, manifest).checksums[rows.start : rows.stop])
+    copied = RowCopier(source, paths.root, rows, checksums, written, progress).run(threads)
+    for shard in manifest.shards:
+        sync_file(paths.root / shard.file)
+    sync_folder(paths.root)
+    return copied
+
+
+def _check_space(manifest: Manifest, root: Path, rows: range) -> None:
+    """Raise StageError where the disk has less room than what is not there yet takes; a quota shows when reserving."""
+    needed = len(rows) * manifest.row_bytes
+    needed += sum(s.data_offset for s in manifest.shards) + sum(f.bytes for f in manifest.files.values())
+    there = sum(entry.stat().st_blocks * 512 for entry in os.scandir(root) if entry.is_file())
+    disk = os.statvfs(root)
+    free = disk.f_bavail * disk.f_frsize
+    if disk.f_blocks and needed - there > free:  # a tmpfs without a limit has no blocks
+        raise StageError(
+            f"{root}: {free / 1e9:.3f} GB free, {(needed - there) / 1e9:.3f} GB needed for {rows_text(rows)} "
+            f"of {manifest.count}; make room, or stage less to each node"
+        )
+
+
+def _copy_small(source: Path, dest: Path, facts: SmallFile, scratch: Path) -> None:
+    if dest.exists():
+        try:
+            return check_file(dest, facts)
+        except StoreError:
+            pass  # of an earlier attempt, and damaged since: once more
+
+    def checked() -> Iterator[bytes]:
+        state = xxhash.xxh3_64()
+        with naming(source):
+            for chunk in file_chunks(source):
+                state.update(chunk)
+                yield chunk
+        if state.hexdigest() != facts.xxh3:  # before it has its name
+            raise StoreError(f"{source}: its bytes are not those written; run `prep verify {source.parent}`")
+
+    with naming(dest):
+        write_atomic(dest, checked(), scratch=scratch)
+
+
+def _make_shard(source: Path, dest: Path, manifest: Manifest, shard: Shard, rows: range) -> list[range]:
+    """A sparse file of the shard's size with its head, and space for those of `rows` that lie in it.
+
+    Returns where something was written by an earlier attempt: looked up once, and before space is reserved, because
+    a tmpfs goes through every page, reserved ones too, to find the next hole or data.
+    """
+    with open(source, "rb", buffering=0) as file:
+        head = file.read(shard.data_offset)
+    if hexdigest(head) != shard.meta_xxh3:
+        raise StoreError(f"{source}: its first {shard.data_offset} bytes are not those written; run `prep verify`")
+    held, size = shard.held_rows(rows), manifest.row_bytes
+    start, end = (shard.data_offset + row * size for row in (held.start, held.stop))
+    fd = os.open(dest, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        with naming(dest):
+            os.ftruncate(fd, shard.bytes)
+            written = data_ranges(fd, start, end)
+            if held:
+                reserve(fd, end - start, dest, offset=start)
+            write_at(fd, memoryview(head), 0)
+            return written
+    finally:
+        os.close(fd)
+
+
+def _publish(source: Store, paths: StorePaths, part: Part) -> None:
+    encoded = source.paths.manifest.read_bytes()
+    if parse_manifest(encoded, source.paths.manifest).digest != part.store:
+        raise StageError(
+            f"{source.paths.root}: became another store while it was staged; remove {paths.root}, once more"
+        )
+    write_atomic(paths.part, [part.to_bytes()], scratch=paths.staging)
+    write_atomic(paths.manifest, [encoded], scratch=paths.staging)

@@ -1,0 +1,217 @@
+"""`prep stage` as a person, or a job script, runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+from decodeonce import open_store
+from decodeonce.cli.app import app
+from decodeonce.store import part_rows
+from tests.stores import make_store, random_images
+
+COUNT = 50
+IMAGES = random_images(COUNT)
+LAUNCHERS = ("RANK", "WORLD_SIZE", "OMPI_", "PMI_", "SLURM_")
+
+
+def run(*arguments: object, **variables: str) -> Result:
+    """Run `prep` within this process, with these variables of a launcher and no other."""
+    environ: dict[str, str | None] = {name: None for name in os.environ if name.startswith(LAUNCHERS)}
+    return CliRunner().invoke(app, list(map(str, arguments)), env={**environ, **variables})
+
+
+def prep(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The same in a process of its own, as a person would."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    command = [sys.executable, "-m", "decodeonce.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**environ, **variables})
+
+
+def assert_fails(result: subprocess.CompletedProcess[str], code: int, told: str) -> None:
+    assert (result.returncode, result.stderr.count("\n")) == (code, 1), result.stderr
+    assert result.stderr.startswith("prep: error: ")
+    assert told in result.stderr
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("stage") / "train.store", IMAGES, shard_rows=20)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "share", "who"),
+    [
+        (("--node", 1, "--nodes", 3), {}, (1, 3), "node 1 of 3"),
+        (("--rank", 2, "--world-size", 7), {"RANK": "0", "WORLD_SIZE": "2"}, (2, 7), "rank 2 of 7"),
+        ((), {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}, (3, 4), "rank 3 of 4 (Slurm)"),
+        ((), {}, (0, 1), "rank 0 of 1 (no launcher)"),
+    ],
+)
+def test_a_node_gets_its_rows_and_is_told_which(
+    store: Path,
+    tmp_path: Path,
+    arguments: tuple[object, ...],
+    variables: dict[str, str],
+    share: tuple[int, int],
+    who: str,
+) -> None:
+    dest = tmp_path / "local/part"
+    result = run("stage", store, dest, *arguments, **variables)
+    assert result.exit_code == 0
+    rows = part_rows(COUNT, *share)
+    first, second = result.stdout.splitlines()
+    assert first == f"{dest}: rows {rows[0]}..{rows[-1]} of the {COUNT} of {store}, for {who}"
+    assert second.startswith(f"{dest}: done, 0.000 GB copied in ")
+    assert second.endswith(f"; 0 of {len(rows)} rows were there already")
+    staged = open_store(dest)
+    assert staged.rows == rows
+    np.testing.assert_array_equal(staged.images[rows.start : rows.stop], IMAGES[rows.start : rows.stop])
+    again = run("stage", store, dest, *arguments, **variables)
+    assert again.exit_code == 0
+    assert again.stdout.endswith(f"; {len(rows)} of {len(rows)} rows were there already\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--node", 1), "--node and --nodes go together"),
+        (("--nodes", 1), "--node and --nodes go together"),
+        (("--rank", 0), "--rank and --world-size go together"),
+        (("--world-size", 3), "--rank and --world-size go together"),
+        (("--rank", 0, "--world-size", 2, "--node", 0, "--nodes", 2), "give one of them"),
+        (("--rank", 0, "--nodes", 2), "give one of them"),
+        (("--node", 2, "--nodes", 2), "--node is 2 and --nodes 2"),
+        (("--rank", -1, "--world-size", 2), "--rank is -1 and --world-size 2"),
+        (("--rank", 0, "--world-size", 0), "--rank is 0 and --world-size 0"),
+        (("--threads", 0), "--threads"),
+    ],
+)
+def test_wrong_usage(store: Path, tmp_path: Path, arguments: tuple[object, ...], told: str) -> None:
+    result = run("stage", store, tmp_path / "p", *arguments)
+    assert result.exit_code == 2
+    assert told in " ".join(result.output.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_is_among_the_commands_and_explains_itself() -> None:
+    assert "\n  stage " in run("--help").output
+    told = run("stage", "--help").output
+    assert all(
+        option in told for option in ("--rank", "--world-size", "--node", "--nodes", "--threads", "a Loader with")
+    )
+
+
+def test_wrong_usage_and_a_launcher_that_makes_no_sense_are_one_line(store: Path, tmp_path: Path) -> None:
+    assert_fails(prep("stage", store, tmp_path / "p", "--rank", 3), 2, "--rank and --world-size go together")
+    assert_fails(prep("stage", store, tmp_path / "p", RANK="x", WORLD_SIZE="2"), 2, "RANK is 'x'")
+
+
+def test_failures_are_one_line(store: Path, tmp_path: Path) -> None:
+    assert_fails(prep("stage", store, tmp_path / "p", "--node", 0, "--nodes", 51), 1, "no rows to stage")
+    assert_fails(prep("stage", store, store / "p"), 1, "lies in the store to be staged")
+    assert_fails(prep("stage", tmp_path, tmp_path / "p"), 1, "not a store")
+    assert_fails(prep("stage", store, "/proc/p"), 1, "/proc/p")
+    damaged = Path(shutil.copytree(store, tmp_path / "damaged"))
+    with open(damaged / "images-00001.npy", "r+b") as shard:
+        shard.seek(4096 + 3 * 144)
+        shard.write(bytes(144))
+    assert_fails(prep("stage", damaged, tmp_path / "p"), 1, "images-00001.npy: row 23 is not what was written")
+    assert_fails(prep("info", tmp_path / "p"), 1, "an unfinished part")
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 128 KiB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a tmpfs needs root")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no tmpfs can be mounted here")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_is_one_line_too(store: Path, full_disk: Path) -> None:
+    (full_disk / "hog").write_bytes(bytes(96 << 10))  # the bytes fit, but not the pages that they lie in
+    assert_fails(prep("stage", store, full_disk / "p"), 1, "No space left on device; make room")
+    assert_fails(prep("stage", store, full_disk / "q"), 1, "GB needed for rows 0..49 of 50; make room")
+    (full_disk / "hog").unlink()
+    assert prep("stage", store, full_disk / "p").returncode == 0
+
+
+def test_a_part_says_what_it_is(store: Path, tmp_path: Path) -> None:
+    part = tmp_path / "part"
+    assert run("stage", store, part, "--node", 1, "--nodes", 5).exit_code == 0
+    info, whole = (json.loads(run("info", path, "--json").stdout) for path in (part, store))
+    assert (info.pop("store"), whole.pop("store")) == (str(part), str(store))
+    staged = {"staged_part": True, "first_row": 10, "held_rows": 10}
+    assert whole == {**info, "staged_part": False, "first_row": 0, "held_rows": COUNT}
+    assert info == {**info, **staged}
+    assert json.loads(run("verify", part, "--json").stdout) == {
+        "ok": True,
+        "rows": 10,
+        "bad_rows": [],
+        "bad_files": [],
+    }
+    lines = run("ls", store).stdout.splitlines(keepends=True)
+    assert len(lines) == COUNT + 1
+    assert run("ls", part).stdout.splitlines(keepends=True) == [lines[0], *lines[11:21]]
+    assert run("show", part, "--out", tmp_path / "sheet.png").exit_code == 0
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        np.testing.assert_array_equal(np.asarray(sheet)[4:12, 4:10], IMAGES[10])
+
+
+@pytest.mark.parametrize("rename", [1, 7])
+def test_a_signal_stops_it_with_75_and_the_same_command_goes_on(store: Path, tmp_path: Path, rename: int) -> None:
+    script = (
+        "import os, signal, sys\n"
+        f"left = {rename}\n"
+        "def at(event, args):\n"
+        "    global left\n"
+        "    left -= event == 'os.rename'\n"
+        "    if event == 'os.rename' and left == 0:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "sys.addaudithook(at)\n"
+        f"sys.argv = ['prep', 'stage', {str(store)!r}, {str(tmp_path / 'p')!r}]\n"
+        "from decodeonce.cli import main\n"
+        "main()"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (result.returncode, result.stderr.count("\n")) == (75, 1)
+    assert result.stderr.startswith("prep: stopped: SIGTERM; what is done is kept: run the same command again")
+    assert_fails(prep("info", tmp_path / "p"), 1, "run the same `prep stage` again to go on")
+    assert prep("stage", store, tmp_path / "p").returncode == 0
+    assert prep("verify", tmp_path / "p").returncode == 0
+
+
+def test_two_ranks_of_a_node_by_mistake(store: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "decodeonce.cli",
+        "stage",
+        str(store),
+        str(tmp_path / "p"),
+        "--node=0",
+        "--nodes=2",
+    ]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    told = sorted(process.communicate()[0].splitlines()[1].split("; ")[1] for process in both)
+    assert told == ["0 of 25 rows were there already", "25 of 25 rows were there already"]
+    assert [process.returncode for process in both] == [0, 0]
+    assert prep("verify", tmp_path / "p").returncode == 0

@@ -1,0 +1,128 @@
+"""A Loader over a staged part gives the very batches that it gives over the whole store, and nothing else."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader
+
+from decodeonce import Loader, StoreDataset, open_store
+from decodeonce.errors import StoreError
+from decodeonce.loader import reading
+from decodeonce.loader.order import SHUFFLES
+from decodeonce.loader.partition import TAILS, RangePartition
+from decodeonce.store import part_rows, stage_store
+from tests.loader.conftest import COUNT
+from tests.loader.test_cache import contents
+from tests.stores import make_store, random_images
+
+BATCH = 7
+# Nodes, and ranks on each.
+WORLDS = [(1, 2), (2, 1), (2, 3), (4, 1)]
+Parts = dict[int, list[Path]]
+
+
+@pytest.fixture(scope="module")
+def parts(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Parts:
+    """For each number of nodes the part of each of them."""
+    folder, whole = tmp_path_factory.mktemp("parts"), open_store(store)
+    for nodes in (1, 2, 4):
+        for node in range(nodes):
+            stage_store(whole, folder / f"{node}-of-{nodes}", rows=part_rows(COUNT, node, nodes))
+    return {nodes: [folder / f"{node}-of-{nodes}" for node in range(nodes)] for nodes in (1, 2, 4)}
+
+
+@given(st.integers(1, 10**7), st.integers(1, 5000), st.data())
+def test_a_rank_has_the_rows_of_its_part(count: int, world_size: int, data: st.DataObject) -> None:
+    rank = data.draw(st.integers(0, world_size - 1))
+    share = RangePartition(count, 1, rank, world_size, "keep")
+    assert part_rows(count, rank, world_size) == range(share.first_row, share.first_row + share.count)
+
+
+def assert_same_batches(store: Path, part: Path, settings: dict[str, Any], **more: Any) -> None:
+    with Loader(part, **settings, **more) as staged, Loader(store, **settings) as whole:
+        assert len(staged) == len(whole)
+        assert contents(staged, 2) == contents(whole, 2)
+        staged.load_state_dict(whole.state_dict() | {"rows_consumed": BATCH})
+        whole.load_state_dict(staged.state_dict())
+        assert contents(staged, 1) == contents(whole, 1)
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("reader", ["mmap", "pread"])
+def test_batches_are_those_of_the_whole_store(store: Path, parts: Parts, shuffle: str, tail: str, reader: str) -> None:
+    for nodes, ranks in WORLDS:
+        for rank in range(nodes * ranks):
+            settings = {"batch_size": BATCH, "shuffle": shuffle, "tail": tail, "reader": reader, "seed": 3}
+            settings |= {"partition": "range", "rank": rank, "world_size": nodes * ranks}
+            assert_same_batches(store, parts[nodes][rank // ranks], settings)
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_from_the_devices_memory_too(store: Path, parts: Parts, rank: int) -> None:
+    settings = {"batch_size": BATCH, "tail": "keep", "partition": "range", "rank": rank, "world_size": 4}
+    assert_same_batches(store, parts[2][rank // 2], settings, cache="device")
+
+
+def test_hdf5_and_columns(tmp_path: Path) -> None:
+    columns = {"weight": np.linspace(0, 1, 30, dtype="<f4")}
+    whole = make_store(tmp_path / "s", random_images(30), shard_rows=7, container="hdf5", columns=columns)
+    stage_store(open_store(whole), tmp_path / "p", rows=part_rows(30, 1, 2))
+    settings: dict[str, Any] = {"batch_size": 4, "partition": "range", "rank": 1, "world_size": 2, "tail": "pad"}
+    with Loader(tmp_path / "p", **settings) as staged, Loader(whole, **settings) as other:
+        for batch, expected in zip(staged, other, strict=True):
+            assert torch.equal(batch.images, expected.images)
+            assert torch.equal(batch.columns["weight"], expected.columns["weight"])
+
+
+def test_a_part_that_is_everything_goes_with_any_partition(store: Path, parts: Parts) -> None:
+    for rank in range(2):
+        settings = {"batch_size": BATCH, "partition": "global", "rank": rank, "world_size": 2}
+        assert_same_batches(store, parts[1][0], settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, r'asked for rows 0\.\.59: take partition="range" with the world size it was staged for'),
+        ({"rank": 0, "world_size": 2}, r'asked for rows 0\.\.59: take partition="range"'),
+        ({"partition": "range", "rank": 0, "world_size": 1}, r"asked for rows 0\.\.59: those of rank 0 of 1"),
+        ({"partition": "range", "rank": 1, "world_size": 2}, r"asked for rows 30\.\.59: those of rank 1 of 2"),
+        ({"partition": "range", "rank": 1, "world_size": 3}, r"asked for rows 20\.\.39: those of rank 1 of 3"),
+    ],
+)
+def test_a_rank_whose_rows_are_elsewhere_is_told_at_once(parts: Parts, settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(StoreError, match=rf"0-of-2: a staged part, which holds rows 0\.\.29 of 60; {told}"):
+        Loader(parts[2][0], batch_size=2, **settings)
+    with pytest.raises(StoreError, match=told):
+        Loader(open_store(parts[2][0]), batch_size=2, cache=None, **settings)
+
+
+def test_a_dataset_of_a_part(parts: Parts, images: NDArray[np.uint8]) -> None:
+    dataset = StoreDataset(parts[2][1])
+    assert len(dataset) == COUNT
+    assert np.array_equal(dataset[30][0].numpy(), images[30])
+    for rows in ([29], [30, 31, 0]):
+        with pytest.raises(StoreError, match=r"holds rows 30\.\.59 of 60; asked for row"):
+            dataset.__getitems__(rows)
+        with pytest.raises(StoreError, match=r"holds rows 30\.\.59 of 60"):
+            pickle.loads(pickle.dumps(dataset)).__getitems__(rows)
+    found = torch.cat([batch for batch, _ in DataLoader(dataset, batch_size=4, sampler=range(30, COUNT))])
+    assert np.array_equal(found.numpy(), images[30:])
+
+
+def test_the_reader_is_chosen_by_what_is_here(store: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = 2 * 30 * 8 * 6 * 3  # twice a half of the store
+    monkeypatch.setattr(reading, "available_memory", lambda: memory)
+    monkeypatch.setattr(reading, "network_file_system", lambda path: None)
+    assert reading.choose_reader(open_store(store))[0] == "pread"
+    assert reading.choose_reader(open_store(parts[2][0]))[0] == "mmap"

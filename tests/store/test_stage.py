@@ -1,0 +1,675 @@
+"""A staged part holds its rows to the bit and no other, after any kill; and never passes for more than it is."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from decodeonce.errors import StageError, StoreError
+from decodeonce.store import Report, Store, StorePaths, open_store, part_rows, stage_store, verify_store
+from decodeonce.store import stage as stage_module
+from decodeonce.store.containers import CONTAINERS
+from decodeonce.store.copying import pieces
+from decodeonce.store.files import PAGE
+from decodeonce.store.manifest import DATA_OFFSET
+from decodeonce.store.part import Part, read_part
+from tests.store.signing import resign, sign
+from tests.stores import make_store, random_images
+
+COUNT, SHARD_ROWS = 60, 25
+HELD = range(20, 40)  # of two shards, and ends within both
+IMAGES = random_images(COUNT)
+MIB = 1 << 20
+# Rows of 1 MiB: a piece has four, a shard three pieces.
+LARGE = random_images(24, shape=(512, 512, 4), seed=1)
+LARGE_HELD = range(3, 23)
+
+
+@pytest.fixture(scope="module", params=tuple(CONTAINERS))
+def whole(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    columns = {"weight": np.linspace(-1, 1, COUNT, dtype="<f4")}
+    root = tmp_path_factory.mktemp("whole") / "s"
+    return make_store(root, IMAGES, shard_rows=SHARD_ROWS, container=request.param, columns=columns)
+
+
+@pytest.fixture(scope="module")
+def part(whole: Path) -> Path:
+    staged = whole.parent / "part"
+    stage_store(open_store(whole), staged, rows=HELD)
+    return staged
+
+
+@pytest.fixture(scope="module")
+def large_original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("large") / "s", LARGE, shard_rows=12)
+
+
+@pytest.fixture
+def large(large_original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(large_original, tmp_path / "large"))
+
+
+def flip(path: Path, offset: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 0x10]))
+
+
+def assert_part(path: Path, source: Path, images: NDArray[np.uint8], rows: range) -> None:
+    """Manifest and small files are the source's, the rows are `images`, all else in the shards is a hole or zero."""
+    store = open_store(path)
+    assert store.rows == rows
+    np.testing.assert_array_equal(store.images[rows.start : rows.stop], images[rows.start : rows.stop])
+    assert verify_store(path) == Report(True, len(rows), [], [], [])
+    names = {"stage.json", *(entry.name for entry in source.iterdir())}
+    assert {entry.name for entry in path.iterdir()} == names
+    for name in ("store.json", *store.manifest.files):
+        assert (path / name).read_bytes() == (source / name).read_bytes()
+    expected = np.zeros_like(images)
+    expected[rows.start : rows.stop] = images[rows.start : rows.stop]
+    for shard in store.manifest.shards:
+        encoded = (path / shard.file).read_bytes()
+        assert encoded[:DATA_OFFSET] == (source / shard.file).read_bytes()[:DATA_OFFSET]
+        assert encoded[DATA_OFFSET:] == expected[shard.first_row : shard.first_row + shard.rows].tobytes()
+
+
+# --- parts
+
+
+@given(
+    st.integers(1, 30).flatmap(
+        lambda n: st.tuples(st.just(n), st.integers(1, n), st.integers(0, n - 1), st.integers(1, n))
+    ),
+    st.sampled_from(tuple(CONTAINERS)),
+    st.sampled_from([(8, 6, 3), (64, 64, 1), (61, 67, 3)]),
+)
+@settings(max_examples=12)
+def test_any_range_of_any_sharding(
+    sizes: tuple[int, int, int, int], container: str, shape: tuple[int, int, int]
+) -> None:
+    count, shard_rows, first, rows = sizes
+    images, held = random_images(count, shape=shape), range(first, min(first + rows, count))
+    with tempfile.TemporaryDirectory() as folder:
+        source = make_store(Path(folder) / "s", images, shard_rows=shard_rows, container=container)
+        staged = stage_store(open_store(source), Path(folder) / "p", rows=held, threads=2)
+        assert (staged.rows, staged.copied) == (held, len(held))
+        assert_part(Path(folder) / "p", source, images, held)
+
+
+def test_both_containers_and_columns(whole: Path, part: Path) -> None:
+    assert_part(part, whole, IMAGES, HELD)
+
+
+@given(st.integers(1, 10**7), st.integers(1, 300), st.integers(1, 16))
+def test_parts_follow_each_other_and_ranks_lie_within_their_nodes(count: int, nodes: int, ranks: int) -> None:
+    parts = [part_rows(count, node, nodes) for node in range(nodes)]
+    assert (parts[0].start, parts[-1].stop) == (0, count)
+    assert all(a.stop == b.start for a, b in pairwise(parts))
+    for node, rows in enumerate(parts):
+        own = [part_rows(count, rank, nodes * ranks) for rank in range(node * ranks, (node + 1) * ranks)]
+        assert (own[0].start, own[-1].stop) == (rows.start, rows.stop)
+
+
+@pytest.mark.parametrize("shape", [(256, 256, 3), (224, 224, 3), (61, 67, 3), (4096, 4096, 1)])
+def test_pieces_are_whole_pages_where_they_can_be(tmp_path: Path, shape: tuple[int, int, int]) -> None:
+    manifest = open_store(make_store(tmp_path / "s", random_images(3, shape=(8, 6, 3)))).manifest
+    size = shape[0] * shape[1] * shape[2]
+    shard = manifest.shards[0].__class__("a", 0, 1000, DATA_OFFSET, DATA_OFFSET + 1000 * size, "")
+    manifest = manifest.__class__(**{**manifest.__dict__, "count": 1000, "shape": shape, "shards": (shard,)})
+    found = list(pieces(manifest, range(3, 901)))
+    assert (found[0].first, found[-1].last) == (3, 901)
+    assert all(a.last == b.first for a, b in pairwise(found))
+    assert max(piece.last - piece.first for piece in found) * size <= max(17 * MIB, size)
+    if shape[0] != 61:
+        assert all(piece.first * size % PAGE == 0 for piece in found[1:])
+
+
+def test_holes_stay_holes(large: Path, tmp_path: Path) -> None:
+    stage_store(open_store(large), tmp_path / "p", rows=range(10, 13))
+    taken = [path.stat().st_blocks * 512 for path in sorted((tmp_path / "p").glob("images-*"))]
+    assert 2 * MIB <= taken[0] <= 2.1 * MIB
+    assert MIB <= taken[1] <= 1.1 * MIB
+    assert_part(tmp_path / "p", large, LARGE, range(10, 13))
+
+
+def test_a_part_of_a_part(part: Path, whole: Path, tmp_path: Path) -> None:
+    stage_store(open_store(part), tmp_path / "p", rows=range(24, 30))
+    assert_part(tmp_path / "p", whole, IMAGES, range(24, 30))
+    with pytest.raises(StoreError, match=r"holds rows 20\.\.39 of 60; asked for rows 30\.\.40: stage from the whole"):
+        stage_store(open_store(part), tmp_path / "q", rows=range(30, 41))
+    assert not (tmp_path / "q").exists()
+
+
+def test_what_this_version_does_not_know_travels_along(tmp_path: Path) -> None:
+    source = make_store(tmp_path / "s", IMAGES)
+    resign(source, lambda facts: facts.update({"of_a_later_time": 1}))
+    with open(source / "images-00000.npy", "ab") as file:
+        file.write(b"\xaa" * 5000)
+    stage_store(open_store(source), tmp_path / "p", rows=HELD)
+    assert (tmp_path / "p/store.json").read_bytes() == (source / "store.json").read_bytes()
+    np.testing.assert_array_equal(open_store(tmp_path / "p").images[20:40], IMAGES[20:40])
+
+
+# --- reading one
+
+OUTSIDE: list[Any] = [
+    19,
+    40,
+    -1,
+    0,
+    np.int32(19),
+    slice(None),
+    slice(19, 21),
+    slice(39, 41),
+    slice(0, 3),
+    slice(None, None, -1),
+    slice(10, 50, 25),
+    ...,
+    (),
+    (19, 0),
+    (slice(0, 30), 1),
+    ([20, 40], 0),
+    [19],
+    [20, 21, 40],
+    [-20, -21, -61 + 20],
+    [[20, 21], [3, 22]],
+    np.arange(COUNT) == 59,
+]
+
+
+@pytest.mark.parametrize("index", OUTSIDE, ids=[str(index).replace("\n", " ") for index in OUTSIDE])
+def test_rows_outside_are_an_error_and_never_zeros(part: Path, index: Any) -> None:
+    with pytest.raises(StoreError, match=r"part: a staged part, which holds rows 20\.\.39 of 60; asked for row"):
+        _ = open_store(part).images[index]
+
+
+def test_rows_outside_are_an_error_in_every_other_way(part: Path) -> None:
+    store = open_store(part)
+    out = np.full((2, 8, 6, 3), 7, np.uint8)
+    ways: list[Callable[[], object]] = [
+        lambda: store.take([20, 19]),
+        lambda: store.take([39, 40], out=out),
+        lambda: store.take([-1]),
+        lambda: store.images.shard(0),
+        lambda: store.images.shard(1),
+        lambda: store.images.shard(2),
+        lambda: list(store.images),
+        lambda: np.asarray(store.images),
+        lambda: pickle.loads(pickle.dumps(store)).images[19],
+        lambda: pickle.loads(pickle.dumps(store.images))[19],
+    ]
+    for way in ways:
+        with pytest.raises(StoreError, match=r"holds rows 20\.\.39 of 60; asked for"):
+            way()
+    assert (out == 7).all()
+    with pytest.raises(IndexError):
+        _ = store.images[COUNT]
+
+
+def test_rows_inside_read_as_from_the_whole(whole: Path, part: Path) -> None:
+    store, other = open_store(part), open_store(whole)
+    indexes: list[Any] = [
+        20,
+        39,
+        -40,
+        slice(20, 40),
+        slice(26, 38),
+        slice(39, 19, -3),
+        [20, 39, 25],
+        (21, 3),
+        slice(5, 5),
+    ]
+    indexes += [[], np.zeros(COUNT, bool), np.arange(COUNT) == 30, (slice(22, 24), ..., 1)]
+    for index in indexes:
+        np.testing.assert_array_equal(store.images[index], IMAGES[index], strict=True)
+    assert np.shares_memory(store.images[26:38], store.images[30])
+    assert (len(store), store.rows, other.rows) == (COUNT, HELD, range(COUNT))
+    np.testing.assert_array_equal(store.labels, other.labels)
+    np.testing.assert_array_equal(store.columns["weight"], other.columns["weight"])
+    assert list(store.samples) == list(other.samples)
+    assert "rows 20..39 here" in repr(store)
+    assert "here" not in repr(other)
+
+
+def test_a_shard_that_is_all_there_can_be_mapped(whole: Path, tmp_path: Path) -> None:
+    stage_store(open_store(whole), tmp_path / "p", rows=range(25, 51))
+    np.testing.assert_array_equal(open_store(tmp_path / "p").images.shard(1), IMAGES[25:50])
+    with pytest.raises(StoreError, match=r"holds rows 25\.\.50 of 60; asked for rows 50\.\.59"):
+        open_store(tmp_path / "p").images.shard(2)
+
+
+# --- stage.json
+
+GOLDEN = b"""{
+ "digest": "ba81021f6aa919fb",
+ "first_row": 20,
+ "format": "decodeonce-part",
+ "rows": 20,
+ "store": "0123456789abcdef",
+ "version": 1
+}
+"""
+
+
+def test_the_bytes_of_stage_json() -> None:
+    assert Part("0123456789abcdef", 20, 20).to_bytes() == GOLDEN
+
+
+@pytest.mark.parametrize("whole", ["npy"], indirect=True)
+def test_a_flipped_bit_anywhere_in_it_is_found(part: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(part, tmp_path / "p"))
+    encoded, manifest = (part / "stage.json").read_bytes(), open_store(part).manifest
+    for bit in range(0, 8 * len(encoded), 3):
+        damaged = bytearray(encoded)
+        damaged[bit // 8] ^= 1 << bit % 8
+        (copy / "stage.json").write_bytes(damaged)
+        with pytest.raises(StoreError, match=r"stage\.json: .*; remove .*p and stage it again"):
+            read_part(copy / "stage.json", manifest)
+    with pytest.raises(StoreError, match=r"stage\.json: "):
+        open_store(copy)
+    assert verify_store(copy).bad_files == ["stage.json"]
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"rows": 0},
+        {"rows": -1},
+        {"rows": COUNT + 1},
+        {"first_row": -1},
+        {"first_row": 41},
+        {"first_row": 20.0},
+        {"rows": True},
+        {"store": "0" * 16},
+        {"version": 2},
+        {"version": True},
+        {"format": "decodeonce"},
+        {"rows": None},
+    ],
+)
+def test_what_is_signed_and_wrong_is_refused(part: Path, tmp_path: Path, lie: dict[str, Any]) -> None:
+    copy = Path(shutil.copytree(part, tmp_path / "p"))
+    facts = {"format": "decodeonce-part", "version": 1, "store": open_store(part).manifest.digest}
+    facts |= {"first_row": 20, "rows": 20}
+    (copy / "stage.json").write_bytes(sign({**facts, "of_a_later_time": 1}))
+    assert open_store(copy).rows == HELD
+    (copy / "stage.json").write_bytes(sign({**facts, **lie}))
+    with pytest.raises(StoreError, match=r"stage\.json: "):
+        open_store(copy)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"rows": NaN}'])
+def test_what_is_no_record_is_refused(part: Path, tmp_path: Path, content: bytes) -> None:
+    copy = Path(shutil.copytree(part, tmp_path / "p"))
+    (copy / "stage.json").write_bytes(content)
+    with pytest.raises(StoreError, match=r"stage\.json: "):
+        open_store(copy)
+
+
+def test_it_has_one_form_only(part: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(part, tmp_path / "p"))
+    (copy / "stage.json").write_text(json.dumps(json.loads((part / "stage.json").read_bytes())))
+    with pytest.raises(StoreError, match="its bytes are not those that were written"):
+        open_store(copy)
+
+
+# --- verify
+
+
+def test_verify_names_a_parts_rows_by_their_numbers_in_the_store(part: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(part, tmp_path / "p"))
+    second = next(copy.glob("images-00001.*"))
+    flip(second, DATA_OFFSET + (31 - 25) * 144 + 7)
+    flip(second, DATA_OFFSET + (45 - 25) * 144)  # not of the part
+    flip(copy / "samples.tsv", 50)
+    report = verify_store(copy, threads=2)
+    assert (report.ok, report.rows, report.bad_rows, report.bad_files) == (False, 20, [(31, 31)], ["samples.tsv"])
+
+
+def test_without_stage_json_every_row_outside_is_bad(part: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(part, tmp_path / "p"))
+    (copy / "stage.json").unlink()
+    assert verify_store(copy).bad_rows == [(0, 19), (40, 59)]
+
+
+# --- damage, before and between
+
+
+def test_a_damaged_row_of_the_source_stops_it_and_once_mended_it_goes_on(large: Path, tmp_path: Path) -> None:
+    shard, dest = large / "images-00001.npy", tmp_path / "p"
+    flip(shard, DATA_OFFSET + 8 * MIB + 5)
+    with pytest.raises(StoreError, match=rf"{shard}: row 20 is not what was written; run `prep verify {large}`"):
+        stage_store(open_store(large), dest, rows=LARGE_HELD, threads=1)
+    with pytest.raises(StoreError, match=r"an unfinished part .*; run the same `prep stage` again"):
+        open_store(dest)
+    assert not (dest / "stage.json").exists()
+    flip(shard, DATA_OFFSET + 8 * MIB + 5)
+    assert stage_store(open_store(large), dest, rows=LARGE_HELD).copied == 3  # the last piece; not read again: the rest
+    assert_part(dest, large, LARGE, LARGE_HELD)
+
+
+def test_damage_outside_the_range_is_not_looked_at(large: Path, tmp_path: Path) -> None:
+    flip(large / "images-00000.npy", DATA_OFFSET + 5)
+    stage_store(open_store(large), tmp_path / "p", rows=LARGE_HELD)
+    assert verify_store(tmp_path / "p").ok
+
+
+@pytest.mark.parametrize("name", ["samples.tsv", "checksums.npy", "labels.npy", "weight.npy"])
+def test_a_damaged_small_file_stops_it(whole: Path, tmp_path: Path, name: str) -> None:
+    source = Path(shutil.copytree(whole, tmp_path / "s"))
+    flip(source / name, 150)
+    with pytest.raises(StoreError, match=rf"{name}: its bytes are not those written; run `prep verify .*s`"):
+        stage_store(open_store(source), tmp_path / "p", rows=HELD)
+    assert not (tmp_path / "p/store.json").exists()
+    assert not (tmp_path / "p" / name).exists()
+
+
+def test_a_shard_that_is_cut_after_opening_stops_it(whole: Path, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(whole, tmp_path / "s"))
+    store = open_store(source)
+    shard = next(source.glob("images-00001.*"))
+    os.truncate(shard, DATA_OFFSET + 100)
+    with pytest.raises(StoreError, match=r"images-00001\.(npy|h5): ends at byte 4196"):
+        stage_store(store, tmp_path / "p", rows=HELD)
+    os.truncate(shard, 100)
+    with pytest.raises(StoreError, match=r"images-00001\.(npy|h5): its first 4096 bytes are not those written"):
+        stage_store(store, tmp_path / "p", rows=HELD)
+
+
+@pytest.fixture
+def unfinished(large: Path, tmp_path: Path) -> Path:
+    """A part that was stopped by the damage of row 20, which is mended now."""
+    flip(large / "images-00001.npy", DATA_OFFSET + 8 * MIB + 5)
+    with pytest.raises(StoreError):
+        stage_store(open_store(large), tmp_path / "p", rows=LARGE_HELD, threads=1)
+    flip(large / "images-00001.npy", DATA_OFFSET + 8 * MIB + 5)
+    return tmp_path / "p"
+
+
+def rewrite_head(part: Path) -> None:
+    with open(part / "images-00000.npy", "r+b") as file:
+        file.write(bytes(DATA_OFFSET))
+
+
+def cut_a_shard(part: Path) -> None:
+    os.truncate(part / "images-00000.npy", DATA_OFFSET + 9 * MIB + 77)
+
+
+@pytest.mark.parametrize(
+    ("damage", "copied"),
+    [
+        (lambda part: flip(part / "images-00000.npy", DATA_OFFSET + 5 * MIB), 3 + 4),
+        (lambda part: flip(part / "samples.tsv", 60), 3),
+        (lambda part: os.truncate(part / "labels.npy", 100), 3),
+        (lambda part: (part / "images-00001.npy").unlink(), 11),
+        (cut_a_shard, 3 + 4),
+        (rewrite_head, 3),
+        (lambda part: (part / "labels.npy").unlink(), 3),
+        (lambda part: (part / ".stage/.labels.npy.17-abcd.tmp").touch(), 3),
+    ],
+    ids=["row", "small file", "short small file", "no shard", "short shard", "head", "no small file", "leftover"],
+)
+def test_damage_before_going_on_is_mended(
+    large: Path, unfinished: Path, damage: Callable[[Path], object], copied: int
+) -> None:
+    damage(unfinished)
+    assert stage_store(open_store(large), unfinished, rows=LARGE_HELD).copied == copied
+    assert_part(unfinished, large, LARGE, LARGE_HELD)
+
+
+# --- kills
+
+SCRIPT = """
+import os, signal, sys
+from decodeonce.store import open_store, stage_store
+
+source, dest, first, last, event, number = sys.argv[1:]
+left = int(number)
+
+def count(rows=1):
+    global left
+    left -= rows
+    if left <= 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def audit(name, args):
+    if name == event:
+        count()
+
+sys.addaudithook(audit)
+stage_store(
+    open_store(source), dest, rows=range(int(first), int(last)), progress=count if event == "rows" else None, threads=3
+)
+"""
+
+
+def stage_and_kill(source: Path, dest: Path, rows: range, event: str, number: int) -> int:
+    """Stage in another process that kills itself at this event (of Python's auditing, or "rows"); its exit code."""
+    arguments = [str(source), str(dest), str(rows.start), str(rows.stop), event, str(number)]
+    return subprocess.run([sys.executable, "-c", SCRIPT, *arguments], check=False).returncode
+
+
+def test_killed_while_rows_are_copied_it_goes_on(large: Path, tmp_path: Path) -> None:
+    dest = tmp_path / "p"
+    for number in (1, 9, 16, 20):
+        assert stage_and_kill(large, dest, LARGE_HELD, "rows", number) == -9
+        with pytest.raises(StoreError, match="an unfinished part"):
+            open_store(dest)
+    left = stage_store(open_store(large), dest, rows=LARGE_HELD).copied
+    assert left <= 4
+    assert_part(dest, large, LARGE, LARGE_HELD)
+
+
+def test_killed_at_any_file_it_is_either_unfinished_or_whole(tmp_path: Path) -> None:
+    whole = make_store(tmp_path / "s", IMAGES, shard_rows=SHARD_ROWS)
+    for number in range(1, 30):
+        dest = tmp_path / str(number)
+        code = stage_and_kill(whole, dest, HELD, "os.rename", number)
+        if code == 0:
+            break
+        assert code == -9
+        with pytest.raises(StoreError, match="an unfinished part"):
+            open_store(dest)
+        stage_store(open_store(whole), dest, rows=HELD)
+        assert_part(dest, whole, IMAGES, HELD)
+    renames = 1 + len(open_store(whole).manifest.files) + 2  # the claim, small files, stage.json, store.json
+    assert number == renames + 1
+
+
+def test_killed_while_tidying_up_it_is_whole(whole: Path, tmp_path: Path) -> None:
+    dest = tmp_path / "p"
+    assert stage_and_kill(whole, dest, HELD, "shutil.rmtree", 1) == -9
+    assert open_store(dest).rows == HELD
+    assert (dest / ".stage").exists()
+    assert stage_store(open_store(whole), dest, rows=HELD).copied == 0
+    assert_part(dest, whole, IMAGES, HELD)
+
+
+# --- where it may not go
+
+
+def test_what_is_there_already_is_left_as_it_is(part: Path, whole: Path) -> None:
+    before = {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in part.iterdir()}
+    staged = stage_store(open_store(whole), part, rows=HELD)
+    assert (staged.rows, staged.copied) == (HELD, 0)
+    assert {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in part.iterdir()} == before
+
+
+def test_a_finished_part_that_is_damaged_is_not_taken_for_whole(part: Path, whole: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(part, tmp_path / "p"))
+    os.truncate(next(copy.glob("images-00001.*")), DATA_OFFSET + 1000)
+    with pytest.raises(StageError, match=r"p: a damaged store or part: .*5096 bytes, expected 7696.*; remove it"):
+        stage_store(open_store(whole), copy, rows=HELD)
+
+
+@pytest.mark.parametrize("way", ["itself", "inside", "deep inside", "a link"])
+def test_not_into_the_store_itself(whole: Path, tmp_path: Path, way: str) -> None:
+    (tmp_path / "link").symlink_to(whole)
+    ways = {"itself": whole, "inside": whole / "p", "deep inside": whole / "p/q", "a link": tmp_path / "link/p"}
+    before = sorted(whole.iterdir())
+    with pytest.raises(StageError, match="lies in the store to be staged"):
+        stage_store(open_store(whole), ways[way], rows=HELD)
+    assert sorted(whole.iterdir()) == before
+
+
+def test_nothing_foreign_is_touched(whole: Path, part: Path, tmp_path: Path) -> None:
+    store = open_store(whole)
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(StageError, match="file: a file, expected a new or empty folder"):
+        stage_store(store, tmp_path / "file", rows=HELD)
+    with pytest.raises(StageError, match="'file' is in it; expected a new or empty folder"):
+        stage_store(store, tmp_path, rows=HELD)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    with pytest.raises(StageError, match=r"holds rows 20\.\.39 of that store, expected rows 20\.\.40"):
+        stage_store(store, part, rows=range(20, 41))
+    other = make_store(tmp_path / "other", random_images(COUNT, seed=5))
+    with pytest.raises(StageError, match=r"other: holds another store \(digest .*\), expected rows 20\.\.39"):
+        stage_store(store, other, rows=HELD)
+    with pytest.raises(
+        StageError, match="is in it; expected a new or empty folder"
+    ):  # the folder that the store lies in
+        stage_store(store, whole.parent, rows=HELD)
+
+
+def test_an_unfinished_part_becomes_nothing_else(large: Path, unfinished: Path, whole: Path) -> None:
+    with pytest.raises(StageError, match=r"an unfinished part, rows 3\.\.22, expected rows 3\.\.23; finish it"):
+        stage_store(open_store(large), unfinished, rows=range(3, 24))
+    with pytest.raises(StageError, match="an unfinished part, not of this store"):
+        stage_store(open_store(whole), unfinished, rows=HELD)
+    (unfinished / ".stage/stage.json").write_bytes(b"")
+    with pytest.raises(StageError, match="an unfinished part, not of this store"):
+        stage_store(open_store(large), unfinished, rows=LARGE_HELD)
+
+
+@pytest.mark.parametrize(
+    "rows", [range(0), range(5, 5), range(0, COUNT + 1), range(-1, 3), range(0, 9, 2), range(9, 0, -1)]
+)
+def test_ranges_that_are_none(whole: Path, tmp_path: Path, rows: range) -> None:
+    with pytest.raises(StageError, match=r"no rows to stage|expected a range of step 1 within 0\.\.59"):
+        stage_store(open_store(whole), tmp_path / "p", rows=rows)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_that_became_another_is_not_published(whole: Path, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(whole, tmp_path / "s"))
+    store = open_store(source)
+    resign(source, lambda facts: facts.update({"source": {"kind": "other"}}))
+    with pytest.raises(StageError, match="became another store while it was staged"):
+        stage_store(store, tmp_path / "p", rows=HELD)
+    assert not (tmp_path / "p/stage.json").exists()
+
+
+# --- two at once
+
+
+def test_who_comes_second_waits_and_finds_it_done(large: Path, tmp_path: Path) -> None:
+    def run(number: int) -> int:
+        return stage_store(open_store(large), tmp_path / "p", rows=LARGE_HELD, threads=2).copied
+
+    with ThreadPoolExecutor(3) as pool:
+        assert sorted(pool.map(run, range(3))) == [0, 0, len(LARGE_HELD)]
+    assert_part(tmp_path / "p", large, LARGE, LARGE_HELD)
+
+
+def test_without_locks_two_do_no_harm(large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    def run(number: int) -> None:
+        with suppress(FileNotFoundError):  # the other one tidied up its folder for temporary files
+            stage_store(open_store(large), tmp_path / "p", rows=LARGE_HELD, threads=2)
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(run, range(2)))
+    stage_store(open_store(large), tmp_path / "p", rows=LARGE_HELD)
+    assert_part(tmp_path / "p", large, LARGE, LARGE_HELD)
+
+
+# --- space
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 22 MiB; the part takes 20 and a little."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a tmpfs needs root")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=22m", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no tmpfs can be mounted here")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_too_little_room_is_said_before_anything_is_copied(large: Path, small_disk: Path) -> None:
+    (small_disk / "hog").write_bytes(bytes(3 * MIB))
+    with pytest.raises(StageError, match=r"0\.0(19|20) GB free, 0\.021 GB needed for rows 3\.\.22 of 24; make room"):
+        stage_store(open_store(large), small_disk / "p", rows=LARGE_HELD)
+    assert list((small_disk / "p").iterdir()) == []
+    (small_disk / "hog").unlink()
+    stage_store(open_store(large), small_disk / "p", rows=LARGE_HELD)
+    assert_part(small_disk / "p", large, LARGE, LARGE_HELD)
+
+
+def test_a_disk_that_fills_up_is_an_error_that_names_the_file_and_it_goes_on(
+    large: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hog = small_disk / "hog"
+
+    def no_fallocate(fd: int, nbytes: int, path: Path, *, offset: int = 0) -> bool:
+        hog.write_bytes(bytes(9 * MIB))  # another job, after the check
+        return False
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage_module, "reserve", no_fallocate)
+        with pytest.raises(OSError, match=r"No space left.*p/images-0000\d\.npy") as caught:
+            stage_store(open_store(large), small_disk / "p", rows=LARGE_HELD)
+    assert caught.value.errno == errno.ENOSPC
+    with pytest.raises(StoreError, match="an unfinished part"):
+        open_store(small_disk / "p")
+    hog.unlink()
+    assert 0 < stage_store(open_store(large), small_disk / "p", rows=LARGE_HELD).copied < len(LARGE_HELD)
+    assert_part(small_disk / "p", large, LARGE, LARGE_HELD)
+
+
+def test_room_that_goes_after_the_check_is_an_error_when_reserving(
+    large: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[int] = []
+    monkeypatch.setattr(stage_module, "_check_space", lambda *_: (small_disk / "hog").write_bytes(bytes(9 * MIB)))
+    with pytest.raises(OSError, match=r"No space left.*p/images-00001\.npy"):
+        stage_store(open_store(large), small_disk / "p", rows=LARGE_HELD, progress=copied.append)
+    assert copied == []
+
+
+def test_nothing_is_left_open(whole: Path, large: Path, tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    store: Store = open_store(whole)
+    stage_store(store, tmp_path / "p", rows=HELD)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert not StorePaths(tmp_path / "p").staging.exists()
