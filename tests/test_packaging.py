@@ -61,7 +61,9 @@ def needs(facts: Message, extra: str, system: str = "linux", machine: str = "x86
 
 def test_wheel_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     packaged = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert packaged == {str(path.relative_to(SRC)) for path in MODULES} | {"decodeonce/py.typed"}
+    sites = {str(path.relative_to(SRC)) for path in SRC.rglob("sites/*.toml")}
+    assert len(sites) >= 6
+    assert packaged == {str(path.relative_to(SRC)) for path in MODULES} | {"decodeonce/py.typed"} | sites
 
 
 def test_wheel_has_the_command_and_the_licence(wheel: zipfile.ZipFile) -> None:

@@ -162,6 +162,16 @@ def test_work_takes_its_task_from_array_and_launcher(
     assert tree_bytes(out) == tree_bytes(store)
 
 
+def test_a_build_is_one_processs(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PMI_RANK", "1")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    for verb in ("build", "plan"):
+        assert_fails(
+            prep(verb, "imagenet", tree, tmp_path / "out"), 2, "rank 1 of 2 (PMI), but this is for one process"
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_dry_run_writes_nothing(tree: Path, tmp_path: Path) -> None:
     for verb in ("build", "plan"):
         result = prep(verb, "imagenet", tree, tmp_path / "out", "--dry-run", "--size", "24x32")
@@ -324,5 +334,19 @@ def test_help_needs_neither_torch_nor_numpy_nor_pillow() -> None:
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "[]"
-    for name in ("build", "plan", "work", "finish", "status", "info", "verify", "ls", "show", "sample", "doctor"):
+    for name in (
+        "build",
+        "plan",
+        "work",
+        "finish",
+        "submit",
+        "stage",
+        "status",
+        "info",
+        "verify",
+        "ls",
+        "show",
+        "sample",
+        "doctor",
+    ):
         assert f"\n  {name} " in result.stdout

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from decodeonce.cli import build, doctor, inspect, sample
+from decodeonce.cli import build, doctor, inspect, sample, stage, submit
 
 # click's UsageError, or that of the click inside newer Typers
 USAGE_ERROR: Any = typer.BadParameter.__base__
@@ -22,10 +22,12 @@ app.command("build", help="Plan, decode and finish: pictures to a store.")(build
 app.command("plan", help="The first step of a build alone, with the same flags.")(build.command(build.run_plan))
 app.command("work")(build.work)
 app.command("finish")(build.finish)
+app.add_typer(submit.app, name="submit")
 app.command("status")(inspect.status)
 app.command("info")(inspect.info)
 app.command("verify")(inspect.verify)
 app.command("ls")(inspect.ls)
 app.command("show")(inspect.show)
+app.command("stage")(stage.stage)
 app.command("sample")(sample.sample)
 app.command("doctor")(doctor.doctor)

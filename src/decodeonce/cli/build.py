@@ -178,6 +178,7 @@ def run_build(job: Job) -> None:
     from decodeonce import prep
     from decodeonce.cli.progress import build_progress
 
+    _check_alone()
     if job.dry_run:
         return _say_plan(job)
     with build_progress() as progress:
@@ -189,10 +190,33 @@ def run_plan(job: Job) -> None:
     """Write the plan and reserve the space; say what to do next."""
     from decodeonce import prep
 
+    _check_alone()
+    say_storage(job.out)
     if job.dry_run:
         return _say_plan(job)
     plan = prep.make_plan(job.source, job.out, job.recipe)
     typer.echo(f"{job.out}: {plan.count} rows in {len(plan.blocks)} blocks are planned; next: prep work {job.out}")
+
+
+def _check_alone() -> None:
+    """A build and a plan are one process's: under srun or mpiexec, several would trip over each other."""
+    from decodeonce.launch import find_rank
+
+    rank = find_rank()
+    if rank.world_size > 1:
+        raise typer.BadParameter(
+            f"{rank}, but this is for one process; let ranks share `prep work OUT`, between prep plan and prep finish"
+        )
+
+
+def say_storage(out: Path) -> None:
+    """Tell, before anything is written, what the storage offers and asks for."""
+    from decodeonce.prep.preflight import find_storage, sentences, stripe_advice
+
+    storage = find_storage(out)
+    advice = stripe_advice(out, storage)
+    for sentence in [*sentences(storage), *([advice] if advice else [])]:
+        typer.echo(sentence)
 
 
 def _say_plan(job: Job) -> None:

@@ -15,10 +15,12 @@ from decodeonce.errors import BuildError
 from decodeonce.host import network_file_system, usable_cores
 from decodeonce.prep.allowance import Allowance
 from decodeonce.prep.blocks import overlap
+from decodeonce.prep.changes import changes
 from decodeonce.prep.finish import finish
 from decodeonce.prep.journal import Journals
-from decodeonce.prep.plan import Listing, Plan, changes, plan_facts, read_plan, scan, write_facts, write_plan
+from decodeonce.prep.plan import Listing, Plan, plan_facts, read_plan, scan, write_facts, write_plan
 from decodeonce.prep.pool import Pool, WorkerSettings
+from decodeonce.prep.preflight import OTHER_FILES, Need, check_room, find_storage
 from decodeonce.prep.recipe import Recipe, decoder_versions, differences
 from decodeonce.prep.sources import Source
 from decodeonce.prep.status import done_rejects
@@ -88,7 +90,7 @@ def make_plan(source: Source, out: Path, recipe: Recipe) -> Plan:
         )
     _clear_leftovers(paths)
     plan = Plan(paths, facts)
-    _check_space(plan)
+    check_room(out, find_storage(out), need(plan))
     _warn_of_shared_pages(plan)
     paths.journals.mkdir(parents=True)
     try:
@@ -143,16 +145,10 @@ def _same_plan(plan: Plan, listing: Listing, facts: dict[str, Any]) -> Plan:
     return plan if planned["root"] == found["root"] else write_facts(plan.paths, facts)
 
 
-def _check_space(plan: Plan) -> None:
-    place = next(path for path in (plan.paths.root.absolute(), *plan.paths.root.absolute().parents) if path.exists())
-    disk = os.statvfs(place)
-    free = disk.f_bavail * disk.f_frsize
-    needed = plan.count * (plan.recipe.row_bytes + 200)  # plan and journals take some 200 bytes a row
-    if needed > free:
-        raise BuildError(
-            f"{plan.paths.root}: {free / 1e9:.2f} GB free, {needed / 1e9:.2f} GB needed "
-            f"for {plan.count} rows; make room, choose another OUT, or a smaller --size"
-        )
+def need(plan: Plan) -> Need:
+    """What a plan's build will write: rows, plan and journals (some 200 bytes a row), and files."""
+    shards = plan.blocks.place(plan.count - 1)[0] + 1
+    return Need(plan.count, plan.count * (plan.recipe.row_bytes + 200), shards + OTHER_FILES)
 
 
 def _warn_of_shared_pages(plan: Plan) -> None:

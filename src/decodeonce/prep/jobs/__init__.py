@@ -1,0 +1,8 @@
+"""A build as jobs of a batch system: readable scripts, and one that submits them as a chain."""
+
+from __future__ import annotations
+
+from decodeonce.prep.jobs.chain import Chain, write_scripts
+from decodeonce.prep.jobs.site import Site, read_site, site_names
+
+__all__ = ["Chain", "Site", "read_site", "site_names", "write_scripts"]

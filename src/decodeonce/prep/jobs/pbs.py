@@ -1,0 +1,50 @@
+"""What PBS (OpenPBS, PBS Professional) wants written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from decodeonce.prep.jobs.slurm import clock
+
+if TYPE_CHECKING:
+    from decodeonce.prep.jobs.chain import Chain, Job
+    from decodeonce.prep.jobs.site import Site
+
+
+class PBS:
+    """qsub, as in the PBS Professional Reference Guide; a job's log is NAME.oID.INDEX in the folder of qsub."""
+
+    suffix = ".pbs"
+    submit = "qsub"
+    cancel = "qdel"
+    with_store = "-v STORE "  # by name alone: its value may have commas
+    unfit = ""
+
+    def head(self, job: Job, site: Site, chain: Chain, cpus: int) -> list[str]:
+        """#PBS lines; no path stands in them."""
+        nodes = chain.nodes if job.array else 1
+        memory = f":mem={chain.mem.lower()}b" if chain.mem else ""
+        options = [
+            f"-N prep-{job.name}",
+            "-j oe",
+            "-r y",
+            f"-l select={nodes}:ncpus={cpus}:mpiprocs=1{memory}",
+            *([f"-l walltime={clock(chain.seconds)}"] if chain.seconds else []),
+            *([f"-A {chain.account}"] if chain.account else []),
+            *([f"{site.queue_flag} {chain.queue}"] if chain.queue else []),
+        ]
+        if job.array and chain.tasks > 1:  # PBS knows no array of one
+            options.append(f"-J 0-{chain.tasks - 1}" + (f"%{chain.throttle}" if chain.throttle else ""))
+        return [f"#PBS {option}" for option in (*options, *site.directives)]
+
+    def started(self, command: str, job: Job, site: Site, chain: Chain) -> str:
+        """PBS sends no signal before a limit, so timeout(1) does."""
+        if not job.array:
+            return command
+        if chain.signal_after is not None:
+            command = f"timeout --preserve-status --signal=USR1 {chain.signal_after} {command}"
+        return command if chain.nodes == 1 else site.launched(command, nodes=chain.nodes, cpus=chain.cpus)
+
+    def after(self, condition: str) -> str:
+        """PBS itself deletes a job whose condition can come true no more."""
+        return f'-W depend="{condition}"'

@@ -1,0 +1,56 @@
+"""What Slurm wants written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from decodeonce.prep.jobs.chain import Chain, Job
+    from decodeonce.prep.jobs.site import Site
+
+
+class Slurm:
+    """sbatch: https://slurm.schedmd.com/sbatch.html."""
+
+    suffix = ".slurm"
+    submit = "sbatch --parsable"
+    cancel = "scancel"
+    with_store = ""  # sbatch hands its environment on
+    unfit = "%\\"  # replaced also in the path of the folder; with a backslash nothing is, and all logs are one
+
+    def head(self, job: Job, site: Site, chain: Chain, cpus: int) -> list[str]:
+        """#SBATCH lines; no path stands in them, where blanks, quotes and % would have meanings of sbatch's own."""
+        nodes = chain.nodes if job.array else 1
+        options = [
+            f"--job-name=prep-{job.name}",
+            f"--output={job.name}-%A_%a.log" if job.array else f"--output={job.name}-%j.log",
+            "--open-mode=append",  # else a task that runs again after its node was lost begins its log anew
+            "--requeue",
+            f"--nodes={nodes}",
+            "--ntasks-per-node=1",
+            f"--cpus-per-task={cpus}",
+            *([f"--mem={chain.mem}"] if chain.mem else []),
+            *([f"--time={clock(chain.seconds)}"] if chain.seconds else []),
+            *([f"--account={chain.account}"] if chain.account else []),
+            *([f"{site.queue_flag}={chain.queue}"] if chain.queue else []),
+        ]
+        if job.array:
+            options.append(f"--array=0-{chain.tasks - 1}" + (f"%{chain.throttle}" if chain.throttle else ""))
+            # to the command that the script becomes, or to the processes that srun starts
+            options += [f"--signal={'' if nodes > 1 else 'B:'}USR1@{chain.lead}"] if chain.seconds else []
+        return [f"#SBATCH {option}" for option in (*options, *site.directives)]
+
+    def started(self, command: str, job: Job, site: Site, chain: Chain) -> str:
+        """The command itself, which becomes the job's one process, or a launcher's line for several nodes."""
+        if not job.array or chain.nodes == 1:
+            return command
+        return site.launched(command, nodes=chain.nodes, cpus=chain.cpus)
+
+    def after(self, condition: str) -> str:
+        """By default a job whose condition can come true no more stays in the queue for ever."""
+        return f'--dependency="{condition}" --kill-on-invalid-dep=yes'
+
+
+def clock(seconds: int) -> str:
+    """Seconds as H:MM:SS, which both batch systems read."""
+    return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"

@@ -1,0 +1,82 @@
+"""`prep submit` as its user meets it, where there is no batch system."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_commands import assert_fails, prep
+from tests.pictures import make_tree
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    return make_tree(tmp_path / "src", classes=1)
+
+
+def test_scripts_run_what_was_typed_where_it_was_typed(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.sh").touch()
+    flags = ["--size", "64", "--workers", "2", "--max-bad=5", "--on-bad", "reject", "--shuffle-seed", "none"]
+    words = ["submit", "slurm", "build", "imagenet", "src", "out", *flags, "--tasks", 3, "--cpus", 2, "--nodes", 2]
+    result = prep(*words, "--then", "train.sh", "--rounds", 2, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert f"{tmp_path}/out.jobs: plan, array of 3 (round 1 of 2), finish; logs come here, too" in result.stdout
+    assert result.stdout.endswith(f"submit them with: bash {tmp_path}/out.jobs/submit.sh\n")
+    last = {path.name: path.read_text().splitlines()[-1] for path in (tmp_path / "out.jobs").iterdir()}
+    assert last["plan.slurm"].endswith(f"prep plan imagenet src out {' '.join(flags)}")
+    work = "prep work out --tasks 6 --max-bad 5 --on-bad reject --workers 2"
+    assert last["array.slurm"].startswith("exec srun --nodes=2 ")
+    assert last["array.slurm"].endswith(work)
+    assert last["finish.slurm"].endswith("prep finish out --max-bad 5")
+    submit = (tmp_path / "out.jobs/submit.sh").read_text().splitlines()
+    assert submit[-4:] == [
+        f"cd -- {tmp_path}",
+        f"export STORE={tmp_path}/out",
+        'submit --dependency="afterok:$id" --kill-on-invalid-dep=yes train.sh',
+        'echo "${jobs[*]}"',
+    ]
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_a_site_says_is_told_and_used(tree: Path, tmp_path: Path) -> None:
+    words = ["submit", "pbs", "build", "imagenet", tree, tmp_path / "out", "--tasks", 2, "--site", "polaris"]
+    assert_fails(prep(*words), 2, "--account is needed (ALCF Polaris)")
+    result = prep(*words, "--account", "mine", "--time", "0:30:00")
+    assert "ALCF Polaris: " in result.stdout
+    array = (tmp_path / "out.jobs/array.pbs").read_text().splitlines()
+    assert {"#PBS -A mine", "#PBS -l walltime=0:30:00", "#PBS -l filesystems=home:eagle"} < set(array)
+
+
+def test_bad_use_is_one_line(tree: Path, tmp_path: Path) -> None:
+    words = ["submit", "slurm", "build", "imagenet", tree, tmp_path / "out", "--tasks", 2]
+    assert_fails(prep(*words), 2, "--cpus is needed (Slurm); as in prep submit slurm build")
+    words += ["--cpus", 1]
+    assert_fails(prep(*words[:2], *words[3:]), 2, "expected the words of a build")
+    assert_fails(prep(*words[:-4], "--cpus", 1), 2, "Missing option '--tasks'")
+    assert_fails(prep(*words, "--sise", 3), 2, "No such option: --sise")
+    assert_fails(prep(*words, "--size", "x"), 2, "--size x: expected pixels")
+    assert_fails(prep(*words, "--time", "60"), 2, "--time 60: expected H:MM:SS")
+    assert_fails(prep(*words, "--mem", "much"), 2, "mem is 'much', expected as 64G")
+    assert_fails(prep(*words, "--then", "nowhere"), 2, "--then nowhere: no such file")
+    assert_fails(prep(*words, "--site", "polaris"), 2, "--site polaris is of pbs: prep submit pbs")
+    assert_fails(prep(*words, "--site", "mars"), 1, "no site 'mars'; expected aurora, ")
+    assert_fails(prep(*words, "--dry-run"), 2, "--dry-run is for prep build")
+    assert_fails(prep("submit", "lsf"), 2, "No such command 'lsf'")
+    words[4] = tmp_path / "nowhere"
+    assert_fails(prep(*words), 1, "nowhere", "No such file")
+    assert not (tmp_path / "out.jobs").exists()
+
+
+def test_where_nothing_can_be_submitted_the_scripts_stay(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "no-slurm.conf"))
+    words = ["submit", "slurm", "build", "imagenet", tree, tmp_path / "out", "--tasks", 2, "--cpus", 1, "--submit"]
+    result = prep(*words)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"prep: error: {tmp_path}/out.jobs/submit.sh: nothing is submitted: ")
+    assert "sbatch" in result.stderr
+    assert result.stderr.endswith(f"mend that and run: bash {tmp_path}/out.jobs/submit.sh\n")
+    assert result.stderr.count("\n") == 1

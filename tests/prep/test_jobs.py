@@ -1,0 +1,182 @@
+"""Job scripts as they are written: the text that batch systems read."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from decodeonce.errors import BuildError
+from decodeonce.prep.jobs import Chain, Site, read_site, site_names, write_scripts
+from decodeonce.prep.jobs.site import parse_site
+
+COMMANDS = [["prep", "plan", "imagenet", "my src", "OUT"], ["prep", "work", "OUT"], ["prep", "finish", "OUT"]]
+SLURM = Site("here", "slurm", "nowhere", "--qos", "srun --ntasks={nodes} --cpus-per-task={cpus}", ("-C cpu",))
+PBS = Site("there", "pbs", "nowhere", "-q", "mpiexec -n {nodes}", ("-l place=scatter",), ("module load python",))
+
+
+def written(tmp_path: Path, site: Site, chain: Chain) -> dict[str, list[str]]:
+    """The lines of each script, by name."""
+    submit = write_scripts(tmp_path / "OUT", site, chain, COMMANDS, tmp_path)
+    assert submit == tmp_path / "OUT.jobs/submit.sh"
+    return {path.name: path.read_text().splitlines() for path in submit.parent.iterdir()}
+
+
+def test_what_slurm_gets(tmp_path: Path) -> None:
+    chain = Chain(tasks=16, cpus=32, rounds=2, throttle=8, account="a1", queue="regular", seconds=14400, mem="64G")
+    scripts = written(tmp_path, SLURM, chain)
+    assert sorted(scripts) == ["array.slurm", "finish.slurm", "plan.slurm", "submit.sh"]
+    assert scripts["array.slurm"] == [
+        "#!/bin/bash",
+        "#SBATCH --job-name=prep-array",
+        "#SBATCH --output=array-%A_%a.log",
+        "#SBATCH --open-mode=append",
+        "#SBATCH --requeue",
+        "#SBATCH --nodes=1",
+        "#SBATCH --ntasks-per-node=1",
+        "#SBATCH --cpus-per-task=32",
+        "#SBATCH --mem=64G",
+        "#SBATCH --time=4:00:00",
+        "#SBATCH --account=a1",
+        "#SBATCH --qos=regular",
+        "#SBATCH --array=0-15%8",
+        "#SBATCH --signal=B:USR1@120",
+        "#SBATCH -C cpu",
+        f"cd -- {tmp_path} || exit",
+        "exec prep work OUT",
+    ]
+    assert scripts["plan.slurm"][-1] == "exec prep plan imagenet 'my src' OUT"
+    assert {"#SBATCH --output=plan-%j.log", "#SBATCH --cpus-per-task=4"} < set(scripts["plan.slurm"])
+    assert not [line for line in scripts["finish.slurm"] if "--array" in line or "--signal" in line]
+    assert [line for line in scripts["submit.sh"] if line.startswith("submit ")] == [
+        "submit plan.slurm",
+        'submit --dependency="afterok:$plan" --kill-on-invalid-dep=yes array.slurm',
+        'submit --dependency="afterok:$plan,afterany:$id" --kill-on-invalid-dep=yes array.slurm'
+        "  # what is done is skipped",
+        'submit --dependency="afterok:$plan,afterany:$id" --kill-on-invalid-dep=yes finish.slurm',
+    ]
+
+
+def test_what_pbs_gets(tmp_path: Path) -> None:
+    chain = Chain(tasks=16, cpus=32, throttle=8, account="a1", queue="prod", seconds=3600, mem="64G")
+    scripts = written(tmp_path, PBS, chain)
+    assert scripts["array.pbs"] == [
+        "#!/bin/bash",
+        "#PBS -N prep-array",
+        "#PBS -j oe",
+        "#PBS -r y",
+        "#PBS -l select=1:ncpus=32:mpiprocs=1:mem=64gb",
+        "#PBS -l walltime=1:00:00",
+        "#PBS -A a1",
+        "#PBS -q prod",
+        "#PBS -J 0-15%8",
+        "#PBS -l place=scatter",
+        f"cd -- {tmp_path} || exit",
+        "module load python",
+        "exec timeout --preserve-status --signal=USR1 3480 prep work OUT",
+    ]
+    assert [line for line in scripts["submit.sh"] if line.startswith("submit ")] == [
+        "submit plan.pbs",
+        'submit -W depend="afterok:$plan" array.pbs',
+        'submit -W depend="afterok:$plan,afterany:$id" finish.pbs',
+    ]
+    assert not [line for line in written(tmp_path, PBS, Chain(tasks=1, cpus=1))["array.pbs"] if "-J" in line]
+
+
+def test_several_nodes_an_element_are_started_by_the_sites_launcher(tmp_path: Path) -> None:
+    chain = Chain(tasks=4, cpus=8, nodes=2, seconds=400)
+    slurm, pbs = written(tmp_path, SLURM, chain), written(tmp_path, PBS, chain)
+    assert slurm["array.slurm"][-1] == "exec srun --ntasks=2 --cpus-per-task=8 prep work OUT"
+    assert {"#SBATCH --nodes=2", "#SBATCH --signal=USR1@100"} < set(slurm["array.slurm"])
+    assert "#SBATCH --nodes=1" in slurm["plan.slurm"]
+    started = "exec mpiexec -n 2 timeout --preserve-status --signal=USR1 300 prep work OUT"
+    assert pbs["array.pbs"][-1] == started
+    assert "#PBS -l select=2:ncpus=8:mpiprocs=1" in pbs["array.pbs"]
+
+
+@pytest.mark.parametrize("site", [SLURM, PBS])
+@pytest.mark.parametrize(
+    "name", ["plain", "a b", "it's", "a'; echo foo", 'say "x" $HOME `id` ', "a\n0", "\udcff", "-x"]
+)
+def test_names_of_any_kind_reach_the_command_whole(tmp_path: Path, site: Site, name: str) -> None:
+    folder, out = tmp_path / name, tmp_path / name / name
+    folder.mkdir()
+    show = ["sh", "-c", 'pwd && printf "%s\\n" "$@"', "show", str(out), name]
+    submit = write_scripts(out, site, Chain(tasks=1, cpus=1, then=Path(name)), [show] * 3, folder)
+    for script in submit.parent.glob("*.*"):
+        assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
+        if script != submit:
+            printed = subprocess.run(["bash", script], capture_output=True, check=True, env={"PATH": "/bin:/usr/bin"})
+            assert printed.stdout.decode("utf-8", "surrogateescape") == f"{folder}\n{out}\n{name}\n"
+
+
+@pytest.mark.parametrize("name", ["100%", "a\\b"])
+def test_names_that_slurm_would_not_take_for_logs_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BuildError, match=r"slurm gives '.*' in a log's path a meaning of its own"):
+        write_scripts(tmp_path / name, SLURM, Chain(tasks=1, cpus=1), COMMANDS, tmp_path)
+    write_scripts(tmp_path / name, PBS, Chain(tasks=1, cpus=1), COMMANDS, tmp_path)
+
+
+def test_the_chain_is_submitted_whole_or_not_at_all(tmp_path: Path) -> None:
+    submit = write_scripts(tmp_path / "OUT", SLURM, Chain(tasks=2, cpus=1), COMMANDS, tmp_path)
+    log, folder = tmp_path / "log", tmp_path / "bin"
+    folder.mkdir()
+    log_ = shlex.quote(str(log))
+    refuse = f'echo "$@" >> {log_}; case "$*" in *finish*) exit 1;; esac; echo $(wc -l < {log_})'
+    for name, body in {"sbatch": refuse, "scancel": f'echo "cancel $*" >> {log_}'}.items():
+        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / name).chmod(0o755)
+    done = subprocess.run(["bash", submit], env={"PATH": f"{folder}:/bin:/usr/bin"}, capture_output=True, text=True)
+    assert (done.returncode != 0, done.stdout) == (True, "")
+    assert log.read_text().splitlines()[-1] == "cancel 1 2"
+
+
+@pytest.mark.parametrize("name", site_names())
+def test_every_profile_makes_scripts(tmp_path: Path, name: str) -> None:
+    site = read_site(name)
+    assert site.source.startswith("https://")
+    scripts = written(tmp_path, site, Chain(tasks=2, cpus=8, nodes=2))
+    (array,) = (lines for script, lines in scripts.items() if script.startswith("array"))
+    assert array[-1] == f"exec {site.launched('prep work OUT', nodes=2, cpus=8)}"
+    assert "2" in array[-1]
+    assert set(site.defaults) | set(site.needs) <= {"account", "queue", "time", "cpus", "mem", "nodes", "throttle"}
+
+
+GOOD = 'name = "n"\nscheduler = "pbs"\nsource = "s"\nlaunch = "x {nodes}"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("name = ", "x: Invalid value"),
+        ('name = "n"', "scheduler is None, expected a text"),
+        (GOOD.replace("pbs", "lsf"), "scheduler is 'lsf', expected slurm or pbs"),
+        (GOOD + "colour = 1", "unknown key 'colour'"),
+        (GOOD + 'setup = "one"', "setup is 'one', expected a list"),
+        (GOOD + 'advice = ["two\\nlines"]', "expected a list of texts of one line"),
+        (GOOD + 'needs = ["luck"]', "no flag 'luck'"),
+        (GOOD + "[defaults]\nluck = 1", "no flag 'luck'"),
+        (GOOD.replace("{nodes}", "{ranks}"), "launch has {ranks}"),
+    ],
+)
+def test_a_profile_that_is_wrong(text: str, told: str) -> None:
+    with pytest.raises(BuildError, match=told):
+        parse_site(text, "x")
+
+
+def test_a_profile_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(GOOD + "[defaults]\ncpus = 3\n")
+    site = read_site(str(tmp_path / "own.toml"))
+    assert (site.name, site.queue_flag, site.defaults) == ("n", "-q", {"cpus": 3})
+    with pytest.raises(BuildError, match=r"nowhere.toml: .*No such file"):
+        read_site(str(tmp_path / "nowhere.toml"))
+    with pytest.raises(BuildError, match=r"no site 'nersc'; expected .*generic-slurm"):
+        read_site("nersc")
+
+
+@pytest.mark.parametrize("wrong", [{"tasks": 0}, {"cpus": 0}, {"rounds": 0}, {"nodes": 0}, {"mem": "much"}])
+def test_a_chain_that_makes_no_sense(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Chain(**{"tasks": 1, "cpus": 1, **wrong})  # type: ignore[arg-type]

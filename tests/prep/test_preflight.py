@@ -1,0 +1,108 @@
+"""What storage offers: real file systems, and the tools of those that are not at hand."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from decodeonce.errors import BuildError
+from decodeonce.prep import preflight
+from decodeonce.prep.preflight import Need, Quota, Storage, check_room, find_storage, sentences, stripe_advice
+
+# As printed by lfs 2.15 (`lfs quota -q`, which breaks lines after long names) and quota 4.06 (--no-wrap --raw-grace).
+LFS_QUOTA = "/lustre/scratch/a-rather-long-name\n  1048576  0  3145728  -  90  0  100  -\n"
+LFS_NO_LIMIT = "/lustre 1048576 0 0 - 90 0 0 -\n"
+QUOTA = """\
+Disk quotas for user bob (uid 1000):
+     Filesystem  blocks   quota   limit   grace   files   quota   limit   grace
+      /dev/sda1 2500000* 2000000 3000000 1732200000      10       0       0       0
+"""
+NO_QUOTA = "Disk quotas for user root (uid 0): none\n"
+PLAIN_LAYOUT = "stripe_count:  1 stripe_size:   1048576 pattern:       0 stripe_offset: -1\n"
+PROGRESSIVE = "  lcm_layout_gen:    0\n  lcm_mirror_count:  1\n  lcm_entry_count:   3\n"
+Tool = Callable[..., None]
+
+
+@pytest.fixture
+def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
+    """Puts a stand-in of a program on the path, which prints the text given for its arguments, by a pattern of sh."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def install(name: str, **answers: str) -> None:
+        cases = "".join(f"  *'{pattern}'*) cat <<'EOF'\n{text}EOF\n  ;;\n" for pattern, text in answers.items())
+        (folder / name).write_text(f'#!/bin/sh\ncase "$*" in\n{cases}esac\nexit 1\n')
+        (folder / name).chmod(0o755)
+
+    return install
+
+
+def test_a_real_file_system(tmp_path: Path) -> None:
+    storage = find_storage(tmp_path / "not" / "yet")
+    assert storage.place == tmp_path
+    assert storage.free_bytes == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.05)
+    assert storage.free_files is None or storage.free_files > 0
+    assert sentences(storage)[0].startswith(f"{tmp_path}: ")
+    check_room(Path("/d/out"), storage, Need(1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("storage", "told"),
+    [
+        (Storage(Path("/d"), None, 10**9 - 1, None, ()), r"/d/out: 1.00 GB free, 1.00 GB needed for 7 rows; make room"),
+        (Storage(Path("/d"), None, 10**9, 19, ()), r"/d/out: 19 more files allowed, 20 needed; .*--shard-size"),
+        (Storage(Path("/d"), None, 10**12, None, (Quota("user 5", 10**8, None),)), r"0.10 GB free within the quota of"),
+        (Storage(Path("/d"), None, 10**12, None, (Quota("group 5", None, 3),)), r"3 more files .* quota of group 5"),
+    ],
+)
+def test_too_little_is_said_before_a_picture_is_decoded(storage: Storage, told: str) -> None:
+    with pytest.raises(BuildError, match=told):
+        check_room(Path("/d/out"), storage, Need(7, 10**9, 20))
+
+
+def test_enough_is_enough() -> None:
+    quotas = (Quota("user 5", 10**9, 20), Quota("group 5", None, None))
+    check_room(Path("/d/out"), Storage(Path("/d"), "NFS", 10**9, 20, quotas), Need(7, 10**9, 20))
+
+
+@pytest.mark.parametrize(
+    ("printed", "quotas"),
+    [(QUOTA, (Quota(f"user {os.getuid()}", 500000 << 10, None),)), (NO_QUOTA, ()), ("", ()), ("quota: hm\n", ())],
+)
+def test_what_quota_prints(printed: str, quotas: tuple[Quota, ...], tool: Tool, tmp_path: Path) -> None:
+    tool("quota", filesystem=printed)
+    storage = find_storage(tmp_path)
+    assert storage.quotas == quotas
+    assert len(sentences(storage)) == 1 + len(quotas)
+
+
+def test_what_lustre_prints(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "network_file_system", lambda place: "Lustre")
+    tool("lfs", **{"-u ": LFS_QUOTA, "-g ": LFS_NO_LIMIT, "-p 77": LFS_QUOTA, "project": "   77 P /lustre\n"})
+    storage = find_storage(tmp_path)
+    left = (2 << 30, 10)
+    assert storage.quotas == (Quota(f"user {os.getuid()}", *left), Quota("project 77", *left))
+    assert sentences(storage)[1] == f"the quota of user {os.getuid()} leaves 2.1 GB and 10 files"
+
+
+def test_stripes_are_advised_where_the_folder_has_none(tool: Tool, tmp_path: Path) -> None:
+    lustre, local = (Storage(tmp_path, kind, 0, None, ()) for kind in ("Lustre", None))
+    tool("lfs", getstripe=PLAIN_LAYOUT)
+    advice = stripe_advice(tmp_path / "a b", lustre)
+    assert advice
+    assert advice.endswith(f"mkdir -p '{tmp_path}/a b' && lfs setstripe -c 8 -S 16M '{tmp_path}/a b'")
+    assert stripe_advice(tmp_path, local) is None
+    tool("lfs", getstripe=PROGRESSIVE)
+    assert stripe_advice(tmp_path, lustre) is None
+
+
+def test_a_tool_that_hangs_is_not_waited_for(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "QUOTA_SECONDS", 0.05)
+    (tmp_path / "bin" / "quota").write_text("#!/bin/sh\nexec tail -f /dev/null\n")
+    (tmp_path / "bin" / "quota").chmod(0o755)
+    assert find_storage(tmp_path).quotas == ()
