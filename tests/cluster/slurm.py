@@ -1,0 +1,247 @@
+"""A Slurm of three nodes on this host, for tests: real daemons on loopback, without systemd and without cgroups."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import IO
+
+from tests.cluster import keeper, launchers, packages
+from tests.cluster.until import until
+
+NODES = ("node1", "node2", "node3")
+CPUS = 4  # of a node, whatever this host has
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
+
+CONF = """\
+ClusterName=tests
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+CredType=cred/munge
+# cred_expire is also how long a requeued job waits before it starts again (default 120 s)
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+StateSaveLocation={folder}/state
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdSpoolDir={folder}/%n
+SlurmdPidFile={folder}/%n.pid
+PlugStackConfig={folder}/plugstack.conf
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SwitchType=switch/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU_Memory
+SchedulerType=sched/backfill
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
+# a node may claim more CPUs than the host has
+SlurmdParameters=config_overrides
+# a node declared down stays down
+ReturnToService=1
+# seconds from SIGTERM to SIGKILL (default 30)
+KillWait=2
+# what became of a job is known for longer than a test run
+MinJobAge=3600
+DefMemPerCPU=64
+NodeName={nodes} NodeHostname={host} NodeAddr=127.0.0.1 Port={node_ports} CPUs={cpus} RealMemory=1024 State=UNKNOWN
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+class Cluster:
+    """The daemons of a Slurm, all files in one folder; jobs run there and leave their output in <job>.out there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.jobs = folder / "jobs"
+        self.environ = {**launchers.environ(), "SLURM_CONF": str(folder / "slurm.conf")}
+        self._slurmd: dict[str, int] = {}
+        self._keeper = subprocess.Popen(
+            [sys.executable, keeper.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=self.environ,
+            start_new_session=True,  # Ctrl-C is for the test run, which then closes the pipe
+        )
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the daemons and every job."""
+        _pipe(self._keeper.stdin).close()
+        self._keeper.wait(timeout=30)
+        _pipe(self._keeper.stdout).close()
+
+    def _start(self) -> None:
+        self._write_files()
+        key, socket_ = self.folder / "munge.key", self.folder / "munge.socket"
+        # --force: folders of tests are their user's alone, but munged wants a socket that all users reach.
+        munged = ["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={socket_}"]
+        munged += [f"--{name}-file={self.folder}/munge.{name}" for name in ("pid", "log", "seed")]
+        self._launch("munged", *munged)
+        until(socket_.exists, self._logs)
+        self._launch("slurmctld", "slurmctld", "-D")
+        for node in NODES:
+            self._start_node(node)
+        until(lambda: self._idle_nodes() == len(NODES), self._logs)
+
+    def _start_node(self, node: str) -> None:
+        self._slurmd[node] = self._launch(node, "slurmd", "-D", "-N", node)
+
+    def _write_files(self) -> None:
+        for name in ("jobs", "state", *NODES):
+            (self.folder / name).mkdir(mode=0o755)
+        key = self.folder / "munge.key"
+        key.touch(0o600)
+        key.write_bytes(os.urandom(128))
+        # slurmd wants a cgroup plugin even where nothing uses it; of those, v1 alone asks nothing of the host.
+        (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        (self.folder / "plugstack.conf").write_text("optional spank_pbs.so\n")  # PBS_* beside the SLURM_* variables
+        ports = free_ports(1 + len(NODES))
+        facts = {
+            "host": socket.gethostname().split(".")[0],
+            "user": os.geteuid(),
+            "folder": self.folder,
+            "ports": ports,
+            "nodes": ",".join(NODES),
+            "node_ports": f"[{','.join(map(str, ports[1:]))}]",
+            "cpus": CPUS,
+        }
+        (self.folder / "slurm.conf").write_text(CONF.format(**facts))
+
+    def _launch(self, name: str, *command: str) -> int:
+        found = shutil.which(command[0], path=packages.PATH) or command[0]
+        keeper_in, keeper_out = _pipe(self._keeper.stdin), _pipe(self._keeper.stdout)
+        print(json.dumps([str(self.folder / f"{name}.log"), found, *command[1:]]), file=keeper_in, flush=True)
+        return int(keeper_out.readline())
+
+    def _logs(self) -> str:
+        tails = {path: path.read_text(errors="replace").splitlines()[-5:] for path in self.folder.glob("*.log")}
+        return "Slurm is up\n" + "\n".join(f"{path.name}: {line}" for path, lines in tails.items() for line in lines)
+
+    def _idle_nodes(self) -> int:
+        done = subprocess.run(
+            ["sinfo", "-h", "-N", "-o", "%N", "-t", "idle"], env=self.environ, capture_output=True, text=True
+        )
+        return len(set(done.stdout.split()))
+
+    def run(self, *command: str | Path, script: str | None = None) -> str:
+        """Run a command where jobs run, `script` being its standard input; returns what it printed."""
+        done = subprocess.run(
+            command, cwd=self.jobs, env=self.environ, input=script, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, f"{' '.join(map(str, command))}: exit {done.returncode}: {done.stderr}"
+        return done.stdout.strip()
+
+    def submit(self, script: str, *options: str) -> str:
+        """Submit a script of bash with options of sbatch; returns the job's id."""
+        if not any(option.startswith("--output") for option in options):
+            options += ("--output=%A_%a.out" if any(o.startswith("--array") for o in options) else "--output=%j.out",)
+        return self.run("sbatch", "--parsable", *options, script=f"#!/bin/bash\n{script}\n")
+
+    def qsub(self, script: str, *options: str) -> str:
+        """Submit a script with the qsub of slurm-wlm-torque; returns the job's id."""
+        path = self.jobs / f"pbs{len(list(self.jobs.glob('pbs*.sh')))}.sh"
+        path.write_text(f"#!/bin/bash\n{script}\n")
+        return self.run("qsub", *options, path.name)
+
+    def wait(self, *jobs: str, within: float = 60) -> None:
+        """Wait until jobs, with all elements of arrays, have ended, well or not."""
+        until(lambda: not self.queue(*jobs), lambda: f"the end of {self.queue(*jobs)}\n{self.output()}", within)
+
+    def queue(self, *jobs: str) -> str:
+        """What the queue says of jobs that have not ended: a line each of id, state and reason."""
+        lines = self.run("squeue", "-h", "-r", "-t", "all", "-j", ",".join(jobs), "-o", "%i %T %r").splitlines()
+        return "\n".join(line for line in lines if line.split()[1] not in ENDED)
+
+    def states(self, job: str) -> list[str]:
+        """The states of a job's elements, or the one of a job that is no array; "COMPLETED" where all went well."""
+        return self.run("squeue", "-h", "-r", "-t", "all", "-j", job, "-o", "%T").split()
+
+    def facts(self, job: str) -> dict[str, str]:
+        """What `scontrol show job` says of one job or element, by name."""
+        shown = self.run("scontrol", "-o", "show", "job", job)
+        return dict(fact.partition("=")[::2] for fact in shown.split() if "=" in fact)
+
+    def cancel(self, job: str) -> None:
+        """Cancel a job."""
+        self.run("scancel", job)
+
+    def signal(self, job: str, number: signal.Signals) -> list[int]:
+        """Signal every process of a job or of an array's element without telling Slurm; returns their numbers."""
+        # scancel --signal=STOP makes the job's state STOPPED, which squeue then keeps for one that has ended.
+        pids = [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/environ") if self._is_of(job, path)]
+        for pid in pids:
+            os.kill(pid, number)
+        return pids
+
+    def _is_of(self, job: str, path: Path) -> bool:
+        try:
+            environ = dict(line.partition("=")[::2] for line in path.read_text(errors="replace").split("\0"))
+        except OSError:  # another user's, or it has ended
+            return False
+        array = f"{environ.get('SLURM_ARRAY_JOB_ID')}_{environ.get('SLURM_ARRAY_TASK_ID')}"
+        ours = environ.get("SLURM_CONF") == self.environ["SLURM_CONF"]
+        return ours and job in (environ.get("SLURM_JOB_ID"), array)
+
+    def requeue(self, job: str) -> None:
+        """End a job that runs and put it into the queue again."""
+        self.run("scontrol", "requeue", job)
+
+    def down(self, node: str) -> None:
+        """Declare a node dead: its jobs are ended, and those with --requeue start again elsewhere."""
+        self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+
+    def lose(self, node: str) -> None:
+        """Declare a node dead that cannot be reached: the processes of its jobs are there still."""
+        os.kill(self._slurmd.pop(node), signal.SIGKILL)
+        self.down(node)
+
+    def resume(self, node: str) -> None:
+        """Have a node back."""
+        if node not in self._slurmd:
+            self._start_node(node)
+        self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        until(lambda: self._idle_nodes() == len(NODES), self._logs)
+
+    def output(self) -> str:
+        """What all jobs printed so far."""
+        return "\n".join(f"{path.name}: {path.read_text(errors='replace')}" for path in sorted(self.jobs.glob("*.out")))
+
+
+def free_ports(number: int) -> list[int]:
+    """TCP ports nobody listens at, from below those the kernel gives to clients, who might take one meanwhile."""
+    first_of_clients = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = range(10000, max(first_of_clients, 20000))
+    return list(islice(filter(_is_free, random.SystemRandom().sample(ports, 1000)), number))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def _pipe(pipe: IO[str] | None) -> IO[str]:
+    assert pipe is not None
+    return pipe

@@ -1,0 +1,144 @@
+"""`prep submit` on a real Slurm, and through the qsub of slurm-wlm-torque, which is no PBS."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+from pathlib import Path
+
+import pytest
+
+from decodeonce.prep.status import read_status
+from tests.cluster.builds import PREP, digests, stop_in_the_middle
+from tests.cluster.slurm import Cluster
+from tests.cluster.until import until
+
+# The first test on a fresh machine installs Slurm.
+pytestmark = pytest.mark.timeout(600)
+
+
+def submitted(cluster: Cluster, scheduler: str, tree: Path, out: Path, *flags: str) -> list[str]:
+    """Submit a build's chain as a person would; returns the jobs' ids in their order."""
+    words = [scheduler, "build", "imagenet", str(tree), str(out), "--workers", "1", "--cpus", "1", *flags]
+    told = cluster.run(*PREP, "submit", *words, "--submit").partition("\nsubmitted: ")[2]
+    ids, _, follow = told.partition("; ")
+    assert follow == f"follow it with: prep status {shlex.quote(str(out))}"
+    return ids.split()
+
+
+def logs(out: Path, pattern: str) -> str:
+    """What the jobs printed whose logs have these names."""
+    paths = sorted(out.with_name(f"{out.name}.jobs").glob(pattern))
+    return "\n".join(f"{path.name}: {path.read_text(errors='replace')}" for path in paths)
+
+
+def test_a_chain_from_a_folder_with_a_name_of_any_kind(
+    cluster: Cluster, tree: Path, undisturbed: dict[str, str], tmp_path: Path
+) -> None:
+    out = tmp_path / 'it\'s "place" $HOME' / "a b\nc.store"
+    then, seen = tmp_path / "then.sh", tmp_path / "seen"
+    then.write_text(f'#!/bin/bash\nls "$STORE/store.json" > {shlex.quote(str(seen))}\n')
+    out.parent.mkdir()
+    jobs = submitted(cluster, "slurm", tree, out, "--tasks", "4", "--rounds", "2", "--then", str(then))
+    assert len(jobs) == 5
+    cluster.wait(*jobs)
+    assert [set(cluster.states(job)) for job in jobs] == [{"COMPLETED"}] * 5, logs(out, "*.log")
+    assert digests(out) == undisturbed
+    assert seen.read_text() == f"{out}/store.json\n"
+    _, first, second, finish, _ = jobs
+    for task in range(4):
+        assert f"task {task} of 4 (SLURM_ARRAY_TASK_ID={task})" in logs(out, f"array-{first}_{task}.log")
+        assert f"task {task} of 4 is done" in logs(out, f"array-{second}_{task}.log")
+    assert "240 rows, 0 rejects" in logs(out, f"finish-{finish}.log")
+
+
+def test_a_task_near_its_limit_ends_with_a_block_and_the_next_round_does_the_rest(
+    cluster: Cluster, tree: Path, undisturbed: dict[str, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "store"
+    jobs = submitted(cluster, "slurm", tree, out, "--tasks", "1", "--rounds", "2", "--time", "0:10:00")
+    plan, first, _, finish = jobs
+    cluster.wait(plan)
+    processes = stop_in_the_middle(cluster, out, f"{first}_0")
+    done = read_status(out).blocks_done
+    # Slurm now finds that the limit is nearer than the 120 s before which a signal was asked for.
+    cluster.run("scontrol", "update", f"JobId={first}_0", "TimeLimit=1")
+    # It looks every 30 s, and wakes whom it signals.
+    until(lambda: not all(map(stands_still, processes)), "Slurm's signal", within=50)
+    for pid in processes:
+        os.kill(pid, signal.SIGCONT)
+    cluster.wait(*jobs, within=120)
+    assert cluster.states(first) == ["FAILED"]
+    assert cluster.facts(f"{first}_0")["ExitCode"] == "75:0"
+    assert "prep: stopped: SIGUSR1: ended with the blocks in hand, " in logs(out, f"array-{first}_0.log")
+    assert done > 0
+    assert cluster.states(finish) == ["COMPLETED"], logs(out, "*.log")
+    assert digests(out) == undisturbed
+
+
+def stands_still(pid: int) -> bool:
+    """Whether a process was stopped and not continued."""
+    return "State:\tT" in Path(f"/proc/{pid}/status").read_text()
+
+
+def test_what_is_missing_is_told_and_the_same_chain_goes_on(
+    cluster: Cluster, tree: Path, undisturbed: dict[str, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "store"
+    jobs = submitted(cluster, "slurm", tree, out, "--tasks", "2")
+    plan, array, finish = jobs
+    cluster.wait(plan)
+    stop_in_the_middle(cluster, out, f"{array}_1", task=1)
+    cluster.cancel(f"{array}_1")
+    cluster.wait(*jobs)
+    assert cluster.states(finish) == ["FAILED"]
+    told = logs(out, f"finish-{finish}.log")
+    again = f"bash {out}.jobs/submit.sh"
+    assert " of 48 blocks are not done (first " in told
+    assert told.endswith(f"; to go on: {again}\n")
+    jobs = cluster.run(*again.split()).split()
+    cluster.wait(*jobs)
+    assert cluster.states(jobs[-1]) == ["COMPLETED"], logs(out, "*.log")
+    assert digests(out) == undisturbed
+
+
+def test_elements_of_several_nodes(cluster: Cluster, tree: Path, undisturbed: dict[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "store"
+    jobs = submitted(cluster, "slurm", tree, out, "--tasks", "2", "--nodes", "2", "--time", "0:05:00")
+    cluster.wait(*jobs)
+    assert [set(cluster.states(job)) for job in jobs] == [{"COMPLETED"}] * 3, logs(out, "*.log")
+    for task in range(4):
+        told = f"task {task} of 4 (SLURM_ARRAY_TASK_ID={task // 2}, rank {task % 2} of 2 (Slurm))"
+        assert told in logs(out, f"array-{jobs[1]}_{task // 2}.log")
+    assert digests(out) == undisturbed
+
+
+def test_where_there_is_no_plan_nothing_follows(cluster: Cluster, tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "store"
+    out.mkdir()
+    (out / "mine").touch()
+    jobs = submitted(cluster, "slurm", tree, out, "--tasks", "2", "--rounds", "2")
+    cluster.wait(*jobs)
+    assert cluster.states(jobs[0]) == ["FAILED"]
+    assert [set(cluster.states(job)) for job in jobs[1:]] == [{"CANCELLED"}] * 3
+    assert "mine is in it; choose another OUT" in logs(out, "plan-*.log")
+
+
+def test_a_chain_of_which_slurm_refuses_a_part_is_not_begun(cluster: Cluster, tree: Path, tmp_path: Path) -> None:
+    words = ["build", "imagenet", str(tree), str(tmp_path / "store"), "--cpus", "1", "--tasks", "5000", "--submit"]
+    with pytest.raises(AssertionError, match=r"nothing is submitted: .*Invalid job array specification"):
+        cluster.run(*PREP, "submit", "slurm", *words)
+    assert "prep-plan" not in cluster.run("squeue", "-h", "-o", "%j")
+
+
+def test_a_chain_through_the_qsub_of_slurm_wlm_torque(
+    cluster: Cluster, tree: Path, undisturbed: dict[str, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "store"
+    jobs = submitted(cluster, "pbs", tree, out, "--tasks", "3", "--time", "0:10:00")
+    cluster.wait(*jobs)
+    assert [set(cluster.states(job)) for job in jobs] == [{"COMPLETED"}] * 3, logs(out, "*")
+    assert cluster.facts(f"{jobs[1]}_0")["TimeLimit"] == "00:10:00"
+    assert {status.task for status in read_status(out).tasks} == set()
+    assert digests(out) == undisturbed
