@@ -22,3 +22,19 @@ def test_the_one_for_accelerators_runs_on_a_cpu(tmp_path: Path) -> None:
     assert all(rate > 0 for rate in facts["rates"].values())
     assert 0 <= facts["share_of_steps_that_waited"] <= 1
     assert facts["bottleneck"]
+
+
+def test_memory_of_plan_and_finish_stays_small_a_sample(tmp_path: Path) -> None:
+    counts = 30_000, 120_000
+    options = ["--counts", *map(str, counts), "--scratch", str(tmp_path), "--json"]
+    command = [sys.executable, str(BENCH / "scale.py"), *options]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    few, many = (found[str(count)] for count in counts)
+    a_sample = {
+        step: (many[step]["peak"] - few[step]["peak"]) / (counts[1] - counts[0]) for step in many if step != "journals"
+    }
+    assert a_sample["plan"] < 200
+    assert a_sample["finish"] < 200  # most of it the plan's files, which are mapped
+    assert (many["finish"]["anon"] - few["finish"]["anon"]) / (counts[1] - counts[0]) < 50
+    assert a_sample["a task's start"] < 20
+    assert not list(tmp_path.iterdir())

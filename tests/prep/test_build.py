@@ -104,7 +104,11 @@ def test_tasks_in_any_order_done_twice_and_rearranged_do_not_change_a_byte(
     for task, tasks in ((3, 4), (0, 4), (3, 4), (1, 2)):
         work(out, Work(workers=1, task=task, tasks=tasks, max_bad="2"))
     assert read_status(out).blocks_done < len(plan.blocks)
-    with pytest.raises(BuildError, match=r"blocks are not done .*run `prep work"):
+    with pytest.raises(BuildError, match=r"blocks are not done .*to go on: prep work .* && prep finish"):
+        finish(out, ALL)
+    StorePaths(out).jobs.mkdir()
+    StorePaths(out).submit.touch()
+    with pytest.raises(BuildError, match=r"to go on: bash .*/store.jobs/submit.sh$"):
         finish(out, ALL)
     work(out, Work(max_bad="2"))
     finish(out, ALL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from pathlib import Path
@@ -10,15 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from decodeonce.prep import journal
 from decodeonce.prep.journal import BlockRecord, Journal, Journals, Writer
 
 
 def write(folder: Path, *records: tuple[BlockRecord, int], task: int = 0, tasks: int = 8) -> Path:
     before = set(folder.iterdir())
-    journal = Journal(folder, task, tasks)
+    writer = Journal(folder, task, tasks)
     for record, round_ in records:
-        journal.append(record, round_)
-    journal.close()
+        writer.append(record, round_)
+    writer.close()
     (path,) = set(folder.iterdir()) - before
     return path
 
@@ -33,7 +35,7 @@ def test_records_come_back_whole(tmp_path: Path) -> None:
     assert journals.blocks() == [1, 3]
     assert journals.record(3) == record
     assert journals.writers == {path: Writer(5, 8, socket.gethostname())}
-    assert [(block, journal) for block, journal, _ in journals.times()] == [(1, path), (3, path)]
+    assert [(block, written) for block, written, _ in journals.times()] == [(1, path), (3, path)]
     assert all(before - 0.001 <= at <= time.time() for _, _, at in journals.times())
     assert 2 not in journals
 
@@ -84,3 +86,17 @@ def test_equal_records_agree_and_unequal_ones_are_redone(tmp_path: Path) -> None
     settled = Journals(tmp_path)
     assert settled.record(0) == other
     assert settled.round(1) == 0
+
+
+def test_few_journals_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "OPEN_FILES", 3)
+    records = [BlockRecord(block, checksums=f"{block}") for block in range(35)]
+    for first in range(7):  # as seven workers of a task would, in turn
+        write(tmp_path, *((record, 0) for record in records[first::7]))
+    journals = Journals(tmp_path)
+    before, opened = len(os.listdir("/proc/self/fd")), set()
+    for record, expected in zip(journals.records(range(35)), records, strict=True):
+        assert record == expected
+        opened.add(len(os.listdir("/proc/self/fd")) - before)
+    assert opened == {1, 2, 3}
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +16,10 @@ from hypothesis import strategies as st
 
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep import FolderSource, Recipe, make_plan, open_imagenet, work
-from decodeonce.prep.plan import read_plan, scan, shuffled
-from decodeonce.prep.sources import Entry
+from decodeonce.prep.changes import changes
+from decodeonce.prep.plan import plan_facts, read_plan, scan, shuffled, write_plan
+from decodeonce.prep.sources import Entry, folder
+from decodeonce.prep.sources.base import file_entry
 from decodeonce.store import PictureClass, StorePaths
 from tests.pictures import jpeg, make_tree
 
@@ -104,8 +107,6 @@ def test_other_decoders_than_the_plans_are_refused(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
     plan = make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
     facts = {**plan.facts, "recipe": {**plan.facts["recipe"], "decoders": {"simplejpeg": "0.1"}}}
-    from decodeonce.prep.plan import write_plan
-
     write_plan(plan.paths, scan(open_imagenet(tree)), facts)
     with pytest.raises(
         BuildError, match=r"the decoders here are not the plan's: .*simplejpeg is .*, the plan says 0.1"
@@ -229,6 +230,40 @@ def test_folders_inside_class_folders_are_walked_and_names_may_be_anything(tmp_p
     assert sorted(found) == sorted([*(f"cats/{name}" for name in names), os.fsdecode(b"cats/\xff\xfe.jpg")])
 
 
+def test_threads_on_a_network_file_system_list_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = make_tree(tmp_path / "src", per_class=20)
+    (tree / "train/n00000001/deep/er").mkdir(parents=True)
+    (tree / "train/n00000001/deep/er/x.JPEG").write_bytes(jpeg())
+    (tree / "train/n00000001/dir.JPEG").mkdir()
+    (tree / "train/n00000002/gone.JPEG").symlink_to("nowhere")
+    (tree / "train/n00000002/n00000002_11.JPEG").write_bytes(b"")
+    alone = list(open_imagenet(tree).entries())
+    askers = set()
+
+    def asked(root: Path, name: bytes, label: int) -> Entry:
+        askers.add(threading.current_thread())
+        return file_entry(root, name, label)
+
+    monkeypatch.setattr(folder, "file_entry", asked)
+    monkeypatch.setattr(folder, "network_file_system", lambda top: "NFS")
+    for at_once in (3, 4096):
+        monkeypatch.setattr(folder, "STATS_AT_ONCE", at_once)
+        assert list(open_imagenet(tree).entries()) == alone
+    assert sum(bool(entry.problem) for entry in alone) == 3
+    assert threading.main_thread() not in askers
+
+
+def test_a_failing_stat_in_a_thread_stops_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(root: Path, name: bytes, label: int) -> Entry:
+        raise Stopped(f"{name.decode()}: Stale file handle")
+
+    tree = make_tree(tmp_path / "src")
+    monkeypatch.setattr(folder, "file_entry", fails)
+    monkeypatch.setattr(folder, "network_file_system", lambda top: "NFS")
+    with pytest.raises(Stopped, match=r"n00000000_0.JPEG: Stale"):
+        scan(open_imagenet(tree))
+
+
 class _Synthetic:
     """A million-sample source without files."""
 
@@ -253,8 +288,6 @@ class _Synthetic:
 
 
 def test_a_plan_takes_less_than_200_bytes_a_sample(tmp_path: Path) -> None:
-    from decodeonce.prep.plan import plan_facts, write_plan
-
     count, paths = 100_000, StorePaths(tmp_path)
     paths.journals.mkdir(parents=True)
     tracemalloc.start()
@@ -262,4 +295,17 @@ def test_a_plan_takes_less_than_200_bytes_a_sample(tmp_path: Path) -> None:
     write_plan(paths, listing, plan_facts(_Synthetic(count), listing, SMALL, {}))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
+    assert peak / count < 200
+
+
+def test_telling_what_changed_takes_less_than_200_bytes_a_sample(tmp_path: Path) -> None:
+    count, paths = 30_000, StorePaths(tmp_path)
+    paths.journals.mkdir(parents=True)
+    listing, more = scan(_Synthetic(count)), scan(_Synthetic(count + 2))
+    plan = write_plan(paths, listing, plan_facts(_Synthetic(count), listing, SMALL, {}))
+    tracemalloc.start()
+    told = changes(plan, more)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert told == f"2 new (first train/n01440764/n01440764_{count}.JPEG)"
     assert peak / count < 200

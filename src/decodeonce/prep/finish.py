@@ -6,7 +6,9 @@ durable; only then are the shards cut to their rows and `.build` removed.
 
 from __future__ import annotations
 
+import itertools
 import math
+import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,13 +22,13 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.allowance import Allowance
 from decodeonce.prep.journal import BlockRecord, Journals
 from decodeonce.prep.plan import Plan, read_plan
-from decodeonce.prep.sources.base import Entry, name_bytes
-from decodeonce.store import Manifest, Reject, Sample, StorePaths
+from decodeonce.prep.sources.base import name_bytes, name_text
+from decodeonce.store import Manifest, Reject, StorePaths
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.files import ShardFile, page_aligned_buffer, write_atomic
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.manifest import read_manifest
-from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, line, reject_line, sample_line
+from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, escape, escaped_sample_line, line, reject_line
 from decodeonce.store.writer import seal_store, trim_shards, write_array
 
 CHUNK_ROWS = 1 << 18
@@ -67,8 +69,16 @@ def _check_complete(plan: Plan, journals: Journals) -> None:
     if missing:
         raise BuildError(
             f"{plan.paths.root}: {len(missing)} of {len(plan.blocks)} blocks are not done (first {missing[0]}); "
-            f"run `prep work {plan.paths.root}`, then `prep finish` again"
+            f"to go on: {_next_step(plan.paths)}"
         )
+
+
+def _next_step(paths: StorePaths) -> str:
+    """The one command that does what is missing: the chain of jobs again, where there is one."""
+    if paths.submit.exists():
+        return f"bash {shlex.quote(str(paths.submit))}"
+    out = shlex.quote(str(paths.root))
+    return f"prep work {out} && prep finish {out}"
 
 
 @dataclass(frozen=True)
@@ -79,12 +89,10 @@ class _Moves:
     tails: NDArray[np.int64]
     count: int
 
-    def planned(self, first: int, last: int) -> NDArray[np.int64]:
-        """The planned rows that lie at the final rows [first, last)."""
-        rows = np.arange(first, last)
+    def into(self, first: int, last: int) -> list[tuple[int, int]]:
+        """(hole, planned row that fills it) for the holes in [first, last); all other rows stay where they are."""
         a, b = np.searchsorted(self.holes, (first, last))
-        rows[self.holes[a:b] - first] = self.tails[a:b]
-        return rows
+        return list(zip(self.holes[a:b].tolist(), self.tails[a:b].tolist(), strict=True))
 
 
 def _moves(planned: int, rejects: list[int]) -> _Moves:
@@ -98,12 +106,14 @@ class _Finisher:
     def __init__(self, plan: Plan, journals: Journals) -> None:
         self._plan = plan
         self._paths = plan.paths
+        self._journals = journals
         self._record = lru_cache(maxsize=64)(journals.record)
+        self._class_names = [escape(cls.name) for cls in plan.classes]
         self._rejects: list[tuple[int, str]] = []
         self._oddities: list[tuple[int, str]] = []
         self._crashes = 0
         self._sums, self._squares = np.zeros(3, object), np.zeros(3, object)
-        for record in map(self._record, range(len(plan.blocks))):
+        for record in journals.records(range(len(plan.blocks))):
             self._rejects += record.rejects
             self._oddities += record.oddities
             self._crashes += record.crashes
@@ -125,56 +135,76 @@ class _Finisher:
         seal_store(paths, self._draft(), shard_rows=plan.blocks.shard_rows, scratch=scratch)
 
     def _fill_holes(self) -> None:
-        size, blocks = self._plan.recipe.row_bytes, self._plan.blocks
+        buffer = page_aligned_buffer(self._plan.recipe.row_bytes)
         suffix = CONTAINERS[self._plan.recipe.container].suffix
-        buffer = page_aligned_buffer(size)
-        for hole, tail in zip(self._moves.holes.tolist(), self._moves.tails.tolist(), strict=True):
-            (from_shard, from_offset), (to_shard, to_offset) = blocks.place(tail), blocks.place(hole)
-            with ShardFile(self._paths.shard(from_shard, suffix)) as source:
-                source.read(buffer, from_offset)
-                if row_checksum(buffer) != int(self._checksum(tail), 16):
-                    raise BuildError(
-                        f"{source.path}: planned row {tail} is not what was written; remove OUT, build again"
-                    )
-            with ShardFile(self._paths.shard(to_shard, suffix)) as target:
-                target.write(buffer, to_offset)
+        for shards, moves in itertools.groupby(self._moves.into(0, self._moves.count), self._shards_of):
+            hole_shard, tail_shard = (self._paths.shard(index, suffix) for index in shards)
+            with ShardFile(tail_shard) as source, ShardFile(hole_shard) as target:
+                for hole, tail in moves:
+                    self._copy(source, tail, target, hole, buffer)
                 target.sync()
 
-    def _of_row(self, row: int) -> tuple[BlockRecord, int]:
-        return self._record(row // self._plan.blocks.block_rows), row % self._plan.blocks.block_rows
+    def _shards_of(self, move: tuple[int, int]) -> tuple[int, int]:
+        hole, tail = move
+        return self._plan.blocks.place(hole)[0], self._plan.blocks.place(tail)[0]
 
-    def _checksum(self, row: int) -> str:
-        record, index = self._of_row(row)
-        return record.checksums[16 * index : 16 * index + 16]
+    def _copy(self, source: ShardFile, tail: int, target: ShardFile, hole: int, buffer: memoryview) -> None:
+        source.read(buffer, self._plan.blocks.place(tail)[1])
+        if row_checksum(buffer) != self._checksum(tail):
+            raise BuildError(f"{source.path}: planned row {tail} is not what was written; remove OUT, build again")
+        target.write(buffer, self._plan.blocks.place(hole)[1])
 
     def _labels(self) -> Iterator[NDArray[np.int64]]:
-        labels = self._plan.rows["label"]
+        planned = self._plan.rows["label"]
         for first in range(0, self._moves.count, CHUNK_ROWS):
-            yield labels[self._moves.planned(first, min(first + CHUNK_ROWS, self._moves.count))].astype(np.int64)
+            last = min(first + CHUNK_ROWS, self._moves.count)
+            labels = planned[first:last].astype(np.int64)
+            for hole, tail in self._moves.into(first, last):
+                labels[hole - first] = planned[tail]
+            yield labels
+
+    def _blocks(self) -> Iterator[tuple[int, int, BlockRecord]]:
+        """(first row, last row, record) of each block that holds rows of the finished store."""
+        step, count = self._plan.blocks.block_rows, self._moves.count
+        firsts = range(0, count, step)
+        for first, record in zip(firsts, self._journals.records(range(len(firsts))), strict=True):
+            yield first, min(first + step, count), record
+
+    def _record_of(self, row: int) -> BlockRecord:
+        return self._record(row // self._plan.blocks.block_rows)
+
+    def _checksum(self, row: int) -> int:
+        start = 16 * (row % self._plan.blocks.block_rows)
+        return int(self._record_of(row).checksums[start : start + 16], 16)
 
     def _checksums(self) -> Iterator[NDArray[np.uint64]]:
-        step = self._plan.blocks.block_rows
-        for first in range(0, self._moves.count, step):
-            rows = self._moves.planned(first, min(first + step, self._moves.count)).tolist()
-            yield np.array([int(self._checksum(row), 16) for row in rows], np.uint64)
+        for first, last, record in self._blocks():
+            digits = record.checksums[: 16 * (last - first)]
+            checksums = np.frombuffer(bytes.fromhex(digits), ">u8").astype(np.uint64)
+            for hole, tail in self._moves.into(first, last):
+                checksums[hole - first] = self._checksum(tail)
+            yield checksums
 
     def _sample_lines(self) -> Iterator[bytes]:
         yield line(SAMPLE_COLUMNS)
-        step = self._plan.blocks.block_rows
-        for first in range(0, self._moves.count, step):
-            last = min(first + step, self._moves.count)
-            planned = self._moves.planned(first, last).tolist()
-            entries = self._plan.entries(first, last)
-            for row, moved in ((row, tail) for row, tail in enumerate(planned, first) if row != tail):
-                entries[row - first] = self._plan.entry(moved)
-            yield b"".join(map(self._sample_line, range(first, last), planned, entries))
+        for first, last, record in self._blocks():
+            lines = self._lines(record, first, last, first)
+            for hole, tail in self._moves.into(first, last):
+                lines[hole - first : hole - first + 1] = self._lines(self._record_of(tail), tail, tail + 1, hole)
+            yield b"".join(lines)
 
-    def _sample_line(self, row: int, planned: int, entry: Entry) -> bytes:
-        record, index = self._of_row(planned)
-        width, height = record.sizes[2 * index : 2 * index + 2]
-        digest = record.digests[16 * index : 16 * index + 16]
-        name = self._plan.classes[entry.label].name
-        return sample_line(Sample(row, entry.label, name, entry.text, width, height, "", digest))
+    def _lines(self, record: BlockRecord, first: int, last: int, row: int) -> list[bytes]:
+        """The lines of the planned rows [first, last) of the block of `record`, which are the rows from `row`."""
+        index, names = first % self._plan.blocks.block_rows, self._class_names
+        sides, digests = iter(record.sizes[2 * index :]), record.digests[16 * index :]
+        return [
+            escaped_sample_line(
+                number, label, names[label], escape(name_text(name)), width, height, "", digests[at : at + 16]
+            )
+            for number, at, (name, label, _, _), width, height in zip(
+                itertools.count(row), itertools.count(0, 16), self._plan.values(first, last), sides, sides, strict=False
+            )
+        ]
 
     def _reject_lines(self) -> Iterator[bytes]:
         found = list(self._plan.rejects)

@@ -14,12 +14,16 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from decodeonce.store.files import sync_folder
 from decodeonce.store.hashing import hexdigest
+
+# Neighbouring blocks stand in the journals of one task's workers, as many as a node has cores. Opening one anew
+# for each record would cost a parallel file system a round trip or two every time.
+OPEN_FILES = 256
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,20 @@ class BlockRecord:
     sums: list[int] = field(default_factory=list)
     squares: list[int] = field(default_factory=list)
     crashes: int = 0
+
+
+def journal_line(record: BlockRecord, round_: int, at: float) -> bytes:
+    """The line of a record, written `at` seconds since 1970."""
+    facts = json.dumps(asdict(record), separators=(",", ":")).encode()
+    head = b"%d\t%d\t%.3f\t%s" % (record.block, round_, at, facts)
+    return b"%s\t%s\n" % (head, hexdigest(head).encode())
+
+
+def _parse(encoded: bytes) -> BlockRecord:
+    facts = json.loads(encoded.split(b"\t")[3])
+    for name in ("rejects", "oddities"):
+        facts[name] = [(row, reason) for row, reason in facts[name]]
+    return BlockRecord(**facts)
 
 
 NAME = re.compile(r"([0-9]+)of([0-9]+)-(.+)-[0-9]+-[0-9a-f]+\.log")
@@ -63,9 +81,7 @@ class Journal:
 
     def append(self, record: BlockRecord, round_: int) -> None:
         """Add a line and make it durable; after an OSError the journal must not be used again."""
-        facts = json.dumps(asdict(record), separators=(",", ":")).encode()
-        head = b"%d\t%d\t%.3f\t%s" % (record.block, round_, time.time(), facts)
-        encoded = b"%s\t%s\n" % (head, hexdigest(head).encode())
+        encoded = journal_line(record, round_, time.time())
         while encoded:
             encoded = encoded[os.write(self._fd, encoded) :]
         os.fdatasync(self._fd)
@@ -117,14 +133,22 @@ class Journals:
 
     def record(self, block: int) -> BlockRecord:
         """The record of a block that is done."""
-        line = self._lines[block]
-        with open(line.path, "rb") as file:
-            file.seek(line.offset)
-            encoded = file.read(line.length)
-        facts = json.loads(encoded.split(b"\t")[3])
-        for name in ("rejects", "oddities"):
-            facts[name] = [(row, reason) for row, reason in facts[name]]
-        return BlockRecord(**facts)
+        (record,) = self.records([block])
+        return record
+
+    def records(self, blocks: Iterable[int]) -> Iterator[BlockRecord]:
+        """The records of blocks that are done, in the order asked for; few journals are open at a time."""
+        files: dict[Path, int] = {}
+        try:
+            for line in map(self._lines.__getitem__, blocks):
+                if line.path not in files:
+                    if len(files) == OPEN_FILES:
+                        os.close(files.pop(next(iter(files))))
+                    files[line.path] = os.open(line.path, os.O_RDONLY)
+                yield _parse(os.pread(files[line.path], line.length, line.offset))
+        finally:
+            for fd in files.values():
+                os.close(fd)
 
     def times(self) -> Iterator[tuple[int, Path, float]]:
         """(block, journal, time) of the blocks that are done."""

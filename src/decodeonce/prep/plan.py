@@ -25,7 +25,6 @@ from decodeonce.mix import GOLDEN, mix
 from decodeonce.prep.blocks import Blocks
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Entry, Source, open_source
-from decodeonce.prep.sources.base import name_text
 from decodeonce.store import PictureClass, Reject, StorePaths
 from decodeonce.store.files import write_atomic
 from decodeonce.store.manifest import canonical, manifest_digest
@@ -93,12 +92,16 @@ def scan(source: Source) -> Listing:
 def shuffled(count: int, seed: int | None) -> NDArray[np.int64]:
     """The source positions in row order: sorted by a keyed hash, the same on every machine and numpy version.
 
-    No two keys are equal, for the hash is a bijection.
+    No two keys are equal, for the hash is a bijection, so any sorting algorithm gives the same. 16 bytes a sample.
     """
     if seed is None:
         return np.arange(count)
     start = np.uint64(xxhash.xxh3_64_intdigest(b"%d" % seed))
-    return np.argsort(mix(np.arange(count, dtype=np.uint64) * np.uint64(GOLDEN) + start), kind="stable")
+    keys = np.arange(count, dtype=np.uint64)
+    for first in range(0, count, CHUNK):
+        part = keys[first : first + CHUNK]
+        part[:] = mix(part * np.uint64(GOLDEN) + start)
+    return np.argsort(keys)
 
 
 @dataclass(frozen=True)
@@ -159,11 +162,15 @@ class Plan:
 
     def entries(self, first: int, last: int) -> list[Entry]:
         """The samples planned for the rows [first, last)."""
+        return [Entry(*values) for values in self.values(first, last)]
+
+    def values(self, first: int, last: int) -> list[tuple[bytes, int, int, int]]:
+        """(name, label, size, mtime_ns) of these samples: what their entries hold, for who goes through millions."""
         records = self.rows[first:last].tolist()
         start, end = records[0][2], records[-1][2] + records[-1][1]
         names = self._names[start:end].tobytes()
         return [
-            Entry(names[at - start : at - start + length], label, size, mtime_ns)
+            (names[at - start : at - start + length], label, size, mtime_ns)
             for label, length, at, size, mtime_ns in records
         ]
 
@@ -229,7 +236,8 @@ def write_facts(paths: StorePaths, facts: dict[str, Any]) -> Plan:
 
 def _names_in_order(listing: Listing, order: NDArray[np.int64]) -> Iterator[bytes]:
     names = memoryview(listing.names)
-    ends = np.cumsum(listing.name_bytes, dtype=np.int64)
+    ends = listing.name_bytes.astype(np.int64)
+    np.cumsum(ends, out=ends)
     for first in range(0, len(order), CHUNK):
         picked = order[first : first + CHUNK]
         lengths = listing.name_bytes[picked].tolist()
@@ -253,20 +261,3 @@ def _rows_in_order(listing: Listing, order: NDArray[np.int64]) -> Iterator[bytes
         rows["name_start"] = ends - rows["name_bytes"]
         start = int(ends[-1])
         yield rows.tobytes()
-
-
-def changes(plan: Plan, listing: Listing) -> str:
-    """What a source scanned again has that the plan has not: a sentence for the first change of each kind."""
-    planned = {entry.name: (entry.size, entry.mtime_ns) for entry in plan.entries(0, plan.count)}
-    ends = np.cumsum(listing.name_bytes, dtype=np.int64).tolist()
-    names = [
-        bytes(listing.names[end - size : end]) for end, size in zip(ends, listing.name_bytes.tolist(), strict=True)
-    ]
-    found = dict(zip(names, zip(listing.sizes.tolist(), listing.mtimes_ns.tolist(), strict=True), strict=True))
-    kinds = {
-        "new": sorted(found.keys() - planned.keys()),
-        "gone": sorted(planned.keys() - found.keys()),
-        "changed": sorted(name for name in found.keys() & planned.keys() if found[name] != planned[name]),
-    }
-    told = [f"{len(names)} {kind} (first {name_text(names[0])})" for kind, names in kinds.items() if names]
-    return "; ".join(told) or "the same pictures under other classes, or other rejects"

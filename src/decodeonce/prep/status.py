@@ -58,9 +58,8 @@ def done_rejects(plan: Plan, journals: Journals, blocks: range) -> list[Reject]:
     """The rejects among those of these blocks that are done."""
     return [
         Reject(plan.entry(row).text, reason, "rejected")
-        for block in blocks
-        if block in journals
-        for row, reason in journals.record(block).rejects
+        for record in journals.records(block for block in blocks if block in journals)
+        for row, reason in record.rejects
     ]
 
 

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from decodeonce.errors import BuildError
+from decodeonce.host import network_file_system
 from decodeonce.prep.sources.base import Entry, file_entry, name_bytes, name_text, read_file
 from decodeonce.store.manifest import PictureClass
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+_SUFFIXES = tuple(map(str.encode, PICTURE_SUFFIXES))
+
+# A stat takes a network file system 0.2 to 1 ms. With 0.5 ms each 50,000 files took 35 to 78 s one by one and 4 to 9 s
+# with 16 threads; from a local disk's cache 1.0 s one by one and 1.8 s with threads: hence one by one there.
+STAT_THREADS = 16
+STATS_AT_ONCE = 4096  # what is asked for ahead, a few megabytes
+Map = Callable[[Callable[[bytes], Entry], list[bytes]], Iterator[Entry]]
 
 
 class FolderSource:
@@ -47,26 +57,29 @@ class FolderSource:
     def entries(self) -> Iterator[Entry]:
         """Every candidate, by class in label order, then by name."""
         self._check_classes()
-        for label, name in enumerate(self._names):
-            start = os.path.join(name_bytes(self.folder), name_bytes(name))
-            if os.path.isdir(os.path.join(os.fsencode(self.root), start)):
-                yield from self._walk(start, label)
+        with ThreadPoolExecutor(STAT_THREADS) as threads:
+            each = threads.map if network_file_system(self.top) else map
+            for label, name in enumerate(self._names):
+                start = os.path.join(name_bytes(self.folder), name_bytes(name))
+                if os.path.isdir(os.path.join(os.fsencode(self.root), start)):
+                    yield from self._walk(start, label, each)
 
     def read(self, entry: Entry) -> bytes:
         """The encoded bytes of one candidate; raises Stopped where it is gone or not as listed."""
         return read_file(self.root, entry)
 
-    def _walk(self, folder: bytes, label: int) -> Iterator[Entry]:
+    def _walk(self, folder: bytes, label: int, each: Map) -> Iterator[Entry]:
         with os.scandir(os.path.join(os.fsencode(self.root), folder)) as listing:
-            found = sorted(
-                (item.name, item.is_dir(follow_symlinks=False)) for item in listing if not item.name.startswith(b".")
-            )
-        for name, is_folder in found:
-            path = os.path.join(folder, name)
-            if is_folder and not name.lower().endswith(tuple(s.encode() for s in PICTURE_SUFFIXES)):
-                yield from self._walk(path, label)
-            else:
-                yield file_entry(self.root, path, label)
+            found = sorted((item.name, _to_walk(item)) for item in listing if not item.name.startswith(b"."))
+        entry_of = partial(file_entry, self.root, label=label)
+        for first in range(0, len(found), STATS_AT_ONCE):
+            paths = [(os.path.join(folder, name), to_walk) for name, to_walk in found[first : first + STATS_AT_ONCE]]
+            entries = each(entry_of, [path for path, to_walk in paths if not to_walk])
+            for path, to_walk in paths:
+                if to_walk:
+                    yield from self._walk(path, label, each)
+                else:
+                    yield next(entries)
 
     def _descriptions(self) -> dict[str, str]:
         return {}
@@ -83,6 +96,10 @@ class FolderSource:
             raise BuildError(
                 f"{self.top / unlisted[0]}: a class folder that the class list does not name; add it there"
             )
+
+
+def _to_walk(item: os.DirEntry[bytes]) -> bool:
+    return item.is_dir(follow_symlinks=False) and not item.name.lower().endswith(_SUFFIXES)
 
 
 def class_folders(top: Path) -> list[str]:

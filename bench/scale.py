@@ -1,0 +1,259 @@
+"""How time, memory and bytes of plan and finish grow with the number of samples, and those of one task's start.
+
+    python bench/scale.py [--counts 1000000 10000000] [--classes 1000] [--scratch build] [--json]
+
+The real code on names, sizes and journals that are made up; the shards are sparse, so that ten million rows of 256x256
+(2 TB) take no disk. Each step runs in a process of its own; memory is what its resident memory peaked at above what it
+was before. As many tasks take part as give each 10,000 rows: what the start of one costs must not grow with the whole.
+Scratch files take some 300 bytes a sample and are removed. What larger counts would take is extrapolated, on a straight
+line through the two largest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from decodeonce.prep import Recipe, Work, finish, work
+from decodeonce.prep.allowance import Allowance
+from decodeonce.prep.blocks import Block
+from decodeonce.prep.journal import BlockRecord, journal_line
+from decodeonce.prep.plan import plan_facts, read_plan, scan, write_plan
+from decodeonce.prep.recipe import decoder_versions
+from decodeonce.prep.sources import Entry
+from decodeonce.prep.status import read_status
+from decodeonce.store import PictureClass, StorePaths
+from decodeonce.store.hashing import row_checksum
+
+SCRATCH = Path(__file__).resolve().parent.parent / "build"
+RECIPE = Recipe(shuffle_seed=0)
+TASK_ROWS = 10_000
+EVERY_REJECT, EVERY_ODDITY = 50_000, 30_000  # ImageNet has about that many
+LARGER = (14_000_000, 1_000_000_000)
+LABELS = {
+    "scan s": "of it listing",
+    "again s": "without imports",
+    "s": "time",
+    "cpu s": "of it processor",
+    "peak": "peak memory",
+    "anon": "of it anonymous",
+    "written": "files",
+}
+
+
+class MadeUp:
+    """A source of so many samples with names as ImageNet's, and no file behind them."""
+
+    kind = "folder"
+    keeps_order = False
+    root = top = Path("/nowhere")
+
+    def __init__(self, count: int, classes: int) -> None:
+        self._count, self._classes = count, classes
+
+    def facts(self) -> dict[str, Any]:
+        """None are needed: nothing is read."""
+        return {}
+
+    def classes(self) -> tuple[PictureClass, ...]:
+        """Classes named as wnids."""
+        return tuple(PictureClass(f"n{label:08d}", "a thing, or another") for label in range(self._classes))
+
+    def entries(self) -> Iterator[Entry]:
+        """All samples, class by class."""
+        for label in range(self._classes):
+            first, last = (self._count * k // self._classes for k in (label, label + 1))
+            for number in range(last - first):
+                name = b"train/n%08d/n%08d_%d.JPEG" % (label, label, number)
+                yield Entry(name, label, 20_000 + number * 97 % 180_000, 1_339_000_000_123_456_789 + number)
+
+    def read(self, entry: Entry) -> bytes:
+        """Never called."""
+        raise AssertionError(entry.text)
+
+
+def resident(key: str = "VmRSS") -> int:
+    """A figure of /proc/self/status, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+
+
+class Meter:
+    """Measures what is done within it: seconds, and by how much resident memory peaked above what it was before.
+
+    Anonymous memory (mapped files' pages left out, which the system may drop) is looked at every 20 ms. Beside other
+    jobs the processor's seconds say more than the clock's.
+    """
+
+    def __enter__(self) -> Meter:
+        Path("/proc/self/clear_refs").write_text("5")  # begin VmHWM again
+        self._before, self._anonymous_before = resident(), resident("RssAnon")
+        self._anonymous, self._over = self._anonymous_before, threading.Event()
+        self._watch = threading.Thread(target=self._look)
+        self._watch.start()
+        self._start, self._cpu_start = time.perf_counter(), time.process_time()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        seconds, cpu = time.perf_counter() - self._start, time.process_time() - self._cpu_start
+        self._over.set()
+        self._watch.join()
+        peak, anonymous = resident("VmHWM") - self._before, self._anonymous - self._anonymous_before
+        self.found = {"s": seconds, "cpu s": cpu, "peak": float(peak), "anon": float(anonymous)}
+
+    def _look(self) -> None:
+        while not self._over.wait(0.02):
+            self._anonymous = max(self._anonymous, resident("RssAnon"))
+
+
+def measure_plan(out: Path, count: int, classes: int) -> dict[str, float]:
+    """Scan and write a plan, as `make_plan` does but for the shards."""
+    paths, source, decoders = StorePaths(out), MadeUp(count, classes), decoder_versions(RECIPE.container)
+    paths.journals.mkdir(parents=True)
+    with Meter() as meter:
+        start = time.perf_counter()
+        listing = scan(source)
+        scanned = time.perf_counter() - start
+        write_plan(paths, listing, plan_facts(source, listing, RECIPE, decoders))
+    return {**meter.found, "scan s": scanned, "written": file_bytes(paths.build)}
+
+
+def do_blocks(out: Path, tasks: int) -> dict[str, float]:
+    """Sparse shards of full size, and for each task the journal of one process that did all of its blocks."""
+    plan = read_plan(StorePaths(out))
+    blocks, zeros = plan.blocks, f"{row_checksum(bytes(plan.recipe.row_bytes)):016x}"
+    for shard in range(blocks.place(plan.count - 1)[0] + 1):
+        with open(plan.paths.shard(shard, ".npy"), "wb") as file:
+            file.truncate(blocks.place(blocks.shard_rows - 1)[1] + plan.recipe.row_bytes)
+    for task in range(tasks):
+        with open(plan.paths.journals / f"{task}of{tasks}-node-1-0badcafe.log", "wb") as journal:
+            journal.writelines(record_line(blocks[block], zeros) for block in blocks.of_task(task, tasks))
+    return {"written": file_bytes(plan.paths.journals)}
+
+
+def record_line(block: Block, zeros: str) -> bytes:
+    """What a worker writes of a block whose pixels are all zeros; some of its pictures are rejects or odd."""
+    bad = [row for row in range(block.first, block.last) if row % EVERY_REJECT == 7]
+    checksums, digests = [zeros] * block.rows, [f"{row * 0x9E3779B97F4A7C15 % 2**64:016x}" for row in range(block.rows)]
+    sizes = [side for row in range(block.rows) for side in (500, 300 + row % 100)]
+    for row in bad:
+        at = row - block.first
+        checksums[at], digests[at], sizes[2 * at : 2 * at + 2] = "0" * 16, "0" * 16, [0, 0]
+    record = BlockRecord(
+        block.index,
+        "".join(checksums),
+        "".join(digests),
+        sizes,
+        rejects=[(row, "truncated: Premature end of JPEG file") for row in bad],
+        oddities=[(row, "CMYK") for row in range(block.first, block.last) if row % EVERY_ODDITY == 11],
+        sums=[0] * 3,
+        squares=[0] * 3,
+    )
+    return journal_line(record, 0, time.time())
+
+
+def measure_start(out: Path, tasks: int) -> dict[str, float]:
+    """All that `prep work` does of a task in the middle, of which no block is left to do."""
+    found = []
+    for _ in range(6):
+        with Meter() as meter:
+            work(out, Work(task=tasks // 2, tasks=tasks))
+        found.append(meter.found)
+    return {**found[0], "again s": statistics.median(again["s"] for again in found[1:])}  # the first imports Pillow
+
+
+def measure_status(out: Path) -> dict[str, float]:
+    """`prep status`."""
+    with Meter() as meter:
+        read_status(out)
+    return meter.found
+
+
+def measure_finish(out: Path) -> dict[str, float]:
+    """`prep finish`."""
+    with Meter() as meter:
+        finish(out, Allowance.parse("0.1%"))
+    return {**meter.found, "written": sum(p.stat().st_size for p in out.iterdir() if not p.match("images-*"))}
+
+
+def file_bytes(folder: Path) -> int:
+    """The bytes of the files below a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def apart(step: Callable[..., dict[str, float]], *arguments: Any) -> dict[str, float]:
+    """Run a step in a fresh process, so that its memory is its own."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(step, arguments)
+
+
+def measure(count: int, classes: int, scratch: Path) -> dict[str, dict[str, float]]:
+    """Every step for one count."""
+    tasks = max(1, count // TASK_ROWS)
+    with tempfile.TemporaryDirectory(dir=scratch, prefix="scale-") as folder:
+        out = Path(folder, "store")
+        return {
+            "plan": apart(measure_plan, out, count, classes),
+            "journals": apart(do_blocks, out, tasks),
+            "a task's start": apart(measure_start, out, tasks),
+            "status": apart(measure_status, out),
+            "finish": apart(measure_finish, out),
+        }
+
+
+def growth(found: dict[int, dict[str, dict[str, float]]], step: str, key: str) -> tuple[float, float]:
+    """(slope, intercept) of a figure over the number of samples, on the line through the two largest counts."""
+    less, more = sorted(found)[-2:]
+    slope = (found[more][step][key] - found[less][step][key]) / (more - less)
+    return slope, found[more][step][key] - slope * more
+
+
+def rows_of(found: dict[int, dict[str, dict[str, float]]]) -> Iterator[list[str]]:
+    """The table: a line for each figure of each step."""
+    counts = sorted(found)
+    larger = [count for count in LARGER if count > counts[-1]] if len(counts) > 1 else []
+    slopes = ["per sample", *(f"{count:,}?" for count in larger)] if len(counts) > 1 else []
+    yield ["", *(f"{count:,}" for count in counts), *slopes]
+    for step, figures in found[counts[0]].items():
+        for key in figures:
+            cells = [amount(found[count][step][key], key) for count in counts]
+            if slopes:
+                slope, start = growth(found, step, key)
+                each = f"{slope * 1e6:.2f} us" if key.endswith("s") else f"{slope:.1f} B"
+                cells += [each, *(amount(start + slope * count, key) if slope > 0 else "no growth" for count in larger)]
+            yield [f"{step}, {LABELS[key]}", *cells]
+
+
+def amount(value: float, key: str) -> str:
+    """Seconds, or bytes as megabytes."""
+    return f"{value:,.2f} s" if key.endswith("s") else f"{value / 1e6:,.1f} MB"
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--counts", type=int, nargs="+", default=[1_000_000, 10_000_000], metavar="N")
+    parser.add_argument("--classes", type=int, default=1000)
+    parser.add_argument("--scratch", type=Path, default=SCRATCH, help="a folder for temporary files (default: build)")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    asked = parser.parse_args()
+    asked.scratch.mkdir(parents=True, exist_ok=True)
+    found = {count: measure(count, asked.classes, asked.scratch) for count in sorted(set(asked.counts))}
+    if asked.json:
+        print(json.dumps(found))
+        return
+    print("Counts with a question mark are extrapolated.")
+    for cells in rows_of(found):
+        print(f"{cells[0]:34s}", *(f"{cell:>15s}" for cell in cells[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""What finish writes of every row, beside the plain way to say it: rejects leave holes, rows of the tail fill them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decodeonce.prep import Recipe, finish
+from decodeonce.prep.allowance import Allowance
+from decodeonce.prep.journal import BlockRecord, Journal
+from decodeonce.prep.plan import Plan, plan_facts, scan, write_plan
+from decodeonce.prep.sources import Entry
+from decodeonce.store import PictureClass, StorePaths, open_store, verify_store
+from decodeonce.store.hashing import row_checksum
+
+COUNT = 400
+RECIPE = Recipe(height=64, width=64, shuffle_seed=0, shard_size=2 << 20)  # blocks of 85 rows, two a shard
+
+
+class _Listed:
+    """A source of names only, some of them hostile."""
+
+    kind = "folder"
+    keeps_order = False
+    root = top = Path("/nowhere")
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+    def classes(self) -> tuple[PictureClass, ...]:
+        return (PictureClass("plain"), PictureClass("tab\tname"), PictureClass("unused"))
+
+    def entries(self) -> Iterator[Entry]:
+        ends = (b".jpg", b"\\\n.jpg", b"\xff\t.jpg", "ü.jpg".encode())
+        return (Entry(b"%d" % k + ends[k % 4], k % 2, k, k) for k in range(COUNT))
+
+    def read(self, entry: Entry) -> bytes:
+        raise AssertionError("only listed")
+
+
+def worked(out: Path, rejects: set[int]) -> Plan:
+    """A planned store whose rows hold their planned number, but for the rejects."""
+    source, paths = _Listed(), StorePaths(out)
+    paths.journals.mkdir(parents=True)
+    listing = scan(source)
+    plan = write_plan(paths, listing, plan_facts(source, listing, RECIPE, {}))
+    journal, size = Journal(paths.journals, 0, 1), plan.recipe.row_bytes
+    for block in (plan.blocks[index] for index in range(len(plan.blocks))):
+        rows = range(block.first, block.last)
+        with open(paths.shard(block.shard, ".npy"), "ab") as shard:
+            shard.truncate(block.offset)
+            shard.writelines(bytes(size) if row in rejects else pixels(row, size) for row in rows)
+        bad = [(row, "bad") for row in rows if row in rejects]
+        checksums = "".join(f"{0 if row in rejects else row_checksum(pixels(row, size)):016x}" for row in rows)
+        digests = "".join(f"{0 if row in rejects else row:016x}" for row in rows)
+        sizes = [side for row in rows for side in ((0, 0) if row in rejects else (1000 + row, 2000 + row))]
+        journal.append(BlockRecord(block.index, checksums, digests, sizes, bad, sums=[0] * 3, squares=[0] * 3), 0)
+    journal.close()
+    return plan
+
+
+def pixels(row: int, size: int) -> bytes:
+    return row.to_bytes(4, "little") * (size // 4)
+
+
+@settings(max_examples=15)
+@given(st.sets(st.integers(0, COUNT - 1), max_size=60) | st.just(set(range(200, COUNT))))
+def test_every_row_is_what_the_plan_and_its_record_say(
+    tmp_path_factory: pytest.TempPathFactory, rejects: set[int]
+) -> None:
+    out = tmp_path_factory.mktemp("finish") / "store"
+    plan = worked(out, rejects)
+    entries = plan.entries(0, COUNT)
+    kept = COUNT - len(rejects)
+    tails = iter([row for row in range(kept, COUNT) if row not in rejects])
+    planned = [next(tails) if row in rejects else row for row in range(kept)]
+    finish(out, Allowance.parse("100%"))
+    store = open_store(out)
+    found = [(s.row, s.label, s.class_name, s.source, s.width, s.height, s.box, s.digest) for s in store.samples]
+    assert found == [
+        (
+            row,
+            entries[p].label,
+            plan.classes[entries[p].label].name,
+            entries[p].text,
+            1000 + p,
+            2000 + p,
+            "",
+            f"{p:016x}",
+        )
+        for row, p in enumerate(planned)
+    ]
+    assert store.labels.tolist() == [entries[p].label for p in planned]
+    numbers = np.ascontiguousarray(store.images[...]).reshape(kept, -1)[:, :4].copy().view("<u4").ravel()
+    assert numbers.tolist() == planned
+    assert verify_store(out).ok
