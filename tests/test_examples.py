@@ -102,7 +102,7 @@ def test_a_store_is_resumed_where_it_was_left(store: Path, tmp_path: Path) -> No
     assert printed[0] == "store: 6 steps an epoch on each of 1 ranks, small on cpu"
     assert len([line for line in printed if line.startswith("limited by ")]) == 2
     assert images_per_second(printed) > 0
-    assert_trace(profile / "rank0.json")
+    assert_trace(profile / "rank0.pt.trace.json")
 
     lines(train(store, "--checkpoint", parts, "--steps", 3))
     assert torch.load(parts)["feed"]["rows_consumed"] == 3 * 8

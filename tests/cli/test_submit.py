@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -71,12 +72,13 @@ def test_bad_use_is_one_line(tree: Path, tmp_path: Path) -> None:
 def test_where_nothing_can_be_submitted_the_scripts_stay(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "no-slurm.conf"))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/bash").symlink_to(shutil.which("bash") or "/bin/bash")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     words = ["submit", "slurm", "build", "imagenet", tree, tmp_path / "out", "--tasks", 2, "--cpus", 1, "--submit"]
     result = prep(*words)
     assert result.returncode == 1
     assert result.stderr.startswith(f"prep: error: {tmp_path}/out.jobs/submit.sh: nothing is submitted: ")
-    assert "sbatch" in result.stderr
+    assert "sbatch: command not found" in result.stderr
     assert result.stderr.endswith(f"mend that and run: bash {tmp_path}/out.jobs/submit.sh\n")
     assert result.stderr.count("\n") == 1

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import IO
@@ -188,7 +189,8 @@ class Cluster:
         # scancel --signal=STOP makes the job's state STOPPED, which squeue then keeps for one that has ended.
         pids = [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/environ") if self._is_of(job, path)]
         for pid in pids:
-            os.kill(pid, number)
+            with suppress(ProcessLookupError):  # it ended with one that came before it
+                os.kill(pid, number)
         return pids
 
     def _is_of(self, job: str, path: Path) -> bool:

@@ -18,6 +18,10 @@ from tests.cluster.until import until
 pytestmark = pytest.mark.timeout(600)
 
 
+# A store, its jobs, and the processes of the first array's element.
+Limited = tuple[Path, list[str], list[int]]
+
+
 def submitted(cluster: Cluster, scheduler: str, tree: Path, out: Path, *flags: str) -> list[str]:
     """Submit a build's chain as a person would; returns the jobs' ids in their order."""
     words = [scheduler, "build", "imagenet", str(tree), str(out), "--workers", "1", "--cpus", "1", *flags]
@@ -31,6 +35,19 @@ def logs(out: Path, pattern: str) -> str:
     """What the jobs printed whose logs have these names."""
     paths = sorted(out.with_name(f"{out.name}.jobs").glob(pattern))
     return "\n".join(f"{path.name}: {path.read_text(errors='replace')}" for path in paths)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def limited(cluster: Cluster, tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Limited:
+    """A chain whose first array is amid its work and near its limit: Slurm looks every 30 s, and tests run meanwhile."""
+    out = tmp_path_factory.mktemp("limited") / "store"
+    jobs = submitted(cluster, "slurm", tree, out, "--tasks", "1", "--rounds", "2", "--time", "0:10:00")
+    cluster.wait(jobs[0])
+    processes = stop_in_the_middle(cluster, out, f"{jobs[1]}_0")
+    assert read_status(out).blocks_done > 0
+    # Now the limit is nearer than the 120 s before which a signal was asked for.
+    cluster.run("scontrol", "update", f"JobId={jobs[1]}_0", "TimeLimit=2")
+    return out, jobs, processes
 
 
 def test_a_chain_from_a_folder_with_a_name_of_any_kind(
@@ -51,35 +68,6 @@ def test_a_chain_from_a_folder_with_a_name_of_any_kind(
         assert f"task {task} of 4 (SLURM_ARRAY_TASK_ID={task})" in logs(out, f"array-{first}_{task}.log")
         assert f"task {task} of 4 is done" in logs(out, f"array-{second}_{task}.log")
     assert "240 rows, 0 rejects" in logs(out, f"finish-{finish}.log")
-
-
-def test_a_task_near_its_limit_ends_with_a_block_and_the_next_round_does_the_rest(
-    cluster: Cluster, tree: Path, undisturbed: dict[str, str], tmp_path: Path
-) -> None:
-    out = tmp_path / "store"
-    jobs = submitted(cluster, "slurm", tree, out, "--tasks", "1", "--rounds", "2", "--time", "0:10:00")
-    plan, first, _, finish = jobs
-    cluster.wait(plan)
-    processes = stop_in_the_middle(cluster, out, f"{first}_0")
-    done = read_status(out).blocks_done
-    # Slurm now finds that the limit is nearer than the 120 s before which a signal was asked for.
-    cluster.run("scontrol", "update", f"JobId={first}_0", "TimeLimit=1")
-    # It looks every 30 s, and wakes whom it signals.
-    until(lambda: not all(map(stands_still, processes)), "Slurm's signal", within=50)
-    for pid in processes:
-        os.kill(pid, signal.SIGCONT)
-    cluster.wait(*jobs, within=120)
-    assert cluster.states(first) == ["FAILED"]
-    assert cluster.facts(f"{first}_0")["ExitCode"] == "75:0"
-    assert "prep: stopped: SIGUSR1: ended with the blocks in hand, " in logs(out, f"array-{first}_0.log")
-    assert done > 0
-    assert cluster.states(finish) == ["COMPLETED"], logs(out, "*.log")
-    assert digests(out) == undisturbed
-
-
-def stands_still(pid: int) -> bool:
-    """Whether a process was stopped and not continued."""
-    return "State:\tT" in Path(f"/proc/{pid}/status").read_text()
 
 
 def test_what_is_missing_is_told_and_the_same_chain_goes_on(
@@ -111,6 +99,26 @@ def test_elements_of_several_nodes(cluster: Cluster, tree: Path, undisturbed: di
     for task in range(4):
         told = f"task {task} of 4 (SLURM_ARRAY_TASK_ID={task // 2}, rank {task % 2} of 2 (Slurm))"
         assert told in logs(out, f"array-{jobs[1]}_{task // 2}.log")
+    assert digests(out) == undisturbed
+
+
+def stands_still(pid: int) -> bool:
+    """Whether a process was stopped and not continued."""
+    return "State:\tT" in Path(f"/proc/{pid}/status").read_text()
+
+
+def test_a_task_near_its_limit_ends_with_a_block_and_the_next_round_does_the_rest(
+    cluster: Cluster, limited: Limited, undisturbed: dict[str, str]
+) -> None:
+    out, jobs, processes = limited
+    until(lambda: not all(map(stands_still, processes)), "Slurm's signal, which wakes whom it is for", within=50)
+    for pid in processes:
+        os.kill(pid, signal.SIGCONT)
+    cluster.wait(*jobs, within=120)
+    assert cluster.states(jobs[1]) == ["FAILED"]
+    assert cluster.facts(f"{jobs[1]}_0")["ExitCode"] == "75:0"
+    assert "prep: stopped: SIGUSR1: ended with the blocks in hand, " in logs(out, f"array-{jobs[1]}_0.log")
+    assert cluster.states(jobs[3]) == ["COMPLETED"], logs(out, "*.log")
     assert digests(out) == undisturbed
 
 

@@ -39,7 +39,9 @@ def _run() -> int | None:
         return _told(f"prep: error: {error.format_message()} (see {command} --help)", EXIT_USAGE)
     except DecodeonceError as error:
         return _failure_told(error)
-    except BrokenPipeError:
+    except SystemExit as ended:  # which click makes of a closed pipe, and of nothing else here
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `prep ls STORE | head` is no failure
         return None
     except OSError as error:

@@ -70,10 +70,9 @@ def _show_tasks(tasks: list[dict[str, Any]]) -> None:
     """A line a task that is not done, silent ones first."""
     undone = sorted((task for task in tasks if task["state"] != "done"), key=lambda task: task["state"])
     for task in undone[:40]:
-        quiet = f", nothing written for {_duration(task['seconds_quiet'])}" if task["state"] == "silent" else ""
         typer.echo(
             f"  task {task['task']} of {task['tasks']} on {task['host']}: {task['state']}, {task['blocks_done']} of "
-            f"{task['blocks']} blocks, {task['rows_per_s']:.0f} rows/s{quiet}"
+            f"{task['blocks']} blocks, {task['rows_per_s']:.0f} rows/s, wrote {_duration(task['seconds_quiet'])} ago"
         )
     if len(undone) > 40:
         typer.echo(f"  and {len(undone) - 40} more tasks; --json lists them all")
