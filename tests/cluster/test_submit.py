@@ -39,7 +39,7 @@ def logs(out: Path, pattern: str) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def limited(cluster: Cluster, tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Limited:
-    """A chain whose first array is amid its work and near its limit: Slurm looks every 30 s, and tests run meanwhile."""
+    """A chain whose first array is amid its work and near its limit: Slurm looks each 30 s, and tests run meanwhile."""
     out = tmp_path_factory.mktemp("limited") / "store"
     jobs = submitted(cluster, "slurm", tree, out, "--tasks", "1", "--rounds", "2", "--time", "0:10:00")
     cluster.wait(jobs[0])
