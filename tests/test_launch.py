@@ -14,7 +14,7 @@ from decodeonce.launch import Rank, Task, find_rank, find_task
 
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "5"}
 PMI = {"PMI_RANK": "3", "PMI_SIZE": "6"}
-SLURM = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}
+SLURM = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}
 TORCHRUN = {"RANK": "7", "WORLD_SIZE": "8"}
 
 
@@ -28,7 +28,7 @@ TORCHRUN = {"RANK": "7", "WORLD_SIZE": "8"}
         (TORCHRUN, Rank(7, 8, "torchrun")),
         (SLURM | TORCHRUN | PMI | OPEN_MPI, Rank(7, 8, "torchrun")),
         (SLURM | OPEN_MPI, Rank(2, 5, "Open MPI")),
-        (SLURM | {"WORLD_SIZE": "4"}, Rank(1, 4, "Slurm")),
+        (SLURM | {"WORLD_SIZE": "4", "RANK": "", "PMIX_RANK": "1"}, Rank(1, 4, "Slurm")),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, Rank(0, 1, "no launcher")),
         (SLURM | {"SLURM_STEP_ID": "4294967290"}, Rank(0, 1, "no launcher")),  # the shell of salloc
     ],
@@ -69,7 +69,8 @@ def slurm_array(element: int, first: int = 0, step: int = 1, count: int = 8, las
     }
 
 
-ALONE = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "0"}
+ALONE = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "0"}
+FROM_A_SHELL_OF_SRUN = ALONE | {"SLURM_NTASKS": "4"}  # sbatch -n 4 typed there
 BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}  # of a batch script, which is one process
 
 
@@ -80,6 +81,7 @@ BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}  # of a batch script, which i
         ({}, 1, None),
         (ALONE, None, None),
         (BATCH, None, None),
+        (FROM_A_SHELL_OF_SRUN, None, None),
         ({"PBS_TASKNUM": "1"}, None, None),
         (OPEN_MPI, None, (2, 5)),
         (OPEN_MPI, 5, (2, 5)),
@@ -118,6 +120,14 @@ def test_a_task_says_who_said_so() -> None:
     ("environ", "tasks", "message"),
     [
         ({}, 8, "which of the 8 tasks this is nobody says"),
+        ({"PBS_TASKNUM": "1"}, 8, "which of the 8 tasks this is nobody says"),
+        ({"PALS_RANKID": "3", "PBS_ARRAY_INDEX": "1"}, 16, "PALS_RANKID is 3, but nobody says of how many; set RANK"),
+        ({"PMIX_RANK": "0"}, None, "PMIX_RANK is 0, but nobody says"),
+        (
+            slurm_array(3) | SLURM,
+            31,
+            "31 tasks do not make whole elements of rank 1 of 4 .Slurm.; name a multiple of 4",
+        ),
         (BATCH, 4, "which of the 4 tasks"),
         (OPEN_MPI, 8, "rank 2 of 5 .Open MPI., but 8 tasks were named"),
         ({"PBS_ARRAY_INDEX": "3"}, None, "PBS_ARRAY_INDEX=3, but nobody says how many there are"),
@@ -129,7 +139,7 @@ def test_a_task_says_who_said_so() -> None:
             None,
             r"TASK_ID=1 in an array with gaps .3 from 1 to 9.; name task and tasks",
         ),
-        (slurm_array(3) | OPEN_MPI, 16, "is task 17, expected one below 16"),
+        (slurm_array(3) | OPEN_MPI, 15, "is task 17, expected one below 15"),
     ],
 )
 def test_tasks_that_make_no_sense(environ: dict[str, str], tasks: int | None, message: str) -> None:

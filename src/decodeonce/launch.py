@@ -30,7 +30,9 @@ LAUNCHERS = (
     Launcher("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     Launcher("PMI", "PMI_RANK", "PMI_SIZE"),
     # A batch script under `sbatch -n 4` sees SLURM_PROCID=0 and SLURM_NTASKS=4, though it is one process; only a step
-    # of srun has a step id below those that Slurm reserves.
+    # of srun has a step id below those that Slurm reserves. One that was sent from within a step inherits that id, but
+    # with it the number of processes of that step, 1 for an interactive shell.
+    Launcher("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", needs="SLURM_STEP_ID"),
     Launcher("Slurm", "SLURM_PROCID", "SLURM_NTASKS", needs="SLURM_STEP_ID"),
 )
 
@@ -39,9 +41,11 @@ SLURM_RESERVED_STEPS = 0xFFFFFFF0
 SLURM_ARRAY = ("SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_STEP", "SLURM_ARRAY_TASK_COUNT")
 # PBS says which element of an array this is, not how many there are.
 ARRAY_INDEXES = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX")
-# Where PBS itself starts processes (pbsdsh), it numbers them on each node, the batch script being 1. It tells neither
-# where the numbers begin nor how many there are, so it is asked last, and taken modulo the tasks that the user names.
-PBS_PROCESS = "PBS_TASKNUM"
+# Where PBS itself starts processes (pbsdsh), it numbers them on each node, from 2 on, since the batch script is 1. How
+# many there are it does not tell, so it is asked last, and taken modulo the tasks that the user names.
+PBS_PROCESS, PBS_SCRIPT = "PBS_TASKNUM", 1
+# Launchers of these (PMIx, as PALS on Aurora has it) tell a rank but not how many there are.
+RANKS_ALONE = ("PALS_RANKID", "PMIX_RANK")
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,8 @@ def find_task(tasks: int | None = None, environ: Mapping[str, str] | None = None
         return _numbered_by_pbs(environ, tasks) if alone else _of_ranks(rank, tasks)
     index, count, source = element
     whole = tasks or count * rank.world_size
+    if whole % rank.world_size:
+        raise ValueError(f"{whole} tasks do not make whole elements of {rank}; name a multiple of {rank.world_size}")
     task = index * rank.world_size + rank.rank
     source = source if alone else f"{source}, {rank}"
     if not 0 <= task < whole:
@@ -115,10 +121,13 @@ def _initialised() -> Rank | None:
 def _launched(environ: Mapping[str, str]) -> Rank | None:
     for launcher in LAUNCHERS:
         names = (launcher.rank, launcher.world_size, launcher.needs or launcher.rank)
-        if all(name in environ for name in names) and not _is_reserved(environ, launcher):
+        if all(environ.get(name) for name in names) and not _is_reserved(environ, launcher):
             rank, size = (_number(environ, name) for name in (launcher.rank, launcher.world_size))
             check_rank(rank, size, launcher.rank, launcher.world_size)
             return Rank(rank, size, launcher.name)
+    for name in RANKS_ALONE:
+        if environ.get(name):
+            raise ValueError(f"{name} is {environ[name]}, but nobody says of how many; set RANK and WORLD_SIZE, too")
     return None
 
 
@@ -134,7 +143,7 @@ def _of_ranks(rank: Rank, tasks: int | None) -> Task:
 
 def _array_element(environ: Mapping[str, str], wanted: int | None) -> tuple[int, int, str] | None:
     """(index, elements, who said so) in a job array; None outside of one."""
-    name = next((name for name in ARRAY_INDEXES if name in environ), None)
+    name = next((name for name in ARRAY_INDEXES if environ.get(name)), None)
     if name is None:
         return None
     index = _number(environ, name)
@@ -155,9 +164,9 @@ def _array_element(environ: Mapping[str, str], wanted: int | None) -> tuple[int,
 def _numbered_by_pbs(environ: Mapping[str, str], tasks: int | None) -> Task | None:
     if tasks in (None, 1):
         return None
-    if PBS_PROCESS not in environ:
+    number = _number(environ, PBS_PROCESS) if environ.get(PBS_PROCESS) else PBS_SCRIPT
+    if number == PBS_SCRIPT:
         raise ValueError(f"which of the {tasks} tasks this is nobody says, neither a launcher nor an array; name it")
-    number = _number(environ, PBS_PROCESS)
     return Task(number % tasks, tasks, f"{PBS_PROCESS}={number}")
 
 

@@ -34,7 +34,7 @@ def test_scripts_run_what_was_typed_where_it_was_typed(tree: Path, tmp_path: Pat
     assert submit[-4:] == [
         f"cd -- {tmp_path}",
         f"export STORE={tmp_path}/out",
-        'submit --dependency="afterok:$id" --kill-on-invalid-dep=yes train.sh',
+        'submit --dependency="afterok:$id" --kill-on-invalid-dep=yes --export=ALL train.sh',
         'echo "${jobs[*]}"',
     ]
     assert not (tmp_path / "out").exists()
@@ -46,6 +46,7 @@ def test_what_a_site_says_is_told_and_used(tree: Path, tmp_path: Path) -> None:
     result = prep(*words, "--account", "mine", "--time", "0:30:00")
     assert "ALCF Polaris: " in result.stdout
     array = (tmp_path / "out.jobs/array.pbs").read_text().splitlines()
+    assert array[-1].endswith(" --workers 64")
     assert {"#PBS -A mine", "#PBS -l walltime=0:30:00", "#PBS -l filesystems=home:eagle"} < set(array)
 
 
@@ -58,6 +59,8 @@ def test_bad_use_is_one_line(tree: Path, tmp_path: Path) -> None:
     assert_fails(prep(*words, "--sise", 3), 2, "No such option: --sise")
     assert_fails(prep(*words, "--size", "x"), 2, "--size x: expected pixels")
     assert_fails(prep(*words, "--time", "60"), 2, "--time 60: expected H:MM:SS")
+    assert_fails(prep(*words, "--time", "0:00:03"), 2, "time is 3 s, expected at least a minute")
+    assert_fails(prep(*words, "--account", "a\nrm x"), 2, "account is 'a\\nrm x', expected a name without blanks")
     assert_fails(prep(*words, "--mem", "much"), 2, "mem is 'much', expected as 64G")
     assert_fails(prep(*words, "--then", "nowhere"), 2, "--then nowhere: no such file")
     assert_fails(prep(*words, "--site", "polaris"), 2, "--site polaris is of pbs: prep submit pbs")
@@ -78,7 +81,7 @@ def test_where_nothing_can_be_submitted_the_scripts_stay(
     words = ["submit", "slurm", "build", "imagenet", tree, tmp_path / "out", "--tasks", 2, "--cpus", 1, "--submit"]
     result = prep(*words)
     assert result.returncode == 1
-    assert result.stderr.startswith(f"prep: error: {tmp_path}/out.jobs/submit.sh: nothing is submitted: ")
+    assert result.stderr.startswith(f"prep: error: {tmp_path}/out.jobs/submit.sh: not submitted: ")
     assert "sbatch: command not found" in result.stderr
     assert result.stderr.endswith(f"mend that and run: bash {tmp_path}/out.jobs/submit.sh\n")
     assert result.stderr.count("\n") == 1

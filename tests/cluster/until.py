@@ -12,4 +12,4 @@ def until(condition: Callable[[], object], what: Callable[[], str] | str, within
     while not condition():
         if time.monotonic() > end:
             raise AssertionError(f"not within {within:g} s: {what if isinstance(what, str) else what()}")
-        time.sleep(0.05)
+        time.sleep(0.01)

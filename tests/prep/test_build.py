@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import h5py
 import numpy as np
 import pytest
 
-from decodeonce.errors import BuildError, StoreError
+from decodeonce.errors import BuildError, Stopped, StoreError
 from decodeonce.prep import Recipe, Work, build, finish, make_plan, open_imagenet, work
 from decodeonce.prep.allowance import Allowance
 from decodeonce.prep.journal import BlockRecord, Journal, Journals
@@ -218,10 +220,31 @@ def test_a_block_written_again_after_finish_changes_no_row(
     (exists.parent / "journals").mkdir()
     for index, (record, buffer) in late.items():
         if plan.paths.shard(plan.blocks[index].shard, ".npy").exists():
-            writer.write(plan.blocks[index], 0, record, buffer)
-    store = open_store(out)
-    assert verify_store(out).bad_rows == []
-    assert len(store) == 13
+            with pytest.raises(Stopped, match="finished by another process"):
+                writer.write(plan.blocks[index], 0, record, buffer)
+    assert verify_store(out).ok
+    assert {name: data for name, data in tree_bytes(out).items() if ".build" not in name} == undisturbed
+
+
+def test_of_two_plans_at_once_the_later_one_finds_the_other(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, source, recipe = tmp_path / "store", open_imagenet(tree), Recipe(**LARGE_ROWS)
+    build_module = sys.modules["decodeonce.prep.build"]  # the package has the function by that name
+    write, plans = vars(build_module)["write_plan"], ThreadPoolExecutor(2)
+    later: list[Future[Plan]] = []
+
+    def write_while_another_plans(*arguments: Any) -> Any:
+        assert not later, "both plan"
+        later.append(plans.submit(make_plan, source, out, recipe))
+        while not re.search(rf"-> FLOCK .* {os.getpid()} ", Path("/proc/locks").read_text()):
+            assert not later[0].done(), "it did not wait"
+        return write(*arguments)
+
+    monkeypatch.setattr(build_module, "write_plan", write_while_another_plans)
+    first = make_plan(source, out, recipe)
+    assert {**first.facts, "digest": later[0].result().facts["digest"]} == later[0].result().facts
+    plans.shutdown()
 
 
 def test_journals_that_disagree_have_their_block_redone(

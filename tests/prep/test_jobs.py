@@ -130,7 +130,10 @@ def test_the_chain_is_submitted_whole_or_not_at_all(tmp_path: Path) -> None:
         (folder / name).chmod(0o755)
     done = subprocess.run(["bash", submit], env={"PATH": f"{folder}:/bin:/usr/bin"}, capture_output=True, text=True)
     assert (done.returncode != 0, done.stdout) == (True, "")
-    assert log.read_text().splitlines()[-1] == "cancel 1 2"
+    assert [line for line in log.read_text().splitlines() if "cancel" in line] == ["cancel 1 2"]
+    (folder / "scancel").write_text("#!/bin/sh\nexit 1\n")
+    done = subprocess.run(["bash", submit], env={"PATH": f"{folder}:/bin:/usr/bin"}, capture_output=True, text=True)
+    assert done.stderr.startswith("still queued: ")
 
 
 @pytest.mark.parametrize("name", site_names())
@@ -158,6 +161,10 @@ GOOD = 'name = "n"\nscheduler = "pbs"\nsource = "s"\nlaunch = "x {nodes}"\n'
         (GOOD + 'advice = ["two\\nlines"]', "expected a list of texts of one line"),
         (GOOD + 'needs = ["luck"]', "no flag 'luck'"),
         (GOOD + "[defaults]\nluck = 1", "no flag 'luck'"),
+        (GOOD + "[defaults]\ntime = 3600", "time is 3600, expected str"),
+        (GOOD + '[defaults]\ncpus = "32"', "cpus is '32', expected int"),
+        (GOOD + 'defaults = ["time"]', "expected .defaults. as a table"),
+        (GOOD + "queue_flag = 3", "queue_flag as a text"),
         (GOOD.replace("{nodes}", "{ranks}"), "launch has {ranks}"),
     ],
 )
@@ -176,7 +183,12 @@ def test_a_profile_of_ones_own(tmp_path: Path) -> None:
         read_site("nersc")
 
 
-@pytest.mark.parametrize("wrong", [{"tasks": 0}, {"cpus": 0}, {"rounds": 0}, {"nodes": 0}, {"mem": "much"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"tasks": 0}, {"cpus": 0}, {"rounds": 0}, {"nodes": 0}, {"mem": "much"}, {"queue": "a b"}],
+)
 def test_a_chain_that_makes_no_sense(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Chain(**{"tasks": 1, "cpus": 1, **wrong})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="time is 59 s, expected at least a minute"):
+        Chain(tasks=1, cpus=1, seconds=59)

@@ -15,6 +15,10 @@ from decodeonce.prep.preflight import Need, Quota, Storage, check_room, find_sto
 
 # As printed by lfs 2.15 (`lfs quota -q`, which breaks lines after long names) and quota 4.06 (--no-wrap --raw-grace).
 LFS_QUOTA = "/lustre/scratch/a-rather-long-name\n  1048576  0  3145728  -  90  0  100  -\n"
+LFS_DEFAULT = (
+    "/lustre 1048576 0 3145728 - 90 0 100 -\n"
+    "uid 1000 is using default block quota setting\nuid 1000 is using default file quota setting\n"
+)
 LFS_NO_LIMIT = "/lustre 1048576 0 0 - 90 0 0 -\n"
 QUOTA = """\
 Disk quotas for user bob (uid 1000):
@@ -83,7 +87,7 @@ def test_what_quota_prints(printed: str, quotas: tuple[Quota, ...], tool: Tool, 
 
 def test_what_lustre_prints(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "network_file_system", lambda place: "Lustre")
-    tool("lfs", **{"-u ": LFS_QUOTA, "-g ": LFS_NO_LIMIT, "-p 77": LFS_QUOTA, "project": "   77 P /lustre\n"})
+    tool("lfs", **{"-u ": LFS_QUOTA, "-g ": LFS_NO_LIMIT, "-p 77": LFS_DEFAULT, "project": "   77 P /lustre\n"})
     storage = find_storage(tmp_path)
     left = (2 << 30, 10)
     assert storage.quotas == (Quota(f"user {os.getuid()}", *left), Quota("project 77", *left))
@@ -99,6 +103,11 @@ def test_stripes_are_advised_where_the_folder_has_none(tool: Tool, tmp_path: Pat
     assert stripe_advice(tmp_path, local) is None
     tool("lfs", getstripe=PROGRESSIVE)
     assert stripe_advice(tmp_path, lustre) is None
+
+
+def test_a_link_leads_to_its_own_file_system(tmp_path: Path) -> None:
+    (tmp_path / "scratch").symlink_to("/dev/shm")
+    assert find_storage(tmp_path / "scratch" / "out").place == Path("/dev/shm")
 
 
 def test_a_tool_that_hangs_is_not_waited_for(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

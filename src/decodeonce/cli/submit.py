@@ -129,8 +129,8 @@ def _commands(job: build.Job, words: Sequence[str], chain: Chain) -> list[list[s
     prep, out = _prep(), str(job.out)
     allowed = ["--max-bad", job.work.max_bad]
     work = [*prep, "work", out, "--tasks", str(chain.processes), *allowed, "--on-bad", job.work.on_bad]
-    if job.work.workers is not None:
-        work += ["--workers", str(job.work.workers)]
+    # Named, since not every batch system keeps a task from seeing cores that are not its own.
+    work += ["--workers", str(job.work.workers or chain.cpus)]
     return [[*prep, "plan", *words], work, [*prep, "finish", out, *allowed]]
 
 
@@ -147,7 +147,7 @@ def _submitted(script: Path) -> str:
     done = subprocess.run(["bash", str(script)], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         told = " ".join((done.stderr or done.stdout).split()) or f"exit status {done.returncode}"
-        raise BuildError(f"{script}: nothing is submitted: {told}; mend that and run: bash {shlex.quote(str(script))}")
+        raise BuildError(f"{script}: not submitted: {told}; mend that and run: bash {shlex.quote(str(script))}")
     return done.stdout.strip()
 
 

@@ -26,7 +26,7 @@ from decodeonce.prep.sources import Source
 from decodeonce.prep.status import done_rejects
 from decodeonce.store import Manifest, StorePaths
 from decodeonce.store.containers import CONTAINERS
-from decodeonce.store.files import PAGE, reserve, sync_folder
+from decodeonce.store.files import PAGE, locked, reserve, sync_folder
 from decodeonce.store.manifest import read_manifest
 
 # What may lie in an OUT that a killed build left, and in its .build; anything else is somebody's own.
@@ -82,22 +82,30 @@ def make_plan(source: Source, out: Path, recipe: Recipe) -> Plan:
     _check_place(paths, source)
     listing = scan(source)
     facts = plan_facts(source, listing, recipe, decoder_versions(recipe.container))
-    if paths.plan.exists():
-        return _same_plan(read_plan(paths), listing, facts)
-    if not facts["count"]:
+    if not facts["count"] and not paths.plan.exists():
         raise BuildError(
             f"{source.root}: no picture in it (of {listing.candidates} candidates); expected class folders"
         )
+    paths.root.mkdir(parents=True, exist_ok=True)
+    with locked(paths.root):  # of two plans at once, as of a job that was sent twice, the later one finds the other's
+        _check_place(paths, source)
+        if paths.plan.exists():
+            return _same_plan(read_plan(paths), listing, facts)
+        return _new_plan(paths, listing, facts)
+
+
+def _new_plan(paths: StorePaths, listing: Listing, facts: dict[str, Any]) -> Plan:
     _clear_leftovers(paths)
     plan = Plan(paths, facts)
-    check_room(out, find_storage(out), need(plan))
+    check_room(paths.root, find_storage(paths.root), need(plan))
     _warn_of_shared_pages(plan)
     paths.journals.mkdir(parents=True)
     try:
         _reserve_shards(plan)
         return write_plan(paths, listing, facts)
     except OSError:  # a full disk, above all: what was reserved is room that is asked for
-        _clear_leftovers(paths)
+        if not paths.plan.exists():  # another's, where the file system has no locks
+            _clear_leftovers(paths)
         raise
 
 

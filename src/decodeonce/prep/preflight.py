@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from decodeonce.host import network_file_system
 # Beside its shards: those of the finished store, and the plan's.
 OTHER_FILES = 12
 QUOTA_SECONDS = 20
+# What lfs prints below a quota that is the file system's default, or of which some servers told nothing.
+REMARK = re.compile(r"\s*([ugp]id \S+ is using default|Some errors happened)")
 # A shard is read by many nodes at once, a stripe by one server: eight of them give a few GB/s.
 STRIPES, STRIPE_SIZE = 8, "16M"
 
@@ -49,7 +52,8 @@ class Storage:
 
 def find_storage(out: Path) -> Storage:
     """What is there for a store at `out`, whose folder need not exist."""
-    place = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    whole = out.resolve()  # a link may lead to another file system
+    place = next(path for path in (whole, *whole.parents) if path.exists())
     disk = os.statvfs(place)
     kind = network_file_system(place)
     files = disk.f_favail if disk.f_files else None  # some file systems make as many as are asked for
@@ -114,8 +118,9 @@ def _quotas(place: Path, kind: str | None) -> list[Quota]:
 
 
 def _parsed(whose: str, text: str) -> Quota | None:
-    """The last line's numbers: KiB used, soft limit, hard limit, grace, and the same of files; 0 is no limit."""
-    fields = [field.strip("*[]") for field in text.split()[-8:]]
+    """The last numbers: KiB used, soft limit, hard limit, grace, and the same of files; 0 is no limit."""
+    told = [line for line in text.splitlines() if not REMARK.match(line)]
+    fields = [field.strip("*[]") for field in " ".join(told).split()[-8:]]
     try:
         used, soft, hard, files, soft_files, hard_files = (int(fields[index]) for index in (0, 1, 2, 4, 5, 6))
     except (ValueError, IndexError):

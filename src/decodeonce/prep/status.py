@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from decodeonce.errors import BuildError
 from decodeonce.prep.journal import Journals
 from decodeonce.prep.plan import Plan, read_plan
 from decodeonce.store import Reject, StorePaths
@@ -71,7 +72,12 @@ def read_status(out: Path) -> Status:
         blocks = -(-manifest.count // manifest.block_rows)
         rejects = [reject for reject in read_rejects(paths.rejects) if reject.action == "rejected"]
         return Status(True, blocks, blocks, manifest.count, manifest.count, 0.0, None, [], rejects)
-    return _Unfinished(read_plan(paths), Journals(paths.journals), time.time()).status()
+    try:
+        return _Unfinished(read_plan(paths), Journals(paths.journals), time.time()).status()
+    except (BuildError, FileNotFoundError):
+        if not paths.manifest.exists():
+            raise
+        return read_status(out)  # it was finished meanwhile
 
 
 class _Unfinished:

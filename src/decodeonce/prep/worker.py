@@ -29,6 +29,8 @@ from decodeonce.store import StorePaths
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.files import ShardFile, page_aligned_buffer
 from decodeonce.store.hashing import hexdigest, row_checksum
+from decodeonce.store.manifest import read_manifest
+from decodeonce.store.writer import trim_shards
 
 VALUES = np.arange(256)
 NOTHING = "0" * 16
@@ -116,6 +118,9 @@ class BlockWriter:
             shard.write(buffer[start:end], block.offset + start)
             written += end - start
         shard.sync()
+        if self._plan.paths.manifest.exists():  # finished meanwhile: its last shard may have grown by this
+            trim_shards(self._plan.paths, read_manifest(self._plan.paths.manifest))
+            raise Stopped(f"{self._plan.paths.root}: the build was finished by another process")
         self._journal.append(record, round_)
         return {"done": block.index, "rows": block.rows, "bytes": written, "rejects": len(record.rejects)}
 

@@ -47,6 +47,12 @@ class Chain:
         for name in ("tasks", "cpus", "rounds", "nodes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
+        for name in ("account", "queue"):
+            value = getattr(self, name)
+            if value is not None and not re.fullmatch(r"[\w.:,@/+-]+", value):
+                raise ValueError(f"{name} is {value!r}, expected a name without blanks")
+        if self.seconds is not None and self.seconds < 60:
+            raise ValueError(f"time is {self.seconds} s, expected at least a minute")
         if self.mem is not None and not re.fullmatch("[0-9]+[KMGT]", self.mem):
             raise ValueError(f"mem is {self.mem!r}, expected as 64G")
 
@@ -132,10 +138,13 @@ def _submission(paths: StorePaths, scheduler: Scheduler, chain: Chain, folder: P
         "set -Eeuo pipefail",
         f"cd -- {shlex.quote(str(paths.jobs.absolute()))}",
         "jobs=()",
-        "undo() { [ ${#jobs[@]} = 0 ] || " + scheduler.cancel + ' "${jobs[@]}"; }',
+        "undo() {",
+        "  [ ${#jobs[@]} = 0 ] || " + scheduler.cancel + ' "${jobs[@]}" || echo "still queued: ${jobs[*]}" >&2',
+        "}",
         "trap undo ERR",
+        "trap 'undo; exit 130' INT TERM HUP",
         "submit() { # [OPTION...] SCRIPT",
-        f'  id=$({scheduler.submit} "$@")',
+        f'  id=$(trap - ERR; {scheduler.submit} "$@")',
         "  id=${id%%;*}  # of several clusters, Slurm names the one, too",
         '  jobs+=("$id")',
         "}",

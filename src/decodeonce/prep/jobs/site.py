@@ -93,7 +93,13 @@ def _check(facts: dict[str, Any]) -> None:
         value = facts.get(key, [])
         if not isinstance(value, list) or not all(isinstance(item, str) and "\n" not in item for item in value):
             raise ValueError(f"{key} is {value!r}, expected a list of texts of one line")
-    if unknown := sorted((set(facts.get("defaults", {})) | set(facts.get("needs", []))) - set(DEFAULTS)):
+    defaults = facts.get("defaults", {})
+    kinds = {name: int if name in ("cpus", "nodes", "throttle") else str for name in DEFAULTS}
+    if not isinstance(defaults, dict) or not isinstance(facts.get("queue_flag", ""), str):
+        raise ValueError("expected [defaults] as a table, and queue_flag as a text")
+    if wrong := [name for name, value in defaults.items() if name in kinds and not isinstance(value, kinds[name])]:
+        raise ValueError(f"{wrong[0]} is {defaults[wrong[0]]!r}, expected {kinds[wrong[0]].__name__}")
+    if unknown := sorted((set(defaults) | set(facts.get("needs", []))) - set(DEFAULTS)):
         raise ValueError(f"no flag {unknown[0]!r}, expected some of {', '.join(DEFAULTS)}")
     if unknown := sorted(set(re.findall(r"\{(\w*)\}", facts["launch"])) - {"nodes", "cpus"}):
         raise ValueError(f"launch has {{{unknown[0]}}}, expected {{nodes}} and {{cpus}}")

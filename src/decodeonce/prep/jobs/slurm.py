@@ -15,7 +15,7 @@ class Slurm:
     suffix = ".slurm"
     submit = "sbatch --parsable"
     cancel = "scancel"
-    with_store = ""  # sbatch hands its environment on
+    with_store = "--export=ALL "  # the default, but for sites and scripts that say otherwise
     unfit = "%\\"  # replaced also in the path of the folder; with a backslash nothing is, and all logs are one
 
     def head(self, job: Job, site: Site, chain: Chain, cpus: int) -> list[str]:
