@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 from decodeonce import open_store
 from decodeonce.cli.app import app
 from decodeonce.store import part_rows
+from tests import disks
 from tests.stores import make_store, random_images
 
 COUNT = 50
@@ -133,17 +134,8 @@ def test_failures_are_one_line(store: Path, tmp_path: Path) -> None:
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 128 KiB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a tmpfs needs root")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(disk)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("no tmpfs can be mounted here")
-    try:
+    with disks.small_disk(tmp_path, "128k") as disk:
         yield disk
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_a_full_disk_is_one_line_too(store: Path, full_disk: Path) -> None:

@@ -26,6 +26,7 @@ from decodeonce.prep.plan import Plan
 from decodeonce.prep.status import read_status
 from decodeonce.store import StorePaths, open_store, verify_store
 from decodeonce.store.table import read_rejects
+from tests import disks
 from tests.pictures import jpeg, make_tree, reference_row, tree_bytes
 
 # rows of 3 MB: a block each, two blocks a shard, so that two rejects empty a whole shard
@@ -353,14 +354,10 @@ def test_too_little_space_is_said_before_decoding(tree: Path, tmp_path: Path) ->
         make_plan(source, tmp_path / "store", big)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system takes root")
 def test_a_disk_that_fills_up_is_one_error_and_the_build_goes_on(
     tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(disk)], check=True)
-    try:
+    with disks.small_disk(tmp_path, "64m") as disk:
         out = disk / "store"
         make_plan(open_imagenet(tree), out, Recipe(**LARGE_ROWS))
         for path in out.glob("images-*"):  # give the reservation back, as a file system without fallocate would
@@ -375,5 +372,3 @@ def test_a_disk_that_fills_up_is_one_error_and_the_build_goes_on(
         work(out, Work(workers=2, max_bad="2"))
         finish(out, ALL)
         assert tree_bytes(out) == undisturbed
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)

@@ -7,7 +7,6 @@ import gc
 import mmap
 import os
 import resource
-import subprocess
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from decodeonce.store.files import (
     write_at,
     write_atomic,
 )
+from tests import disks
 
 MIB = 1 << 20
 
@@ -278,19 +278,8 @@ def test_reserving_in_a_file_open_for_reading_is_an_error_that_names_it(tmp_path
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A real file system of 1 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a tmpfs of 1 MiB needs root")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
-    try:
+    with disks.small_disk(tmp_path, "1m") as disk:
         yield disk
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 @pytest.mark.parametrize("nbytes", [64 * PAGE, 64 * PAGE - 1], ids=["pages", "unaligned"])

@@ -32,6 +32,7 @@ from decodeonce.store.copying import pieces
 from decodeonce.store.files import PAGE
 from decodeonce.store.manifest import DATA_OFFSET
 from decodeonce.store.part import Part, read_part
+from tests import disks
 from tests.store.signing import resign, sign
 from tests.stores import make_store, random_images
 
@@ -613,17 +614,8 @@ def test_without_locks_two_do_no_harm(large: Path, tmp_path: Path, monkeypatch: 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A real file system of 22 MiB; the part takes 20 and a little."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a tmpfs needs root")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=22m", "tmpfs", str(disk)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("no tmpfs can be mounted here")
-    try:
+    with disks.small_disk(tmp_path, "22m") as disk:
         yield disk
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_too_little_room_is_said_before_anything_is_copied(large: Path, small_disk: Path) -> None:
