@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from decodeonce.prep.jobs.slurm import clock
-
-if TYPE_CHECKING:
-    from decodeonce.prep.jobs.chain import Chain, Job
-    from decodeonce.prep.jobs.site import Site
+from decodeonce.prep.jobs.base import Chain, Job, clock
+from decodeonce.prep.jobs.site import Site
 
 
 class PBS:

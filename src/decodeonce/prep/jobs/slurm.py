@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from decodeonce.prep.jobs.chain import Chain, Job
-    from decodeonce.prep.jobs.site import Site
+from decodeonce.prep.jobs.base import Chain, Job, clock
+from decodeonce.prep.jobs.site import Site
 
 
 class Slurm:
@@ -49,8 +46,3 @@ class Slurm:
     def after(self, condition: str) -> str:
         """By default a job whose condition can come true no more stays in the queue for ever."""
         return f'--dependency="{condition}" --kill-on-invalid-dep=yes'
-
-
-def clock(seconds: int) -> str:
-    """Seconds as H:MM:SS, which both batch systems read."""
-    return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
