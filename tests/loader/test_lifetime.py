@@ -233,6 +233,8 @@ loader = Loader(sys.argv[1], batch_size=4, shuffle="none", transform=stall)
 batches = iter(loader)
 next(batches)
 stalled.wait(60)
+if sys.argv[2] == "another":  # takes the signal, so the wait of the main thread is not interrupted
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 try:
     closing.set()
     loader.close()
@@ -244,8 +246,9 @@ print(threading.active_count())
 """
 
 
-def test_closing_again_after_ctrl_c_waits_for_the_threads(store: Path) -> None:
-    command = [sys.executable, "-c", CLOSED_TWICE, str(store)]
+@pytest.mark.parametrize("thread", ["main", "another"])
+def test_closing_again_after_ctrl_c_waits_for_the_threads(store: Path, thread: str) -> None:
+    command = [sys.executable, "-c", CLOSED_TWICE, str(store), thread]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "interrupted True\n1\n"
 

@@ -12,7 +12,7 @@ from queue import Empty
 
 from decodeonce.loader.batch import Batch
 from decodeonce.loader.device import Sent, Side
-from decodeonce.loader.filling import Filler
+from decodeonce.loader.filling import LOOK_SECONDS, Filler
 from decodeonce.loader.marks import mark
 from decodeonce.loader.meter import Meter
 
@@ -118,10 +118,8 @@ class Epoch(Iterator[Batch]):
 
     def _get(self) -> Sent | BaseException:
         while True:
-            # Not without a time: a signal that another thread takes, or that comes in the instant before the wait
-            # begins, wakes nobody, and Ctrl-C would wait for the batch. Python looks at signals between two tries.
             with suppress(Empty):
-                return self._filler.ready.get(timeout=0.2)
+                return self._filler.ready.get(timeout=LOOK_SECONDS)
 
     def _count(self, sent: Sent) -> None:
         meter, now = self._meter, time.perf_counter()

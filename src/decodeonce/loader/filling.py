@@ -24,6 +24,10 @@ from decodeonce.loader.ring import Slot
 from decodeonce.loader.steps import Rows, Step
 from decodeonce.store import Store
 
+# A wait of the user's thread has a time: a signal that another thread takes, or that comes in the instant before a wait
+# begins, wakes nobody, and Ctrl-C would wait for the batch. Python looks at signals between two tries.
+LOOK_SECONDS = 0.2
+
 
 class Source:
     """What a batch is made of: images through a reader, labels and columns by row number."""
@@ -137,8 +141,9 @@ class Filler:
             return
         # Not join() alone: where Ctrl-C interrupts that, a thread counts as ended from then on (CPython before 3.13).
         if self._thread.is_alive():  # it is not in a child of a fork, where nobody would release the lock
-            with self._running:
+            while not self._running.acquire(timeout=LOOK_SECONDS):
                 pass
+            self._running.release()
             self._thread.join()
         with suppress(Empty):
             while True:
