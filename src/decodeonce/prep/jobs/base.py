@@ -53,22 +53,19 @@ class Chain:
         return self.tasks * self.nodes
 
     @property
-    def signal_after(self) -> int | None:
-        """Seconds after which a task is told to end with the blocks in hand; None without a time limit."""
-        return None if self.seconds is None else self.seconds - self.lead
-
-    @property
     def lead(self) -> int:
-        """Seconds before the time limit at which that is."""
+        """Seconds before the time limit at which a task is told to end with the blocks in hand."""
         return min(LEAD_SECONDS, (self.seconds or 0) // 4)
 
 
 @dataclass(frozen=True)
 class Job:
-    """One script: what it is called and runs; an array of tasks, or one process on few cores."""
+    """One script: what it is called and runs, on how much; `array` is whether it is the array of tasks."""
 
     name: str
     command: Sequence[str]
+    nodes: int
+    cpus: int
     array: bool = False
 
 
@@ -81,11 +78,11 @@ class Scheduler(Protocol):
     with_store: str  # has a job see the variable STORE
     unfit: str  # characters that a folder of logs must not have
 
-    def head(self, job: Job, site: Site, chain: Chain, cpus: int) -> list[str]:
+    def head(self, job: Job, site: Site, chain: Chain) -> list[str]:
         """The directives at the head of a job's script."""
 
-    def started(self, command: str, job: Job, site: Site, chain: Chain) -> str:
-        """The shell command that runs `command` once a node, and tells it in time that the job's limit is near."""
+    def warned(self, command: str, chain: Chain) -> str:
+        """The shell command that runs `command`, a task, and tells it in time that its limit is near."""
 
     def after(self, condition: str) -> str:
         """The options that have a job wait, say for "afterok:1,afterany:2"; where that cannot be, it never runs."""

@@ -33,14 +33,25 @@ def write_scripts(out: Path, site: Site, chain: Chain, commands: Sequence[Sequen
             "choose another OUT"
         )
     paths.jobs.mkdir(parents=True, exist_ok=True)
-    jobs = [Job("plan", commands[0]), Job("array", commands[1], array=True), Job("finish", commands[2])]
+    plan, work, finish = commands
+    few = min(FEW_CPUS, chain.cpus)
+    jobs = [
+        Job("plan", plan, nodes=1, cpus=few),
+        Job("array", work, nodes=chain.nodes, cpus=chain.cpus, array=True),
+        Job("finish", finish, nodes=1, cpus=few),
+    ]
     for job in jobs:
+        command = shlex.join(job.command)
+        if job.array:
+            command = scheduler.warned(command, chain)
+        if job.nodes > 1:
+            command = site.launched(command, nodes=job.nodes, cpus=job.cpus)
         lines = [
             "#!/bin/bash",
-            *scheduler.head(job, site, chain, cpus=chain.cpus if job.array else min(FEW_CPUS, chain.cpus)),
+            *scheduler.head(job, site, chain),
             f"cd -- {shlex.quote(str(folder))} || exit",
             *site.setup,
-            f"exec {scheduler.started(shlex.join(job.command), job, site, chain)}",
+            f"exec {command}",
         ]
         _write(paths.jobs / f"{job.name}{scheduler.suffix}", lines)
     _write(paths.submit, _submission(paths, scheduler, chain, folder))

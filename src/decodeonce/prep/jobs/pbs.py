@@ -15,15 +15,14 @@ class PBS:
     with_store = "-v STORE "  # by name alone: its value may have commas
     unfit = ""
 
-    def head(self, job: Job, site: Site, chain: Chain, cpus: int) -> list[str]:
+    def head(self, job: Job, site: Site, chain: Chain) -> list[str]:
         """#PBS lines; no path stands in them."""
-        nodes = chain.nodes if job.array else 1
         memory = f":mem={chain.mem.lower()}b" if chain.mem else ""
         options = [
             f"-N prep-{job.name}",
             "-j oe",
             "-r y",
-            f"-l select={nodes}:ncpus={cpus}:mpiprocs=1{memory}",
+            f"-l select={job.nodes}:ncpus={job.cpus}:mpiprocs=1{memory}",
             *([f"-l walltime={clock(chain.seconds)}"] if chain.seconds else []),
             *([f"-A {chain.account}"] if chain.account else []),
             *([f"{site.queue_flag} {chain.queue}"] if chain.queue else []),
@@ -32,13 +31,11 @@ class PBS:
             options.append(f"-J 0-{chain.tasks - 1}" + (f"%{chain.throttle}" if chain.throttle else ""))
         return [f"#PBS {option}" for option in (*options, *site.directives)]
 
-    def started(self, command: str, job: Job, site: Site, chain: Chain) -> str:
+    def warned(self, command: str, chain: Chain) -> str:
         """PBS sends no signal before a limit, so timeout(1) does."""
-        if not job.array:
+        if chain.seconds is None:
             return command
-        if chain.signal_after is not None:
-            command = f"timeout --preserve-status --signal=USR1 {chain.signal_after} {command}"
-        return command if chain.nodes == 1 else site.launched(command, nodes=chain.nodes, cpus=chain.cpus)
+        return f"timeout --preserve-status --signal=USR1 {chain.seconds - chain.lead} {command}"
 
     def after(self, condition: str) -> str:
         """PBS itself deletes a job whose condition can come true no more."""
