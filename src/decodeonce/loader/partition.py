@@ -8,6 +8,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from decodeonce.store import part_rows
+
 PARTITIONS = ("global", "range")
 TAILS = ("drop", "pad", "keep")
 
@@ -96,7 +98,7 @@ class GlobalPartition:
 
 @dataclass(frozen=True)
 class RangePartition:
-    """Rank r takes rows [r*total//world_size, (r+1)*total//world_size) of the store and no other."""
+    """Rank r takes rows [r*total//world_size, (r+1)*total//world_size) of the store and no other (see part_rows)."""
 
     total: int
     batch_size: int
@@ -107,12 +109,12 @@ class RangePartition:
     @property
     def first_row(self) -> int:
         """Where this rank's share begins in the store."""
-        return self.rank * self.total // self.world_size
+        return part_rows(self.total, self.rank, self.world_size).start
 
     @property
     def count(self) -> int:
         """Rows of this rank's share; shares differ by at most one."""
-        return (self.rank + 1) * self.total // self.world_size - self.first_row
+        return len(part_rows(self.total, self.rank, self.world_size))
 
     @property
     def stride(self) -> int:
