@@ -83,8 +83,9 @@ def test_one_pil_at_most_comes_with_an_install(facts: Message, system: str, mach
     plain = needs(facts, "", system, machine)
     assert plain == {"numpy", "torch", "h5py", "typer", "tqdm", "xxhash"}
     best = "pillow-simd" if (system, machine) == ("linux", "x86_64") else "pillow"
-    assert needs(facts, "prep", system, machine) - plain == {"simplejpeg", best}
-    assert needs(facts, "prep-pillow", system, machine) - plain == {"simplejpeg", "pillow"}
+    assert needs(facts, "prep", system, machine) - plain == {"scipy", "simplejpeg", best}
+    assert needs(facts, "prep-pillow", system, machine) - plain == {"scipy", "simplejpeg", "pillow"}
+    assert needs(facts, "parquet", system, machine) - plain == {"pyarrow"}
     assert not needs(facts, "dev", system, machine) & {"simplejpeg", "pillow-simd", "pillow"}
 
 
@@ -163,6 +164,40 @@ def test_make_compiled_pillow_simd_where_it_can_be() -> None:
         pytest.skip("pillow-simd does not compile here")
     assert [pil.metadata["Name"] for pil in installed_pils()] == ["pillow-simd"]
     assert setup_env.live_pil() == "pillow-simd"
+
+
+def test_make_compiled_pillow_simd_with_the_formats_whose_headers_are_here() -> None:
+    if Path(sys.prefix).resolve() != setup_env.VENV.resolve() or setup_env.live_pil() != "pillow-simd":
+        pytest.skip("not a pillow-simd that make compiled")
+    assert setup_env.formats_to_gain(apt=False) == ()
+
+
+def test_pillow_simd_is_compiled_again_once_where_headers_have_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[str, ...]] = []
+    monkeypatch.setattr(setup_env, "BEST_PIL", "pillow-simd")
+    monkeypatch.setattr(setup_env, "live_pil", lambda: "pillow-simd")
+    monkeypatch.setattr(setup_env, "answer", lambda code: "libtiff")
+    monkeypatch.setattr(setup_env, "missing_pieces", lambda pieces: [])
+    monkeypatch.setattr(setup_env, "pip", lambda *arguments, **variables: ran.append(arguments))
+    past = setup_env.settle_pil(apt=False, changed=False, past=setup_env.Past())
+    assert past == setup_env.Past(tried=("webp",))
+    assert "--force-reinstall" in ran[0]
+    assert setup_env.settle_pil(apt=False, changed=False, past=past) == past
+    assert len(ran) == 1
+
+
+def test_missing_headers_of_formats_are_named_and_stop_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(setup_env, "BEST_PIL", "pillow-simd")
+    monkeypatch.setattr(setup_env, "live_pil", lambda: "pillow-simd")
+    monkeypatch.setattr(setup_env, "answer", lambda code: "")
+    monkeypatch.setattr(setup_env, "missing_pieces", lambda pieces: list(pieces))
+    monkeypatch.setattr(setup_env, "pip", lambda *arguments, **variables: None)
+    assert setup_env.settle_pil(apt=False, changed=True, past=setup_env.Past()) == setup_env.Past()
+    assert (
+        "without WebP, compressed TIFF, for which: apt-get install libwebp-dev libtiff-dev" in capsys.readouterr().out
+    )
 
 
 def imported(path: Path) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Make `.venv` and install this project in it for development; under a second when nothing is to be done.
 
-pillow-simd is compiled for this machine's CPU. Where that cannot be, stock Pillow goes in, and a later run tries again.
+pillow-simd is compiled for this machine's CPU. Where that cannot be, stock Pillow goes in, and a later run tries again;
+so it does where headers of WebP or TIFF have come since.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from importlib import metadata, util
 from pathlib import Path
 from typing import NamedTuple
@@ -38,11 +40,11 @@ class SetupError(Exception):
 
 
 class Piece(NamedTuple):
-    """One thing that compiling pillow-simd needs: C that needs it, its library, and the packages it comes in."""
+    """One thing that compiling pillow-simd takes: C that needs it, its libraries, and the packages it comes in."""
 
     name: str
     code: str
-    library: str
+    libraries: str
     debian: str
     fedora: str
 
@@ -53,6 +55,24 @@ PIECES = (
     Piece("jpeglib.h", "#include <jpeglib.h>", "-ljpeg", "libjpeg-dev", "libjpeg-turbo-devel"),
     Piece("zlib.h", "#include <zlib.h>", "-lz", "zlib1g-dev", "zlib-devel"),
 )
+# Formats that it can do without, by what PIL.features calls them: pillow-simd's own setup.py takes those it finds.
+OPTIONAL = {
+    "webp": Piece(
+        "WebP",
+        "#include <webp/encode.h>\n#include <webp/mux.h>\n#include <webp/demux.h>",
+        "-lwebp -lwebpmux -lwebpdemux",
+        "libwebp-dev",
+        "libwebp-devel",
+    ),
+    "libtiff": Piece("compressed TIFF", "#include <tiffio.h>", "-ltiff", "libtiff-dev", "libtiff-devel"),
+}
+
+
+class Past(NamedTuple):
+    """What runs with these pins found: whether pillow-simd failed to compile, and with which formats it was tried."""
+
+    failed: bool = False
+    tried: tuple[str, ...] = ()
 
 
 def say(text: str) -> None:
@@ -134,7 +154,7 @@ def compiler() -> list[str]:
     return [*shlex.split(os.environ.get("CC") or "cc"), *(["-mavx2"] if wide else [])]
 
 
-def missing_pieces() -> list[Piece]:
+def missing_pieces(pieces: Collection[Piece] = PIECES) -> list[Piece]:
     """What is not there of what pillow-simd is compiled with; all of it where the compiler is not."""
     include = answer("import sysconfig; print(sysconfig.get_path('include'))")
 
@@ -142,58 +162,81 @@ def missing_pieces() -> list[Piece]:
         source = "\n".join(["#include <stdio.h>", *(piece.code for piece in pieces)])
         with tempfile.TemporaryDirectory() as scratch:
             command = [*compiler(), "-shared", "-fPIC", f"-I{include}", "-o", f"{scratch}/probe.so", "-x", "c", "-"]
-            command += [piece.library for piece in pieces]
+            command += [library for piece in pieces for library in piece.libraries.split()]
             try:
                 return not subprocess.run(command, input=source.encode(), capture_output=True).returncode
             except OSError:
                 return False
 
-    return [] if compiles(*PIECES) else [piece for piece in PIECES if not compiles(piece)]
+    return [] if compiles(*pieces) else [piece for piece in pieces if not compiles(piece)]
+
+
+def apt_install(pieces: Collection[Piece]) -> None:
+    """Install the Debian packages of these."""
+    packages = " ".join(piece.debian for piece in pieces).split()
+    say(f"apt-get install {' '.join(packages)}")
+    run("apt-get", "update", "-q")
+    run("apt-get", "install", "-qy", "--no-install-recommends", *packages, DEBIAN_FRONTEND="noninteractive")
+
+
+def cure(pieces: Collection[Piece]) -> str:
+    """What a person types to have these."""
+    debian, fedora = " ".join(piece.debian for piece in pieces), " ".join(piece.fedora for piece in pieces)
+    return f"apt-get install {debian} (Fedora, RHEL: dnf install {fedora}), then run make again"
 
 
 def choose_pil(*, apt: bool, failed: bool) -> str:
     """The best PIL that can be installed here; says why where that is not the best there is."""
     missing = missing_pieces() if BEST_PIL == "pillow-simd" else []
     if missing and apt:
-        packages = " ".join(piece.debian for piece in missing).split()
-        say(f"apt-get install {' '.join(packages)}")
-        run("apt-get", "update", "-q")
-        run("apt-get", "install", "-qy", "--no-install-recommends", *packages, DEBIAN_FRONTEND="noninteractive")
+        apt_install(missing)
         missing = missing_pieces()
     if not missing and not failed:
         return BEST_PIL
-    why, cure = f"pillow-simd did not compile (see {LOG})", f"remove {STAMP} and run make again"
+    why, remedy = f"pillow-simd did not compile (see {LOG})", f"remove {STAMP} and run make again"
     if missing:
-        why = f"pillow-simd needs {', '.join(piece.name for piece in missing)}"
-        debian, fedora = " ".join(piece.debian for piece in missing), " ".join(piece.fedora for piece in missing)
-        cure = f"apt-get install {debian} (Fedora, RHEL: dnf install {fedora}), then run make again"
-    say(f"stock Pillow, 1.6 times slower at decoding and resizing: {why}; {cure}")
+        why, remedy = f"pillow-simd needs {', '.join(piece.name for piece in missing)}", cure(missing)
+    say(f"stock Pillow, 1.6 times slower at decoding and resizing: {why}; {remedy}")
     return "pillow"
 
 
-def settle_pil(*, apt: bool, changed: bool, failed: bool) -> bool:
-    """Leave exactly one PIL in .venv, the best to be had; `changed`: the pins may have.
+def formats_to_gain(*, apt: bool) -> tuple[str, ...]:
+    """The optional formats that the PIL of .venv does not read and that pillow-simd could be compiled with here."""
+    read = answer(f"from PIL import features; print(*filter(features.check, {list(OPTIONAL)}))").split()
+    wanted = {name: piece for name, piece in OPTIONAL.items() if name not in read}
+    missing = missing_pieces(wanted.values()) if wanted else []
+    if missing and apt:
+        apt_install(missing)
+        missing = missing_pieces(wanted.values())
+    return tuple(name for name, piece in wanted.items() if piece not in missing)
 
-    Takes and returns whether pillow-simd failed to compile with these pins.
-    """
+
+def settle_pil(*, apt: bool, changed: bool, past: Past) -> Past:
+    """Leave exactly one PIL in .venv, the best to be had; `changed`: the pins may have."""
     live = live_pil()
-    wanted = BEST_PIL if live == BEST_PIL else choose_pil(apt=apt, failed=failed)
-    if live == wanted and not changed:
-        return failed
-    if live != wanted:
+    wanted = BEST_PIL if live == BEST_PIL else choose_pil(apt=apt, failed=past.failed)
+    gain = formats_to_gain(apt=apt) if wanted == "pillow-simd" else ()
+    again = live == wanted and not set(gain) <= set(past.tried)
+    if live == wanted and not changed and not again:
+        return past
+    if live != wanted or again:
         say(f"installing {wanted}" + (", compiled for this CPU: half a minute" if wanted == "pillow-simd" else ""))
+    if live != wanted:
         pip("uninstall", "-y", *PILS)
     # A wheel in pip's cache may come from another CPU, without AVX2 or with more than this one has.
-    options = ("--no-cache-dir", "--no-binary", "pillow-simd") if wanted == "pillow-simd" else ()
+    options = ["--no-cache-dir", "--no-binary", "pillow-simd"] if wanted == "pillow-simd" else []
+    options += ["--force-reinstall", "--no-deps"] if again else []  # the old one stays where this fails
     try:
         pip("install", *options, wanted, CC=shlex.join(compiler()))
     except SetupError:
         if wanted == "pillow":
             raise
-        return settle_pil(apt=apt, changed=True, failed=True)
+        return settle_pil(apt=apt, changed=True, past=Past(True, gain))
     if live_pil() != wanted:
         raise SetupError(f"{wanted} was installed, but another PIL lies over it; remove {VENV} and run make again")
-    return failed
+    if wanted == "pillow-simd" and (lacking := missing_pieces(OPTIONAL.values())):
+        say(f"pillow-simd without {', '.join(piece.name for piece in lacking)}, for which: {cure(lacking)}")
+    return past._replace(tried=gain or past.tried)
 
 
 def main() -> int:
@@ -209,11 +252,13 @@ def main() -> int:
         if changed := stamp.get("inputs") != inputs:
             say("installing decodeonce and its tools; the first time takes minutes, most of them for torch")
             pip("install", "-e", ".[dev]", "simplejpeg")
-        failed = settle_pil(apt=apt, changed=changed, failed=stamp.get("failed") == inputs)
+        known = Past(stamp.get("failed") == inputs, () if changed else tuple(stamp.get("tried", "").split()))
+        past = settle_pil(apt=apt, changed=changed, past=known)
     except SetupError as error:
         print(f"setup: error: {error}", file=sys.stderr)
         return 1
-    STAMP.write_text(json.dumps({"root": str(ROOT), "inputs": inputs, "failed": inputs if failed else ""}))
+    found = {"failed": inputs if past.failed else "", "tried": " ".join(past.tried)}
+    STAMP.write_text(json.dumps({"root": str(ROOT), "inputs": inputs, **found}))
     if changed:
         say(f".venv is ready after {time.monotonic() - started:.0f} s, with {live_pil()}")
     return 0
