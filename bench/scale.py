@@ -28,7 +28,7 @@ from decodeonce.prep.blocks import Block
 from decodeonce.prep.journal import BlockRecord, journal_line
 from decodeonce.prep.plan import plan_facts, read_plan, scan, write_plan
 from decodeonce.prep.recipe import decoder_versions
-from decodeonce.prep.sources import Entry
+from decodeonce.prep.sources import Entry, Source
 from decodeonce.prep.status import read_status
 from decodeonce.store import PictureClass, StorePaths
 from decodeonce.store.hashing import row_checksum
@@ -49,14 +49,13 @@ LABELS = {
 }
 
 
-class MadeUp:
+class MadeUp(Source):
     """A source of so many samples with names as ImageNet's, and no file behind them."""
 
     kind = "folder"
-    keeps_order = False
-    root = top = Path("/nowhere")
 
     def __init__(self, count: int, classes: int) -> None:
+        super().__init__(Path("/nowhere"))
         self._count, self._classes = count, classes
 
     def facts(self) -> dict[str, Any]:

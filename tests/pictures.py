@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,74 @@ def encoded(image: Image.Image, format: str = "JPEG", **options: Any) -> bytes:
 def jpeg(width: int = 60, height: int = 40, *, seed: int = 0, mode: str = "RGB", **options: Any) -> bytes:
     """A JPEG's bytes."""
     return encoded(picture(width, height, seed=seed, mode=mode), **options)
+
+
+def marker_at(data: bytes, marker: int) -> int:
+    """Where the first segment of a JPEG with this marker (0xC0, ...) begins; segments before the first scan only."""
+    place = 2
+    while data[place + 1] != marker:
+        place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+    return place
+
+
+def replaced(data: bytes, at: int, new: bytes) -> bytes:
+    """The bytes with `new` written over them at `at`."""
+    return data[:at] + new + data[at + len(new) :]
+
+
+def without_segments(data: bytes, marker: int) -> bytes:
+    """A JPEG without its segments of this marker that stand before the first scan."""
+    kept, place = data[:2], 2
+    while data[place + 1] != 0xDA:
+        end = place + 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+        kept += data[place:end] if data[place + 1] != marker else b""
+        place = end
+    return kept + data[place:]
+
+
+def segment(marker: int, content: bytes) -> bytes:
+    """One segment of a JPEG."""
+    return struct.pack(">BBH", 0xFF, marker, len(content) + 2) + content
+
+
+def lossless_jpeg(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
+    """A lossless JPEG (SOF3, each sample's difference to its left neighbour) of (H, W, C) pixels; ITU T.81, annex H."""
+    height, width, channels = pixels.shape
+    values = pixels.astype(int)
+    left = np.roll(values, 1, axis=1)
+    left[1:, 0] = values[:-1, 0]  # in the first column the one above
+    left[0, 0] = 128
+    bits = ""
+    for difference in (values - left).ravel().tolist():
+        size = abs(difference).bit_length()  # coded in four bits, then as many bits as it says
+        code = difference if difference > 0 else difference + 2**size - 1
+        bits += f"{size:04b}" + (f"{code:0{size}b}" if size else "")
+    bits += "1" * (-len(bits) % 8)
+    scan = int(bits, 2).to_bytes(len(bits) // 8, "big").replace(b"\xff", b"\xff\0")
+    numbers = range(1, channels + 1)
+    frame = struct.pack(">BHHB", 8, height, width, channels) + b"".join(bytes((n, 0x11, 0)) for n in numbers)
+    codes = bytes((0, 0, 0, 0, 9, *[0] * 12, *range(9)))
+    start = bytes((channels, *(byte for n in numbers for byte in (n, 0)), 1, 0, 0))
+    head = segment(0xC3, frame) + segment(0xC4, codes) + segment(0xDA, start)
+    return b"\xff\xd8" + head + scan + b"\xff\xd9"
+
+
+def raw_png(samples: np.ndarray[Any, Any], colour_type: int, *, interlaced: bool = False) -> bytes:
+    """A PNG of (H, W, C) samples of 8 or 16 bits, of kinds that Pillow writes none of."""
+    passes = [(0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1)]
+    parts = [samples[top::down, left::across] for top, left, down, across in passes] if interlaced else [samples]
+    wide = samples.dtype.newbyteorder(">")
+    lines = b"".join(b"\0" + row.astype(wide).tobytes() for part in parts for row in part if row.size)
+    size = struct.pack(">II", samples.shape[1], samples.shape[0])
+    head = size + bytes((8 * samples.dtype.itemsize, colour_type, 0, 0, int(interlaced)))
+    chunks = [(b"IHDR", head), (b"IDAT", zlib.compress(lines)), (b"IEND", b"")]
+    written = [struct.pack(">I", len(body)) + name + body + crc(name + body) for name, body in chunks]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(written)
+
+
+def crc(chunk: bytes) -> bytes:
+    """The four bytes that close a PNG's chunk."""
+    return struct.pack(">I", zlib.crc32(chunk))
 
 
 def make_tree(root: Path, *, classes: int = 3, per_class: int = 5, split: str = "train", seed: int = 0) -> Path:

@@ -1,4 +1,4 @@
-"""Rows against Pillow alone, and what becomes of odd and broken pictures."""
+"""Rows against Pillow alone; odd and broken pictures are in test_odd_pictures.py."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from decodeonce.prep.decode import Decoder, Row, Undecodable
+from decodeonce.prep.decode import Decoder, Row
 from decodeonce.prep.geometry import fit_to
 from decodeonce.prep.recipe import Recipe
-from tests.pictures import encoded, jpeg, picture, reference_row
+from decodeonce.prep.sources.base import Entry
+from tests.pictures import encoded, jpeg, reference_row
 
 
 def decode(data: bytes, name: str = "x.JPEG", **options: Any) -> Row:
-    return Decoder(Recipe(**{"height": 32, "width": 32, **options})).row(data, name)
+    return Decoder(Recipe(**{"height": 32, "width": 32, **options})).row(data, entry(name))
+
+
+def entry(name: str = "x") -> Entry:
+    return Entry(name.encode(), 0, 0, 0)
 
 
 def pixels(row: Row, height: int = 32, width: int = 32) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -74,134 +78,13 @@ def test_pad_is_a_resize_inside_black(width: int, height: int) -> None:
     np.testing.assert_array_equal(pixels(decode(data, fit="pad")), np.asarray(expected))
 
 
-@pytest.mark.parametrize(
-    ("data", "name", "oddity"),
-    [
-        (jpeg(50, 60, mode="L"), "x.JPEG", "grey"),
-        (jpeg(50, 60, mode="CMYK"), "x.JPEG", "CMYK"),
-        (encoded(picture(50, 60), "PNG"), "x.JPEG", "PNG named .JPEG"),
-        (encoded(picture(50, 60), "PNG"), "x.png", ""),
-        (encoded(picture(50, 60), "PNG"), "x", ""),
-        (jpeg(50, 60), "x.png", "JPEG named .png"),
-        (encoded(picture(50, 60, mode="RGBA"), "PNG"), "x.png", "alpha"),
-        (encoded(picture(50, 60).quantize(64), "PNG"), "x.png", "palette"),
-        (encoded(picture(50, 60), "TIFF"), "x.tif", ""),
-        (encoded(picture(50, 60), "BMP"), "x.bmp", ""),
-        (jpeg(50, 60, progressive=True), "x.jpg", ""),
-        (jpeg(50, 60) + b"trailing garbage", "x.jpg", ""),
-    ],
-)
-def test_odd_pictures_become_pillows_rows(data: bytes, name: str, oddity: str) -> None:
-    row = decode(data, name)
-    np.testing.assert_array_equal(pixels(row), reference_row(data, 32, 32))
-    assert (row.width, row.height, row.oddity) == (50, 60, oddity)
-
-
-def test_cmyk_of_adobe_has_the_right_polarity() -> None:
-    red = encoded(Image.new("RGB", (40, 40), (250, 5, 5)).convert("CMYK"))
-    assert b"Adobe" in red
-    mean = pixels(decode(red)).reshape(-1, 3).mean(0)
-    assert mean[0] > 200
-    assert mean[1:].max() < 60
-
-
-def test_sixteen_bits_keep_their_upper_byte() -> None:
-    levels = np.linspace(0, 65535, 32 * 32).reshape(32, 32).astype(np.uint16)
-    row = decode(encoded(Image.fromarray(levels), "PNG"), "x.png")
-    np.testing.assert_array_equal(pixels(row)[..., 1], levels >> 8)
-    assert row.oddity == "16 bit"
-
-
-WHOLE = jpeg(200, 160)
-
-
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        (b"", "empty file"),
-        (b"hello, world", "not a picture"),
-        (b"\xff\xd8\xff\xe0nothing more", "Truncated File Read"),
-        (WHOLE[: len(WHOLE) // 2], "truncated"),
-        (encoded(picture(50, 50), "PNG")[:400], "truncated"),
-        (b"%PDF-1.4 " + bytes(100), "not a picture"),
-    ],
-)
-def test_what_cannot_be_a_row_says_why(data: bytes, reason: str) -> None:
-    with pytest.raises(Undecodable, match=reason):
-        decode(data)
-
-
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.6, 0.9, 0.97])
-def test_short_data_are_rejects_wherever_pillow_says_so(share: float) -> None:
-    short = WHOLE[: int(len(WHOLE) * share)]
-    with pytest.raises(OSError, match="truncated"):
-        Image.open(io.BytesIO(short)).load()
-    with pytest.raises(Undecodable, match="truncated"):
-        decode(short)
-
-
-def test_a_missing_end_marker_counts_as_truncated() -> None:
-    with pytest.raises(Undecodable, match="truncated: Premature end"):
-        decode(WHOLE[:-2])
-
-
-def garbled_jpeg() -> bytes:
-    """A JPEG with a few wrong bytes, which libjpeg-turbo complains of and Pillow still decodes."""
-    for start in range(len(WHOLE) // 2, len(WHOLE) - 20):
-        data = WHOLE[:start] + bytes(byte ^ 0x5A for byte in WHOLE[start : start + 4]) + WHOLE[start + 4 :]
-        try:
-            Image.open(io.BytesIO(data)).load()
-            simplejpeg.decode_jpeg(data, strict=True)
-        except OSError:
-            continue
-        except ValueError:
-            return data
-    raise AssertionError("no garbling found")
-
-
-def test_garbled_data_are_kept_as_pillow_sees_them_or_rejected_if_asked() -> None:
-    garbled = garbled_jpeg()
-    row = decode(garbled)
-    assert row.oddity.startswith("garbled: ")
-    np.testing.assert_array_equal(pixels(row), reference_row(garbled, 32, 32))
-    with pytest.raises(Undecodable, match="garbled"):
-        decode(garbled, on_odd="reject")
-
-
-def test_a_decompression_bomb_is_refused_by_its_header() -> None:
-    bomb = bytearray(jpeg(64, 64))
-    start = bomb.index(b"\xff\xc0") + 5
-    bomb[start : start + 4] = (20000).to_bytes(2, "big") * 2
-    with pytest.raises(Undecodable, match="decompression bomb: 20000x20000"):
-        decode(bytes(bomb))
-    png = bytearray(encoded(picture(8, 8), "PNG"))
-    png[16:24] = (40000).to_bytes(4, "big") * 2
-    import zlib
-
-    png[29:33] = zlib.crc32(png[12:29]).to_bytes(4, "big")
-    with pytest.raises(Undecodable, match="bomb"):
-        decode(bytes(png), "x.png")
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_rotation_is_applied_only_when_asked(orientation: int) -> None:
-    from PIL import ImageOps
-
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    data = jpeg(90, 50, exif=exif)
-    upright = encoded(ImageOps.exif_transpose(Image.open(io.BytesIO(data))), "PNG")
-    np.testing.assert_array_equal(pixels(decode(data, exif="apply")), reference_row(upright, 32, 32))
-    np.testing.assert_array_equal(pixels(decode(data)), reference_row(data, 32, 32))
-
-
 def test_scaled_decode_leaves_at_least_twice_the_size() -> None:
     data = jpeg(1000, 800)
     decoder = Decoder(Recipe(height=32, width=32, scaled_decode=True))
     picture_ = decoder.picture(data)
     assert picture_.image.size == (125, 100)
     assert (picture_.width, picture_.height) == (1000, 800)
-    error = np.abs(pixels(decoder.row(data, "x")).astype(int) - reference_row(data, 32, 32))
+    error = np.abs(pixels(decoder.row(data, entry())).astype(int) - reference_row(data, 32, 32))
     assert 0 < error.max()
     assert error.mean() < 4
 
@@ -215,7 +98,7 @@ def test_extreme_shapes_are_resized_where_they_are_kept(fit: str) -> None:
 
 def test_histogram_counts_every_value_of_every_row() -> None:
     decoder = Decoder(Recipe(height=16, width=24))
-    rows = [decoder.row(data, "x") for data in (jpeg(50, 40), jpeg(30, 80, mode="L"), jpeg(30, 80, mode="CMYK"))]
+    rows = [decoder.row(data, entry()) for data in (jpeg(50, 40), jpeg(30, 80, mode="L"), jpeg(30, 80, mode="CMYK"))]
     values = np.concatenate([pixels(row, 16, 24).reshape(-1, 3) for row in rows])
     for channel in range(3):
         np.testing.assert_array_equal(decoder.histogram[channel], np.bincount(values[:, channel], minlength=256))
@@ -223,5 +106,5 @@ def test_histogram_counts_every_value_of_every_row() -> None:
 
 def test_a_large_picture_leaves_no_large_buffer_behind() -> None:
     decoder = Decoder(Recipe(height=16, width=16))
-    decoder.row(jpeg(3000, 2500, quality=30), "x")
+    decoder.row(jpeg(3000, 2500, quality=30), entry())
     assert decoder._buffer.nbytes < 1 << 24

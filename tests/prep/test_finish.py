@@ -15,7 +15,7 @@ from decodeonce.prep import Recipe, finish
 from decodeonce.prep.allowance import Allowance
 from decodeonce.prep.journal import BlockRecord, Journal
 from decodeonce.prep.plan import Plan, plan_facts, scan, write_plan
-from decodeonce.prep.sources import Entry
+from decodeonce.prep.sources import Entry, Source
 from decodeonce.store import PictureClass, StorePaths, open_store, verify_store
 from decodeonce.store.hashing import row_checksum
 
@@ -23,15 +23,13 @@ COUNT = 400
 RECIPE = Recipe(height=64, width=64, shuffle_seed=0, shard_size=2 << 20)  # blocks of 85 rows, two a shard
 
 
-class _Listed:
+class _Listed(Source):
     """A source of names only, some of them hostile."""
 
     kind = "folder"
-    keeps_order = False
-    root = top = Path("/nowhere")
 
     def facts(self) -> dict[str, Any]:
-        return {}
+        return {"classes": ["plain"]}
 
     def classes(self) -> tuple[PictureClass, ...]:
         return (PictureClass("plain"), PictureClass("tab\tname"), PictureClass("unused"))
@@ -46,7 +44,7 @@ class _Listed:
 
 def worked(out: Path, rejects: set[int]) -> Plan:
     """A planned store whose rows hold their planned number, but for the rejects."""
-    source, paths = _Listed(), StorePaths(out)
+    source, paths = _Listed(Path("/nowhere")), StorePaths(out)
     paths.journals.mkdir(parents=True)
     listing = scan(source)
     plan = write_plan(paths, listing, plan_facts(source, listing, RECIPE, {}))

@@ -18,7 +18,7 @@ from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep import FolderSource, Recipe, make_plan, open_imagenet, work
 from decodeonce.prep.changes import changes
 from decodeonce.prep.plan import plan_facts, read_plan, scan, shuffled, write_plan
-from decodeonce.prep.sources import Entry, folder
+from decodeonce.prep.sources import Entry, Source, asking
 from decodeonce.prep.sources.base import file_entry
 from decodeonce.store import PictureClass, StorePaths
 from tests.pictures import jpeg, make_tree
@@ -188,10 +188,10 @@ def test_somebody_elses_build_folder_is_left_alone(tmp_path: Path) -> None:
 def test_splits(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
     make_tree(tree, split="val", classes=2)
-    assert open_imagenet(tree).folder == "train"
+    assert open_imagenet(tree).top == tree / "train"
     assert not open_imagenet(tree).keeps_order
     assert open_imagenet(tree, split="val").keeps_order
-    assert open_imagenet(tree / "train").folder == ""
+    assert open_imagenet(tree / "train").top == tree / "train"
     assert open_imagenet(tree / "val").keeps_order
     with pytest.raises(BuildError, match="train: no such folder"):
         open_imagenet(tree / "val", split="train")
@@ -244,10 +244,10 @@ def test_threads_on_a_network_file_system_list_the_same(tmp_path: Path, monkeypa
         askers.add(threading.current_thread())
         return file_entry(root, name, label)
 
-    monkeypatch.setattr(folder, "file_entry", asked)
-    monkeypatch.setattr(folder, "network_file_system", lambda top: "NFS")
+    monkeypatch.setattr(asking, "file_entry", asked)
+    monkeypatch.setattr(asking, "network_file_system", lambda top: "NFS")
     for at_once in (3, 4096):
-        monkeypatch.setattr(folder, "STATS_AT_ONCE", at_once)
+        monkeypatch.setattr(asking, "STATS_AT_ONCE", at_once)
         assert list(open_imagenet(tree).entries()) == alone
     assert sum(bool(entry.problem) for entry in alone) == 3
     assert threading.main_thread() not in askers
@@ -258,20 +258,19 @@ def test_a_failing_stat_in_a_thread_stops_the_plan(tmp_path: Path, monkeypatch: 
         raise Stopped(f"{name.decode()}: Stale file handle")
 
     tree = make_tree(tmp_path / "src")
-    monkeypatch.setattr(folder, "file_entry", fails)
-    monkeypatch.setattr(folder, "network_file_system", lambda top: "NFS")
+    monkeypatch.setattr(asking, "file_entry", fails)
+    monkeypatch.setattr(asking, "network_file_system", lambda top: "NFS")
     with pytest.raises(Stopped, match=r"n00000000_0.JPEG: Stale"):
         scan(open_imagenet(tree))
 
 
-class _Synthetic:
+class _Synthetic(Source):
     """A million-sample source without files."""
 
-    kind = "synthetic"
-    keeps_order = False
-    root = top = Path("/")
+    kind = "folder"
 
     def __init__(self, count: int) -> None:
+        super().__init__(Path("/"))
         self._count = count
 
     def facts(self) -> dict[str, Any]:

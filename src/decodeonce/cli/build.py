@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,12 +14,15 @@ from decodeonce.cli import parse
 
 if TYPE_CHECKING:
     from decodeonce.launch import Task
-    from decodeonce.prep import Recipe, Source, Work
+    from decodeonce.prep import BoxRules, Recipe, Source, Work
 
 
 class Kind(str, Enum):
     imagenet = "imagenet"
     folder = "folder"
+    list = "list"
+    webdataset = "webdataset"
+    parquet = "parquet"
 
 
 class Split(str, Enum):
@@ -56,15 +59,24 @@ class OnOdd(str, Enum):
     reject = "reject"
 
 
+class NoBox(str, Enum):
+    whole = "whole"
+    skip = "skip"
+
+
 class OnBad(str, Enum):
     reject = "reject"
     fail = "fail"
 
 
 KindArgument = Annotated[
-    Kind, typer.Argument(help="imagenet: SRC/train/<wnid>/*.JPEG; folder: SRC/<class>/…/<picture>.")
+    Kind,
+    typer.Argument(
+        help="imagenet: a tree, the tars as downloaded, Kaggle's layout or its zip; folder: SRC/<class>/…/<picture>; "
+        "list: a file that names pictures; webdataset: 'shard-{0000..0147}.tar'; parquet: Hugging Face's tables."
+    ),
 ]
-Src = Annotated[Path, typer.Argument(help="Where the pictures are.", metavar="SRC")]
+Src = Annotated[str, typer.Argument(help="Where the pictures are.", metavar="SRC")]
 Out = Annotated[Path, typer.Argument(help="The store to make, or to go on with.", metavar="OUT")]
 Size = Annotated[str, typer.Option(help="Pixels of a row: 256, or HxW.")]
 FitOption = Annotated[Fit, typer.Option(help="crop: Resize and CenterCrop as in torchvision; or stretch, or pad.")]
@@ -84,7 +96,24 @@ Classes = Annotated[
     Path | None, typer.Option(help="A file with a class name a line: the label order. (default: sorted names)")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be built; write nothing.")]
-SplitOption = Annotated[Split | None, typer.Option(help="Which part of an ImageNet tree. (default: auto)")]
+SplitOption = Annotated[Split | None, typer.Option(help="Which part of ImageNet. (default: auto)")]
+Root = Annotated[Path | None, typer.Option(help="What a list's paths are relative to. (default: the list's folder)")]
+PictureColumn = Annotated[str | None, typer.Option(help="A table's column of pictures. (default: the only one)")]
+LabelColumn = Annotated[str | None, typer.Option(help="A table's column of labels. (default: the only one)")]
+BoxesOption = Annotated[Path | None, typer.Option(help="A folder of ILSVRC's XML: every object becomes a row.")]
+BoxMargin = Annotated[
+    float | None, typer.Option(help="Widen boxes by this share of a side, on each side. (default: 0)")
+]
+MinBox = Annotated[int | None, typer.Option(help="Leave out objects with a shorter side, in pixels. (default: 1)")]
+NoBoxOption = Annotated[NoBox | None, typer.Option(help="What a picture without a box becomes. (default: whole)")]
+KeepBoxes = Annotated[
+    int | None,
+    typer.Option(min=1, help="Keep up to K boxes as a column beside the whole picture instead.", metavar="K"),
+]
+MapOption = Annotated[
+    str | None,
+    typer.Option("--map", help="Your function on each decoded picture.", metavar="PACKAGE.MODULE:FUNCTION"),
+]
 
 
 @dataclass(frozen=True)
@@ -119,39 +148,94 @@ def command(run: Callable[[Job], None]) -> Callable[..., None]:
         on_odd: OnOddOption = OnOdd.keep,
         scaled_decode: Scaled = False,
         classes: Classes = None,
+        root: Root = None,
+        picture_column: PictureColumn = None,
+        label_column: LabelColumn = None,
+        boxes: BoxesOption = None,
+        box_margin: BoxMargin = None,
+        min_box: MinBox = None,
+        no_box: NoBoxOption = None,
+        keep_boxes: KeepBoxes = None,
+        user_map: MapOption = None,
         dry_run: DryRun = False,
     ) -> None:
         height, width = parse.picture_size(size)
         shard_bytes, seed = parse.byte_size(shard_size), parse.shuffle_seed(shuffle_seed)
         how = _work(workers, max_bad, on_bad)
-        source = _source(kind, src, split, _class_list(classes))
-        from decodeonce.prep import Recipe
+        rules = _box_rules(boxes, margin=box_margin, least=min_box, without=no_box, keep=keep_boxes)
+        names = _class_list(classes)
+        source = _source(kind, src, names, split=split, root=root, picture=picture_column, label=label_column)
+        from decodeonce.prep import BoxedSource, Recipe, find_map
 
-        recipe = Recipe(
-            height=height,
-            width=width,
-            fit=fit.value,
-            filter=resize_filter.value,
-            container=container.value,
-            shard_size=shard_bytes,
-            shuffle_seed=(None if source.keeps_order else 0) if seed == "default" else seed,
-            exif=exif.value,
-            on_odd=on_odd.value,
-            scaled_decode=scaled_decode,
-        )
+        if boxes is not None and rules is not None:
+            source = BoxedSource(source, boxes, rules)
+        try:
+            recipe = Recipe(
+                height=height,
+                width=width,
+                fit=fit.value,
+                filter=resize_filter.value,
+                container=container.value,
+                shard_size=shard_bytes,
+                shuffle_seed=(None if source.keeps_order else 0) if seed == "default" else seed,
+                exif=exif.value,
+                on_odd=on_odd.value,
+                scaled_decode=scaled_decode,
+                boxes=rules,
+                map=find_map(user_map) if user_map else None,
+            )
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
         run(Job(source, out, recipe, how, dry_run))
 
     return parsed
 
 
-def _source(kind: Kind, src: Path, split: Split | None, classes: list[str] | None) -> Source:
-    from decodeonce.prep import FolderSource, open_imagenet
+def _source(
+    kind: Kind,
+    src: str,
+    classes: list[str] | None,
+    *,
+    split: Split | None,
+    root: Path | None,
+    picture: str | None,
+    label: str | None,
+) -> Source:
+    from decodeonce.prep import sources
 
+    for flag, value, of in (
+        ("--split", split, Kind.imagenet),
+        ("--root", root, Kind.list),
+        ("--picture-column", picture, Kind.parquet),
+        ("--label-column", label, Kind.parquet),
+    ):
+        if value is not None and kind is not of:
+            raise typer.BadParameter(f"{flag} is for {of.value}, not for {kind.value}")
     if kind is Kind.imagenet:
-        return open_imagenet(src, split=(split or Split.auto).value, classes=classes)
-    if split is not None:
-        raise typer.BadParameter(f"--split is for imagenet; point SRC at the folder of classes: {src / split.value}")
-    return FolderSource(src, classes=classes)
+        return sources.open_imagenet(Path(src), split=(split or Split.auto).value, classes=classes)
+    if kind is Kind.folder:
+        return sources.FolderSource(Path(src), classes=classes)
+    if kind is Kind.list:
+        return sources.open_list(Path(src), root=root, classes=classes)
+    if kind is Kind.webdataset:
+        return sources.open_webdataset(src, classes=classes)
+    return sources.open_parquet(src, picture=picture or "", label=label or "", classes=classes)
+
+
+def _box_rules(boxes: Path | None, *, without: NoBox | None, **numbers: float | None) -> BoxRules | None:
+    given: dict[str, Any] = {name: value for name, value in numbers.items() if value is not None}
+    if without is not None:
+        given["without"] = without.value
+    if boxes is None:
+        if given:
+            raise typer.BadParameter("--box-margin, --min-box, --no-box and --keep-boxes go with --boxes DIR")
+        return None
+    from decodeonce.prep import BoxRules
+
+    try:
+        return BoxRules(**given)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def _work(workers: int | None, max_bad: str, on_bad: OnBad, task: int = 0, tasks: int = 1) -> Work:
@@ -179,6 +263,7 @@ def run_build(job: Job) -> None:
     from decodeonce.cli.progress import build_progress
 
     _check_alone()
+    say_found(job)
     if job.dry_run:
         return _say_plan(job)
     with build_progress() as progress:
@@ -191,11 +276,17 @@ def run_plan(job: Job) -> None:
     from decodeonce import prep
 
     _check_alone()
+    say_found(job)
     say_storage(job.out)
     if job.dry_run:
         return _say_plan(job)
     plan = prep.make_plan(job.source, job.out, job.recipe)
     typer.echo(f"{job.out}: {plan.count} rows in {len(plan.blocks)} blocks are planned; next: prep work {job.out}")
+
+
+def say_found(job: Job) -> None:
+    """Tell what was recognised, before it is listed."""
+    typer.echo(f"{job.source.root}: {job.source.found}")
 
 
 def _check_alone() -> None:
@@ -223,7 +314,7 @@ def _say_plan(job: Job) -> None:
     from decodeonce.prep.blocks import Blocks
     from decodeonce.prep.plan import scan
 
-    listing = scan(job.source)
+    listing = scan(job.source, job.recipe.boxes_a_row)
     rows, row_bytes = len(listing), job.recipe.row_bytes
     shards = -(-rows // Blocks.of(rows, row_bytes, job.recipe.shard_size).shard_rows)
     typer.echo(

@@ -51,9 +51,9 @@ class Blocks:
     shard_rows: int
 
     @classmethod
-    def of(cls, count: int, row_bytes: int, shard_size: int) -> Blocks:
+    def of(cls, count: int, row_bytes: int, shard_size: int, block_rows: int | None = None) -> Blocks:
         """The blocks of a store; a shard has whole blocks, at least one."""
-        block_rows = block_rows_for(count, row_bytes)
+        block_rows = block_rows or block_rows_for(count, row_bytes)
         shard_rows = max(1, shard_size // row_bytes // block_rows) * block_rows
         return cls(count, row_bytes, block_rows, shard_rows)
 

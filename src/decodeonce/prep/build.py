@@ -16,6 +16,7 @@ from decodeonce.host import network_file_system, usable_cores
 from decodeonce.prep.allowance import Allowance
 from decodeonce.prep.blocks import overlap
 from decodeonce.prep.changes import changes
+from decodeonce.prep.deal import block_spans
 from decodeonce.prep.finish import finish
 from decodeonce.prep.journal import Journals
 from decodeonce.prep.plan import Listing, Plan, plan_facts, read_plan, scan, write_facts, write_plan
@@ -30,9 +31,9 @@ from decodeonce.store.files import PAGE, locked, reserve, sync_folder
 from decodeonce.store.manifest import read_manifest
 
 # What may lie in an OUT that a killed build left, and in its .build; anything else is somebody's own.
-OURS = re.compile(r"images-\d{5}\.(npy|h5)|(labels|checksums)\.npy|(samples|rejects)\.tsv|store\.h5")
+OURS = re.compile(r"images-\d{5}\.(npy|h5)|[a-z_]+\.npy|(samples|rejects)\.tsv|store\.h5")
 OURS_IN_BUILD = re.compile(
-    r"journals|plan-(rows\.npy|names\.bin|rejects\.tsv)|plan\.json|store\.h5|\..*\.tmp|tmp.*\.h5"
+    r"journals|plan-(rows\.npy|names\.bin|boxes\.npy|rejects\.tsv)|plan\.json|store\.h5|\..*\.tmp|tmp.*\.h5"
 )
 
 
@@ -80,11 +81,11 @@ def make_plan(source: Source, out: Path, recipe: Recipe) -> Plan:
     """
     paths = StorePaths(out)
     _check_place(paths, source)
-    listing = scan(source)
+    listing = scan(source, recipe.boxes_a_row)
     facts = plan_facts(source, listing, recipe, decoder_versions(recipe.container))
     if not facts["count"] and not paths.plan.exists():
         raise BuildError(
-            f"{source.root}: no picture in it (of {listing.candidates} candidates); expected class folders"
+            f"{source.root}: no picture in it (of {listing.candidates} candidates); looked for: {source.found}"
         )
     paths.root.mkdir(parents=True, exist_ok=True)
     with locked(paths.root):  # of two plans at once, as of a job that was sent twice, the later one finds the other's
@@ -116,7 +117,8 @@ def _check_place(paths: StorePaths, source: Source) -> None:
         raise BuildError(f"{paths.root}: lies in the source, {source.top}; choose an OUT outside it")
     if not paths.root.exists():
         return
-    foreign = [path for path in paths.root.iterdir() if path != paths.build and not OURS.fullmatch(path.name)]
+    ours = {paths.build.name, *(column.file for column in source.columns())}
+    foreign = [path for path in paths.root.iterdir() if path.name not in ours and not OURS.fullmatch(path.name)]
     if paths.build.exists():
         foreign += [path for path in paths.build.iterdir() if not OURS_IN_BUILD.fullmatch(path.name)]
     if foreign or (any(paths.root.iterdir()) and not paths.build.exists()):
@@ -150,13 +152,15 @@ def _same_plan(plan: Plan, listing: Listing, facts: dict[str, Any]) -> Plan:
             f"{plan.paths.root}: planned as {planned['kind']} with {len(plan.facts['classes'])} classes, now "
             f"{found['kind']} with {len(facts['classes'])}, or with other names; give the same, or remove OUT"
         )
-    return plan if planned["root"] == found["root"] else write_facts(plan.paths, facts)
+    same_place = all(planned[key] == found[key] for key in ("root", "facts"))
+    return plan if same_place else write_facts(plan.paths, facts)
 
 
 def need(plan: Plan) -> Need:
-    """What a plan's build will write: rows, plan and journals (some 200 bytes a row), and files."""
+    """What a plan's build will write: rows, plan and journals (some 200 bytes a row, 50 a box), and files."""
     shards = plan.blocks.place(plan.count - 1)[0] + 1
-    return Need(plan.count, plan.count * (plan.recipe.row_bytes + 200), shards + OTHER_FILES)
+    other_bytes = 200 + 50 * plan.recipe.boxes_a_row
+    return Need(plan.count, plan.count * (plan.recipe.row_bytes + other_bytes), shards + OTHER_FILES)
 
 
 def _warn_of_shared_pages(plan: Plan) -> None:
@@ -216,6 +220,7 @@ def work(out: Path, how: Work | None = None, progress: Callable[[Progress], None
         WorkerSettings(paths.root, how.task, how.tasks, fail_on_bad=how.on_bad == "fail"),
         workers=how.workers or usable_cores(),
         rounds={block: done.round(block) for block in todo},
+        spans=block_spans(plan, todo),
     )
     for answer in pool.run(todo):
         if answer is not None:
@@ -244,14 +249,17 @@ def build(
 ) -> Manifest:
     """Plan, decode and finish in one call; the same call goes on where an earlier one was stopped, at any moment."""
     how, paths = how or Work(), StorePaths(out)
-    if not _only_to_tidy(paths, recipe):
+    if not _only_to_tidy(paths, source, recipe):
         make_plan(source, out, recipe)
         work(out, how, progress)
     return finish(out, how.allowance)
 
 
-def _only_to_tidy(paths: StorePaths, recipe: Recipe) -> bool:
+def _only_to_tidy(paths: StorePaths, source: Source, recipe: Recipe) -> bool:
     """Whether a finish of this recipe was killed after its last decision: store.json and .build are both there."""
     if not (paths.manifest.exists() and paths.build.exists()):
         return False
-    return read_manifest(paths.manifest).recipe == recipe.facts(decoder_versions(recipe.container))
+    wanted = source.manifest_facts(recipe.facts(decoder_versions(recipe.container)), "")
+    found = read_manifest(paths.manifest)
+    known = wanted["source"].get("digest")  # of stores, which need no listing to say what they are
+    return bool(found.recipe == wanted["recipe"] and (not known or found.source == wanted["source"]))

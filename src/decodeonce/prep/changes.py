@@ -26,7 +26,10 @@ def changes(plan: Plan, listing: Listing) -> str:
         _told("gone", np.setdiff1d(planned["name"], found["name"], assume_unique=True), _planned(plan)),
         _told("changed", planned["name"][here[planned["facts"][here] != found["facts"][there]]], _planned(plan)),
     ]
-    return "; ".join(filter(None, told)) or "the same pictures under other classes, or other rejects"
+    return (
+        "; ".join(filter(None, told))
+        or "the same pictures under other classes, with other boxes or at other places, or other rejects"
+    )
 
 
 def _told(kind: str, names: NDArray[np.uint64], samples: Samples) -> str:
@@ -38,8 +41,10 @@ def _told(kind: str, names: NDArray[np.uint64], samples: Samples) -> str:
 
 
 def _prints(samples: Samples, count: int) -> NDArray[np.void]:
-    prints = ((hashed(name), hashed(b"%d %d" % (size, mtime_ns))) for name, size, mtime_ns in samples)
-    return np.fromiter(prints, PRINT, count)
+    """One of each name, ascending: a picture with several boxes has as many samples."""
+    each = ((hashed(name), hashed(b"%d %d" % (size, mtime_ns))) for name, size, mtime_ns in samples)
+    prints = np.fromiter(each, PRINT, count)
+    return prints[np.unique(prints["name"], return_index=True)[1]]
 
 
 def _planned(plan: Plan) -> Samples:

@@ -12,15 +12,21 @@ import struct
 import warnings
 import zlib
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
-from decodeonce.prep.geometry import Fit, fit_to
+from decodeonce.prep.geometry import Box, Fit, PixelBox, fit_to, pixel_box
+from decodeonce.prep.reasons import reason
 from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources.base import Entry, Undecodable
+from decodeonce.prep.usermap import MapError, MapSample, load_map, mapped
+from decodeonce.store.hashing import hexdigest
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 MAX_PIXELS = 178_956_970  # where Pillow, too, calls a picture a decompression bomb
@@ -33,7 +39,10 @@ FILTERS = {
     "box": Image.Resampling.BOX,
 }
 SUFFIX_FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".gif": "GIF", ".bmp": "BMP", ".webp": "WEBP"}
+SUFFIX_FORMATS |= {".tif": "TIFF", ".tiff": "TIFF", ".ppm": "PPM", ".pgm": "PPM", ".pbm": "PPM"}
 ODD_MODES = {"L": "grey", "LA": "grey with alpha", "1": "black and white", "P": "palette", "RGBA": "alpha"}
+ODD_MODES["CMYK"] = "CMYK"
+UNREAD_MODES = {"F": "floating point pixels, of no known range", "LAB": "LAB colours, which are not converted"}
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -43,7 +52,7 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-SWAPPING_TURNS = (TURNS[5], TURNS[6], TURNS[7], TURNS[8])
+SWAPPING_TURNS = (5, 6, 7, 8)
 ORIENTATION = 0x0112
 # what Pillow's plugins raise on content that is not what its header says
 BAD_CONTENT = (
@@ -62,15 +71,16 @@ BAD_CONTENT = (
 )
 
 
-class Undecodable(Exception):
-    """This content cannot become a row; the text is the reason that rejects.tsv gives."""
+class LeftOut(Exception):
+    """The user's map wants no row of this picture; the text says so."""
 
 
 @dataclass(frozen=True)
 class Picture:
     """A decoded picture: the source's size in pixels as stored, its format, and what is odd about it ("" for nothing).
 
-    `image` may be smaller than the source (scaled decode), and is `turned` where EXIF swaps width and height.
+    `image` may be smaller than the source (scaled decode). `box` is what was cut from it, in the source's pixels, and
+    `turn` the EXIF orientation that was then applied, 1 for none.
     """
 
     image: Image.Image
@@ -78,54 +88,108 @@ class Picture:
     height: int
     format: str
     oddity: str = ""
-    turned: bool = False
+    box: PixelBox | None = None
+    turn: int = 1
+
+    @property
+    def shown_size(self) -> tuple[int, int]:
+        """(width, height) in the source's pixels of what `image` shows."""
+        left, top, right, bottom = self.box or (0, 0, self.width, self.height)
+        size = (right - left, bottom - top)
+        return (size[1], size[0]) if self.turn in SWAPPING_TURNS else size
 
 
 @dataclass(frozen=True)
 class Row:
-    """A picture as a row: its H*W*3 bytes, the source's size in pixels, and its oddity ("" for none)."""
+    """A picture as a row: its H*W*3 bytes, the source's size in pixels and digest, and its oddity ("" for none).
+
+    `turn` is the EXIF orientation that was applied, 1 for none, `box` what samples.tsv is to say: "" for all of it.
+    """
 
     pixels: bytes
     width: int
     height: int
     oddity: str
+    digest: str
+    turn: int = 1
+    box: str = ""
+
+
+class RowMaker(Protocol):
+    """Turns what a source reads into rows; `histogram` counts the values of all rows so far, (3, 256)."""
+
+    histogram: NDArray[np.int64]
+
+    def row(self, data: bytes, entry: Entry) -> Row:
+        """One row; raises Undecodable with the reason, or LeftOut."""
 
 
 class Decoder:
-    """Turns encoded pictures into rows by one recipe; `histogram` counts the values of all rows so far, (3, 256)."""
+    """Turns encoded pictures into rows by one recipe; `histogram` counts the values of all rows so far, (3, 256).
 
-    def __init__(self, recipe: Recipe) -> None:
+    `class_names`, in label order, are for the recipe's map, if it has one.
+    """
+
+    def __init__(self, recipe: Recipe, class_names: Sequence[str] = ()) -> None:
         self._recipe = recipe
         self._row = (recipe.width, recipe.height)
         self._filter = FILTERS[recipe.filter]
         self._buffer = np.empty(0, np.uint8)
+        self._cuts = recipe.boxes is not None and not recipe.kept_boxes
+        self._map = load_map(recipe.map) if recipe.map else None
+        self._class_names = class_names
         self.histogram: NDArray[np.int64] = np.zeros((3, 256), np.int64)
 
-    def row(self, data: bytes, name: str) -> Row:
-        """Decode, resize, crop and pack one picture; raises Undecodable with the reason."""
-        picture = self.picture(data)
-        source = (picture.height, picture.width) if picture.turned else (picture.width, picture.height)
-        fit = fit_to(self._recipe.fit, source, self._row)
+    def row(self, data: bytes, entry: Entry) -> Row:
+        """Decode, cut out, map, resize, crop and pack one picture; raises Undecodable with the reason, or LeftOut."""
+        picture = self.picture(data, entry.boxes[0] if self._cuts and entry.boxes else None)
+        image, size = picture.image, picture.shown_size
+        if self._map:
+            image = self._mapped(picture, entry)
+            size = image.size
+        fit = fit_to(self._recipe.fit, size, self._row)
         extreme = fit.width * fit.height > MAX_RESIZED_PIXELS
-        image = self._resize_region(picture.image, fit) if extreme else self._resize(picture.image, fit)
-        oddity = _join(picture.oddity, _misnamed(picture.format, name), "extreme shape" if extreme else "")
-        counts = np.frombuffer(array("q", image.histogram()), np.int64)  # array: 11 us, np.array(list): 17 us
-        self.histogram += counts[:768].reshape(3, 256)
-        return Row(image.tobytes("raw", "RGB"), picture.width, picture.height, oddity)
+        image = self._resize_region(image, fit) if extreme else self._resize(image, fit)
+        oddity = _join(picture.oddity, _misnamed(picture.format, entry.text), "extreme shape" if extreme else "")
+        self.histogram += counts(image)
+        packed = image.tobytes("raw", "RGB")
+        box = ",".join(map(str, picture.box)) if picture.box else ""
+        return Row(packed, picture.width, picture.height, oddity, hexdigest(data), picture.turn, box)
 
-    def picture(self, data: bytes) -> Picture:
-        """The whole picture, RGB or RGBX, turned upright where the recipe says so; raises Undecodable."""
+    def picture(self, data: bytes, box: Box | None = None) -> Picture:
+        """A picture, or a box of it, RGB or RGBX, turned upright where the recipe says so; raises Undecodable."""
         if not data:
             raise Undecodable("empty file")
-        picture = self._plain_jpeg(data) if data.startswith(b"\xff\xd8\xff") else None
+        picture = self._plain_jpeg(data, box) if data.startswith(b"\xff\xd8\xff") else None
         if picture is None:
             picture = _by_pillow(data)
-        turn = TURNS.get(_orientation(data)) if self._recipe.exif == "apply" else None
-        if turn is not None:
-            return replace(picture, image=picture.image.transpose(turn), turned=turn in SWAPPING_TURNS)
+        if box is not None:
+            image, pixels = picture.image, pixel_box(box, picture.width, picture.height)
+            if image.size != (picture.width, picture.height):  # scaled while decoding
+                image = image.crop(pixel_box(box, *image.size))
+            else:
+                image = image.crop(pixels)
+            picture = replace(picture, image=image, box=pixels)
+        turn = _orientation(data) if self._recipe.exif == "apply" else 1
+        if turn in TURNS:
+            return replace(picture, image=picture.image.transpose(TURNS[turn]), turn=turn)
         return picture
 
-    def _plain_jpeg(self, data: bytes) -> Picture | None:
+    def _mapped(self, picture: Picture, entry: Entry) -> Image.Image:
+        assert self._recipe.map is not None
+        assert self._map is not None
+        name, class_name = self._recipe.map.function, self._class_names[entry.label]
+        sample = MapSample(entry.text, entry.label, class_name, picture.width, picture.height, picture.box)
+        try:
+            made = mapped(self._map, np.array(picture.image.convert("RGB")), sample)
+        except MapError as error:
+            raise Undecodable(f"{name}: {error}") from None
+        if made is None:
+            raise LeftOut(f"left out by {name}")
+        _check_size(made.shape[1], made.shape[0])
+        return Image.fromarray(made)
+
+    def _plain_jpeg(self, data: bytes, box: Box | None) -> Picture | None:
         try:
             height, width, colours, _ = simplejpeg.decode_jpeg_header(data, strict=False)
         except (ValueError, KeyError):  # KeyError: simplejpeg's own, for a header without a colour space
@@ -135,56 +199,56 @@ class Decoder:
         _check_size(width, height)
         oddity = "grey" if colours == "Gray" else ""
         try:
-            pixels = self._decode(data, width, height, strict=True)
+            pixels = self._decode(data, width, height, box)
         except ValueError as error:
-            pixels, damage = self._damaged(data, width, height, str(error))
-            oddity = _join(oddity, damage)
+            image, damage = self._damaged(data, str(error))
+            return Picture(image, width, height, "JPEG", _join(oddity, damage))
         decoded_height, decoded_width = pixels.shape[:2]
         image = Image.frombuffer("RGBX", (decoded_width, decoded_height), pixels, "raw", "RGBX", 0, 1)
         return Picture(image, width, height, "JPEG", oddity)
 
-    def _decode(self, data: bytes, width: int, height: int, *, strict: bool) -> NDArray[np.uint8]:
+    def _decode(self, data: bytes, width: int, height: int, box: Box | None) -> NDArray[np.uint8]:
         nbytes = 4 * width * height
         if nbytes > self._buffer.nbytes and nbytes <= KEPT_BUFFER:
             # At an odd address, on purpose: rows that begin on 32 bytes libjpeg-turbo writes past the cache (vmovntdq
             # in its colour conversion), and the resize then waits for memory. Decode and resize together: 5% less.
             self._buffer = np.empty(nbytes + 1, np.uint8)[1:]
-        least_width, least_height = self._least_size(width, height)
+        least_width, least_height = self._least_size(width, height, box)
         pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(
             data,
             "RGBX",
             min_height=least_height,
             min_width=least_width,
             buffer=self._buffer if nbytes <= KEPT_BUFFER else None,
-            strict=strict,
+            strict=True,
         )
         return pixels
 
-    def _least_size(self, width: int, height: int) -> tuple[int, int]:
+    def _least_size(self, width: int, height: int, box: Box | None) -> tuple[int, int]:
+        """What libjpeg-turbo must not scale below, so that twice the pixels are left to resize; (0, 0): not at all."""
         if not self._recipe.scaled_decode:
             return (0, 0)
-        fit = fit_to(self._recipe.fit, (width, height), self._row)
-        return (2 * fit.width, 2 * fit.height)
+        left, top, right, bottom = pixel_box(box, width, height) if box else (0, 0, width, height)
+        fit = fit_to(self._recipe.fit, (right - left, bottom - top), self._row)
+        return (2 * fit.width * width // (right - left), 2 * fit.height * height // (bottom - top))
 
-    def _damaged(self, data: bytes, width: int, height: int, complaint: str) -> tuple[NDArray[np.uint8], str]:
-        """Pixels of a JPEG that libjpeg-turbo warned about, and the damage; Undecodable where data are short.
+    def _damaged(self, data: bytes, complaint: str) -> tuple[Image.Image, str]:
+        """What Pillow makes of a JPEG that libjpeg-turbo complained of, and the damage; Undecodable for short data.
 
-        simplejpeg tells the first warning only: whether garbled data are short as well is Pillow's word.
+        simplejpeg tells the first warning only: whether garbled data are short as well is Pillow's word. Nor would its
+        strict=False do: of a fatal error behind a warning it says nothing, and gives the buffer with the last picture.
         """
         if complaint.startswith("Premature end"):
             raise Undecodable(f"truncated: {complaint}")
         try:
-            _load(data)
+            image = _load(data).convert("RGBX")
         except BAD_CONTENT as error:
-            if "truncated" in str(error):
-                raise Undecodable(f"truncated: {error}") from None
+            short = "truncated" in str(error)
+            raise Undecodable(f"truncated: {error}" if short else reason(data, ValueError(complaint))) from None
         damage = f"garbled: {complaint}"
         if self._recipe.on_odd == "reject":
             raise Undecodable(damage)
-        try:
-            return self._decode(data, width, height, strict=False), damage
-        except ValueError as error:
-            raise Undecodable(str(error)) from None
+        return image, damage
 
     def _resize(self, image: Image.Image, fit: Fit) -> Image.Image:
         row_width, row_height = self._row
@@ -213,41 +277,66 @@ class Decoder:
         return canvas
 
 
+def counts(image: Image.Image) -> NDArray[np.int64]:
+    """How often each value stands in each channel of an RGB or RGBX picture, (3, 256)."""
+    # array: 11 us, np.array(list): 17 us
+    return np.frombuffer(array("q", image.histogram()), np.int64)[:768].reshape(3, 256)
+
+
 def _check_size(width: int, height: int) -> None:
-    if width * height > MAX_PIXELS:
+    if not 0 < width * height <= MAX_PIXELS:
+        if width < 1 or height < 1:
+            raise Undecodable(f"{width}x{height} pixels")
         raise Undecodable(f"decompression bomb: {width}x{height} pixels, more than {MAX_PIXELS}")
+
+
+def _open(data: bytes) -> Image.Image:
+    image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
+    _check_size(*image.size)
+    return image
 
 
 def _load(data: bytes) -> Image.Image:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
-        _check_size(*image.size)
+        image = _open(data)
         image.load()
     return image
 
 
 def _by_pillow(data: bytes) -> Picture:
     try:
-        image = _load(data)
-        width, height = image.size
-        oddity = "CMYK" if image.mode == "CMYK" else ODD_MODES.get(image.mode, "")
-        if image.mode.startswith("I"):
-            # the upper byte: Pillow's own conversion clips 16 bits to white
-            levels = (np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
-            return Picture(Image.fromarray(levels).convert("RGB"), width, height, str(image.format), "16 bit")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return Picture(image.convert("RGB"), width, height, str(image.format), oddity)
-    except UnidentifiedImageError:
-        raise Undecodable(f"not a picture: begins with {data[:8]!r}") from None
+            return _converted(_open(data))
     except BAD_CONTENT as error:
-        raise Undecodable(str(error) or type(error).__name__) from None
+        raise Undecodable(reason(data, error)) from None
+
+
+def _converted(image: Image.Image) -> Picture:
+    """An opened picture as RGB; what has 16 bits keeps the upper byte."""
+    format_ = "JPEG" if image.format == "MPO" else str(image.format)  # a JPEG with more pictures behind it
+    deep = ";16" in str(getattr(image, "tile", ""))  # of 16 bits in colour Pillow makes 8 by itself
+    image.load()
+    width, height = image.size
+    if image.mode == "I" and format_ == "TIFF":
+        raise Undecodable("32-bit pixels, of no known range")
+    if image.mode in UNREAD_MODES:
+        raise Undecodable(UNREAD_MODES[image.mode])
+    if image.mode.startswith("I"):
+        # the upper byte: Pillow's own conversion clips 16 bits to white
+        levels = (np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
+        return Picture(Image.fromarray(levels).convert("RGB"), width, height, format_, "16 bit")
+    oddity = _join(ODD_MODES.get(image.mode, ""), "16 bit" if deep else "")
+    return Picture(image.convert("RGB"), width, height, format_, oddity)
 
 
 def _orientation(data: bytes) -> int:
+    """The EXIF orientation that is still to be applied."""
     try:
-        return int(Image.open(io.BytesIO(data), formats=FORMATS).getexif().get(ORIENTATION, 1))
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        # in TIFF it is the format's own, and Pillow has applied it
+        return 1 if image.format == "TIFF" else int(image.getexif().get(ORIENTATION, 1))
     except BAD_CONTENT:
         return 1
 

@@ -14,12 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.allowance import Allowance
+from decodeonce.prep.columns import PlannedColumn, planned_columns
 from decodeonce.prep.journal import BlockRecord, Journals
 from decodeonce.prep.plan import Plan, read_plan
 from decodeonce.prep.sources.base import name_bytes, name_text
@@ -108,28 +110,36 @@ class _Finisher:
         self._paths = plan.paths
         self._journals = journals
         self._record = lru_cache(maxsize=64)(journals.record)
+        self._columns = planned_columns(plan, self._record_of)
         self._class_names = [escape(cls.name) for cls in plan.classes]
         self._rejects: list[tuple[int, str]] = []
+        self._left_out: list[tuple[int, str]] = []
         self._oddities: list[tuple[int, str]] = []
         self._crashes = 0
         self._sums, self._squares = np.zeros(3, object), np.zeros(3, object)
         for record in journals.records(range(len(plan.blocks))):
             self._rejects += record.rejects
+            self._left_out += record.left_out
             self._oddities += record.oddities
             self._crashes += record.crashes
             self._sums += np.array(record.sums, object)
             self._squares += np.array(record.squares, object)
-        self._moves = _moves(plan.count, [row for row, _ in self._rejects])
+        self._moves = _moves(plan.count, [row for row, _ in [*self._rejects, *self._left_out]])
 
     def finish(self, allowance: Allowance) -> None:
         plan, paths, count = self._plan, self._paths, self._moves.count
         allowance.check(len(self._rejects) + len(plan.rejects), plan.candidates)
         if not count:
-            raise BuildError(f"{paths.root}: every picture is a reject; see them with `prep status {paths.root}`")
+            raise BuildError(
+                f"{paths.root}: every picture is a reject, or left out; see them with `prep status {paths.root}`"
+            )
         self._fill_holes()
         scratch = paths.build  # what a kill leaves there goes with it
         write_array(paths.labels, (count,), np.dtype("<i8"), self._labels(), scratch=scratch)
         write_array(paths.checksums, (count,), np.dtype("<u8"), self._checksums(), scratch=scratch)
+        for column in self._columns:
+            shape, dtype = (count, *column.column.shape), np.dtype(column.column.dtype)
+            write_array(paths.root / column.column.file, shape, dtype, self._column(column), scratch=scratch)
         write_atomic(paths.samples, self._sample_lines(), scratch=scratch)
         write_atomic(paths.rejects, self._reject_lines(), scratch=scratch)
         seal_store(paths, self._draft(), shard_rows=plan.blocks.shard_rows, scratch=scratch)
@@ -197,18 +207,39 @@ class _Finisher:
         """The lines of the planned rows [first, last) of the block of `record`, which are the rows from `row`."""
         index, names = first % self._plan.blocks.block_rows, self._class_names
         sides, digests = iter(record.sizes[2 * index :]), record.digests[16 * index :]
+        boxes = dict(record.boxes)
         return [
             escaped_sample_line(
-                number, label, names[label], escape(name_text(name)), width, height, "", digests[at : at + 16]
+                number,
+                label,
+                names[label],
+                escape(name_text(name)),
+                width,
+                height,
+                boxes.get(planned, ""),
+                digests[at : at + 16],
             )
-            for number, at, (name, label, _, _), width, height in zip(
-                itertools.count(row), itertools.count(0, 16), self._plan.values(first, last), sides, sides, strict=False
+            for number, planned, at, (name, label, _, _), width, height in zip(
+                itertools.count(row),
+                range(first, last),
+                itertools.count(0, 16),
+                self._plan.values(first, last),
+                sides,
+                sides,
+                strict=False,
             )
         ]
 
+    def _column(self, column: PlannedColumn) -> Iterator[NDArray[Any]]:
+        for first, last, _ in self._blocks():
+            planned = np.arange(first, last)
+            for hole, tail in self._moves.into(first, last):
+                planned[hole - first] = tail
+            yield column.values(planned)
+
     def _reject_lines(self) -> Iterator[bytes]:
-        found = list(self._plan.rejects)
-        for rows, action in ((self._rejects, "rejected"), (self._oddities, "kept")):
+        found = [*self._plan.rejects, *self._plan.source().carried_rejects()]
+        for rows, action in ((self._rejects, "rejected"), (self._left_out, "left out"), (self._oddities, "kept")):
             found += [Reject(self._plan.entry(row).text, reason, action) for row, reason in rows]
         yield line(REJECT_COLUMNS)
         yield from map(reject_line, sorted(found, key=lambda r: (name_bytes(r.source), r.action, r.reason)))
@@ -228,9 +259,9 @@ class _Finisher:
             classes=plan.classes,
             pixel_mean=tuple(mean),
             pixel_std=tuple(map(math.sqrt, variance)),
-            recipe=facts["recipe"],
-            source={"kind": facts["source"]["kind"], "digest": facts["source"]["digest"]},
-            columns=(),
+            recipe=facts["manifest"]["recipe"],
+            source=facts["manifest"]["source"],
+            columns=tuple(column.column for column in self._columns),
             files={},
-            decoder_crashes=self._crashes,
+            decoder_crashes=self._crashes + facts["manifest"].get("decoder_crashes", 0),
         )

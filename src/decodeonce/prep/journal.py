@@ -32,6 +32,8 @@ class BlockRecord:
 
     `checksums` and `digests` are 16 hexadecimal digits a row (of the row's bytes, of the source's), `sizes` width and
     height a row in pixels; zeros for rejects. `sums` and `squares` are per channel over the rows that were written.
+    `left_out` are rows that the user's map wanted none of; `turns` are EXIF orientations other than 1 that were
+    applied, `boxes` what samples.tsv says of the rows that are boxes.
     """
 
     block: int
@@ -39,10 +41,18 @@ class BlockRecord:
     digests: str = ""
     sizes: list[int] = field(default_factory=list)
     rejects: list[tuple[int, str]] = field(default_factory=list)
+    left_out: list[tuple[int, str]] = field(default_factory=list)
+    turns: list[tuple[int, int]] = field(default_factory=list)
+    boxes: list[tuple[int, str]] = field(default_factory=list)
     oddities: list[tuple[int, str]] = field(default_factory=list)
     sums: list[int] = field(default_factory=list)
     squares: list[int] = field(default_factory=list)
     crashes: int = 0
+
+    @property
+    def holes(self) -> list[int]:
+        """The planned rows of the block that have no pixels, ascending."""
+        return sorted(row for row, _ in [*self.rejects, *self.left_out])
 
 
 def journal_line(record: BlockRecord, round_: int, at: float) -> bytes:
@@ -54,8 +64,8 @@ def journal_line(record: BlockRecord, round_: int, at: float) -> bytes:
 
 def _parse(encoded: bytes) -> BlockRecord:
     facts = json.loads(encoded.split(b"\t")[3])
-    for name in ("rejects", "oddities"):
-        facts[name] = [(row, reason) for row, reason in facts[name]]
+    for name in ("rejects", "left_out", "oddities", "turns", "boxes"):
+        facts[name] = [(row, said) for row, said in facts[name]]
     return BlockRecord(**facts)
 
 

@@ -1,13 +1,16 @@
 """The plan: which sample goes to which row, frozen before a pixel is decoded.
 
-`.build/plan-rows.npy` has a fixed record a row and `.build/plan-names.bin` their names end to end, both in row order
-and mapped, so that a task touches only its own rows; `.build/plan.json` is written last.
+`.build/plan-rows.npy` has a fixed record a row, `.build/plan-names.bin` their names end to end and, with boxes,
+`.build/plan-boxes.npy` those of each row, all in row order and mapped, so that a task touches only its own rows;
+`.build/plan.json` is written last.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import logging
+import math
 import os
 from array import array
 from collections.abc import Iterator
@@ -23,15 +26,28 @@ from numpy.typing import NDArray
 from decodeonce.errors import BuildError
 from decodeonce.mix import GOLDEN, mix
 from decodeonce.prep.blocks import Blocks
+from decodeonce.prep.geometry import Box
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Entry, Source, open_source
 from decodeonce.store import PictureClass, Reject, StorePaths
 from decodeonce.store.files import write_atomic
 from decodeonce.store.manifest import canonical, manifest_digest
 from decodeonce.store.table import REJECT_COLUMNS, line, read_rejects, reject_line
+from decodeonce.store.writer import write_array
 
 PLAN_VERSION = 1
-ROW = np.dtype([("label", "<i4"), ("name_bytes", "<i4"), ("name_start", "<i8"), ("size", "<i8"), ("mtime_ns", "<i8")])
+ROW = np.dtype(
+    [
+        ("label", "<i4"),
+        ("name_bytes", "<i4"),
+        ("name_start", "<i8"),
+        ("size", "<i8"),
+        ("mtime_ns", "<i8"),
+        ("unit", "<i4"),
+        ("place", "<i8"),
+    ]
+)
+COLUMNS = {"labels": "i", "sizes": "q", "mtimes_ns": "q", "units": "i", "places": "q", "name_bytes": "i"}
 CHUNK = 1 << 13
 
 
@@ -39,12 +55,16 @@ CHUNK = 1 << 13
 class Listing:
     """A source as scanned: its samples in the source's order, a column each, names end to end; and plan-time rejects.
 
-    `digest` covers class, size and name of every candidate, `frozen` their mtimes, too.
+    `boxes` is (samples, K, 4) float64, NaN where a sample has fewer. `digest` covers class, size, name and boxes of
+    every candidate, `frozen` their mtimes and places, too.
     """
 
     labels: NDArray[np.int32]
     sizes: NDArray[np.int64]
     mtimes_ns: NDArray[np.int64]
+    units: NDArray[np.int32]
+    places: NDArray[np.int64]
+    boxes: NDArray[np.float64]
     name_bytes: NDArray[np.int32]
     names: bytearray
     rejects: tuple[Reject, ...]
@@ -60,33 +80,42 @@ class Listing:
         return len(self) + len(self.rejects)
 
 
-def scan(source: Source) -> Listing:
-    """List a source once: 24 bytes and a name a sample are held."""
-    labels, sizes, mtimes_ns, name_bytes = array("i"), array("q"), array("q"), array("i")
-    names, rejects = bytearray(), []
+def scan(source: Source, boxes: int = 0) -> Listing:
+    """List a source once, and log its doubts: 36 bytes, a name and `boxes` boxes of 32 bytes a sample are held."""
+    columns = {name: array(code) for name, code in COLUMNS.items()}
+    names, rejects, held_boxes, no_boxes = bytearray(), [], array("d"), (math.nan,) * (4 * boxes)
     digest, frozen = xxhash.xxh3_64(), xxhash.xxh3_64()
     for entry in source.entries():
-        fact = b"%d\t%d\t%s\n" % (entry.label, entry.size, entry.name)
+        fact = b"%d\t%d\t%s%s\n" % (entry.label, entry.size, entry.name, _boxes_fact(entry))
         digest.update(fact)
-        frozen.update(b"%d\t%s" % (entry.mtime_ns, fact))
+        frozen.update(b"%d\t%d\t%d\t%s" % (entry.mtime_ns, entry.unit, entry.place, fact))
         if entry.problem:
             rejects.append(Reject(entry.text, entry.problem, "rejected"))
             continue
-        labels.append(entry.label)
-        sizes.append(entry.size)
-        mtimes_ns.append(entry.mtime_ns)
-        name_bytes.append(len(entry.name))
+        columns["labels"].append(entry.label)
+        columns["sizes"].append(entry.size)
+        columns["mtimes_ns"].append(entry.mtime_ns)
+        columns["units"].append(entry.unit)
+        columns["places"].append(entry.place)
+        columns["name_bytes"].append(len(entry.name))
         names += entry.name
+        if boxes:
+            flat = [side for box in entry.boxes[:boxes] for side in box]
+            held_boxes.extend([*flat, *no_boxes[len(flat) :]])
+    for doubt in source.doubts(len(columns["labels"])):
+        logging.getLogger("decodeonce").warning("%s: %s", source.root, doubt)
     return Listing(
-        np.frombuffer(labels, np.int32),
-        np.frombuffer(sizes, np.int64),
-        np.frombuffer(mtimes_ns, np.int64),
-        np.frombuffer(name_bytes, np.int32),
-        names,
-        tuple(rejects),
-        digest.hexdigest(),
-        frozen.hexdigest(),
+        **{name: np.frombuffer(column, column.typecode) for name, column in columns.items()},
+        boxes=np.frombuffer(held_boxes, np.float64).reshape(len(columns["labels"]), boxes, 4),
+        names=names,
+        rejects=tuple(rejects),
+        digest=digest.hexdigest(),
+        frozen=frozen.hexdigest(),
     )
+
+
+def _boxes_fact(entry: Entry) -> bytes:
+    return "".join("\t" + ",".join(map(repr, box)) for box in entry.boxes).encode()
 
 
 def shuffled(count: int, seed: int | None) -> NDArray[np.int64]:
@@ -102,6 +131,14 @@ def shuffled(count: int, seed: int | None) -> NDArray[np.int64]:
         part = keys[first : first + CHUNK]
         part[:] = mix(part * np.uint64(GOLDEN) + start)
     return np.argsort(keys)
+
+
+def row_order(listing: Listing, seed: int | None, *, by_unit: bool) -> NDArray[np.int64]:
+    """The source positions in row order; by units, these are permuted whole and keep their own order inside."""
+    if seed is None or not by_unit or not len(listing):
+        return shuffled(len(listing), seed)
+    ranks = np.argsort(shuffled(int(listing.units.max()) + 1, seed))
+    return np.argsort(ranks[listing.units], kind="stable")
 
 
 @dataclass(frozen=True)
@@ -129,7 +166,7 @@ class Plan:
     @cached_property
     def recipe(self) -> Recipe:
         """The recipe, without the decoders."""
-        return Recipe(**{key: value for key, value in self.facts["recipe"].items() if key != "decoders"})
+        return Recipe.from_facts(self.facts["recipe"])
 
     @cached_property
     def blocks(self) -> Blocks:
@@ -153,7 +190,17 @@ class Plan:
         return records
 
     @cached_property
+    def boxes(self) -> NDArray[np.float64]:
+        """(count, K, 4) float64, mapped: the boxes of each planned row, NaN where it has fewer; empty without boxes."""
+        if not self.recipe.boxes_a_row:
+            return np.empty((0, 0, 4))
+        held: NDArray[np.float64] = np.load(self.paths.plan_boxes, mmap_mode="r", allow_pickle=False)
+        return held
+
+    @cached_property
     def _names(self) -> NDArray[np.uint8]:
+        if not self.paths.plan_names.stat().st_size:  # rows of a store need no names, and nothing cannot be mapped
+            return np.empty(0, np.uint8)
         return np.memmap(self.paths.plan_names, np.uint8, "r")
 
     def entry(self, row: int) -> Entry:
@@ -162,7 +209,12 @@ class Plan:
 
     def entries(self, first: int, last: int) -> list[Entry]:
         """The samples planned for the rows [first, last)."""
-        return [Entry(*values) for values in self.values(first, last)]
+        places = self.rows[first:last][["unit", "place"]].tolist()
+        boxes = [_boxes(held) for held in self.boxes[first:last].tolist()] if len(self.boxes) else [()] * len(places)
+        return [
+            Entry(*values, unit=unit, place=place, boxes=held)
+            for values, (unit, place), held in zip(self.values(first, last), places, boxes, strict=True)
+        ]
 
     def values(self, first: int, last: int) -> list[tuple[bytes, int, int, int]]:
         """(name, label, size, mtime_ns) of these samples: what their entries hold, for who goes through millions."""
@@ -171,13 +223,17 @@ class Plan:
         names = self._names[start:end].tobytes()
         return [
             (names[at - start : at - start + length], label, size, mtime_ns)
-            for label, length, at, size, mtime_ns in records
+            for label, length, at, size, mtime_ns, _, _ in records
         ]
 
     def source(self) -> Source:
         """The source this plan was made from."""
         facts = self.facts["source"]
         return open_source(facts["kind"], Path(facts["root"]), facts["facts"])
+
+
+def _boxes(held: list[list[float]]) -> tuple[Box, ...]:
+    return tuple((box[0], box[1], box[2], box[3]) for box in held if box[0] == box[0])  # NaN is not itself
 
 
 def read_plan(paths: StorePaths) -> Plan:
@@ -200,7 +256,8 @@ def read_plan(paths: StorePaths) -> Plan:
 
 def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[str, str]) -> dict[str, Any]:
     """What plan.json says, without its digest."""
-    blocks = Blocks.of(len(listing), recipe.row_bytes, recipe.shard_size)
+    block_rows = source.block_rows(len(listing), recipe.row_bytes)
+    blocks = Blocks.of(len(listing), recipe.row_bytes, recipe.shard_size, block_rows)
     return {
         "version": PLAN_VERSION,
         "count": len(listing),
@@ -209,10 +266,12 @@ def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[
         "shard_rows": blocks.shard_rows,
         "classes": [{"name": c.name, "description": c.description} for c in source.classes()],
         "recipe": recipe.facts(decoders),
+        "manifest": source.manifest_facts(recipe.facts(decoders), listing.digest),
         "source": {
             "kind": source.kind,
             "root": os.path.abspath(source.root),
             "facts": source.facts(),
+            "read_unit": source.read_unit,
             "digest": listing.digest,
             "frozen": listing.frozen,
         },
@@ -221,9 +280,13 @@ def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[
 
 def write_plan(paths: StorePaths, listing: Listing, facts: dict[str, Any]) -> Plan:
     """Write the plan's files, plan.json last."""
-    order = shuffled(len(listing), facts["recipe"]["shuffle_seed"])
+    seed, by_unit = facts["recipe"]["shuffle_seed"], bool(facts["source"]["read_unit"])
+    order = row_order(listing, seed, by_unit=by_unit)
     write_atomic(paths.plan_names, _names_in_order(listing, order))
     write_atomic(paths.plan_rows, _rows_in_order(listing, order))
+    if listing.boxes.size:
+        boxes = (listing.boxes[order[first : first + CHUNK]] for first in range(0, len(order), CHUNK))
+        write_array(paths.plan_boxes, listing.boxes.shape, listing.boxes.dtype, boxes)
     write_atomic(paths.plan_rejects, [line(REJECT_COLUMNS), *map(reject_line, listing.rejects)])
     return write_facts(paths, facts)
 
@@ -256,6 +319,7 @@ def _rows_in_order(listing: Listing, order: NDArray[np.int64]) -> Iterator[bytes
         rows["label"], rows["size"], rows["mtime_ns"] = (
             column[picked] for column in (listing.labels, listing.sizes, listing.mtimes_ns)
         )
+        rows["unit"], rows["place"] = listing.units[picked], listing.places[picked]
         rows["name_bytes"] = listing.name_bytes[picked]
         ends = start + np.cumsum(rows["name_bytes"], dtype=np.int64)
         rows["name_start"] = ends - rows["name_bytes"]

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,6 +22,7 @@ from typing import Any
 
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.beat import Beat
+from decodeonce.prep.deal import Deal, Span
 
 PICTURE_SECONDS = 120.0  # a progressive JPEG of 169 Mpixel, about the largest that is decoded at all, took 5 s
 STRIKES = 2
@@ -88,6 +89,7 @@ class Worker:
         assert self.process.stdout is not None
         self._input, self.output = self.process.stdin, self.process.stdout
         self.in_hand: list[int] = []
+        self.last: int | None = None
         self.timed_out = False
         self._unread = b""
         self._watched: tuple[int | None, float] = (None, 0.0)
@@ -112,6 +114,7 @@ class Worker:
     def order(self, block: int, round_: int, poison: dict[int, str]) -> None:
         """Give the worker a block; one that has died is found at its end of file."""
         self.in_hand.append(block)
+        self.last = block
         self._tell(json.dumps({"block": block, "round": round_, "poison": poison}).encode() + b"\n")
 
     def dismiss(self) -> None:
@@ -147,14 +150,18 @@ class Worker:
 
 @dataclass
 class Pool:
-    """Runs blocks on `workers` processes, each block in its round; `crew` holds the processes that are alive."""
+    """Runs blocks on `workers` processes, each block in its round; `crew` holds the processes that are alive.
+
+    `spans` are the blocks' read units, where samples are not read by themselves.
+    """
 
     settings: WorkerSettings
     workers: int
     rounds: dict[int, int]
+    spans: dict[int, Span] = field(default_factory=dict)
     crew: set[Worker] = field(default_factory=set)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
-    _queue: deque[int] = field(default_factory=deque)
+    _left: Deal = field(default_factory=lambda: Deal([], {}))
     _strikes: Counter[int] = field(default_factory=Counter)
     _poison: dict[int, str] = field(default_factory=dict)
     _idle_deaths: int = 0
@@ -165,7 +172,7 @@ class Pool:
         Raises Stopped or BuildError as the first failing worker says, and Stopped after end_with_blocks(). Whatever
         ends the loop, all workers are killed and reaped: a killed one loses only blocks that nobody was told are done.
         """
-        self._queue.extend(blocks)
+        self._left = Deal(blocks, self.spans)
         try:
             for _ in range(min(self.workers, len(blocks))):
                 self._hire()
@@ -180,8 +187,8 @@ class Pool:
                 worker.end()
             self.crew.clear()
             self._selector.close()
-        if self._queue:
-            left = f"ended with the blocks in hand, {len(self._queue)} of {len(blocks)} are left"
+        if self._left:
+            left = f"ended with the blocks in hand, {len(self._left)} of {len(blocks)} are left"
             raise Stopped(f"SIGUSR1: {left}; what is done is kept: run the same command again to go on")
 
     def _hire(self) -> None:
@@ -195,7 +202,7 @@ class Pool:
             self._selector.unregister(worker.output)
             self.crew.remove(worker)
             self._bury(worker)
-            if self._queue and not _ending:
+            if self._left and not _ending:
                 self._hire()
             return
         for answer in answers:
@@ -205,17 +212,20 @@ class Pool:
                 worker.in_hand.remove(answer["done"])
                 self._idle_deaths = 0
                 yield answer
-            elif self._queue and not _ending:
-                block = self._queue.popleft()
+            elif (block := self._next_for(worker)) is not None:
                 worker.order(block, self.rounds.get(block, 0), self._poison)
             else:
                 worker.dismiss()
+
+    def _next_for(self, worker: Worker) -> int | None:
+        others = {other.last for other in self.crew if other is not worker and other.last is not None}
+        return None if _ending else self._left.next(worker.last, others)
 
     def _bury(self, worker: Worker) -> None:
         """Put a dead worker's blocks back; a picture that killed its decoder STRIKES times will be a reject."""
         row, status = worker.row, worker.process.wait()
         worker.end()
-        self._queue.extendleft(reversed(worker.in_hand))
+        self._left.put_back(worker.in_hand)
         if status == 0 and not worker.in_hand:
             return
         if row is None or (status in NOT_THE_PICTURE and not worker.timed_out):

@@ -21,14 +21,14 @@ import numpy as np
 from decodeonce.errors import BuildError, DecodeonceError, Stopped, failure_from
 from decodeonce.prep.beat import Beat
 from decodeonce.prep.blocks import Block
-from decodeonce.prep.decode import Decoder, Undecodable
+from decodeonce.prep.decode import Decoder, LeftOut
 from decodeonce.prep.journal import BlockRecord, Journal
 from decodeonce.prep.plan import Plan, read_plan
-from decodeonce.prep.sources.base import Entry
+from decodeonce.prep.sources.base import Entry, Undecodable
 from decodeonce.store import StorePaths
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.files import ShardFile, page_aligned_buffer
-from decodeonce.store.hashing import hexdigest, row_checksum
+from decodeonce.store.hashing import row_checksum
 from decodeonce.store.manifest import read_manifest
 from decodeonce.store.writer import trim_shards
 
@@ -37,7 +37,7 @@ NOTHING = "0" * 16
 
 
 class RowFacts(NamedTuple):
-    """What a block's record says of one row; the defaults are a reject's."""
+    """What a block's record says of one row; the defaults are those of a row without pixels."""
 
     checksum: str = NOTHING
     digest: str = NOTHING
@@ -45,6 +45,9 @@ class RowFacts(NamedTuple):
     height: int = 0
     oddity: str = ""
     reject: str = ""
+    left_out: str = ""
+    turn: int = 1
+    box: str = ""
 
 
 class BlockDecoder:
@@ -53,26 +56,29 @@ class BlockDecoder:
     def __init__(self, plan: Plan, beat: Beat, *, fail_on_bad: bool) -> None:
         self._plan = plan
         self._source = plan.source()
-        self._decoder = Decoder(plan.recipe)
+        self._maker = self._source.row_maker(plan.recipe) or Decoder(plan.recipe, [c.name for c in plan.classes])
         self._beat = beat
         self._fail_on_bad = fail_on_bad
 
     def decode(self, block: Block, poison: dict[int, str], buffer: memoryview) -> BlockRecord:
         """Fill `buffer` with the block's rows, leaving rejects' places alone; returns the block's record."""
         size = self._plan.recipe.row_bytes
-        self._decoder.histogram[:] = 0
+        self._maker.histogram[:] = 0
         numbers = range(block.first, block.last)
         rows = []
         for number, entry in zip(numbers, self._plan.entries(block.first, block.last), strict=True):
             start = (number - block.first) * size
             rows.append(self._row(number, entry, poison.get(number), buffer[start : start + size]))
-        histogram = self._decoder.histogram
+        histogram = self._maker.histogram
         return BlockRecord(
             block.index,
             checksums="".join(row.checksum for row in rows),
             digests="".join(row.digest for row in rows),
             sizes=[side for row in rows for side in (row.width, row.height)],
             rejects=[(number, row.reject) for number, row in zip(numbers, rows, strict=True) if row.reject],
+            left_out=[(number, row.left_out) for number, row in zip(numbers, rows, strict=True) if row.left_out],
+            turns=[(number, row.turn) for number, row in zip(numbers, rows, strict=True) if row.turn != 1],
+            boxes=[(number, row.box) for number, row in zip(numbers, rows, strict=True) if row.box],
             oddities=[(number, row.oddity) for number, row in zip(numbers, rows, strict=True) if row.oddity],
             sums=(histogram @ VALUES).tolist(),
             squares=(histogram @ VALUES**2).tolist(),
@@ -86,7 +92,7 @@ class BlockDecoder:
                 raise Undecodable(killer)
             data = self._source.read(entry)
             self._beat.row = number  # it stays there if this process dies of the picture, by whatever exception
-            done = self._decoder.row(data, name)
+            done = self._maker.row(data, entry)
         except MemoryError:
             raise Stopped(f"{name}: out of memory; fewer --workers need less; run the same command again") from None
         except Undecodable as reason:
@@ -94,9 +100,13 @@ class BlockDecoder:
             if self._fail_on_bad:
                 raise BuildError(f"{name}: {reason}; mend or remove it, or build with --on-bad reject") from None
             return RowFacts(reject=str(reason))
+        except LeftOut as reason:
+            self._beat.row = None
+            return RowFacts(left_out=str(reason))
         self._beat.row = None
         view[:] = done.pixels
-        return RowFacts(f"{row_checksum(done.pixels):016x}", hexdigest(data), done.width, done.height, done.oddity)
+        checksum = f"{row_checksum(done.pixels):016x}"
+        return RowFacts(checksum, done.digest, done.width, done.height, done.oddity, turn=done.turn, box=done.box)
 
 
 class BlockWriter:
@@ -113,7 +123,7 @@ class BlockWriter:
             raise Stopped(f"{self._plan.paths.root}: the build was finished, or removed, by another process")
         size, written = self._plan.recipe.row_bytes, 0
         shard = self._open(block.shard)
-        for first, last in runs_between(block, [row for row, _ in record.rejects]):
+        for first, last in runs_between(block, record.holes):
             start, end = (first - block.first) * size, (last - block.first) * size
             shard.write(buffer[start:end], block.offset + start)
             written += end - start

@@ -84,6 +84,10 @@ class StorePaths:
         return self.build / "plan-names.bin"
 
     @property
+    def plan_boxes(self) -> Path:
+        return self.build / "plan-boxes.npy"
+
+    @property
     def plan_rejects(self) -> Path:
         return self.build / "plan-rejects.tsv"
 

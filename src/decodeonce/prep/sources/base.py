@@ -4,26 +4,48 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
 
 from decodeonce.errors import PASSING_ERRORS, Stopped, failure_from
-from decodeonce.store.manifest import PictureClass
+from decodeonce.prep.geometry import Box
+from decodeonce.store.manifest import Column, PictureClass
 
+if TYPE_CHECKING:
+    from decodeonce.prep.decode import RowMaker
+    from decodeonce.prep.recipe import Recipe
+    from decodeonce.store.table import Reject
+
+WITH_BOXES = "+boxes"  # ends the kind of a source whose entries were given boxes
 MAX_FILE_BYTES = 1 << 30  # a picture is read whole; this is somebody's archive or film
+
+
+class Undecodable(Exception):
+    """This content cannot become a row; the text is the reason that rejects.tsv gives."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One candidate: `name` is its path relative to SRC as bytes, `problem` why it can be no row ("" if it can)."""
+    """One candidate: `name` is its path relative to SRC as bytes, `problem` why it can be no row ("" if it can).
+
+    `size` is in bytes, of the encoded picture, 0 where it is not known before it is read; `mtime_ns` is that of the
+    file it lies in. `unit` and `place` are for the source's own use: which of its files or row groups holds the sample,
+    and where in it. `boxes` are parts of the picture.
+    """
 
     name: bytes
     label: int
     size: int
     mtime_ns: int
     problem: str = ""
+    unit: int = 0
+    place: int = 0
+    boxes: tuple[Box, ...] = ()
 
     @property
     def text(self) -> str:
@@ -41,28 +63,82 @@ def name_text(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
 
 
-class Source(Protocol):
-    """A kind of input; a new one is a module with this and a line in `decodeonce.prep.sources.SOURCES`."""
+class Source(ABC):
+    """A kind of input; a new one is a module with a subclass and a line in `decodeonce.prep.sources.SOURCES`."""
 
     kind: str
-    root: Path
-    top: Path  # the part of root that is listed
+    # What holds many samples and can only be read whole ("gzip stream", "row group"): rows then follow the source's
+    # order unless a seed is given, a seed permutes whole units, and a unit's rows are left to one worker.
+    read_unit: str = ""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def top(self) -> Path:
+        """The part of root that is listed: no store is built into it."""
+        return self.root
 
     @property
     def keeps_order(self) -> bool:
-        """Whether rows follow the source's order unless a shuffle seed is given: True for val."""
+        """Whether rows follow the source's order unless a shuffle seed is given."""
+        return bool(self.read_unit)
 
+    @property
+    def found(self) -> str:
+        """What was recognised at SRC, in a phrase for people."""
+        return f"{self.kind}, {len(self.classes())} classes"
+
+    def doubts(self, samples: int) -> list[str]:
+        """What is wrong or missing though a build is possible, a sentence each; `samples` is what entries() gave."""
+        return []
+
+    @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """What makes this source again from its kind and root: the keyword arguments of its class, JSON-ready."""
+        """What makes this source again from its kind and root: the keyword arguments of its class, JSON-ready.
 
+        Asked for after entries(): what the listing found (files, offsets of parts) may be in it. Making a source from
+        facts touches no file, for every worker of every task does it.
+        """
+
+    @abstractmethod
     def classes(self) -> tuple[PictureClass, ...]:
         """The classes in label order."""
 
+    @abstractmethod
     def entries(self) -> Iterator[Entry]:
         """Every candidate in the source's own, reproducible order, without holding them all."""
 
+    @abstractmethod
     def read(self, entry: Entry) -> bytes:
-        """The encoded bytes of one candidate; raises Stopped where the file is gone or not as it was listed."""
+        """The encoded bytes of one candidate.
+
+        Raises Stopped where the file is gone or not as it was listed, Undecodable where these bytes alone are damaged.
+        """
+
+    def columns(self) -> list[Column]:
+        """What every sample has beside pixels and label, to be kept as columns of the store."""
+        return []
+
+    def column_values(self, column: Column, entries: Sequence[Entry]) -> NDArray[Any]:
+        """(len(entries), *column.shape) of the column's dtype: what these samples have."""
+        raise NotImplementedError
+
+    def manifest_facts(self, recipe: dict[str, Any], digest: str) -> dict[str, Any]:
+        """What store.json says of `recipe` and `source`, given those of the build and the digest of the listing."""
+        return {"recipe": recipe, "source": {"kind": self.kind, "digest": digest}}
+
+    def carried_rejects(self) -> Iterable[Reject]:
+        """Lines for rejects.tsv of what is none of the entries, or was odd before: no rejects of this build."""
+        return ()
+
+    def block_rows(self, count: int, row_bytes: int) -> int | None:
+        """How many rows a block is to have, where that is not left to the build."""
+        return None
+
+    def row_maker(self, recipe: Recipe) -> RowMaker | None:
+        """What makes rows of the bytes that read() gives, where they are no encoded picture."""
+        return None
 
 
 def read_file(root: Path, entry: Entry) -> bytes:
@@ -71,27 +147,45 @@ def read_file(root: Path, entry: Entry) -> bytes:
     Raises Stopped (the sample is named) where the file vanished, changed, may not be read or the file system fails.
     """
     path = os.path.join(os.fsencode(root), entry.name)
+    fd = open_listed(path, entry.size, entry.mtime_ns)
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            facts = os.fstat(fd)
-            if (facts.st_size, facts.st_mtime_ns) != (entry.size, entry.mtime_ns):
-                raise Stopped(
-                    f"{os.fsdecode(path)}: changed since the plan ({facts.st_size} bytes, expected {entry.size}, or "
-                    "another mtime); put it back, or remove OUT and build again"
-                )
-            data = os.read(fd, entry.size + 1)
-            while len(data) < entry.size and (more := os.read(fd, entry.size - len(data))):
-                data += more
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise Stopped(
-            f"{os.fsdecode(path)}: {error.strerror}; make it readable and run the same command again"
-        ) from None
+        data = read_range(fd, path, 0, entry.size + 1)
+    finally:
+        os.close(fd)
     if len(data) != entry.size:
         raise Stopped(f"{os.fsdecode(path)}: {len(data)} bytes could be read, expected {entry.size}; run again")
     return data
+
+
+def open_listed(path: bytes, size: int, mtime_ns: int) -> int:
+    """A descriptor of the file that was listed with this size and mtime; raises Stopped where it is another now."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        facts = os.fstat(fd)
+    except OSError as error:
+        raise _failed(path, error) from None
+    if (facts.st_size, facts.st_mtime_ns) != (size, mtime_ns):
+        os.close(fd)
+        raise Stopped(
+            f"{os.fsdecode(path)}: changed since the plan ({facts.st_size} bytes, expected {size}, or "
+            "another mtime); put it back, or remove OUT and build again"
+        )
+    return fd
+
+
+def read_range(fd: int, path: bytes, offset: int, size: int) -> bytes:
+    """Up to `size` bytes from `offset`, fewer only at the end of the file; raises Stopped where reading fails."""
+    try:
+        data = os.pread(fd, size, offset)
+        while len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
+            data += more
+    except OSError as error:
+        raise _failed(path, error) from None
+    return data
+
+
+def _failed(path: bytes, error: OSError) -> Stopped:
+    return Stopped(f"{os.fsdecode(path)}: {error.strerror}; make it readable and run the same command again")
 
 
 def file_entry(root: Path, name: bytes, label: int) -> Entry:

@@ -1,0 +1,106 @@
+"""Why content did not become a picture, in the words of rejects.tsv: asked only where decoding failed."""
+
+from __future__ import annotations
+
+import struct
+
+from PIL import Image, UnidentifiedImageError, features
+
+LIBJPEG_SIDE = 65500  # libjpeg's limit, in pixels
+# by the bytes they begin with; a file may do so and still be broken
+SIGNATURES = {
+    b"\xff\xd8": "JPEG",
+    b"\x89PNG\r\n\x1a\n": "PNG",
+    b"GIF8": "GIF",
+    b"BM": "BMP",
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+    **{b"P%d" % number: "PPM" for number in range(1, 7)},
+}
+UNREAD = {
+    b"\0\0\0\x0cjP  ": "JPEG 2000",
+    b"\xff\x4f\xff\x51": "JPEG 2000",
+    b"\xff\x0a": "JPEG XL",
+    b"\0\0\0\x0cJXL ": "JPEG XL",
+    b"8BPS": "Photoshop",
+    b"%PDF": "PDF",
+    b"<svg": "SVG",
+}
+UNREAD_BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIC", b"msf1": "HEIC"}
+REBUILD = "then pip install --force-reinstall --no-cache-dir --no-binary pillow-simd pillow-simd"
+NO_WEBP = f"WebP, and this Pillow was built without it: install libwebp-dev (Fedora, RHEL: libwebp-devel), {REBUILD}"
+NO_TIFF = f"compressed TIFF, and this Pillow was built without libtiff: install libtiff-dev or libtiff-devel, {REBUILD}"
+FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0 to SOF15 (ITU T.81, table B.1)
+START_OF_SCAN, END_OF_IMAGE = 0xDA, 0xD9
+LOSSLESS = (0xC3, 0xCB)
+HIERARCHICAL = (0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF)
+BARE = frozenset((0x00, 0x01, *range(0xD0, 0xD8)))  # markers without a length
+
+
+def reason(data: bytes, error: Exception) -> str:
+    """Why these bytes became no picture, given what the last decoder raised."""
+    if isinstance(error, Image.DecompressionBombError):
+        return f"decompression bomb: {str(error).partition(',')[0]}"
+    found = format_of(data)
+    if not found:
+        name = _unread(data)
+        return f"{name}, which is not read" if name else f"not a picture: begins with {data[:8]!r}"
+    complaint = str(error) or type(error).__name__
+    if found == "WEBP" and not features.check("webp"):
+        return NO_WEBP
+    if complaint == "decoder libtiff not available":
+        return NO_TIFF
+    if found == "JPEG" and (special := _special_jpeg(data)):
+        return special
+    if isinstance(error, UnidentifiedImageError):  # whose text holds an address
+        return f"broken {found}: its header cannot be read"
+    return f"truncated: {complaint}" if "truncated" in complaint.lower() else f"broken {found}: {complaint}"
+
+
+def format_of(data: bytes) -> str:
+    """Which of the formats that are read the content begins like; "" for none."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "WEBP"
+    return next((name for start, name in SIGNATURES.items() if data.startswith(start)), "")
+
+
+def _unread(data: bytes) -> str:
+    if data[4:8] == b"ftyp":
+        return UNREAD_BRANDS.get(data[8:12], "")
+    return next((name for start, name in UNREAD.items() if data.startswith(start)), "")
+
+
+def _special_jpeg(data: bytes) -> str:
+    """What is special about a JPEG by its frame header; "" for nothing."""
+    frame = _frame_at(data)
+    marker = None if frame is None else data[frame + 1]
+    if marker in (START_OF_SCAN, END_OF_IMAGE):
+        return "broken JPEG: no picture in it"
+    if frame is None or frame + 10 > len(data):
+        return "truncated: ends within the JPEG header"
+    bits, height, width, channels = struct.unpack_from(">BHHB", data, frame + 4)
+    if not (0 < width <= LIBJPEG_SIDE and 0 < height <= LIBJPEG_SIDE):
+        return f"broken JPEG: {width}x{height} pixels"
+    if bits != 8:
+        return f"{bits}-bit JPEG; only 8 bits a channel are read"
+    if marker in LOSSLESS:
+        return "lossless JPEG, of which only RGB is read"
+    if marker in HIERARCHICAL:
+        return "hierarchical JPEG, which is not read"
+    return "" if channels in (1, 3, 4) else f"JPEG of {channels} channels, expected 1, 3 or 4"
+
+
+def _frame_at(data: bytes) -> int | None:
+    """Where the frame header begins, or the first scan or the end if that comes before; None where data end first."""
+    place = 2
+    while place + 4 <= len(data) or data[place : place + 2] == b"\xff\xd9":
+        marker = data[place + 1]
+        if data[place] != 0xFF or marker == 0xFF:  # garbage, or a fill byte
+            place += 1
+        elif marker in FRAMES or marker in (START_OF_SCAN, END_OF_IMAGE):
+            return place
+        elif marker in BARE:
+            place += 2
+        else:
+            place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+    return None

@@ -1,0 +1,144 @@
+"""Any source with the boxes of its pictures: a row for each object, or boxes beside the whole picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from decodeonce.errors import BuildError
+from decodeonce.prep.geometry import Box
+from decodeonce.prep.sources.asking import STATS_AT_ONCE, asking
+from decodeonce.prep.sources.base import WITH_BOXES, Entry, Source
+from decodeonce.prep.sources.formats.annotations import NOT_ANNOTATED, Annotation, Annotations, stem_of, usable_box
+from decodeonce.prep.sources.formats.labels import words_of
+from decodeonce.store.manifest import PictureClass
+
+if TYPE_CHECKING:
+    from decodeonce.prep.decode import RowMaker
+    from decodeonce.prep.recipe import BoxRules, Recipe
+
+
+class BoxedSource(Source):
+    """`source` with the boxes that annotations below `boxes` have for its pictures, by `rules`; bytes are its own."""
+
+    def __init__(self, source: Source, boxes: Path, rules: BoxRules) -> None:
+        super().__init__(source.root)
+        self.kind, self.read_unit = source.kind + WITH_BOXES, source.read_unit
+        self.source = source
+        self.boxes = boxes
+        self.rules = rules
+        self._start()
+
+    @property
+    def top(self) -> Path:
+        """The inner source's."""
+        return self.source.top
+
+    @property
+    def keeps_order(self) -> bool:
+        """The inner source's."""
+        return self.source.keeps_order
+
+    @property
+    def found(self) -> str:
+        """What the inner source recognised, and where its boxes come from."""
+        return f"{self.source.found}, boxes from {self.boxes}"
+
+    def doubts(self, samples: int) -> list[str]:
+        """The inner source's, and what the last entries() found odd about the boxes."""
+        if self._new:
+            first = ", ".join(self._new[:3])
+            self._seen["names of objects that were no class and now are"] = (len(self._new), first)
+        seen = [f"{what}: {times} (first {first})" for what, (times, first) in self._seen.items()]
+        return [*self.source.doubts(self._samples), *seen]
+
+    def facts(self) -> dict[str, Any]:
+        """The inner source's."""
+        return self.source.facts()
+
+    def classes(self) -> tuple[PictureClass, ...]:
+        """The inner source's, then the names of objects that are none of them: whole only after entries() has run."""
+        return (*self.source.classes(), *map(PictureClass, self._new))
+
+    def entries(self) -> Iterator[Entry]:
+        """The inner source's in its order, with boxes; objects that are entries of their own in the order of the XML.
+
+        A picture whose annotation is of no use has that as its problem.
+        """
+        self._start()
+        annotations, used = Annotations(self.boxes), set[bytes]()
+        for entry, annotation in self._annotated(annotations):
+            self._samples += not entry.problem
+            if annotation is not NOT_ANNOTATED:
+                if (stem := stem_of(entry.name)) in used:
+                    self._note("pictures whose annotation is another picture's, too", entry.text)
+                used.add(stem)
+            yield from self._with_boxes(entry, annotation)
+        if unused := annotations.other_than(used):
+            if not used:
+                raise BuildError(f"{self.boxes}: {unused[0]} and all others have the name of no picture in {self.root}")
+            self._note(f"annotations in {self.boxes} that belong to no picture", unused[0], len(unused))
+
+    def read(self, entry: Entry) -> bytes:
+        """The inner source's bytes: the whole picture."""
+        return self.source.read(entry)
+
+    def row_maker(self, recipe: Recipe) -> RowMaker | None:
+        """The inner source's."""
+        return self.source.row_maker(recipe)
+
+    def _start(self) -> None:
+        self._names: dict[str, int] = {}
+        self._words: dict[str, int] = {}
+        self._new: list[str] = []
+        self._samples = 0
+        self._seen: dict[str, tuple[int, str]] = {}
+
+    def _note(self, what: str, where: str, times: int = 1) -> None:
+        before, first = self._seen.get(what, (0, where))
+        self._seen[what] = (before + times, first)
+
+    def _annotated(self, annotations: Annotations) -> Iterator[tuple[Entry, Annotation]]:
+        listed = self.source.entries()
+        with asking(self.boxes) as each:
+            while some := list(islice(listed, STATS_AT_ONCE)):
+                yield from zip(some, each(annotations.read, [entry.name for entry in some]), strict=True)
+
+    def _with_boxes(self, entry: Entry, annotation: Annotation) -> Iterator[Entry]:
+        keep, found = self.rules.keep, list(self._usable(entry, annotation))
+        if problem := entry.problem or annotation.problem:
+            yield replace(entry, problem=problem)
+        elif not found:
+            whole = self.rules.without == "whole"
+            self._note(f"pictures without a usable box, {'taken whole' if whole else 'left out'}", entry.text)
+            if whole:
+                yield entry
+        elif keep:
+            if len(found) > keep:
+                self._note(f"pictures with more than {keep} boxes, of which the first are kept", entry.text)
+            yield replace(entry, boxes=tuple(box for _, box in found[:keep]))
+        else:
+            yield from (replace(entry, label=self._label(name), boxes=(box,)) for name, box in found)
+
+    def _usable(self, entry: Entry, annotation: Annotation) -> Iterator[tuple[str, Box]]:
+        for name, edges in annotation.objects:
+            box = usable_box(edges, annotation, self.rules)
+            if isinstance(box, str):
+                self._note(box, entry.text)
+            else:
+                yield name, box
+
+    def _label(self, name: str) -> int:
+        if not self._names:  # not sooner: some sources know their classes from their first entry on
+            classes = self.source.classes()
+            self._names, self._words = {cls.name: label for label, cls in enumerate(classes)}, words_of(classes)
+        if name in self._names:
+            return self._names[name]
+        label = self._words.get(name.casefold())
+        if label is None:
+            label = self._names[name] = len(self.classes())
+            self._new.append(name)
+        return label

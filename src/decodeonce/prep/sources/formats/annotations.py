@@ -1,0 +1,149 @@
+"""Boxes that somebody drew: the XML annotations of ILSVRC and Pascal VOC, found by a picture's name.
+
+What is wrong in the real ones: coordinates are of the size in <size>, not always the JPEG's; boxes leave the picture or
+are inverted; <filename> may be "%s" or another picture's, so it is not read; some names are words ("dog"), not wnids.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree.ElementTree import Element, TreeBuilder
+from xml.parsers.expat import ExpatError, ParserCreate
+
+from decodeonce.errors import PASSING_ERRORS, BuildError, failure_from
+from decodeonce.prep.geometry import Box
+from decodeonce.prep.recipe import BoxRules
+from decodeonce.prep.sources.base import name_text
+
+SUFFIX = b".xml"
+MAX_BYTES = 1 << 20  # ILSVRC's have 500 bytes, and 230 for each further object
+Edges = tuple[float, float, float, float]  # left, top, right, bottom in pixels of an annotation's size, all inside it
+
+
+class Annotation(NamedTuple):
+    """What an XML file says: the size it was drawn on, objects by name; or its `problem`, why it is of no use."""
+
+    width: float = 0.0
+    height: float = 0.0
+    objects: tuple[tuple[str, Edges], ...] = ()
+    problem: str = ""
+
+
+NOT_ANNOTATED = Annotation()
+
+
+class Annotations:
+    """Every <stem>.xml below a folder, at any depth; hidden ones (".name") are left out, links are followed.
+
+    BuildError where there is none, or where two have one stem, as in a walk that links lead in circles.
+    """
+
+    def __init__(self, top: Path) -> None:
+        self._folders: dict[bytes, bytes] = {}  # by stem; 130 bytes each, 70 MB for the 550,000 of ILSVRC
+        for folder, folders, names in os.walk(os.fsencode(top), onerror=_raise, followlinks=True):
+            folders[:] = sorted(name for name in folders if not name.startswith(b"."))
+            for name in names:
+                if name.endswith(SUFFIX) and not name.startswith(b"."):
+                    self._add(folder, name)
+        if not self._folders:
+            raise BuildError(f"{top}: no *.xml in it; expected annotations, unpacked: n01440764/n01440764_10040.xml")
+
+    def read(self, name: bytes) -> Annotation:
+        """What was drawn in the picture `name`, or NOT_ANNOTATED; raises Stopped where the file system fails."""
+        stem = stem_of(name)
+        if stem not in self._folders:
+            return NOT_ANNOTATED
+        path = os.path.join(self._folders[stem], stem + SUFFIX)
+        try:
+            with open(path, "rb", buffering=0) as file:
+                return parse(file.read(MAX_BYTES + 1))
+        except OSError as error:
+            if error.errno in PASSING_ERRORS:
+                raise failure_from(error, path) from None
+            problem = error.strerror
+        except ValueError as error:
+            problem = str(error)
+        return Annotation(problem=f"{name_text(stem)}.xml: {problem}")
+
+    def other_than(self, stems: set[bytes]) -> list[str]:
+        """The names of those files whose stem is none of `stems`, sorted."""
+        return [f"{name_text(stem)}.xml" for stem in sorted(self._folders.keys() - stems)]
+
+    def _add(self, folder: bytes, name: bytes) -> None:
+        other = self._folders.setdefault(stem_of(name), folder)
+        if other is not folder:
+            first, second = (os.fsdecode(os.path.join(place, name)) for place in (other, folder))
+            raise BuildError(f"{first} and {second}: one name, so whose they are is not told; give one set's folder")
+
+
+def stem_of(name: bytes) -> bytes:
+    """What a picture and its annotation share: the file's name without folder and suffix."""
+    return os.path.splitext(os.path.basename(name))[0]
+
+
+def usable_box(edges: Edges, size: Annotation, rules: BoxRules) -> Box | str:
+    """The box of an object as shares of its picture, with the margin; or what is counted: why it has none."""
+    left, top, right, bottom = edges
+    if left == right or top == bottom:
+        return "boxes with no area inside their picture, left out"
+    if min(right - left, bottom - top) < rules.least:
+        return f"boxes with a side under {rules.least} pixels, left out"
+    x, y = rules.margin * (right - left), rules.margin * (bottom - top)
+    right, bottom = min(right + x, size.width), min(bottom + y, size.height)
+    return (max(left - x, 0) / size.width, max(top - y, 0) / size.height, right / size.width, bottom / size.height)
+
+
+def parse(data: bytes) -> Annotation:
+    """What an annotation's bytes say; ValueError says why they are of no use."""
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"more than {MAX_BYTES} bytes")
+    root = _tree(data)
+    if root.tag != "annotation":
+        raise ValueError(f"<{root.tag[:40]}>, expected <annotation>")
+    width, height = (_number(root, "size", side) for side in ("width", "height"))
+    if width <= 0 or height <= 0:
+        raise ValueError(f"size is {width:g}x{height:g}, so its boxes are nowhere")
+    return Annotation(width, height, tuple(_object(found, width, height) for found in root.iterfind("object")))
+
+
+def _object(found: Element, width: float, height: float) -> tuple[str, Edges]:
+    name = (found.findtext("name") or "").strip()
+    if not name:
+        raise ValueError("an object without a name")
+    left, right = sorted(min(max(_number(found, "bndbox", edge), 0.0), width) for edge in ("xmin", "xmax"))
+    top, bottom = sorted(min(max(_number(found, "bndbox", edge), 0.0), height) for edge in ("ymin", "ymax"))
+    return name, (left, top, right, bottom)
+
+
+def _number(parent: Element, group: str, name: str) -> float:
+    text = parent.findtext(f"{group}/{name}", "")
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"its {group} has {name} {text.strip()[:40]!r}, expected a number")
+    return number
+
+
+def _tree(data: bytes) -> Element:
+    builder, parser = TreeBuilder(), ParserCreate()
+    parser.buffer_text = True
+    parser.StartElementHandler, parser.EndElementHandler = builder.start, builder.end
+    parser.CharacterDataHandler, parser.StartDoctypeDeclHandler = builder.data, _no_declarations
+    try:
+        parser.Parse(data, True)
+    except (ExpatError, LookupError) as error:  # LookupError: an encoding that Python does not know
+        raise ValueError(f"not well-formed: {error}") from None
+    return builder.close()
+
+
+def _no_declarations(*declared: object) -> None:
+    raise ValueError("it declares a document type")  # no annotation does; entities that grow without end stand there
+
+
+def _raise(error: OSError) -> None:
+    raise failure_from(error, error.filename) from None

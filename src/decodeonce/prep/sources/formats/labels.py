@@ -1,0 +1,93 @@
+"""Labels that stand in the data, as text, and the class numbers that they become."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from decodeonce.errors import BuildError
+from decodeonce.prep.sources.base import Source, name_bytes
+from decodeonce.store.manifest import PictureClass
+
+MAX_NUMBERS = 1 << 20  # larger labels are somebody's ids, and every number below would be a class
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
+
+
+class LabelledSource(Source):
+    """A source whose classes are known after a pass over its labels, which entries() does before it yields."""
+
+    def __init__(self, root: Path, classes: Sequence[str] | None) -> None:
+        super().__init__(root)
+        self._given = list(classes) if classes is not None else None
+        self._names = self._given
+        self._numbers: dict[str, int] = {}
+
+    def classes(self) -> tuple[PictureClass, ...]:
+        """The classes in label order."""
+        if self._names is None:
+            next(self.entries(), None)
+        return tuple(map(PictureClass, self._names or ()))
+
+    def doubts(self, samples: int) -> list[str]:
+        """Classes that no label names, and labels of which nearly every sample has one of its own."""
+        names, used = self._names or [], {number for number in self._numbers.values() if number >= 0}
+        unused = sorted(set(range(len(names))) - used) if used else []
+        doubts = []
+        if unused:
+            first = unused[0]
+            doubts.append(
+                f"{len(unused)} of {len(names)} classes have no picture; the first is {first}, {names[first]!r}"
+            )
+        if len(used) > max(samples // 2, 1):
+            doubts.append(f"{len(used)} different labels on {samples} samples: are they classes?")
+        return doubts
+
+    def _learn(self, seen: Mapping[str, object], *, numbered: bool = True) -> None:
+        self._names, self._numbers = class_numbers(seen, self._given, numbered=numbered)
+
+    def _class_of(self, label: str | None) -> tuple[int, str]:
+        """The class number of a label, and what is wrong where it has none."""
+        if not label:
+            return 0, "no label"
+        number = self._numbers[label]
+        return (number, "") if number >= 0 else (0, f"label {label}, expected 0 or more")
+
+
+def class_numbers(
+    seen: Mapping[str, object], given: Sequence[str] | None, *, numbered: bool = True
+) -> tuple[list[str], dict[str, int]]:
+    """The names of the classes, and the class number of each label in `seen`, which says where it was seen first.
+
+    Where all labels are whole numbers they are the class numbers; below 0 is no class's. Else they are names, sorted by
+    their bytes or in the order of `given`; BuildError where `given` lacks one. `numbered=False`: they are names anyway.
+    """
+    if numbered and all(map(_NUMBER.fullmatch, seen)):
+        return _numbers(seen, given)
+    names = sorted(seen, key=name_bytes) if given is None else list(given)
+    numbers = {name: number for number, name in enumerate(names)}
+    if len(numbers) < len(names):
+        twice = Counter(names).most_common(1)[0][0]
+        raise BuildError(f"the class list names {twice!r} twice; every class has one label")
+    for label, where in seen.items():
+        if label not in numbers:
+            raise BuildError(f"{where}: class {label!r} is not in the class list; add it there, or leave --classes out")
+    return names, {label: numbers[label] for label in seen}
+
+
+def _numbers(seen: Mapping[str, object], given: Sequence[str] | None) -> tuple[list[str], dict[str, int]]:
+    numbers = {label: int(label) for label in seen}
+    top = max(seen, key=numbers.__getitem__, default="-1")
+    count = MAX_NUMBERS if given is None else len(given)
+    if numbers.get(top, -1) >= count:
+        cure = "class numbers begin at 0" if given is None else "give as many names as there are classes"
+        raise BuildError(f"{seen[top]}: label {top}, expected 0 to {count - 1}; {cure}")
+    return (list(given) if given is not None else [str(n) for n in range(numbers.get(top, -1) + 1)]), numbers
+
+
+def words_of(classes: Sequence[PictureClass]) -> dict[str, int]:
+    """The label of every word, casefolded, that stands in the description of one class alone."""
+    words = [{word.strip().casefold() for word in cls.description.split(",")} for cls in classes]
+    times = Counter(word for some in words for word in some)
+    return {word: label for label, some in enumerate(words) for word in some if times[word] == 1}

@@ -1,0 +1,107 @@
+"""Lists of pictures as text: a path a line, or a table of paths and labels; what each line says."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+from decodeonce.errors import BuildError
+from decodeonce.prep.sources.folder import PICTURE_SUFFIXES
+
+PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img")
+LABEL_COLUMNS = ("label", "labels", "class", "cls", "class_name", "class_id", "target", "category")
+
+
+class Line(NamedTuple):
+    """What a line says; `label` is None where the list has no labels, and "" where only this line lacks one."""
+
+    number: int
+    path: str
+    label: str | None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a list is written: what separates its columns ("" for nothing), and which are the path's and the label's."""
+
+    separator: str = ""
+    path: int = 0
+    label: int | None = None
+    header: bool = False
+
+    def __str__(self) -> str:
+        kind = {"\t": "TSV", ",": "CSV", " ": "a path and a label a line", "": "a path a line"}[self.separator]
+        return f"{kind}, {'classes are folders' if self.label is None else 'with labels'}"
+
+
+def read_list(file: Path) -> Iterator[Line]:
+    """The lines of a list that are not blank; BuildError where one is not like the first."""
+    layout = find_layout(file)
+    for row, (number, fields) in enumerate(_rows(file, layout.separator)):
+        if row == 0 and layout.header:
+            continue
+        if len(fields) <= max(layout.path, layout.label or 0) or not fields[layout.path] or "\0" in fields[layout.path]:
+            raise BuildError(f"{file}: line {number}: {fields!r:.200}, expected {layout}")
+        yield Line(number, fields[layout.path], None if layout.label is None else fields[layout.label].strip())
+
+
+def find_layout(file: Path) -> Layout:
+    """What the name of a list and its first line say of how it is written."""
+    _, first = next(_rows(file, ""), (0, [""]))
+    separator = _separator(file, first[0])
+    _, fields = next(_rows(file, separator), (0, [""]))
+    names = [field.strip().lower() for field in fields]
+    path, label = (next((names.index(n) for n in known if n in names), None) for known in (PATH_COLUMNS, LABEL_COLUMNS))
+    if path is not None and (label is not None or len(names) == 1):
+        return Layout(separator, path, label, header=True)
+    if path is not None or label is not None or len(names) > 2:
+        raise BuildError(
+            f"{file}: columns {', '.join(fields)}; expected a path and a label, or a header line that names one of "
+            f"{', '.join(PATH_COLUMNS)} and one of {', '.join(LABEL_COLUMNS)}"
+        )
+    return Layout(separator, 0, 1 if len(names) == 2 else None)
+
+
+def _separator(file: Path, line: str) -> str:
+    suffix = file.suffix.lower()
+    if suffix in (".csv", ".tsv"):
+        return "," if suffix == ".csv" else "\t"
+    if "\t" in line:
+        return "\t"
+    if "," in line and not line.lower().endswith(PICTURE_SUFFIXES):  # a path may well have a comma
+        return ","
+    number = line.rpartition(" ")[2]
+    return " " if number != line and number.isascii() and number.isdigit() else ""
+
+
+def _rows(file: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
+    """The fields of each line that is not blank, with its number."""
+    try:
+        # only \n ends a line: a path may hold whatever else Python takes for one
+        with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as lines:
+            for number, fields in _csv(file, lines) if separator == "," else _plain(lines, separator):
+                if any(map(str.strip, fields)):
+                    yield number, fields
+    except OSError as error:
+        raise BuildError(f"{file}: {error.strerror}; expected a list of pictures") from None
+
+
+def _csv(file: Path, lines: TextIO) -> Iterator[tuple[int, list[str]]]:
+    rows = csv.reader(lines)
+    try:
+        for fields in rows:
+            yield rows.line_num, fields
+    except csv.Error as error:
+        raise BuildError(f"{file}: line {rows.line_num}: {error}; expected CSV") from None
+
+
+def _plain(lines: TextIO, separator: str) -> Iterator[tuple[int, list[str]]]:
+    for number, line in enumerate(lines, 1):
+        text = line.rstrip("\r\n")
+        if separator == " ":
+            yield number, text.rsplit(" ", 1)
+        else:
+            yield number, text.split(separator) if separator else [text]

@@ -1,0 +1,80 @@
+"""The files that come with ImageNet's pictures: lists of labels and names, and the development kit."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from decodeonce.errors import BuildError
+
+MAPPING = "LOC_synset_mapping.txt"
+SOLUTION = "LOC_val_solution.csv"
+DEVKIT = "ILSVRC2012_devkit_t12"
+DEVKIT_TAR = f"{DEVKIT}.tar.gz"
+META = "meta.mat"
+TRUTH = "ILSVRC2012_validation_ground_truth.txt"
+PARENTS = 4  # Kaggle's lists lie four folders above ILSVRC/Data/CLS-LOC/val
+
+
+@dataclass(frozen=True)
+class Companion:
+    """One of these files: `origin` names it for people, `path` says where it is."""
+
+    origin: str
+    path: str
+    data: bytes
+
+
+class Beside:
+    """Looks for them in the listed folder (or the archive's) and four folders above, in `inside` first if given."""
+
+    def __init__(self, top: Path, inside: Callable[[str], bytes | None] | None = None) -> None:
+        self._top = top
+        self._inside = inside
+        absolute = top.absolute()
+        self.folders = [folder for folder in (absolute, *absolute.parents[:PARENTS]) if os.path.isdir(folder)]
+
+    def find(self, name: str) -> Companion | None:
+        """The file of this name, the nearest one."""
+        if self._inside is not None and (data := self._inside(name)) is not None:
+            return Companion(name, f"{self._top}: {name}", data)
+        for folder in self.folders:
+            if (data := _content(folder / name)) is not None:
+                return Companion(name, str(folder / name), data)
+        return None
+
+    def devkit(self, name: str) -> Companion | None:
+        """A file of the development kit, unpacked or not."""
+        for folder in self.folders:
+            for inner in (f"{DEVKIT}/data", "data", ""):
+                if (data := _content(folder / inner / name)) is not None:
+                    return Companion(
+                        DEVKIT if DEVKIT in str(folder / inner) else name, str(folder / inner / name), data
+                    )
+            if (data := _in_tar(folder / DEVKIT_TAR, name)) is not None:
+                return Companion(DEVKIT_TAR, f"{folder / DEVKIT_TAR}: {name}", data)
+        return None
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes() if os.path.isfile(path) else None
+    except OSError as error:
+        raise BuildError(f"{path}: {error.strerror}; make it readable, or remove it") from None
+
+
+def _in_tar(path: Path, name: str) -> bytes | None:
+    if not os.path.isfile(path):
+        return None
+    try:
+        with tarfile.open(path) as tar:  # 2.5 MB; r:* for one that a browser has unpacked
+            for info in tar:
+                if PurePosixPath(info.name).name == name and (member := tar.extractfile(info)) is not None:
+                    return member.read()
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise BuildError(f"{path}: no tar.gz, or a damaged one: {error}; get it again") from None
+    return None

@@ -1,0 +1,105 @@
+"""ImageNet's pictures as files: class folders, SRC/train/<wnid>/*.JPEG, and val pictures in one folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from decodeonce.prep.sources.asking import asking, file_entries
+from decodeonce.prep.sources.base import Entry, name_bytes, name_text, read_file
+from decodeonce.prep.sources.folder import (
+    SUFFIXES,
+    check_classes,
+    class_folders,
+    list_folders,
+)
+from decodeonce.prep.sources.imagenet.split import ImagenetSplit
+
+
+class ImagenetFiles(ImagenetSplit):
+    """A split whose pictures are files below `folder` of SRC."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        split: str,
+        folder: str = "",
+        classes: Sequence[str] | None = None,
+        words: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(root, split=split, classes=classes, words=words)
+        self.folder = folder
+
+    @property
+    def top(self) -> Path:
+        """The folder that is listed."""
+        return self.root / self.folder if self.folder else self.root
+
+    def facts(self) -> dict[str, Any]:
+        """What `open_source` needs, beside kind and root, to make this source again."""
+        return {**super().facts(), "folder": self.folder}
+
+    def read(self, entry: Entry) -> bytes:
+        """The encoded bytes of one candidate; raises Stopped where it is gone or not as listed."""
+        return read_file(self.root, entry)
+
+
+class ImagenetSource(ImagenetFiles):
+    """Class folders, as FolderSource lists them."""
+
+    kind = "imagenet"
+
+    @property
+    def form(self) -> str:
+        """What it is, in a few words."""
+        return f"class folders in {self.folder or self.top}"
+
+    def present(self) -> list[str]:
+        """The names of the class folders."""
+        return class_folders(self.top)
+
+    def entries(self) -> Iterator[Entry]:
+        """Every candidate, by class in label order, then by name."""
+        check_classes(self.top, self._names, self.present())
+        self._missing = self._strays()
+        return list_folders(self.root, self.folder, self._names)
+
+    def _strays(self) -> list[str]:
+        """Pictures and tars beside the class folders: sorting them into folders may have been interrupted."""
+        with os.scandir(os.fsencode(self.top)) as listing:
+            names = sorted(item.name for item in listing if is_picture(item.name) or item.name.endswith(b".tar"))
+        if not names:
+            return []
+        return [f"{self.top}: {len(names)} files beside the class folders are left out (first {name_text(names[0])})"]
+
+
+class ImagenetFlatSource(ImagenetFiles):
+    """Val pictures in one folder; labels from Kaggle's list or the development kit."""
+
+    kind = "imagenet-flat"
+    in_one_folder = True
+
+    @property
+    def form(self) -> str:
+        """What it is, in a few words."""
+        return f"pictures in {self.folder or self.top}"
+
+    def present(self) -> list[str]:
+        """The classes that the labels name."""
+        return sorted(set(self.labels.wnids.values()))
+
+    def entries(self) -> Iterator[Entry]:
+        """Every picture, by class in label order, then by name."""
+        with os.scandir(os.fsencode(self.top)) as listing:
+            names = sorted(item.name for item in listing if is_picture(item.name))
+        paths = [os.path.join(name_bytes(self.folder), name) for name in names]
+        with asking(self.top) as each:
+            return iter(self._labelled(list(file_entries(self.root, paths, 0, each))))
+
+
+def is_picture(name: bytes) -> bool:
+    """Whether a name is a picture's, and not hidden."""
+    return name.lower().endswith(SUFFIXES) and not name.startswith(b".")

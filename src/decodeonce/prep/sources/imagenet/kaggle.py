@@ -1,0 +1,106 @@
+"""A split of ImageNet read out of Kaggle's zip, where it lies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from decodeonce.errors import BuildError
+from decodeonce.prep.sources.base import Entry, name_bytes, name_text
+from decodeonce.prep.sources.files import SourceFile, SourceFiles
+from decodeonce.prep.sources.formats.member import Member, in_order
+from decodeonce.prep.sources.formats.zipped import list_zip, read_member
+from decodeonce.prep.sources.imagenet.archive import ArchiveSource
+from decodeonce.prep.sources.imagenet.beside import MAPPING, SOLUTION, Beside
+from decodeonce.prep.sources.imagenet.files import is_picture
+
+_PICTURE = re.compile(rb"((?:(?:ILSVRC/)?Data/)?CLS-LOC/)?(train|val)/(?:([^/]+)/)?.+")
+_LISTS = (MAPPING.encode(), SOLUTION.encode())
+
+
+class ImagenetZip:
+    """The central directory of a zip with that layout: pictures by split and class (b"" for none), and the lists."""
+
+    def __init__(self, root: Path, file: SourceFile) -> None:
+        self.files = SourceFiles(root, [file])
+        self.path = root / file.name
+        self.splits: dict[str, dict[bytes, list[Member]]] = {}
+        self.folders: dict[str, str] = {}
+        self._lists: dict[str, Member] = {}
+        for member in list_zip(self.path):
+            if (match := _PICTURE.fullmatch(member.name)) is not None:
+                base, split, name = match[1], match[2].decode(), match[3] or b""
+                if name or is_picture(member.name.rpartition(b"/")[2]):
+                    self.splits.setdefault(split, {}).setdefault(name, []).append(member)
+                    self.folders[split] = name_text(base or b"") + split
+            elif (last := member.name.rpartition(b"/")[2]) in _LISTS:
+                self._lists[last.decode()] = member
+
+    def content(self, name: str) -> bytes | None:
+        """The bytes of Kaggle's list of this name."""
+        member = self._lists.get(name)
+        return None if member is None else read_member(self.files, 0, member.place, member.size)
+
+
+class ImagenetZipSource(ArchiveSource):
+    """A split in a zip, in class folders or (val) in one folder."""
+
+    kind = "imagenet-zip"
+
+    def __init__(self, root: Path, *, listing: ImagenetZip | None = None, **facts: Any) -> None:
+        super().__init__(root, **facts)
+        self._given_listing = listing
+
+    @cached_property
+    def _listing(self) -> ImagenetZip:
+        return self._given_listing or ImagenetZip(self.root, self._files.files[0])
+
+    @property
+    def _classes(self) -> dict[bytes, list[Member]]:
+        return self._listing.splits.get(self.split, {})
+
+    @property
+    def in_one_folder(self) -> bool:
+        """Whether its pictures are not in class folders."""
+        return b"" in self._classes and self.split == "val"
+
+    @property
+    def form(self) -> str:
+        """What it is, in a few words."""
+        return f"{self._listing.folders[self.split]} in {self.top.name}"
+
+    @property
+    def beside(self) -> Beside:
+        """The zip, then the folders around it."""
+        return Beside(self.top, self._listing.content)
+
+    def present(self) -> list[str]:
+        """The classes that have a folder in the zip, or that the labels name."""
+        if self.in_one_folder:
+            return sorted(set(self.labels.wnids.values()))
+        return [name_text(name) for name in sorted(self._classes) if name]
+
+    def entries(self) -> Iterator[Entry]:
+        """Every picture, by class in label order, then by name."""
+        if self.in_one_folder:
+            if len(self._classes) > 1:
+                raise BuildError(
+                    f"{self.top}: val pictures both in one folder and in class folders; unpack and mend it"
+                )
+            return iter(self._labelled([self._entry(member, 0) for member in in_order(self._classes[b""], "zip")]))
+        if strays := self._classes.get(b""):
+            first = name_text(strays[0].name)
+            self._missing = [f"{self.top}: {len(strays)} files beside the class folders are left out (first {first})"]
+        return self._by_class()
+
+    def _by_class(self) -> Iterator[Entry]:
+        for label, name in enumerate(self._names):
+            for member in in_order(self._classes.get(name_bytes(name), []), "zip"):
+                yield self._entry(member, label)
+
+    def read(self, entry: Entry) -> bytes:
+        """The encoded bytes of one candidate; raises Stopped where the zip is gone, Undecodable where it is damaged."""
+        return read_member(self._files, entry.unit, entry.place, entry.size)

@@ -1,0 +1,99 @@
+"""What all forms of a split of ImageNet share: its classes, and what people are told of it."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from decodeonce.prep.sources.base import Entry, Source
+from decodeonce.prep.sources.imagenet.beside import Beside
+from decodeonce.prep.sources.imagenet.class_order import ClassOrder
+from decodeonce.prep.sources.imagenet.val_labels import ValLabels, find_val_labels
+from decodeonce.store.manifest import PictureClass
+
+SPLITS = ("train", "val")
+WHOLE = {"train": 1_281_167, "val": 50_000}  # pictures of ILSVRC2012
+MANY_CLASSES = 900  # with fewer it is a part that somebody chose, and nobody is told that pictures are missing
+_WNID = re.compile(r"n\d{8}")
+
+
+class ImagenetSplit(Source):
+    """One split in one form. `open_imagenet` finds it, and settles its classes; a plan's facts have them."""
+
+    def __init__(
+        self, root: Path, *, split: str, classes: Sequence[str] | None = None, words: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(root)
+        self.split = split
+        self._names = list(classes) if classes is not None else []
+        self._words = dict(words or {})
+        self._doubts: tuple[str, ...] = ()
+        self._missing: list[str] = []
+        self.others = ""
+
+    @property
+    @abstractmethod
+    def form(self) -> str:
+        """What it is, in a few words."""
+
+    @abstractmethod
+    def present(self) -> list[str]:
+        """The classes that its pictures have, sorted by their bytes."""
+
+    @property
+    def in_one_folder(self) -> bool:
+        """Whether its pictures are not in class folders, so that a file must say their labels."""
+        return False
+
+    @property
+    def beside(self) -> Beside:
+        """Where files that describe it may lie."""
+        return Beside(self.top)
+
+    @cached_property
+    def labels(self) -> ValLabels:
+        """The labels of pictures that lie in one folder."""
+        return find_val_labels(self.beside)
+
+    def settle(self, order: ClassOrder) -> None:
+        """Let its classes be these."""
+        self._names, self._words, self._doubts = order.names, order.words, order.doubts
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether this is the val split, whose rows follow the source's order unless a seed is given."""
+        return self.split == "val"
+
+    @property
+    def found(self) -> str:
+        """What was recognised at SRC, in a phrase for people."""
+        labels = f", labels from {self.labels.origin}" if self.in_one_folder else ""
+        others = f" ({self.others} is there, too, and is not read)" if self.others else ""
+        return f"{self.form}{labels}, {len(self._names)} classes{others}"
+
+    def doubts(self, samples: int) -> list[str]:
+        """What is wrong or missing though a build is possible, a sentence each; `samples` is what entries() gave."""
+        whole, wnids = WHOLE[self.split], sum(map(bool, map(_WNID.fullmatch, self._names)))
+        half = wnids >= MANY_CLASSES and samples != whole
+        return [
+            *self._doubts,
+            *self._missing,
+            *([f"{samples:,} of {whole:,} pictures of ILSVRC2012's {self.split}: half a dataset?"] if half else []),
+        ]
+
+    def facts(self) -> dict[str, Any]:
+        """What `open_source` needs, beside kind and root, to make this source again."""
+        return {"split": self.split, "classes": self._names, "words": self._words}
+
+    def classes(self) -> tuple[PictureClass, ...]:
+        """The classes in label order."""
+        return tuple(PictureClass(name, self._words.get(name, "")) for name in self._names)
+
+    def _labelled(self, entries: Sequence[Entry]) -> list[Entry]:
+        """The entries of pictures in one folder with their labels, in label order."""
+        self._missing = self.labels.missing(entries)
+        return self.labels.sort(entries, self._names)

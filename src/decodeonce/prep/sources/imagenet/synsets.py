@@ -1,0 +1,63 @@
+"""Which classes ImageNet has and what they are called: LOC_synset_mapping.txt, or the development kit's meta.mat."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from decodeonce.errors import BuildError
+from decodeonce.prep.sources.imagenet.beside import MAPPING, META, Beside, Companion
+
+# what loadmat, and looking into what it gives, make of a file that is damaged, or another one; MatReadError is none of
+# Python's own
+DAMAGED = (ValueError, TypeError, LookupError, AttributeError, NotImplementedError, OSError, struct.error, zlib.error)
+
+
+@dataclass(frozen=True)
+class Synsets:
+    """The classes that a list names: wnid to words for people; `numbers` are meta.mat's, ILSVRC2012_ID to wnid."""
+
+    origin: str
+    words: dict[str, str]
+    numbers: dict[int, str] = field(default_factory=dict)
+
+
+def find_synsets(beside: Beside) -> Synsets | None:
+    """What LOC_synset_mapping.txt says, or meta.mat where that is not there."""
+    if (mapping := beside.find(MAPPING)) is not None:
+        return read_mapping(mapping)
+    meta = beside.devkit(META)
+    return None if meta is None else read_meta(meta)
+
+
+def read_mapping(file: Companion) -> Synsets:
+    """A wnid a line, then a blank and its words."""
+    pairs = (line.split(maxsplit=1) for line in file.data.decode("utf-8-sig", "replace").splitlines())
+    return Synsets(file.origin, {pair[0]: pair[1].strip() for pair in pairs if len(pair) == 2})
+
+
+def read_meta(file: Companion) -> Synsets:
+    """The leaves of meta.mat's `synsets`: what has children is no class of the pictures."""
+    try:
+        from scipy.io import loadmat
+        from scipy.io.matlab import MatReadError
+    except ImportError:
+        raise BuildError(f'{file.path}: needs scipy to be read; pip install "decodeonce[prep]"') from None
+    try:
+        synsets = loadmat(io.BytesIO(file.data), squeeze_me=True)["synsets"].reshape(-1)
+        leaves = [synset for synset in synsets if int(synset["num_children"]) == 0]
+        rows = [(int(leaf["ILSVRC2012_ID"]), _text(leaf["WNID"]), _text(leaf["words"])) for leaf in leaves]
+    except (MatReadError, *DAMAGED) as error:
+        raise BuildError(f"{file.path}: not the meta.mat of ILSVRC2012's development kit: {error!r}") from None
+    return Synsets(
+        META if file.origin == META else f"{file.origin}'s meta.mat",
+        {wnid: words for _, wnid, words in rows},
+        {number: wnid for number, wnid, _ in rows},
+    )
+
+
+def _text(value: Any) -> str:
+    return str(value).strip()

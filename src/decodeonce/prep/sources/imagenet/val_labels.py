@@ -1,0 +1,106 @@
+"""The labels of ILSVRC2012's val pictures, which lie in one folder: from Kaggle's list, or from the development kit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from decodeonce.errors import BuildError
+from decodeonce.prep.sources.base import Entry
+from decodeonce.prep.sources.imagenet.beside import DEVKIT_TAR, META, SOLUTION, TRUTH, Beside, Companion
+from decodeonce.prep.sources.imagenet.synsets import read_meta
+
+PICTURE_ID = "ILSVRC2012_val_"
+
+
+@dataclass(frozen=True)
+class ValLabels:
+    """A wnid for each picture, by its name without suffix; `origin` is the file that says so."""
+
+    origin: str
+    wnids: dict[bytes, str]
+
+    def sort(self, entries: Iterable[Entry], names: list[str]) -> list[Entry]:
+        """Entries with their labels, by label, then by name; those without are problems and come last."""
+        numbers = {name: number for number, name in enumerate(names)}
+        labelled, others = [], []
+        for entry in entries:
+            wnid = self.wnids.get(stem(entry.name))
+            if wnid is None:
+                others.append(replace(entry, problem=entry.problem or f"no label in {self.origin}"))
+            else:
+                labelled.append(replace(entry, label=numbers[wnid]))
+        return [
+            *sorted(labelled, key=lambda entry: (entry.label, os.path.basename(entry.name))),
+            *sorted(others, key=lambda entry: entry.name),
+        ]
+
+    def missing(self, entries: Iterable[Entry]) -> list[str]:
+        """The pictures that have a label and are not there, as a sentence."""
+        here = {stem(entry.name) for entry in entries}
+        lost = sorted(name for name in self.wnids if name not in here)
+        if not lost:
+            return []
+        return [
+            f"{len(lost):,} of {len(self.wnids):,} pictures of {self.origin} are missing (first {lost[0].decode()})"
+        ]
+
+
+def stem(name: bytes) -> bytes:
+    """A file's name without folders and suffix."""
+    return os.path.splitext(os.path.basename(name))[0]
+
+
+def find_val_labels(beside: Beside) -> ValLabels:
+    """What Kaggle's list or the development kit says; BuildError where neither is there, or they disagree."""
+    solution, truth = beside.find(SOLUTION), beside.devkit(TRUTH)
+    if solution is None and truth is None:
+        raise BuildError(
+            f"{beside.folders[0]}: val pictures in one folder, and nothing says their labels: put {SOLUTION}, or "
+            f"{TRUTH} and {META} (or {DEVKIT_TAR}, which holds both), beside them; looked in "
+            f"{', '.join(map(str, beside.folders))}"
+        )
+    by_kaggle = None if solution is None else _of_solution(solution)
+    by_devkit = None if truth is None else _of_truth(truth, beside)
+    if by_kaggle is None or by_devkit is None:
+        return by_kaggle or by_devkit  # type: ignore[return-value]
+    _compare(by_kaggle, by_devkit)
+    return by_kaggle
+
+
+def _of_solution(file: Companion) -> ValLabels:
+    """Lines like `ILSVRC2012_val_00048981,n03995372 85 1 499 272`: a wnid and a box, or several such groups."""
+    wnids: dict[bytes, str] = {}
+    for number, line in enumerate(file.data.decode("utf-8-sig", "replace").splitlines(), 1):
+        name, _, groups = line.replace('"', "").partition(",")
+        if not line.strip() or name == "ImageId":
+            continue
+        if not groups.split():
+            raise BuildError(f"{file.path}: line {number} is {line[:60]!r}, expected picture,wnid and a box")
+        wnids[name.strip().encode()] = groups.split()[0]
+    return ValLabels(file.origin, wnids)
+
+
+def _of_truth(file: Companion, beside: Beside) -> ValLabels:
+    """Line i is the ILSVRC2012_ID of picture i; its wnid stands in meta.mat, and is not the i-th of the sorted ones."""
+    meta = beside.devkit(META)
+    if meta is None:
+        raise BuildError(f"{file.path}: says numbers; {META} of the same development kit, which names them, is missing")
+    numbers = read_meta(meta).numbers
+    wnids = {}
+    for number, line in enumerate(file.data.decode("utf-8", "replace").splitlines(), 1):
+        text = line.strip()
+        if not text.isdecimal() or int(text) not in numbers:
+            raise BuildError(f"{file.path}: line {number} is {text[:60]!r}, expected the number of a class in {META}")
+        wnids[f"{PICTURE_ID}{number:08d}".encode()] = numbers[int(text)]
+    return ValLabels(file.origin, wnids)
+
+
+def _compare(one: ValLabels, other: ValLabels) -> None:
+    for name, wnid in one.wnids.items():
+        if other.wnids.get(name, wnid) != wnid:
+            raise BuildError(
+                f"{name.decode()}: {wnid} in {one.origin}, {other.wnids[name]} in {other.origin}; "
+                "find out which is right, and move the other away"
+            )

@@ -1,0 +1,147 @@
+"""Parquet files as of Hugging Face: a column of encoded pictures and one of labels."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from decodeonce.errors import BuildError
+from decodeonce.prep.sources.base import Entry, Undecodable, name_bytes
+from decodeonce.prep.sources.files import SourceFiles, source_file
+from decodeonce.prep.sources.formats import tables
+from decodeonce.prep.sources.formats.labels import LabelledSource
+from decodeonce.prep.sources.formats.patterns import check_one_split, find_files
+
+NO_BYTES = "the picture's bytes are not in the table"
+
+
+class ParquetSource(LabelledSource):
+    """The rows of Parquet files in their order; a sample is named by its file, its row there and its own path.
+
+    Listing reads labels and paths, not pictures, so an entry's size is 0. Of a row group one column is read, whole, and
+    kept until another is asked for.
+    """
+
+    kind = "parquet"
+    read_unit = "row group"
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        files: Iterable[Any],
+        columns: Sequence[str],
+        groups: Sequence[int] = (),
+        classes: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(root, classes)
+        self._files = SourceFiles(root, files)
+        self._columns = tables.Columns(*columns)
+        self._groups = list(groups)  # how many each file has
+        self._table: tuple[int, Any] | None = None
+        self._pictures: tuple[int, Any] | None = None
+
+    @property
+    def top(self) -> Path:
+        """The first file: a store may lie beside them, for each is named."""
+        return Path(os.fsdecode(self._files.path(0)))
+
+    @property
+    def found(self) -> str:
+        """How many files there are, and the columns that are read."""
+        count = len(self._files.files)
+        picture, label = self._columns.picture, self._columns.label
+        return f"{count} Parquet file{'s' if count > 1 else ''}, pictures from {picture}, labels from {label}"
+
+    def facts(self) -> dict[str, Any]:
+        """What `open_source` needs, beside kind and root, to make this source again."""
+        classes = [cls.name for cls in self.classes()]
+        return {"files": self._files.facts(), "columns": [*self._columns], "groups": self._groups, "classes": classes}
+
+    def entries(self) -> Iterator[Entry]:
+        """Every row, file by file; the labels are read twice, first for the classes."""
+        self._learn(self._first_pass())
+        unit = 0
+        for number, groups in enumerate(self._groups):
+            yield from self._rows(number, unit)
+            unit += groups
+
+    def read(self, entry: Entry) -> bytes:
+        """The encoded bytes of one row's picture; raises Stopped, BuildError or Undecodable where there are none."""
+        if self._pictures is None or self._pictures[0] != entry.unit:
+            self._pictures = None  # freed before the next is read
+            starts = list(accumulate(self._groups, initial=0))
+            number = bisect_right(starts, entry.unit) - 1
+            path, table = self._open(number)
+            data = tables.read_group(path, table, entry.unit - starts[number], [self._columns.picture])
+            self._pictures = (entry.unit, tables.column(data, self._columns.picture))
+        picture = self._pictures[1][entry.place].as_py()
+        if picture is None:
+            raise Undecodable(NO_BYTES)
+        return bytes(picture)
+
+    def _first_pass(self) -> dict[str, str]:
+        """The labels, each with the file that first has it; counts row groups and takes the names of classes."""
+        seen: dict[str, str] = {}
+        groups, names = [], None
+        for number in range(len(self._files.files)):
+            path, table = self._open(number)
+            tables.check_columns(path, table, self._columns)
+            label = self._columns.label
+            of_file = tables.class_names(table.schema_arrow, label)
+            if number and of_file != names:
+                raise BuildError(f"{path}: its classes are others than those of the first file; build them apart")
+            names = of_file
+            groups.append(table.num_row_groups)
+            for group in range(table.num_row_groups):
+                values = tables.column(tables.read_group(path, table, group, [label]), label).unique()
+                for value in values.drop_null().to_pylist():
+                    seen.setdefault(str(value), path)
+        self._groups = groups
+        self._given = names if self._given is None else self._given
+        return seen
+
+    def _rows(self, number: int, first_unit: int) -> Iterator[Entry]:
+        name, _, mtime_ns = self._files.files[number]
+        path, table = self._open(number)
+        row = 0
+        for group in range(self._groups[number]):
+            for place, (label, inner, there) in enumerate(tables.rows_of(path, table, group, self._columns)):
+                text = f"{name}/{row}/{inner}" if inner else f"{name}/{row}"
+                of_class, problem = self._class_of(None if label is None else str(label))
+                problem = problem if there else NO_BYTES
+                yield Entry(name_bytes(text), of_class, 0, mtime_ns, problem, first_unit + group, place)
+                row += 1
+
+    def _open(self, number: int) -> tuple[str, Any]:
+        """The path of a file, and the file; the last one stays open."""
+        path = os.fsdecode(self._files.path(number))
+        if self._table is None or self._table[0] != number:
+            if self._table is not None:
+                self._table[1].close(force=True)
+            self._table = (number, tables.open_table(path, self._files.fd(number)))
+        return path, self._table[1]
+
+
+def open_parquet(
+    path: str | Path, *, picture: str = "", label: str = "", classes: Sequence[str] | None = None
+) -> ParquetSource:
+    """The source of a file, of all files below a folder, or of those that a pattern with braces or wildcards names.
+
+    `picture` and `label` name the columns where types and names do not tell.
+    """
+    root, names = find_files(os.fspath(path), (".parquet",), deep=True)
+    if os.path.isdir(path):
+        check_one_split(root, names)
+    files = SourceFiles(root, [source_file(root, name) for name in names])
+    first = os.fsdecode(files.path(0))
+    with closing(files):
+        table = tables.open_table(first, files.fd(0))
+        columns = tables.find_columns(first, table.schema_arrow, picture=picture, label=label)
+        table.close(force=True)
+    return ParquetSource(root, files=files.files, columns=columns, classes=classes)

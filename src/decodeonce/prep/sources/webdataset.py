@@ -1,0 +1,137 @@
+"""WebDataset shards: tars, plain or gzipped, of pictures beside files with their labels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from decodeonce.errors import BuildError, Stopped
+from decodeonce.host import network_file_system, usable_cores
+from decodeonce.prep.sources.asking import STAT_THREADS
+from decodeonce.prep.sources.base import Entry, name_bytes, open_listed, read_range
+from decodeonce.prep.sources.files import SourceFiles, source_file
+from decodeonce.prep.sources.formats.gzipped import MAGIC, GzipStream
+from decodeonce.prep.sources.formats.labels import LabelledSource
+from decodeonce.prep.sources.formats.member import Member
+from decodeonce.prep.sources.formats.patterns import find_files
+from decodeonce.prep.sources.formats.samples import Sample, SampleIndex, samples
+from decodeonce.prep.sources.formats.tar import Window, list_tar
+
+SUFFIXES = (".tar", ".tar.gz", ".tgz")
+
+
+class WebdatasetSource(LabelledSource):
+    """The samples of tars in the order of shards and members, each named by its shard and its picture's name there.
+
+    `gzipped` has the numbers of the shards that are gzip streams: these are read forward, and unpacked to be listed.
+    """
+
+    kind = "webdataset"
+
+    def __init__(
+        self, root: Path, *, files: Iterable[Any], gzipped: Sequence[int] = (), classes: Sequence[str] | None = None
+    ) -> None:
+        super().__init__(root, classes)
+        self.read_unit = "gzip stream" if gzipped else ""
+        self._files = SourceFiles(root, files)
+        self._gzipped = frozenset(gzipped)
+        self._stream: tuple[int, GzipStream] | None = None
+
+    @property
+    def top(self) -> Path:
+        """The first file: a store may lie beside them, for each is named."""
+        return Path(os.fsdecode(self._files.path(0)))
+
+    @property
+    def found(self) -> str:
+        """How many shards there are, and which files in them give the labels."""
+        with closing(self._samples(0)) as found:
+            label_from = next((sample.label_from for sample in found if sample.label), "")
+        count = len(self._files.files)
+        labels = f"labels from {label_from}" if label_from else "no labels in the first"
+        return f"{count} shard{'s' if count > 1 else ''}, {labels}"
+
+    def facts(self) -> dict[str, Any]:
+        """What `open_source` needs, beside kind and root, to make this source again."""
+        classes = [cls.name for cls in self.classes()]
+        return {"files": self._files.facts(), "gzipped": sorted(self._gzipped), "classes": classes}
+
+    def entries(self) -> Iterator[Entry]:
+        """Every sample in the order of shards and members; all are indexed before the first is given."""
+        index = SampleIndex()
+        with ThreadPoolExecutor(self._threads()) as threads:
+            for number, found in enumerate(threads.map(self._list, range(len(self._files.files)))):
+                for sample in found:
+                    index.add(number, sample)
+        self._learn({label: f"{os.fsdecode(self.root)}: {name!r}" for label, name in index.labels.items()})
+        for number, sample in index:
+            label, problem = self._class_of(sample.label)
+            shard = self._files.files[number]
+            name = b"%s/%s" % (name_bytes(shard.name), sample.name)
+            problem = sample.problem or problem
+            yield Entry(name, label, sample.size, shard.mtime_ns, problem, number, sample.place)
+
+    def read(self, entry: Entry) -> bytes:
+        """The encoded bytes of one picture; raises Stopped where the shard is gone, not as listed or damaged."""
+        if entry.unit not in self._gzipped:
+            return self._files.read(entry.unit, entry.place, entry.size)
+        if self._stream is None or self._stream[0] != entry.unit:
+            if self._stream is not None:
+                self._stream[1].close()
+            path = os.fsdecode(self._files.path(entry.unit))
+            self._stream = (entry.unit, GzipStream(self._files.fd(entry.unit), path, Stopped))
+        stream = self._stream[1]
+        stream.seek(entry.place)
+        data = stream.read(entry.size)
+        if len(data) != entry.size:
+            raise Stopped(f"{stream.path}: unpacks to {stream.length} bytes, fewer than when it was listed; run again")
+        return data
+
+    def _threads(self) -> int:
+        return STAT_THREADS if network_file_system(self.root) else usable_cores() if self._gzipped else 1
+
+    def _list(self, number: int) -> list[Sample]:
+        return list(self._samples(number))
+
+    def _samples(self, number: int) -> Generator[Sample, None, None]:
+        """The samples of one shard; it is opened apart from those that are read, for many threads do this at once."""
+        _, size, mtime_ns = self._files.files[number]
+        path = self._files.path(number)
+        text = os.fsdecode(path)
+        fd = open_listed(path, size, mtime_ns)
+        try:
+            if number not in self._gzipped:
+                members = list_tar(Window(fd, text, 0, size))
+                yield from samples(members, lambda member: read_range(fd, path, member.place, member.size))
+                return
+            with closing(GzipStream(fd, text, BuildError)) as stream:
+                yield from samples(list_tar(stream), lambda member: _read_member(stream, member))
+                stream.read_to_end()
+        finally:
+            os.close(fd)
+
+
+def _read_member(stream: GzipStream, member: Member) -> bytes:
+    stream.seek(member.place)
+    return stream.read(member.size)
+
+
+def open_webdataset(pattern: str, *, classes: Sequence[str] | None = None) -> WebdatasetSource:
+    """The source of the shards that a pattern with braces or wildcards names, or that lie in a folder."""
+    root, names = find_files(pattern, SUFFIXES)
+    files = [source_file(root, name) for name in names]
+    gzipped = [number for number, name in enumerate(names) if _begins(root, name) == MAGIC]
+    return WebdatasetSource(root, files=files, gzipped=gzipped, classes=classes)
+
+
+def _begins(root: Path, name: str) -> bytes:
+    path = os.path.join(os.fsencode(root), name_bytes(name))
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(MAGIC))
+    except OSError as error:
+        raise BuildError(f"{os.fsdecode(path)}: {error.strerror}; expected a tar that can be read") from None

@@ -1,0 +1,24 @@
+"""Trees of class folders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from decodeonce.prep.sources import FolderSource, Source
+from tests.forms.form import Form, Pic
+
+
+def write_folder(root: Path, pics: Sequence[Pic]) -> Path:
+    """root/<wnid>/<stem>.JPEG"""
+    for pic in pics:
+        (root / pic.wnid).mkdir(parents=True, exist_ok=True)
+        (root / pic.wnid / f"{pic.stem}.JPEG").write_bytes(pic.data)
+    return root
+
+
+def _folder(root: Path, pics: Sequence[Pic]) -> Source:
+    return FolderSource(write_folder(root / "pictures", pics))
+
+
+FORMS = [Form("folder", _folder)]

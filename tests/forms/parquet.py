@@ -1,0 +1,49 @@
+"""Parquet as Hugging Face writes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from decodeonce.prep.sources import Source, open_parquet
+from tests.forms.form import Form, Pic
+
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def write_table(
+    path: Path, columns: dict[str, Any], *, names: Sequence[str] | None = None, group: int = 3, **options: Any
+) -> Path:
+    """A Parquet file; `names` are those of the classes, as the datasets library has them in the schema."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table(columns)
+    if names is not None:
+        features = {"image": {"_type": "Image"}, "label": {"names": list(names), "_type": "ClassLabel"}}
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    pq.write_table(table, path, row_group_size=group, **options)
+    return path
+
+
+def images(pictures: Sequence[tuple[bytes | None, str | None] | None]) -> Any:
+    """A column of pictures with their paths."""
+    return pa.array([pic and {"bytes": pic[0], "path": pic[1]} for pic in pictures], IMAGE)
+
+
+def _hugging_face(root: Path, pics: Sequence[Pic]) -> Source:
+    wnids = sorted({pic.wnid for pic in pics})
+    parts = [pics[:7], pics[7:]]
+    for number, part in enumerate(parts):
+        columns = {
+            "image": images([(pic.data, f"{pic.stem}.JPEG") for pic in part]),
+            "label": pa.array([wnids.index(pic.wnid) for pic in part]),
+        }
+        write_table(root / "data" / f"train-{number:05d}-of-{len(parts):05d}.parquet", columns, names=wnids)
+    return open_parquet(root)
+
+
+FORMS = [Form("parquet", _hugging_face, in_order=False, sizes_known=False)]

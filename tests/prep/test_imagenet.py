@@ -1,0 +1,590 @@
+"""ImageNet in every form: what is recognised, which labels it gets, what is told, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from decodeonce.errors import BuildError, Stopped
+from decodeonce.prep import Recipe, Work, build
+from decodeonce.prep.sources import Entry, Source, asking, open_imagenet
+from decodeonce.prep.sources.base import Undecodable
+from decodeonce.prep.sources.formats.member import Member
+from decodeonce.prep.sources.formats.tar import Window, list_tar
+from decodeonce.prep.sources.imagenet import archive
+from decodeonce.prep.sources.imagenet.split import ImagenetSplit
+from decodeonce.store.table import read_rejects
+from tests.forms import imagenet as made
+from tests.forms.form import Pic
+from tests.forms.imagenet import CLS_LOC, DEVKIT, TRAIN_TAR, VAL_TAR, ZIP, Files, tar_bytes, write, zip_bytes
+from tests.pictures import jpeg, tree_bytes
+
+PICS = [
+    Pic(f"n{label:08d}", f"n{label:08d}_{number}", jpeg(24 + number, 20 + label, seed=10 * label + number))
+    for number, labels in enumerate([(2, 0, 1), (1, 2, 0), (0, 2), (2,)])
+    for label in labels
+]
+WNIDS = made.wnids_of(PICS)
+VAL = made.as_val(PICS)
+
+
+def train_tree(pics: list[Pic] = PICS) -> Files:
+    return {f"train/{pic.wnid}/{pic.stem}.JPEG": pic.data for pic in pics}
+
+
+def labels(source: Source) -> dict[str, str]:
+    """The class of each picture by its name without folders."""
+    names = [cls.name for cls in source.classes()]
+    return {os.path.basename(e.text): names[e.label] for e in source.entries() if not e.problem}
+
+
+def problems(source: Source) -> dict[str, str]:
+    return {entry.text: entry.problem for entry in source.entries() if entry.problem}
+
+
+def doubts(source: Source) -> list[str]:
+    return source.doubts(len(list(source.entries())))
+
+
+EXPECTED = {f"{pic.stem}.JPEG": pic.wnid for pic in VAL}
+
+
+# ---- the same rows
+
+
+def rows(source: Source, out: Path) -> dict[str, bytes]:
+    build(source, out, Recipe(height=16, width=16, shuffle_seed=None if source.keeps_order else 0), Work(workers=1))
+    kept = ("images-00000.npy", "labels.npy", "checksums.npy")
+    return {name: data for name, data in tree_bytes(out).items() if name in kept}
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_tree_tar_and_zip_give_the_same_rows(tmp_path: Path, split: str) -> None:
+    names = ("tree", "tar", "zip-stored") if split == "train" else ("tree", "tar", "zip")
+    of_split = [form for form in made.FORMS if form.name in [f"imagenet-{split}-{name}" for name in names]]
+    assert len(of_split) == 3
+    stores = {
+        form.name: rows(form.make(tmp_path / form.name, PICS), tmp_path / f"{form.name}.out") for form in of_split
+    }
+    tree = stores[f"imagenet-{split}-tree"]
+    assert len(tree) == 3
+    assert {name for name, store in stores.items() if store != tree} == set()
+
+
+# ---- what is recognised
+
+
+def test_train_comes_first_and_what_is_unpacked(tmp_path: Path) -> None:
+    write(tmp_path, {VAL_TAR: tar_bytes(made.flat(PICS, ".")), "LOC_val_solution.csv": made.solution(PICS)})
+    val = open_imagenet(tmp_path)
+    assert val.top == tmp_path / VAL_TAR
+    assert val.keeps_order
+    assert val.found == f"{VAL_TAR}, labels from LOC_val_solution.csv, 3 classes"
+    write(tmp_path, {TRAIN_TAR: tar_bytes(made.class_tars(PICS))})
+    assert open_imagenet(tmp_path).top == tmp_path / TRAIN_TAR
+    write(tmp_path, train_tree())
+    train = open_imagenet(tmp_path)
+    assert train.top == tmp_path / "train"
+    assert not train.keeps_order
+    assert train.found == f"class folders in train, 3 classes ({TRAIN_TAR} is there, too, and is not read)"
+    assert open_imagenet(tmp_path, split="val").top == tmp_path / VAL_TAR
+
+
+@pytest.mark.parametrize(
+    ("src", "found"),
+    [
+        ("", f"class folders in {CLS_LOC}/train, 3 classes"),
+        ("ILSVRC", "class folders in Data/CLS-LOC/train, 3 classes"),
+        ("ILSVRC/Data", "class folders in CLS-LOC/train, 3 classes"),
+        (CLS_LOC, "class folders in train, 3 classes"),
+        (f"{CLS_LOC}/train", f"class folders in {{root}}/{CLS_LOC}/train, 3 classes"),
+        (f"{CLS_LOC}/val", f"pictures in {{root}}/{CLS_LOC}/val, labels from LOC_val_solution.csv, 3 classes"),
+    ],
+)
+def test_kaggles_layout_from_its_top_down(tmp_path: Path, src: str, found: str) -> None:
+    write(tmp_path, made.kaggle(PICS, "train") | made.kaggle(PICS, "val"))
+    source = open_imagenet(tmp_path / src)
+    assert source.found == found.format(root=tmp_path)
+    assert [cls.description for cls in source.classes()] == [f"word of {wnid}, another" for wnid in WNIDS]
+    assert len(list(source.entries())) == len(PICS)
+
+
+def test_a_zip_that_is_src_or_lies_in_it(tmp_path: Path) -> None:
+    both = made.kaggle(PICS, "train") | made.kaggle(PICS, "val")
+    write(tmp_path, {ZIP: zip_bytes(both), "other.zip": zip_bytes({"notes.txt": b"x"})})
+    for root, prefix in ((tmp_path, f"{ZIP}/"), (tmp_path / ZIP, "")):
+        train, val = open_imagenet(root), open_imagenet(root, split="val")
+        assert train.found == f"{CLS_LOC}/train in {ZIP}, 3 classes"
+        assert val.found == f"{CLS_LOC}/val in {ZIP}, labels from LOC_val_solution.csv, 3 classes"
+        assert next(train.entries()).text == f"{prefix}{CLS_LOC}/train/n00000000/n00000000_0.JPEG"
+        assert train.top == val.top == tmp_path / ZIP
+        assert labels(val) == EXPECTED
+    write(tmp_path, {"copy.zip": zip_bytes(both)})
+    with pytest.raises(BuildError, match=r"copy.zip.*imagenet-object.*both hold ImageNet"):
+        open_imagenet(tmp_path)
+
+
+def test_names_of_members_are_paths(tmp_path: Path) -> None:
+    write(tmp_path, {TRAIN_TAR: tar_bytes(made.class_tars(PICS))})
+    assert next(open_imagenet(tmp_path).entries()).text == f"{TRAIN_TAR}/n00000000.tar/n00000000_0.JPEG"
+    assert next(open_imagenet(tmp_path / TRAIN_TAR).entries()).text == "n00000000.tar/n00000000_0.JPEG"
+
+
+def test_an_entry_lies_where_its_place_says(tmp_path: Path) -> None:
+    write(tmp_path, {TRAIN_TAR: tar_bytes(made.class_tars(PICS))})
+    data, facts = (tmp_path / TRAIN_TAR).read_bytes(), (tmp_path / TRAIN_TAR).stat()
+    source = open_imagenet(tmp_path)
+    for entry in source.entries():
+        assert data[entry.place : entry.place + entry.size] == source.read(entry)
+        assert (entry.unit, entry.mtime_ns) == (0, facts.st_mtime_ns)
+
+
+@pytest.mark.parametrize("split", ["auto", "val"])
+def test_what_is_not_recognised_says_what_would_be(tmp_path: Path, split: str) -> None:
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(BuildError, match=r"expected train/<wnid>/\*.JPEG, .*Kaggle.*img_val.tar"):
+        open_imagenet(tmp_path, split=split)
+    write(tmp_path, {"some.zip": zip_bytes({"a/b.JPEG": b"x"})})
+    with pytest.raises(BuildError, match="no train or val of Kaggle's"):
+        open_imagenet(tmp_path / "some.zip", split=split)
+
+
+def test_an_archive_of_the_other_split_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, {TRAIN_TAR: tar_bytes(made.class_tars(PICS)), VAL_TAR: tar_bytes(made.flat(PICS, "."))})
+    with pytest.raises(BuildError, match="begins as the train split does, expected val"):
+        open_imagenet(tmp_path / TRAIN_TAR, split="val")
+    with pytest.raises(BuildError, match="begins as the val split does, expected train"):
+        open_imagenet(tmp_path / VAL_TAR, split="train")
+
+
+def test_sorting_val_into_folders_that_was_interrupted_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, made.flat(PICS) | {"val/n00000000/ILSVRC2012_val_00000099.JPEG": b"x"})
+    with pytest.raises(
+        BuildError, match=r"9 val pictures .* beside 1 folders: was sorting them into class folders int"
+    ):
+        open_imagenet(tmp_path)
+
+
+def test_files_beside_class_folders_are_a_doubt(tmp_path: Path) -> None:
+    source = open_imagenet(write(tmp_path, train_tree() | {"train/n00000003.tar": b"", "train/notes.txt": b""}))
+    assert doubts(source) == [f"{tmp_path}/train: 1 files beside the class folders are left out (first n00000003.tar)"]
+    zipped = {"x.zip": zip_bytes(train_tree() | {"train/stray.JPEG": b"x", "train/notes.txt": b""})}
+    source = open_imagenet(write(tmp_path / "zipped", zipped))
+    told = f"{tmp_path}/zipped/x.zip: 1 files beside the class folders are left out (first train/stray.JPEG)"
+    assert doubts(source) == [told]
+
+
+# ---- which class has which label
+
+
+def test_val_has_the_labels_of_train(tmp_path: Path) -> None:
+    val = [pic for pic in PICS if pic.wnid != "n00000001"]
+    write(tmp_path, train_tree() | {f"val/{pic.wnid}/{pic.stem}.JPEG": pic.data for pic in val})
+    for root in (tmp_path, tmp_path / "val"):
+        source = open_imagenet(root, split="val")
+        assert [cls.name for cls in source.classes()] == WNIDS
+        assert {entry.label for entry in source.entries()} == {0, 2}
+        assert doubts(source) == ["val has 2 of the 3 classes of train (first missing n00000001)"]
+    assert doubts(open_imagenet(tmp_path)) == []
+
+
+def test_a_class_of_val_that_train_lacks_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, train_tree([pic for pic in PICS if pic.wnid == "n00000001"]) | made.flat(PICS) | made.devkit(PICS))
+    with pytest.raises(BuildError, match=r"2 classes that train lacks \(n00000000, n00000002\); --classes FILE"):
+        open_imagenet(tmp_path, split="val")
+    assert labels(open_imagenet(tmp_path, split="val", classes=WNIDS[::-1])) == EXPECTED
+    with pytest.raises(BuildError, match="n00000002: a class folder that the class list does not name"):
+        open_imagenet(tmp_path, split="val", classes=WNIDS[:2])
+
+
+@pytest.mark.parametrize("listed", ["LOC_synset_mapping.txt", "meta.mat"])
+def test_half_of_train_is_a_doubt_for_its_labels_shift(tmp_path: Path, listed: str) -> None:
+    wnids = [*WNIDS, "n00000000a"]
+    lists = {"LOC_synset_mapping.txt": made.mapping(wnids), "meta.mat": made.meta_mat(wnids)}
+    write(tmp_path, {TRAIN_TAR: tar_bytes(made.class_tars(PICS)), listed: lists[listed]})
+    source = open_imagenet(tmp_path)
+    told = (
+        f"3 of 4 classes of {listed} are here (first missing n00000000a); labels follow the 3 that are here; "
+        "--classes FILE says which class has which label"
+    )
+    assert doubts(source) == [told]
+    assert [(cls.name, cls.description) for cls in source.classes()] == [(w, f"word of {w}, another") for w in WNIDS]
+    settled = open_imagenet(tmp_path, classes=sorted(wnids))
+    assert doubts(settled) == []
+    assert {entry.label for entry in settled.entries()} == {0, 2, 3}
+
+
+def test_a_folder_too_many_is_a_doubt(tmp_path: Path) -> None:
+    write(tmp_path, train_tree() | {"train/cache/x.JPEG": jpeg(), "LOC_synset_mapping.txt": made.mapping(WNIDS)})
+    [told] = doubts(open_imagenet(tmp_path))
+    assert told.startswith("1 classes here are not in LOC_synset_mapping.txt (first cache); labels follow the 4 that")
+
+
+def test_val_alone_has_the_labels_of_the_list(tmp_path: Path) -> None:
+    val = {f"val/{pic.wnid}/{pic.stem}.JPEG": pic.data for pic in PICS if pic.wnid != "n00000000"}
+    write(tmp_path, val | {"LOC_synset_mapping.txt": made.mapping(WNIDS)})
+    source = open_imagenet(tmp_path)
+    assert {entry.label for entry in source.entries()} == {1, 2}
+    assert doubts(source) == [
+        "2 of 3 classes of LOC_synset_mapping.txt are here (first missing n00000000); "
+        "labels follow LOC_synset_mapping.txt"
+    ]
+    write(tmp_path, {"val/n99999999/x.JPEG": jpeg()})
+    with pytest.raises(BuildError, match=r"1 classes that LOC_synset_mapping.txt lacks \(n99999999\)"):
+        open_imagenet(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("classes", "split", "samples", "told"),
+    [
+        (1000, "train", 1_281_167, []),
+        (1000, "train", 1_200_000, ["1,200,000 of 1,281,167 pictures of ILSVRC2012's train: half a dataset?"]),
+        (1000, "val", 49_999, ["49,999 of 50,000 pictures of ILSVRC2012's val: half a dataset?"]),
+        (899, "val", 49_999, []),
+    ],
+)
+def test_half_a_dataset_is_a_doubt(classes: int, split: str, samples: int, told: list[str]) -> None:
+    source = archive.ImagenetTarSource(Path("/"), split=split, files=[], classes=[f"n{k:08d}" for k in range(classes)])
+    assert source.doubts(samples) == told
+
+
+# ---- labels of val
+
+
+@pytest.mark.parametrize("where", [f"{DEVKIT}/data", "data", ""])
+def test_the_devkit_in_all_its_places(tmp_path: Path, where: str) -> None:
+    write(tmp_path, made.flat(PICS) | {os.path.join(where, Path(k).name): v for k, v in made.devkit(PICS).items()})
+    source = open_imagenet(tmp_path)
+    assert labels(source) == EXPECTED
+    assert [cls.description for cls in source.classes()] == [f"word of {wnid}, another" for wnid in WNIDS]
+    assert doubts(source) == []
+
+
+def test_the_devkit_in_its_tar_beside_a_val_tar(tmp_path: Path) -> None:
+    kit = {f"{DEVKIT}.tar.gz": tar_bytes(made.devkit(PICS), "w:gz")}
+    write(tmp_path, {VAL_TAR: tar_bytes(made.flat(PICS, "."))} | kit)
+    for root in (tmp_path, tmp_path / VAL_TAR):
+        assert labels(open_imagenet(root)) == EXPECTED
+        assert open_imagenet(root).found == f"{VAL_TAR}, labels from {DEVKIT}.tar.gz, 3 classes"
+    os.truncate(tmp_path / f"{DEVKIT}.tar.gz", 300)
+    with pytest.raises(BuildError, match=r"devkit_t12.tar.gz: no tar.gz, or a damaged one"):
+        open_imagenet(tmp_path)
+
+
+def test_no_labels_says_what_was_looked_for_and_where(tmp_path: Path) -> None:
+    write(tmp_path, made.flat(PICS))
+    with pytest.raises(BuildError, match=rf"LOC_val_solution.csv, or ILSVRC2012_valid.*; looked in .*{tmp_path}, "):
+        open_imagenet(tmp_path)
+
+
+def test_numbers_without_meta_mat_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, made.flat(PICS) | {"ILSVRC2012_validation_ground_truth.txt": made.truth(PICS)})
+    with pytest.raises(BuildError, match=r"meta.mat of the same development kit, which names them, is missing"):
+        open_imagenet(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("ILSVRC2012_validation_ground_truth.txt", b"1\n4\n", "line 2 is '4', expected the number of a class"),
+        ("ILSVRC2012_validation_ground_truth.txt", b"1\nx\n", "line 2 is 'x', expected"),
+        ("meta.mat", b"MATLAB", "not the meta.mat of"),
+        (
+            "LOC_val_solution.csv",
+            b"ImageId,PredictionString\nILSVRC2012_val_00000001,\n",
+            "line 2 is .*expected picture",
+        ),
+    ],
+)
+def test_a_damaged_list_is_refused(tmp_path: Path, name: str, content: bytes, told: str) -> None:
+    kit = {Path(path).name: data for path, data in made.devkit(PICS).items()}
+    write(tmp_path, made.flat(PICS) | kit | {name: content})
+    with pytest.raises(BuildError, match=f"{name}: {told}"):
+        open_imagenet(tmp_path)
+
+
+def test_meta_mat_without_scipy_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, made.flat(PICS) | made.devkit(PICS))
+    monkeypatch.setitem(sys.modules, "scipy.io", None)
+    with pytest.raises(BuildError, match=r'meta.mat: needs scipy to be read; pip install "decodeonce\[prep\]"'):
+        open_imagenet(tmp_path)
+
+
+def test_two_lists_that_disagree_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, made.flat(PICS) | made.devkit(PICS) | {"LOC_val_solution.csv": made.solution(PICS)})
+    assert labels(open_imagenet(tmp_path)) == EXPECTED
+    other = made.solution(PICS).replace(b"ILSVRC2012_val_00000003,n0", b"ILSVRC2012_val_00000003,n1")
+    write(tmp_path, {"LOC_val_solution.csv": other})
+    with pytest.raises(
+        BuildError, match=r"ILSVRC2012_val_00000003: n1\d+ in LOC_val_solution.csv, n0\d+ in ILSVRC2012_d"
+    ):
+        open_imagenet(tmp_path)
+
+
+def test_pictures_without_labels_and_labels_without_pictures(tmp_path: Path) -> None:
+    write(tmp_path, made.flat(PICS) | {"LOC_val_solution.csv": made.solution(PICS)})
+    (tmp_path / "val/ILSVRC2012_val_00000002.JPEG").rename(tmp_path / "val/ILSVRC2012_val_00000777.JPEG")
+    (tmp_path / "val/.ILSVRC2012_val_00000005.JPEG").touch()
+    (tmp_path / "val/valprep.sh").touch()
+    source = open_imagenet(tmp_path)
+    assert problems(source) == {"val/ILSVRC2012_val_00000777.JPEG": "no label in LOC_val_solution.csv"}
+    told = ["1 of 9 pictures of LOC_val_solution.csv are missing (first ILSVRC2012_val_00000002)"]
+    assert doubts(source) == told
+    tarred = {VAL_TAR: tar_bytes({path.name: path.read_bytes() for path in (tmp_path / "val").iterdir()})}
+    source = open_imagenet(write(tmp_path / "tarred", tarred | {"LOC_val_solution.csv": made.solution(PICS)}))
+    assert problems(source) == {f"{VAL_TAR}/ILSVRC2012_val_00000777.JPEG": "no label in LOC_val_solution.csv"}
+    assert doubts(source) == told
+
+
+# ---- tars
+
+
+def listed(path: Path) -> list[tuple[bytes, str]]:
+    with open(path, "rb") as file:
+        return [(m.name, m.problem) for m in list_tar(Window(file.fileno(), str(path), 0, path.stat().st_size))]
+
+
+def test_listing_reads_headers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pics = [Pic(f"n{k % 5:08d}", f"n{k % 5:08d}_{k}", os.urandom(20_000)) for k in range(100)]
+    write(tmp_path, {TRAIN_TAR: tar_bytes(made.class_tars(pics))})
+    source, read, pread = open_imagenet(tmp_path), [], os.pread
+
+    def counted(fd: int, size: int, offset: int) -> bytes:
+        read.append(len(data := pread(fd, size, offset)))
+        return data
+
+    monkeypatch.setattr(os, "pread", counted)
+    assert len(list(source.entries())) == 100
+    assert len(read) < 100 + 5 * 4 + 4  # one round trip a picture, a few more a tar
+    assert sum(read) <= 513 * len(read)
+
+
+@pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_long_names_hidden_ones_folders_and_what_is_no_file(tmp_path: Path, format: int) -> None:
+    long = "deep/" * 30 + "ünï" * 20 + ".JPEG"
+    with tarfile.open(tmp_path / "x.tar", "w", format=format) as tar:
+        for name, data in [("./a.JPEG", b"a"), (long, b"bb"), (".hid", b"c"), ("x/._a.JPEG", b"d"), ("none.JPEG", b"")]:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+        for name, kind in [
+            ("PaxHeaders.12/a", tarfile.REGTYPE),
+            ("folder", tarfile.DIRTYPE),
+            ("soft.JPEG", tarfile.SYMTYPE),
+            ("hard.JPEG", tarfile.LNKTYPE),
+            ("fifo.JPEG", tarfile.FIFOTYPE),
+        ]:
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "a.JPEG"
+            tar.addfile(info)
+    assert listed(tmp_path / "x.tar") == [
+        (b"a.JPEG", ""),
+        (long.encode(), ""),
+        (b"none.JPEG", "empty file"),
+        (b"soft.JPEG", "a link in the tar"),
+        (b"hard.JPEG", "a link in the tar"),
+        (b"fifo.JPEG", "not a regular file"),
+    ]
+
+
+@pytest.mark.parametrize("format", ["gnu", "pax"])
+def test_sparse_files_are_a_problem(tmp_path: Path, format: str) -> None:
+    with open(tmp_path / "sparse.JPEG", "wb") as file:
+        file.truncate(1 << 20)
+        file.seek(1 << 19)
+        file.write(b"x")
+    command = ["tar", "-C", str(tmp_path), f"--format={format}", "-S", "-cf", str(tmp_path / "x.tar"), "sparse.JPEG"]
+    subprocess.run(command, check=True)
+    assert listed(tmp_path / "x.tar") == [(b"sparse.JPEG", "a sparse file in the tar")]
+
+
+def test_of_two_of_one_name_the_later_counts_as_in_tar(tmp_path: Path) -> None:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for data in (b"first", b"later one"):
+            info = tarfile.TarInfo("n00000000_0.JPEG")
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    source = open_imagenet(write(tmp_path, {TRAIN_TAR: tar_bytes({"n00000000.tar": out.getvalue()})}))
+    one, two = source.entries()
+    assert (one.problem, two.problem) == ("twice in the tar: the later one counts", "")
+    assert source.read(two) == b"later one"
+
+
+def cuts() -> Iterator[tuple[str, Callable[[bytes], bytes], str]]:
+    tarred = tar_bytes({"a.JPEG": b"a" * 700, "b.JPEG": b"b" * 1024})
+    assert len(tarred) == 10240
+    for end, told in [
+        (0, r"ends at byte 0"),
+        (300, r"ends at byte 300, expected"),
+        (900, r"ends at byte 900, expected at least 1536 \(a.JPEG\)"),
+        (1536, r"ends at byte 1536, expected at least 2048 \(the empty block that ends a tar"),
+        (1700, r"ends at byte 1700, expected"),
+        (3071, r"ends at byte 3071, expected at least 3072 \(b.JPEG\)"),
+        (3072, r"ends at byte 3072, expected at least 3584 \(the empty"),
+    ]:
+        yield f"cut at {end}", lambda data, end=end: tarred[:end], told  # type: ignore[misc]
+    yield "garbage", lambda data: tarred[:1536] + b"x" * 4096, "damaged: no tar header at byte 1536"
+    yield "no tar", lambda data: b"x" * 4096, "no tar, or a damaged one"
+    yield "gzip", lambda data: tar_bytes({"a": b"a"}, "w:gz"), "a gzip stream, .*gunzip it first"
+
+
+@pytest.mark.parametrize(("damage", "told"), [pytest.param(f, told, id=name) for name, f, told in cuts()])
+def test_a_tar_that_is_cut_short_or_none_is_refused(
+    tmp_path: Path, damage: Callable[[bytes], bytes], told: str
+) -> None:
+    (tmp_path / "x.tar").write_bytes(damage(b""))
+    with pytest.raises(BuildError, match=f"x.tar: {told}"):
+        listed(tmp_path / "x.tar")
+
+
+def test_half_a_download_is_refused_and_a_compressed_one(tmp_path: Path) -> None:
+    whole = tar_bytes(made.class_tars(PICS))
+    write(tmp_path, {TRAIN_TAR: whole[: len(whole) // 2]})
+    with pytest.raises(BuildError, match=rf"{TRAIN_TAR}: ends at byte {len(whole) // 2}, expected at least \d+ \(n0"):
+        open_imagenet(tmp_path)
+    write(tmp_path / "packed", {f"{TRAIN_TAR}.gz": tar_bytes(made.class_tars(PICS), "w:gz")})
+    with pytest.raises(BuildError, match="a gzip stream, which cannot be read at an offset; gunzip it first"):
+        open_imagenet(tmp_path / "packed")
+    inner = {"n00000000.tar": tar_bytes({"a.JPEG": b"a"}, "w:gz")}
+    source = open_imagenet(write(tmp_path / "inner", {TRAIN_TAR: tar_bytes(inner)}))
+    with pytest.raises(BuildError, match=rf"{TRAIN_TAR}: n00000000.tar: a gzip stream"):
+        list(source.entries())
+
+
+def test_threads_on_a_network_file_system_list_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, {TRAIN_TAR: tar_bytes(made.class_tars(PICS))})
+    alone, askers = list(open_imagenet(tmp_path).entries()), set()
+
+    def asked(window: Window) -> Iterator[Member]:
+        askers.add(threading.current_thread())
+        return list_tar(window)
+
+    source = open_imagenet(tmp_path)
+    monkeypatch.setattr(asking, "network_file_system", lambda top: "NFS")
+    monkeypatch.setattr(archive, "TARS_AT_ONCE", 2)
+    assert list(source.entries()) == alone
+    monkeypatch.setattr(archive, "list_tar", asked)
+    assert list(source.entries()) == alone
+    assert askers - {threading.main_thread()}
+
+
+# ---- zips
+
+
+class Pipe(io.RawIOBase):
+    """What a zip is written to that cannot go back: each member then has a data descriptor."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        self.data += data
+        return len(data)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize("zip64", [False, True])
+def test_zips_written_to_a_pipe_and_zip64(tmp_path: Path, method: int, zip64: bool) -> None:
+    data = {f"train/n00000000/{k}.JPEG": os.urandom(size) + b"a" * size for k, size in enumerate((1, 3000, 2_000_000))}
+    pipe = Pipe()
+    with zipfile.ZipFile(pipe, "w", method) as archive_:
+        for name, content in data.items():
+            with archive_.open(name, "w", force_zip64=zip64) as member:
+                member.write(content)
+    source = open_imagenet(write(tmp_path, {"x.zip": bytes(pipe.data)}))
+    assert [source.read(entry) for entry in source.entries()] == list(data.values())
+    damaged = bytearray(pipe.data)
+    damaged[len(damaged) // 2] ^= 1
+    write(tmp_path / "damaged", {"x.zip": bytes(damaged)})
+    assert len(undecodable(open_imagenet(tmp_path / "damaged"))) == 1
+
+
+def undecodable(source: Source) -> dict[str, str]:
+    """What cannot be read, and why."""
+    found = {}
+    for entry in source.entries():
+        try:
+            source.read(entry)
+        except Undecodable as reason:
+            found[os.path.basename(entry.text)] = str(reason)
+    return found
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_damaged_bytes_in_a_zip_are_a_reject(tmp_path: Path, method: int) -> None:
+    whole = zip_bytes(made.kaggle(PICS, "train"), method)
+    with zipfile.ZipFile(io.BytesIO(whole)) as archive_:
+        infos = {os.path.basename(info.filename): info for info in archive_.infolist()}
+    damaged = bytearray(whole)
+    data, header = infos["n00000001_0.JPEG"], infos["n00000002_1.JPEG"]
+    start = data.header_offset + 30 + len(data.filename)
+    damaged[start : start + 8] = b"\xff" * 8
+    damaged[header.header_offset] = 0
+    source = open_imagenet(write(tmp_path, {ZIP: bytes(damaged)}))
+    found = undecodable(source)
+    assert found.keys() == {"n00000001_0.JPEG", "n00000002_1.JPEG"}
+    assert all(reason.startswith("damaged zip: ") for reason in found.values())
+    build(source, tmp_path / "out", Recipe(height=8, width=8), Work(workers=1, max_bad="2"))
+    rejects = {os.path.basename(reject.source): reject.reason for reject in read_rejects(tmp_path / "out/rejects.tsv")}
+    assert rejects == found
+
+
+def test_members_that_can_be_no_row(tmp_path: Path) -> None:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive_:
+        archive_.writestr("train/n00000000/0.JPEG", b"x")
+        archive_.writestr("train/n00000000/1.JPEG", b"x", zipfile.ZIP_BZIP2)
+        archive_.writestr("train/n00000000/2.JPEG", b"")
+        archive_.writestr("train/n00000000/._3.JPEG", b"x")
+        archive_.writestr("train/n00000000/folder/", b"")
+        link = zipfile.ZipInfo("train/n00000000/4.JPEG")
+        link.external_attr = 0o120777 << 16
+        archive_.writestr(link, b"0.JPEG")
+        with pytest.warns(UserWarning, match="Duplicate"):
+            archive_.writestr("train/n00000000/0.JPEG", b"later")
+        archive_.writestr("train/n00000000/ü.JPEG", b"x")
+    data = bytearray(out.getvalue())
+    data[data.rindex(b"PK\x01\x02") + 8] |= 1  # the last one, encrypted
+    source = open_imagenet(write(tmp_path, {"x.zip": bytes(data)}))
+    entries = {(entry.text.rpartition("/")[2], entry.problem) for entry in source.entries()}
+    assert entries == {
+        ("0.JPEG", "twice in the zip: the later one counts"),
+        ("0.JPEG", ""),
+        ("1.JPEG", "compressed by method 12 (bzip2), expected stored or deflated"),
+        ("2.JPEG", "empty file"),
+        ("4.JPEG", "a link in the zip"),
+        ("ü.JPEG", "encrypted in the zip"),
+    }
+    assert [source.read(entry) for entry in source.entries() if not entry.problem] == [b"later"]
+
+
+def test_half_a_zip_is_refused(tmp_path: Path) -> None:
+    whole = zip_bytes(made.kaggle(PICS, "train"))
+    write(tmp_path, {ZIP: whole[: len(whole) // 2]})
+    for root in (tmp_path, tmp_path / ZIP):
+        with pytest.raises(BuildError, match=f"{ZIP}: no zip, or one that is cut short"):
+            open_imagenet(root)
+
+
+def test_a_zip_that_ends_early_after_the_plan_stops(tmp_path: Path) -> None:
+    write(tmp_path, {ZIP: zip_bytes(made.kaggle(PICS, "train"))})
+    source = open_imagenet(tmp_path)
+    entries: list[Entry] = list(source.entries())
+    os.truncate(tmp_path / ZIP, 100)
+    assert isinstance(source, ImagenetSplit)
+    again = type(source)(source.root, **source.facts())
+    with pytest.raises(Stopped, match="changed since the plan"):
+        again.read(entries[0])

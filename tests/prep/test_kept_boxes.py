@@ -1,0 +1,147 @@
+"""Boxes as rows, and boxes beside whole pictures: a red rectangle is where its box says, whatever was done to it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from decodeonce.errors import BuildError
+from decodeonce.prep import BoxedSource, BoxRules, FolderSource, Recipe, Work, build, make_plan
+from decodeonce.store import Store, open_store, verify_store
+from tests.pictures import encoded, reference_row
+
+RED = (250, 10, 10)
+BOXES = {"a": [(20, 10, 60, 40)], "b": [(0, 0, 30, 64), (70, 30, 96, 60), (40, 10, 64, 30)], "c": []}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Pictures of 96x64, grey with red rectangles, as PNG; their annotations are of twice the size."""
+    for folder in ("src/thing", "xml"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name, boxes in BOXES.items():
+        image = Image.new("RGB", (96, 64), (90, 90, 90))
+        for box in boxes:
+            image.paste(RED, box)
+        (tmp_path / f"src/thing/{name}.png").write_bytes(encoded(image, "PNG"))
+        objects = "".join(
+            "<object><name>thing</name><bndbox>"
+            + "".join(
+                f"<{side}>{2 * at}</{side}>" for side, at in zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True)
+            )
+            + "</bndbox></object>"
+            for box in boxes
+        )
+        size = "<size><width>192</width><height>128</height></size>"
+        if boxes:
+            (tmp_path / f"xml/{name}.xml").write_text(f"<annotation>{size}{objects}</annotation>")
+    return tmp_path
+
+
+def built(tree: Path, rules: BoxRules, **options: object) -> Store:
+    recipe = Recipe(**{"height": 48, "width": 48, "boxes": rules, **options})  # type: ignore[arg-type]
+    build(BoxedSource(FolderSource(tree / "src"), tree / "xml", rules), tree / "out", recipe, Work(workers=1))
+    assert verify_store(tree / "out").ok
+    return open_store(tree / "out")
+
+
+def red(image: NDArray[np.uint8], near: int = 60) -> NDArray[np.bool_]:
+    return np.logical_and.reduce(np.abs(image.astype(int) - RED) < near, axis=-1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
+@pytest.mark.parametrize("keep", [1, 2, 5])
+def test_kept_boxes_are_in_pixels_of_the_row(tree: Path, fit: str, keep: int) -> None:
+    store = built(tree, BoxRules(keep=keep), fit=fit)
+    assert [column.name for column in store.manifest.columns] == ["boxes", "box_count"]
+    boxes, counts = store.columns["boxes"], store.columns["box_count"]
+    assert (boxes.shape, boxes.dtype.str, counts.dtype.str) == ((3, keep, 4), "<f4", "<i4")
+    for row, sample in enumerate(store.samples):
+        expected = np.zeros((48, 48), bool)
+        for left, top, right, bottom in boxes[row, : counts[row]].round().astype(int):
+            expected[top:bottom, left:right] = True
+        if keep >= len(BOXES[Path(sample.source).stem]):
+            assert (red(store.images[row]) != expected).mean() < 0.06  # the rims are mixed
+            assert expected.any() == bool(counts[row])
+        assert not boxes[row, counts[row] :].any()
+        assert sample.box == ""
+    by_name = {Path(sample.source).stem: int(counts[row]) for row, sample in enumerate(store.samples)}
+    outside = fit == "crop"  # of 96 columns 64 are kept, 16 to 80
+    assert by_name == {"a": 1, "b": min(keep, 3), "c": 0}
+    assert outside == (boxes[1, 0, 0] == 0 and boxes[1, 0, 2] < 12)
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_kept_boxes_turn_with_their_picture(tree: Path, turn: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    image = Image.open(tree / "src/thing/a.png")
+    (tree / "src/thing/a.png").write_bytes(encoded(image, "PNG", exif=exif))
+    store = built(tree, BoxRules(keep=1), exif="apply", fit="stretch")
+    left, top, right, bottom = store.columns["boxes"][0, 0].round().astype(int)
+    expected = np.zeros((48, 48), bool)
+    expected[top:bottom, left:right] = True
+    assert (red(store.images[0]) != expected).mean() < 0.06
+
+
+def test_every_object_is_a_row_cut_at_the_pictures_own_size(tree: Path) -> None:
+    store = built(tree, BoxRules(without="skip"), shuffle_seed=None)
+    assert [sample.box for sample in store.samples] == ["20,10,60,40", "0,0,30,64", "70,30,96,60", "40,10,64,30"]
+    assert all(red(image, 3).all() for image in store.images)
+    assert {(sample.width, sample.height) for sample in store.samples} == {(96, 64)}
+
+
+def test_a_margin_takes_more_and_a_picture_without_a_box_is_whole(tree: Path) -> None:
+    store = built(tree, BoxRules(margin=0.25), shuffle_seed=None)
+    assert [sample.box for sample in store.samples] == ["10,2,70,48", "0,0,38,64", "63,22,96,64", "34,5,70,35", ""]
+    cut = Image.open(tree / "src/thing/a.png").crop((10, 2, 70, 48))
+    np.testing.assert_array_equal(store.images[0], reference_row(encoded(cut, "PNG"), 48, 48))
+    whole = (tree / "src/thing/c.png").read_bytes()
+    np.testing.assert_array_equal(store.images[4], reference_row(whole, 48, 48))
+
+
+def test_the_same_rows_however_many_workers_and_rejects(tree: Path) -> None:
+    (tree / "src/thing/b0.png").write_bytes((tree / "src/thing/a.png").read_bytes()[:200])
+    rules, manifests = BoxRules(keep=2), []
+    for workers in (1, 2):
+        source = BoxedSource(FolderSource(tree / "src"), tree / "xml", rules)
+        recipe = Recipe(height=300, width=300, boxes=rules, shuffle_seed=0)
+        manifests.append(build(source, tree / f"out{workers}", recipe, Work(workers=workers, max_bad="50%")))
+    assert manifests[0] == manifests[1]
+    store = open_store(tree / "out1")
+    counts = {Path(s.source).stem: int(n) for s, n in zip(store.samples, store.columns["box_count"], strict=True)}
+    assert counts == {"a": 1, "b": 2, "c": 0}
+
+
+def test_scaled_decoding_leaves_enough_of_a_box(tmp_path: Path) -> None:
+    for folder in ("src/thing", "xml"):
+        (tmp_path / folder).mkdir(parents=True)
+    image = Image.new("RGB", (1600, 1200), (90, 90, 90))
+    image.paste(RED, (800, 600, 1000, 800))
+    (tmp_path / "src/thing/a.jpg").write_bytes(encoded(image, subsampling=0))
+    (tmp_path / "xml/a.xml").write_text(
+        "<annotation><size><width>1600</width><height>1200</height></size><object><name>thing</name><bndbox>"
+        "<xmin>800</xmin><ymin>600</ymin><xmax>1000</xmax><ymax>800</ymax></bndbox></object></annotation>"
+    )
+    store = built(tmp_path, BoxRules(), scaled_decode=True)
+    assert red(store.images[0], 12)[1:-1, 1:-1].all()
+    assert store.samples[0].box == "800,600,1000,800"
+
+
+@pytest.mark.parametrize(("change", "told"), [("picture", r"1 changed \(first thing/b.png\)"), ("box", "other boxes")])
+def test_what_changed_is_told_where_a_picture_has_several_rows(tree: Path, change: str, told: str) -> None:
+    rules = BoxRules()
+    source = BoxedSource(FolderSource(tree / "src"), tree / "xml", rules)
+    make_plan(source, tree / "out", Recipe(boxes=rules))
+    if change == "picture":
+        os.utime(tree / "src/thing/b.png", ns=(1, 1))
+    else:
+        path = tree / "xml/b.xml"
+        path.write_text(path.read_text().replace("<xmin>140</xmin>", "<xmin>150</xmin>"))
+    with pytest.raises(BuildError, match=told):
+        make_plan(source, tree / "out", Recipe(boxes=rules))

@@ -1,0 +1,207 @@
+"""Lists of pictures: how they may be written, and what is said of those that are wrong."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decodeonce.errors import BuildError
+from decodeonce.prep.sources import Entry, ListSource, asking, open_list, open_source
+from decodeonce.prep.sources.formats.lists import find_layout
+from decodeonce.prep.sources.listed import path_below
+from tests.forms.listed import write_list
+
+NAMES = [b"cat/1.jpg", b"dog/2.jpg", b"cat/3, 4.jpg"]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name in NAMES:
+        path = tmp_path / os.fsdecode(name)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"picture")
+    return tmp_path
+
+
+def listed(root: Path, text: str, name: str = "list.txt", classes: list[str] | None = None) -> ListSource:
+    return open_list(write_list(root / name, text), classes=classes)
+
+
+def labels(source: ListSource) -> list[tuple[bytes, str]]:
+    entries = list(source.entries())
+    assert [entry.problem for entry in entries] == [""] * len(entries)
+    return [(entry.name, source.classes()[entry.label].name) for entry in entries]
+
+
+PARENTS = [(NAMES[0], "cat"), (NAMES[1], "dog"), (NAMES[2], "cat")]
+LABELS = [(NAMES[0], "b"), (NAMES[1], "a"), (NAMES[2], "b")]
+NUMBERS = [(NAMES[0], "2"), (NAMES[1], "0"), (NAMES[2], "2")]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected", "layout"),
+    [
+        ("list.txt", "cat/1.jpg\ndog/2.jpg\ncat/3, 4.jpg\n", PARENTS, "a path a line, classes are folders"),
+        ("list", "\ufeffcat/1.jpg\r\n\r\n  \ndog/2.jpg\r\ncat/3, 4.jpg", PARENTS, "a path a line, classes are folders"),
+        ("list.csv", 'file\ncat/1.jpg\ndog/2.jpg\n"cat/3, 4.jpg"\n', PARENTS, "CSV, classes are folders"),
+        ("list.txt", "./cat/1.jpg\ncat/../dog/2.jpg\ncat//3, 4.jpg\n", PARENTS, ""),
+        ("list.txt", "cat/1.jpg\tb\ndog/2.jpg\ta\ncat/3, 4.jpg\t b \n", LABELS, "TSV, with labels"),
+        ("list.tsv", "Class\tid\tFile\nb\t7\tcat/1.jpg\na\t8\tdog/2.jpg\nb\t9\tcat/3, 4.jpg\n", LABELS, ""),
+        ("list.csv", 'cat/1.jpg,b\ndog/2.jpg,a\n"cat/3, 4.jpg",b\n', LABELS, "CSV, with labels"),
+        ("list.txt", 'path,label\r\ncat/1.jpg,b\r\ndog/2.jpg,a\r\n"cat/3, 4.jpg","b"\r\n', LABELS, "CSV, with labels"),
+        ("list.csv", '\ufeffimage,label\ncat/1.jpg,2\ndog/2.jpg,0\n"cat/3, 4.jpg",2\n', NUMBERS, "CSV, with labels"),
+        ("list.txt", "cat/1.jpg 2\ndog/2.jpg 0\ncat/3, 4.jpg 2\n", NUMBERS, "a path and a label a line, with labels"),
+    ],
+)
+def test_lists_are_written_in_many_ways(
+    root: Path, name: str, text: str, expected: list[tuple[bytes, str]], layout: str
+) -> None:
+    source = listed(root, text, name)
+    assert labels(source) == expected
+    assert layout in source.found
+
+
+def test_numbers_mean_what_they_mean_in_the_list(root: Path) -> None:
+    source = listed(root, "cat/1.jpg\t3\ndog/2.jpg\t01\n")
+    assert [entry.label for entry in source.entries()] == [3, 1]
+    assert [cls.name for cls in source.classes()] == ["0", "1", "2", "3"]
+    assert source.doubts(1000) == ["2 of 4 classes have no picture; the first is 0, '0'"]
+    named = listed(root, "cat/1.jpg\t1\ndog/2.jpg\t0\n", classes=["b", "a"])
+    assert labels(named) == [(b"cat/1.jpg", "a"), (b"dog/2.jpg", "b")]
+    assert named.doubts(1000) == []
+
+
+def test_folders_named_by_numbers_are_names(tmp_path: Path) -> None:
+    for name in ("10/a.jpg", "9/b.jpg"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(b"picture")
+    source = listed(tmp_path, "9/b.jpg\n10/a.jpg\n")
+    assert [entry.label for entry in source.entries()] == [1, 0]
+    assert [cls.name for cls in source.classes()] == ["10", "9"]
+
+
+def test_a_class_list_orders_names(root: Path) -> None:
+    text = "cat/1.jpg\ndog/2.jpg\n"
+    assert [entry.label for entry in listed(root, text, classes=["dog", "cow", "cat"]).entries()] == [2, 0]
+    with pytest.raises(BuildError, match=r"list\.txt: line 2: class 'dog' is not in the class list"):
+        listed(root, text, classes=["cat"]).entries()
+    with pytest.raises(BuildError, match="names 'cat' twice"):
+        listed(root, text, classes=["cat", "dog", "cat"]).entries()
+
+
+def test_what_can_be_no_row_has_its_reason(root: Path) -> None:
+    text = "cat/1.jpg\ta\ndog/gone.jpg\ta\ncat/1.jpg\tb\ndog/2.jpg\t\ncat\tb\n"
+    assert [(entry.name, entry.problem) for entry in listed(root, text).entries()] == [
+        (b"cat/1.jpg", ""),
+        (b"dog/gone.jpg", "No such file or directory"),
+        (b"cat/1.jpg", "twice in the list"),
+        (b"dog/2.jpg", "no label"),
+        (b"cat", "a directory"),
+    ]
+    numbered = listed(root, "cat/1.jpg\t0\ndog/2.jpg\t-1\n")
+    assert [entry.problem for entry in numbered.entries()] == ["", "label -1, expected 0 or more"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("/elsewhere/cat/1.jpg\n", "line 1: '/elsewhere/cat/1.jpg' is not below {root}; give .* --root, /"),
+        ("\ncat/../../1.jpg\n", "line 2: 'cat/../../1.jpg' is not below {root}"),
+        ("{root}\n", "line 1: '{root}' is not below {root}"),
+        ("1.jpg\n", "line 1: '1.jpg' has neither a label nor a folder"),
+        ("cat/1.jpg\ta\ndog/2.jpg\n", r"line 2: \['dog/2.jpg'\], expected TSV, with labels"),
+        ("cat/1.jpg\ta\n\tb\n", r"line 2: \['', 'b'\], expected TSV, with labels"),
+        ("c\0a\0t\0/\0001\0", "line 1: .* expected a path a line"),
+        ("0\t1\tcat/1.jpg\n", "columns 0, 1, cat/1.jpg; expected a path and a label, or a header line"),
+        ("path\tbreed\ncat/1.jpg\ta\n", "columns path, breed; expected"),
+        ("cat/1.jpg\t20240131\n", "line 1: label 20240131, expected 0 to 1048575; class numbers begin at 0"),
+    ],
+)
+def test_a_list_that_is_wrong_is_refused_with_its_line(root: Path, text: str, message: str) -> None:
+    with pytest.raises(BuildError, match="list.txt: " + message.format(root=root)):
+        list(listed(root, text.format(root=root)).entries())
+
+
+def test_a_class_number_past_the_class_list_is_refused(root: Path) -> None:
+    with pytest.raises(BuildError, match="line 2: label 2, expected 0 to 1; give as many names"):
+        listed(root, "cat/1.jpg\t0\ndog/2.jpg\t2\n", classes=["a", "b"]).entries()
+
+
+def test_csv_with_an_endless_field_is_refused(root: Path) -> None:
+    with pytest.raises(BuildError, match=r"list\.csv: line 2: field larger than field limit"):
+        listed(root, "path,label\n" + '"' + "x" * 200_000, "list.csv").entries()
+
+
+def test_files_that_are_not_there_are_named(root: Path) -> None:
+    with pytest.raises(BuildError, match=r"gone\.txt: No such file or directory; expected a list"):
+        open_list(root / "gone.txt").entries()
+    with pytest.raises(BuildError, match="nowhere: no such folder; expected the one that the paths"):
+        open_list(root / "list.txt", root=root / "nowhere")
+
+
+def test_an_empty_list_has_no_entries(root: Path) -> None:
+    assert list(listed(root, "\n").entries()) == []
+    assert listed(root, "\n").classes() == ()
+
+
+def test_any_file_name_can_be_listed(tmp_path: Path) -> None:
+    names = [b"\xff cat/\xe9\x85.jpg", "größe/a\u2028b\x0cc.jpg".encode(), b"a'; echo/x y .jpg"]
+    for name in names:
+        path = os.path.join(os.fsencode(tmp_path), name)
+        os.makedirs(os.path.dirname(path))
+        with open(path, "wb") as file:
+            file.write(name)
+    (tmp_path / "list").write_bytes(b"\n".join(names))
+    source = open_list(tmp_path / "list")
+    entries = list(source.entries())
+    assert [entry.name for entry in entries] == names
+    made = open_source(source.kind, source.root, source.facts())
+    assert [made.read(entry) for entry in entries] == names
+
+
+def test_a_store_may_lie_beside_the_list(root: Path) -> None:
+    source = listed(root, "cat/1.jpg\n")
+    assert not (root / "out").is_relative_to(source.top)
+
+
+def test_a_network_file_system_is_asked_for_many_at_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "cat/1.jpg\ndog/2.jpg\ncat/3, 4.jpg\n"
+    one_by_one = list(listed(root, text).entries())
+    monkeypatch.setattr(asking, "network_file_system", lambda path: "NFS")
+    monkeypatch.setattr(asking, "STATS_AT_ONCE", 2)
+    used: list[int] = []
+    pool = ThreadPoolExecutor.map
+
+    def counted(self: Any, work: Any, entries: list[Entry]) -> Any:
+        used.append(len(entries))
+        return pool(self, work, entries)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "map", counted)
+    assert list(listed(root, text).entries()) == one_by_one
+    assert used == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("root", "path", "below"),
+    [
+        ("/a", "b/c.jpg", "b/c.jpg"),
+        ("/a", "/a/b/./c.jpg", "b/c.jpg"),
+        ("/a", "..b/.c", "..b/.c"),
+        ("/", "/a/b", "a/b"),
+        ("/a", "/ab/c", None),
+        ("/a", "../a/b", "b"),
+        ("/a", ".", None),
+        ("/a", "b/..", None),
+    ],
+)
+def test_paths_are_taken_relative_to_the_root(root: str, path: str, below: str | None) -> None:
+    assert path_below(root, path) == below
+
+
+def test_a_layout_is_found_without_reading_the_list(root: Path) -> None:
+    file = write_list(root / "list", "cat/1.jpg\n" + "x" * 10_000_000)
+    assert find_layout(file).label is None

@@ -1,0 +1,148 @@
+"""What every source keeps to, whatever the form: one suite, run on the same pictures in each."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from decodeonce.errors import Stopped
+from decodeonce.prep import Recipe, Work, build
+from decodeonce.prep.plan import scan
+from decodeonce.prep.sources import SOURCES, Entry, Source, open_source
+from decodeonce.store import open_store
+from tests.forms import folder, imagenet, listed, parquet, webdataset
+from tests.forms.form import Form, Pic
+from tests.pictures import jpeg, reference_row
+
+FORMS = [*folder.FORMS, *imagenet.FORMS, *listed.FORMS, *webdataset.FORMS, *parquet.FORMS]
+# Not in the order of classes or names, and not all classes of one size.
+PICS = [
+    Pic(f"n{label:08d}", f"n{label:08d}_{number}", jpeg(30 + 7 * number, 40 + 5 * label, seed=10 * label + number))
+    for number, labels in enumerate([(2, 0, 1), (1, 2, 0), (0, 2), (2,), (0,)])
+    for label in labels
+]
+
+
+@pytest.fixture(params=FORMS, ids=lambda form: form.name)
+def form(request: pytest.FixtureRequest) -> Form:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def source(form: Form, tmp_path: Path) -> Source:
+    return form.make(tmp_path, PICS)
+
+
+def expected(form: Form) -> list[Pic]:
+    """The pictures in the order in which a source of this form lists them."""
+    return sorted(PICS, key=lambda pic: (pic.wnid, os.fsencode(pic.stem))) if form.in_order else PICS
+
+
+def again(source: Source) -> Source:
+    """The source as a worker makes it from the plan."""
+    facts = json.loads(json.dumps(source.facts()))
+    return open_source(source.kind, source.root, facts)
+
+
+def test_it_lists_every_picture_once_with_its_label_and_size(form: Form, source: Source) -> None:
+    entries = list(source.entries())
+    names = [cls.name for cls in source.classes()]
+    if form.classes_named:
+        assert names == sorted({pic.wnid for pic in PICS})
+    wnids = sorted({pic.wnid for pic in PICS})
+    pics = expected(form)
+    assert [entry.problem for entry in entries] == [""] * len(pics)
+    assert [wnids[entry.label] for entry in entries] == [pic.wnid for pic in pics]
+    assert [entry.size for entry in entries] == [len(pic.data) if form.sizes_known else 0 for pic in pics]
+    assert all(form.stem_of(PICS, pic).encode() in entry.name for entry, pic in zip(entries, pics, strict=True))
+    assert len({entry.name for entry in entries}) == len(entries)
+
+
+def test_listing_again_gives_the_same(source: Source) -> None:
+    first = scan(source)
+    assert scan(source).frozen == first.frozen
+    assert list(source.entries()) == list(source.entries())
+
+
+def test_it_reads_the_very_bytes_in_any_order(form: Form, source: Source) -> None:
+    entries = list(source.entries())
+    reader = again(source)
+    for index in [*range(len(entries)), *reversed(range(len(entries)))]:
+        assert reader.read(entries[index]) == expected(form)[index].data
+
+
+def test_a_plan_makes_it_again_without_looking(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries, classes = list(source.entries()), source.classes()
+    assert source.found
+    with monkeypatch.context() as patched:
+        for name in ("open", "stat", "listdir", "scandir"):
+            patched.setattr(os, name, _forbidden)
+        made = again(source)
+    assert made.classes() == classes
+    assert made.read(entries[-1]) == source.read(entries[-1])
+
+
+def _forbidden(*args: object, **kwargs: object) -> None:
+    raise AssertionError("a source that is made from a plan's facts touched a file")
+
+
+@pytest.mark.parametrize("change", ["gone", "shorter", "touched"])
+def test_a_source_that_changes_after_the_plan_stops_the_task(source: Source, tmp_path: Path, change: str) -> None:
+    entries = list(source.entries())
+    reader = again(source)
+    for path in [path for path in tmp_path.rglob("*") if path.is_file()]:
+        if change == "gone":
+            path.unlink()
+        elif change == "shorter":
+            os.truncate(path, path.stat().st_size // 2)
+        else:
+            os.utime(path, ns=(1, 1))
+    with pytest.raises(Stopped, match=r"changed since the plan|No such file"):
+        reader.read(entries[0])
+
+
+def test_rows_are_pillows_in_the_order_of_the_source(form: Form, source: Source, tmp_path: Path) -> None:
+    manifest = build(source, tmp_path / "out", Recipe(height=24, width=20, shuffle_seed=None), Work(workers=1))
+    store = open_store(tmp_path / "out")
+    wnids = sorted({pic.wnid for pic in PICS})
+    for row, pic in enumerate(expected(form)):
+        np.testing.assert_array_equal(store.images[row], reference_row(pic.data, 24, 20))
+        assert wnids[int(store.labels[row])] == pic.wnid
+        assert form.stem_of(PICS, pic) in store.samples[row].source
+    assert manifest.source["kind"] == source.kind
+
+
+def test_a_seed_permutes_samples_or_whole_units(form: Form, source: Source, tmp_path: Path) -> None:
+    units = [entry.unit for entry in source.entries()]
+    build(source, tmp_path / "out", Recipe(height=16, width=16, shuffle_seed=3), Work(workers=1))
+    sources = [sample.source for sample in open_store(tmp_path / "out").samples]
+    names = [entry.text for entry in source.entries()]
+    order = [names.index(name) for name in sources]
+    assert sorted(order) == list(range(len(PICS)))
+    if source.read_unit:
+        runs = [unit for k, unit in enumerate(units[i] for i in order) if k == 0 or unit != units[order[k - 1]]]
+        assert len(runs) == len(set(units))  # a unit's samples stay together
+        assert all(a < b for a, b in pairwise(order) if units[a] == units[b])
+        assert source.keeps_order
+    else:
+        assert order != list(range(len(PICS)))
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_source_is_small(kind: str) -> None:
+    made_by: Callable[..., Source] = SOURCES[kind]
+    lines, _ = inspect.getsourcelines(made_by)
+    module = Path(inspect.getfile(made_by)).read_text().splitlines()
+    assert len(lines) < 150
+    assert len(module) < 150
+
+
+def test_an_entry_says_its_name_in_any_locale() -> None:
+    assert Entry("ü\n".encode() + b"\xff", 0, 1, 1).text == "ü\n\udcff"

@@ -1,0 +1,172 @@
+"""A user's function on each picture: what it is given, what it may give back, and what its failures become."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from decodeonce.errors import BuildError
+from decodeonce.prep import BoxRules, FolderSource, Recipe, Work, build, find_map, make_plan, work
+from decodeonce.store import open_store
+from decodeonce.store.table import Reject, read_rejects
+from tests.pictures import encoded, jpeg, picture, reference_row
+
+MODULE = """
+import numpy as np
+from PIL import Image
+
+not_callable = 3
+
+def inverted(pixels, sample):
+    pixels[:] = 255 - pixels  # it is the map's own
+    return pixels
+
+def halved(pixels, sample):
+    height, width = pixels.shape[:2]
+    return pixels[: height // 2, : width // 2]
+
+def large_only(pixels, sample):
+    return pixels if sample.width >= 60 else None
+
+def telling(pixels, sample):
+    raise ValueError(f"{sample} {pixels.shape} {pixels.dtype} {pixels.flags.writeable}")
+
+def wrong(pixels, sample):
+    return pixels.astype(np.float32)
+
+def empty(pixels, sample):
+    return pixels[:0]
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    path = tmp_path / "modules/maps_of_a_user.py"
+    path.parent.mkdir()
+    path.write_text(MODULE)
+    monkeypatch.syspath_prepend(str(path.parent))
+    yield path
+    sys.modules.pop("maps_of_a_user", None)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name, width in (("cat/a.jpg", 50), ("cat/b.jpg", 70), ("dog/c.jpg", 90)):
+        path = tmp_path / "src" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg(width, 48, seed=width))
+    return tmp_path / "src"
+
+
+def built(tree: Path, out: Path, function: str, max_bad: str = "0") -> Path:
+    recipe = Recipe(height=24, width=24, map=find_map(f"maps_of_a_user:{function}"))
+    build(FolderSource(tree), out, recipe, Work(workers=1, max_bad=max_bad))
+    return out
+
+
+def test_it_comes_before_the_fit(module: Path, tree: Path, tmp_path: Path) -> None:
+    store = open_store(built(tree, tmp_path / "out", "inverted"))
+    for row, name in enumerate(("cat/a.jpg", "cat/b.jpg", "dog/c.jpg")):
+        inverted = 255 - np.asarray(Image.open(tree / name))
+        np.testing.assert_array_equal(
+            store.images[row], reference_row(encoded(Image.fromarray(inverted), "PNG"), 24, 24)
+        )
+        assert store.samples[row].width == Image.open(tree / name).width
+
+
+def test_it_may_change_the_size(module: Path, tree: Path, tmp_path: Path) -> None:
+    store = open_store(built(tree, tmp_path / "out", "halved"))
+    half = Image.open(tree / "dog/c.jpg").crop((0, 0, 45, 24))
+    np.testing.assert_array_equal(store.images[2], reference_row(encoded(half, "PNG"), 24, 24))
+    assert (store.samples[2].width, store.samples[2].height) == (90, 48)
+
+
+def test_what_it_wants_no_row_of_is_listed_and_no_reject(module: Path, tree: Path, tmp_path: Path) -> None:
+    out = built(tree, tmp_path / "out", "large_only")
+    assert [sample.source for sample in open_store(out).samples] == ["dog/c.jpg", "cat/b.jpg"]
+    assert list(read_rejects(out / "rejects.tsv")) == [
+        Reject("cat/a.jpg", "left out by maps_of_a_user:large_only", "left out")
+    ]
+
+
+def test_what_it_raises_is_the_reason_of_a_reject(module: Path, tree: Path, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="3 of 3 pictures are rejects"):
+        built(tree, tmp_path / "out", "telling")
+    with pytest.raises(BuildError, match="every picture is a reject"):
+        built(tree, tmp_path / "out2", "telling", max_bad="100%")
+    from decodeonce.prep.status import read_status
+
+    told = {reject.source: reject.reason for reject in read_status(tmp_path / "out2").rejects}
+    assert told["dog/c.jpg"] == (
+        "maps_of_a_user:telling: ValueError: MapSample(source='dog/c.jpg', label=1, class_name='dog', width=90, "
+        "height=48, box=None) (48, 90, 3) uint8 True"
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [("wrong", r"returned float32 \(48, 90, 3\), expected uint8"), ("empty", "returned an empty picture")],
+)
+def test_what_is_no_picture_is_a_reject(module: Path, tree: Path, tmp_path: Path, function: str, reason: str) -> None:
+    source = FolderSource(tree, classes=["dog", "cat"])
+    recipe = Recipe(height=24, width=24, map=find_map(f"maps_of_a_user:{function}"))
+    with pytest.raises(BuildError, match=rf"maps_of_a_user:{function}: {reason}"):
+        build(source, tmp_path / "out", recipe, Work(workers=1, on_bad="fail"))
+
+
+def test_the_recipe_names_it_and_a_changed_one_is_refused(module: Path, tree: Path, tmp_path: Path) -> None:
+    recipe = Recipe(height=24, width=24, map=find_map("maps_of_a_user:inverted"))
+    plan = make_plan(FolderSource(tree), tmp_path / "out", recipe)
+    assert plan.facts["recipe"]["map"]["function"] == "maps_of_a_user:inverted"
+    module.write_text(MODULE + "\n")
+    with pytest.raises(BuildError, match="the map maps_of_a_user:inverted changed since the plan"):
+        work(tmp_path / "out", Work(workers=1))
+    with pytest.raises(BuildError, match="planned with another recipe: xxh3 is"):
+        make_plan(
+            FolderSource(tree), tmp_path / "out", Recipe(height=24, width=24, map=find_map("maps_of_a_user:inverted"))
+        )
+    module.write_text(MODULE)
+    work(tmp_path / "out", Work(workers=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("maps_of_a_user", "expected package.module:function"),
+        ("maps_of_a_user:missing", "has no function missing"),
+        ("maps_of_a_user:not_callable", "has no function not_callable"),
+        ("maps_of_nobody:f", "No module named 'maps_of_nobody'; run from the folder that has maps_of_nobody"),
+        ("maps_broken:f", "importing maps_broken raised ZeroDivisionError"),
+        ("itertools:chain", "itertools has no source file"),
+    ],
+)
+def test_a_map_that_cannot_be_had_is_named(module: Path, name: str, told: str) -> None:
+    (module.parent / "maps_broken.py").write_text("1 / 0\n")
+    with pytest.raises(BuildError, match=told):
+        find_map(name)
+
+
+def test_what_goes_ill_with_a_map_is_refused(module: Path) -> None:
+    function = find_map("maps_of_a_user:inverted")
+    with pytest.raises(ValueError, match="scaled_decode needs the size"):
+        Recipe(map=function, scaled_decode=True)
+    with pytest.raises(ValueError, match="boxes beside the picture would not follow"):
+        Recipe(map=function, boxes=BoxRules(keep=2))
+
+
+def test_a_map_sees_grey_and_cmyk_as_rgb(module: Path, tmp_path: Path) -> None:
+    (tmp_path / "src/x").mkdir(parents=True)
+    (tmp_path / "src/x/grey.jpg").write_bytes(jpeg(50, 50, mode="L"))
+    (tmp_path / "src/x/palette.png").write_bytes(encoded(picture(50, 50).quantize(16), "PNG"))
+    store = open_store(built(tmp_path / "src", tmp_path / "out", "inverted"))
+    for row, sample in enumerate(store.samples):
+        pixels = 255 - np.asarray(
+            Image.open(io.BytesIO((tmp_path / "src" / sample.source).read_bytes())).convert("RGB")
+        )
+        np.testing.assert_array_equal(store.images[row], reference_row(encoded(Image.fromarray(pixels), "PNG"), 24, 24))
