@@ -1,0 +1,518 @@
+"""Every row of docs/odd-pictures.md, on a file made here: what becomes of the picture, and what rejects.tsv says."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import re
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import simplejpeg
+from PIL import Image, ImageOps, features
+
+from decodeonce.prep import FolderSource, Recipe, Work, build, reasons
+from decodeonce.prep.decode import Decoder, Row
+from decodeonce.prep.sources.base import Entry, Undecodable
+from decodeonce.store import open_store
+from decodeonce.store.table import read_rejects
+from tests.pictures import (
+    crc,
+    encoded,
+    jpeg,
+    lossless_jpeg,
+    marker_at,
+    picture,
+    raw_png,
+    reference_row,
+    replaced,
+    segment,
+    without_segments,
+)
+
+DOC = Path(__file__).resolve().parents[2] / "docs" / "odd-pictures.md"
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+RED = Image.new("RGB", (50, 60), (250, 5, 5))
+# jpegtran -arithmetic (libjpeg-turbo 2.1.5) of a drawn picture of 32x24
+ARITHMETIC = base64.b85decode(
+    "|JeWF01!$>Nk#wx0RR9200961|JwjV02B@n5)Ta&5)cv>6%-gAG9exu93DL^E+jHZKuk+VKt@GST61DhRc%&9Mr4R(ZFhTtf`Lw8jhBplmUDiAeE-`3"
+    "Lje^R7akfOJ0T%Ed{ahKe0+R-e0+R-e0+R-e0+R-e0+R-e0+R-e0+R-e0+R-e0+R-e0+R-e0+R-e0+R-e0=}O01*fP7yuvx0U`hb5di}c0sqVZ3IGrg1p"
+    "yEd1^?Or3<CiG0ucid06zfHdHuY8VG`OqTEcU70i8+C6-<Q7;(Px9Cf8fa@w@Lg6YUVI9eXFjJI>dv)2JEnJW?g?xl!wIbb-OHlk5;E`yH8feE-="
+)
+
+
+def decode(data: bytes, name: str = "x.JPEG", **options: Any) -> Row:
+    decoder = Decoder(Recipe(**{"height": 32, "width": 32, **options}))
+    return decoder.row(data, Entry(name.encode(), 0, len(data), 0))
+
+
+def pixels(row: Row) -> Pixels:
+    return np.frombuffer(row.pixels, np.uint8).reshape(32, 32, 3)
+
+
+def table() -> dict[str, tuple[str, str]]:
+    """Of each id in docs/odd-pictures.md the action ("", "kept" or "rejected") and what rejects.tsv says."""
+    found = {}
+    for line in DOC.read_text().splitlines():
+        if row := re.fullmatch(
+            r"\| `([a-z0-9-]+)` \| [^|]+ \| [^|]+ \| (?:nothing|(kept|rejected): `([^`|]+)`) \|", line
+        ):
+            found[row[1]] = (row[2] or "", row[3] or "")
+    return found
+
+
+def says(id_: str) -> tuple[str, re.Pattern[str]]:
+    """The action of a row, and a pattern of its text, in which … stands for anything."""
+    action, text = table()[id_]
+    return action, re.compile(".*".join(map(re.escape, text.split("…"))), re.DOTALL)
+
+
+def assert_rejected(data: bytes, id_: str, **options: Any) -> None:
+    """This content becomes no row, for the reason that the table gives."""
+    action, text = says(id_)
+    assert action == "rejected"
+    with pytest.raises(Undecodable) as caught:
+        decode(data, **options)
+    assert text.fullmatch(str(caught.value)), str(caught.value)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A picture, its name, and what its row must be: that of `like`, or of Pillow's convert("RGB") of the picture."""
+
+    make: Callable[[], bytes]
+    name: str = "x.JPEG"
+    like: Callable[[], Pixels] | None = None
+
+
+def adobe(transform: int) -> bytes:
+    return segment(0xEE, b"Adobe\0\x64\0\0\0\0" + bytes((transform,)))
+
+
+def ycck() -> bytes:
+    """Red as Adobe writes YCCK: inverted, so cyan and a black of 255; Pillow inverts once when it saves."""
+    cyan = Image.new("RGB", (50, 60), (5, 250, 250)).convert("YCbCr")
+    bands = [band.point(lambda value: 255 - value) for band in cyan.split()]
+    data = encoded(Image.merge("CMYK", [*bands, Image.new("L", (50, 60), 0)]), quality=95)
+    return replaced(data, marker_at(data, 0xEE) + 15, b"\2")
+
+
+def bare_rgb() -> bytes:
+    """A JPEG of RGB channels without a colour transform, and without a marker of anybody's."""
+    return without_segments(jpeg(50, 60, keep_rgb=True), 0xE0)
+
+
+def with_ids(data: bytes, ids: bytes) -> bytes:
+    """A JPEG whose channels have other numbers, in its frame and in its scan."""
+    frame, scan = marker_at(data, 0xC0), marker_at(data, 0xDA)
+    for channel, number in enumerate(ids):
+        data = replaced(data, frame + 10 + 3 * channel, bytes((number,)))
+        data = replaced(data, scan + 5 + 2 * channel, bytes((number,)))
+    return data
+
+
+def with_frame(
+    data: bytes, *, kind: int | None = None, bits: int | None = None, size: tuple[int, int] | None = None
+) -> bytes:
+    """A JPEG with another marker, sample depth, or (width, height) in its frame header."""
+    at = marker_at(data, 0xC0)
+    data = replaced(data, at + 1, bytes((kind,))) if kind is not None else data
+    data = replaced(data, at + 4, bytes((bits,))) if bits is not None else data
+    return replaced(data, at + 5, struct.pack(">HH", size[1], size[0])) if size is not None else data
+
+
+def bare(*, channels: int, kind: int = 0xC0) -> bytes:
+    """The frame header of a JPEG of so many channels, and nothing after it but its end."""
+    frame = struct.pack(">BHHB", 8, 60, 50, channels) + b"".join(bytes((n + 1, 0x11, 0)) for n in range(channels))
+    return b"\xff\xd8" + segment(kind, frame) + b"\xff\xd9"
+
+
+def sixteen_bits(channels: int) -> np.ndarray[Any, np.dtype[np.uint16]]:
+    return np.random.default_rng(channels).integers(0, 65536, (32, 32, channels), np.uint16)
+
+
+def upper_bytes(channels: int) -> Pixels:
+    levels = (sixteen_bits(channels) >> 8).astype(np.uint8)
+    return np.repeat(levels, 3, axis=2) if channels == 1 else levels[..., :3]
+
+
+def grey_sixteen(format_: str) -> bytes:
+    return encoded(Image.fromarray(sixteen_bits(1)[..., 0]), format_)
+
+
+def animated(format_: str, **options: Any) -> bytes:
+    return encoded(picture(50, 60), format_, save_all=True, append_images=[picture(50, 60, seed=1)], **options)
+
+
+def faded() -> Image.Image:
+    """A picture with an alpha channel that is not all opaque."""
+    image = picture(50, 60)
+    image.putalpha(Image.linear_gradient("L").resize((50, 60)))
+    return image
+
+
+def solid(format_: str, **options: Any) -> Callable[[], Pixels]:
+    """What Pillow gives for a picture of its own saving."""
+    return lambda: reference_row(encoded(picture(50, 60), format_, **options), 32, 32)
+
+
+def same_as(data: Callable[[], bytes]) -> Callable[[], Pixels]:
+    return lambda: reference_row(data(), 32, 32)
+
+
+def drawn(seed: int = 0) -> Pixels:
+    return np.asarray(picture(32, 32, seed=seed))
+
+
+def exif(orientation: int) -> bytes:
+    tags = Image.Exif()
+    tags[0x0112] = orientation
+    return tags.tobytes()
+
+
+def exif_with_thumbnail() -> bytes:
+    """EXIF with a JPEG in it, whose markers are none of the picture's."""
+    thumbnail = jpeg(16, 12, seed=5)
+    first = struct.pack("<HHHII", 1, 0x0112, 3, 1, 1) + struct.pack("<I", 26)
+    second = struct.pack("<HHHII", 2, 0x0201, 4, 1, 56) + struct.pack("<HHII", 0x0202, 4, 1, len(thumbnail)) + bytes(4)
+    return b"Exif\0\0II*\0\x08\0\0\0" + first + second + thumbnail
+
+
+def flat(data: bytes, *, transform: int) -> bytes:
+    return data[:2] + adobe(transform) + without_segments(data, 0xE0)[2:]
+
+
+PLAIN = jpeg(50, 60)
+LARGE = jpeg(200, 160)
+KEPT = {
+    "grey-jpeg": Case(lambda: jpeg(50, 60, mode="L")),
+    "progressive": Case(lambda: jpeg(50, 60, progressive=True)),
+    "arithmetic": Case(lambda: ARITHMETIC),
+    "restart-markers": Case(lambda: jpeg(50, 60, restart_marker_blocks=1)),
+    "sampling-411": Case(lambda: jpeg(50, 60, subsampling="4:1:1")),
+    "sampling-440": Case(lambda: simplejpeg.encode_jpeg(np.array(picture(50, 60)), colorsubsampling="440")),
+    "adobe-rgb": Case(lambda: flat(bare_rgb(), transform=0)),
+    "rgb-by-ids": Case(lambda: with_ids(bare_rgb(), b"RGB")),
+    "other-ids": Case(lambda: with_ids(PLAIN, b"\0\1\2"), like=same_as(lambda: PLAIN)),
+    "adobe-cmyk": Case(lambda: encoded(RED.convert("CMYK"))),
+    "adobe-ycck": Case(ycck),
+    "bare-cmyk": Case(lambda: without_segments(jpeg(50, 60, mode="CMYK"), 0xEE)),
+    "lossless-rgb": Case(lambda: lossless_jpeg(drawn()), like=drawn),
+    "icc-profile": Case(lambda: jpeg(50, 60, icc_profile=bytes(3000)), like=same_as(lambda: PLAIN)),
+    "exif-thumbnail": Case(lambda: jpeg(50, 60, exif=exif_with_thumbnail()), like=same_as(lambda: PLAIN)),
+    "mpo": Case(lambda: animated("MPO", quality=90), like=same_as(lambda: PLAIN)),
+    "cmyk-mpo": Case(
+        lambda: encoded(RED.convert("CMYK"), "MPO", save_all=True, append_images=[picture(9, 9)]),
+        like=same_as(lambda: encoded(RED.convert("CMYK"), quality=75)),
+    ),
+    "second-jpeg": Case(lambda: PLAIN + jpeg(20, 20, seed=1), like=same_as(lambda: PLAIN)),
+    "trailing-bytes": Case(lambda: PLAIN + b"\0\xffgarbage", like=same_as(lambda: PLAIN)),
+    "fill-bytes": Case(lambda: PLAIN[:2] + b"\xff\xff" + PLAIN[2:], like=same_as(lambda: PLAIN)),
+    "no-huffman-tables": Case(lambda: without_segments(PLAIN, 0xC4), like=same_as(lambda: PLAIN)),
+    "stray-bytes": Case(
+        lambda: PLAIN[: marker_at(PLAIN, 0xDB)] + bytes(7) + PLAIN[marker_at(PLAIN, 0xDB) :],
+        like=same_as(lambda: PLAIN),
+    ),
+    "jfif-version": Case(lambda: replaced(PLAIN, 11, b"\x03"), like=same_as(lambda: PLAIN)),
+    "adobe-transform": Case(lambda: flat(PLAIN, transform=9), like=same_as(lambda: PLAIN)),
+    "early-end-marker": Case(lambda: LARGE[: len(LARGE) // 2] + b"\xff\xd9"),
+    "misnamed": Case(lambda: PLAIN, name="x.png"),
+    "png-named-jpeg": Case(lambda: encoded(picture(50, 60), "PNG")),
+    "png": Case(lambda: encoded(picture(50, 60), "PNG"), name="x.png"),
+    "png-alpha": Case(lambda: encoded(faded(), "PNG"), name="x.png", like=solid("PNG")),
+    "png-grey": Case(lambda: encoded(picture(50, 60, mode="L"), "PNG"), name="x.png"),
+    "png-grey-alpha": Case(lambda: encoded(faded().convert("LA"), "PNG"), name="x.png"),
+    "png-palette": Case(lambda: encoded(picture(50, 60).quantize(64), "PNG"), name="x.png"),
+    "png-palette-alpha": Case(
+        lambda: encoded(picture(50, 60).quantize(64), "PNG", transparency=bytes(range(64))),
+        name="x.png",
+        like=same_as(lambda: encoded(picture(50, 60).quantize(64), "PNG")),
+    ),
+    "png-black-white": Case(lambda: encoded(picture(50, 60, mode="1"), "PNG"), name="x.png"),
+    "png-grey-16": Case(lambda: grey_sixteen("PNG"), name="x.png", like=lambda: upper_bytes(1)),
+    "png-rgb-16": Case(lambda: raw_png(sixteen_bits(3), 2), name="x.png", like=lambda: upper_bytes(3)),
+    "png-rgba-16": Case(lambda: raw_png(sixteen_bits(4), 6), name="x.png", like=lambda: upper_bytes(4)),
+    "png-interlaced": Case(lambda: raw_png(drawn(), 2, interlaced=True), name="x.png", like=drawn),
+    "png-animated": Case(lambda: animated("PNG"), name="x.png", like=solid("PNG")),
+    "png-without-end": Case(lambda: encoded(picture(50, 60), "PNG")[:-12], name="x.png", like=solid("PNG")),
+    "gif": Case(lambda: encoded(picture(50, 60), "GIF"), name="x.gif"),
+    "gif-animated": Case(lambda: animated("GIF"), name="x.gif", like=solid("GIF")),
+    "webp": Case(lambda: encoded(picture(50, 60), "WEBP"), name="x.webp"),
+    "webp-lossless": Case(lambda: encoded(picture(32, 32), "WEBP", lossless=True), name="x.webp", like=drawn),
+    "webp-alpha": Case(lambda: encoded(faded(), "WEBP"), name="x.webp"),
+    "webp-animated": Case(lambda: animated("WEBP", lossless=True), name="x.webp", like=solid("WEBP", lossless=True)),
+    "bmp": Case(lambda: encoded(picture(32, 32), "BMP"), name="x.bmp", like=drawn),
+    "tiff": Case(lambda: encoded(picture(32, 32), "TIFF"), name="x.tif", like=drawn),
+    "tiff-compressed": Case(
+        lambda: encoded(picture(32, 32), "TIFF", compression="tiff_lzw"), name="x.tiff", like=drawn
+    ),
+    "tiff-pages": Case(lambda: animated("TIFF"), name="x.tif", like=solid("TIFF")),
+    "tiff-cmyk": Case(lambda: encoded(RED.convert("CMYK"), "TIFF"), name="x.tif"),
+    "tiff-16": Case(lambda: grey_sixteen("TIFF"), name="x.tif", like=lambda: upper_bytes(1)),
+    "ppm": Case(lambda: encoded(picture(32, 32), "PPM"), name="x.ppm", like=drawn),
+    "pgm-16": Case(lambda: grey_sixteen("PPM"), name="x.pgm", like=lambda: upper_bytes(1)),
+    "one-pixel": Case(lambda: jpeg(1, 1)),
+    "one-column": Case(lambda: jpeg(1, 5000)),
+    "extreme-shape": Case(
+        lambda: encoded(Image.new("RGB", (60000, 2), (10, 200, 30)), "PNG"),
+        name="x.png",
+        like=lambda: np.full((32, 32, 3), (10, 200, 30), np.uint8),
+    ),
+}
+NEEDS = {"webp": "webp", "tiff-compressed": "libtiff"}
+OPTIONS = {"extreme-shape": {"height": 64, "width": 64}}
+
+
+@pytest.mark.parametrize("id_", KEPT)
+def test_a_picture_that_becomes_a_row(id_: str) -> None:
+    case = KEPT[id_]
+    need = next((module for start, module in NEEDS.items() if id_.startswith(start)), "")
+    if need and not features.check(need):
+        pytest.skip(f"this Pillow has no {need}")
+    data = case.make()
+    size = 64 if id_ == "extreme-shape" else 32
+    row = decode(data, case.name, height=size, width=size)
+    got = np.frombuffer(row.pixels, np.uint8).reshape(size, size, 3)
+    expected = case.like() if case.like else reference_row(data, 32, 32)
+    np.testing.assert_array_equal(got[:32, :32], expected)
+    action, text = says(id_)
+    assert action == ("kept" if row.oddity else "")
+    assert text.fullmatch(row.oddity), row.oddity
+
+
+REJECTED: dict[str, Callable[[], bytes]] = {
+    "empty": lambda: b"",
+    "no-picture": lambda: b"<!DOCTYPE html><html><body>404</body></html>",
+    "unread-format": lambda: b"\0\0\0\x20ftypavif\0\0\0\0avifmif1" + bytes(100),
+    "jpeg-header-only": lambda: PLAIN[:100],
+    "jpeg-without-picture": lambda: b"\xff\xd8\xff\xd9",
+    "missing-end-marker": lambda: PLAIN[:-2],
+    "twelve-bits": lambda: with_frame(PLAIN, kind=0xC1, bits=12),
+    "lossless-grey": lambda: lossless_jpeg(drawn()[..., :1]),
+    "hierarchical": lambda: with_frame(PLAIN, kind=0xC5),
+    "two-channels": lambda: bare(channels=2),
+    "no-width": lambda: with_frame(PLAIN, size=(0, 60)),
+    "no-height": lambda: with_frame(PLAIN, size=(50, 0)),
+    "too-long": lambda: with_frame(PLAIN, size=(65535, 1)),
+    "bomb": lambda: with_frame(PLAIN, size=(65500, 65500)),
+    "png-bomb": lambda: png_of_size(40000, 40000),
+    "no-pixels": lambda: png_of_size(0, 60),
+    "broken-header": lambda: replaced(PLAIN, marker_at(PLAIN, 0xC4) + 5, b"\xff" * 8),
+    "webp-cut": lambda: b"RIFF\x64\0\0\0WEBPVP8 \x58\0\0\0" + bytes(40),
+    "tiff-float": lambda: encoded(Image.new("F", (50, 60), 0.5), "TIFF"),
+    "tiff-32": lambda: encoded(Image.new("I", (50, 60), 1 << 20), "TIFF"),
+    "tiff-lab": lambda: encoded(Image.new("LAB", (50, 60)), "TIFF"),
+    "pfm": lambda: encoded(Image.new("F", (50, 60), 0.5), "PPM"),
+}
+
+
+def png_of_size(width: int, height: int) -> bytes:
+    """A PNG that says it has this size."""
+    data = replaced(encoded(picture(8, 8), "PNG"), 16, struct.pack(">II", width, height))
+    return replaced(data, 29, crc(data[12:29]))
+
+
+@pytest.mark.parametrize("id_", REJECTED)
+def test_a_picture_that_becomes_no_row(id_: str) -> None:
+    if id_ == "webp-cut" and not features.check("webp"):
+        pytest.skip("this Pillow has no webp")
+    assert_rejected(REJECTED[id_](), id_)
+
+
+@pytest.mark.parametrize("id_", ["adobe-cmyk", "adobe-ycck", "tiff-cmyk"])
+def test_cmyk_has_the_right_polarity(id_: str) -> None:
+    data = KEPT[id_].make()
+    mean = pixels(decode(data, KEPT[id_].name)).reshape(-1, 3).mean(0)
+    np.testing.assert_allclose(mean, (250, 5, 5), atol=8)
+
+
+@pytest.mark.parametrize("id_", ["adobe-rgb", "rgb-by-ids", "other-ids", "sampling-440", "sampling-411"])
+def test_colours_are_those_of_the_picture_that_was_encoded(id_: str) -> None:
+    error = pixels(decode(KEPT[id_].make())).astype(int) - reference_row(encoded(picture(50, 60), "PNG"), 32, 32)
+    assert np.abs(error).mean() < 6
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 2}])
+def test_truncated_anywhere(mode: str, options: dict[str, Any]) -> None:
+    whole = jpeg(64, 48, mode=mode, **options)
+    header = marker_at(whole, 0xDA) + 20
+    for share in range(1, 100):
+        data = whole[: max(4, len(whole) * share // 100)]
+        with pytest.raises(Undecodable, match=r"^truncated: " if len(data) > header else r"^(truncated|broken JPEG): "):
+            decode(data)
+
+
+@pytest.mark.parametrize(
+    ("format_", "options"),
+    [("PNG", {}), ("GIF", {}), ("BMP", {}), ("PPM", {}), ("WEBP", {}), ("WEBP", {"lossless": True}), ("TIFF", {})],
+)
+def test_other_formats_truncated_anywhere(format_: str, options: dict[str, Any]) -> None:
+    whole = encoded(picture(64, 48), format_, **options)
+    for share in range(1, 100):
+        with pytest.raises(Undecodable, match=r"^(truncated|broken|not a picture: begins)"):
+            decode(whole[: len(whole) * share // 100])
+
+
+def test_truncated_behind_a_thumbnail() -> None:
+    whole = jpeg(64, 48, exif=exif_with_thumbnail())
+    thumbnail_end = whole.index(b"\xff\xd9")
+    assert thumbnail_end < marker_at(whole, 0xDA)
+    for end in (*range(4, thumbnail_end + 10, 7), thumbnail_end, thumbnail_end + 2, len(whole) // 2, len(whole) - 2):
+        assert_rejected(whole[:end], "truncated")
+
+
+def garbled_anywhere(data: bytes) -> tuple[int, int]:
+    """Garble a JPEG's scan in many ways, check what becomes of each; returns how many were kept, and rejected."""
+    kept = rejected = 0
+    scan = marker_at(data, 0xDA) + 14
+    decoder = Decoder(Recipe(height=32, width=32))
+    before = decoder.row(jpeg(200, 160, seed=99), Entry(b"x", 0, 0, 0))
+    for seed in range(150):
+        rng = np.random.default_rng(seed)
+        garbled = bytearray(data)
+        for at in rng.integers(scan, len(data) - 2, int(rng.integers(1, 6))):
+            garbled[at] = (0, 255, int(rng.integers(256)))[int(rng.integers(3))]
+        try:
+            row = decoder.row(bytes(garbled), Entry(b"x", 0, 0, 0))
+        except Undecodable:
+            rejected += 1
+            continue
+        kept += 1
+        assert row.pixels != before.pixels
+        np.testing.assert_array_equal(pixels(row), reference_row(bytes(garbled), 32, 32))
+        assert not row.oddity or says("garbled")[1].fullmatch(row.oddity)
+    return kept, rejected
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 3}])
+def test_garbled_data_are_as_pillow_sees_them_or_rejects(options: dict[str, Any]) -> None:
+    kept, rejected = garbled_anywhere(jpeg(200, 160, **options))
+    assert kept > 10
+    assert kept + rejected == 150
+
+
+def one_garbled() -> bytes:
+    """A JPEG with a few wrong bytes, which libjpeg-turbo complains of and Pillow decodes all the same."""
+    return replaced(LARGE, len(LARGE) // 2, bytes(4))
+
+
+def test_garbled_data_are_rejected_if_asked() -> None:
+    row = decode(one_garbled())
+    assert says("garbled")[1].fullmatch(row.oddity)
+    with pytest.raises(Undecodable, match="garbled: "):
+        decode(one_garbled(), on_odd="reject")
+
+
+def test_an_error_behind_a_warning_is_a_reject_and_never_the_picture_before() -> None:
+    decoder = Decoder(Recipe(height=32, width=32))
+    decoder.row(LARGE, Entry(b"x", 0, 0, 0))
+    whole = jpeg(200, 160, progressive=True)
+    first = marker_at(whole, 0xDA)
+    broken = replaced(whole, whole.index(b"\xff\xda", first + 2), b"\xff\x1e")  # an error: no such marker
+    hidden = 0
+    for gap in range(20, 100, 4):
+        data = replaced(broken, first + gap, bytes(4))  # a warning, mostly: a bad Huffman code
+        with pytest.raises(Undecodable, match="broken JPEG: Unsupported marker type 0x1e"):
+            decoder.row(data, Entry(b"x", 0, 0, 0))
+        try:
+            hidden += simplejpeg.decode_jpeg(data, "RGBX", strict=False).shape == (160, 200, 4)
+        except ValueError:
+            continue
+    assert hidden  # which is why strict=False is no way to decode these
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("format_", ["JPEG", "PNG", "WEBP"])
+def test_exif_rotation_is_applied_only_if_asked(orientation: int, format_: str) -> None:
+    if not features.check("webp") and format_ == "WEBP":
+        pytest.skip("this Pillow has no webp")
+    data = encoded(picture(90, 50), format_, exif=exif(orientation))
+    upright = encoded(ImageOps.exif_transpose(Image.open(io.BytesIO(data))), "PNG")
+    name = f"x.{format_.lower()}"
+    np.testing.assert_array_equal(pixels(decode(data, name, exif="apply")), reference_row(upright, 32, 32))
+    plain = encoded(picture(90, 50), format_)
+    np.testing.assert_array_equal(pixels(decode(data, name)), reference_row(plain, 32, 32))
+    assert decode(data, name, exif="apply").oddity == decode(data, name).oddity == ""
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("setting", ["ignore", "apply"])
+def test_the_orientation_of_a_tiff_is_applied_once(orientation: int, setting: str) -> None:
+    data = encoded(picture(90, 50), "TIFF", tiffinfo={0x0112: orientation})
+    tags = encoded(picture(90, 50), exif=exif(orientation), quality=100)
+    turned = ImageOps.exif_transpose(Image.open(io.BytesIO(tags)))
+    row = decode(data, "x.tif", exif=setting)
+    assert (row.width, row.height) == turned.size
+    upright = encoded(Image.open(io.BytesIO(data)).convert("RGB"), "PNG")
+    np.testing.assert_array_equal(pixels(row), reference_row(upright, 32, 32))
+    assert np.abs(pixels(row).astype(int) - reference_row(encoded(turned, "PNG"), 32, 32)).mean() < 3
+
+
+def test_a_pillow_without_webp_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encoded(picture(50, 60), "WEBP") if features.check("webp") else b"RIFF\x64\0\0\0WEBPVP8 " + bytes(100)
+    monkeypatch.setattr("PIL.WebPImagePlugin.SUPPORTED", False)
+    monkeypatch.setattr("PIL.features.check", lambda name: False)
+    assert_rejected(data, "webp-not-built", name="x.webp")
+    assert "libwebp-dev" in reasons.NO_WEBP
+
+
+def test_a_pillow_without_libtiff_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not features.check("libtiff"):
+        pytest.skip("this Pillow writes no compressed TIFF")
+    data = encoded(picture(50, 60), "TIFF", compression="tiff_lzw")
+    monkeypatch.delattr("PIL.Image.core.libtiff_decoder")
+    assert_rejected(data, "tiff-not-built", name="x.tif")
+    assert "libtiff-dev" in reasons.NO_TIFF
+
+
+NAMES = {"name-newline": b"a\nb.JPEG", "name-not-utf8": b"caf\xe9.JPEG", "name-tab": b"tab\t\\.JPEG"}
+
+
+def test_names_come_through_a_build_as_they_are(tmp_path: Path) -> None:
+    top = os.fsencode(tmp_path / "pictures")
+    os.makedirs(os.path.join(top, b"class"))
+    for number, name in enumerate(NAMES.values()):
+        Path(os.fsdecode(os.path.join(top, b"class", name))).write_bytes(jpeg(40, 30, seed=number))
+        Path(os.fsdecode(os.path.join(top, b"class", b"cut" + name))).write_bytes(jpeg(40, 30, seed=number)[:-9])
+    Path(os.fsdecode(os.path.join(top, b"class", b"empty\n.JPEG"))).touch()
+    out = tmp_path / "store"
+    build(FolderSource(Path(os.fsdecode(top))), out, Recipe(height=32, width=32), Work(workers=1, max_bad="100%"))
+    kept = {os.fsencode(sample.source): sample.row for sample in open_store(out).samples}
+    assert set(kept) == {b"class/" + name for name in NAMES.values()}
+    for number, name in enumerate(NAMES.values()):
+        row = open_store(out).images[kept[b"class/" + name]]
+        np.testing.assert_array_equal(row, reference_row(jpeg(40, 30, seed=number), 32, 32))
+    rejects = {os.fsencode(reject.source): reject.reason for reject in read_rejects(out / "rejects.tsv")}
+    assert set(rejects) == {b"class/cut" + name for name in NAMES.values()} | {b"class/empty\n.JPEG"}
+    assert rejects.pop(b"class/empty\n.JPEG") == table()["empty"][1]
+    assert all(says("truncated")[1].fullmatch(reason) for reason in rejects.values())
+    lines = (out / "samples.tsv").read_bytes().splitlines()
+    assert len(lines) == 1 + len(NAMES)
+    for written in (rb"class/a\nb.JPEG", rb"class/caf\xe9.JPEG", rb"class/tab\t\\.JPEG"):
+        assert sum(b"\t" + written + b"\t" in line for line in lines) == 1
+
+
+# rows of the table that a test of their own looks at
+OTHERS = {
+    "truncated": test_truncated_anywhere,
+    "garbled": test_garbled_data_are_as_pillow_sees_them_or_rejects,
+    "exif-rotation": test_exif_rotation_is_applied_only_if_asked,
+    "tiff-orientation": test_the_orientation_of_a_tiff_is_applied_once,
+    "webp-not-built": test_a_pillow_without_webp_says_what_to_install,
+    "tiff-not-built": test_a_pillow_without_libtiff_says_what_to_install,
+    **dict.fromkeys(NAMES, test_names_come_through_a_build_as_they_are),
+}
+
+
+def test_every_row_of_the_table_has_a_test_and_every_test_a_row() -> None:
+    rows = [line for line in DOC.read_text().splitlines() if line.startswith("| `")]
+    assert len(rows) == len(table()), [line for line in rows if line.split("`")[1] not in table()]
+    assert set(table()) == {*KEPT, *REJECTED, *OTHERS}
+    assert all(table()[id_][0] in ("", "kept") for id_ in KEPT)
