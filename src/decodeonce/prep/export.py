@@ -1,0 +1,274 @@
+"""A finished store back to pictures: a folder a class, or WebDataset's tars; all of them, or nothing at DEST.
+
+They are made in a hidden folder beside DEST, which is renamed to DEST as the last step. A block of rows is durable
+before the journal says so: what a kill leaves is known to be done, or is done once more, with the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from itertools import islice
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import Any
+
+from decodeonce.errors import DecodeonceError, Stopped, StoreError
+from decodeonce.prep.export_pictures import MODES, ExportPaths, ExportSettings, PictureWriter, encoded_name
+from decodeonce.prep.journal import Journals
+from decodeonce.store import Sample, Store
+from decodeonce.store.checks import check_file
+from decodeonce.store.files import locked, sync_folder, write_atomic
+
+# A worker imports from where its parent does, as those of a build (pool.py).
+START = """
+import sys
+sys.path[:] = sys.argv[1].split("\\n")
+from decodeonce.prep.export import serve
+serve(int(sys.argv[2]))
+"""
+Order = tuple[int, list[Sample]]  # a block, and the samples of its rows
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What lies at DEST now; `sorted_classes` says whether labels follow the names, as in a build from a folder."""
+
+    pictures: int
+    classes: int
+    sorted_classes: bool
+
+
+def export_store(
+    source: Store,
+    dest: str | os.PathLike[str],
+    settings: ExportSettings,
+    *,
+    workers: int = 1,
+    progress: Callable[[int], None] | None = None,
+) -> Exported:
+    """Write every row of `source` as a picture into the new folder `dest`, each checked on its way.
+
+    "folder": DEST/<class>/<row>_<stem of its source>.png, the row in eight digits: such a name needs no look at any
+    other row, no two are the same, and none is hidden. A class without rows is an empty folder. "webdataset":
+    DEST/shard-000000.tar and so on, which hold of each row <row>.png, <row>.cls (its label) and <row>.json (its line
+    of samples.tsv). PNG keeps every pixel. The bytes follow from store, settings and encoder, not from `workers`.
+
+    May be killed at any moment and called again: it goes on, and `dest` is not there before it is whole. `progress`
+    gets the number of rows since its last call, at first those of an earlier run. Raises DecodeonceError where the
+    place, or an unfinished export of another kind, forbids it; StoreError where the store is damaged, a staged part, or
+    has classes that no folder can be named after; Stopped where a worker process died; OSError.
+    """
+    folders = _class_folders(source) if settings.form == "folder" else []
+    _check_source(source)
+    paths, facts = ExportPaths(Path(dest)), settings.facts(source)
+    _make_work_folder(source, paths)
+    with locked(paths.work):
+        claimed = _is_claimed(paths, facts)
+        renamed = claimed and not paths.pictures.exists()  # by a run that was killed just then
+        there = os.path.lexists(paths.dest)
+        if there and not renamed:
+            raise _is_here(paths)
+        if not there:
+            if renamed or not claimed:
+                _begin(paths, facts, folders)
+            _write_blocks(source, paths, settings, workers, progress or (lambda rows: None))
+            os.rename(paths.pictures, paths.dest)
+            sync_folder(paths.work.parent)
+        for folder in (paths.journals, paths.scratch, paths.work):  # the claim last
+            shutil.rmtree(folder, ignore_errors=True)
+    names = [encoded_name(cls.name) for cls in source.classes]
+    return Exported(len(source), len(source.classes), names == sorted(names))
+
+
+def _class_folders(source: Store) -> list[str]:
+    """The folders of the classes, by label; StoreError for a name that leads elsewhere, or that a build passes over."""
+    folders: dict[bytes, None] = {}
+    for label, cls in enumerate(source.classes):
+        name = encoded_name(cls.name)
+        if not name or name.startswith(b".") or b"/" in name or b"\0" in name or len(name) > 255 or name in folders:
+            raise StoreError(
+                f"{source.paths.root}: class {label} is {cls.name[:99]!r}, expected a name that a folder of its own "
+                "can have: not hidden, without '/', at most 255 bytes; export it --as webdataset"
+            )
+        folders[name] = None
+    return [os.fsdecode(name) for name in folders]
+
+
+def _check_source(source: Store) -> None:
+    source.check_held(range(len(source)), "export from the whole store")
+    channels = source.manifest.shape[2]
+    if channels not in MODES:
+        raise StoreError(f"{source.paths.root}: rows have {channels} channels; of 1 or 3 pictures can be made")
+    for path in (source.paths.samples, source.paths.checksums):
+        check_file(path, source.manifest.files[path.name])
+
+
+def _is_here(paths: ExportPaths) -> DecodeonceError:
+    return DecodeonceError(f"{paths.dest}: is here already; choose another DEST, or remove it first")
+
+
+def _make_work_folder(source: Store, paths: ExportPaths) -> None:
+    if os.path.lexists(paths.dest) and not paths.work.exists():
+        raise _is_here(paths)
+    for folder in paths.work.resolve().parents:
+        if folder.exists() and folder.samefile(source.paths.root):
+            raise DecodeonceError(f"{paths.dest}: lies in the store to be exported; choose a DEST elsewhere")
+    paths.work.mkdir(parents=True, exist_ok=True)
+
+
+def _is_claimed(paths: ExportPaths, facts: dict[str, Any]) -> bool:
+    """Whether this very export was begun; DecodeonceError where another one was."""
+    if not paths.claim.exists():
+        return False
+    try:
+        found = json.loads(paths.claim.read_bytes())
+    except ValueError as error:
+        raise DecodeonceError(f"{paths.claim}: not JSON ({error}); remove {paths.work} and export again") from None
+    differ = [
+        f"{key} {found.get(key, 'absent')}, not {facts.get(key, 'absent')}"
+        for key in {**found, **facts}
+        if found.get(key) != facts.get(key)
+    ]
+    if differ:
+        advice = f"go on as it was begun, or remove {paths.work}"
+        raise DecodeonceError(f"{paths.dest}: an unfinished export is here: {'; '.join(differ)}; {advice}")
+    return True
+
+
+def _begin(paths: ExportPaths, facts: dict[str, Any], folders: list[str]) -> None:
+    """Make the folders anew, and say last what they are for."""
+    ours = (paths.journals, paths.scratch, paths.pictures)
+    foreign = {*os.listdir(paths.work)} - {path.name for path in (*ours, paths.claim)}
+    if foreign:
+        found = f"{min(foreign)!r} is in it, expected an unfinished export"
+        raise DecodeonceError(f"{paths.work}: {found}; move that, or choose another DEST")
+    paths.claim.unlink(missing_ok=True)
+    for folder in ours:
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir()
+    for name in folders:
+        (paths.pictures / name).mkdir()
+    sync_folder(paths.pictures)
+    write_atomic(paths.claim, [json.dumps(facts).encode()], scratch=paths.scratch)
+
+
+def _write_blocks(
+    source: Store, paths: ExportPaths, settings: ExportSettings, workers: int, progress: Callable[[int], None]
+) -> None:
+    """Write every block that no journal has done."""
+    shutil.rmtree(paths.scratch, ignore_errors=True)
+    paths.scratch.mkdir(exist_ok=True)
+    done, size = set(Journals(paths.journals).blocks()), settings.block_rows(source)
+    left = -(-len(source) // size) - len(done)
+    progress(sum(min(size, len(source) - block * size) for block in done))
+    orders = _orders(source, size, done)
+    if min(workers, left) > 1:
+        return _run_crew(min(workers, left), (source, paths, settings), orders, progress)
+    with closing(PictureWriter(source, paths, settings, progress)) as writer:
+        for block, samples in orders:
+            writer.write(block, samples)
+
+
+def _orders(source: Store, size: int, done: set[int]) -> Iterator[Order]:
+    samples = iter(source.samples)
+    for block in range(-(-len(source) // size)):
+        taken = list(islice(samples, size))
+        if block not in done:
+            yield block, taken
+
+
+def _run_crew(size: int, task: tuple[Any, ...], orders: Iterator[Order], progress: Callable[[int], None]) -> None:
+    """Have the orders done by so many processes; whatever ends this, they are killed and reaped."""
+    crew: dict[Connection[Any, Any], subprocess.Popen[bytes]] = {}
+    try:
+        for _ in range(size):
+            ours, theirs = Pipe()
+            with theirs:
+                crew[ours] = _start_worker(theirs.fileno())
+            _tell(ours, task)
+        working = list(crew)
+        while working:
+            for connection in wait(working):
+                assert isinstance(connection, Connection)
+                if not _hear(connection, crew[connection], orders, progress):
+                    working.remove(connection)
+    finally:
+        for connection, process in crew.items():
+            process.kill()
+            process.wait()
+            connection.close()
+
+
+def _start_worker(fd: int) -> subprocess.Popen[bytes]:
+    # These two reach the whole group, or every process of a job, and the parent decides: a worker has them blocked.
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR1})
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-c", START, "\n".join(sys.path), str(fd)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[fd],
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+
+
+def _hear(
+    connection: Connection[Any, Any],
+    process: subprocess.Popen[bytes],
+    orders: Iterator[Order],
+    progress: Callable[[int], None],
+) -> bool:
+    """Take in one thing that a worker says: rows are done, or None for a further order, or what ended it.
+
+    Returns whether it may say more.
+    """
+    try:
+        answer = connection.recv()
+    except (EOFError, ConnectionError):
+        if status := process.wait():
+            hint = "fewer --workers need less memory" if status == -signal.SIGKILL else "see above"
+            kept = "what is done is kept: run the same command again"
+            raise Stopped(f"a worker process died (exit status {status}); {hint}; {kept}") from None
+        return False
+    if isinstance(answer, Exception):
+        raise answer
+    if answer is None:
+        _tell(connection, next(orders, None))
+    else:
+        progress(answer)
+    return True
+
+
+def _tell(connection: Connection[Any, Any], order: Any) -> None:
+    with suppress(ConnectionError):  # it has died: the end of what it says shows that, and its status why
+        connection.send(order)
+
+
+def serve(fd: int) -> None:
+    """The life of a worker: it takes orders from the process at the other end of `fd`, and ends with it.
+
+    It is found gone within a row: every row is told of, and an order is waited for at the same end.
+    """
+    parent: Connection[Any, Any] = Connection(fd)
+    with suppress(EOFError, ConnectionError):
+        try:
+            source, paths, settings = parent.recv()
+            writer = PictureWriter(source, paths, settings, parent.send)
+            parent.send(None)
+            while (order := parent.recv()) is not None:
+                writer.write(*order)
+                parent.send(None)
+        except ConnectionError:
+            raise
+        except (DecodeonceError, OSError) as error:
+            parent.send(error)

@@ -1,0 +1,428 @@
+"""A store back to pictures: its pixels and labels, whole or not there, the same bytes however it was interrupted."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from decodeonce.errors import DecodeonceError, Stopped, StoreError
+from decodeonce.prep import FolderSource, Recipe, build
+from decodeonce.prep.export import export_store
+from decodeonce.prep.export_pictures import ExportPaths, ExportSettings
+from decodeonce.store import PictureClass, Store, StorePaths, open_store, part_rows, stage_store
+from decodeonce.store.hashing import hexdigest
+from decodeonce.store.manifest import SmallFile, read_manifest
+from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, sample_line
+from tests import disks
+from tests.pictures import picture, tree_bytes
+from tests.stores import make_store, random_images
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FOLDER, JPEGS = ExportSettings("folder"), ExportSettings("folder", quality=95)
+TARS = ExportSettings("webdataset", shard_rows=100)
+COUNT = 600  # three blocks of files, six tars
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("export") / "train.store", random_images(COUNT), shard_rows=250)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
+    """The files that one process makes in peace, by form."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    for settings in (FOLDER, TARS):
+        export_store(open_store(store), folder / settings.form, settings)
+    return {settings.form: tree_bytes(folder / settings.form) for settings in (FOLDER, TARS)}
+
+
+def named(root: Path, classes: list[str], sources: list[str]) -> Store:
+    """A store of a row a source whose classes have these names; row k is of class k modulo their number."""
+    make_store(root, random_images(len(sources)), classes=len(classes))
+    labels = [row % len(classes) for row in range(len(sources))]
+    samples = line(SAMPLE_COLUMNS) + b"".join(
+        sample_line(Sample(row, label, classes[label].replace("\ud800", "?"), source, 9, 9, "", f"{row:016x}"))
+        for row, (label, source) in enumerate(zip(labels, sources, strict=True))
+    )
+    paths = StorePaths(root)
+    paths.samples.write_bytes(samples)
+    manifest = read_manifest(paths.manifest)
+    files = {**manifest.files, "samples.tsv": SmallFile(len(samples), hexdigest(samples))}
+    renamed = replace(manifest, classes=tuple(map(PictureClass, classes)), files=files)
+    paths.manifest.write_bytes(renamed.to_bytes())
+    return open_store(root)
+
+
+def pixels(data: bytes) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    return np.asarray(Image.open(io.BytesIO(data)))
+
+
+def test_a_build_from_the_folder_gives_the_same_rows_and_labels(tmp_path: Path) -> None:
+    images = random_images(40, shape=(24, 32, 3))
+    labels = np.arange(40) % 3 * 2  # classes 1 and 3 have no rows, and keep their numbers
+    source = open_store(make_store(tmp_path / "store", images, labels, classes=5))
+    told: list[int] = []
+    done = export_store(source, tmp_path / "new/out", FOLDER, progress=told.append)
+    assert (done.pictures, done.classes, done.sorted_classes, sum(told)) == (40, 5, True, 40)
+    assert os.listdir(tmp_path / "new") == ["out"]
+    build(FolderSource(tmp_path / "new/out"), tmp_path / "again", Recipe(height=24, width=32))
+    again = open_store(tmp_path / "again")
+    assert [cls.name for cls in again.classes] == [cls.name for cls in source.classes]
+    rows = [int(sample.source.split("/")[1][:8]) for sample in again.samples]
+    assert sorted(rows) == list(range(40))
+    np.testing.assert_array_equal(again.images[:], images[rows])
+    np.testing.assert_array_equal(again.labels, labels[rows])
+
+
+def test_tars_are_what_webdataset_reads(store: Path, undisturbed: dict[str, dict[str, bytes]], tmp_path: Path) -> None:
+    source, files = open_store(store), undisturbed["webdataset"]
+    assert list(files) == [f"shard-{k:06d}.tar" for k in range(6)]
+    row = 0
+    for data in files.values():
+        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+            members = tar.getmembers()
+            assert {(m.mtime, m.uid, m.gid, m.uname, m.gname, m.mode, m.isreg()) for m in members} == {
+                (0, 0, 0, "", "", 0o644, True)
+            }
+            names = [member.name for member in members]
+            contents = [tar.extractfile(member).read() for member in members]  # type: ignore[union-attr]
+        for k in range(0, len(names), 3):
+            assert names[k : k + 3] == [f"{row:08d}.png", f"{row:08d}.cls", f"{row:08d}.json"]
+            np.testing.assert_array_equal(pixels(contents[k]), source.images[row])
+            assert contents[k + 1] == str(source.labels[row]).encode()
+            label, digest = row % 3, f"{row:016x}"
+            facts = {"row": row, "label": label, "class": f"class{label}", "source": f"class{label}/{row}.jpg"}
+            assert json.loads(contents[k + 2]) == {**facts, "width": 9, "height": 9, "box": "", "digest": digest}
+            row += 1
+    assert row == COUNT
+
+
+@pytest.mark.parametrize(("quality", "subsampling", "off"), [(95, 1, 4.0), (89, 2, 6.0)])
+def test_jpegs_are_close(tmp_path: Path, quality: int, subsampling: int, off: float) -> None:
+    images = np.stack([np.asarray(picture(64, 48, seed=seed)) for seed in range(3)])
+    source = open_store(make_store(tmp_path / "store", images))
+    export_store(source, tmp_path / "out", ExportSettings("folder", quality=quality))
+    for row in range(3):
+        with Image.open(tmp_path / f"out/class{row}/{row:08d}_{row}.jpg") as image:
+            assert image.format == "JPEG"
+            assert image.layer[1][1:3] == (1, 1)  # type: ignore[attr-defined]
+            assert image.layer[0][1] == subsampling  # type: ignore[attr-defined]
+            assert np.abs(np.asarray(image).astype(int) - images[row]).mean() < off
+    export_store(source, tmp_path / "tars", ExportSettings("webdataset", quality=quality))
+    with tarfile.open(tmp_path / "tars/shard-000000.tar") as tar:
+        assert tar.getnames()[:3] == ["00000000.jpg", "00000000.cls", "00000000.json"]
+
+
+def test_grey_rows_are_grey_pictures(tmp_path: Path) -> None:
+    images = random_images(3, shape=(5, 4, 1))
+    export_store(open_store(make_store(tmp_path / "store", images)), tmp_path / "out", FOLDER)
+    with Image.open(tmp_path / "out/class1/00000001_1.png") as image:
+        assert image.mode == "L"
+        np.testing.assert_array_equal(np.asarray(image), images[1, :, :, 0])
+    two = open_store(make_store(tmp_path / "two", random_images(3, shape=(5, 4, 2))))
+    with pytest.raises(StoreError, match="rows have 2 channels"):
+        export_store(two, tmp_path / "no", FOLDER)
+
+
+@pytest.mark.parametrize("settings", [FOLDER, TARS])
+def test_the_number_of_workers_does_not_matter(
+    store: Path, undisturbed: dict[str, dict[str, bytes]], tmp_path: Path, settings: ExportSettings
+) -> None:
+    told: list[int] = []
+    export_store(open_store(store), tmp_path / "out", settings, workers=2, progress=told.append)
+    assert sum(told) == COUNT
+    assert tree_bytes(tmp_path / "out") == undisturbed[settings.form]
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_pictures_of_one_name_do_not_meet(tmp_path: Path) -> None:
+    long = "é" * 150  # 300 bytes
+    sources = ["x/a.jpg", "y/a.png", "a.tar/b", ".hidden.jpg", "x/\udcff\n\t.jpg", "z/", f"{long}.jpg", f"{long}!.jpg"]
+    source = named(tmp_path / "store", ["only"], sources)
+    export_store(source, tmp_path / "out", FOLDER)
+    found = sorted(os.listdir(os.fsencode(tmp_path / "out/only")))
+    assert [int(name[:8]) for name in found] == list(range(len(sources)))
+    stems = [name[9:-4] for name in found]
+    assert stems[:6] == [b"a", b"a", b"b", b".hidden", b"\xff\n\t", b""]
+    assert all(len(name) <= 255 for name in found)
+    for row, name in enumerate(found):
+        data = Path(os.fsdecode(os.path.join(os.fsencode(tmp_path), b"out/only", name))).read_bytes()
+        np.testing.assert_array_equal(pixels(data), source.images[row])
+
+
+def test_odd_class_names_come_back_and_their_order_is_told(tmp_path: Path) -> None:
+    classes = ["b", "a\nb", "\udcff", "ü", "c" * 255, " "]
+    source = named(tmp_path / "store", classes, [f"{k}.jpg" for k in range(12)])
+    assert not export_store(source, tmp_path / "out", FOLDER).sorted_classes
+    again = FolderSource(tmp_path / "out", classes=classes)
+    assert sorted(entry.label for entry in again.entries()) == sorted([*range(6), *range(6)])
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../up", "/tmp", ".hidden", "a\0b", "a" * 256, "\ud800", "twin"])
+def test_a_class_that_can_be_no_folder_is_refused(tmp_path: Path, name: str) -> None:
+    source = named(tmp_path / "store", ["twin", name], ["0.jpg", "1.jpg"])
+    with pytest.raises(StoreError, match=r"store: class 1 is '.*--as webdataset"):
+        export_store(source, tmp_path / "out", FOLDER)
+    assert os.listdir(tmp_path) == ["store"]
+    export_store(source, tmp_path / "tars", TARS)  # where a name is only told
+    with tarfile.open(tmp_path / "tars/shard-000000.tar") as tar:
+        facts = tar.extractfile("00000001.json")
+        assert facts is not None
+        assert json.load(facts)["class"] in (name, source.samples[1].class_name)
+
+
+def damage(store: Path, dest: Path) -> Store:
+    """A copy of the store in which row 270 is another."""
+    shutil.copytree(store, dest)
+    with open(dest / "images-00001.npy", "r+b") as shard:
+        shard.seek(4096 + 20 * 144)
+        shard.write(bytes(144))
+    return open_store(dest)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_damaged_row_is_no_picture(store: Path, tmp_path: Path, workers: int) -> None:
+    damaged = damage(store, tmp_path / "damaged")
+    for settings in (FOLDER, TARS) if workers == 1 else (TARS,):
+        with pytest.raises(StoreError, match=r"damaged: row 270 is not what was written; run `prep verify .*damaged`"):
+            export_store(damaged, tmp_path / settings.form, settings, workers=workers)
+        assert not (tmp_path / settings.form).exists()
+
+
+@pytest.mark.parametrize("name", ["samples.tsv", "checksums.npy", "labels.npy"])
+def test_a_damaged_small_file_is_refused(store: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(store, tmp_path / "store")
+    data = bytearray((tmp_path / "store" / name).read_bytes())
+    data[-2] ^= 1
+    (tmp_path / "store" / name).write_bytes(data)
+    with pytest.raises(StoreError, match=f"{name}: its bytes are not those written"):
+        export_store(open_store(tmp_path / "store"), tmp_path / "out", FOLDER)
+    assert not (tmp_path / "out").exists()
+
+
+def test_labels_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    source = named(tmp_path / "store", ["a", "b"], ["0.jpg", "1.jpg"])
+    data = source.paths.samples.read_bytes().replace(b"\n1\t1\tb", b"\n1\t0\ta")
+    source.paths.samples.write_bytes(data)
+    files = {**source.manifest.files, "samples.tsv": SmallFile(len(data), hexdigest(data))}
+    source.paths.manifest.write_bytes(replace(source.manifest, files=files).to_bytes())
+    with pytest.raises(StoreError, match=r"samples.tsv: row 1 has label 0, labels.npy says 1"):
+        export_store(open_store(source.paths.root), tmp_path / "out", FOLDER)
+
+
+def test_a_staged_part_is_refused(store: Path, tmp_path: Path) -> None:
+    stage_store(open_store(store), tmp_path / "part", rows=part_rows(COUNT, 0, 2))
+    with pytest.raises(StoreError, match=r"holds rows 0\.\.299 of 600.*export from the whole store"):
+        export_store(open_store(tmp_path / "part"), tmp_path / "out", FOLDER)
+
+
+def test_what_lies_at_dest_is_left_alone(store: Path, tmp_path: Path) -> None:
+    source = open_store(store)
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("nowhere")
+    for name in ("file", "folder", "link"):
+        with pytest.raises(DecodeonceError, match=f"{name}: is here already; choose another DEST"):
+            export_store(source, tmp_path / name, TARS)
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder", "link"]
+    with pytest.raises(DecodeonceError, match="lies in the store to be exported"):
+        export_store(source, store / "deep/out", TARS)
+    export_store(source, tmp_path / "out", TARS)
+    with pytest.raises(DecodeonceError, match="out: is here already"):
+        export_store(source, tmp_path / "out", TARS)
+    (tmp_path / ".x.export").mkdir()
+    (tmp_path / ".x.export/mine").touch()
+    with pytest.raises(DecodeonceError, match="'mine' is in it, expected an unfinished export"):
+        export_store(source, tmp_path / "x", TARS)
+
+
+class Enough(Exception):
+    """Raised by a test's progress."""
+
+
+def interrupted(store: Path, dest: Path, settings: ExportSettings) -> None:
+    """Export until the last row."""
+    done = 0
+
+    def progress(rows: int) -> None:
+        nonlocal done
+        done += rows
+        if done == COUNT:
+            raise Enough
+
+    with pytest.raises(Enough):
+        export_store(open_store(store), dest, settings, progress=progress)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (FOLDER, "--as webdataset, not folder; --shard-rows 100, not absent"),
+        (replace(TARS, shard_rows=60), "--shard-rows 100, not 60"),
+        (replace(TARS, quality=90), r"--quality none \(PNG\), not 90"),
+    ],
+)
+def test_other_settings_are_refused_while_it_is_unfinished(
+    store: Path, tmp_path: Path, settings: ExportSettings, told: str
+) -> None:
+    interrupted(store, tmp_path / "out", TARS)
+    with pytest.raises(
+        DecodeonceError, match=f"out: an unfinished export is here: {told}; .* or remove .*/.out.export"
+    ):
+        export_store(open_store(store), tmp_path / "out", settings)
+    other = open_store(make_store(tmp_path / "other", random_images(COUNT, seed=1)))
+    with pytest.raises(DecodeonceError, match=f"here: store [0-9a-f]{{16}}, not {other.manifest.digest};"):
+        export_store(other, tmp_path / "out", TARS)
+    ExportPaths(tmp_path / "out").claim.write_bytes(b"{")
+    with pytest.raises(DecodeonceError, match=r"export\.json: not JSON"):
+        export_store(open_store(store), tmp_path / "out", TARS)
+
+
+@pytest.mark.parametrize("settings", [FOLDER, TARS])
+def test_what_is_done_is_not_done_again(
+    store: Path, undisturbed: dict[str, dict[str, bytes]], tmp_path: Path, settings: ExportSettings
+) -> None:
+    out = tmp_path / "out"
+    interrupted(store, out, settings)
+    last = settings.block_rows(open_store(store)) * (2 if settings is FOLDER else 5)
+    there = {path: path.stat().st_ino for path in ExportPaths(out).pictures.rglob("*.*")}
+    (ExportPaths(out).scratch / "litter.tmp").touch()
+    told: list[int] = []
+    export_store(open_store(store), out, settings, progress=told.append)
+    assert (told[0], sum(told)) == (last, COUNT)
+    assert tree_bytes(out) == undisturbed[settings.form]
+    kept = {(out / path.relative_to(ExportPaths(out).pictures)).stat().st_ino for path in there}
+    assert len(kept & set(there.values())) >= (last if settings is FOLDER else 5)
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def kill_at_each_step(store: Path, folder: Path, form: str) -> None:
+    """For each step of an export: die there, look, go on, look. Prints how many steps there are.
+
+    A step is a file system call that Python tells audit hooks of. This is run in a process without threads, for it
+    forks.
+    """
+    source, settings = open_store(store), ExportSettings(form, shard_rows=5)
+    export_store(source, folder / "undisturbed", settings)
+    expected, number, died = tree_bytes(folder / "undisturbed"), 0, True
+    while died:
+        number += 1
+        out = folder / str(number)
+        child = os.fork()
+        if not child:
+            die_at(number)
+            export_store(source, out, settings)
+            os._exit(0)
+        died = os.waitpid(child, 0)[1] != 0
+        if out.exists():  # the rename was the last step but for clearing up
+            assert tree_bytes(out) == expected
+        if not out.exists() or ExportPaths(out).claim.exists():
+            export_store(source, out, settings)
+        assert tree_bytes(out) == expected
+        assert [path.name for path in folder.glob(".*.export") if any(path.iterdir())] == []
+        shutil.rmtree(out)
+    print(number)
+
+
+def die_at(number: int) -> None:
+    """Have this process die of SIGKILL at its number-th call that changes a file system."""
+    left = number
+
+    def hook(event: str, args: tuple[object, ...]) -> None:
+        nonlocal left
+        changes = event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir")
+        if changes or (event == "open" and isinstance(args[2], int) and args[2] & os.O_CREAT):
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+
+
+@pytest.mark.parametrize(("form", "steps"), [("webdataset", 20), ("folder", 50)])
+def test_kill_9_at_any_step_loses_nothing(tmp_path: Path, form: str, steps: int) -> None:
+    store = make_store(tmp_path / "store", random_images(20))
+    call = f"kill_at_each_step(Path({str(store)!r}), Path({str(tmp_path)!r}), {form!r})"
+    script = f"from tests.prep.test_export import *\n{call}"
+    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) > steps
+
+
+@pytest.mark.parametrize(("settings", "at"), [(FOLDER, 420), (TARS, 250)])
+def test_workers_do_not_outlive_a_killed_parent(
+    store: Path, undisturbed: dict[str, dict[str, bytes]], tmp_path: Path, settings: ExportSettings, at: int
+) -> None:
+    script = (
+        "import os, signal\n"
+        "from decodeonce.prep.export import export_store\n"
+        "from decodeonce.prep.export_pictures import ExportSettings\n"
+        "from decodeonce.store import open_store\n"
+        f"left = {at}\n"
+        "def progress(rows):\n"
+        "    global left\n"
+        "    left -= rows\n"
+        "    if left <= 0:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"store, out = open_store({str(store)!r}), {str(tmp_path / 'out')!r}\n"
+        f"export_store(store, out, {settings!r}, workers=2, progress=progress)"
+    )
+    # run() returns when nobody holds the other end of the pipes any more: the workers have ended, too
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (-signal.SIGKILL, "")
+    assert not (tmp_path / "out").exists()
+    export_store(open_store(store), tmp_path / "out", settings)
+    assert tree_bytes(tmp_path / "out") == undisturbed[settings.form]
+
+
+def test_a_worker_that_dies_stops_the_export(
+    store: Path, undisturbed: dict[str, dict[str, bytes]], tmp_path: Path
+) -> None:
+    def kill_one(rows: int) -> None:
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        if rows:
+            os.kill(int(children[-1]), signal.SIGKILL)
+
+    with pytest.raises(Stopped, match=r"a worker process died \(exit status -9\); fewer --workers.*; what is done is"):
+        export_store(open_store(store), tmp_path / "out", TARS, workers=2, progress=kill_one)
+    export_store(open_store(store), tmp_path / "out", TARS)
+    assert tree_bytes(tmp_path / "out") == undisturbed["webdataset"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_full_disk_keeps_what_is_done(
+    store: Path, undisturbed: dict[str, dict[str, bytes]], tmp_path: Path, workers: int
+) -> None:
+    with disks.small_disk(tmp_path, "2m") as disk:
+        (disk / "hog").write_bytes(bytes(1500 << 10))
+        with pytest.raises(OSError, match="No space left on device") as failed:
+            export_store(open_store(store), disk / "out", TARS, workers=workers)
+        assert "shard-" in str(failed.value.filename)
+        assert not (disk / "out").exists()
+        (disk / "hog").unlink()
+        told: list[int] = []
+        export_store(open_store(store), disk / "out", TARS, progress=told.append)
+        assert told[0] > 0
+        assert tree_bytes(disk / "out") == undisturbed["webdataset"]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [({"form": "zip"}, "folder or webdataset"), ({"quality": 0}, "1 to 100"), ({"shard_rows": 0}, "at least 1")],
+)
+def test_settings_check_themselves(options: dict[str, object], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        ExportSettings(**options)  # type: ignore[arg-type]
