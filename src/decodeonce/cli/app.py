@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from decodeonce.cli import build, doctor, export, inspect, sample, stage, submit
+from decodeonce.cli import build, convert, doctor, export, inspect, sample, stage, submit
 
 # click's UsageError, or that of the click inside newer Typers
 USAGE_ERROR: Any = typer.BadParameter.__base__
@@ -28,6 +28,7 @@ app.command("info")(inspect.info)
 app.command("verify")(inspect.verify)
 app.command("ls")(inspect.ls)
 app.command("show")(inspect.show)
+app.command("convert")(convert.convert)
 app.command("stage")(stage.stage)
 app.command("export")(export.export)
 app.command("sample")(sample.sample)

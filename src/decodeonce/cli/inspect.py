@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from decodeonce.cli.output import JsonFlag, show_facts
 
+if TYPE_CHECKING:
+    from decodeonce.store import Store
+    from decodeonce.store.select import Selection
+
 StoreArgument = Annotated[Path, typer.Argument(help="A finished store.", metavar="STORE")]
+ClassOption = Annotated[
+    list[str] | None, typer.Option("--class", help="Only rows of this class; may be given again.", metavar="NAME")
+]
+SourceOption = Annotated[
+    str | None, typer.Option(help="Only rows whose source is like this: 'train/n01440764/*'.", metavar="GLOB")
+]
+RowsOption = Annotated[
+    str | None, typer.Option(help="Only rows of this range, as a Python slice: 0:1000, or -500:", metavar="A:B")
+]
 
 
 def info(store: StoreArgument, as_json: JsonFlag = False) -> None:
@@ -108,25 +122,52 @@ def verify(store: StoreArgument, as_json: JsonFlag = False) -> None:
     raise typer.Exit(1)
 
 
-def ls(store: StoreArgument) -> None:
-    """List the rows, as samples.tsv has them: row, label, class, source, width, height, box, digest."""
+def selection(names: list[str] | None, source: str | None, rows: str | None) -> Selection:
+    """What --class, --source and --rows select; a usage error where --rows is no range."""
+    from decodeonce.store.select import Selection, row_range
+
+    try:
+        return Selection(tuple(names or ()), source, row_range(rows) if rows is not None else (None, None))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _lines(store: Store, selected: Selection) -> Iterator[tuple[int, bytes]]:
+    from decodeonce.store.select import select_lines
+
+    try:
+        return select_lines(store, selected)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def ls(store: StoreArgument, names: ClassOption = None, source: SourceOption = None, rows: RowsOption = None) -> None:
+    """List rows, as samples.tsv has them: row, label, class, source, width, height, box, digest."""
     from decodeonce.store import open_store
 
-    opened = open_store(store)
+    selected, opened = selection(names, source, rows), open_store(store)
+    lines = _lines(opened, selected)
     with open(opened.paths.samples, "rb") as file:
         sys.stdout.buffer.write(next(file, b""))
-        sys.stdout.buffer.writelines(islice(file, opened.rows.start, opened.rows.stop))
+    sys.stdout.buffer.writelines(line for _, line in lines)
     sys.stdout.buffer.flush()
 
 
 def show(
-    store: StoreArgument, out: Annotated[Path, typer.Option(help="The PNG to write.")] = Path("sheet.png")
+    store: StoreArgument,
+    out: Annotated[Path, typer.Option(help="The PNG to write.")] = Path("sheet.png"),
+    names: ClassOption = None,
+    source: SourceOption = None,
+    rows: RowsOption = None,
 ) -> None:
-    """Write a contact sheet of the first 64 rows (with a shuffle seed, a fair draw) as a PNG."""
+    """Write a contact sheet of the first 64 selected rows (with a shuffle seed, a fair draw) as a PNG."""
     from decodeonce.cli.sheet import write_sheet
+    from decodeonce.errors import StoreError
     from decodeonce.store import open_store
 
-    opened = open_store(store)
-    first = opened.rows[:64]
-    shown = write_sheet(opened.images[first.start : first.stop], out)
+    selected, opened = selection(names, source, rows), open_store(store)
+    first = [row for row, _ in islice(_lines(opened, selected), 64)]
+    if not first:
+        raise StoreError(f"{store}: no row here is selected; `prep ls {store}` lists rows, classes and sources")
+    shown = write_sheet(opened.images.take(first), out)
     typer.echo(f"{out}: {shown} pictures of {store}")

@@ -15,10 +15,11 @@ from decodeonce.prep.sources.imagenet.kaggle import ImagenetZipSource
 from decodeonce.prep.sources.imagenet.recognise import open_imagenet
 from decodeonce.prep.sources.listed import ListSource, open_list
 from decodeonce.prep.sources.parquet import ParquetSource, open_parquet
+from decodeonce.prep.sources.stored import StoreSource
 from decodeonce.prep.sources.webdataset import WebdatasetSource, open_webdataset
 
 _IMAGENET = (ImagenetSource, ImagenetFlatSource, ImagenetTarSource, ImagenetZipSource)
-_CLASSES = (FolderSource, *_IMAGENET, ListSource, WebdatasetSource, ParquetSource)
+_CLASSES = (FolderSource, *_IMAGENET, ListSource, WebdatasetSource, ParquetSource, StoreSource)
 SOURCES: dict[str, Callable[..., Source]] = {source.kind: source for source in _CLASSES}
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "ListSource",
     "ParquetSource",
     "Source",
+    "StoreSource",
     "WebdatasetSource",
     "open_imagenet",
     "open_list",

@@ -1,0 +1,101 @@
+"""`prep convert`: stores to a store."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from decodeonce.cli import parse
+from decodeonce.cli.build import Filter, Format, Out, Workers
+from decodeonce.cli.inspect import ClassOption, RowsOption, SourceOption, selection
+
+if TYPE_CHECKING:
+    from decodeonce.prep import Recipe
+    from decodeonce.prep.sources import StoreSource
+    from decodeonce.store import Manifest
+
+
+class Sort(str, Enum):
+    class_ = "class"
+    source = "source"
+
+
+def convert(
+    stores: Annotated[list[Path], typer.Argument(help="Finished stores.", metavar="IN")],
+    out: Out,
+    container: Annotated[Format | None, typer.Option("--format", help="What the shards are. (default: IN's)")] = None,
+    shard_size: Annotated[str | None, typer.Option(help="Bytes of a shard. (default: as IN was built)")] = None,
+    size: Annotated[str | None, typer.Option(help="Fewer pixels of a row: 128, or HxW.")] = None,
+    resize_filter: Annotated[
+        Filter | None, typer.Option("--filter", help="How to resize. (default: as IN was built)")
+    ] = None,
+    names: ClassOption = None,
+    source: SourceOption = None,
+    rows: RowsOption = None,
+    sort: Annotated[Sort | None, typer.Option(help="Order the rows by label, or by source. (default: as IN)")] = None,
+    shuffle_seed: Annotated[str | None, typer.Option(help="Permute the rows: a number. (default: none)")] = None,
+    workers: Workers = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be made; write nothing.")] = False,
+) -> None:
+    """Make a store of stores: other shards, fewer pixels, some of the rows, several joined; run it again after a kill.
+
+    Every row is checked on its way. Rows and --rows count through all IN; classes of one name become one.
+    """
+    height_width = parse.picture_size(size) if size is not None else None
+    shard_bytes = parse.byte_size(shard_size) if shard_size is not None else None
+    seed = parse.shuffle_seed(shuffle_seed or "none")
+    selected = selection(names, source, rows)
+    _check_alone()
+    from decodeonce.cli.progress import build_progress
+    from decodeonce.prep.convert import Conversion, open_conversion, run_conversion
+
+    try:
+        conversion = Conversion(
+            container=container.value if container else None,
+            shard_size=shard_bytes,
+            size=height_width,
+            filter=resize_filter.value if resize_filter else None,
+            selection=selected,
+            sort=sort.value if sort else None,
+            shuffle_seed=seed if isinstance(seed, int) else None,
+        )
+        made_of, recipe = open_conversion(stores, out, conversion)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    if dry_run:
+        return _say_plan(made_of, recipe)
+    with build_progress() as progress:
+        manifest = run_conversion(made_of, recipe, out, workers=workers, progress=progress)
+    _say_finished(out, manifest)
+
+
+def _check_alone() -> None:
+    """Under srun or mpiexec several would trip over each other."""
+    from decodeonce.launch import find_rank
+
+    rank = find_rank()
+    if rank.world_size > 1:
+        raise typer.BadParameter(f"{rank}, but this is for one process")
+
+
+def _say_plan(source: StoreSource, recipe: Recipe) -> None:
+    from decodeonce.prep.blocks import Blocks
+
+    rows, row_bytes = sum(1 for _ in source.chosen.unsorted()), recipe.row_bytes
+    blocks = Blocks.of(rows, row_bytes, recipe.shard_size, source.block_rows(rows, row_bytes))
+    shards = f"{-(-rows // blocks.shard_rows)} {recipe.container} shards"
+    typer.echo(
+        f"{rows} rows of {recipe.height}x{recipe.width}x3 in {len(source.classes())} classes, "
+        f"{rows * row_bytes / 1e9:.3f} GB in {shards}; nothing was written"
+    )
+
+
+def _say_finished(out: Path, manifest: Manifest) -> None:
+    height, width, channels = manifest.shape
+    typer.echo(
+        f"{out}: {manifest.count} rows of {height}x{width}x{channels} in {len(manifest.shards)} "
+        f"{manifest.container} shards, {len(manifest.classes)} classes"
+    )

@@ -1,0 +1,104 @@
+"""The rows of a finished store, one at a time, each checked; and as rows of another."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from decodeonce.errors import BuildError, StoreError
+from decodeonce.prep.decode import FILTERS, Row, counts
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources.base import Entry
+from decodeonce.prep.sources.files import SourceFiles, source_file
+from decodeonce.store.checks import check_file
+from decodeonce.store.hashing import row_checksum
+from decodeonce.store.reader import open_store
+from decodeonce.store.select import MappedSamples
+from decodeonce.store.table import Reject, Sample, read_rejects
+
+DIGEST = re.compile("[0-9a-f]{16}")
+
+
+class StoreRows:
+    """The rows of the finished store at `path`, read and checked one at a time; `digest` is its manifest's.
+
+    Raises BuildError where another store is there by now.
+    """
+
+    def __init__(self, path: Path, digest: str) -> None:
+        self.store = open_store(path)
+        self.manifest = self.store.manifest
+        if self.manifest.digest != digest:
+            raise BuildError(
+                f"{path}: another store than the one that was to be converted (digest {self.manifest.digest}, expected "
+                f"{digest}); put that back, or remove OUT and convert again"
+            )
+        self._samples = MappedSamples(self.store.paths.samples, len(self.store))
+        self._first_rows = [shard.first_row for shard in self.manifest.shards]
+
+    @cached_property
+    def _files(self) -> SourceFiles:
+        root = self.store.paths.root
+        return SourceFiles(root, [source_file(root, shard.file) for shard in self.manifest.shards])
+
+    def check_files(self) -> None:
+        """Raise StoreError unless the small files that are copied are those written."""
+        paths = self.store.paths
+        names = [path.name for path in (paths.samples, paths.rejects, paths.checksums)]
+        for name in [*names, *(column.file for column in self.manifest.columns)]:
+            check_file(paths.root / name, self.manifest.files[name])
+
+    @property
+    def stamp(self) -> int:
+        """The store's digest as a number, 0 to 2^63 - 1."""
+        return int(self.manifest.digest, 16) >> 1
+
+    def rejects(self) -> Iterator[Reject]:
+        """The lines of its rejects.tsv."""
+        return read_rejects(self.store.paths.rejects)
+
+    def read(self, row: int) -> bytes:
+        """The bytes of a row; BuildError where they are not those that were written."""
+        index = bisect_right(self._first_rows, row) - 1
+        shard, size = self.manifest.shards[index], self.manifest.row_bytes
+        data = self._files.read(index, shard.data_offset + (row - shard.first_row) * size, size)
+        if row_checksum(data) != int(self.store.checksums[row]):
+            root = self.store.paths.root
+            raise BuildError(f"{root}: row {row} is not what was written; `prep verify {root}` finds all such rows")
+        return data
+
+    def sample(self, row: int) -> Sample:
+        """What samples.tsv says of a row; StoreError where that is not what the format asks for."""
+        sample = self._samples.at(row)
+        if sample.label != int(self.store.labels[row]) or not DIGEST.fullmatch(sample.digest):
+            found = f"row {row} has label {sample.label} and digest {sample.digest!r:.40}"
+            expected = f"label {self.store.labels[row]}, as in labels.npy, and 16 hexadecimal digits"
+            raise StoreError(f"{self.store.paths.samples}: {found}, expected {expected}")
+        return sample
+
+
+class StoredRowMaker:
+    """Makes rows of the rows of stores: the same, or resized; what is known of their pictures goes with them."""
+
+    def __init__(self, inputs: Sequence[StoreRows], recipe: Recipe) -> None:
+        height, width, _ = inputs[0].manifest.shape
+        self._inputs, self._size = inputs, (width, height)
+        self._new_size, self._filter = (recipe.width, recipe.height), FILTERS[recipe.filter]
+        self.histogram: NDArray[np.int64] = np.zeros((3, 256), np.int64)
+
+    def row(self, data: bytes, entry: Entry) -> Row:
+        """The row of the bytes of a stored one."""
+        sample = self._inputs[entry.unit].sample(entry.place)
+        image = Image.frombuffer("RGB", self._size, data, "raw", "RGB", 0, 1)
+        if self._new_size != self._size:
+            image = image.resize(self._new_size, self._filter)
+            data = image.tobytes("raw", "RGB")
+        self.histogram += counts(image)
+        return Row(data, sample.width, sample.height, "", sample.digest, box=sample.box)

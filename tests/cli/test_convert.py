@@ -1,0 +1,105 @@
+"""`prep convert` as its user meets it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from enum import Enum
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from decodeonce.cli.convert import Sort
+from decodeonce.errors import BuildError
+from decodeonce.prep.chosen import SORTS
+from decodeonce.prep.convert import Conversion, convert
+from decodeonce.store import open_store, verify_store
+from tests.cli.test_commands import assert_fails, prep
+from tests.pictures import tree_bytes
+from tests.stores import make_store, random_images
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("stores") / "a.store", random_images(12, shape=(32, 24, 3)))
+
+
+def test_choices_are_those_that_the_library_knows() -> None:
+    choices: type[Enum] = Sort
+    assert {choice.value for choice in choices} == set(SORTS)
+
+
+def test_every_flag_does_what_it_says(store: Path, tmp_path: Path) -> None:
+    flags = ["--format", "hdf5", "--size", "16x12", "--filter", "box", "--shard-size", "1MiB", "--workers", 1]
+    flags += ["--class", "class0", "--class", "class2", "--rows", "-10:", "--source", "*.jpg", "--sort", "class"]
+    result = prep("convert", store, store, tmp_path / "out", *flags)
+    assert result.stdout == f"{tmp_path / 'out'}: 7 rows of 16x12x3 in 1 hdf5 shards, 3 classes\n", result.stderr
+    assert (result.returncode, result.stderr) == (0, "")
+    made = open_store(tmp_path / "out")
+    assert made.labels.tolist() == [0, 0, 0, 2, 2, 2, 2]
+    assert made.manifest.recipe["selected"] == {
+        "classes": ["class0", "class2"],
+        "source": "*.jpg",
+        "rows": [14, 24],
+        "sort": "class",
+    }
+    assert verify_store(tmp_path / "out").ok
+    assert_fails(prep("convert", store, tmp_path / "out"), 1, "a finished store is here already")
+
+
+def test_a_seed_permutes_the_rows(store: Path, tmp_path: Path) -> None:
+    assert prep("convert", store, tmp_path / "out", "--shuffle-seed", 7).returncode == 0
+    made, given = open_store(tmp_path / "out"), open_store(store)
+    order = [int(Path(sample.source).stem) for sample in made.samples]
+    assert sorted(order) == list(range(12)) != order
+    np.testing.assert_array_equal(made.images[:], given.images[order])
+
+
+def test_a_dry_run_writes_nothing(store: Path, tmp_path: Path) -> None:
+    result = prep("convert", store, tmp_path / "out", "--rows", ":7", "--size", "16x12", "--dry-run")
+    assert result.stdout == "7 rows of 16x12x3 in 3 classes, 0.000 GB in 1 npy shards; nothing was written\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "told"),
+    [
+        (["--size", "12"], 2, "take 12x9"),
+        (["--rows", "7"], 2, "rows are '7', expected a range"),
+        (["--class", "class9"], 2, "no class is named 'class9'; did you mean class"),
+        (["--sort", "class", "--shuffle-seed", "1"], 2, "take one of the two"),
+        (["--rows", "5:5"], 1, "no row is selected"),
+    ],
+)
+def test_what_cannot_be_is_one_line(store: Path, tmp_path: Path, flags: list[str], code: int, told: str) -> None:
+    assert_fails(prep("convert", store, tmp_path / "out", *flags), code, told)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_in_and_out_are_two_things(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_fails(prep("convert", store), 2, "Missing argument")
+    assert_fails(prep("convert", store, store), 1, "is, or lies in, the store")
+    assert_fails(prep("convert", tmp_path / "nowhere", tmp_path / "out"), 1, "nowhere: no such folder")
+    monkeypatch.setenv("PMI_RANK", "1")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    assert_fails(prep("convert", store, tmp_path / "out"), 2, "rank 1 of 2", "for one process")
+
+
+def test_a_signal_stops_it_with_75_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    large = make_store(tmp_path / "large", random_images(20, shape=(640, 640, 3)), shard_rows=20)
+    command = [sys.executable, "-m", "decodeonce.cli", "convert", str(large), str(tmp_path / "out"), "--workers", "1"]
+    journals = tmp_path / "out/.build/journals"
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while process.poll() is None and not any(path.stat().st_size for path in journals.glob("*.log")):
+        os.sched_yield()
+    os.killpg(process.pid, signal.SIGTERM)
+    _, told = process.communicate(timeout=30)
+    assert (process.returncode, told[:22]) == (75, "prep: stopped: SIGTERM")
+    with pytest.raises(BuildError, match="planned with another recipe: height is 320, the plan says 640"):
+        convert([large], tmp_path / "out", Conversion(size=(320, 320)))
+    assert prep(*command[3:]).returncode == 0
+    convert([large], tmp_path / "undisturbed", workers=2)
+    assert tree_bytes(tmp_path / "out") == tree_bytes(tmp_path / "undisturbed")

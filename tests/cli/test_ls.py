@@ -1,0 +1,140 @@
+"""`prep ls` and `prep show`: which rows there are, and how they look."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from PIL import Image
+
+from decodeonce.errors import StoreError
+from decodeonce.store import PictureClass, open_store, stage_store
+from decodeonce.store.select import Selection, labels_of, row_range, select_lines
+from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, sample_line
+from tests.cli.test_commands import assert_fails, prep
+from tests.store.signing import replace_file
+from tests.stores import make_store, random_images
+
+NAMES = ("train/a/[1].jpg", "train/a/tab\there.jpg", "val/\udcff.jpg", "TRAIN/a/x.jpg", "train/b/line\nfeed.PNG")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """20 rows in 3 classes, row % 3, with 5 names, row % 5."""
+    root = make_store(tmp_path_factory.mktemp("stores") / "a.store", random_images(20, shape=(24, 24, 3)))
+    samples = [Sample(row, row % 3, f"class{row % 3}", NAMES[row % 5], 9, 9, "", "0" * 16) for row in range(20)]
+    replace_file(root, "samples.tsv", line(SAMPLE_COLUMNS) + b"".join(map(sample_line, samples)))
+    return root
+
+
+def listed(store: Path, *flags: object) -> list[int]:
+    result = prep("ls", store, *flags)
+    assert (result.returncode, result.stderr) == (0, "")
+    header, *lines = result.stdout.splitlines()
+    assert header == "row\tlabel\tclass\tsource\twidth\theight\tbox\tdigest"
+    return [int(text.split("\t")[0]) for text in lines]
+
+
+def test_ls_lists_everything_as_it_is_written(store: Path) -> None:
+    assert prep("ls", store).stdout == (store / "samples.tsv").read_text()
+
+
+def test_ls_filters_by_all_that_is_given(store: Path) -> None:
+    assert listed(store, "--class", "class0", "--class", "class2", "--source", "*.jpg", "--rows", "-12:") == [
+        row for row in range(8, 20) if row % 3 != 1 and row % 5 != 4
+    ]
+
+
+@pytest.mark.parametrize(
+    ("selected", "rows"),
+    [
+        (Selection(), range(20)),
+        (Selection(classes=("class1",)), range(1, 20, 3)),
+        (Selection(classes=("class0",), rows=(3, 9)), [3, 6]),
+        (Selection(source="train/*"), [row for row in range(20) if row % 5 in (0, 1, 4)]),
+        (Selection(source="*/[[]1].jpg"), range(0, 20, 5)),
+        (Selection(source="*\there*"), range(1, 20, 5)),
+        (Selection(source="*\udcff*"), range(2, 20, 5)),
+        (Selection(rows=(30, 40)), []),
+        (Selection(source="a"), []),
+    ],
+)
+def test_a_selection_takes_what_is_all_of_it(store: Path, selected: Selection, rows: list[int]) -> None:
+    assert [row for row, _ in select_lines(open_store(store), selected)] == list(rows)
+
+
+def test_a_staged_part_lists_and_shows_its_own(store: Path, tmp_path: Path) -> None:
+    part = tmp_path / "part"
+    stage_store(open_store(store), part, rows=range(6, 12))
+    assert listed(part) == list(range(6, 12))
+    for selected, rows in ((Selection(("class1",), rows=(None, 9)), [7]), (Selection(rows=(15, None)), [])):
+        assert [row for row, _ in select_lines(open_store(part), selected)] == rows
+    assert prep("show", part, "--out", tmp_path / "sheet.png").stdout.endswith("6 pictures of " + f"{part}\n")
+    assert_fails(prep("show", part, "--rows", "15:", "--out", tmp_path / "none.png"), 1, "no row here is selected")
+
+
+def test_show_draws_the_selected_rows(store: Path, tmp_path: Path) -> None:
+    flags = ("--class", "class1", "--source", "train/*", "--out", tmp_path / "sheet.png")
+    assert prep("show", store, *flags).stdout == f"{tmp_path / 'sheet.png'}: 5 pictures of {store}\n"
+    rows = [row for row in range(1, 20, 3) if row % 5 in (0, 1, 4)]
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        cells = [np.asarray(sheet)[4:28, 4 + 28 * k : 28 + 28 * k] for k in range(5)]
+    np.testing.assert_array_equal(cells, open_store(store).images[rows])
+    assert_fails(prep("show", store, "--class", "class1", "--rows", ":1"), 1, "no row here is selected; `prep ls")
+
+
+@pytest.mark.parametrize(
+    ("verb", "flags", "told"),
+    [
+        ("ls", ["--class", "clas1"], "no class is named 'clas1'; did you mean class1"),
+        ("show", ["--rows", "1:5:2"], "rows are '1:5:2', expected a range as 0:1000"),
+    ],
+)
+def test_a_wrong_filter_is_a_usage_error(store: Path, verb: str, flags: list[str], told: str) -> None:
+    assert_fails(prep(verb, store, *flags), 2, told)
+
+
+ENDS = st.none() | st.integers(-(10**6), 10**6)
+
+
+@given(ENDS, ENDS, st.integers(0, 10**6))
+@example(None, None, 0)
+@example(-5, 3, 20)
+def test_a_range_means_what_it_means_in_python(first: int | None, last: int | None, count: int) -> None:
+    text = f"{'' if first is None else first}:{'' if last is None else last}"
+    assert row_range(text) == (first, last)
+    numbers = Selection(rows=row_range(text)).numbers(count)
+    assert numbers == range(count)[first:last]
+    assert numbers.step == 1
+
+
+@given(st.text(st.characters(codec="utf-8") | st.sampled_from("0123456789:-"), max_size=8))
+def test_a_range_is_read_or_refused(text: str) -> None:
+    try:
+        first, last = row_range(text)
+    except ValueError:
+        assert not re.fullmatch("(-?[0-9]{1,9})?:(-?[0-9]{1,9})?", text)
+    else:
+        assert slice(first, last).indices(10)
+
+
+def test_an_unknown_class_is_told_with_those_that_are_near() -> None:
+    classes = [PictureClass(name) for name in ("n01440764", "n01443537", "n02084071")]
+    assert labels_of([], classes) is None
+    assert labels_of(["n02084071", "n01440764", "n02084071"], classes) == frozenset({0, 2})
+    for name, told in (("n0144", "n01440764 or n01443537"), ("n01440765", "n01440764"), ("dog", "the first of 3")):
+        with pytest.raises(ValueError, match=told):
+            labels_of([name], classes)
+
+
+@pytest.mark.parametrize("damaged", [b"no tabs\n", b"4\t1\tclass1\t\xff\xff\t9\t9\t\t0\n"])
+def test_a_line_that_is_none_is_told(store: Path, tmp_path: Path, damaged: bytes) -> None:
+    made = make_store(tmp_path / "b", random_images(5))
+    lines = (made / "samples.tsv").read_bytes().splitlines(keepends=True)
+    replace_file(made, "samples.tsv", b"".join([*lines[:5], damaged]))
+    with pytest.raises(StoreError, match="no sample in the line of row 4"):
+        list(select_lines(open_store(made), Selection(source="*")))
