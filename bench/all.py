@@ -18,12 +18,13 @@ def run(*command: str | Path, python: str | Path = sys.executable) -> None:
 
 
 def main() -> None:
-    """The build's benchmark, then a store of the same pictures; the Loader's, warm and cold, staging, and peers."""
+    """The build's benchmarks, then a store of the same pictures; the Loader's, warm and cold, staging, and peers."""
     tree, store = SCRATCH / "sample-imagenet", SCRATCH / "bench.store"
     SCRATCH.mkdir(exist_ok=True)
     if not tree.exists():
         run("-m", "decodeonce.cli", "sample", tree)
     run(HERE / "build.py", tree)
+    run(HERE / "sources.py", tree)
     if not (store / "store.json").exists():
         run("-m", "decodeonce.cli", "build", "imagenet", tree, store)
     run(HERE / "loader.py", store)

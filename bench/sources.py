@@ -1,0 +1,136 @@
+"""How fast a build reads the tar of tars that ImageNet comes as, in place, beside the same files unpacked.
+
+    python bench/sources.py [SRC] [--repeats 5] [--workers N] [--pictures 9000] [--json]
+
+SRC is a tree `train/<wnid>/*.JPEG`; without it a sample tree is drawn under build/. It is copied until it has
+--pictures, and packed as ILSVRC2012_img_train.tar. Each repeat builds from the tree and from the tar in turn, first
+with both in memory, then with caches dropped (all of the kernel's where root may, else the files' own pages). A rate is
+over the whole of `work`, from its start to its last durable block; planning, which indexes the tar, is timed apart.
+Medians, and ratios repeat by repeat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import shutil
+import statistics
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SCRATCH = HERE.parent / "build"
+DROP = Path("/proc/sys/vm/drop_caches")
+
+
+def copied(source: Path, pictures: int, into: Path) -> Path:
+    """A tree of at least so many pictures, each a file of its own."""
+    found = sorted(source.glob("train/*/*.JPEG"))
+    for copy in range(-(-pictures // len(found))):
+        for path in found:
+            folder = into / path.parent.relative_to(source)
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, folder / f"{copy}_{path.name}")
+    return into
+
+
+def packed(tree: Path, into: Path) -> Path:
+    """The tree's train split as a tar of a tar for each class."""
+    into.mkdir()
+    with tarfile.open(into / "ILSVRC2012_img_train.tar", "w") as outer:
+        for folder in sorted((tree / "train").iterdir()):
+            inner = io.BytesIO()
+            with tarfile.open(fileobj=inner, mode="w") as tar:
+                for path in sorted(folder.iterdir()):
+                    tar.add(path, arcname=path.name)
+            member = tarfile.TarInfo(f"{folder.name}.tar")
+            member.size = len(inner.getvalue())
+            outer.addfile(member, io.BytesIO(inner.getvalue()))
+    return into
+
+
+def warm(root: Path) -> None:
+    """Have every file below `root` in memory."""
+    for path in root.rglob("*"):
+        if path.is_file():
+            with open(path, "rb", buffering=0) as file:
+                while file.read(1 << 24):
+                    pass
+
+
+def cold(root: Path) -> None:
+    """Drop what is in memory of the files below `root`."""
+    os.sync()
+    if os.access(DROP, os.W_OK):
+        DROP.write_text("3\n")
+    for path in root.rglob("*"):
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+def build_times(root: Path, workers: int, prepare: Callable[[Path], None]) -> tuple[float, float]:
+    """(seconds of planning, pictures a second of working) of a build from `root`; `prepare` is called before each."""
+    from decodeonce import prep
+
+    with tempfile.TemporaryDirectory(dir=SCRATCH) as scratch:
+        out = Path(scratch, "store")
+        prepare(root)
+        start = time.perf_counter()
+        plan = prep.make_plan(prep.open_imagenet(root), out, prep.Recipe(shuffle_seed=0))
+        planned = time.perf_counter() - start
+        prepare(root)
+        start = time.perf_counter()
+        prep.work(out, prep.Work(workers=workers, max_bad="1%"))
+        return planned, plan.count / (time.perf_counter() - start)
+
+
+def measure(tree: Path, tar: Path, workers: int, repeats: int) -> dict[str, float]:
+    """Medians over interleaved repeats, a figure for each form and state of the caches."""
+    facts: dict[str, float] = {}
+    for state, prepare in (("warm", warm), ("cold", cold)):
+        runs = [
+            {form: build_times(root, workers, prepare) for form, root in (("tree", tree), ("tar", tar))}
+            for _ in range(repeats)
+        ]
+        for form in ("tree", "tar"):
+            facts[f"{state}_{form}_plan_s"] = statistics.median(run[form][0] for run in runs)
+            facts[f"{state}_{form}_per_s"] = statistics.median(run[form][1] for run in runs)
+        facts[f"{state}_tar_over_tree"] = statistics.median(run["tar"][1] / run["tree"][1] for run in runs)
+    return facts
+
+
+def main() -> None:
+    """Measure and print."""
+    from decodeonce.host import usable_cores
+    from decodeonce.prep.sample import write_sample_tree
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("source", nargs="?", type=Path)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=usable_cores())
+    parser.add_argument("--pictures", type=int, default=9000)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    source = options.source or SCRATCH / "sample-imagenet"
+    SCRATCH.mkdir(exist_ok=True)
+    if not source.exists():
+        write_sample_tree(source, workers=usable_cores())
+    with tempfile.TemporaryDirectory(dir=SCRATCH) as scratch:
+        tree = copied(source, options.pictures, Path(scratch, "tree"))
+        facts = measure(tree, packed(tree, Path(scratch, "tar")), options.workers, options.repeats)
+    if options.json:
+        print(json.dumps(facts))
+        return
+    for name, value in facts.items():
+        print(f"{name:20} {value:.3f}" if value < 10 else f"{name:20} {value:,.0f}")
+
+
+if __name__ == "__main__":
+    main()
