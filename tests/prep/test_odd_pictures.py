@@ -18,8 +18,8 @@ import simplejpeg
 from PIL import Image, ImageOps, features
 
 from decodeonce.prep import FolderSource, Recipe, Work, build, reasons
-from decodeonce.prep.decode import Decoder, Row
-from decodeonce.prep.sources.base import Entry, Undecodable
+from decodeonce.prep.decode import Decoder
+from decodeonce.prep.sources.base import Entry, Row, Undecodable
 from decodeonce.store import open_store
 from decodeonce.store.table import read_rejects
 from tests.pictures import (

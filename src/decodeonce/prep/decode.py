@@ -14,7 +14,6 @@ import zlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import simplejpeg
@@ -24,7 +23,7 @@ from PIL import Image
 from decodeonce.prep.geometry import Box, Fit, PixelBox, fit_to, pixel_box
 from decodeonce.prep.reasons import reason
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources.base import Entry, Undecodable
+from decodeonce.prep.sources.base import Entry, LeftOut, Row, Undecodable
 from decodeonce.prep.usermap import MapError, MapSample, load_map, mapped
 from decodeonce.store.hashing import hexdigest
 
@@ -71,10 +70,6 @@ BAD_CONTENT = (
 )
 
 
-class LeftOut(Exception):
-    """The user's map wants no row of this picture; the text says so."""
-
-
 @dataclass(frozen=True)
 class Picture:
     """A decoded picture: the source's size in pixels as stored, its format, and what is odd about it ("" for nothing).
@@ -97,31 +92,6 @@ class Picture:
         left, top, right, bottom = self.box or (0, 0, self.width, self.height)
         size = (right - left, bottom - top)
         return (size[1], size[0]) if self.turn in SWAPPING_TURNS else size
-
-
-@dataclass(frozen=True)
-class Row:
-    """A picture as a row: its H*W*3 bytes, the source's size in pixels and digest, and its oddity ("" for none).
-
-    `turn` is the EXIF orientation that was applied, 1 for none, `box` what samples.tsv is to say: "" for all of it.
-    """
-
-    pixels: bytes
-    width: int
-    height: int
-    oddity: str
-    digest: str
-    turn: int = 1
-    box: str = ""
-
-
-class RowMaker(Protocol):
-    """Turns what a source reads into rows; `histogram` counts the values of all rows so far, (3, 256)."""
-
-    histogram: NDArray[np.int64]
-
-    def row(self, data: bytes, entry: Entry) -> Row:
-        """One row; raises Undecodable with the reason, or LeftOut."""
 
 
 class Decoder:

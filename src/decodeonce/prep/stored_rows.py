@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from decodeonce.errors import BuildError, StoreError
-from decodeonce.prep.decode import FILTERS, Row, counts
+from decodeonce.prep.decode import FILTERS, counts
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources.base import Entry
+from decodeonce.prep.sources.base import Entry, Row
 from decodeonce.prep.sources.files import SourceFiles, source_file
 from decodeonce.store.checks import check_file
 from decodeonce.store.hashing import row_checksum

@@ -21,10 +21,10 @@ import numpy as np
 from decodeonce.errors import BuildError, DecodeonceError, Stopped, failure_from
 from decodeonce.prep.beat import Beat
 from decodeonce.prep.blocks import Block
-from decodeonce.prep.decode import Decoder, LeftOut
+from decodeonce.prep.decode import Decoder
 from decodeonce.prep.journal import BlockRecord, Journal
 from decodeonce.prep.plan import Plan, read_plan
-from decodeonce.prep.sources.base import Entry, Undecodable
+from decodeonce.prep.sources.base import Entry, LeftOut, Undecodable
 from decodeonce.store import StorePaths
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.files import ShardFile, page_aligned_buffer

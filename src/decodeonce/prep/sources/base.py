@@ -8,8 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.errors import PASSING_ERRORS, Stopped, failure_from
@@ -17,7 +18,6 @@ from decodeonce.prep.geometry import Box
 from decodeonce.store.manifest import Column, PictureClass
 
 if TYPE_CHECKING:
-    from decodeonce.prep.decode import RowMaker
     from decodeonce.prep.recipe import Recipe
     from decodeonce.store.table import Reject
 
@@ -27,6 +27,10 @@ MAX_FILE_BYTES = 1 << 30  # a picture is read whole; this is somebody's archive 
 
 class Undecodable(Exception):
     """This content cannot become a row; the text is the reason that rejects.tsv gives."""
+
+
+class LeftOut(Exception):
+    """The user's map wants no row of this picture; the text says so."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,31 @@ def name_bytes(text: str) -> bytes:
 def name_text(name: bytes) -> str:
     """A file name as text: UTF-8, other bytes as lone surrogates (os.fsdecode would follow the locale)."""
     return name.decode("utf-8", "surrogateescape")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A picture as a row: its H*W*3 bytes, the source's size in pixels and digest, and its oddity ("" for none).
+
+    `turn` is the EXIF orientation that was applied, 1 for none, `box` what samples.tsv is to say: "" for all of it.
+    """
+
+    pixels: bytes
+    width: int
+    height: int
+    oddity: str
+    digest: str
+    turn: int = 1
+    box: str = ""
+
+
+class RowMaker(Protocol):
+    """Turns what a source reads into rows; `histogram` counts the values of all rows so far, (3, 256)."""
+
+    histogram: NDArray[np.int64]
+
+    def row(self, data: bytes, entry: Entry) -> Row:
+        """One row; raises Undecodable with the reason, or LeftOut."""
 
 
 class Source(ABC):

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 from decodeonce.errors import BuildError
 from decodeonce.prep.geometry import Box
 from decodeonce.prep.sources.asking import STATS_AT_ONCE, asking
-from decodeonce.prep.sources.base import WITH_BOXES, Entry, Source
+from decodeonce.prep.sources.base import WITH_BOXES, Entry, RowMaker, Source
 from decodeonce.prep.sources.formats.annotations import NOT_ANNOTATED, Annotation, Annotations, stem_of, usable_box
 from decodeonce.prep.sources.formats.labels import words_of
 from decodeonce.store.manifest import PictureClass
 
 if TYPE_CHECKING:
-    from decodeonce.prep.decode import RowMaker
     from decodeonce.prep.recipe import BoxRules, Recipe
 
 
