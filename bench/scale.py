@@ -59,8 +59,8 @@ class MadeUp(Source):
         self._count, self._classes = count, classes
 
     def facts(self) -> dict[str, Any]:
-        """None are needed: nothing is read."""
-        return {}
+        """Few are needed: nothing is read."""
+        return {"classes": []}
 
     def classes(self) -> tuple[PictureClass, ...]:
         """Classes named as wnids."""

@@ -54,8 +54,7 @@ def red(image: NDArray[np.uint8], near: int = 60) -> NDArray[np.bool_]:
     return np.logical_and.reduce(np.abs(image.astype(int) - RED) < near, axis=-1)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
-@pytest.mark.parametrize("keep", [1, 2, 5])
+@pytest.mark.parametrize(("fit", "keep"), [("crop", 1), ("crop", 2), ("pad", 2), ("stretch", 5)])
 def test_kept_boxes_are_in_pixels_of_the_row(tree: Path, fit: str, keep: int) -> None:
     store = built(tree, BoxRules(keep=keep), fit=fit)
     assert [column.name for column in store.manifest.columns] == ["boxes", "box_count"]
@@ -76,17 +75,22 @@ def test_kept_boxes_are_in_pixels_of_the_row(tree: Path, fit: str, keep: int) ->
     assert outside == (boxes[1, 0, 0] == 0 and boxes[1, 0, 2] < 12)
 
 
-@pytest.mark.parametrize("turn", range(1, 9))
-def test_kept_boxes_turn_with_their_picture(tree: Path, turn: int) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = turn
-    image = Image.open(tree / "src/thing/a.png")
-    (tree / "src/thing/a.png").write_bytes(encoded(image, "PNG", exif=exif))
-    store = built(tree, BoxRules(keep=1), exif="apply", fit="stretch")
-    left, top, right, bottom = store.columns["boxes"][0, 0].round().astype(int)
-    expected = np.zeros((48, 48), bool)
-    expected[top:bottom, left:right] = True
-    assert (red(store.images[0]) != expected).mean() < 0.06
+@pytest.mark.parametrize(("fit", "width"), [("stretch", 48), ("crop", 36)])
+def test_kept_boxes_turn_with_their_picture(tree: Path, fit: str, width: int) -> None:
+    image, drawn = Image.open(tree / "src/thing/a.png"), (tree / "xml/a.xml").read_text()
+    for turn in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = turn
+        (tree / f"src/thing/turn{turn}.png").write_bytes(encoded(image, "PNG", exif=exif))
+        (tree / f"xml/turn{turn}.xml").write_text(drawn)
+    store = built(tree, BoxRules(keep=1), exif="apply", fit=fit, width=width)
+    turned = [row for row, sample in enumerate(store.samples) if "turn" in sample.source]
+    assert len(turned) == 8
+    for row in turned:
+        left, top, right, bottom = store.columns["boxes"][row, 0].round().astype(int)
+        expected = np.zeros((48, width), bool)
+        expected[top:bottom, left:right] = True
+        assert (red(store.images[row]) != expected).mean() < 0.08
 
 
 def test_every_object_is_a_row_cut_at_the_pictures_own_size(tree: Path) -> None:

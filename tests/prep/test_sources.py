@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from decodeonce.errors import Stopped
-from decodeonce.prep import Recipe, Work, build
+from decodeonce.prep import Recipe, Work, build, make_plan
 from decodeonce.prep.plan import scan
 from decodeonce.prep.sources import SOURCES, Entry, Source, open_source
 from decodeonce.store import open_store
@@ -121,10 +121,9 @@ def test_rows_are_pillows_in_the_order_of_the_source(form: Form, source: Source,
 
 def test_a_seed_permutes_samples_or_whole_units(form: Form, source: Source, tmp_path: Path) -> None:
     units = [entry.unit for entry in source.entries()]
-    build(source, tmp_path / "out", Recipe(height=16, width=16, shuffle_seed=3), Work(workers=1))
-    sources = [sample.source for sample in open_store(tmp_path / "out").samples]
+    plan = make_plan(source, tmp_path / "out", Recipe(height=16, width=16, shuffle_seed=3))
     names = [entry.text for entry in source.entries()]
-    order = [names.index(name) for name in sources]
+    order = [names.index(plan.entry(row).text) for row in range(plan.count)]
     assert sorted(order) == list(range(len(PICS)))
     if source.read_unit:
         runs = [unit for k, unit in enumerate(units[i] for i in order) if k == 0 or unit != units[order[k - 1]]]
