@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decodeonce.errors import Stopped
+from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep import Recipe, Work, build, make_plan
-from decodeonce.prep.plan import scan
+from decodeonce.prep.plan import read_plan, scan
 from decodeonce.prep.sources import SOURCES, Entry, Source, open_source
 from decodeonce.store import open_store
 from tests.forms import folder, imagenet, listed, parquet, webdataset
@@ -90,7 +90,26 @@ def test_a_plan_makes_it_again_without_looking(source: Source, monkeypatch: pyte
 
 
 def _forbidden(*args: object, **kwargs: object) -> None:
-    raise AssertionError("a source that is made from a plan's facts touched a file")
+    raise AssertionError("not to be called")
+
+
+def test_a_source_that_can_tell_is_listed_once_and_no_more(
+    form: Form, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, recipe, stamp = tmp_path / "out", Recipe(height=16, width=16), source.stamp()
+    plan = make_plan(source, out, recipe)
+    assert source.stamp() == stamp
+    if stamp is None:
+        return
+    with monkeypatch.context() as patched:
+        patched.setattr(type(source), "entries", _forbidden)
+        assert make_plan(source, out, recipe).facts == read_plan(plan.paths).facts
+    with pytest.raises(BuildError, match="planned with another recipe"):
+        make_plan(source, out, Recipe(height=16, width=24))
+    written_again = form.make(tmp_path, PICS)  # with other mtimes
+    assert written_again.stamp() != stamp
+    with pytest.raises(BuildError, match="the source changed"):
+        make_plan(written_again, out, recipe)
 
 
 @pytest.mark.parametrize("change", ["gone", "shorter", "touched"])

@@ -81,8 +81,11 @@ def make_plan(source: Source, out: Path, recipe: Recipe) -> Plan:
     """
     paths = StorePaths(out)
     _check_place(paths, source)
+    decoders = decoder_versions(recipe.container)
+    if paths.plan.exists() and (plan := _stamped_plan(paths, source, recipe.facts(decoders))) is not None:
+        return plan
     listing = scan(source, recipe.boxes_a_row)
-    facts = plan_facts(source, listing, recipe, decoder_versions(recipe.container))
+    facts = plan_facts(source, listing, recipe, decoders)
     if not facts["count"] and not paths.plan.exists():
         raise BuildError(
             f"{source.root}: no picture in it (of {listing.candidates} candidates); looked for: {source.found}"
@@ -93,6 +96,14 @@ def make_plan(source: Source, out: Path, recipe: Recipe) -> Plan:
         if paths.plan.exists():
             return _same_plan(read_plan(paths), listing, facts)
         return _new_plan(paths, listing, facts)
+
+
+def _stamped_plan(paths: StorePaths, source: Source, recipe: dict[str, Any]) -> Plan | None:
+    """The plan, if it needs no listing to be seen that it is still right: an archive is indexed once."""
+    plan = read_plan(paths)
+    found = {"kind": source.kind, "root": os.path.abspath(source.root), "stamp": source.stamp()}
+    same = found["stamp"] is not None and found == {key: plan.facts["source"][key] for key in found}
+    return plan if same and plan.facts["recipe"] == recipe else None
 
 
 def _new_plan(paths: StorePaths, listing: Listing, facts: dict[str, Any]) -> Plan:

@@ -271,6 +271,7 @@ def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[
             "kind": source.kind,
             "root": os.path.abspath(source.root),
             "facts": source.facts(),
+            "stamp": source.stamp(),
             "read_unit": source.read_unit,
             "digest": listing.digest,
             "frozen": listing.frozen,

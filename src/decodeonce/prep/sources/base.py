@@ -130,6 +130,13 @@ class Source(ABC):
         facts touches no file, for every worker of every task does it.
         """
 
+    def stamp(self) -> Any:
+        """What is another whenever entries() would be, known without it, JSON-ready; None where only listing tells.
+
+        A plan with the same stamp is gone on with, and nothing is listed again.
+        """
+        return None
+
     @abstractmethod
     def classes(self) -> tuple[PictureClass, ...]:
         """The classes in label order."""

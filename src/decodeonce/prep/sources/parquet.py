@@ -55,21 +55,23 @@ class ParquetSource(LabelledSource):
     def found(self) -> str:
         """How many files there are, and the columns that are read."""
         count = len(self._files.files)
-        picture, label = self._columns.picture, self._columns.label
-        return f"{count} Parquet file{'s' if count > 1 else ''}, pictures from {picture}, labels from {label}"
+        files, columns = f"{count} Parquet file{'s' if count > 1 else ''}", self._columns
+        return f"{files}, pictures from {columns.picture}, labels from {columns.label}"
 
     def facts(self) -> dict[str, Any]:
         """What `open_source` needs, beside kind and root, to make this source again."""
         classes = [cls.name for cls in self.classes()]
         return {"files": self._files.facts(), "columns": [*self._columns], "groups": self._groups, "classes": classes}
 
+    def stamp(self) -> Any:
+        """The files as they are now, their columns, and the classes that were asked for."""
+        return [self._files.facts(), [*self._columns], self._asked]
+
     def entries(self) -> Iterator[Entry]:
         """Every row, file by file; the labels are read twice, first for the classes."""
         self._learn(self._first_pass())
-        unit = 0
-        for number, groups in enumerate(self._groups):
-            yield from self._rows(number, unit)
-            unit += groups
+        for number, first_unit in enumerate(accumulate(self._groups[:-1], initial=0)):
+            yield from self._rows(number, first_unit)
 
     def read(self, entry: Entry) -> bytes:
         """The encoded bytes of one row's picture; raises Stopped, BuildError or Undecodable where there are none."""
@@ -88,15 +90,15 @@ class ParquetSource(LabelledSource):
     def _first_pass(self) -> dict[str, str]:
         """The labels, each with the file that first has it; counts row groups and takes the names of classes."""
         seen: dict[str, str] = {}
-        groups, names = [], None
+        groups: list[int] = []
+        names: list[str] | None = None
         for number in range(len(self._files.files)):
             path, table = self._open(number)
             tables.check_columns(path, table, self._columns)
             label = self._columns.label
-            of_file = tables.class_names(table.schema_arrow, label)
-            if number and of_file != names:
+            before, names = names, tables.class_names(table.schema_arrow, label)
+            if number and names != before:
                 raise BuildError(f"{path}: its classes are others than those of the first file; build them apart")
-            names = of_file
             groups.append(table.num_row_groups)
             for group in range(table.num_row_groups):
                 values = tables.column(tables.read_group(path, table, group, [label]), label).unique()

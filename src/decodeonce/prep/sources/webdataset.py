@@ -60,6 +60,10 @@ class WebdatasetSource(LabelledSource):
         classes = [cls.name for cls in self.classes()]
         return {"files": self._files.facts(), "gzipped": sorted(self._gzipped), "classes": classes}
 
+    def stamp(self) -> Any:
+        """The shards as they are now, and the classes that were asked for."""
+        return [self._files.facts(), sorted(self._gzipped), self._asked]
+
     def entries(self) -> Iterator[Entry]:
         """Every sample in the order of shards and members; all are indexed before the first is given."""
         index = SampleIndex()

@@ -20,8 +20,8 @@ class LabelledSource(Source):
 
     def __init__(self, root: Path, classes: Sequence[str] | None) -> None:
         super().__init__(root)
-        self._given = list(classes) if classes is not None else None
-        self._names = self._given
+        self._asked = list(classes) if classes is not None else None
+        self._given = self._names = self._asked
         self._numbers: dict[str, int] = {}
 
     def classes(self) -> tuple[PictureClass, ...]:

@@ -24,6 +24,11 @@ class Member(NamedTuple):
     size: int
     problem: str = ""
 
+    @property
+    def last(self) -> bytes:
+        """The name without folders."""
+        return self.name.rpartition(b"/")[2]
+
 
 def plain_name(name: bytes) -> bytes:
     """A member's name without "/" or "./" before it; b"" where it is hidden (".name", "._name" of macOS)."""

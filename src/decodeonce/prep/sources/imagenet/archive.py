@@ -43,6 +43,10 @@ class ArchiveSource(ImagenetSplit):
         """What `open_source` needs, beside kind and root, to make this source again."""
         return {**super().facts(), "files": self._files.facts()}
 
+    def stamp(self) -> Any:
+        """The archives as they are now, and all that labels follow from."""
+        return {**self.facts(), "labels": self.labels.digest if self.in_one_folder else ""}
+
     def _entry(self, member: Member, label: int, unit: int = 0, above: bytes = b"") -> Entry:
         """The entry of a member of file `unit`, its name below that of the file and `above`."""
         file = self._files.files[unit]
@@ -96,7 +100,7 @@ class ImagenetTarSource(ArchiveSource):
         """Every picture, by class in label order, then by name; headers only are read."""
         if self.in_one_folder:
             whole = ClassTar(0, 0, self._files.files[0].size)
-            members = in_order((member for member in self._list(whole) if is_picture(_last(member))), "tar")
+            members = in_order((member for member in self._list(whole) if is_picture(member.last)), "tar")
             return iter(self._labelled([self._entry(member, 0) for member in members]))
         return self._by_class(self._class_tars())
 
@@ -123,7 +127,7 @@ class ImagenetTarSource(ArchiveSource):
         for member in self._list(ClassTar(0, 0, self._files.files[0].size)):
             if not member.name.endswith(b".tar"):
                 continue
-            name = name_text(_last(member)[: -len(".tar")])
+            name = name_text(member.last[: -len(".tar")])
             if name in found or member.problem:
                 raise BuildError(f"{self.top}: {name}.tar: {member.problem or 'twice in the tar'}; get it again")
             found[name] = ClassTar(0, member.place, member.size, member.name)
@@ -141,7 +145,3 @@ class ImagenetTarSource(ArchiveSource):
             return list(list_tar(Window(fd, named, tar.first, tar.size)))
         finally:
             os.close(fd)
-
-
-def _last(member: Member) -> bytes:
-    return member.name.rpartition(b"/")[2]

@@ -33,11 +33,11 @@ class ImagenetZip:
         for member in list_zip(self.path):
             if (match := _PICTURE.fullmatch(member.name)) is not None:
                 base, split, name = match[1], match[2].decode(), match[3] or b""
-                if name or is_picture(member.name.rpartition(b"/")[2]):
+                if name or is_picture(member.last):
                     self.splits.setdefault(split, {}).setdefault(name, []).append(member)
                     self.folders[split] = name_text(base or b"") + split
-            elif (last := member.name.rpartition(b"/")[2]) in _LISTS:
-                self._lists[last.decode()] = member
+            elif member.last in _LISTS:
+                self._lists[member.last.decode()] = member
 
     def content(self, name: str) -> bytes | None:
         """The bytes of Kaggle's list of this name."""

@@ -10,6 +10,7 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.sources.base import Entry
 from decodeonce.prep.sources.imagenet.beside import DEVKIT_TAR, META, SOLUTION, TRUTH, Beside, Companion
 from decodeonce.prep.sources.imagenet.synsets import read_meta
+from decodeonce.store.hashing import hexdigest
 
 PICTURE_ID = "ILSVRC2012_val_"
 
@@ -20,6 +21,11 @@ class ValLabels:
 
     origin: str
     wnids: dict[bytes, str]
+
+    @property
+    def digest(self) -> str:
+        """Another wherever any picture's label is."""
+        return hexdigest(repr(sorted(self.wnids.items())).encode())
 
     def sort(self, entries: Iterable[Entry], names: list[str]) -> list[Entry]:
         """Entries with their labels, by label, then by name; those without are problems and come last."""
