@@ -63,7 +63,7 @@ def test_a_store_becomes_tars_whatever_the_workers(store: Path, tmp_path: Path) 
         options = ("--as", "webdataset", "--shard-rows", 20, "--workers", workers)
         result = run("export", store, tmp_path / f"out{workers}", *options)
         assert (result.exit_code, result.stdout) == (0, f"{tmp_path}/out{workers}: {COUNT} pictures in 3 classes\n")
-    assert list(tree_bytes(tmp_path / "out1")) == [f"shard-{k:06d}.tar" for k in range(3)]
+    assert list(tree_bytes(tmp_path / "out1")) == ["classes.txt", *(f"shard-{k:06d}.tar" for k in range(3))]
     assert tree_bytes(tmp_path / "out1") == tree_bytes(tmp_path / "out2")
 
 

@@ -372,3 +372,21 @@ def test_a_disk_that_fills_up_is_one_error_and_the_build_goes_on(
         work(out, Work(workers=2, max_bad="2"))
         finish(out, ALL)
         assert tree_bytes(out) == undisturbed
+
+
+def test_a_finish_that_was_killed_is_not_another_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = (make_tree(tmp_path / name, per_class=3, seed=seed) for seed, name in enumerate(("one", "other")))
+    out, recipe = tmp_path / "out", Recipe(height=16, width=16)
+
+    def killed(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sys.modules["decodeonce.prep.finish"], "trim_shards", killed)
+        with pytest.raises(KeyboardInterrupt):
+            build(open_imagenet(one), out, recipe, Work(workers=1))
+    with pytest.raises(BuildError, match="a finished store is here already"):
+        build(open_imagenet(other), out, recipe, Work(workers=1))
+    manifest = build(open_imagenet(one), out, recipe, Work(workers=1))
+    assert not (out / ".build").exists()
+    assert manifest.count == 9

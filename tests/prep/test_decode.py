@@ -108,3 +108,15 @@ def test_a_large_picture_leaves_no_large_buffer_behind() -> None:
     decoder = Decoder(Recipe(height=16, width=16))
     decoder.row(jpeg(3000, 2500, quality=30), entry())
     assert decoder._buffer.nbytes < 1 << 24
+
+
+@pytest.mark.parametrize("turn", [1, 6])
+def test_scaled_decode_leaves_twice_the_size_of_a_turned_picture_and_of_a_box(turn: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    data = jpeg(1600, 400, exif=exif)
+    decoder = Decoder(Recipe(height=32, width=96, scaled_decode=True, exif="apply"))
+    image = decoder.picture(data).image
+    assert image.size in ((400, 100), (200, 800))  # shown to be 1600x400 or 400x1600, for a row 96 wide
+    width, height = decoder.picture(data, (0.5, 0.5, 0.75, 1.0)).image.size
+    assert min(width / 96, height / 32) >= 2

@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from decodeonce.errors import DecodeonceError, Stopped, StoreError
-from decodeonce.prep import FolderSource, Recipe, build
+from decodeonce.prep import FolderSource, Recipe, Work, build, open_webdataset
 from decodeonce.prep.export import export_store
 from decodeonce.prep.export_pictures import ExportPaths, ExportSettings
 from decodeonce.store import PictureClass, Store, StorePaths, open_store, part_rows, stage_store
@@ -26,7 +26,7 @@ from decodeonce.store.hashing import hexdigest
 from decodeonce.store.manifest import SmallFile, read_manifest
 from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, sample_line
 from tests import disks
-from tests.pictures import picture, tree_bytes
+from tests.pictures import jpeg, picture, tree_bytes
 from tests.stores import make_store, random_images
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -89,9 +89,10 @@ def test_a_build_from_the_folder_gives_the_same_rows_and_labels(tmp_path: Path) 
 
 def test_tars_are_what_webdataset_reads(store: Path, undisturbed: dict[str, dict[str, bytes]], tmp_path: Path) -> None:
     source, files = open_store(store), undisturbed["webdataset"]
-    assert list(files) == [f"shard-{k:06d}.tar" for k in range(6)]
+    assert list(files) == ["classes.txt", *(f"shard-{k:06d}.tar" for k in range(6))]
+    assert files["classes.txt"] == b"class0\nclass1\nclass2\n"
     row = 0
-    for data in files.values():
+    for data in list(files.values())[1:]:
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
             members = tar.getmembers()
             assert {(m.mtime, m.uid, m.gid, m.uname, m.gname, m.mode, m.isreg()) for m in members} == {
@@ -426,3 +427,29 @@ def test_a_full_disk_keeps_what_is_done(
 def test_settings_check_themselves(options: dict[str, object], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         ExportSettings(**options)  # type: ignore[arg-type]
+
+
+def test_a_class_list_and_columns_come_along(tmp_path: Path) -> None:
+    boxes = np.arange(24, dtype=np.float32).reshape(6, 4)
+    source = open_store(make_store(tmp_path / "store", random_images(6), columns={"boxes": boxes}))
+    export_store(source, tmp_path / "tars", TARS)
+    with tarfile.open(tmp_path / "tars/shard-000000.tar") as tar:
+        facts = json.loads(tar.extractfile("00000002.json").read())  # type: ignore[union-attr]
+    assert facts["boxes"] == [8.0, 9.0, 10.0, 11.0]
+    names = (tmp_path / "tars/classes.txt").read_text().split()
+    again = open_webdataset(str(tmp_path / "tars"), classes=names)
+    build(again, tmp_path / "again", Recipe(height=8, width=6), Work(workers=1))
+    assert [cls.name for cls in open_store(tmp_path / "again").classes] == [cls.name for cls in source.classes]
+    np.testing.assert_array_equal(open_store(tmp_path / "again").labels, source.labels)
+
+
+def test_long_names_are_cut_between_characters(tmp_path: Path) -> None:
+    tree = tmp_path / "src/a"
+    tree.mkdir(parents=True)
+    for number in range(3):
+        (tree / f"{number}{'ü' * (95 + number)}.jpg").write_bytes(jpeg(20, 20))
+    build(FolderSource(tmp_path / "src"), tmp_path / "store", Recipe(height=8, width=8), Work(workers=1))
+    export_store(open_store(tmp_path / "store"), tmp_path / "out", FOLDER)
+    names = [path.name.encode() for path in (tmp_path / "out/a").iterdir()]
+    assert len(names) == 3
+    assert all(len(name) <= 204 and name.decode("utf-8") for name in names)

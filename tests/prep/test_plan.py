@@ -6,6 +6,7 @@ import os
 import threading
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from hypothesis import strategies as st
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep import FolderSource, Recipe, make_plan, open_imagenet, work
 from decodeonce.prep.changes import changes
-from decodeonce.prep.plan import plan_facts, read_plan, scan, shuffled, write_plan
+from decodeonce.prep.plan import plan_facts, read_plan, scan, shuffled, write_facts, write_plan
+from decodeonce.prep.recipe import decoder_versions
 from decodeonce.prep.sources import Entry, Source, asking
 from decodeonce.prep.sources.base import file_entry
 from decodeonce.store import PictureClass, StorePaths
@@ -308,3 +310,34 @@ def test_telling_what_changed_takes_less_than_200_bytes_a_sample(tmp_path: Path)
     tracemalloc.stop()
     assert told == f"2 new (first train/n01440764/n01440764_{count}.JPEG)"
     assert peak / count < 200
+
+
+def test_another_releases_plan_is_refused(tmp_path: Path) -> None:
+    plan = make_plan(open_imagenet(make_tree(tmp_path / "src")), tmp_path / "out", SMALL)
+    write_facts(plan.paths, {**plan.facts, "version": 1})
+    with pytest.raises(BuildError, match="damaged, or another version's"):
+        work(tmp_path / "out")
+
+
+def test_what_can_be_no_row_is_part_of_the_source(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "src")
+    empty = tree / "train/n00000001/a.JPEG"
+    empty.mkdir()
+    with_problem = scan(open_imagenet(tree)).digest
+    empty.rmdir()
+    empty.touch()
+    assert scan(open_imagenet(tree)).digest == with_problem
+    listed = list(open_imagenet(tree).entries())
+    (number,) = [number for number, entry in enumerate(listed) if entry.problem]
+    listed[number] = replace(listed[number], problem="")
+
+    class Same(_Synthetic):
+        def entries(self) -> Iterator[Entry]:
+            return iter(listed)
+
+    assert scan(Same(0)).digest != with_problem
+
+
+def test_decoders_are_named_with_what_they_read_formats_with() -> None:
+    names = {name.partition("'s ")[2] for name in decoder_versions("npy")}
+    assert {"libjpeg", "libwebp", "libtiff"} <= names

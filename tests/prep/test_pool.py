@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from decodeonce.errors import Stopped
-from decodeonce.prep import Recipe, Work, finish, make_plan, open_imagenet, pool, work
+from decodeonce.prep import Recipe, Work, finish, make_plan, open_imagenet, open_webdataset, pool, work
 from decodeonce.prep.allowance import Allowance
+from decodeonce.prep.journal import Journals
 from decodeonce.prep.pool import Pool, WorkerSettings
 from decodeonce.prep.status import read_status
 from decodeonce.store.table import read_rejects
-from tests.pictures import encoded, make_tree, picture
+from tests.pictures import encoded, jpeg, make_tree, picture
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +102,20 @@ def test_leaving_the_loop_leaves_no_worker(slow_tree: Path, tmp_path: Path) -> N
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_workers_that_could_only_read_twice_are_not_hired_again(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    with tarfile.open(tmp_path / "src/all.tar.gz", "w:gz") as tar:
+        for number in range(12):
+            for suffix, data in (("jpg", jpeg(40, 30, seed=number)), ("cls", b"0")):
+                info = tarfile.TarInfo(f"{number:02d}.{suffix}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    plan = make_plan(open_webdataset(str(tmp_path / "src")), tmp_path / "out", Recipe(height=512, width=512))
+    assert len(plan.blocks) == 12
+    work(tmp_path / "out", Work(workers=4))
+    assert len(list(plan.paths.journals.iterdir())) == 4
+    done = Journals(plan.paths.journals)
+    assert done.blocks() == list(range(12))
+    assert len({path for _, path, _ in done.times()}) == 1

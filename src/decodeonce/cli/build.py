@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -203,6 +204,8 @@ def _source(
 ) -> Source:
     from decodeonce.prep import sources
 
+    if not src:
+        raise typer.BadParameter("SRC is empty; expected where the pictures are")
     for flag, value, of in (
         ("--split", split, Kind.imagenet),
         ("--root", root, Kind.list),
@@ -250,11 +253,20 @@ def _work(workers: int | None, max_bad: str, on_bad: OnBad, task: int = 0, tasks
 def _class_list(path: Path | None) -> list[str] | None:
     if path is None:
         return None
+    from decodeonce.prep.sources.folder import ClassList
+
     try:
-        names = [line.strip() for line in path.read_text("utf-8-sig").splitlines()]
+        lines = [line.strip() for line in path.read_text("utf-8-sig").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"{path}: {error}; expected a class name a line") from None
-    return [name for name in names if name]
+        what = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise typer.BadParameter(f"--classes {path}: {what}; expected a file with a class name a line") from None
+    names = ClassList(filter(None, lines), str(path))
+    if not names:
+        raise typer.BadParameter(f"--classes {path}: no name in it; expected a class name a line")
+    name, times = Counter(names).most_common(1)[0]
+    if times > 1:
+        raise typer.BadParameter(f"--classes {path}: {name!r} stands in it {times} times; every class has one label")
+    return names
 
 
 def run_build(job: Job) -> None:
@@ -312,8 +324,11 @@ def say_storage(out: Path) -> None:
 
 def _say_plan(job: Job) -> None:
     from decodeonce.prep.blocks import Blocks
+    from decodeonce.prep.build import check_place
     from decodeonce.prep.plan import scan
+    from decodeonce.store import StorePaths
 
+    check_place(StorePaths(job.out), job.source)
     listing = scan(job.source, job.recipe.boxes_a_row)
     rows, row_bytes = len(listing), job.recipe.row_bytes
     shards = -(-rows // Blocks.of(rows, row_bytes, job.recipe.shard_size).shard_rows)
@@ -328,9 +343,9 @@ def _say_finished(out: Path, count: int) -> None:
     from decodeonce.store import StorePaths
     from decodeonce.store.table import read_rejects
 
-    listed = [reject.action for reject in read_rejects(StorePaths(out).rejects)]
-    bad = listed.count("rejected")
-    typer.echo(f"{out}: {count} rows, {bad} rejects, {len(listed) - bad} oddities (rejects.tsv)")
+    listed = Counter(reject.action for reject in read_rejects(StorePaths(out).rejects))
+    left_out = f"{listed['left out']} left out, " if listed["left out"] else ""
+    typer.echo(f"{out}: {count} rows, {left_out}{listed['rejected']} rejects, {listed['kept']} oddities (rejects.tsv)")
 
 
 def work(

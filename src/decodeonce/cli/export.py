@@ -41,5 +41,5 @@ def export(
     with count_bar("pictures", total=len(opened)) as bar:
         done = export_store(opened, dest, settings, workers=workers or usable_cores(), progress=bar.update)
     unsorted = form is As.folder and not done.sorted_classes
-    order = "; labels are not in the order of the names: to build from it, give that order with --classes"
+    order = f"; labels are not in the order of the names: to build from it, add --classes {dest / 'classes.txt'}"
     typer.echo(f"{dest}: {done.pictures} pictures in {done.classes} classes{order if unsorted else ''}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 
 from decodeonce.errors import BuildError
 
@@ -26,11 +27,15 @@ class Allowance:
             return cls(text, Fraction(text[:-1]) / 100, 0)
         return cls(text, None, int(text))
 
-    def check(self, rejects: int, candidates: int) -> None:
-        """Raise BuildError where there are more rejects than allowed; they are kept, a rerun may allow more."""
+    def check(self, rejects: int, candidates: int, first: str, out: Path) -> None:
+        """Raise BuildError where there are more rejects than allowed, of which `first` is one with its reason.
+
+        What is done in `out` is kept, and a rerun may allow more.
+        """
         allowed = int(self.share * candidates) if self.share is not None else self.number
         if rejects > allowed:
             raise BuildError(
-                f"{rejects} of {candidates} pictures are rejects, --max-bad {self.text} allows {allowed}; `prep "
-                "status` lists them; run the same command with a higher --max-bad: what is done is kept"
+                f"{rejects} of {candidates} pictures are rejects, --max-bad {self.text} allows {allowed}; first "
+                f"{first}; `prep status {out}` lists them; run the same command with a higher --max-bad: what is done "
+                "is kept"
             )

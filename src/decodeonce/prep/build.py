@@ -80,19 +80,18 @@ def make_plan(source: Source, out: Path, recipe: Recipe) -> Plan:
     `out` is a finished store or something else, BuildError says what differs.
     """
     paths = StorePaths(out)
-    _check_place(paths, source)
+    check_place(paths, source)
     decoders = decoder_versions(recipe.container)
     if paths.plan.exists() and (plan := _stamped_plan(paths, source, recipe.facts(decoders))) is not None:
         return plan
     listing = scan(source, recipe.boxes_a_row)
     facts = plan_facts(source, listing, recipe, decoders)
     if not facts["count"] and not paths.plan.exists():
-        raise BuildError(
-            f"{source.root}: no picture in it (of {listing.candidates} candidates); looked for: {source.found}"
-        )
+        why = f"all {listing.candidates} candidates are rejects, first {listing.rejects[0]}" if listing.rejects else ""
+        raise BuildError(f"{source.root}: no picture in it; {why or 'looked for'}; {source.found}")
     paths.root.mkdir(parents=True, exist_ok=True)
     with locked(paths.root):  # of two plans at once, as of a job that was sent twice, the later one finds the other's
-        _check_place(paths, source)
+        check_place(paths, source)
         if paths.plan.exists():
             return _same_plan(read_plan(paths), listing, facts)
         return _new_plan(paths, listing, facts)
@@ -121,7 +120,8 @@ def _new_plan(paths: StorePaths, listing: Listing, facts: dict[str, Any]) -> Pla
         raise
 
 
-def _check_place(paths: StorePaths, source: Source) -> None:
+def check_place(paths: StorePaths, source: Source) -> None:
+    """Raise BuildError where no store of this source can be made, or gone on with."""
     if paths.manifest.exists():
         raise BuildError(f"{paths.root}: a finished store is here already; choose another OUT, or remove it first")
     if paths.root.resolve().is_relative_to(source.top.resolve()):
@@ -219,11 +219,11 @@ def work(out: Path, how: Work | None = None, progress: Callable[[Progress], None
     done = Journals(paths.journals, lambda task, tasks: overlap(mine, plan.blocks.of_task(task, tasks)))
     todo = [block for block in mine if block not in done]
     known = done_rejects(plan, done, mine)
-    if how.on_bad == "fail" and (known or plan.rejected):
-        first = (known or plan.rejects)[0]
-        raise BuildError(f"{first.source}: {first.reason}; mend or remove it, or build with --on-bad reject")
     rejects, allowance = plan.rejected + len(known), how.allowance
-    allowance.check(rejects, plan.candidates)
+    first = str((known or plan.rejects)[0]) if rejects else ""
+    if how.on_bad == "fail" and first:
+        raise BuildError(f"{first}; mend or remove it, or build with --on-bad reject")
+    allowance.check(rejects, plan.candidates, first, out)
     total = sum(plan.blocks[block].rows for block in mine)
     left = sum(plan.blocks[block].rows for block in todo)
     new, written = 0, 0
@@ -236,7 +236,8 @@ def work(out: Path, how: Work | None = None, progress: Callable[[Progress], None
     for answer in pool.run(todo):
         if answer is not None:
             new, written, rejects = new + answer["rows"], written + answer["bytes"], rejects + answer["rejects"]
-            allowance.check(rejects, plan.candidates)
+            first = first or answer["first_reject"]
+            allowance.check(rejects, plan.candidates, first, out)
         if progress is not None:
             progress(Progress(total - left + new, total, new, written, rejects))
 
@@ -267,10 +268,10 @@ def build(
 
 
 def _only_to_tidy(paths: StorePaths, source: Source, recipe: Recipe) -> bool:
-    """Whether a finish of this recipe was killed after its last decision: store.json and .build are both there."""
+    """Whether a finish of this very build was killed after its last decision: store.json and .build are both there."""
     if not (paths.manifest.exists() and paths.build.exists()):
         return False
-    wanted = source.manifest_facts(recipe.facts(decoder_versions(recipe.container)), "")
+    listing = scan(source, recipe.boxes_a_row)
+    wanted = source.manifest_facts(recipe.facts(decoder_versions(recipe.container)), listing.digest)
     found = read_manifest(paths.manifest)
-    known = wanted["source"].get("digest")  # of stores, which need no listing to say what they are
-    return bool(found.recipe == wanted["recipe"] and (not known or found.source == wanted["source"]))
+    return (found.recipe, found.source) == (wanted["recipe"], wanted["source"])

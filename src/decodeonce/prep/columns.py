@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.prep.decode import SWAPPING_TURNS
+from decodeonce.prep.decode import upright
 from decodeonce.prep.geometry import Box, boxes_in_row, fit_to, turned_box
 from decodeonce.prep.journal import BlockRecord
 from decodeonce.prep.plan import Plan
@@ -42,6 +42,7 @@ class _KeptBoxes:
 
     def __init__(self, plan: Plan, record_of: Callable[[int], BlockRecord]) -> None:
         self._plan, self._record_of, self._most = plan, record_of, plan.recipe.kept_boxes
+        self._turns: tuple[int, dict[int, int]] = (-1, {})
 
     def columns(self) -> list[PlannedColumn]:
         """`boxes`: (left, top, right, bottom) in pixels of the row, then zeros; `box_count`: how many are real."""
@@ -61,9 +62,10 @@ class _KeptBoxes:
 
     def _of(self, row: int) -> list[Box]:
         recipe, record = self._plan.recipe, self._record_of(row)
-        index, turn = row % self._plan.blocks.block_rows, dict(record.turns).get(row, 1)
+        if self._turns[0] != record.block:
+            self._turns = (record.block, dict(record.turns))
+        index, turn = row % self._plan.blocks.block_rows, self._turns[1].get(row, 1)
         width, height = record.sizes[2 * index : 2 * index + 2]
-        size = (height, width) if turn in SWAPPING_TURNS else (width, height)
-        out = (recipe.width, recipe.height)
+        size, out = upright((width, height), turn), (recipe.width, recipe.height)
         boxes = [turned_box(box, turn) for box in self._plan.entry(row).boxes]
         return boxes_in_row(boxes, fit_to(recipe.fit, size, out), out)

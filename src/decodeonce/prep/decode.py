@@ -90,8 +90,7 @@ class Picture:
     def shown_size(self) -> tuple[int, int]:
         """(width, height) in the source's pixels of what `image` shows."""
         left, top, right, bottom = self.box or (0, 0, self.width, self.height)
-        size = (right - left, bottom - top)
-        return (size[1], size[0]) if self.turn in SWAPPING_TURNS else size
+        return upright((right - left, bottom - top), self.turn)
 
 
 class Decoder:
@@ -130,7 +129,8 @@ class Decoder:
         """A picture, or a box of it, RGB or RGBX, turned upright where the recipe says so; raises Undecodable."""
         if not data:
             raise Undecodable("empty file")
-        picture = self._plain_jpeg(data, box) if data.startswith(b"\xff\xd8\xff") else None
+        turn = _orientation(data) if self._recipe.exif == "apply" else 1
+        picture = self._plain_jpeg(data, box, turn) if data.startswith(b"\xff\xd8\xff") else None
         if picture is None:
             picture = _by_pillow(data)
         if box is not None:
@@ -140,7 +140,6 @@ class Decoder:
             else:
                 image = image.crop(pixels)
             picture = replace(picture, image=image, box=pixels)
-        turn = _orientation(data) if self._recipe.exif == "apply" else 1
         if turn in TURNS:
             return replace(picture, image=picture.image.transpose(TURNS[turn]), turn=turn)
         return picture
@@ -159,7 +158,7 @@ class Decoder:
         _check_size(made.shape[1], made.shape[0])
         return Image.fromarray(made)
 
-    def _plain_jpeg(self, data: bytes, box: Box | None) -> Picture | None:
+    def _plain_jpeg(self, data: bytes, box: Box | None, turn: int) -> Picture | None:
         try:
             height, width, colours, _ = simplejpeg.decode_jpeg_header(data, strict=False)
         except (ValueError, KeyError):  # KeyError: simplejpeg's own, for a header without a colour space
@@ -169,7 +168,7 @@ class Decoder:
         _check_size(width, height)
         oddity = "grey" if colours == "Gray" else ""
         try:
-            pixels = self._decode(data, width, height, box)
+            pixels = self._decode(data, width, height, self._least_size(width, height, box, turn))
         except ValueError as error:
             image, damage = self._damaged(data, str(error))
             return Picture(image, width, height, "JPEG", _join(oddity, damage))
@@ -177,30 +176,30 @@ class Decoder:
         image = Image.frombuffer("RGBX", (decoded_width, decoded_height), pixels, "raw", "RGBX", 0, 1)
         return Picture(image, width, height, "JPEG", oddity)
 
-    def _decode(self, data: bytes, width: int, height: int, box: Box | None) -> NDArray[np.uint8]:
+    def _decode(self, data: bytes, width: int, height: int, least: tuple[int, int]) -> NDArray[np.uint8]:
         nbytes = 4 * width * height
         if nbytes > self._buffer.nbytes and nbytes <= KEPT_BUFFER:
             # At an odd address, on purpose: rows that begin on 32 bytes libjpeg-turbo writes past the cache (vmovntdq
             # in its colour conversion), and the resize then waits for memory. Decode and resize together: 5% less.
             self._buffer = np.empty(nbytes + 1, np.uint8)[1:]
-        least_width, least_height = self._least_size(width, height, box)
         pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(
             data,
             "RGBX",
-            min_height=least_height,
-            min_width=least_width,
+            min_width=least[0],
+            min_height=least[1],
             buffer=self._buffer if nbytes <= KEPT_BUFFER else None,
             strict=True,
         )
         return pixels
 
-    def _least_size(self, width: int, height: int, box: Box | None) -> tuple[int, int]:
+    def _least_size(self, width: int, height: int, box: Box | None, turn: int) -> tuple[int, int]:
         """What libjpeg-turbo must not scale below, so that twice the pixels are left to resize; (0, 0): not at all."""
         if not self._recipe.scaled_decode:
             return (0, 0)
         left, top, right, bottom = pixel_box(box, width, height) if box else (0, 0, width, height)
-        fit = fit_to(self._recipe.fit, (right - left, bottom - top), self._row)
-        return (2 * fit.width * width // (right - left), 2 * fit.height * height // (bottom - top))
+        fit = fit_to(self._recipe.fit, upright((right - left, bottom - top), turn), self._row)
+        across, down = upright((fit.width, fit.height), turn)
+        return (2 * across * width // (right - left), 2 * down * height // (bottom - top))
 
     def _damaged(self, data: bytes, complaint: str) -> tuple[Image.Image, str]:
         """What Pillow makes of a JPEG that libjpeg-turbo complained of, and the damage; Undecodable for short data.
@@ -245,6 +244,11 @@ class Decoder:
         canvas = Image.new(image.mode, self._row)
         canvas.paste(region, (-min(fit.left, 0), -min(fit.top, 0)))
         return canvas
+
+
+def upright(size: tuple[int, int], turn: int) -> tuple[int, int]:
+    """(width, height) after a turn by EXIF orientation, or before it."""
+    return (size[1], size[0]) if turn in SWAPPING_TURNS else size
 
 
 def counts(image: Image.Image) -> NDArray[np.int64]:

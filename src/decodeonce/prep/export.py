@@ -34,6 +34,7 @@ sys.path[:] = sys.argv[1].split("\\n")
 from decodeonce.prep.export import serve
 serve(int(sys.argv[2]))
 """
+CLASS_LIST = "classes.txt"  # the names in label order, as --classes takes them; a name that is no line goes without
 Order = tuple[int, list[Sample]]  # a block, and the samples of its rows
 
 
@@ -59,7 +60,8 @@ def export_store(
     "folder": DEST/<class>/<row>_<stem of its source>.png, the row in eight digits: such a name needs no look at any
     other row, no two are the same, and none is hidden. A class without rows is an empty folder. "webdataset":
     DEST/shard-000000.tar and so on, which hold of each row <row>.png, <row>.cls (its label) and <row>.json (its line
-    of samples.tsv). PNG keeps every pixel. The bytes follow from store, settings and encoder, not from `workers`.
+    of samples.tsv, and what columns have). DEST/classes.txt has the classes in label order. PNG keeps every pixel. The
+    bytes follow from store, settings and encoder, not from `workers`.
 
     May be killed at any moment and called again: it goes on, and `dest` is not there before it is whole. `progress`
     gets the number of rows since its last call, at first those of an earlier run. Raises DecodeonceError where the
@@ -78,7 +80,7 @@ def export_store(
             raise _is_here(paths)
         if not there:
             if renamed or not claimed:
-                _begin(paths, facts, folders)
+                _begin(paths, facts, folders, [cls.name for cls in source.classes])
             _write_blocks(source, paths, settings, workers, progress or (lambda rows: None))
             os.rename(paths.pictures, paths.dest)
             sync_folder(paths.work.parent)
@@ -143,7 +145,7 @@ def _is_claimed(paths: ExportPaths, facts: dict[str, Any]) -> bool:
     return True
 
 
-def _begin(paths: ExportPaths, facts: dict[str, Any], folders: list[str]) -> None:
+def _begin(paths: ExportPaths, facts: dict[str, Any], folders: list[str], names: list[str]) -> None:
     """Make the folders anew, and say last what they are for."""
     ours = (paths.journals, paths.scratch, paths.pictures)
     foreign = {*os.listdir(paths.work)} - {path.name for path in (*ours, paths.claim)}
@@ -157,6 +159,8 @@ def _begin(paths: ExportPaths, facts: dict[str, Any], folders: list[str]) -> Non
         folder.mkdir()
     for name in folders:
         (paths.pictures / name).mkdir()
+    if CLASS_LIST not in folders and all(name == name.strip() and name.isprintable() for name in names):
+        write_atomic(paths.pictures / CLASS_LIST, [b"".join(encoded_name(name) + b"\n" for name in names)])
     sync_folder(paths.pictures)
     write_atomic(paths.claim, [json.dumps(facts).encode()], scratch=paths.scratch)
 

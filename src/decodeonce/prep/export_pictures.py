@@ -137,13 +137,18 @@ class PictureWriter:
 
     def _path(self, sample: Sample) -> Path:
         stem = os.path.splitext(sample.source.rpartition("/")[2])[0].replace("\0", "?")
-        name = name_bytes(f"{sample.row:08d}_{stem}")[:NAME_BYTES]
+        name = name_bytes(f"{sample.row:08d}_{stem}")
+        end = NAME_BYTES
+        while len(name) > end and name[end] & 0xC0 == 0x80:  # not within a character
+            end -= 1
+        name = name[:end]
         return self._folders[sample.label] / (os.fsdecode(name) + self._settings.suffix)
 
     def _tar(self, samples: list[Sample]) -> Iterator[bytes]:
         for sample, picture in self._pictures(samples):
             facts = asdict(sample)
             facts["class"] = facts.pop("class_name")
+            facts |= {name: column[sample.row].tolist() for name, column in self._source.columns.items()}
             yield _tar_member(f"{sample.row:08d}{self._settings.suffix}", picture)
             yield _tar_member(f"{sample.row:08d}.cls", b"%d" % sample.label)
             yield _tar_member(f"{sample.row:08d}.json", json.dumps(facts).encode())

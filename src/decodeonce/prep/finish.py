@@ -128,7 +128,8 @@ class _Finisher:
 
     def finish(self, allowance: Allowance) -> None:
         plan, paths, count = self._plan, self._paths, self._moves.count
-        allowance.check(len(self._rejects) + len(plan.rejects), plan.candidates)
+        rejects = [*plan.rejects, *(Reject(plan.entry(row).text, why, "rejected") for row, why in self._rejects)]
+        allowance.check(len(rejects), plan.candidates, str(rejects[0]) if rejects else "", paths.root)
         if not count:
             raise BuildError(
                 f"{paths.root}: every picture is a reject, or left out; see them with `prep status {paths.root}`"

@@ -35,7 +35,7 @@ from decodeonce.store.manifest import canonical, manifest_digest
 from decodeonce.store.table import REJECT_COLUMNS, line, read_rejects, reject_line
 from decodeonce.store.writer import write_array
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 ROW = np.dtype(
     [
         ("label", "<i4"),
@@ -56,7 +56,7 @@ class Listing:
     """A source as scanned: its samples in the source's order, a column each, names end to end; and plan-time rejects.
 
     `boxes` is (samples, K, 4) float64, NaN where a sample has fewer. `digest` covers class, size, name and boxes of
-    every candidate, `frozen` their mtimes and places, too.
+    every candidate, and whether it can be a row, `frozen` their mtimes and places, too.
     """
 
     labels: NDArray[np.int32]
@@ -86,7 +86,7 @@ def scan(source: Source, boxes: int = 0) -> Listing:
     names, rejects, held_boxes, no_boxes = bytearray(), [], array("d"), (math.nan,) * (4 * boxes)
     digest, frozen = xxhash.xxh3_64(), xxhash.xxh3_64()
     for entry in source.entries():
-        fact = b"%d\t%d\t%s%s\n" % (entry.label, entry.size, entry.name, _boxes_fact(entry))
+        fact = b"%d\t%d\t%s%s\n" % (entry.label, entry.size, entry.name, _other_facts(entry))
         digest.update(fact)
         frozen.update(b"%d\t%d\t%d\t%s" % (entry.mtime_ns, entry.unit, entry.place, fact))
         if entry.problem:
@@ -114,8 +114,9 @@ def scan(source: Source, boxes: int = 0) -> Listing:
     )
 
 
-def _boxes_fact(entry: Entry) -> bytes:
-    return "".join("\t" + ",".join(map(repr, box)) for box in entry.boxes).encode()
+def _other_facts(entry: Entry) -> bytes:
+    """Its boxes, and that it can be no row; not why, for an error's words are a system's own."""
+    return b"\t!" if entry.problem else "".join("\t" + ",".join(map(repr, box)) for box in entry.boxes).encode()
 
 
 def shuffled(count: int, seed: int | None) -> NDArray[np.int64]:

@@ -90,6 +90,7 @@ class Worker:
         self._input, self.output = self.process.stdin, self.process.stdout
         self.in_hand: list[int] = []
         self.last: int | None = None
+        self.dismissed = False
         self.timed_out = False
         self._unread = b""
         self._watched: tuple[int | None, float] = (None, 0.0)
@@ -119,6 +120,7 @@ class Worker:
 
     def dismiss(self) -> None:
         """No more blocks: the worker ends when what it has in hand is durable."""
+        self.dismissed = True
         self._tell(b"")
 
     def answers(self) -> Iterator[dict[str, Any]] | None:
@@ -167,7 +169,7 @@ class Pool:
     _idle_deaths: int = 0
 
     def run(self, blocks: list[int]) -> Generator[dict[str, Any] | None, None, None]:
-        """Do the blocks; yields {"done": block, "rows", "bytes", "rejects"} for each, and None about once a second.
+        """Do the blocks; yields what BlockWriter.write returns of each, and None about once a second.
 
         Raises Stopped or BuildError as the first failing worker says, and Stopped after end_with_blocks(). Whatever
         ends the loop, all workers are killed and reaped: a killed one loses only blocks that nobody was told are done.
@@ -202,7 +204,8 @@ class Pool:
             self._selector.unregister(worker.output)
             self.crew.remove(worker)
             self._bury(worker)
-            if self._left and not _ending:
+            # Blocks that are left may be somebody's to come, and one who was dismissed for that would be so again.
+            if self._left and not _ending and not (worker.dismissed and any(not w.dismissed for w in self.crew)):
                 self._hire()
             return
         for answer in answers:

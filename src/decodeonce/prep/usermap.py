@@ -64,8 +64,8 @@ def load_map(wanted: UserMap) -> MapFunction:
 def _import(name: str) -> tuple[MapFunction, Path]:
     """The function, and the file of its module. The current folder counts, as with `python -m`, but comes last."""
     module_name, _, function_name = name.partition(":")
-    if not module_name or not function_name:
-        raise BuildError(f"--map {name}: expected package.module:function")
+    if not all(map(str.isidentifier, [*module_name.split("."), function_name])):
+        raise BuildError(f"--map {name}: expected package.module:function, as in mymap:f for f of ./mymap.py")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:

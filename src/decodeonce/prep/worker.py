@@ -25,7 +25,7 @@ from decodeonce.prep.decode import Decoder
 from decodeonce.prep.journal import BlockRecord, Journal
 from decodeonce.prep.plan import Plan, read_plan
 from decodeonce.prep.sources.base import Entry, LeftOut, Undecodable
-from decodeonce.store import StorePaths
+from decodeonce.store import Reject, StorePaths
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.files import ShardFile, page_aligned_buffer
 from decodeonce.store.hashing import row_checksum
@@ -132,7 +132,9 @@ class BlockWriter:
             trim_shards(self._plan.paths, read_manifest(self._plan.paths.manifest))
             raise Stopped(f"{self._plan.paths.root}: the build was finished by another process")
         self._journal.append(record, round_)
-        return {"done": block.index, "rows": block.rows, "bytes": written, "rejects": len(record.rejects)}
+        rejects = [Reject(self._plan.entry(row).text, reason, "rejected") for row, reason in record.rejects]
+        told = {"done": block.index, "rows": block.rows, "bytes": written, "rejects": len(rejects)}
+        return {**told, "first_reject": str(rejects[0]) if rejects else ""}
 
     def _open(self, index: int) -> ShardFile:
         if self._shard is None or self._shard[0] != index:

@@ -69,6 +69,10 @@ class Reject:
     reason: str
     action: str
 
+    def __str__(self) -> str:
+        """For people."""
+        return f"{self.source}: {self.reason}"
+
 
 def sample_line(sample: Sample) -> bytes:
     """A line of samples.tsv."""

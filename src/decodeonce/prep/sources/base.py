@@ -7,6 +7,7 @@ import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -202,9 +203,13 @@ def open_listed(path: bytes, size: int, mtime_ns: int) -> int:
         raise _failed(path, error) from None
     if (facts.st_size, facts.st_mtime_ns) != (size, mtime_ns):
         os.close(fd)
+        if facts.st_size != size:
+            how = f"{facts.st_size} bytes, {size} in the plan"
+        else:
+            times = (datetime.fromtimestamp(ns / 1e9, timezone.utc) for ns in (facts.st_mtime_ns, mtime_ns))
+            how = "of {:%F %T.%f} UTC, {:%F %T.%f} in the plan".format(*times)
         raise Stopped(
-            f"{os.fsdecode(path)}: changed since the plan ({facts.st_size} bytes, expected {size}, or "
-            "another mtime); put it back, or remove OUT and build again"
+            f"{os.fsdecode(path)}: changed since the plan ({how}); put it back, or remove OUT and build again"
         )
     return fd
 
