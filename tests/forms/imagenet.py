@@ -74,6 +74,13 @@ def meta_mat(wnids: Sequence[str]) -> bytes:
     return out.getvalue()
 
 
+def other_mat() -> bytes:
+    """A MATLAB file that is none of the development kit's."""
+    out = io.BytesIO()
+    savemat(out, {"weights": np.zeros(3)})
+    return out.getvalue()
+
+
 def truth(pics: Sequence[Pic]) -> bytes:
     """ILSVRC2012_validation_ground_truth.txt"""
     return "".join(f"{numbers(wnids_of(pics))[pic.wnid]}\n" for pic in val_order(pics)).encode()

@@ -157,7 +157,8 @@ def test_what_is_hidden_or_not_xml_is_none(trial: Trial) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "told"), [(None, "No such file"), ("file", "Not a directory"), ("folder", r"no \*.xml")]
+    ("make", "told"),
+    [(None, "no such folder; --boxes takes the folder"), ("file", "not a folder"), ("folder", r"no \*.xml")],
 )
 def test_a_folder_without_annotations_is_refused(trial: Trial, make: str | None, told: str) -> None:
     if make == "file":

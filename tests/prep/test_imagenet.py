@@ -158,6 +158,11 @@ def test_what_is_not_recognised_says_what_would_be(tmp_path: Path, split: str) -
         open_imagenet(tmp_path / "some.zip", split=split)
 
 
+def test_a_path_that_is_none_says_what_may_lie_there(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"nowhere: No such file or directory; expected a folder with .*img_train.tar"):
+        open_imagenet(tmp_path / "nowhere")
+
+
 def test_an_archive_of_the_other_split_is_refused(tmp_path: Path) -> None:
     write(tmp_path, {TRAIN_TAR: tar_bytes(made.class_tars(PICS)), VAL_TAR: tar_bytes(made.flat(PICS, "."))})
     with pytest.raises(BuildError, match="begins as the train split does, expected val"):
@@ -175,12 +180,36 @@ def test_sorting_val_into_folders_that_was_interrupted_is_refused(tmp_path: Path
 
 
 def test_files_beside_class_folders_are_a_doubt(tmp_path: Path) -> None:
-    source = open_imagenet(write(tmp_path, train_tree() | {"train/n00000003.tar": b"", "train/notes.txt": b""}))
-    assert doubts(source) == [f"{tmp_path}/train: 1 files beside the class folders are left out (first n00000003.tar)"]
+    source = open_imagenet(write(tmp_path, train_tree() | {"train/n00000002.tar": b"", "train/notes.txt": b""}))
+    assert doubts(source) == [f"{tmp_path}/train: 1 files beside the class folders are left out (first n00000002.tar)"]
     zipped = {"x.zip": zip_bytes(train_tree() | {"train/stray.JPEG": b"x", "train/notes.txt": b""})}
     source = open_imagenet(write(tmp_path / "zipped", zipped))
     told = f"{tmp_path}/zipped/x.zip: 1 files beside the class folders are left out (first train/stray.JPEG)"
     assert doubts(source) == [told]
+
+
+def test_unpacking_class_tars_that_was_interrupted_is_refused(tmp_path: Path) -> None:
+    packed = {f"train/{name}": data for name, data in made.class_tars(PICS).items()}
+    write(tmp_path, packed | train_tree([pic for pic in PICS if pic.wnid == "n00000000"]))
+    told = r"train: 2 class tars without a folder \(first n00000001.tar\) beside 1 class folders: was unpacking interr"
+    for root in (tmp_path, tmp_path / "train"):
+        with pytest.raises(BuildError, match=told):
+            open_imagenet(root)
+    write(tmp_path, made.flat(PICS) | {"LOC_val_solution.csv": made.solution(PICS)})
+    with pytest.raises(BuildError, match=told):  # val would have the labels of a third of train
+        open_imagenet(tmp_path, split="val")
+
+
+def test_classes_that_only_the_tar_beside_the_tree_has_are_a_doubt(tmp_path: Path) -> None:
+    tar = tar_bytes(made.class_tars(PICS))
+    write(tmp_path, train_tree([pic for pic in PICS if pic.wnid == "n00000001"]) | {TRAIN_TAR: tar})
+    told = f"class folders in train lack 2 classes of {TRAIN_TAR} (first n00000000): was unpacking interrupted?"
+    assert doubts(open_imagenet(tmp_path)) == [told]
+    assert doubts(open_imagenet(tmp_path, classes=WNIDS)) == [told]
+    os.truncate(tmp_path / TRAIN_TAR, len(tar) // 2)  # it is not read, so it ends nothing
+    assert doubts(open_imagenet(tmp_path)) == []
+    write(tmp_path, train_tree() | {TRAIN_TAR: tar})
+    assert doubts(open_imagenet(tmp_path)) == []
 
 
 # ---- which class has which label
@@ -297,7 +326,8 @@ def test_numbers_without_meta_mat_are_refused(tmp_path: Path) -> None:
     [
         ("ILSVRC2012_validation_ground_truth.txt", b"1\n4\n", "line 2 is '4', expected the number of a class"),
         ("ILSVRC2012_validation_ground_truth.txt", b"1\nx\n", "line 2 is 'x', expected"),
-        ("meta.mat", b"MATLAB", "not the meta.mat of"),
+        ("meta.mat", b"MATLAB", "no MATLAB file, or a damaged one; get the development kit again, or move the file"),
+        ("meta.mat", made.other_mat(), "not ILSVRC2012's meta.mat, for it has no list of synsets; get the devel"),
         (
             "LOC_val_solution.csv",
             b"ImageId,PredictionString\nILSVRC2012_val_00000001,\n",
@@ -310,6 +340,38 @@ def test_a_damaged_list_is_refused(tmp_path: Path, name: str, content: bytes, to
     write(tmp_path, made.flat(PICS) | kit | {name: content})
     with pytest.raises(BuildError, match=f"{name}: {told}"):
         open_imagenet(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("meta.mat", made.other_mat(), "meta.mat: not ILSVRC2012's meta.mat"),
+        ("data/meta.mat", b"", "meta.mat: no MATLAB file"),
+        (f"{DEVKIT}.tar.gz", b"half", "t12.tar.gz: no tar.gz, or a damaged one"),
+    ],
+)
+def test_descriptions_that_cannot_be_read_are_a_doubt(tmp_path: Path, name: str, content: bytes, told: str) -> None:
+    val = {f"val/{pic.wnid}/{pic.stem}.JPEG": pic.data for pic in VAL}
+    write(tmp_path, train_tree() | val | {name: content})
+    for split, classes in (("train", None), ("val", None), ("val", WNIDS)):
+        source = open_imagenet(tmp_path, split=split, classes=classes)
+        [doubt] = doubts(source)
+        assert doubt.startswith(f"classes have no descriptions: {tmp_path}")
+        assert told in doubt
+        assert [cls.name for cls in source.classes()] == WNIDS
+    (tmp_path / "train").rename(tmp_path / "elsewhere")
+    with pytest.raises(BuildError, match=told):  # val's labels would follow it
+        open_imagenet(tmp_path, split="val")
+
+
+def test_a_meta_mat_far_above_is_anybodys_unless_the_kit_is_there(tmp_path: Path) -> None:
+    tree = {f"a/b/{path}": data for path, data in train_tree().items()}
+    write(tmp_path, tree | {"meta.mat": made.meta_mat(WNIDS), "data/meta.mat": made.meta_mat(WNIDS)})
+    assert {cls.description for cls in open_imagenet(tmp_path / "a/b").classes()} == {""}
+    assert open_imagenet(write(tmp_path / "a", {"meta.mat": made.meta_mat(WNIDS)}) / "b").classes()[0].description
+    (tmp_path / "a/meta.mat").unlink()
+    write(tmp_path, {"data/ILSVRC2012_validation_ground_truth.txt": b""})
+    assert open_imagenet(tmp_path / "a/b").classes()[0].description
 
 
 def test_meta_mat_without_scipy_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -569,6 +631,41 @@ def test_members_that_can_be_no_row(tmp_path: Path) -> None:
         ("ü.JPEG", "encrypted in the zip"),
     }
     assert [source.read(entry) for entry in source.entries() if not entry.problem] == [b"later"]
+
+
+def harmed(how: str, name: str) -> bytes:
+    """A zip whose list of this name, compressed with deflate, is damaged in its data or headers."""
+    files = {name: b"something to compress " * 50} | train_tree() | made.flat(PICS)
+    data = bytearray(zip_bytes(files, zipfile.ZIP_DEFLATED))
+    central = data.index(b"PK\x01\x02")
+    if how == "damaged":
+        data[30 + len(name) : 34 + len(name)] = b"\xff" * 4
+    elif how == "no header":
+        data[0] = 0
+    elif how == "encrypted":
+        data[6] |= 1
+    elif how == "method":
+        data[8] = zipfile.ZIP_LZMA
+    elif how == "listed so":
+        data[central + 8] |= 1
+    return bytes(data)
+
+
+@pytest.mark.parametrize("name", ["LOC_synset_mapping.txt", "LOC_val_solution.csv"])
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("damaged", "damaged zip: "),
+        ("no header", "damaged zip: no local header at byte 0"),
+        ("encrypted", "encrypted in the zip"),
+        ("method", r"compressed by method 14 \(lzma\), expected stored or deflated"),
+        ("listed so", "encrypted in the zip"),
+    ],
+)
+def test_a_list_in_a_zip_that_cannot_be_read_is_refused(tmp_path: Path, how: str, told: str, name: str) -> None:
+    write(tmp_path, {"k.zip": harmed(how, name)})
+    with pytest.raises(BuildError, match=f"k.zip: {name}: {told}.*; get it again"):
+        open_imagenet(tmp_path, split="train" if "mapping" in name else "val")
 
 
 def test_half_a_zip_is_refused(tmp_path: Path) -> None:

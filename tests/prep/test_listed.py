@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer import BadParameter
 
+from decodeonce.cli.build import _class_list
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources import Entry, ListSource, asking, open_list, open_source
+from decodeonce.prep.sources import Entry, FolderSource, ListSource, asking, open_list, open_source
+from decodeonce.prep.sources.folder import ClassList
 from decodeonce.prep.sources.formats.lists import find_layout
 from decodeonce.prep.sources.listed import path_below
 from tests.forms.listed import write_list
@@ -115,7 +119,8 @@ def test_what_can_be_no_row_has_its_reason(root: Path) -> None:
         ("1.jpg\n", "line 1: '1.jpg' has neither a label nor a folder"),
         ("cat/1.jpg\ta\ndog/2.jpg\n", r"line 2: \['dog/2.jpg'\], expected TSV, with labels"),
         ("cat/1.jpg\ta\n\tb\n", r"line 2: \['', 'b'\], expected TSV, with labels"),
-        ("c\0a\0t\0/\0001\0", "line 1: .* expected a path a line"),
+        ("c\0a\0t\0/\0001\0", "binary, expected UTF-8 text"),
+        ("cat/1.jpg\n" * 500 + "cat/\0.jpg\n", "line 501: .* expected a path a line"),
         ("0\t1\tcat/1.jpg\n", "columns 0, 1, cat/1.jpg; expected a path and a label, or a header line"),
         ("path\tbreed\ncat/1.jpg\ta\n", "columns path, breed; expected"),
         ("cat/1.jpg\t20240131\n", "line 1: label 20240131, expected 0 to 1048575; class numbers begin at 0"),
@@ -127,8 +132,82 @@ def test_a_list_that_is_wrong_is_refused_with_its_line(root: Path, text: str, me
 
 
 def test_a_class_number_past_the_class_list_is_refused(root: Path) -> None:
-    with pytest.raises(BuildError, match="line 2: label 2, expected 0 to 1; give as many names"):
+    with pytest.raises(
+        BuildError, match="line 2: label 2, expected 0 to 1; the class list has 2 names, expected one for each class"
+    ):
         listed(root, "cat/1.jpg\t0\ndog/2.jpg\t2\n", classes=["a", "b"]).entries()
+
+
+def test_a_class_list_is_named_by_its_file(root: Path) -> None:
+    text = "cat/1.jpg\t0\ndog/2.jpg\t2\n"
+    with pytest.raises(BuildError, match=r"line 2: label 2, .*; order\.txt has 2 names"):
+        listed(root, text, classes=ClassList(["a", "b"], "order.txt")).entries()
+    with pytest.raises(BuildError, match=r"line 2: class 'dog' is not in order\.txt; add it there"):
+        listed(root, "cat/1.jpg\ndog/2.jpg\n", classes=ClassList(["cat"], "order.txt")).entries()
+    with pytest.raises(BuildError, match=r"order\.txt names 'cat' twice"):
+        listed(root, "cat/1.jpg\n", classes=ClassList(["cat", "cat"], "order.txt")).entries()
+    with pytest.raises(BuildError, match=r"dog: a class folder that order\.txt does not name"):
+        FolderSource(root, classes=ClassList(["cat"], "order.txt")).entries()
+    assert json.loads(json.dumps(ClassList(["cat"], "order.txt"))) == ["cat"]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "No such file or directory; expected a file with a class name a line"),
+        (b"\xff\xfea\0", "not UTF-8 text; expected"),
+        (b"\n \n", "no name in it; expected a class name a line"),
+        (b"cat\ndog\ncat \n", "'cat' stands in it 2 times; every class has one label"),
+    ],
+)
+def test_a_class_list_that_is_wrong_is_wrong_usage(tmp_path: Path, content: bytes | None, told: str) -> None:
+    path = tmp_path / "order.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(BadParameter) as failure:
+        _class_list(path)
+    assert str(failure.value).startswith(f"--classes {path}: {told}")
+
+
+def test_a_class_list_keeps_its_order_and_its_file(tmp_path: Path) -> None:
+    (tmp_path / "order.txt").write_bytes(b"\xef\xbb\xbfdog\r\n\n cat\n")
+    names = _class_list(tmp_path / "order.txt")
+    assert (names, getattr(names, "origin", "")) == (["dog", "cat"], str(tmp_path / "order.txt"))
+
+
+def test_labels_that_a_class_list_names_are_classes(root: Path) -> None:
+    text = "cat/1.jpg\ta\ndog/2.jpg\tb\n"
+    for classes, told in ((None, ["2 different labels on 2 samples: are they classes?"]), (["a", "b"], [])):
+        source = listed(root, text, classes=classes)
+        assert source.doubts(len(list(source.entries()))) == told
+
+
+def test_what_is_found_names_the_list(root: Path) -> None:
+    assert listed(root, "cat/1.jpg\n").found == "the list list.txt (a path a line, classes are folders)"
+    elsewhere = open_list(root / "list.txt", root=root / "cat")
+    assert elsewhere.found == f"the list {root}/list.txt (a path a line, classes are folders)"
+
+
+def test_utf_16_is_told(root: Path) -> None:
+    (root / "list.txt").write_text("cat/1.jpg\n", "utf-16")
+    with pytest.raises(BuildError, match=r"list\.txt: UTF-16, expected UTF-8 text; convert it: iconv"):
+        open_list(root / "list.txt").entries()
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "separator"),
+    [
+        ("k/c,d.jpg 0", "list.txt", " "),
+        ("k/c,d.jpg 0", "list.csv", ","),
+        ("k/c,d.jpg", "list.txt", ""),
+        ("k/c.jpg, 0", "list.txt", ","),
+        ("k/c.jpg,class 0", "list.txt", ","),
+        ("k/c,d.jpg\tclass 0", "list.txt", "\t"),
+        ("k/c d 0", "list.txt", " "),
+    ],
+)
+def test_a_comma_in_a_path_makes_no_csv(root: Path, line: str, name: str, separator: str) -> None:
+    assert find_layout(write_list(root / name, line + "\n")).separator == separator
 
 
 def test_csv_with_an_endless_field_is_refused(root: Path) -> None:

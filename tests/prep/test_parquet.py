@@ -54,7 +54,7 @@ def test_labels_are_numbers_or_names(tmp_path: Path, label: Any, names: list[str
 def test_a_class_list_goes_before_the_tables_names(tmp_path: Path) -> None:
     path = table(tmp_path, {"image": IMAGES, "label": [1, 0, 0, 1, 1]}, names=["a", "b"])
     assert labels(open_parquet(path, classes=["x", "y"])) == ["y", "x", "x", "y", "y"]
-    with pytest.raises(BuildError, match=r"a\.parquet: label 1, expected 0 to 0; give as many names"):
+    with pytest.raises(BuildError, match=r"a\.parquet: label 1, expected 0 to 0; the class list has 1 names"):
         list(open_parquet(path, classes=["x"]).entries())
 
 
@@ -135,6 +135,37 @@ def test_a_table_that_only_refers_to_files_has_no_rows(tmp_path: Path) -> None:
 def test_columns_that_are_not_plain_are_listed(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
     with pytest.raises(BuildError, match=r"a\.parquet: " + message):
         open_parquet(table(tmp_path, columns))
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ({"picture": "nope"}, r"--picture-column nope is not there; there are image \(struct.*\), label \(string\)"),
+        ({"label": "nope"}, r"--label-column nope is not there; there are image"),
+        ({"picture": "label"}, r"--picture-column label cannot be the pictures, expected binary, or a struct"),
+        ({"label": "image"}, r"--label-column image cannot be the labels, expected integers or strings; there"),
+    ],
+)
+def test_a_named_column_that_is_none_is_told(tmp_path: Path, named: dict[str, str], message: str) -> None:
+    with pytest.raises(BuildError, match=r"a\.parquet: " + message):
+        open_parquet(table(tmp_path, {"image": IMAGES, "label": TEXTS}), **named)
+
+
+@pytest.mark.skipif(not hasattr(pa, "binary_view"), reason="a pyarrow without views")
+@pytest.mark.parametrize("inside", [False, True])
+def test_views_are_read_as_binary_and_strings(tmp_path: Path, inside: bool) -> None:
+    pictures = pa.array(PICTURES, pa.binary_view())
+    image = pa.StructArray.from_arrays([pictures], ["bytes"]) if inside else pictures
+    source = open_parquet(table(tmp_path, {"image": image, "label": pa.array(TEXTS, pa.string_view())}, group=5))
+    assert labels(source) == TEXTS
+    assert [source.read(entry) for entry in source.entries()] == PICTURES
+
+
+def test_classes_that_the_schema_names_are_classes(tmp_path: Path) -> None:
+    for names, told in ((list("abcde"), []), (None, ["5 different labels on 5 samples: are they classes?"])):
+        source = open_parquet(table(tmp_path, {"image": IMAGES, "label": [0, 1, 2, 3, 4]}, names=names))
+        assert source.doubts(len(list(source.entries()))) == told
+    assert source.found == "1 Parquet file (a.parquet), pictures from image.bytes, labels from label"
 
 
 def test_columns_can_be_named(tmp_path: Path) -> None:

@@ -139,6 +139,10 @@ def test_the_recipe_names_it_and_a_changed_one_is_refused(module: Path, tree: Pa
     ("name", "told"),
     [
         ("maps_of_a_user", "expected package.module:function"),
+        ("./maps_of_a_user.py:inverted", "./maps_of_a_user.py:inverted: expected package.module:function, as in mymap"),
+        ("maps_of_a_user.:inverted", "expected package.module:function"),
+        ("../x:f", "expected package.module:function"),
+        ("maps_of_a_user:a b", "expected package.module:function"),
         ("maps_of_a_user:missing", "has no function missing"),
         ("maps_of_a_user:not_callable", "has no function not_callable"),
         ("maps_of_nobody:f", "No module named 'maps_of_nobody'; run from the folder that has maps_of_nobody"),

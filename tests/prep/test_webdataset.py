@@ -48,7 +48,7 @@ def test_a_label_is_in_cls_txt_or_json(tmp_path: Path, parts: dict[str, object],
     source = open_webdataset(shard(tmp_path, sample("k", PICTURE, **parts)))
     (entry,) = source.entries()
     assert (source.classes()[entry.label].name, entry.problem) == (label, "")
-    assert source.found == f"1 shard, labels from {found}"
+    assert source.found == f"1 shard (a-0.tar), labels from {found}"
 
 
 @pytest.mark.parametrize(
@@ -105,9 +105,18 @@ def test_numbers_are_class_numbers_and_names_are_sorted(tmp_path: Path) -> None:
     named = open_webdataset(path)
     assert [entry.label for entry in named.entries()] == [1, 0]
     assert named.doubts(2) == ["2 different labels on 2 samples: are they classes?"]
-    assert [entry.label for entry in open_webdataset(path, classes=["dog", "cat"]).entries()] == [0, 1]
-    with pytest.raises(BuildError, match=r"b'k\.jpg': class 'dog' is not in the class list"):
+    ordered = open_webdataset(path, classes=["dog", "cat"])
+    assert [entry.label for entry in ordered.entries()] == [0, 1]
+    assert ordered.doubts(2) == []
+    with pytest.raises(BuildError, match=r"/b\.tar/k\.jpg: class 'dog' is not in the class list"):
         list(open_webdataset(path, classes=["cat"]).entries())
+
+
+def test_a_label_past_the_class_list_is_told_with_its_shard(tmp_path: Path) -> None:
+    shard(tmp_path, sample("k", PICTURE, cls=0), name="a-0.tar")
+    shard(tmp_path, sample("größe/l", PICTURE, cls=2), name="a-1.tar")
+    with pytest.raises(BuildError, match=r"/a-1\.tar/größe/l\.jpg: label 2, expected 0 to 1; the class list has 2"):
+        list(open_webdataset(str(tmp_path), classes=["x", "y"]).entries())
 
 
 def test_classes_may_be_asked_for_first(tmp_path: Path) -> None:

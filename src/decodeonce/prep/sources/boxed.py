@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -25,6 +26,9 @@ class BoxedSource(Source):
 
     def __init__(self, source: Source, boxes: Path, rules: BoxRules) -> None:
         super().__init__(source.root)
+        if not os.path.isdir(boxes):
+            what = "not a folder" if os.path.exists(boxes) else "no such folder"
+            raise BuildError(f"{boxes}: {what}; --boxes takes the folder that holds the annotations, *.xml, unpacked")
         self.kind, self.read_unit = source.kind + WITH_BOXES, source.read_unit
         self.source = source
         self.boxes = boxes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,14 @@ from decodeonce.store.manifest import PictureClass
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 SUFFIXES = tuple(map(str.encode, PICTURE_SUFFIXES))
+
+
+class ClassList(list[str]):
+    """Class names in label order; `origin` says where they are from: the user's file, if there is one."""
+
+    def __init__(self, names: Iterable[str], origin: str | None = None) -> None:
+        super().__init__(names)
+        self.origin = origin or getattr(names, "origin", "the class list")
 
 
 class FolderSource(Source):
@@ -28,7 +36,7 @@ class FolderSource(Source):
 
     def __init__(self, root: Path, *, classes: Sequence[str] | None = None) -> None:
         super().__init__(root)
-        self._names = list(classes) if classes is not None else class_folders(root)
+        self._names = ClassList(classes) if classes is not None else class_folders(root)
 
     def facts(self) -> dict[str, Any]:
         """What `open_source` needs, beside kind and root, to make this source again."""
@@ -75,15 +83,21 @@ def _to_walk(item: os.DirEntry[bytes]) -> bool:
 
 def check_classes(top: Path, names: Sequence[str], present: Sequence[str]) -> None:
     """BuildError where a class list is none, or leaves out a class of the pictures in `top`."""
-    twice = [name for name, times in Counter(names).items() if times > 1]
-    if twice:
-        raise BuildError(f"the class list names {twice[0]!r} twice; every class has one label")
+    origin = ClassList(names).origin
+    check_once(names)
     outside = [name for name in names if name in ("", ".", "..") or "/" in name or "\0" in name]
     if outside:
-        raise BuildError(f"the class list names {outside[0]!r}, expected the name of a folder in {top}")
+        raise BuildError(f"{origin} names {outside[0]!r}, expected the name of a folder in {top}")
     unlisted = sorted(set(present) - set(names))
     if unlisted:
-        raise BuildError(f"{top / unlisted[0]}: a class folder that the class list does not name; add it there")
+        raise BuildError(f"{top / unlisted[0]}: a class folder that {origin} does not name; add it there")
+
+
+def check_once(names: Sequence[str]) -> None:
+    """BuildError where a class list has a name twice."""
+    name, times = Counter(names).most_common(1)[0] if names else ("", 0)
+    if times > 1:
+        raise BuildError(f"{ClassList(names).origin} names {name!r} twice; every class has one label")
 
 
 def class_folders(top: Path) -> list[str]:

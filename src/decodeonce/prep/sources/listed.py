@@ -38,7 +38,8 @@ class ListSource(LabelledSource):
     @property
     def found(self) -> str:
         """How the list is written."""
-        return f"a list ({find_layout(self.file)})"
+        name = self.file.name if self.file.parent == self.root else self.file
+        return f"the list {name} ({find_layout(self.file)})"
 
     def facts(self) -> dict[str, Any]:
         """What `open_source` needs, beside kind and root, to make this source again."""

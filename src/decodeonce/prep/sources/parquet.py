@@ -13,9 +13,9 @@ from typing import Any
 from decodeonce.errors import BuildError
 from decodeonce.prep.sources.base import Entry, Undecodable, name_bytes
 from decodeonce.prep.sources.files import SourceFiles, source_file
-from decodeonce.prep.sources.formats import tables
+from decodeonce.prep.sources.formats import table_columns, tables
 from decodeonce.prep.sources.formats.labels import LabelledSource
-from decodeonce.prep.sources.formats.patterns import check_one_split, find_files
+from decodeonce.prep.sources.formats.patterns import check_one_split, find_files, told
 
 NO_BYTES = "the picture's bytes are not in the table"
 
@@ -54,8 +54,7 @@ class ParquetSource(LabelledSource):
     @property
     def found(self) -> str:
         """How many files there are, and the columns that are read."""
-        count = len(self._files.files)
-        files, columns = f"{count} Parquet file{'s' if count > 1 else ''}", self._columns
+        files, columns = told([file.name for file in self._files.files], "Parquet file"), self._columns
         return f"{files}, pictures from {columns.picture}, labels from {columns.label}"
 
     def facts(self) -> dict[str, Any]:
@@ -96,7 +95,7 @@ class ParquetSource(LabelledSource):
             path, table = self._open(number)
             tables.check_columns(path, table, self._columns)
             label = self._columns.label
-            before, names = names, tables.class_names(table.schema_arrow, label)
+            before, names = names, table_columns.class_names(table.schema_arrow, label)
             if number and names != before:
                 raise BuildError(f"{path}: its classes are others than those of the first file; build them apart")
             groups.append(table.num_row_groups)
@@ -144,6 +143,6 @@ def open_parquet(
     first = os.fsdecode(files.path(0))
     with closing(files):
         table = tables.open_table(first, files.fd(0))
-        columns = tables.find_columns(first, table.schema_arrow, picture=picture, label=label)
+        columns = table_columns.find_columns(first, table.schema_arrow, picture=picture, label=label)
         table.close(force=True)
     return ParquetSource(root, files=files.files, columns=columns, classes=classes)

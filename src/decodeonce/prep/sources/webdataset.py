@@ -12,12 +12,12 @@ from typing import Any
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.host import network_file_system, usable_cores
 from decodeonce.prep.sources.asking import STAT_THREADS
-from decodeonce.prep.sources.base import Entry, name_bytes, open_listed, read_range
+from decodeonce.prep.sources.base import Entry, name_bytes, name_text, open_listed, read_range
 from decodeonce.prep.sources.files import SourceFiles, source_file
 from decodeonce.prep.sources.formats.gzipped import MAGIC, GzipStream
 from decodeonce.prep.sources.formats.labels import LabelledSource
 from decodeonce.prep.sources.formats.member import Member
-from decodeonce.prep.sources.formats.patterns import find_files
+from decodeonce.prep.sources.formats.patterns import find_files, told
 from decodeonce.prep.sources.formats.samples import Sample, SampleIndex, samples
 from decodeonce.prep.sources.formats.tar import Window, list_tar
 
@@ -51,9 +51,8 @@ class WebdatasetSource(LabelledSource):
         """How many shards there are, and which files in them give the labels."""
         with closing(self._samples(0)) as found:
             label_from = next((sample.label_from for sample in found if sample.label), "")
-        count = len(self._files.files)
         labels = f"labels from {label_from}" if label_from else "no labels in the first"
-        return f"{count} shard{'s' if count > 1 else ''}, {labels}"
+        return f"{told([file.name for file in self._files.files], 'shard')}, {labels}"
 
     def facts(self) -> dict[str, Any]:
         """What `open_source` needs, beside kind and root, to make this source again."""
@@ -71,7 +70,8 @@ class WebdatasetSource(LabelledSource):
             for number, found in enumerate(threads.map(self._list, range(len(self._files.files)))):
                 for sample in found:
                     index.add(number, sample)
-        self._learn({label: f"{os.fsdecode(self.root)}: {name!r}" for label, name in index.labels.items()})
+        paths = [os.fsdecode(self._files.path(number)) for number in range(len(self._files.files))]
+        self._learn({label: f"{paths[shard]}/{name_text(name)}" for label, (shard, name) in index.labels.items()})
         for number, sample in index:
             label, problem = self._class_of(sample.label)
             shard = self._files.files[number]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.sources.base import Source, name_bytes
+from decodeonce.prep.sources.folder import ClassList, check_once
 from decodeonce.store.manifest import PictureClass
 
 MAX_NUMBERS = 1 << 20  # larger labels are somebody's ids, and every number below would be a class
@@ -20,8 +21,10 @@ class LabelledSource(Source):
 
     def __init__(self, root: Path, classes: Sequence[str] | None) -> None:
         super().__init__(root)
-        self._asked = list(classes) if classes is not None else None
-        self._given = self._names = self._asked
+        self._asked: list[str] | None
+        self._given: list[str] | None
+        self._names: list[str] | None
+        self._asked = self._given = self._names = ClassList(classes) if classes is not None else None
         self._numbers: dict[str, int] = {}
 
     def classes(self) -> tuple[PictureClass, ...]:
@@ -40,7 +43,7 @@ class LabelledSource(Source):
             doubts.append(
                 f"{len(unused)} of {len(names)} classes have no picture; the first is {first}, {names[first]!r}"
             )
-        if len(used) > max(samples // 2, 1):
+        if self._given is None and len(used) > max(samples // 2, 1):
             doubts.append(f"{len(used)} different labels on {samples} samples: are they classes?")
         return doubts
 
@@ -67,12 +70,11 @@ def class_numbers(
         return _numbers(seen, given)
     names = sorted(seen, key=name_bytes) if given is None else list(given)
     numbers = {name: number for number, name in enumerate(names)}
-    if len(numbers) < len(names):
-        twice = Counter(names).most_common(1)[0][0]
-        raise BuildError(f"the class list names {twice!r} twice; every class has one label")
+    check_once(given or ())
     for label, where in seen.items():
         if label not in numbers:
-            raise BuildError(f"{where}: class {label!r} is not in the class list; add it there, or leave --classes out")
+            origin = ClassList(given or ()).origin
+            raise BuildError(f"{where}: class {label!r} is not in {origin}; add it there, or leave --classes out")
     return names, {label: numbers[label] for label in seen}
 
 
@@ -81,7 +83,9 @@ def _numbers(seen: Mapping[str, object], given: Sequence[str] | None) -> tuple[l
     top = max(seen, key=numbers.__getitem__, default="-1")
     count = MAX_NUMBERS if given is None else len(given)
     if numbers.get(top, -1) >= count:
-        cure = "class numbers begin at 0" if given is None else "give as many names as there are classes"
+        cure = "class numbers begin at 0"
+        if given is not None:
+            cure = f"{ClassList(given).origin} has {count} names, expected one for each class"
         raise BuildError(f"{seen[top]}: label {top}, expected 0 to {count - 1}; {cure}")
     return (list(given) if given is not None else [str(n) for n in range(numbers.get(top, -1) + 1)]), numbers
 

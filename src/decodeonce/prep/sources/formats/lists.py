@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from decodeonce.prep.sources.folder import PICTURE_SUFFIXES
 
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img")
 LABEL_COLUMNS = ("label", "labels", "class", "cls", "class_name", "class_id", "target", "category")
+
+LOOKED_AT = 4096  # bytes in which a binary file has a zero
 
 
 class Line(NamedTuple):
@@ -50,6 +53,7 @@ def read_list(file: Path) -> Iterator[Line]:
 
 def find_layout(file: Path) -> Layout:
     """What the name of a list and its first line say of how it is written."""
+    _check_text(file)
     _, first = next(_rows(file, ""), (0, [""]))
     separator = _separator(file, first[0])
     _, fields = next(_rows(file, separator), (0, [""]))
@@ -71,10 +75,25 @@ def _separator(file: Path, line: str) -> str:
         return "," if suffix == ".csv" else "\t"
     if "\t" in line:
         return "\t"
-    if "," in line and not line.lower().endswith(PICTURE_SUFFIXES):  # a path may well have a comma
+    path, _, number = line.rpartition(" ")
+    numbered = path != "" and number.isascii() and number.isdigit()
+    # a path may well have a comma
+    if "," in line and not (path if numbered else line).lower().endswith(PICTURE_SUFFIXES):
         return ","
-    number = line.rpartition(" ")[2]
-    return " " if number != line and number.isascii() and number.isdigit() else ""
+    return " " if numbered else ""
+
+
+def _check_text(file: Path) -> None:
+    """BuildError where a file does not begin as text in UTF-8 does: a picture, an archive, Excel's UTF-16."""
+    try:
+        with open(file, "rb") as opened:
+            begin = opened.read(LOOKED_AT)
+    except OSError as error:
+        raise BuildError(f"{file}: {error.strerror}; expected a list of pictures") from None
+    if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise BuildError(f"{file}: UTF-16, expected UTF-8 text; convert it: iconv -f UTF-16 -t UTF-8")
+    if b"\0" in begin:
+        raise BuildError(f"{file}: binary, expected UTF-8 text that names pictures, a line each")
 
 
 def _rows(file: Path, separator: str) -> Iterator[tuple[int, list[str]]]:

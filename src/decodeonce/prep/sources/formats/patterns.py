@@ -5,8 +5,8 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from itertools import islice, pairwise
 from pathlib import Path
 
 from decodeonce.errors import BuildError
@@ -15,6 +15,9 @@ from decodeonce.prep.sources.base import name_text
 _RANGE = re.compile(r"(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.(-?[0-9]+))?")
 _SHARD = re.compile(r"(.+)-[0-9]{5}-of-[0-9]{5}.*")
 _SPLIT = re.compile(r"(?:^|[/._-])(train|training|validation|valid|val|test|testing|dev|eval)(?=[/._-])")
+# What the first of these says that a folder holds is, likely, of this kind.
+_KINDS = ((".parquet", "parquet"), (".tar", "webdataset"), (".tar.gz", "webdataset"), (".tgz", "webdataset"))
+LOOKED_AT = 1000
 _ELSEWHERE = re.compile(r"pipe:|[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -30,11 +33,19 @@ def find_files(pattern: str, suffixes: tuple[str, ...], *, deep: bool = False) -
     found = {part: _files_of(part, suffixes, deep) for part in parts}
     missing = [part for part in parts if not found[part]]
     if missing:
+        wanted = " or ".join(f"*{suffix}" for suffix in suffixes)
+        if os.path.isdir(missing[0]):
+            raise BuildError(f"{missing[0]}: no {wanted} in this folder; {_what_is_in(missing[0])}")
         of = f" ({len(missing)} of the {len(parts)} that {pattern} names are missing)" if len(parts) > 1 else ""
-        raise BuildError(f"{missing[0]}: no such file{of}; expected {' or '.join(f'*{suffix}' for suffix in suffixes)}")
+        raise BuildError(f"{missing[0]}: no such file{of}; expected {wanted}")
     paths = list(dict.fromkeys(os.path.abspath(path) for part in parts for path in found[part]))
     root = os.path.commonpath([os.path.dirname(path) for path in paths])
     return Path(root), [name_text(os.fsencode(os.path.relpath(path, root))) for path in paths]
+
+
+def told(names: Sequence[str], what: str) -> str:
+    """How many files there are, for people; a single one is named."""
+    return f"{len(names)} {what}s" if len(names) > 1 else f"1 {what} ({names[0]})"
 
 
 def _files_of(part: str, suffixes: tuple[str, ...], deep: bool) -> list[str]:
@@ -44,6 +55,24 @@ def _files_of(part: str, suffixes: tuple[str, ...], deep: bool) -> list[str]:
     if os.path.exists(part):
         return [part]
     return sorted(filter(os.path.isfile, glob.glob(part)), key=os.fsencode)
+
+
+def _what_is_in(folder: str) -> str:
+    """What lies in a folder, and what might have been meant; only its first names are looked at."""
+    with os.scandir(folder) as listing:
+        items = sorted(islice(listing, LOOKED_AT), key=lambda item: os.fsencode(item.name))
+    if not items:
+        return "it is empty; expected the folder that holds them"
+    kind = next((kind for end, kind in _KINDS if any(item.name.endswith(end) for item in items)), "")
+    folders = [item.name for item in items if item.is_dir()]
+    if kind:
+        meant = f"is it of the kind {kind}?"
+    elif folders:
+        meant = "name the folder that holds them, or is it of the kind folder or imagenet?"
+    else:
+        meant = "expected the folder that holds them"
+    first = f"{'the folder ' if items[0].name in folders else ''}{items[0].name}{', ...' if len(items) > 1 else ''}"
+    return f"it holds {first}; {meant}"
 
 
 def expand_braces(text: str) -> Iterator[str]:

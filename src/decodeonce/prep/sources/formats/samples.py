@@ -77,7 +77,7 @@ class SampleIndex:
     """The samples of all shards, 28 bytes and a name each: labels have numbers only when all are known."""
 
     def __init__(self) -> None:
-        self.labels: dict[str, bytes] = {}  # with the sample that first had each
+        self.labels: dict[str, tuple[int, bytes]] = {}  # with the shard and the sample that first had each
         self._numbers: dict[str, int] = {"": -1}
         self._columns: tuple[array[int], ...] = tuple(array(code) for code in "iqqii")
         self._names = bytearray()
@@ -87,7 +87,7 @@ class SampleIndex:
         """Take a sample of a shard."""
         number = self._numbers.setdefault(sample.label, len(self.labels))
         if number == len(self.labels):
-            self.labels[sample.label] = sample.name
+            self.labels[sample.label] = (shard, sample.name)
         if sample.problem:
             self._problems[len(self._columns[0])] = sample.problem
         values = (shard, sample.place, sample.size, number, len(sample.name))

@@ -1,16 +1,12 @@
-"""Parquet files of pictures: opening them, and which of their columns is the picture's, which the label's."""
+"""Parquet files of pictures: opening them, and reading some of their columns."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from decodeonce.errors import PASSING_ERRORS, BuildError, failure_from
-
-PICTURE_COLUMNS = ("image", "img", "picture", "jpg", "jpeg", "png")
-LABEL_COLUMNS = ("label", "labels", "class", "cls", "fine_label", "target", "category", "class_name")
 
 
 class Columns(NamedTuple):
@@ -89,63 +85,3 @@ def _nulls(group: Any, name: str) -> int:
     leaves = (group.column(number) for number in range(group.num_columns))
     statistics = next(leaf.statistics for leaf in leaves if leaf.path_in_schema == name)
     return int(statistics.null_count) if statistics is not None and statistics.has_null_count else 0
-
-
-def find_columns(path: str, schema: Any, *, picture: str = "", label: str = "") -> Columns:
-    """The columns of a schema that hold pictures and labels, or the named ones; BuildError where that is not plain."""
-    pictures = {field.name: place for field in schema if (place := _picture(field)) is not None}
-    likely = [name for name in pictures if name.lower() in PICTURE_COLUMNS] if len(pictures) > 1 else list(pictures)
-    labels = [field.name for field in schema if _is_label(field.type)]
-    coded = [name for name in labels if class_names(schema, name) is not None]
-    known = coded or [name for name in labels if name.lower() in LABEL_COLUMNS]
-    chosen = _choose(
-        path,
-        schema,
-        "picture",
-        likely if not picture else [name for name, leaves in pictures.items() if picture in (name, leaves[0])],
-    )
-    return Columns(
-        *pictures[chosen],
-        _choose(path, schema, "label", [name for name in labels if name == label] if label else known),
-    )
-
-
-def _choose(path: str, schema: Any, what: str, found: list[str]) -> str:
-    if len(found) != 1:
-        columns = ", ".join(f"{field.name} ({field.type})" for field in schema)
-        problem = f"{' and '.join(found)} may each be" if found else "no column is plainly"
-        raise BuildError(f"{path}: {problem} the {what}s; name one with --{what}-column; there are {columns}")
-    return found[0]
-
-
-def _picture(field: Any) -> tuple[str, str] | None:
-    """The names of the leaf columns with a picture's bytes and path, if this column has pictures."""
-    if _is_binary(field.type):
-        return field.name, ""
-    if not pyarrow().types.is_struct(field.type):
-        return None
-    inner = {part.name: part.type for part in field.type}
-    if "bytes" not in inner or not _is_binary(inner["bytes"]):
-        return None
-    return f"{field.name}.bytes", f"{field.name}.path" if "path" in inner else ""
-
-
-def _is_binary(kind: Any) -> bool:
-    types = pyarrow().types
-    return bool(types.is_binary(kind) or types.is_large_binary(kind))
-
-
-def _is_label(kind: Any) -> bool:
-    types = pyarrow().types
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    return bool(types.is_integer(kind) or types.is_string(kind) or types.is_large_string(kind))
-
-
-def class_names(schema: Any, label: str) -> list[str] | None:
-    """The names that Hugging Face's ClassLabel gives the numbers of a column, from the schema's metadata."""
-    try:
-        known = json.loads((schema.metadata or {})[b"huggingface"])
-        names = known["info"]["features"][label]["names"]
-    except (KeyError, TypeError, ValueError):
-        return None
-    return list(names.values() if isinstance(names, dict) else names)

@@ -47,23 +47,31 @@ def list_zip(path: Path) -> Iterator[Member]:
 def _problem(info: zipfile.ZipInfo) -> str:
     if stat.S_ISLNK(info.external_attr >> 16):
         return "a link in the zip"
-    if info.flag_bits & ENCRYPTED:
+    return _unreadable(info.flag_bits, info.compress_type) or size_problem(info.file_size)
+
+
+def _unreadable(flags: int, method: int) -> str:
+    """Why a member with these flags and this method of compression cannot be read, "" if it can."""
+    if flags & ENCRYPTED:
         return "encrypted in the zip"
-    if info.compress_type not in METHODS:
-        name = zipfile.compressor_names.get(info.compress_type, "")  # type: ignore[attr-defined]
-        return f"compressed by method {info.compress_type}{f' ({name})' if name else ''}, expected stored or deflated"
-    return size_problem(info.file_size)
+    if method in METHODS:
+        return ""
+    name = zipfile.compressor_names.get(method, "")  # type: ignore[attr-defined]
+    return f"compressed by method {method}{f' ({name})' if name else ''}, expected stored or deflated"
 
 
 def read_member(files: SourceFiles, number: int, place: int, size: int) -> bytes:
     """The `size` bytes of the member whose local header lies at `place` of a file.
 
-    Raises Undecodable where they are damaged: the CRC-32 of header or data descriptor says so.
+    Raises Undecodable where they are damaged, as the CRC-32 of header or data descriptor says, or the local header has
+    them encrypted or compressed otherwise than by deflate.
     """
     raw = files.read_some(number, place, LOCAL_HEADER.size + NAME_AND_EXTRA + size)
     if raw[:4] != LOCAL or len(raw) < LOCAL_HEADER.size:
         raise Undecodable(f"damaged zip: no local header at byte {place}")
     _, _, flags, method, _, _, crc, _, _, name_bytes_, extra_bytes = LOCAL_HEADER.unpack_from(raw)
+    if problem := _unreadable(flags, method):
+        raise Undecodable(problem)
     start = place + LOCAL_HEADER.size + name_bytes_ + extra_bytes
     known = raw[start - place :]
     if method == zipfile.ZIP_STORED:

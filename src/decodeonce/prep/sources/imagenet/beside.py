@@ -18,6 +18,7 @@ DEVKIT_TAR = f"{DEVKIT}.tar.gz"
 META = "meta.mat"
 TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 PARENTS = 4  # Kaggle's lists lie four folders above ILSVRC/Data/CLS-LOC/val
+NEAR = 3  # in this many folders meta.mat is taken for the kit's; further up it may be anybody's
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,10 @@ class Beside:
 
     def devkit(self, name: str) -> Companion | None:
         """A file of the development kit, unpacked or not."""
-        for folder in self.folders:
+        for number, folder in enumerate(self.folders):
             for inner in (f"{DEVKIT}/data", "data", ""):
+                if name == META and number >= NEAR and not _in_devkit(folder / inner):
+                    continue
                 if (data := _content(folder / inner / name)) is not None:
                     return Companion(
                         DEVKIT if DEVKIT in str(folder / inner) else name, str(folder / inner / name), data
@@ -58,6 +61,10 @@ class Beside:
             if (data := _in_tar(folder / DEVKIT_TAR, name)) is not None:
                 return Companion(DEVKIT_TAR, f"{folder / DEVKIT_TAR}: {name}", data)
         return None
+
+
+def _in_devkit(folder: Path) -> bool:
+    return DEVKIT in str(folder) or os.path.isfile(folder / TRUTH)
 
 
 def _content(path: Path) -> bytes | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from decodeonce.prep.sources.imagenet.val_labels import PICTURE_ID
 # Where train and val lie in what Kaggle gives, and in what people make of it.
 BASES = ("", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC", "CLS-LOC")
 TAR = "ILSVRC2012_img_{split}.tar"
+_CLASS_TAR = re.compile(r"(n\d{8})\.tar")
 
 
 def forms_in(root: Path, split: str) -> Iterator[ImagenetSplit]:
@@ -44,6 +46,7 @@ def forms_of(root: Path, folder: str, split: str) -> Iterator[ImagenetSplit]:
             "them into class folders interrupted? finish that, or unpack again"
         )
     if classes:
+        _refuse_half_unpacked(top, names, classes)
         yield ImagenetSource(root, split=split, folder=folder)
     elif pictures:
         yield ImagenetFlatSource(root, split="val", folder=folder)
@@ -52,3 +55,13 @@ def forms_of(root: Path, folder: str, split: str) -> Iterator[ImagenetSplit]:
     ):
         files = [source_file(root, os.path.join(folder, name)) for name in tars]
         yield ImagenetTarSource(root, split=split, files=files, apart=True)
+
+
+def _refuse_half_unpacked(top: Path, names: list[str], classes: list[str]) -> None:
+    """BuildError where class tars lie beside class folders and have none: their classes would be left out."""
+    packed = [match[1] for name in names if (match := _CLASS_TAR.fullmatch(name)) and match[1] not in classes]
+    if packed:
+        raise BuildError(
+            f"{top}: {len(packed)} class tars without a folder (first {packed[0]}.tar) beside {len(classes)} class "
+            "folders: was unpacking interrupted? finish that, or move the tars away"
+        )

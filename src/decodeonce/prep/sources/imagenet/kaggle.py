@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources.base import Entry, name_bytes, name_text
+from decodeonce.prep.sources.base import Entry, Undecodable, name_bytes, name_text
 from decodeonce.prep.sources.files import SourceFile, SourceFiles
 from decodeonce.prep.sources.formats.member import Member, in_order
 from decodeonce.prep.sources.formats.zipped import list_zip, read_member
@@ -40,9 +40,16 @@ class ImagenetZip:
                 self._lists[member.last.decode()] = member
 
     def content(self, name: str) -> bytes | None:
-        """The bytes of Kaggle's list of this name."""
+        """The bytes of Kaggle's list of this name; BuildError where it is there and cannot be read."""
         member = self._lists.get(name)
-        return None if member is None else read_member(self.files, 0, member.place, member.size)
+        if member is None:
+            return None
+        try:
+            if member.problem:
+                raise Undecodable(member.problem)
+            return read_member(self.files, 0, member.place, member.size)
+        except Undecodable as error:
+            raise BuildError(f"{self.path}: {name}: {error}; get it again") from None
 
 
 class ImagenetZipSource(ArchiveSource):

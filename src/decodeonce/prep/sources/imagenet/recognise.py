@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.sources.files import source_file
-from decodeonce.prep.sources.folder import class_folders
 from decodeonce.prep.sources.formats.tar import Window, list_tar
 from decodeonce.prep.sources.imagenet.archive import ImagenetTarSource
 from decodeonce.prep.sources.imagenet.class_order import class_order
@@ -33,15 +33,11 @@ def open_imagenet(root: Path, *, split: str = "auto", classes: Sequence[str] | N
     """
     place = _Place(root)
     source = place.find(split)
-    order = class_order(
-        source.top,
-        source.present(),
-        train=None if source.split == "train" or classes is not None else place.train_classes(source),
-        listed=find_synsets(source.beside),
-        given=classes,
-        is_val=source.split == "val",
-    )
-    source.settle(order)
+    present, is_val = source.present(), source.split == "val"
+    train = place.train_classes(source) if is_val and classes is None else None
+    listed, doubts = find_synsets(source.beside, for_labels=is_val and train is None and classes is None)
+    order = class_order(source.top, present, train=train, listed=listed, given=classes, is_val=is_val)
+    source.settle(replace(order, doubts=(*order.doubts, *doubts)))
     return source
 
 
@@ -59,7 +55,7 @@ class _Place:
         for one in SPLITS if split == "auto" else (split,):
             forms = [*forms_in(self._root, one)]
             if forms:
-                forms[0].others = ", ".join(form.form for form in forms[1:])
+                forms[0].tell_others(forms[1:])
                 return forms[0]
             if (zipped := self._zipped(one)) is not None:
                 return zipped
@@ -114,7 +110,10 @@ class _Place:
 
 
 def _unrecognised(root: Path, split: str) -> str:
-    class_folders(root)  # it tells where root is no folder
+    try:
+        os.listdir(root)
+    except OSError as error:
+        return f"{root}: {error.strerror}; expected a folder with {KNOWN}; or one of these archives itself"
     if split == "auto":
         return f"{root}: no ImageNet recognised in it; expected {KNOWN}"
     return f"{root / split}: no such folder, and no archive of {split} in {root}; expected {KNOWN}; or another --split"

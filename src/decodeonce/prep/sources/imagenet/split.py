@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.sources.base import Entry, Source
 from decodeonce.prep.sources.imagenet.beside import Beside
 from decodeonce.prep.sources.imagenet.class_order import ClassOrder
@@ -33,7 +34,8 @@ class ImagenetSplit(Source):
         self._words = dict(words or {})
         self._doubts: tuple[str, ...] = ()
         self._missing: list[str] = []
-        self.others = ""
+        self._others = ""
+        self._lacking: list[str] = []
 
     @property
     @abstractmethod
@@ -59,6 +61,19 @@ class ImagenetSplit(Source):
         """The labels of pictures that lie in one folder."""
         return find_val_labels(self.beside)
 
+    def tell_others(self, others: Sequence[ImagenetSplit]) -> None:
+        """Other forms of the split are there, too: say so, and which classes of a train split only they have."""
+        self._others = ", ".join(form.form for form in others)
+        for form in others if self.split == "train" else ():
+            try:
+                lost = sorted(set(form.present()) - set(self.present()))
+            except (BuildError, Stopped):  # a damaged one is not read, so it ends nothing
+                continue
+            if lost:
+                self._lacking.append(
+                    f"{self.form} lack {len(lost)} classes of {form.form} (first {lost[0]}): was unpacking interrupted?"
+                )
+
     def settle(self, order: ClassOrder) -> None:
         """Let its classes be these."""
         self._names, self._words, self._doubts = order.names, order.words, order.doubts
@@ -72,7 +87,7 @@ class ImagenetSplit(Source):
     def found(self) -> str:
         """What was recognised at SRC, in a phrase for people."""
         labels = f", labels from {self.labels.origin}" if self.in_one_folder else ""
-        others = f" ({self.others} is there, too, and is not read)" if self.others else ""
+        others = f" ({self._others} is there, too, and is not read)" if self._others else ""
         return f"{self.form}{labels}, {len(self._names)} classes{others}"
 
     def doubts(self, samples: int) -> list[str]:
@@ -81,6 +96,7 @@ class ImagenetSplit(Source):
         half = wnids >= MANY_CLASSES and samples != whole
         return [
             *self._doubts,
+            *self._lacking,
             *self._missing,
             *([f"{samples:,} of {whole:,} pictures of ILSVRC2012's {self.split}: half a dataset?"] if half else []),
         ]

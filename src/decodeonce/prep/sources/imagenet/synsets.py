@@ -25,12 +25,20 @@ class Synsets:
     numbers: dict[int, str] = field(default_factory=dict)
 
 
-def find_synsets(beside: Beside) -> Synsets | None:
-    """What LOC_synset_mapping.txt says, or meta.mat where that is not there."""
+def find_synsets(beside: Beside, *, for_labels: bool) -> tuple[Synsets | None, list[str]]:
+    """What LOC_synset_mapping.txt says, or meta.mat where that is not there; and what is doubtful about it.
+
+    BuildError where they cannot be read; but a meta.mat that only describes classes is a doubt then, and left alone.
+    """
     if (mapping := beside.find(MAPPING)) is not None:
-        return read_mapping(mapping)
-    meta = beside.devkit(META)
-    return None if meta is None else read_meta(meta)
+        return read_mapping(mapping), []
+    try:
+        meta = beside.devkit(META)
+        return (None if meta is None else read_meta(meta)), []
+    except BuildError as error:
+        if for_labels:
+            raise
+        return None, [f"classes have no descriptions: {error}"]
 
 
 def read_mapping(file: Companion) -> Synsets:
@@ -46,12 +54,17 @@ def read_meta(file: Companion) -> Synsets:
         from scipy.io.matlab import MatReadError
     except ImportError:
         raise BuildError(f'{file.path}: needs scipy to be read; pip install "decodeonce[prep]"') from None
+    cure = "get the development kit again, or move the file away if it is none of it"
     try:
-        synsets = loadmat(io.BytesIO(file.data), squeeze_me=True)["synsets"].reshape(-1)
+        content = loadmat(io.BytesIO(file.data), squeeze_me=True)
+    except (MatReadError, *DAMAGED):
+        raise BuildError(f"{file.path}: no MATLAB file, or a damaged one; {cure}") from None
+    try:
+        synsets = content["synsets"].reshape(-1)
         leaves = [synset for synset in synsets if int(synset["num_children"]) == 0]
         rows = [(int(leaf["ILSVRC2012_ID"]), _text(leaf["WNID"]), _text(leaf["words"])) for leaf in leaves]
-    except (MatReadError, *DAMAGED) as error:
-        raise BuildError(f"{file.path}: not the meta.mat of ILSVRC2012's development kit: {error!r}") from None
+    except DAMAGED:
+        raise BuildError(f"{file.path}: not ILSVRC2012's meta.mat, for it has no list of synsets; {cure}") from None
     return Synsets(
         META if file.origin == META else f"{file.origin}'s meta.mat",
         {wnid: words for _, wnid, words in rows},
