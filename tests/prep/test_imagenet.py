@@ -18,7 +18,7 @@ from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep import Recipe, Work, build
 from decodeonce.prep.sources import Entry, Source, asking, open_imagenet
 from decodeonce.prep.sources.base import Undecodable
-from decodeonce.prep.sources.formats.member import Member
+from decodeonce.prep.sources.formats.member import Member, in_order, plain_name
 from decodeonce.prep.sources.formats.tar import Window, list_tar
 from decodeonce.prep.sources.imagenet import archive
 from decodeonce.prep.sources.imagenet.split import ImagenetSplit
@@ -685,3 +685,57 @@ def test_a_zip_that_ends_early_after_the_plan_stops(tmp_path: Path) -> None:
     again = type(source)(source.root, **source.facts())
     with pytest.raises(Stopped, match="changed since the plan"):
         again.read(entries[0])
+
+
+def test_members_come_as_a_walk_of_the_tree_meets_them() -> None:
+    names = [b"c/sub.JPEG", b"c/sub/x.JPEG", b"c/sub-1.JPEG", b"c/a.JPEG"]
+    ordered = in_order([Member(name, 0, 1) for name in names], "tar")
+    assert [member.name for member in ordered] == sorted(names, key=lambda name: name.split(b"/"))
+    assert ordered[1].name == b"c/sub/x.JPEG"  # sub, then sub-1 and sub.JPEG, though "-" and "." come before "/"
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        (b"./a/b.jpg", b"a/b.jpg"),
+        (b"/a//b.jpg", b"a/b.jpg"),
+        (b"n01443537/./b.jpg", b"n01443537/b.jpg"),  # GNU tar, of "n01443537/."
+        (b"../b.jpg", b"../b.jpg"),
+        (b"a/.b.jpg", b""),
+        (b"._a.jpg", b""),
+        (b"a/.hidden/b.jpg", b""),
+        (b"PaxHeaders.12/b.jpg", b""),
+    ],
+)
+def test_only_hidden_members_are_left_out(name: bytes, plain: bytes) -> None:
+    assert plain_name(name) == plain
+
+
+def test_a_class_tar_of_a_folder_and_a_dot_keeps_its_pictures(tmp_path: Path) -> None:
+    files = {"n00000000.tar": tar_bytes({f"n00000000/./{k}.JPEG": jpeg(20, 20, seed=k) for k in range(3)})}
+    write(tmp_path, {TRAIN_TAR: tar_bytes(files)})
+    assert [entry.text.rpartition("/")[2] for entry in open_imagenet(tmp_path).entries()] == [
+        f"{k}.JPEG" for k in range(3)
+    ]
+
+
+def test_classes_are_sorted_by_bytes_in_every_form(tmp_path: Path) -> None:
+    wnids = [os.fsdecode(name) for name in ("\N{GRINNING FACE}".encode(), b"\xfcber", b"zebra")]
+    pics = [Pic(wnid, f"{number}", jpeg(20, 20, seed=number)) for number, wnid in enumerate(reversed(wnids))]
+    write(tmp_path / "tar", {TRAIN_TAR: tar_bytes(made.class_tars(pics))})
+    names = [cls.name for cls in open_imagenet(tmp_path / "tar").classes()]
+    assert names == sorted(wnids, key=os.fsencode) != sorted(wnids)
+
+
+def test_a_zip_member_with_a_large_extra_field_is_read(tmp_path: Path) -> None:
+    data = jpeg(20, 20)
+    with zipfile.ZipFile(tmp_path / ZIP, "w", zipfile.ZIP_DEFLATED) as archive:
+        info = zipfile.ZipInfo(f"{CLS_LOC}/train/n00000000/a.JPEG")
+        info.compress_type, info.extra = (
+            zipfile.ZIP_DEFLATED,
+            b"\xfe\xca" + (60_000).to_bytes(2, "little") + bytes(60_000),
+        )
+        archive.writestr(info, data)
+    source = open_imagenet(tmp_path)
+    (entry,) = source.entries()
+    assert source.read(entry) == data

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -284,3 +286,34 @@ def test_paths_are_taken_relative_to_the_root(root: str, path: str, below: str |
 def test_a_layout_is_found_without_reading_the_list(root: Path) -> None:
     file = write_list(root / "list", "cat/1.jpg\n" + "x" * 10_000_000)
     assert find_layout(file).label is None
+
+
+def test_labels_of_which_only_some_are_numbers_are_refused(root: Path) -> None:
+    text = "cat/1.jpg\t10\ndog/2.jpg\t2\ncat/3, 4.jpg\ta photo of a cat\n"
+    told = "line 3.*label 'a photo of a cat', while 2 of 3 different labels are whole numbers; .* --classes"
+    with pytest.raises(BuildError, match=told):
+        list(listed(root, text).entries())
+    named = listed(root, text, classes=["2", "10", "a photo of a cat"])
+    assert [entry.label for entry in named.entries()] == [1, 0, 2]
+
+
+def test_names_sort_by_their_bytes(root: Path) -> None:
+    (root / "list.tsv").write_bytes("cat/1.jpg\t\N{GRINNING FACE}\n".encode() + b"dog/2.jpg\t\xfcber\n")
+    source = open_list(root / "list.tsv")
+    list(source.entries())
+    assert [cls.name for cls in source.classes()] == ["\N{GRINNING FACE}", "\udcfcber"]
+
+
+def test_absolute_paths_are_found_in_every_locale(tmp_path: Path) -> None:
+    folder = tmp_path / "größe" / "cat"
+    folder.mkdir(parents=True)
+    (folder / "1.jpg").write_bytes(b"x")
+    (tmp_path / "list.txt").write_text(f"{folder}/1.jpg\n", encoding="utf-8")
+    script = (
+        "import os, sys; from pathlib import Path; from decodeonce.prep import open_list; "
+        "root = Path(os.fsdecode(os.environb[b'ROOT'])); "
+        "print([entry.problem for entry in open_list(root.parent / 'list.txt', root=root).entries()])"
+    )
+    env = {**os.environ, "ROOT": str(tmp_path / "größe"), "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    result = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False)
+    assert (result.stdout, result.stderr) == ("['']\n", "")

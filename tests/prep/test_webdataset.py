@@ -274,3 +274,12 @@ def test_a_pattern_names_shards_and_missing_ones_are_told(tmp_path: Path) -> Non
         open_webdataset(f"{tmp_path}/a-{{0000..0009}}.tar")
     with pytest.raises(BuildError, match="only files can be read"):
         open_webdataset("pipe:aws s3 cp s3://bucket/a.tar -")
+
+
+def test_a_stream_whose_checksum_is_wrong_is_refused(tmp_path: Path) -> None:
+    path = Path(shard(tmp_path, sample("k", PICTURE, cls=0), name="a.tar.gz"))
+    data = bytearray(path.read_bytes())
+    data[-6] ^= 1  # of the CRC-32 that ends the stream
+    path.write_bytes(data)
+    with pytest.raises(BuildError, match=r"a\.tar\.gz"):
+        list(open_webdataset(str(path)).entries())

@@ -78,7 +78,7 @@ class ListSource(LabelledSource):
             yield Entry(name, label, 0, 0, problem)
 
     def _lines(self) -> Iterator[tuple[Line, bytes]]:
-        root = os.fsdecode(self.root)
+        root = name_text(os.fsencode(self.root))
         for line in read_list(self.file):
             name = path_below(root, line.path)
             if name is None:

@@ -64,10 +64,17 @@ def class_numbers(
     """The names of the classes, and the class number of each label in `seen`, which says where it was seen first.
 
     Where all labels are whole numbers they are the class numbers; below 0 is no class's. Else they are names, sorted by
-    their bytes or in the order of `given`; BuildError where `given` lacks one. `numbered=False`: they are names anyway.
+    their bytes or in the order of `given`; BuildError where `given` lacks one, and without it where only some are whole
+    numbers: one caption among them would give every class another number. `numbered=False`: they are names anyway.
     """
-    if numbered and all(map(_NUMBER.fullmatch, seen)):
+    texts = [label for label in seen if not numbered or not _NUMBER.fullmatch(label)]
+    if not texts:
         return _numbers(seen, given)
+    if numbered and given is None and len(texts) < len(seen):
+        raise BuildError(
+            f"{seen[texts[0]]}: label {texts[0]!r:.80}, while {len(seen) - len(texts)} of {len(seen)} different labels "
+            "are whole numbers; mend it, or name all classes with --classes FILE"
+        )
     names = sorted(seen, key=name_bytes) if given is None else list(given)
     numbers = {name: number for number, name in enumerate(names)}
     check_once(given or ())

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from decodeonce.prep.sources.base import MAX_FILE_BYTES
 
 # PaxHeaders.1234 is where a tar program that does not know pax headers puts them.
-_HIDDEN = re.compile(rb"(?:^|/)(?:\.|PaxHeaders?(?:\.\d+)?/)")
+_HIDDEN = re.compile(rb"(?:^|/)(?:\.(?!\.(?:/|$))|PaxHeaders?(?:\.\d+)?/)")
 
 
 class Member(NamedTuple):
@@ -31,9 +31,9 @@ class Member(NamedTuple):
 
 
 def plain_name(name: bytes) -> bytes:
-    """A member's name without "/" or "./" before it; b"" where it is hidden (".name", "._name" of macOS)."""
-    while name.startswith((b"./", b"/")):
-        name = name.partition(b"/")[2]
+    """A member's name without "/" before it and "./" in it; b"" where it is hidden (".name", "._name" of macOS)."""
+    if name[:1] in (b"/", b".") or b"/." in name or b"//" in name:
+        name = b"/".join(part for part in name.split(b"/") if part not in (b"", b"."))
     return b"" if _HIDDEN.search(name) else name
 
 

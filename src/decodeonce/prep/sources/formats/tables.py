@@ -57,7 +57,7 @@ def damaged(what: str, error: Exception) -> Exception:
 
 def column(table: Any, name: str) -> Any:
     """A column of a pyarrow.Table, or with "a.b" the field b of the column a."""
-    return table[name] if name in table.column_names else table.select([name.partition(".")[0]]).flatten()[name]
+    return table[name] if name in table.column_names else table.select([name.rpartition(".")[0]]).flatten()[name]
 
 
 def check_columns(path: str, table: Any, columns: Columns) -> None:

@@ -88,7 +88,9 @@ def read_member(files: SourceFiles, number: int, place: int, size: int) -> bytes
 
 def _inflated(files: SourceFiles, number: int, start: int, known: bytes, size: int) -> tuple[bytes, int]:
     """Up to size + 1 bytes of a deflated stream that begins at `start`, and where it ends."""
-    inflater, data, at = zlib.decompressobj(-zlib.MAX_WBITS), b"", start + len(known)
+    inflater, data = zlib.decompressobj(-zlib.MAX_WBITS), b""
+    known = known or files.read_some(number, start, CHUNK)
+    at = start + len(known)
     try:
         while known and not inflater.eof and len(data) <= size:
             data += inflater.decompress(known, size + 1 - len(data))

@@ -94,7 +94,7 @@ class ImagenetTarSource(ArchiveSource):
 
     def present(self) -> list[str]:
         """The classes that have a tar, or that the labels name."""
-        return sorted(set(self.labels.wnids.values()) if self.in_one_folder else self._class_tars())
+        return sorted(set(self.labels.wnids.values()) if self.in_one_folder else self._class_tars(), key=name_bytes)
 
     def entries(self) -> Iterator[Entry]:
         """Every picture, by class in label order, then by name; headers only are read."""

@@ -89,7 +89,7 @@ class ImagenetFlatSource(ImagenetFiles):
 
     def present(self) -> list[str]:
         """The classes that the labels name."""
-        return sorted(set(self.labels.wnids.values()))
+        return sorted(set(self.labels.wnids.values()), key=name_bytes)
 
     def entries(self) -> Iterator[Entry]:
         """Every picture, by class in label order, then by name."""

@@ -87,7 +87,7 @@ class ImagenetZipSource(ArchiveSource):
     def present(self) -> list[str]:
         """The classes that have a folder in the zip, or that the labels name."""
         if self.in_one_folder:
-            return sorted(set(self.labels.wnids.values()))
+            return sorted(set(self.labels.wnids.values()), key=name_bytes)
         return [name_text(name) for name in sorted(self._classes) if name]
 
     def entries(self) -> Iterator[Entry]:
