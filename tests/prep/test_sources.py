@@ -16,12 +16,13 @@ from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep import Recipe, Work, build, make_plan
 from decodeonce.prep.plan import read_plan, scan
 from decodeonce.prep.sources import SOURCES, Entry, Source, open_source
+from decodeonce.prep.sources.base import WITH_BOXES
 from decodeonce.store import open_store
-from tests.forms import folder, imagenet, listed, parquet, webdataset
+from tests.forms import boxed, folder, imagenet, listed, parquet, webdataset
 from tests.forms.form import Form, Pic
 from tests.pictures import jpeg, reference_row
 
-FORMS = [*folder.FORMS, *imagenet.FORMS, *listed.FORMS, *webdataset.FORMS, *parquet.FORMS]
+FORMS = [*folder.FORMS, *boxed.FORMS, *imagenet.FORMS, *listed.FORMS, *webdataset.FORMS, *parquet.FORMS]
 # Not in the order of classes or names, and not all classes of one size.
 PICS = [
     Pic(f"n{label:08d}", f"n{label:08d}_{number}", jpeg(30 + 7 * number, 40 + 5 * label, seed=10 * label + number))
@@ -151,6 +152,14 @@ def test_a_seed_permutes_samples_or_whole_units(form: Form, source: Source, tmp_
         assert source.keeps_order
     else:
         assert order != list(range(len(PICS)))
+
+
+def test_every_source_is_here(tmp_path: Path) -> None:
+    kinds = set()
+    for form in FORMS:
+        (tmp_path / form.name).mkdir()
+        kinds.add(form.make(tmp_path / form.name, PICS).kind.removesuffix(WITH_BOXES))
+    assert kinds == set(SOURCES) - {"store"}  # what stores give is rows, no encoded pictures: test_convert.py
 
 
 @pytest.mark.parametrize("kind", SOURCES)
