@@ -25,7 +25,7 @@ def test_the_one_for_accelerators_runs_on_a_cpu(tmp_path: Path) -> None:
 
 
 def test_memory_of_plan_and_finish_stays_small_a_sample(tmp_path: Path) -> None:
-    counts = 30_000, 300_000
+    counts = 30_000, 200_000
     options = ["--counts", *map(str, counts), "--scratch", str(tmp_path), "--json"]
     command = [sys.executable, str(BENCH / "scale.py"), *options]
     found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

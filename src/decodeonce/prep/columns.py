@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.prep.decode import upright
-from decodeonce.prep.geometry import Box, boxes_in_row, fit_to, turned_box
+from decodeonce.prep.geometry import Box, boxes_in_row, fit_to, turned_box, upright
 from decodeonce.prep.journal import BlockRecord
 from decodeonce.prep.plan import Plan
 from decodeonce.prep.sources import Source

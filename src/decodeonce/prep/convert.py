@@ -14,9 +14,8 @@ from pathlib import Path
 from decodeonce.errors import BuildError
 from decodeonce.prep.build import Progress, Work, build
 from decodeonce.prep.chosen import SORTS
-from decodeonce.prep.decode import FILTERS
 from decodeonce.prep.merge import check_alike
-from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.recipe import FILTERS, Recipe
 from decodeonce.prep.sources.stored import StoreSource
 from decodeonce.store import Manifest, open_store
 from decodeonce.store.select import Selection

@@ -20,7 +20,7 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
-from decodeonce.prep.geometry import Box, Fit, PixelBox, fit_to, pixel_box
+from decodeonce.prep.geometry import Box, Fit, PixelBox, fit_to, pixel_box, upright
 from decodeonce.prep.reasons import reason
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.base import Entry, LeftOut, Row, Undecodable
@@ -51,7 +51,6 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-SWAPPING_TURNS = (5, 6, 7, 8)
 ORIENTATION = 0x0112
 # what Pillow's plugins raise on content that is not what its header says
 BAD_CONTENT = (
@@ -244,11 +243,6 @@ class Decoder:
         canvas = Image.new(image.mode, self._row)
         canvas.paste(region, (-min(fit.left, 0), -min(fit.top, 0)))
         return canvas
-
-
-def upright(size: tuple[int, int], turn: int) -> tuple[int, int]:
-    """(width, height) after a turn by EXIF orientation, or before it."""
-    return (size[1], size[0]) if turn in SWAPPING_TURNS else size
 
 
 def counts(image: Image.Image) -> NDArray[np.int64]:

@@ -57,6 +57,11 @@ def pixel_box(box: Box, width: int, height: int) -> PixelBox:
     return (left, top, max(right, left + 1), max(bottom, top + 1))
 
 
+def upright(size: tuple[int, int], turn: int) -> tuple[int, int]:
+    """(width, height) after a turn by EXIF orientation (1 to 8), or before it."""
+    return (size[1], size[0]) if turn >= 5 else size
+
+
 # Where the point (x, y) of a picture is after it was turned as its EXIF orientation asks.
 _TURNED: dict[int, Callable[[float, float], tuple[float, float]]] = {
     1: lambda x, y: (x, y),

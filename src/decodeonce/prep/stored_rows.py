@@ -1,21 +1,14 @@
-"""The rows of a finished store, one at a time, each checked; and as rows of another."""
+"""The rows of a finished store, one at a time, each checked."""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
-
 from decodeonce.errors import BuildError, StoreError
-from decodeonce.prep.decode import FILTERS, counts
-from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources.base import Entry, Row
 from decodeonce.prep.sources.files import SourceFiles, source_file
 from decodeonce.store.checks import check_file
 from decodeonce.store.hashing import row_checksum
@@ -82,23 +75,3 @@ class StoreRows:
             expected = f"label {self.store.labels[row]}, as in labels.npy, and 16 hexadecimal digits"
             raise StoreError(f"{self.store.paths.samples}: {found}, expected {expected}")
         return sample
-
-
-class StoredRowMaker:
-    """Makes rows of the rows of stores: the same, or resized; what is known of their pictures goes with them."""
-
-    def __init__(self, inputs: Sequence[StoreRows], recipe: Recipe) -> None:
-        height, width, _ = inputs[0].manifest.shape
-        self._inputs, self._size = inputs, (width, height)
-        self._new_size, self._filter = (recipe.width, recipe.height), FILTERS[recipe.filter]
-        self.histogram: NDArray[np.int64] = np.zeros((3, 256), np.int64)
-
-    def row(self, data: bytes, entry: Entry) -> Row:
-        """The row of the bytes of a stored one."""
-        sample = self._inputs[entry.unit].sample(entry.place)
-        image = Image.frombuffer("RGB", self._size, data, "raw", "RGB", 0, 1)
-        if self._new_size != self._size:
-            image = image.resize(self._new_size, self._filter)
-            data = image.tobytes("raw", "RGB")
-        self.histogram += counts(image)
-        return Row(data, sample.width, sample.height, "", sample.digest, box=sample.box)

@@ -14,8 +14,8 @@ from decodeonce.errors import BuildError
 from decodeonce.prep import merge
 from decodeonce.prep.blocks import block_rows_for
 from decodeonce.prep.chosen import Chosen
-from decodeonce.prep.sources.base import Entry, Source, name_bytes
-from decodeonce.prep.stored_rows import StoredRowMaker, StoreRows
+from decodeonce.prep.sources.base import Entry, RowMaker, Source, name_bytes
+from decodeonce.prep.stored_rows import StoreRows
 from decodeonce.store.manifest import Column, PictureClass
 from decodeonce.store.select import Selection
 from decodeonce.store.table import Reject
@@ -125,6 +125,8 @@ class StoreSource(Source):
         usual = range(block_rows_for(count, row_bytes), block_rows_for(most, row_bytes) + 1)
         return first.block_rows if first.block_rows in usual else None
 
-    def row_maker(self, recipe: Recipe) -> StoredRowMaker:
+    def row_maker(self, recipe: Recipe) -> RowMaker:
         """What resizes rows, or leaves them as they are."""
+        from decodeonce.prep.resized_rows import StoredRowMaker  # Pillow, which listing does without
+
         return StoredRowMaker(self.inputs, recipe)
