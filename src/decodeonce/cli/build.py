@@ -274,7 +274,7 @@ def run_build(job: Job) -> None:
     from decodeonce import prep
     from decodeonce.cli.progress import build_progress
 
-    _check_alone()
+    check_alone(SHARED)
     say_found(job)
     if job.dry_run:
         return _say_plan(job)
@@ -287,7 +287,7 @@ def run_plan(job: Job) -> None:
     """Write the plan and reserve the space; say what to do next."""
     from decodeonce import prep
 
-    _check_alone()
+    check_alone(SHARED)
     say_found(job)
     say_storage(job.out)
     if job.dry_run:
@@ -301,15 +301,16 @@ def say_found(job: Job) -> None:
     typer.echo(f"{job.source.root}: {job.source.found}")
 
 
-def _check_alone() -> None:
-    """A build and a plan are one process's: under srun or mpiexec, several would trip over each other."""
+SHARED = "; let ranks share `prep work OUT`, between prep plan and prep finish"
+
+
+def check_alone(advice: str = "") -> None:
+    """A usage error under srun or mpiexec, where several would trip over each other; it ends with the advice."""
     from decodeonce.launch import find_rank
 
     rank = find_rank()
     if rank.world_size > 1:
-        raise typer.BadParameter(
-            f"{rank}, but this is for one process; let ranks share `prep work OUT`, between prep plan and prep finish"
-        )
+        raise typer.BadParameter(f"{rank}, but this is for one process{advice}")
 
 
 def say_storage(out: Path) -> None:
@@ -323,19 +324,25 @@ def say_storage(out: Path) -> None:
 
 
 def _say_plan(job: Job) -> None:
-    from decodeonce.prep.blocks import Blocks
     from decodeonce.prep.build import check_place
     from decodeonce.prep.plan import scan
     from decodeonce.store import StorePaths
 
     check_place(StorePaths(job.out), job.source)
     listing = scan(job.source, job.recipe.boxes_a_row)
-    rows, row_bytes = len(listing), job.recipe.row_bytes
-    shards = -(-rows // Blocks.of(rows, row_bytes, job.recipe.shard_size).shard_rows)
-    typer.echo(
-        f"{rows} rows of {job.recipe.height}x{job.recipe.width}x3 in {len(job.source.classes())} classes, "
-        f"{rows * row_bytes / 1e9:.3f} GB in {shards} {job.recipe.container} shards; "
-        f"{len(listing.rejects)} files cannot be rows; nothing was written"
+    planned = planned_text(job.source, job.recipe, len(listing))
+    typer.echo(f"{planned}; {len(listing.rejects)} files cannot be rows; nothing was written")
+
+
+def planned_text(source: Source, recipe: Recipe, rows: int) -> str:
+    """What so many rows of a source would become, for people."""
+    from decodeonce.prep.blocks import Blocks
+
+    row_bytes = recipe.row_bytes
+    blocks = Blocks.of(rows, row_bytes, recipe.shard_size, source.block_rows(rows, row_bytes))
+    return (
+        f"{rows} rows of {recipe.height}x{recipe.width}x3 in {len(source.classes())} classes, "
+        f"{rows * row_bytes / 1e9:.3f} GB in {-(-rows // blocks.shard_rows)} {recipe.container} shards"
     )
 
 

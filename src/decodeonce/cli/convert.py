@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from decodeonce.cli import parse
-from decodeonce.cli.build import Filter, Format, Out, Workers
+from decodeonce.cli.build import Filter, Format, Out, Workers, check_alone, planned_text
 from decodeonce.cli.inspect import ClassOption, RowsOption, SourceOption, selection
 
 if TYPE_CHECKING:
-    from decodeonce.prep import Recipe
-    from decodeonce.prep.sources import StoreSource
     from decodeonce.store import Manifest
 
 
@@ -48,7 +46,7 @@ def convert(
     shard_bytes = parse.byte_size(shard_size) if shard_size is not None else None
     seed = parse.shuffle_seed(shuffle_seed or "none")
     selected = selection(names, source, rows)
-    _check_alone()
+    check_alone()
     from decodeonce.cli.progress import build_progress
     from decodeonce.prep.convert import Conversion, open_conversion, run_conversion
 
@@ -66,31 +64,11 @@ def convert(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     if dry_run:
-        return _say_plan(made_of, recipe)
+        planned = planned_text(made_of, recipe, sum(1 for _ in made_of.chosen.unsorted()))
+        return typer.echo(f"{planned}; nothing was written")
     with build_progress() as progress:
         manifest = run_conversion(made_of, recipe, out, workers=workers, progress=progress)
     _say_finished(out, manifest)
-
-
-def _check_alone() -> None:
-    """Under srun or mpiexec several would trip over each other."""
-    from decodeonce.launch import find_rank
-
-    rank = find_rank()
-    if rank.world_size > 1:
-        raise typer.BadParameter(f"{rank}, but this is for one process")
-
-
-def _say_plan(source: StoreSource, recipe: Recipe) -> None:
-    from decodeonce.prep.blocks import Blocks
-
-    rows, row_bytes = sum(1 for _ in source.chosen.unsorted()), recipe.row_bytes
-    blocks = Blocks.of(rows, row_bytes, recipe.shard_size, source.block_rows(rows, row_bytes))
-    shards = f"{-(-rows // blocks.shard_rows)} {recipe.container} shards"
-    typer.echo(
-        f"{rows} rows of {recipe.height}x{recipe.width}x3 in {len(source.classes())} classes, "
-        f"{rows * row_bytes / 1e9:.3f} GB in {shards}; nothing was written"
-    )
 
 
 def _say_finished(out: Path, manifest: Manifest) -> None:

@@ -133,12 +133,8 @@ class Decoder:
         if picture is None:
             picture = _by_pillow(data)
         if box is not None:
-            image, pixels = picture.image, pixel_box(box, picture.width, picture.height)
-            if image.size != (picture.width, picture.height):  # scaled while decoding
-                image = image.crop(pixel_box(box, *image.size))
-            else:
-                image = image.crop(pixels)
-            picture = replace(picture, image=image, box=pixels)
+            image = picture.image.crop(pixel_box(box, *picture.image.size))  # which may be scaled
+            picture = replace(picture, image=image, box=pixel_box(box, picture.width, picture.height))
         if turn in TURNS:
             return replace(picture, image=picture.image.transpose(TURNS[turn]), turn=turn)
         return picture

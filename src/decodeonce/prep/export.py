@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -23,17 +22,11 @@ from typing import Any
 from decodeonce.errors import DecodeonceError, Stopped, StoreError
 from decodeonce.prep.export_pictures import MODES, ExportPaths, ExportSettings, PictureWriter, encoded_name
 from decodeonce.prep.journal import Journals
+from decodeonce.prep.spawn import signals_held, spawn
 from decodeonce.store import Sample, Store
 from decodeonce.store.checks import check_file
 from decodeonce.store.files import locked, sync_folder, write_atomic
 
-# A worker imports from where its parent does, as those of a build (pool.py).
-START = """
-import sys
-sys.path[:] = sys.argv[1].split("\\n")
-from decodeonce.prep.export import serve
-serve(int(sys.argv[2]))
-"""
 CLASS_LIST = "classes.txt"  # the names in label order, as --classes takes them; a name that is no line goes without
 Order = tuple[int, list[Sample]]  # a block, and the samples of its rows
 
@@ -196,8 +189,9 @@ def _run_crew(size: int, task: tuple[Any, ...], orders: Iterator[Order], progres
     try:
         for _ in range(size):
             ours, theirs = Pipe()
-            with theirs:
-                crew[ours] = _start_worker(theirs.fileno())
+            with theirs, signals_held():
+                fd = theirs.fileno()
+                crew[ours] = spawn(__name__, [str(fd)], fd=fd, stdin=subprocess.DEVNULL)
             _tell(ours, task)
         working = list(crew)
         while working:
@@ -210,20 +204,6 @@ def _run_crew(size: int, task: tuple[Any, ...], orders: Iterator[Order], progres
             process.kill()
             process.wait()
             connection.close()
-
-
-def _start_worker(fd: int) -> subprocess.Popen[bytes]:
-    # These two reach the whole group, or every process of a job, and the parent decides: a worker has them blocked.
-    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR1})
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-c", START, "\n".join(sys.path), str(fd)],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[fd],
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-        )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
 
 
 def _hear(
@@ -258,12 +238,12 @@ def _tell(connection: Connection[Any, Any], order: Any) -> None:
         connection.send(order)
 
 
-def serve(fd: int) -> None:
-    """The life of a worker: it takes orders from the process at the other end of `fd`, and ends with it.
+def main(arguments: list[str]) -> None:
+    """The life of a worker: it takes orders from the process at the other end of its only argument, a descriptor.
 
     It is found gone within a row: every row is told of, and an order is waited for at the same end.
     """
-    parent: Connection[Any, Any] = Connection(fd)
+    parent: Connection[Any, Any] = Connection(int(arguments[0]))
     with suppress(EOFError, ConnectionError):
         try:
             source, paths, settings = parent.recv()

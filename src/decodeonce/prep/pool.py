@@ -11,7 +11,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator
@@ -23,17 +22,11 @@ from typing import Any
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.beat import Beat
 from decodeonce.prep.deal import Deal, Span
+from decodeonce.prep.spawn import signals_held, spawn
 
 PICTURE_SECONDS = 120.0  # a progressive JPEG of 169 Mpixel, about the largest that is decoded at all, took 5 s
 STRIKES = 2
 TICK_SECONDS = 1.0
-# A worker imports from where its parent does: `python -m` would put the current folder first, whatever lies there.
-START = """
-import sys
-sys.path[:] = sys.argv[1].split("\\n")
-from decodeonce.prep.worker import main
-sys.exit(main(sys.argv[2:]))
-"""
 NOT_THE_PICTURE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGXCPU)  # an operator, the OOM killer, a limit
 
 
@@ -73,17 +66,10 @@ class Worker:
         self._beat = Beat(beat_fd)
         on_bad = "fail" if settings.fail_on_bad else "reject"
         arguments = [str(settings.out), str(settings.task), str(settings.tasks), str(beat_fd), on_bad]
-        # These two reach the whole group, or every process of a job, and the parent decides: a worker has them blocked.
-        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR1})
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", START, "\n".join(sys.path), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=[beat_fd],
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-        )
-        _alive.add(self.process.pid)
-        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+        module, pipe = "decodeonce.prep.worker", subprocess.PIPE
+        with signals_held():
+            self.process = spawn(module, arguments, fd=beat_fd, stdin=pipe, stdout=pipe)
+            _alive.add(self.process.pid)
         os.close(beat_fd)
         assert self.process.stdin is not None
         assert self.process.stdout is not None

@@ -1,0 +1,44 @@
+"""Processes that work for this one: plain subprocesses of this Python, which import from where it does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+# `python -m` would put the current folder first, whatever lies there.
+START = """
+import sys
+from importlib import import_module
+sys.path[:] = sys.argv[1].split("\\n")
+sys.exit(import_module(sys.argv[2]).main(sys.argv[3:]))
+"""
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Hold SIGINT and SIGUSR1 back; whoever is spawned meanwhile has them blocked for good.
+
+    These two reach the whole group, or every process of a job, and the parent decides.
+    """
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR1})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+
+
+def spawn(
+    module: str, arguments: Sequence[str], *, fd: int, stdin: int, stdout: int | None = None
+) -> subprocess.Popen[bytes]:
+    """Start `main(arguments)` of a module in a process of its own, which has this process's descriptor `fd`."""
+    return subprocess.Popen(
+        [sys.executable, "-c", START, "\n".join(sys.path), module, *arguments],
+        stdin=stdin,
+        stdout=stdout,
+        pass_fds=[fd],
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+    )
