@@ -500,7 +500,7 @@ def test_killed_at_any_file_it_is_either_unfinished_or_whole(tmp_path: Path) -> 
 
 def test_killed_while_tidying_up_it_is_whole(whole: Path, tmp_path: Path) -> None:
     dest = tmp_path / "p"
-    assert stage_and_kill(whole, dest, HELD, "shutil.rmtree", 1) == -9
+    assert stage_and_kill(whole, dest, HELD, "os.rmdir", 1) == -9
     assert open_store(dest).rows == HELD
     assert (dest / ".stage").exists()
     assert stage_store(open_store(whole), dest, rows=HELD).copied == 0

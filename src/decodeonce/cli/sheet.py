@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import math
+import os
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.errors import DecodeonceError
+from decodeonce.store import disk
+from decodeonce.store.files import append
 
 CELL = 128
 GAP = 4
@@ -34,5 +38,11 @@ def write_sheet(images: NDArray[np.uint8], path: Path) -> int:
         line, column = divmod(index, columns)
         small = Image.fromarray(image).resize(cell, Image.Resampling.BOX)
         sheet.paste(small, (GAP + column * (cell[0] + GAP), GAP + line * (cell[1] + GAP)))
-    sheet.save(path, "PNG")
+    encoded = io.BytesIO()
+    sheet.save(encoded, "PNG")
+    fd = disk.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        append(fd, encoded.getbuffer())
+    finally:
+        os.close(fd)
     return len(images)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +24,9 @@ from decodeonce.prep.preflight import OTHER_FILES, Need, check_room, find_storag
 from decodeonce.prep.recipe import Recipe, decoder_versions, differences
 from decodeonce.prep.sources import Source
 from decodeonce.prep.status import done_rejects
-from decodeonce.store import Manifest, StorePaths
+from decodeonce.store import Manifest, StorePaths, disk
 from decodeonce.store.containers import CONTAINERS
-from decodeonce.store.files import PAGE, locked, reserve, sync_folder
+from decodeonce.store.files import PAGE, locked, make_folder, remove_file, remove_tree, reserve, sync_folder
 from decodeonce.store.manifest import read_manifest
 
 # What may lie in an OUT that a killed build left, and in its .build; anything else is somebody's own.
@@ -89,7 +88,7 @@ def make_plan(source: Source, out: Path, recipe: Recipe) -> Plan:
     if not facts["count"] and not paths.plan.exists():
         why = f"all {listing.candidates} candidates are rejects, first {listing.rejects[0]}" if listing.rejects else ""
         raise BuildError(f"{source.root}: no picture in it; {why or 'looked for'}; {source.found}")
-    paths.root.mkdir(parents=True, exist_ok=True)
+    make_folder(paths.root)
     with locked(paths.root):  # of two plans at once, as of a job that was sent twice, the later one finds the other's
         check_place(paths, source)
         if paths.plan.exists():
@@ -110,7 +109,7 @@ def _new_plan(paths: StorePaths, listing: Listing, facts: dict[str, Any]) -> Pla
     plan = Plan(paths, facts)
     check_room(paths.root, find_storage(paths.root), need(plan))
     _warn_of_shared_pages(plan)
-    paths.journals.mkdir(parents=True)
+    make_folder(paths.journals)
     try:
         _reserve_shards(plan)
         return write_plan(paths, listing, facts)
@@ -141,8 +140,8 @@ def _clear_leftovers(paths: StorePaths) -> None:
     """Remove what a plan that was killed before its end left; `.build` last, for it says whose the rest is."""
     if paths.build.exists():
         for path in paths.root.glob("images-*"):
-            path.unlink()
-        shutil.rmtree(paths.build)
+            remove_file(path)
+        remove_tree(paths.build)
 
 
 def _same_plan(plan: Plan, listing: Listing, facts: dict[str, Any]) -> Plan:
@@ -193,10 +192,10 @@ def _reserve_shards(plan: Plan) -> None:
         last_row = min((index + 1) * blocks.shard_rows, plan.count) - 1
         size = blocks.place(last_row)[1] + plan.recipe.row_bytes
         path = plan.paths.shard(index, suffix)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        fd = disk.open_file(path, os.O_RDWR | os.O_CREAT)
         try:
             if not reserve(fd, size, path):
-                os.ftruncate(fd, size)
+                disk.ftruncate(fd, size)
         finally:
             os.close(fd)
     sync_folder(plan.paths.root)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -23,9 +22,9 @@ from decodeonce.errors import DecodeonceError, Stopped, StoreError
 from decodeonce.prep.export_pictures import MODES, ExportPaths, ExportSettings, PictureWriter, encoded_name
 from decodeonce.prep.journal import Journals
 from decodeonce.prep.spawn import signals_held, spawn
-from decodeonce.store import Sample, Store
+from decodeonce.store import Sample, Store, disk
 from decodeonce.store.checks import check_file
-from decodeonce.store.files import locked, sync_folder, write_atomic
+from decodeonce.store.files import locked, make_folder, remove_file, remove_tree, sync_folder, write_atomic
 
 CLASS_LIST = "classes.txt"  # the names in label order, as --classes takes them; a name that is no line goes without
 Order = tuple[int, list[Sample]]  # a block, and the samples of its rows
@@ -75,10 +74,11 @@ def export_store(
             if renamed or not claimed:
                 _begin(paths, facts, folders, [cls.name for cls in source.classes])
             _write_blocks(source, paths, settings, workers, progress or (lambda rows: None))
-            os.rename(paths.pictures, paths.dest)
+            disk.replace(paths.pictures, paths.dest)
             sync_folder(paths.work.parent)
         for folder in (paths.journals, paths.scratch, paths.work):  # the claim last
-            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):  # all is there without this
+                remove_tree(folder)
     names = [encoded_name(cls.name) for cls in source.classes]
     return Exported(len(source), len(source.classes), names == sorted(names))
 
@@ -116,7 +116,7 @@ def _make_work_folder(source: Store, paths: ExportPaths) -> None:
     for folder in paths.work.resolve().parents:
         if folder.exists() and folder.samefile(source.paths.root):
             raise DecodeonceError(f"{paths.dest}: lies in the store to be exported; choose a DEST elsewhere")
-    paths.work.mkdir(parents=True, exist_ok=True)
+    make_folder(paths.work)
 
 
 def _is_claimed(paths: ExportPaths, facts: dict[str, Any]) -> bool:
@@ -145,13 +145,12 @@ def _begin(paths: ExportPaths, facts: dict[str, Any], folders: list[str], names:
     if foreign:
         found = f"{min(foreign)!r} is in it, expected an unfinished export"
         raise DecodeonceError(f"{paths.work}: {found}; move that, or choose another DEST")
-    paths.claim.unlink(missing_ok=True)
+    remove_file(paths.claim)
     for folder in ours:
-        if folder.exists():
-            shutil.rmtree(folder)
-        folder.mkdir()
+        remove_tree(folder)
+        make_folder(folder)
     for name in folders:
-        (paths.pictures / name).mkdir()
+        disk.mkdir(paths.pictures / name)
     if CLASS_LIST not in folders and all(name == name.strip() and name.isprintable() for name in names):
         write_atomic(paths.pictures / CLASS_LIST, [b"".join(encoded_name(name) + b"\n" for name in names)])
     sync_folder(paths.pictures)
@@ -162,8 +161,8 @@ def _write_blocks(
     source: Store, paths: ExportPaths, settings: ExportSettings, workers: int, progress: Callable[[int], None]
 ) -> None:
     """Write every block that no journal has done."""
-    shutil.rmtree(paths.scratch, ignore_errors=True)
-    paths.scratch.mkdir(exist_ok=True)
+    remove_tree(paths.scratch)
+    make_folder(paths.scratch)
     done, size = set(Journals(paths.journals).blocks()), settings.block_rows(source)
     left = -(-len(source) // size) - len(done)
     progress(sum(min(size, len(source) - block * size) for block in done))

@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import math
 import shlex
-import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -27,7 +27,14 @@ from decodeonce.prep.plan import Plan, read_plan
 from decodeonce.prep.sources.base import name_bytes, name_text
 from decodeonce.store import Manifest, Reject, StorePaths
 from decodeonce.store.containers import CONTAINERS
-from decodeonce.store.files import ShardFile, page_aligned_buffer, write_atomic
+from decodeonce.store.files import (
+    ShardFile,
+    page_aligned_buffer,
+    remove_file,
+    remove_tree,
+    sync_folder,
+    write_atomic,
+)
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.manifest import read_manifest
 from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, escape, escaped_sample_line, line, reject_line
@@ -51,11 +58,12 @@ def finish(out: Path, allowance: Allowance) -> Manifest:
             if not paths.manifest.exists():
                 raise
     manifest = read_manifest(paths.manifest)
+    sync_folder(paths.root)  # once more: the finish that wrote store.json may have failed just here
     trim_shards(paths, manifest)
     if paths.build.exists():
-        paths.plan.unlink(missing_ok=True)  # first: a task that is still alive looks for it before each block
-        # The store is whole without this; on NFS a task that is still alive keeps the names of its open files.
-        shutil.rmtree(paths.build, ignore_errors=True)
+        remove_file(paths.plan)  # first: a task that is still alive looks for it before each block
+        with suppress(OSError):  # the store is whole without this; on NFS a task that is still alive keeps names there
+            remove_tree(paths.build)
     return manifest
 
 

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from decodeonce.store.files import sync_folder
+from decodeonce.store import disk
+from decodeonce.store.files import append, sync_folder
 from decodeonce.store.hashing import hexdigest
 
 # Neighbouring blocks stand in the journals of one task's workers, as many as a node has cores. Opening one anew
@@ -86,15 +87,13 @@ class Journal:
 
     def __init__(self, folder: Path, task: int, tasks: int) -> None:
         name = f"{task}of{tasks}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}.log"
-        self._fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+        self._fd = disk.open_file(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
         sync_folder(folder)
 
     def append(self, record: BlockRecord, round_: int) -> None:
         """Add a line and make it durable; after an OSError the journal must not be used again."""
-        encoded = journal_line(record, round_, time.time())
-        while encoded:
-            encoded = encoded[os.write(self._fd, encoded) :]
-        os.fdatasync(self._fd)
+        append(self._fd, journal_line(record, round_, time.time()))
+        disk.fdatasync(self._fd)
 
     def close(self) -> None:
         """Close the file."""

@@ -9,10 +9,13 @@ import mmap
 import os
 import secrets
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from decodeonce.store import disk
+
 PAGE = 4096
+GATHERED = 1 << 20  # small chunks are written so many bytes at a time
 _FALLOC_UNSUPPORTED = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 # NFS takes no exclusive lock through a descriptor that only reads: EBADF.
 _LOCK_UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF}
@@ -30,23 +33,87 @@ def write_atomic(path: Path, chunks: Iterable[bytes | memoryview], *, scratch: P
     """
     temporary = (scratch or path.parent) / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
     try:
-        with open(temporary, "xb") as file:
-            for chunk in chunks:
-                file.write(chunk)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        fd = disk.open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            for data in _gathered(chunks):
+                append(fd, data)
+            disk.fsync(fd)
+        finally:
+            os.close(fd)
+        disk.replace(temporary, path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # what came first is what is to be told
+            disk.unlink(temporary)
         raise
     sync_folder(path.parent)
+
+
+def _gathered(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | bytearray | memoryview]:
+    """The same bytes in pieces that are worth a system call each."""
+    small = bytearray()
+    for chunk in chunks:
+        if len(small) + len(chunk) > GATHERED:
+            yield small
+            small = bytearray()
+        if len(chunk) > GATHERED:
+            yield chunk
+        else:
+            small += chunk
+    yield small
+
+
+def append(fd: int, data: bytes | bytearray | memoryview) -> None:
+    """Write all of `data` where the file `fd` is at; short writes go on."""
+    left = memoryview(data)
+    while left.nbytes:
+        left = left[disk.write(fd, left) :]
+
+
+def make_folder(path: Path) -> None:
+    """Have the folder `path` be there, its parents, too; durably. FileExistsError where a file is in the way."""
+    if not path.is_dir():
+        make_folder(path.absolute().parent)
+        with suppress(FileExistsError):  # another process may make it, too
+            disk.mkdir(path)
+        if not path.is_dir():
+            raise FileExistsError(errno.EEXIST, "a file is in the way, expected a folder", str(path))
+        sync_folder(path.parent)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder with all that is in it; links are removed, not followed, and what is gone already is fine."""
+    with suppress(FileNotFoundError):
+        with os.scandir(path) as listing:
+            items = list(listing)
+        for item in items:
+            if item.is_dir(follow_symlinks=False):
+                remove_tree(Path(item.path))
+            else:
+                remove_file(Path(item.path))
+        disk.rmdir(path)
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file, if it is there."""
+    with suppress(FileNotFoundError):
+        disk.unlink(path)
+
+
+def cut_file(path: Path, nbytes: int) -> None:
+    """Cut a file to so many bytes, durably."""
+    fd = disk.open_file(path, os.O_WRONLY)
+    try:
+        disk.ftruncate(fd, nbytes)
+        disk.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def sync_folder(path: Path) -> None:
     """Make the names in a folder durable; a file system that cannot sync a folder is left alone."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(fd)
+        disk.fsync(fd)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EBADF, errno.EROFS):
             raise
@@ -58,7 +125,7 @@ def sync_file(path: Path) -> None:
     """Make a file durable, whoever wrote it."""
     fd = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(fd)
+        disk.fsync(fd)
     finally:
         os.close(fd)
 
@@ -95,7 +162,7 @@ def naming(path: Path) -> Iterator[None]:
 def write_at(fd: int, data: memoryview, offset: int) -> None:
     """Write all of `data` at `offset`; short writes go on, errors are OSError."""
     while data.nbytes:
-        written = os.pwrite(fd, data, offset)
+        written = disk.pwrite(fd, data, offset)
         data, offset = data[written:], offset + written
 
 
@@ -103,7 +170,7 @@ def read_at(fd: int, out: memoryview, offset: int) -> int:
     """Fill `out` from `offset`; returns the bytes read, fewer only at the end of the file."""
     done = 0
     while done < out.nbytes:
-        got = os.preadv(fd, [out[done:]], offset + done)
+        got = disk.preadv(fd, [out[done:]], offset + done)
         if got == 0:
             break
         done += got
@@ -113,21 +180,19 @@ def read_at(fd: int, out: memoryview, offset: int) -> int:
 def reserve(fd: int, nbytes: int, path: Path, *, offset: int = 0) -> bool:
     """Reserve `nbytes` of the file `path`, open as `fd`, from `offset` with fallocate(2); False where there is none.
 
-    Not os.posix_fallocate: glibc emulates it by writing into every page, which on NFS takes hours and races with
-    other writers. Raises OSError (ENOSPC, EDQUOT) when there is no room.
+    Raises OSError (ENOSPC, EDQUOT) when there is no room.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "fallocate"):
-        return False
-    offset_t = ctypes.c_int64
-    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, offset_t, offset_t]
-    while libc.fallocate(fd, 0, offset, nbytes) != 0:
-        code = ctypes.get_errno()
-        if code in _FALLOC_UNSUPPORTED:
-            return False
-        if code != errno.EINTR:
-            raise OSError(code, os.strerror(code), str(path))
-    return True
+    while True:
+        try:
+            with naming(path):
+                disk.fallocate(fd, offset, nbytes)
+            return True
+        except InterruptedError:
+            continue
+        except OSError as error:
+            if error.errno in _FALLOC_UNSUPPORTED:
+                return False
+            raise
 
 
 def data_ranges(fd: int, start: int, end: int) -> list[range]:
@@ -161,11 +226,11 @@ class ShardFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_RDWR)
+        self._fd = disk.open_file(path, os.O_RDWR)
         self._opened = [self._fd]
         self._direct: int | None = None
         try:
-            self._direct = os.open(path, os.O_WRONLY | getattr(os, "O_DIRECT", 0))
+            self._direct = disk.open_file(path, os.O_WRONLY | getattr(os, "O_DIRECT", 0))
             self._opened.append(self._direct)
         except OSError as error:
             if error.errno != errno.EINVAL:
@@ -190,7 +255,7 @@ class ShardFile:
 
     def sync(self) -> None:
         """Make what was written durable (data and size)."""
-        os.fdatasync(self._fd)
+        disk.fdatasync(self._fd)
 
     def close(self) -> None:
         """Close; a second call does nothing."""

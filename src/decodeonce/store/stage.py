@@ -7,8 +7,8 @@ what it is to become. What was copied before a kill is found by looking: bytes t
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +16,21 @@ import numpy as np
 import xxhash
 
 from decodeonce.errors import StageError, StoreError
+from decodeonce.store import disk
 from decodeonce.store.checks import check_file
 from decodeonce.store.copying import RowCopier
-from decodeonce.store.files import data_ranges, locked, naming, reserve, sync_file, sync_folder, write_at, write_atomic
+from decodeonce.store.files import (
+    data_ranges,
+    locked,
+    make_folder,
+    naming,
+    remove_tree,
+    reserve,
+    sync_file,
+    sync_folder,
+    write_at,
+    write_atomic,
+)
 from decodeonce.store.hashing import file_chunks, hexdigest
 from decodeonce.store.layout import StorePaths
 from decodeonce.store.manifest import Manifest, Shard, SmallFile, parse_manifest
@@ -62,11 +74,12 @@ def stage_store(
             claimed = _is_claimed(source, paths, part)
             _check_space(source.manifest, paths.root, rows)
             if not claimed:
-                paths.staging.mkdir(exist_ok=True)
+                make_folder(paths.staging)
                 write_atomic(paths.claim, [part.to_bytes()])
             copied = _fill(source, paths, rows, threads, progress or (lambda rows: None))
             _publish(source, paths, part)
-        shutil.rmtree(paths.staging, ignore_errors=True)
+        with suppress(OSError):  # the part is whole without this
+            remove_tree(paths.staging)
     return Staged(rows, copied)
 
 
@@ -87,9 +100,7 @@ def _make_folder(source: Store, root: Path) -> None:
             raise StageError(f"{root}: lies in the store to be staged; give a folder elsewhere, on the node's own disk")
     if whole.exists() and not whole.is_dir():
         raise StageError(f"{root}: a file, expected a new or empty folder")
-    if not whole.exists():
-        whole.mkdir(parents=True, exist_ok=True)
-        sync_folder(whole.parent)
+    make_folder(whole)
 
 
 def _is_finished(source: Store, paths: StorePaths, rows: range) -> bool:
@@ -188,10 +199,10 @@ def _make_shard(source: Path, dest: Path, manifest: Manifest, shard: Shard, rows
         raise StoreError(f"{source}: its first {shard.data_offset} bytes are not those written; run `prep verify`")
     held, size = shard.held_rows(rows), manifest.row_bytes
     start, end = (shard.data_offset + row * size for row in (held.start, held.stop))
-    fd = os.open(dest, os.O_RDWR | os.O_CREAT, 0o666)
+    fd = disk.open_file(dest, os.O_RDWR | os.O_CREAT)
     try:
         with naming(dest):
-            os.ftruncate(fd, shard.bytes)
+            disk.ftruncate(fd, shard.bytes)
             written = data_ranges(fd, start, end)
             if held:
                 reserve(fd, end - start, dest, offset=start)

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from decodeonce.store import disk
 from decodeonce.store.containers import CONTAINERS
-from decodeonce.store.files import sync_folder, write_at, write_atomic
+from decodeonce.store.files import cut_file, remove_file, sync_folder, write_at, write_atomic
 from decodeonce.store.hashing import file_chunks, file_hexdigest, hexdigest
 from decodeonce.store.hdf5 import write_virtual
 from decodeonce.store.layout import StorePaths
@@ -70,10 +71,10 @@ def _seal_shard(paths: StorePaths, draft: Manifest, index: int, first: int, rows
     container = CONTAINERS[draft.container]
     path = paths.shard(index, container.suffix)
     head = container.head((rows, *draft.shape), size=DATA_OFFSET, scratch=scratch)
-    fd = os.open(path, os.O_WRONLY)
+    fd = disk.open_file(path, os.O_WRONLY)
     try:
         write_at(fd, memoryview(head), 0)
-        os.fsync(fd)
+        disk.fsync(fd)
     finally:
         os.close(fd)
     return Shard(path.name, first, rows, DATA_OFFSET, DATA_OFFSET + rows * draft.row_bytes, hexdigest(head))
@@ -89,9 +90,9 @@ def trim_shards(paths: StorePaths, manifest: Manifest) -> None:
     for shard in manifest.shards:
         path = paths.root / shard.file
         if path.stat().st_size > shard.bytes:
-            os.truncate(path, shard.bytes)
+            cut_file(path, shard.bytes)
     index = len(manifest.shards)
     while (extra := paths.shard(index, suffix)).exists():
-        extra.unlink(missing_ok=True)  # another finish may be at it
+        remove_file(extra)  # another finish may be at it
         index += 1
     sync_folder(paths.root)

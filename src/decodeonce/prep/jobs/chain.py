@@ -12,7 +12,7 @@ from decodeonce.prep.jobs.pbs import PBS
 from decodeonce.prep.jobs.site import Site
 from decodeonce.prep.jobs.slurm import Slurm
 from decodeonce.store import StorePaths
-from decodeonce.store.files import write_atomic
+from decodeonce.store.files import make_folder, write_atomic
 
 # plan and finish are one process each, which waits for the file system more than it computes; where memory comes with
 # cores, so many bring what a plan of tens of millions needs.
@@ -32,7 +32,7 @@ def write_scripts(out: Path, site: Site, chain: Chain, commands: Sequence[Sequen
             f"{paths.jobs}: {site.scheduler} gives {found.pop()!r} in a log's path a meaning of its own; "
             "choose another OUT"
         )
-    paths.jobs.mkdir(parents=True, exist_ok=True)
+    make_folder(paths.jobs)
     plan, work, finish = commands
     few = min(FEW_CPUS, chain.cpus)
     jobs = [

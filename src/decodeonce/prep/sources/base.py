@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from decodeonce.errors import PASSING_ERRORS, Stopped, failure_from
 from decodeonce.prep.geometry import Box
+from decodeonce.store import disk
 from decodeonce.store.manifest import Column, PictureClass
 
 if TYPE_CHECKING:
@@ -217,8 +218,8 @@ def open_listed(path: bytes, size: int, mtime_ns: int) -> int:
 def read_range(fd: int, path: bytes, offset: int, size: int) -> bytes:
     """Up to `size` bytes from `offset`, fewer only at the end of the file; raises Stopped where reading fails."""
     try:
-        data = os.pread(fd, size, offset)
-        while len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
+        data = disk.pread(fd, size, offset)
+        while len(data) < size and (more := disk.pread(fd, size - len(data), offset + len(data))):
             data += more
     except OSError as error:
         raise _failed(path, error) from None

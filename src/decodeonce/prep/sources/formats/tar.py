@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tarfile
 from collections.abc import Iterator
 from typing import IO, cast
@@ -10,6 +9,7 @@ from typing import IO, cast
 from decodeonce.errors import BuildError, failure_from
 from decodeonce.prep.sources.base import name_bytes
 from decodeonce.prep.sources.formats.member import Member, plain_name, size_problem
+from decodeonce.store import disk
 
 BLOCK = tarfile.BLOCKSIZE
 COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -48,7 +48,7 @@ class Window:
 
     def _pread(self, size: int) -> bytes:
         try:
-            return os.pread(self._fd, max(0, min(size, self.length - self._at)), self._first + self._at)
+            return disk.pread(self._fd, max(0, min(size, self.length - self._at)), self._first + self._at)
         except OSError as error:
             raise failure_from(error, self.path) from None
 

@@ -1,0 +1,70 @@
+"""One small layer makes, changes and removes files; the rest of a build only asks it to."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import decodeonce
+from decodeonce.store import disk
+
+SRC = Path(decodeonce.__file__).parent
+CALLS = {"write", "pwrite", "pwritev", "writev", "sendfile", "copy_file_range", "fsync", "fdatasync", "truncate"}
+CALLS |= {"ftruncate", "posix_fallocate", "replace", "rename", "renames", "unlink", "remove", "rmdir", "removedirs"}
+CALLS |= {"mkdir", "makedirs", "mkfifo", "mknod", "link", "symlink", "chmod", "chown", "utime"}
+METHODS = {"write_bytes", "write_text", "mkdir", "unlink", "rmdir", "rename", "touch", "hardlink_to", "symlink_to"}
+METHODS |= {"chmod", "tofile"}
+# Answers and messages go into pipes and to terminals, the beat is memory, `prep sample` draws pictures to try things
+# on, and libhdf5 lays out a scratch file of its own.
+ELSEWHERE = {
+    "store/disk.py": CALLS | {"os.open"},
+    "prep/beat.py": {"truncate"},
+    "prep/worker.py": {"write"},
+    "prep/sample.py": CALLS | METHODS,
+    "store/hdf5.py": {"unlink"},
+    "cli/__init__.py": {"write", "os.open"},
+}
+
+
+def changes(tree: ast.AST) -> set[str]:
+    """The names of the calls in a module that could make, change or remove a file."""
+    found = set()
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call):
+            continue
+        arguments = " ".join(ast.unparse(argument) for argument in [*call.args, *(k.value for k in call.keywords)])
+        match call.func:
+            case ast.Attribute(value=ast.Name(id="os"), attr=name) if name in CALLS:
+                found.add(name)
+            case ast.Attribute(value=ast.Name(id="os"), attr="open"):
+                if any(flag in arguments for flag in ("O_CREAT", "O_WRONLY", "O_RDWR", "O_APPEND")):
+                    found.add("os.open")
+            case ast.Attribute(value=ast.Name(id="shutil"), attr=name):
+                found.add(f"shutil.{name}")
+            case ast.Attribute(value=ast.Name(id="disk")):
+                pass
+            case ast.Attribute(attr=name) if name in METHODS:
+                found.add(name)
+            case ast.Name(id="open") if any(mode in arguments for mode in ("'w", "'x", "'a", "+b'")):
+                found.add("open")
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(SRC.rglob("*.py")), ids=lambda path: str(path.relative_to(SRC)))
+def test_nothing_else_changes_a_file(path: Path) -> None:
+    name = str(path.relative_to(SRC))
+    assert changes(ast.parse(path.read_bytes())) <= ELSEWHERE.get(name, set())
+
+
+def test_what_it_looks_for_is_found() -> None:
+    source = (
+        'os.pwrite(fd, b, 0); os.open(p, os.O_RDWR); shutil.rmtree(p); p.unlink(); open(p, "wb"); disk.write(fd, b)'
+    )
+    assert changes(ast.parse(source)) == {"pwrite", "os.open", "shutil.rmtree", "unlink", "open"}
+
+
+def test_nothing_is_made_for_everybody_to_write() -> None:
+    assert disk.FILE_MODE & 0o002 == 0
+    assert disk.FOLDER_MODE & 0o002 == 0
