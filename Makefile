@@ -14,7 +14,7 @@ demo: env $(if $(IMAGENET),,$(SAMPLE).done) ## pictures to a store to batches, w
 	$(RUN) examples/demo.py "$(or $(IMAGENET),$(SAMPLE))"
 
 test: env ## the tests
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n 2 --dist loadgroup
 
 lint: env ## ruff and mypy
 	$(RUN) -m ruff check
@@ -25,7 +25,7 @@ bench: env ## how fast it is, beside what bounds it and beside other loaders (fi
 	$(RUN) bench/all.py
 
 test-long: env ## the tests, those that take minutes too
-	$(RUN) -m pytest -m "" --timeout 1800
+	$(RUN) -m pytest -n 2 --dist loadgroup -m "" --timeout 1800
 
 clean: ## remove what these made, all but .venv
 	rm -rf build .mypy_cache .pytest_cache .ruff_cache .hypothesis
