@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import subprocess
-import sys
 import tarfile
 import threading
 import zipfile
@@ -305,7 +304,7 @@ def test_the_devkit_in_its_tar_beside_a_val_tar(tmp_path: Path) -> None:
         assert labels(open_imagenet(root)) == EXPECTED
         assert open_imagenet(root).found == f"{VAL_TAR}, labels from {DEVKIT}.tar.gz, 3 classes"
     os.truncate(tmp_path / f"{DEVKIT}.tar.gz", 300)
-    with pytest.raises(BuildError, match=r"devkit_t12.tar.gz: no tar.gz, or a damaged one"):
+    with pytest.raises(BuildError, match=r"devkit_t12.tar.gz: cannot be unpacked at byte"):
         open_imagenet(tmp_path)
 
 
@@ -347,7 +346,7 @@ def test_a_damaged_list_is_refused(tmp_path: Path, name: str, content: bytes, to
     [
         ("meta.mat", made.other_mat(), "meta.mat: not ILSVRC2012's meta.mat"),
         ("data/meta.mat", b"", "meta.mat: no MATLAB file"),
-        (f"{DEVKIT}.tar.gz", b"half", "t12.tar.gz: no tar.gz, or a damaged one"),
+        (f"{DEVKIT}.tar.gz", b"half", "t12.tar.gz: ends at byte 4, expected at least 516"),
     ],
 )
 def test_descriptions_that_cannot_be_read_are_a_doubt(tmp_path: Path, name: str, content: bytes, told: str) -> None:
@@ -372,13 +371,6 @@ def test_a_meta_mat_far_above_is_anybodys_unless_the_kit_is_there(tmp_path: Path
     (tmp_path / "a/meta.mat").unlink()
     write(tmp_path, {"data/ILSVRC2012_validation_ground_truth.txt": b""})
     assert open_imagenet(tmp_path / "a/b").classes()[0].description
-
-
-def test_meta_mat_without_scipy_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, made.flat(PICS) | made.devkit(PICS))
-    monkeypatch.setitem(sys.modules, "scipy.io", None)
-    with pytest.raises(BuildError, match=r'meta.mat: needs scipy to be read; pip install "decodeonce\[prep\]"'):
-        open_imagenet(tmp_path)
 
 
 def test_two_lists_that_disagree_are_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep.sources import ParquetSource, open_parquet, open_source, parquet
+from decodeonce.prep.sources import ParquetSource, open_parquet, open_source
 from decodeonce.prep.sources.base import Undecodable
 from decodeonce.prep.sources.formats import tables
 from decodeonce.prep.sources.formats.tables import damaged
@@ -106,7 +106,7 @@ def test_rows_without_picture_or_label_are_no_rows(tmp_path: Path, statistics: b
     path = table(tmp_path, {"image": pictures, "label": [0, 1, 1, None, -1]}, group=5, write_statistics=statistics)
     source = open_parquet(path)
     entries = list(source.entries())
-    missing = parquet.NO_BYTES if statistics else ""
+    missing = tables.NO_BYTES if statistics else ""
     assert [entry.problem for entry in entries] == ["", missing, missing, "no label", "label -1, expected 0 or more"]
     assert source.read(entries[0]) == PICTURES[0]
     with pytest.raises(Undecodable, match="not in the table"):
@@ -115,7 +115,7 @@ def test_rows_without_picture_or_label_are_no_rows(tmp_path: Path, statistics: b
 
 def test_a_table_that_only_refers_to_files_has_no_rows(tmp_path: Path) -> None:
     path = table(tmp_path, {"image": images([(None, f"{k}.jpg") for k in range(4)]), "label": [0] * 4})
-    assert [entry.problem for entry in open_parquet(path).entries()] == [parquet.NO_BYTES] * 4
+    assert [entry.problem for entry in open_parquet(path).entries()] == [tables.NO_BYTES] * 4
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_columns_that_are_not_plain_are_listed(tmp_path: Path, columns: dict[str
         ({"label": "image"}, r"--label-column image cannot be the labels, expected integers or strings; there"),
     ],
 )
-def test_a_named_column_that_is_none_is_told(tmp_path: Path, named: dict[str, str], message: str) -> None:
+def test_a_named_column_that_is_none_is_told(tmp_path: Path, named: dict[str, Any], message: str) -> None:
     with pytest.raises(BuildError, match=r"a\.parquet: " + message):
         open_parquet(table(tmp_path, {"image": IMAGES, "label": TEXTS}), **named)
 
@@ -232,8 +232,8 @@ def test_a_passing_error_of_the_file_system_stops_the_task() -> None:
     assert isinstance(damaged("a.parquet", OSError(5, "Input/output error")), Stopped)
 
 
-def test_without_pyarrow_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, real = table(tmp_path, {"image": IMAGES, "label": TEXTS}), builtins.__import__
+def test_without_pyarrow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
 
     def without(name: str, *rest: Any) -> Any:
         if name.startswith("pyarrow"):
@@ -242,7 +242,7 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(BuildError, match=r'pip install "decodeonce\[parquet\]"'):
-        open_parquet(path)
+        tables.pyarrow()
 
 
 def test_one_row_group_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,13 +32,13 @@ def signals_held() -> Iterator[None]:
 
 
 def spawn(
-    module: str, arguments: Sequence[str], *, fd: int, stdin: int, stdout: int | None = None
+    module: str, arguments: Sequence[str], *, stdin: int, stdout: int | None = None, fd: int | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start `main(arguments)` of a module in a process of its own, which has this process's descriptor `fd`."""
+    """Start `main(arguments)` of a module in a process of its own, which has this process's descriptor `fd`, if any."""
     return subprocess.Popen(
         [sys.executable, "-c", START, "\n".join(sys.path), module, *arguments],
         stdin=stdin,
         stdout=stdout,
-        pass_fds=[fd],
+        pass_fds=[] if fd is None else [fd],
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
     )

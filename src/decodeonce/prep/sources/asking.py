@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 from decodeonce.host import network_file_system
 from decodeonce.prep.sources.base import Entry, file_entry
+from decodeonce.prep.sources.links import Links
 
 # A stat takes a network file system 0.2 to 1 ms. With 0.5 ms each 50,000 files took 35 to 78 s one by one and 4 to 9 s
 # with 16 threads; from a local disk's cache 1.0 s one by one and 1.8 s with threads: hence one by one there.
@@ -35,14 +36,14 @@ def asking(top: Path) -> Iterator[Map]:
         yield threads.map if network_file_system(top) else map
 
 
-def file_entries(root: Path, paths: Sequence[bytes], label: int, each: Map) -> Iterator[Entry]:
+def file_entries(root: Path, paths: Sequence[bytes], label: int, each: Map, links: Links) -> Iterator[Entry]:
     """The entries of these files below root, in their order."""
-    entry_of = partial(file_entry, root, label=label)
+    entry_of = partial(file_entry, root, label=label, links=links)
     for first in range(0, len(paths), STATS_AT_ONCE):
         yield from each(entry_of, paths[first : first + STATS_AT_ONCE])
 
 
-def stat_entries(root: Path, listed: Iterable[Entry]) -> Iterator[Entry]:
+def stat_entries(root: Path, listed: Iterable[Entry], links: Links) -> Iterator[Entry]:
     """Entries, in their order, with size and mtime of their files below `root`; those with a problem stay as they are.
 
     The first says whether they lie on a network file system.
@@ -51,12 +52,12 @@ def stat_entries(root: Path, listed: Iterable[Entry]) -> Iterator[Entry]:
     first = next(entries, None)
     if first is None:
         return
-    entries, looked_at = chain([first], entries), partial(_stat_entry, root)
+    entries, looked_at = chain([first], entries), partial(_stat_entry, root, links)
     folder = os.path.dirname(os.path.join(os.fsencode(root), first.name))
     with asking(Path(os.fsdecode(folder)) if os.path.isdir(folder) else root) as each:
         while some := list(islice(entries, STATS_AT_ONCE)):
             yield from each(looked_at, some)
 
 
-def _stat_entry(root: Path, entry: Entry) -> Entry:
-    return entry if entry.problem else file_entry(root, entry.name, entry.label)
+def _stat_entry(root: Path, links: Links, entry: Entry) -> Entry:
+    return entry if entry.problem else file_entry(root, entry.name, entry.label, links)

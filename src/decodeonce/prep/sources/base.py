@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from decodeonce.errors import PASSING_ERRORS, Stopped, failure_from
 from decodeonce.prep.geometry import Box
+from decodeonce.prep.sources.links import OUTSIDE, Links
+from decodeonce.prep.sources.regular import open_regular
 from decodeonce.store import disk
 from decodeonce.store.manifest import Column, PictureClass
 
@@ -179,13 +181,14 @@ class Source(ABC):
         return None
 
 
-def read_file(root: Path, entry: Entry) -> bytes:
+def read_file(root: Path, entry: Entry, links: Links | None = None) -> bytes:
     """The bytes of the file `entry.name` below `root`, if size and mtime are still those of the listing.
 
-    Raises Stopped (the sample is named) where the file vanished, changed, may not be read or the file system fails.
+    Raises Stopped (the sample is named) where the file vanished, changed, may not be read or the file system fails, or
+    where it is a link to what `links` does not allow.
     """
     path = os.path.join(os.fsencode(root), entry.name)
-    fd = open_listed(path, entry.size, entry.mtime_ns)
+    fd = open_listed(path, entry.size, entry.mtime_ns, links)
     try:
         data = read_range(fd, path, 0, entry.size + 1)
     finally:
@@ -195,19 +198,24 @@ def read_file(root: Path, entry: Entry) -> bytes:
     return data
 
 
-def open_listed(path: bytes, size: int, mtime_ns: int) -> int:
+def mtime_of(facts: os.stat_result) -> int:
+    """When a file was written, in ns since 1970, as 64 bits hold it; some file systems keep any year."""
+    return max(-(2**63), min(facts.st_mtime_ns, 2**63 - 1))
+
+
+def open_listed(path: bytes, size: int, mtime_ns: int, links: Links | None = None) -> int:
     """A descriptor of the file that was listed with this size and mtime; raises Stopped where it is another now."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_regular(path) if links is None else links.open(path)
         facts = os.fstat(fd)
     except OSError as error:
         raise _failed(path, error) from None
-    if (facts.st_size, facts.st_mtime_ns) != (size, mtime_ns):
+    if (facts.st_size, mtime_of(facts)) != (size, mtime_ns):
         os.close(fd)
         if facts.st_size != size:
             how = f"{facts.st_size} bytes, {size} in the plan"
         else:
-            times = (datetime.fromtimestamp(ns / 1e9, timezone.utc) for ns in (facts.st_mtime_ns, mtime_ns))
+            times = (datetime.fromtimestamp(ns / 1e9, timezone.utc) for ns in (mtime_of(facts), mtime_ns))
             how = "of {:%F %T.%f} UTC, {:%F %T.%f} in the plan".format(*times)
         raise Stopped(
             f"{os.fsdecode(path)}: changed since the plan ({how}); put it back, or remove OUT and build again"
@@ -230,11 +238,20 @@ def _failed(path: bytes, error: OSError) -> Stopped:
     return Stopped(f"{os.fsdecode(path)}: {error.strerror}; make it readable and run the same command again")
 
 
-def file_entry(root: Path, name: bytes, label: int) -> Entry:
-    """The entry of the file `name` below `root`, with its problem where it is missing, forbidden or no regular file."""
+def file_entry(root: Path, name: bytes, label: int, links: Links | None = None) -> Entry:
+    """The entry of the file `name` below `root`, with its problem where it is missing, forbidden or no regular file.
+
+    Or where it is, or lies behind, a link that leads out; without `links` they may lead anywhere.
+    """
     path = os.path.join(os.fsencode(root), name)
+    if links is not None and links.folder_leads_out(path.rpartition(b"/")[0]):
+        return Entry(name, label, 0, 0, OUTSIDE)
     try:
-        facts = os.stat(path)
+        facts = os.lstat(path)
+        if stat.S_ISLNK(facts.st_mode):
+            facts = os.stat(path)
+            if links is not None and links.lead_out(path):
+                return Entry(name, label, 0, 0, OUTSIDE)
     except OSError as error:
         if error.errno in PASSING_ERRORS:
             raise failure_from(error, os.fsdecode(path)) from None
@@ -242,7 +259,7 @@ def file_entry(root: Path, name: bytes, label: int) -> Entry:
         return Entry(name, label, 0, 0, f"{error.strerror}{link}")
     if problem := _problem(path, facts):
         return Entry(name, label, 0, 0, problem)  # a folder's size and mtime are the file system's, not the source's
-    return Entry(name, label, facts.st_size, facts.st_mtime_ns)
+    return Entry(name, label, facts.st_size, mtime_of(facts))
 
 
 def _problem(path: bytes, facts: os.stat_result) -> str:

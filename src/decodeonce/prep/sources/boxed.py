@@ -15,6 +15,7 @@ from decodeonce.prep.sources.asking import STATS_AT_ONCE, asking
 from decodeonce.prep.sources.base import WITH_BOXES, Entry, RowMaker, Source
 from decodeonce.prep.sources.formats.annotations import NOT_ANNOTATED, Annotation, Annotations, stem_of, usable_box
 from decodeonce.prep.sources.formats.labels import words_of
+from decodeonce.prep.sources.links import Links
 from decodeonce.store.manifest import PictureClass
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 class BoxedSource(Source):
     """`source` with the boxes that annotations below `boxes` have for its pictures, by `rules`; bytes are its own."""
 
-    def __init__(self, source: Source, boxes: Path, rules: BoxRules) -> None:
+    def __init__(self, source: Source, boxes: Path, rules: BoxRules, *, follow_links: bool = False) -> None:
         super().__init__(source.root)
         if not os.path.isdir(boxes):
             what = "not a folder" if os.path.exists(boxes) else "no such folder"
@@ -33,6 +34,7 @@ class BoxedSource(Source):
         self.source = source
         self.boxes = boxes
         self.rules = rules
+        self._links = Links(boxes, follow=follow_links)
         self._start()
 
     @property
@@ -72,7 +74,7 @@ class BoxedSource(Source):
         A picture whose annotation is of no use has that as its problem.
         """
         self._start()
-        annotations, used = Annotations(self.boxes), set[bytes]()
+        annotations, used = Annotations(self.boxes, self._links), set[bytes]()
         for entry, annotation in self._annotated(annotations):
             self._samples += not entry.problem
             if annotation is not NOT_ANNOTATED:

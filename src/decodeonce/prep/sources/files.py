@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep.sources.base import name_bytes, open_listed, read_range
+from decodeonce.prep.sources.base import mtime_of, name_bytes, open_listed, read_range
+from decodeonce.prep.sources.links import Links
 
 OPEN_FILES = 64
 
@@ -27,14 +29,18 @@ def file_path(root: Path, name: str) -> bytes:
     return os.path.join(os.fsencode(root), name_bytes(name)) if name else os.fsencode(root)
 
 
-def source_file(root: Path, name: str) -> SourceFile:
-    """The file `name` below `root` as it is now; BuildError where there is none."""
+def source_file(root: Path, name: str, links: Links | None = None) -> SourceFile:
+    """The file `name` below `root` as it is now; BuildError where there is none, or a link that `links` forbids."""
     path = file_path(root, name)
+    if links is not None:
+        links.check(path)
     try:
         facts = os.stat(path)
     except OSError as error:
         raise BuildError(f"{os.fsdecode(path)}: {error.strerror}; expected a file of pictures") from None
-    return SourceFile(name, facts.st_size, facts.st_mtime_ns)
+    if not stat.S_ISREG(facts.st_mode):
+        raise BuildError(f"{os.fsdecode(path)}: not a regular file; expected a file of pictures")
+    return SourceFile(name, facts.st_size, mtime_of(facts))
 
 
 class SourceFiles:

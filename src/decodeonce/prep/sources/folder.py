@@ -8,13 +8,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from decodeonce.errors import BuildError
+from decodeonce.errors import BuildError, failure_from
 from decodeonce.prep.sources.asking import Map, asking, file_entries
 from decodeonce.prep.sources.base import Entry, Source, name_bytes, name_text, read_file
+from decodeonce.prep.sources.links import Links
 from decodeonce.store.manifest import PictureClass
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 SUFFIXES = tuple(map(str.encode, PICTURE_SUFFIXES))
+MAX_DEPTH = 64  # folders in a class folder that are walked; a deeper one is a reject, as one that cannot be walked
 
 
 class ClassList(list[str]):
@@ -34,13 +36,14 @@ class FolderSource(Source):
 
     kind = "folder"
 
-    def __init__(self, root: Path, *, classes: Sequence[str] | None = None) -> None:
+    def __init__(self, root: Path, *, classes: Sequence[str] | None = None, follow_links: bool = False) -> None:
         super().__init__(root)
+        self._links = Links(root, follow=follow_links)
         self._names = ClassList(classes) if classes is not None else class_folders(root)
 
     def facts(self) -> dict[str, Any]:
         """What `open_source` needs, beside kind and root, to make this source again."""
-        return {"classes": self._names}
+        return {"classes": self._names, "follow_links": self._links.follow}
 
     def classes(self) -> tuple[PictureClass, ...]:
         """The classes in label order."""
@@ -49,30 +52,35 @@ class FolderSource(Source):
     def entries(self) -> Iterator[Entry]:
         """Every candidate, by class in label order, then by name."""
         check_classes(self.root, self._names, class_folders(self.root))
-        return list_folders(self.root, "", self._names)
+        return list_folders(self.root, "", self._names, self._links)
 
     def read(self, entry: Entry) -> bytes:
         """The encoded bytes of one candidate; raises Stopped where it is gone or not as listed."""
-        return read_file(self.root, entry)
+        return read_file(self.root, entry, self._links)
 
 
-def list_folders(root: Path, folder: str, names: Sequence[str]) -> Iterator[Entry]:
+def list_folders(root: Path, folder: str, names: Sequence[str], links: Links) -> Iterator[Entry]:
     """Every candidate in the class folders root/folder/<name>, labelled by their order, then by name."""
     with asking(root / folder) as each:
         for label, name in enumerate(names):
             start = os.path.join(name_bytes(folder), name_bytes(name))
             if os.path.isdir(os.path.join(os.fsencode(root), start)):
-                yield from _walk(root, start, label, each)
+                yield from _walk(root, start, label, each, links)
 
 
-def _walk(root: Path, folder: bytes, label: int, each: Map) -> Iterator[Entry]:
-    with os.scandir(os.path.join(os.fsencode(root), folder)) as listing:
-        found = sorted((item.name, _to_walk(item)) for item in listing if not item.name.startswith(b"."))
+def _walk(root: Path, folder: bytes, label: int, each: Map, links: Links, depth: int = 0) -> Iterator[Entry]:
+    path = os.path.join(os.fsencode(root), folder)
+    walked = depth < MAX_DEPTH and not links.folder_leads_out(path)
+    try:
+        with os.scandir(path) as listing:
+            found = sorted((item.name, walked and _to_walk(item)) for item in listing if not item.name.startswith(b"."))
+    except OSError as error:
+        raise failure_from(error, path) from None
     files = [os.path.join(folder, name) for name, to_walk in found if not to_walk]
-    entries = file_entries(root, files, label, each)
+    entries = file_entries(root, files, label, each, links)
     for name, to_walk in found:
         if to_walk:
-            yield from _walk(root, os.path.join(folder, name), label, each)
+            yield from _walk(root, os.path.join(folder, name), label, each, links, depth + 1)
         else:
             yield next(entries)
 

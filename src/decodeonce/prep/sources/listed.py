@@ -16,6 +16,7 @@ from decodeonce.prep.sources.asking import stat_entries
 from decodeonce.prep.sources.base import Entry, name_bytes, name_text, read_file
 from decodeonce.prep.sources.formats.labels import LabelledSource
 from decodeonce.prep.sources.formats.lists import Line, find_layout, read_list
+from decodeonce.prep.sources.links import Links
 
 
 class ListSource(LabelledSource):
@@ -26,8 +27,11 @@ class ListSource(LabelledSource):
 
     kind = "list"
 
-    def __init__(self, root: Path, *, file: str, classes: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, root: Path, *, file: str, classes: Sequence[str] | None = None, follow_links: bool = False
+    ) -> None:
         super().__init__(root, classes)
+        self._links = Links(root, follow=follow_links)
         self.file = Path(file)
 
     @property
@@ -43,15 +47,16 @@ class ListSource(LabelledSource):
 
     def facts(self) -> dict[str, Any]:
         """What `open_source` needs, beside kind and root, to make this source again."""
-        return {"file": str(self.file), "classes": [cls.name for cls in self.classes()]}
+        classes = [cls.name for cls in self.classes()]
+        return {"file": str(self.file), "classes": classes, "follow_links": self._links.follow}
 
     def entries(self) -> Iterator[Entry]:
         """Every candidate, in the order of the list."""
-        return stat_entries(self.root, self._listed(self._first_pass()))
+        return stat_entries(self.root, self._listed(self._first_pass()), self._links)
 
     def read(self, entry: Entry) -> bytes:
         """The encoded bytes of one candidate; raises Stopped where it is gone or not as listed."""
-        return read_file(self.root, entry)
+        return read_file(self.root, entry, self._links)
 
     def _first_pass(self) -> set[int]:
         """Learn the classes; returns the hashes of the names that are there twice. Holds 8 bytes a line."""
@@ -109,9 +114,12 @@ def path_below(root: str, path: str) -> str | None:
     return whole[len(top) :] if whole.startswith(top) and whole != top else None
 
 
-def open_list(file: Path, *, root: Path | None = None, classes: Sequence[str] | None = None) -> ListSource:
+def open_list(
+    file: Path, *, root: Path | None = None, classes: Sequence[str] | None = None, follow_links: bool = False
+) -> ListSource:
     """The source of a list; its relative paths start at `root`, by default the list's folder."""
     file = Path(os.path.abspath(file))
     if root is not None and not root.is_dir():
         raise BuildError(f"{root}: no such folder; expected the one that the paths in {file} start from")
-    return ListSource(Path(os.path.abspath(root)) if root else file.parent, file=str(file), classes=classes)
+    top = Path(os.path.abspath(root)) if root else file.parent
+    return ListSource(top, file=str(file), classes=classes, follow_links=follow_links)

@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources.base import Entry, Undecodable, name_bytes
+from decodeonce.prep.sources.base import Entry, name_bytes
 from decodeonce.prep.sources.files import SourceFiles, source_file
-from decodeonce.prep.sources.formats import table_columns, tables
+from decodeonce.prep.sources.formats import tables
 from decodeonce.prep.sources.formats.labels import LabelledSource
 from decodeonce.prep.sources.formats.patterns import check_one_split, find_files, told
-
-NO_BYTES = "the picture's bytes are not in the table"
+from decodeonce.prep.sources.formats.table_listing import ask_about
 
 
 class ParquetSource(LabelledSource):
@@ -70,7 +68,7 @@ class ParquetSource(LabelledSource):
         """Every row, file by file; the labels are read twice, first for the classes."""
         self._learn(self._first_pass())
         for number, first_unit in enumerate(accumulate(self._groups[:-1], initial=0)):
-            yield from self._rows(number, first_unit)
+            yield from self._listed(number, first_unit)
 
     def read(self, entry: Entry) -> bytes:
         """The encoded bytes of one row's picture; raises Stopped, BuildError or Undecodable where there are none."""
@@ -81,43 +79,41 @@ class ParquetSource(LabelledSource):
             path, table = self._open(number)
             data = tables.read_group(path, table, entry.unit - starts[number], [self._columns.picture])
             self._pictures = (entry.unit, tables.column(data, self._columns.picture))
-        picture = self._pictures[1][entry.place].as_py()
-        if picture is None:
-            raise Undecodable(NO_BYTES)
-        return bytes(picture)
+        return tables.picture_at(self._pictures[1], entry.place)
 
     def _first_pass(self) -> dict[str, str]:
         """The labels, each with the file that first has it; counts row groups and takes the names of classes."""
         seen: dict[str, str] = {}
-        groups: list[int] = []
+        self._rows: list[list[int]] = []
         names: list[str] | None = None
         for number in range(len(self._files.files)):
-            path, table = self._open(number)
-            tables.check_columns(path, table, self._columns)
-            label = self._columns.label
-            before, names = names, table_columns.class_names(table.schema_arrow, label)
+            path, facts = os.fsdecode(self._files.path(number)), self._ask("facts", number)
+            before, names = names, facts["names"]
             if number and names != before:
                 raise BuildError(f"{path}: its classes are others than those of the first file; build them apart")
-            groups.append(table.num_row_groups)
-            for group in range(table.num_row_groups):
-                values = tables.column(tables.read_group(path, table, group, [label]), label).unique()
-                for value in values.drop_null().to_pylist():
-                    seen.setdefault(str(value), path)
-        self._groups = groups
+            self._rows.append(facts["rows"])
+            for group in range(len(facts["rows"])):
+                for label in self._ask("labels", number, group=group):
+                    seen.setdefault(label, path)
+        self._groups = list(map(len, self._rows))
         self._given = names if self._given is None else self._given
         return seen
 
-    def _rows(self, number: int, first_unit: int) -> Iterator[Entry]:
+    def _listed(self, number: int, first_unit: int) -> Iterator[Entry]:
         name, _, mtime_ns = self._files.files[number]
-        path, table = self._open(number)
         row = 0
-        for group in range(self._groups[number]):
-            for place, (label, inner, there) in enumerate(tables.rows_of(path, table, group, self._columns)):
-                text = f"{name}/{row}/{inner}" if inner else f"{name}/{row}"
-                of_class, problem = self._class_of(None if label is None else str(label))
-                problem = problem if there else NO_BYTES
-                yield Entry(name_bytes(text), of_class, 0, mtime_ns, problem, first_unit + group, place)
-                row += 1
+        for group, rows in enumerate(self._rows[number]):
+            place = 0
+            while place < rows and (some := self._ask("rows", number, group=group, first=place)):
+                for label, inner, there in some:
+                    text = f"{name}/{row}/{inner}" if inner else f"{name}/{row}"
+                    of_class, problem = self._class_of(label)
+                    problem = problem if there else tables.NO_BYTES
+                    yield Entry(name_bytes(text), of_class, 0, mtime_ns, problem, first_unit + group, place)
+                    row, place = row + 1, place + 1
+
+    def _ask(self, what: str, number: int, **facts: Any) -> Any:
+        return ask_about(self._files, number, what, columns=self._columns, **facts)
 
     def _open(self, number: int) -> tuple[str, Any]:
         """The path of a file, and the file; the last one stays open."""
@@ -130,19 +126,20 @@ class ParquetSource(LabelledSource):
 
 
 def open_parquet(
-    path: str | Path, *, picture: str = "", label: str = "", classes: Sequence[str] | None = None
+    path: str | Path,
+    *,
+    picture: str = "",
+    label: str = "",
+    classes: Sequence[str] | None = None,
+    follow_links: bool = False,
 ) -> ParquetSource:
     """The source of a file, of all files below a folder, or of those that a pattern with braces or wildcards names.
 
     `picture` and `label` name the columns where types and names do not tell.
     """
-    root, names = find_files(os.fspath(path), (".parquet",), deep=True)
+    root, names = find_files(os.fspath(path), (".parquet",), deep=True, follow_links=follow_links)
     if os.path.isdir(path):
         check_one_split(root, names)
     files = SourceFiles(root, [source_file(root, name) for name in names])
-    first = os.fsdecode(files.path(0))
-    with closing(files):
-        table = tables.open_table(first, files.fd(0))
-        columns = table_columns.find_columns(first, table.schema_arrow, picture=picture, label=label)
-        table.close(force=True)
+    columns = ask_about(files, 0, "columns", picture=picture, label=label)
     return ParquetSource(root, files=files.files, columns=columns, classes=classes)

@@ -20,6 +20,7 @@ from decodeonce.prep.sources.formats.member import Member
 from decodeonce.prep.sources.formats.patterns import find_files, told
 from decodeonce.prep.sources.formats.samples import Sample, SampleIndex, samples
 from decodeonce.prep.sources.formats.tar import Window, list_tar
+from decodeonce.prep.sources.regular import open_regular
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
 
@@ -124,9 +125,11 @@ def _read_member(stream: GzipStream, member: Member) -> bytes:
     return stream.read(member.size)
 
 
-def open_webdataset(pattern: str, *, classes: Sequence[str] | None = None) -> WebdatasetSource:
+def open_webdataset(
+    pattern: str, *, classes: Sequence[str] | None = None, follow_links: bool = False
+) -> WebdatasetSource:
     """The source of the shards that a pattern with braces or wildcards names, or that lie in a folder."""
-    root, names = find_files(pattern, SUFFIXES)
+    root, names = find_files(pattern, SUFFIXES, follow_links=follow_links)
     files = [source_file(root, name) for name in names]
     gzipped = [number for number, name in enumerate(names) if _begins(root, name) == MAGIC]
     return WebdatasetSource(root, files=files, gzipped=gzipped, classes=classes)
@@ -135,7 +138,7 @@ def open_webdataset(pattern: str, *, classes: Sequence[str] | None = None) -> We
 def _begins(root: Path, name: str) -> bytes:
     path = os.path.join(os.fsencode(root), name_bytes(name))
     try:
-        with open(path, "rb") as file:
+        with open(open_regular(path), "rb") as file:
             return file.read(len(MAGIC))
     except OSError as error:
         raise BuildError(f"{os.fsdecode(path)}: {error.strerror}; expected a tar that can be read") from None

@@ -17,6 +17,7 @@ from decodeonce.errors import PASSING_ERRORS, BuildError, failure_from
 from decodeonce.prep.geometry import Box
 from decodeonce.prep.recipe import BoxRules
 from decodeonce.prep.sources.base import name_text
+from decodeonce.prep.sources.links import Links
 
 SUFFIX = b".xml"
 MAX_BYTES = 1 << 20  # ILSVRC's have 500 bytes, and 230 for each further object
@@ -36,17 +37,17 @@ NOT_ANNOTATED = Annotation()
 
 
 class Annotations:
-    """Every <stem>.xml below a folder, at any depth; hidden ones (".name") are left out, links are followed.
+    """Every <stem>.xml below a folder, at any depth; hidden ones (".name") are left out, links followed as they allow.
 
-    BuildError where there is none, or where two have one stem, as in a walk that links lead in circles.
+    BuildError where there is none, or where two have one stem. A folder that links lead to, too, counts once.
     """
 
-    def __init__(self, top: Path) -> None:
+    def __init__(self, top: Path, links: Links | None = None) -> None:
+        self._links = links or Links(top)
         self._folders: dict[bytes, bytes] = {}  # by stem; 130 bytes each, 70 MB for the 550,000 of ILSVRC
-        for folder, folders, names in os.walk(os.fsencode(top), onerror=_raise, followlinks=True):
-            folders[:] = sorted(name for name in folders if not name.startswith(b"."))
+        for folder, names in self._links.walk():
             for name in names:
-                if name.endswith(SUFFIX) and not name.startswith(b"."):
+                if name.endswith(SUFFIX):
                     self._add(folder, name)
         if not self._folders:
             raise BuildError(f"{top}: no *.xml in it; expected annotations, unpacked: n01440764/n01440764_10040.xml")
@@ -58,7 +59,7 @@ class Annotations:
             return NOT_ANNOTATED
         path = os.path.join(self._folders[stem], stem + SUFFIX)
         try:
-            with open(path, "rb", buffering=0) as file:
+            with open(self._links.open(path), "rb", buffering=0) as file:
                 return parse(file.read(MAX_BYTES + 1))
         except OSError as error:
             if error.errno in PASSING_ERRORS:
@@ -143,7 +144,3 @@ def _tree(data: bytes) -> Element:
 
 def _no_declarations(*declared: object) -> None:
     raise ValueError("it declares a document type")  # no annotation does; entities that grow without end stand there
-
-
-def _raise(error: OSError) -> None:
-    raise failure_from(error, error.filename) from None

@@ -6,16 +6,19 @@ import codecs
 import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.sources.folder import PICTURE_SUFFIXES
+from decodeonce.prep.sources.regular import open_regular
 
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img")
 LABEL_COLUMNS = ("label", "labels", "class", "cls", "class_name", "class_id", "target", "category")
 
 LOOKED_AT = 4096  # bytes in which a binary file has a zero
+MAX_LINE = 1 << 20  # characters of a line, or of a row of CSV, which may have several; a path has 4096 at most
 
 
 class Line(NamedTuple):
@@ -86,7 +89,7 @@ def _separator(file: Path, line: str) -> str:
 def _check_text(file: Path) -> None:
     """BuildError where a file does not begin as text in UTF-8 does: a picture, an archive, Excel's UTF-16."""
     try:
-        with open(file, "rb") as opened:
+        with open(open_regular(file), "rb") as opened:
             begin = opened.read(LOOKED_AT)
     except OSError as error:
         raise BuildError(f"{file}: {error.strerror}; expected a list of pictures") from None
@@ -100,7 +103,8 @@ def _rows(file: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
     """The fields of each line that is not blank, with its number."""
     try:
         # only \n ends a line: a path may hold whatever else Python takes for one
-        with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as lines:
+        with open(open_regular(file), encoding="utf-8-sig", errors="surrogateescape", newline="\n") as text:
+            lines = _Lines(file, text)
             for number, fields in _csv(file, lines) if separator == "," else _plain(lines, separator):
                 if any(map(str.strip, fields)):
                     yield number, fields
@@ -108,17 +112,36 @@ def _rows(file: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
         raise BuildError(f"{file}: {error.strerror}; expected a list of pictures") from None
 
 
-def _csv(file: Path, lines: TextIO) -> Iterator[tuple[int, list[str]]]:
+class _Lines:
+    """The lines of a text; BuildError where one, or those since `taken` was last set to 0, have more than MAX_LINE."""
+
+    def __init__(self, file: Path, text: TextIO) -> None:
+        self._file, self._text = file, text
+        self.taken = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for line in iter(partial(self._text.readline, MAX_LINE + 1), ""):
+            self.taken += len(line)
+            if self.taken > MAX_LINE:
+                raise BuildError(
+                    f"{self._file}: a line of more than {MAX_LINE} characters, expected a path and a label"
+                )
+            yield line
+
+
+def _csv(file: Path, lines: _Lines) -> Iterator[tuple[int, list[str]]]:
     rows = csv.reader(lines)
     try:
         for fields in rows:
+            lines.taken = 0
             yield rows.line_num, fields
     except csv.Error as error:
         raise BuildError(f"{file}: line {rows.line_num}: {error}; expected CSV") from None
 
 
-def _plain(lines: TextIO, separator: str) -> Iterator[tuple[int, list[str]]]:
+def _plain(lines: _Lines, separator: str) -> Iterator[tuple[int, list[str]]]:
     for number, line in enumerate(lines, 1):
+        lines.taken = 0
         text = line.rstrip("\r\n")
         if separator == " ":
             yield number, text.rsplit(" ", 1)

@@ -7,8 +7,12 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
+from decodeonce.errors import BuildError
 from decodeonce.prep.sources.base import MAX_FILE_BYTES
 
+MAX_NAME_BYTES = 1 << 16  # as long as a zip's can be; no file system has names of more than 4096
+MAX_MEMBERS = 1 << 23  # of one archive: a listing holds 400 bytes of each, of a zip's 700; Kaggle's has 2 million
+MAX_NAMES_BYTES = 1 << 30  # of all names of one archive, which are held, too
 # PaxHeaders.1234 is where a tar program that does not know pax headers puts them.
 _HIDDEN = re.compile(rb"(?:^|/)(?:\.(?!\.(?:/|$))|PaxHeaders?(?:\.\d+)?/)")
 
@@ -28,6 +32,25 @@ class Member(NamedTuple):
     def last(self) -> bytes:
         """The name without folders."""
         return self.name.rpartition(b"/")[2]
+
+
+class Tally:
+    """Counts the members of the archive `path` and the bytes of their names, for a listing holds them."""
+
+    def __init__(self, path: object) -> None:
+        self._path = path
+        self._members = self._bytes = 0
+
+    def add(self, name: bytes) -> None:
+        """Count a member; BuildError where it is one too many, or its name is too long."""
+        self._members += 1
+        self._bytes += len(name)
+        if len(name) > MAX_NAME_BYTES:
+            raise BuildError(f"{self._path}: a name of {len(name)} bytes, expected at most {MAX_NAME_BYTES}; mend it")
+        if self._members > MAX_MEMBERS or self._bytes > MAX_NAMES_BYTES:
+            raise BuildError(
+                f"{self._path}: more than {MAX_MEMBERS} members, or {MAX_NAMES_BYTES} bytes of names; pack it in parts"
+            )
 
 
 def plain_name(name: bytes) -> bytes:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.sources.base import name_text
+from decodeonce.prep.sources.links import Links
 
 _RANGE = re.compile(r"(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.(-?[0-9]+))?")
 _SHARD = re.compile(r"(.+)-[0-9]{5}-of-[0-9]{5}.*")
@@ -18,19 +19,25 @@ _SPLIT = re.compile(r"(?:^|[/._-])(train|training|validation|valid|val|test|test
 # What the first of these says that a folder holds is, likely, of this kind.
 _KINDS = ((".parquet", "parquet"), (".tar", "webdataset"), (".tar.gz", "webdataset"), (".tgz", "webdataset"))
 LOOKED_AT = 1000
+MAX_FILES = 1 << 20  # that a pattern may stand for, as {0..99999999999} does by a slip
 _ELSEWHERE = re.compile(r"pipe:|[A-Za-z][A-Za-z0-9+.-]*://")
 
 
-def find_files(pattern: str, suffixes: tuple[str, ...], *, deep: bool = False) -> tuple[Path, list[str]]:
+def find_files(
+    pattern: str, suffixes: tuple[str, ...], *, deep: bool = False, follow_links: bool = False
+) -> tuple[Path, list[str]]:
     """The folder in which all files lie that `pattern` means, and their names below it, in the pattern's order.
 
     A folder stands for the files in it (`deep`: below it) that end in one of `suffixes`, and what wildcards match is
-    sorted. Raises BuildError where a file is missing.
+    sorted. Raises BuildError where a file is missing, or a link that leads out of such a folder: files that are named
+    themselves may lie anywhere.
     """
     if _ELSEWHERE.match(pattern):
         raise BuildError(f"{pattern}: only files can be read; download them, then give their path or pattern")
-    parts = [pattern] if os.path.exists(pattern) else list(expand_braces(pattern))
-    found = {part: _files_of(part, suffixes, deep) for part in parts}
+    parts = [pattern] if os.path.exists(pattern) else list(islice(expand_braces(pattern), MAX_FILES + 1))
+    if len(parts) > MAX_FILES:
+        raise BuildError(f"{pattern}: more than {MAX_FILES} files, expected no more; name fewer")
+    found = {part: _files_of(part, suffixes, deep, follow_links) for part in parts}
     missing = [part for part in parts if not found[part]]
     if missing:
         wanted = " or ".join(f"*{suffix}" for suffix in suffixes)
@@ -48,10 +55,15 @@ def told(names: Sequence[str], what: str) -> str:
     return f"{len(names)} {what}s" if len(names) > 1 else f"1 {what} ({names[0]})"
 
 
-def _files_of(part: str, suffixes: tuple[str, ...], deep: bool) -> list[str]:
+def _files_of(part: str, suffixes: tuple[str, ...], deep: bool, follow_links: bool) -> list[str]:
     if os.path.isdir(part):
-        every = glob.glob(f"{glob.escape(part)}/**", recursive=True) if deep else glob.glob(f"{glob.escape(part)}/*")
-        return sorted((path for path in every if path.endswith(suffixes) and os.path.isfile(path)), key=os.fsencode)
+        links = Links(Path(part), follow=follow_links)
+        folders, ends = links.walk(), tuple(map(os.fsencode, suffixes))
+        every = (os.path.join(top, name) for top, names in (folders if deep else islice(folders, 1)) for name in names)
+        found = sorted(path for path in every if path.endswith(ends) and os.path.isfile(path))
+        for path in found:
+            links.check(path)
+        return list(map(os.fsdecode, found))
     if os.path.exists(part):
         return [part]
     return sorted(filter(os.path.isfile, glob.glob(part)), key=os.fsencode)
@@ -87,7 +99,7 @@ def expand_braces(text: str) -> Iterator[str]:
             yield text[:start] + choice + tail
 
 
-def _choices(text: str, start: int) -> tuple[list[str], str]:
+def _choices(text: str, start: int) -> tuple[Iterable[str], str]:
     """What may stand in place of the brace at `start`, and the text after it."""
     depth, edges = 0, [start]
     for at in range(start, len(text)):
@@ -106,12 +118,12 @@ def _choices(text: str, start: int) -> tuple[list[str], str]:
     return ["{"], text[start + 1 :]
 
 
-def _range(first: str, last: str, step: str | None) -> list[str]:
+def _range(first: str, last: str, step: str | None) -> Iterator[str]:
     padded = any(len(end.lstrip("-")) > 1 and end.lstrip("-")[0] == "0" for end in (first, last))
     width = max(len(first), len(last)) if padded else 0
     start, stop, by = int(first), int(last), abs(int(step or 1)) or 1
     numbers = range(start, stop + 1, by) if start <= stop else range(start, stop - 1, -by)
-    return [f"{number:0{width}d}" for number in numbers]
+    return (f"{number:0{width}d}" for number in numbers)
 
 
 def check_one_split(folder: Path, names: list[str]) -> None:

@@ -17,6 +17,7 @@ PICTURES = (b"jpg", b"jpeg", b"png")
 LABELS = (b"cls", b"txt", b"json")  # the first that a sample has counts
 LABEL_KEYS = ("label", "cls", "class")
 MAX_LABEL_BYTES = 1 << 16
+_LONE = re.compile("[\ud800-\udfff]")  # half a character, as JSON may have it, is in no text
 _PARTS = re.compile(rb"((?:.*/)?[^/.]+)\.([^/]+)", re.DOTALL)
 
 
@@ -70,7 +71,8 @@ def _label(suffix: bytes, data: bytes) -> str:
     except (ValueError, RecursionError):
         return ""
     found = [facts[key] for key in LABEL_KEYS if key in facts] if isinstance(facts, dict) else []
-    return str(found[0]) if found and isinstance(found[0], (int, str)) and not isinstance(found[0], bool) else ""
+    label = str(found[0]) if found and isinstance(found[0], (int, str)) and not isinstance(found[0], bool) else ""
+    return "" if _LONE.search(label) else label
 
 
 class SampleIndex:

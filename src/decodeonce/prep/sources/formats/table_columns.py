@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from decodeonce.errors import BuildError
+from decodeonce.prep.sources.base import name_bytes
 from decodeonce.prep.sources.formats.tables import Columns, pyarrow
 
 PICTURE_COLUMNS = ("image", "img", "picture", "jpg", "jpeg", "png")
@@ -25,6 +26,11 @@ def find_columns(path: str, schema: Any, *, picture: str = "", label: str = "") 
     chosen = _choose(path, schema, "picture", likely, picture)
     known = [name for name in labels if name == label] if label else known
     return Columns(*pictures[chosen], _choose(path, schema, "label", known, label))
+
+
+def picture_columns(schema: Any) -> list[str]:
+    """The leaf columns of a schema that may hold pictures."""
+    return [place[0] for field in schema if (place := _picture(field)) is not None]
 
 
 def _choose(path: str, schema: Any, what: str, found: list[str], named: str) -> str:
@@ -71,6 +77,15 @@ def class_names(schema: Any, label: str) -> list[str] | None:
     try:
         known = json.loads((schema.metadata or {})[b"huggingface"])
         names = known["info"]["features"][label]["names"]
-    except (KeyError, TypeError, ValueError):
+        found = list(names.values() if isinstance(names, dict) else names)
+    except (KeyError, TypeError, ValueError, RecursionError):
         return None
-    return list(names.values() if isinstance(names, dict) else names)
+    return found if all(isinstance(name, str) for name in found) and _is_text("".join(found)) else None
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name_bytes(name)
+    except UnicodeEncodeError:  # half a character, as JSON may have it
+        return False
+    return True

@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from decodeonce.errors import PASSING_ERRORS, BuildError, failure_from
+from decodeonce.prep.sources.base import MAX_FILE_BYTES, Undecodable
+from decodeonce.prep.sources.formats.member import size_problem
+
+MAX_FOOTER_BYTES = 1 << 26  # read whole: that of a file with 10,000 row groups of three columns has some 4 MB
+MAX_GROUP_BYTES = 8 << 30  # of a row group, by its metadata; a worker holds one
+# Metadata may lie: reading a group may take GROUP_TIMES what they say, and MORE_BYTES, before it ends in an error.
+GROUP_TIMES, MORE_BYTES = 6, 4 << 30
+_DATA_FIELD = 5  # of /proc/PID/statm: pages that are private and can be written
+
+
+# What pyarrow, and looking into what it gives, make of a damaged file; ArrowException is none of Python's own.
+DAMAGED = (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError)
+
+
+NO_BYTES = "the picture's bytes are not in the table"
 
 
 class Columns(NamedTuple):
@@ -28,22 +45,48 @@ def pyarrow() -> Any:
 
 def open_table(path: str, fd: int) -> Any:
     """The pyarrow.parquet.ParquetFile of an open file, with a descriptor of its own; BuildError where it is none."""
-    arrow = pyarrow()
+    arrow, size = pyarrow(), os.fstat(fd).st_size
+    footer = int.from_bytes(os.pread(fd, 4, max(size - 8, 0)), "little")
+    if MAX_FOOTER_BYTES < footer < size:
+        raise BuildError(f"{path}: a footer of {footer} bytes, expected at most {MAX_FOOTER_BYTES}; write it anew")
     file = os.fdopen(os.dup(fd), "rb")
     try:
         return arrow.parquet.ParquetFile(file)
-    except (OSError, arrow.ArrowException) as error:
+    except (*DAMAGED, arrow.ArrowException) as error:
         file.close()
         raise damaged(path, error) from None
 
 
 def read_group(path: str, table: Any, group: int, columns: list[str]) -> Any:
     """Some columns of a row group, as a pyarrow.Table; raises Stopped or BuildError where they cannot be read."""
-    arrow = pyarrow()
+    arrow, size = pyarrow(), table.metadata.row_group(group).total_byte_size
+    if not 0 <= size <= MAX_GROUP_BYTES:
+        cure = "write the file with smaller ones"
+        raise BuildError(f"{path}: row group {group}: {size} bytes, expected at most {MAX_GROUP_BYTES}; {cure}")
     try:
-        return table.read_row_group(group, columns=columns, use_threads=False)
-    except (OSError, arrow.ArrowException) as error:
+        with _at_most(GROUP_TIMES * size + MORE_BYTES):
+            return table.read_row_group(group, columns=columns, use_threads=False)
+    except MemoryError:
+        most = f"{GROUP_TIMES * size + MORE_BYTES} bytes of memory, or than there is"
+        raise BuildError(f"{path}: row group {group}: takes more than {most}; write the file anew") from None
+    except (*DAMAGED, arrow.ArrowException) as error:
         raise damaged(f"{path}: row group {group}", error) from None
+
+
+@contextmanager
+def _at_most(nbytes: int) -> Iterator[None]:
+    """Have memory be refused to this process beyond `nbytes` more than it has; the user's own limit stays."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    with open("/proc/self/statm", "rb") as file:
+        limit = nbytes + int(file.read().split()[_DATA_FIELD]) * resource.getpagesize()
+    if any(0 <= other < limit for other in (soft, hard)):  # below 0 there is none
+        yield
+        return
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def damaged(what: str, error: Exception) -> Exception:
@@ -60,6 +103,16 @@ def column(table: Any, name: str) -> Any:
     return table[name] if name in table.column_names else table.select([name.rpartition(".")[0]]).flatten()[name]
 
 
+def picture_at(pictures: Any, place: int) -> bytes:
+    """The bytes in a row of a column of pictures; raises Undecodable where there are none, or too many."""
+    picture = pictures[place].as_py() if place < len(pictures) else None
+    if picture is None:
+        raise Undecodable(NO_BYTES)
+    if len(picture) > MAX_FILE_BYTES:
+        raise Undecodable(size_problem(len(picture)))
+    return bytes(picture)
+
+
 def check_columns(path: str, table: Any, columns: Columns) -> None:
     """BuildError where a file lacks one of the leaf columns that the first file has."""
     leaves = {table.schema.column(number).path for number in range(len(table.schema))}
@@ -68,20 +121,40 @@ def check_columns(path: str, table: Any, columns: Columns) -> None:
             raise BuildError(f"{path}: no column {leaf}, which the first file has; build them apart")
 
 
-def rows_of(path: str, table: Any, group: int, columns: Columns) -> Iterator[tuple[Any, str | None, bool]]:
-    """Label, path and whether there is a picture, of each row of a group; pictures are read only where some lack."""
+class Rows(NamedTuple):
+    """Labels and paths of a row group as columns of pyarrow, and whether there is a picture; `paths` may be None."""
+
+    labels: Any
+    paths: Any
+    there: Any
+
+    def part(self, first: int, last: int) -> list[tuple[Any, str | None, bool]]:
+        """Label, path and whether there is a picture, of the rows [first, last)."""
+        labels = self.labels[first:last].to_pylist()
+        paths = [None] * len(labels) if self.paths is None else self.paths[first:last].to_pylist()
+        there = [self.there] * len(labels) if isinstance(self.there, bool) else self.there[first:last].to_pylist()
+        texts = (None if label is None else str(label) for label in labels)
+        return list(zip(texts, paths, there, strict=True))
+
+
+def rows_of(path: str, table: Any, group: int, columns: Columns) -> Rows:
+    """The rows of a group; pictures are read only where some lack."""
     facts = table.metadata.row_group(group)
     nulls = _nulls(facts, columns.picture)
     mixed = 0 < nulls < facts.num_rows
     wanted = [columns.label, *filter(None, [columns.path]), *([columns.picture] if mixed else [])]
     data = read_group(path, table, group, wanted)
-    paths = column(data, columns.path).to_pylist() if columns.path else [None] * facts.num_rows
-    there = column(data, columns.picture).is_valid().to_pylist() if mixed else [nulls == 0] * facts.num_rows
-    return zip(column(data, columns.label).to_pylist(), paths, there, strict=True)
+    if data.num_rows != facts.num_rows:
+        raise BuildError(f"{path}: row group {group}: {data.num_rows} rows, expected {facts.num_rows}; get it again")
+    return Rows(
+        column(data, columns.label),
+        column(data, columns.path) if columns.path else None,
+        column(data, columns.picture).is_valid() if mixed else nulls == 0,
+    )
 
 
 def _nulls(group: Any, name: str) -> int:
     """How many values of a leaf column are missing, as its statistics say; 0 where they do not."""
     leaves = (group.column(number) for number in range(group.num_columns))
-    statistics = next(leaf.statistics for leaf in leaves if leaf.path_in_schema == name)
+    statistics = next((leaf.statistics for leaf in leaves if leaf.path_in_schema == name), None)
     return int(statistics.null_count) if statistics is not None and statistics.has_null_count else 0

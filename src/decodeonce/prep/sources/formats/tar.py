@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import tarfile
 from collections.abc import Iterator
 from typing import IO, cast
 
 from decodeonce.errors import BuildError, failure_from
 from decodeonce.prep.sources.base import name_bytes
-from decodeonce.prep.sources.formats.member import Member, plain_name, size_problem
+from decodeonce.prep.sources.formats.member import Member, Tally, plain_name, size_problem
 from decodeonce.store import disk
 
 BLOCK = tarfile.BLOCKSIZE
 COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+MAX_HEADER_BYTES = 1 << 20  # of all headers of one member, which tarfile reads whole: long names, pax, sparse maps
+# Python's before 3.11.10 and 3.12.6 look for numbers in pax headers in time that grows with the square of their length.
+_LONG_NUMBER = re.compile(rb"[0-9]{256}")
 
 
 class Window:
@@ -37,6 +43,9 @@ class Window:
         """Have `at` be the next byte to be read."""
         self._at = at
 
+    def close(self) -> None:
+        """Nothing: the descriptor is its owner's."""
+
     def read(self, size: int) -> bytes:
         """The next `size` bytes, fewer only at the end of the part."""
         start, held = self._held
@@ -53,24 +62,48 @@ class Window:
             raise failure_from(error, self.path) from None
 
 
+class _Headers:
+    """A window as tarfile sees it, which reads nothing but headers: of each member no more than MAX_HEADER_BYTES."""
+
+    def __init__(self, window: Window) -> None:
+        self.tell, self.seek, self._read = window.tell, window.seek, window.read
+        self.left = MAX_HEADER_BYTES
+
+    def read(self, size: int) -> bytes:
+        """The next `size` bytes; raises tarfile.ReadError for what no header is like."""
+        self.left -= size
+        if not 0 <= size <= size + self.left:
+            raise tarfile.ReadError(f"headers of more than {MAX_HEADER_BYTES} bytes before byte {self.tell()}")
+        data = self._read(size)
+        if size > BLOCK and _LONG_NUMBER.search(data):
+            raise tarfile.ReadError(f"a number of more than 256 digits in a header before byte {self.tell()}")
+        return data
+
+
 def list_tar(window: Window) -> Iterator[Member]:
     """The files of a tar in their order, hidden ones and folders left out; `place` counts from the window's start.
 
     Raises BuildError where the tar is compressed, damaged, or ends before its end, as half a download does.
     """
     refuse_compressed(window)
+    headers, tally = _Headers(window), Tally(window.path)
     try:
-        tar = tarfile.TarFile(fileobj=cast(IO[bytes], window), encoding="utf-8", errors="surrogateescape")
+        tar = tarfile.TarFile(fileobj=cast(IO[bytes], headers), encoding="utf-8", errors="surrogateescape")
         while (info := tar.next()) is not None:
+            headers.left = MAX_HEADER_BYTES
             tar.members = []  # type: ignore[attr-defined]  # tarfile would keep all of them
-            if tar.offset <= info.offset:
+            if tar.offset <= info.offset or info.size < 0 or info.offset_data < 0:
                 raise tarfile.ReadError(f"bad header at byte {info.offset}")
+            if tar.pax_headers and sum(map(len, tar.pax_headers.values())) > MAX_HEADER_BYTES:
+                raise tarfile.ReadError(f"global headers of more than {MAX_HEADER_BYTES} bytes")
             if tar.offset > window.length:
                 raise BuildError(_cut_short(window, tar.offset, info.name))
-            name = plain_name(name_bytes(info.name))
-            if name and not info.isdir():
+            tally.add(name := name_bytes(info.name))
+            if (name := plain_name(name)) and not info.isdir():
                 yield Member(name, info.offset_data, info.size, _problem(info))
-    except (tarfile.TarError, ValueError, OverflowError) as error:
+    except RecursionError:
+        raise BuildError(f"{window.path}: no tar, or a damaged one: headers of headers; get it again") from None
+    except (tarfile.TarError, ValueError, IndexError, OverflowError) as error:  # IndexError: of half a sparse map
         if window.tell() >= window.length:
             raise BuildError(_cut_short(window, window.length + BLOCK, "a header")) from None
         raise BuildError(f"{window.path}: no tar, or a damaged one: {error}; get it again") from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import stat
 import struct
 import zipfile
@@ -9,18 +11,37 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from decodeonce.errors import BuildError, failure_from
 from decodeonce.prep.sources.base import Undecodable, name_bytes
 from decodeonce.prep.sources.files import SourceFiles
-from decodeonce.prep.sources.formats.member import Member, plain_name, size_problem
+from decodeonce.prep.sources.formats.member import MAX_MEMBERS, Member, Tally, plain_name, size_problem
+from decodeonce.prep.sources.regular import open_regular
 
 # APPNOTE.TXT 4.3.7: signature, version, flags, method, time, date, CRC-32, two sizes, lengths of name and extra field
 LOCAL_HEADER = struct.Struct("<4s5HL2L2H")
 LOCAL, DESCRIPTOR = b"PK\x03\x04", b"PK\x07\x08"
 ENCRYPTED, DESCRIBED_LATER = 0x1, 0x8
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_PLACE = ("header_offset", "compress_size")
 NAME_AND_EXTRA = 512  # most have some 100 bytes: header and data then come in one read
 CHUNK = 1 << 20
+MAX_DIRECTORY_BYTES = 1 << 30  # of a central directory, which zipfile reads whole; that of Kaggle's zip has 0.3 GB
+CENTRAL = b"PK\x01\x02"  # begins what it says of each member
+
+
+class _Directory(io.BufferedReader):
+    """A file as zipfile sees it, which reads nothing but the central directory, and makes 700 bytes of each member."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """The next `size` bytes; raises zipfile.BadZipFile where there would be too much to hold."""
+        if size is not None and size > MAX_DIRECTORY_BYTES:
+            raise zipfile.BadZipFile(f"a central directory of {size} bytes, expected at most {MAX_DIRECTORY_BYTES}")
+        data = super().read(size)
+        if data.count(CENTRAL) > MAX_MEMBERS:
+            raise zipfile.BadZipFile(f"more than {MAX_MEMBERS} members")
+        return data
 
 
 def list_zip(path: Path) -> Iterator[Member]:
@@ -29,19 +50,31 @@ def list_zip(path: Path) -> Iterator[Member]:
     Raises BuildError where there is none, as at the end of half a download.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with _Directory(io.FileIO(open_regular(path))) as file, zipfile.ZipFile(file) as archive:
             infos = archive.filelist
             archive.NameToInfo.clear()
+            _check_apart(infos, os.fstat(file.fileno()).st_size)
     except OSError as error:
         raise failure_from(error, path) from None
-    except (zipfile.BadZipFile, ValueError, struct.error) as error:
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:  # a version of later times
         raise BuildError(f"{path}: no zip, or one that is cut short: {error}; get it again") from None
     infos.reverse()
+    tally = Tally(path)
     while infos:  # 700 bytes each
         info = infos.pop()
-        name = plain_name(name_bytes(info.filename))
-        if name and not info.is_dir():
+        tally.add(name := name_bytes(info.filename))
+        if (name := plain_name(name)) and not info.is_dir():
             yield Member(name, info.header_offset, info.file_size, _problem(info))
+
+
+def _check_apart(infos: list[zipfile.ZipInfo], size: int) -> None:
+    """BadZipFile where members share bytes, as in those that unpack to more than any disk holds, or leave the file."""
+    if any(not 0 <= info.header_offset <= info.header_offset + info.compress_size <= size for info in infos):
+        raise zipfile.BadZipFile(f"members that lie beyond its {size} bytes")
+    starts, sizes = (np.fromiter((getattr(info, name) for info in infos), np.int64) for name in _PLACE)
+    order = np.argsort(starts)
+    if (starts[order][:-1] + LOCAL_HEADER.size + sizes[order][:-1] > starts[order][1:]).any():
+        raise zipfile.BadZipFile("members that overlap")
 
 
 def _problem(info: zipfile.ZipInfo) -> str:
@@ -66,7 +99,7 @@ def read_member(files: SourceFiles, number: int, place: int, size: int) -> bytes
     Raises Undecodable where they are damaged, as the CRC-32 of header or data descriptor says, or the local header has
     them encrypted or compressed otherwise than by deflate.
     """
-    raw = files.read_some(number, place, LOCAL_HEADER.size + NAME_AND_EXTRA + size)
+    raw = files.read_some(number, place, LOCAL_HEADER.size + NAME_AND_EXTRA + min(size, CHUNK))
     if raw[:4] != LOCAL or len(raw) < LOCAL_HEADER.size:
         raise Undecodable(f"damaged zip: no local header at byte {place}")
     _, _, flags, method, _, _, crc, _, _, name_bytes_, extra_bytes = LOCAL_HEADER.unpack_from(raw)
@@ -88,7 +121,7 @@ def read_member(files: SourceFiles, number: int, place: int, size: int) -> bytes
 
 def _inflated(files: SourceFiles, number: int, start: int, known: bytes, size: int) -> tuple[bytes, int]:
     """Up to size + 1 bytes of a deflated stream that begins at `start`, and where it ends."""
-    inflater, data = zlib.decompressobj(-zlib.MAX_WBITS), b""
+    inflater, data = zlib.decompressobj(-zlib.MAX_WBITS), bytearray()
     known = known or files.read_some(number, start, CHUNK)
     at = start + len(known)
     try:
@@ -100,7 +133,7 @@ def _inflated(files: SourceFiles, number: int, start: int, known: bytes, size: i
                 at += len(known)
     except zlib.error as error:
         raise Undecodable(f"damaged zip: {error}") from None
-    return data, at - len(inflater.unused_data)
+    return bytes(data), at - len(inflater.unused_data)
 
 
 def _later_crc(descriptor: bytes) -> int:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-import tarfile
-import zlib
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from decodeonce.errors import BuildError
+from decodeonce.prep.sources.base import name_bytes
+from decodeonce.prep.sources.formats.gzipped import MAGIC, GzipStream
+from decodeonce.prep.sources.formats.tar import Window, list_tar
+from decodeonce.prep.sources.regular import MAX_TEXT_BYTES, open_regular, read_small
 
 MAPPING = "LOC_synset_mapping.txt"
 SOLUTION = "LOC_val_solution.csv"
@@ -69,7 +72,7 @@ def _in_devkit(folder: Path) -> bool:
 
 def _content(path: Path) -> bytes | None:
     try:
-        return path.read_bytes() if os.path.isfile(path) else None
+        return read_small(path) if os.path.isfile(path) else None
     except OSError as error:
         raise BuildError(f"{path}: {error.strerror}; make it readable, or remove it") from None
 
@@ -78,10 +81,18 @@ def _in_tar(path: Path, name: str) -> bytes | None:
     if not os.path.isfile(path):
         return None
     try:
-        with tarfile.open(path) as tar:  # 2.5 MB; r:* for one that a browser has unpacked
-            for info in tar:
-                if PurePosixPath(info.name).name == name and (member := tar.extractfile(info)) is not None:
-                    return member.read()
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise BuildError(f"{path}: no tar.gz, or a damaged one: {error}; get it again") from None
+        with open(open_regular(path), "rb") as file, closing(_unpacked(file.fileno(), path)) as tar:
+            for member in list_tar(tar):
+                if member.last == name_bytes(name) and 0 <= member.size <= MAX_TEXT_BYTES and not member.problem:
+                    tar.seek(member.place)
+                    return tar.read(member.size)
+    except OSError as error:
+        raise BuildError(f"{path}: {error.strerror}; make it readable, or remove it") from None
     return None
+
+
+def _unpacked(fd: int, path: Path) -> Window:
+    """The tar in a tar.gz, of which no more is unpacked than is read; or itself, where a browser has unpacked it."""
+    if os.pread(fd, len(MAGIC), 0) == MAGIC:
+        return GzipStream(fd, str(path), BuildError)
+    return Window(fd, str(path), 0, os.fstat(fd).st_size)

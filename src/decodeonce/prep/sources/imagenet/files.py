@@ -16,6 +16,7 @@ from decodeonce.prep.sources.folder import (
     list_folders,
 )
 from decodeonce.prep.sources.imagenet.split import ImagenetSplit
+from decodeonce.prep.sources.links import Links
 
 
 class ImagenetFiles(ImagenetSplit):
@@ -29,9 +30,11 @@ class ImagenetFiles(ImagenetSplit):
         folder: str = "",
         classes: Sequence[str] | None = None,
         words: Mapping[str, str] | None = None,
+        follow_links: bool = False,
     ) -> None:
         super().__init__(root, split=split, classes=classes, words=words)
         self.folder = folder
+        self._links = Links(root, follow=follow_links)
 
     @property
     def top(self) -> Path:
@@ -40,11 +43,11 @@ class ImagenetFiles(ImagenetSplit):
 
     def facts(self) -> dict[str, Any]:
         """What `open_source` needs, beside kind and root, to make this source again."""
-        return {**super().facts(), "folder": self.folder}
+        return {**super().facts(), "folder": self.folder, "follow_links": self._links.follow}
 
     def read(self, entry: Entry) -> bytes:
         """The encoded bytes of one candidate; raises Stopped where it is gone or not as listed."""
-        return read_file(self.root, entry)
+        return read_file(self.root, entry, self._links)
 
 
 class ImagenetSource(ImagenetFiles):
@@ -65,7 +68,7 @@ class ImagenetSource(ImagenetFiles):
         """Every candidate, by class in label order, then by name."""
         check_classes(self.top, self._names, self.present())
         self._missing = self._strays()
-        return list_folders(self.root, self.folder, self._names)
+        return list_folders(self.root, self.folder, self._names, self._links)
 
     def _strays(self) -> list[str]:
         """Pictures and tars beside the class folders: sorting them into folders may have been interrupted."""
@@ -97,7 +100,7 @@ class ImagenetFlatSource(ImagenetFiles):
             names = sorted(item.name for item in listing if is_picture(item.name))
         paths = [os.path.join(name_bytes(self.folder), name) for name in names]
         with asking(self.top) as each:
-            return iter(self._labelled(list(file_entries(self.root, paths, 0, each))))
+            return iter(self._labelled(list(file_entries(self.root, paths, 0, each, self._links))))
 
 
 def is_picture(name: bytes) -> bool:

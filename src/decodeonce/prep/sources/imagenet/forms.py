@@ -15,6 +15,7 @@ from decodeonce.prep.sources.imagenet.archive import ImagenetTarSource
 from decodeonce.prep.sources.imagenet.files import ImagenetFlatSource, ImagenetSource
 from decodeonce.prep.sources.imagenet.split import ImagenetSplit
 from decodeonce.prep.sources.imagenet.val_labels import PICTURE_ID
+from decodeonce.prep.sources.links import Links
 
 # Where train and val lie in what Kaggle gives, and in what people make of it.
 BASES = ("", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC", "CLS-LOC")
@@ -22,17 +23,17 @@ TAR = "ILSVRC2012_img_{split}.tar"
 _CLASS_TAR = re.compile(r"(n\d{8})\.tar")
 
 
-def forms_in(root: Path, split: str) -> Iterator[ImagenetSplit]:
+def forms_in(root: Path, split: str, links: Links) -> Iterator[ImagenetSplit]:
     """The forms of a split that lie in a folder, unpacked ones first; zips aside, which take long to look into."""
     for base in BASES:
-        yield from forms_of(root, os.path.join(base, split), split)
+        yield from forms_of(root, os.path.join(base, split), split, links)
     for suffix in ("", ".gz"):  # a compressed one is refused when it is listed, with a word on what to do
         name = TAR.format(split=split) + suffix
         if (root / name).is_file():
-            yield ImagenetTarSource(root, split=split, files=[source_file(root, name)])
+            yield ImagenetTarSource(root, split=split, files=[source_file(root, name, links)])
 
 
-def forms_of(root: Path, folder: str, split: str) -> Iterator[ImagenetSplit]:
+def forms_of(root: Path, folder: str, split: str, links: Links) -> Iterator[ImagenetSplit]:
     """A folder as class folders, as val pictures, or as class tars."""
     top = root / folder if folder else root
     if not os.path.isdir(top):
@@ -47,13 +48,13 @@ def forms_of(root: Path, folder: str, split: str) -> Iterator[ImagenetSplit]:
         )
     if classes:
         _refuse_half_unpacked(top, names, classes)
-        yield ImagenetSource(root, split=split, folder=folder)
+        yield ImagenetSource(root, split=split, folder=folder, follow_links=links.follow)
     elif pictures:
-        yield ImagenetFlatSource(root, split="val", folder=folder)
+        yield ImagenetFlatSource(root, split="val", folder=folder, follow_links=links.follow)
     elif split == "train" and (
         tars := [name for name in names if name.endswith(".tar") and not name.startswith((".", "ILSVRC2012_"))]
     ):
-        files = [source_file(root, os.path.join(folder, name)) for name in tars]
+        files = [source_file(root, os.path.join(folder, name), links) for name in tars]
         yield ImagenetTarSource(root, split=split, files=files, apart=True)
 
 

@@ -17,6 +17,8 @@ from decodeonce.prep.sources.imagenet.forms import TAR, forms_in, forms_of
 from decodeonce.prep.sources.imagenet.kaggle import ImagenetZip, ImagenetZipSource
 from decodeonce.prep.sources.imagenet.split import SPLITS, ImagenetSplit
 from decodeonce.prep.sources.imagenet.synsets import find_synsets
+from decodeonce.prep.sources.links import Links
+from decodeonce.prep.sources.regular import open_regular
 
 VAL_NAMES = ("val", "validation")
 KNOWN = (
@@ -25,13 +27,15 @@ KNOWN = (
 )
 
 
-def open_imagenet(root: Path, *, split: str = "auto", classes: Sequence[str] | None = None) -> ImagenetSplit:
+def open_imagenet(
+    root: Path, *, split: str = "auto", classes: Sequence[str] | None = None, follow_links: bool = False
+) -> ImagenetSplit:
     """The source of one split, whatever its form; "auto" takes train, else val, else SRC itself as one of them.
 
     Labels follow the sorted classes of train, for val, too; `classes` fixes another order. Raises BuildError where
     nothing is recognised, labels of val are nowhere, or val has a class that would get none.
     """
-    place = _Place(root)
+    place = _Place(root, Links(root, follow=follow_links))
     source = place.find(split)
     present, is_val = source.present(), source.split == "val"
     train = place.train_classes(source) if is_val and classes is None else None
@@ -44,8 +48,9 @@ def open_imagenet(root: Path, *, split: str = "auto", classes: Sequence[str] | N
 class _Place:
     """What lies at SRC: a folder or an archive."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, links: Links) -> None:
         self._root = root
+        self._links = links
         self._zip: ImagenetZip | None = None
 
     def find(self, split: str) -> ImagenetSplit:
@@ -53,16 +58,16 @@ class _Place:
         if os.path.isfile(self._root):
             return self._in_file(split)
         for one in SPLITS if split == "auto" else (split,):
-            forms = [*forms_in(self._root, one)]
+            forms = [*forms_in(self._root, one, self._links)]
             if forms:
                 forms[0].tell_others(forms[1:])
                 return forms[0]
             if (zipped := self._zipped(one)) is not None:
                 return zipped
             if (self._root / one).is_dir():  # empty: make_plan will say so
-                return ImagenetSource(self._root, split=one, folder=one)
+                return ImagenetSource(self._root, split=one, folder=one, follow_links=self._links.follow)
         own = "val" if self._root.resolve().name in VAL_NAMES else "train"
-        form = next(forms_of(self._root, "", own), None)
+        form = next(forms_of(self._root, "", own, self._links), None)
         if form is not None and split in ("auto", form.split):
             return form
         raise BuildError(_unrecognised(self._root, split))
@@ -73,14 +78,14 @@ class _Place:
             train: ImagenetSplit | None = self._zipped("train")
         else:
             home = self._root if os.path.isdir(self._root) and val.top != self._root else self._root.absolute().parent
-            train = next(forms_in(home, "train"), None)
+            train = next(forms_in(home, "train", Links(home, follow=self._links.follow)), None)
             if train is None and home == self._root:
                 train = self._zipped("train")
         return None if train is None else train.present()
 
     def _in_file(self, split: str) -> ImagenetSplit:
         file = source_file(self._root, "")
-        with open(self._root, "rb") as opened:
+        with open(open_regular(self._root), "rb") as opened:
             if opened.read(2) == b"PK":
                 for one in SPLITS if split == "auto" else (split,):
                     if (zipped := self._zipped(one)) is not None:
@@ -102,7 +107,7 @@ class _Place:
         if os.path.isfile(self._root):
             return ImagenetZip(self._root, source_file(self._root, ""))
         names = sorted(path.name for path in self._root.glob("*.zip") if path.is_file())
-        zips = [ImagenetZip(self._root, source_file(self._root, name)) for name in names]
+        zips = [ImagenetZip(self._root, source_file(self._root, name, self._links)) for name in names]
         zips = [found for found in zips if found.splits]
         if len(zips) > 1:
             raise BuildError(f"{zips[0].path}, {zips[1].path}: both hold ImageNet; point SRC at one of them")

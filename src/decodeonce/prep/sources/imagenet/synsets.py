@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import struct
-import zlib
 from dataclasses import dataclass, field
-from typing import Any
 
 from decodeonce.errors import BuildError
+from decodeonce.prep.sources.formats.matlab import read_structs
 from decodeonce.prep.sources.imagenet.beside import MAPPING, META, Beside, Companion
-
-# what loadmat, and looking into what it gives, make of a file that is damaged, or another one; MatReadError is none of
-# Python's own
-DAMAGED = (ValueError, TypeError, LookupError, AttributeError, NotImplementedError, OSError, struct.error, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -49,28 +42,20 @@ def read_mapping(file: Companion) -> Synsets:
 
 def read_meta(file: Companion) -> Synsets:
     """The leaves of meta.mat's `synsets`: what has children is no class of the pictures."""
-    try:
-        from scipy.io import loadmat
-        from scipy.io.matlab import MatReadError
-    except ImportError:
-        raise BuildError(f'{file.path}: needs scipy to be read; pip install "decodeonce[prep]"') from None
     cure = "get the development kit again, or move the file away if it is none of it"
     try:
-        content = loadmat(io.BytesIO(file.data), squeeze_me=True)
-    except (MatReadError, *DAMAGED):
+        synsets = read_structs(file.data, "synsets")
+    except ValueError:
         raise BuildError(f"{file.path}: no MATLAB file, or a damaged one; {cure}") from None
-    try:
-        synsets = content["synsets"].reshape(-1)
-        leaves = [synset for synset in synsets if int(synset["num_children"]) == 0]
-        rows = [(int(leaf["ILSVRC2012_ID"]), _text(leaf["WNID"]), _text(leaf["words"])) for leaf in leaves]
-    except DAMAGED:
-        raise BuildError(f"{file.path}: not ILSVRC2012's meta.mat, for it has no list of synsets; {cure}") from None
+    rows: list[tuple[int, str, str]] = []
+    for synset in synsets or [{}]:
+        number, wnid, words = (synset.get(name) for name in ("ILSVRC2012_ID", "WNID", "words"))
+        if not (isinstance(number, int) and isinstance(wnid, str) and isinstance(words, str)):
+            raise BuildError(f"{file.path}: not ILSVRC2012's meta.mat, for it has no list of synsets; {cure}")
+        if synset.get("num_children") == 0:
+            rows.append((number, wnid.strip(), words.strip()))
     return Synsets(
         META if file.origin == META else f"{file.origin}'s meta.mat",
         {wnid: words for _, wnid, words in rows},
         {number: wnid for number, wnid, _ in rows},
     )
-
-
-def _text(value: Any) -> str:
-    return str(value).strip()

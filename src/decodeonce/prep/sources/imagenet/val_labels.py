@@ -13,6 +13,7 @@ from decodeonce.prep.sources.imagenet.synsets import read_meta
 from decodeonce.store.hashing import hexdigest
 
 PICTURE_ID = "ILSVRC2012_val_"
+MAX_DIGITS = 9  # of an ILSVRC2012_ID
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def _of_truth(file: Companion, beside: Beside) -> ValLabels:
     wnids = {}
     for number, line in enumerate(file.data.decode("utf-8", "replace").splitlines(), 1):
         text = line.strip()
-        if not text.isdecimal() or int(text) not in numbers:
+        if not (text.isdecimal() and len(text) <= MAX_DIGITS) or int(text) not in numbers:
             raise BuildError(f"{file.path}: line {number} is {text[:60]!r}, expected the number of a class in {META}")
         wnids[f"{PICTURE_ID}{number:08d}".encode()] = numbers[int(text)]
     return ValLabels(file.origin, wnids)

@@ -1,0 +1,84 @@
+"""Links below SRC: nothing outside of it is read unless it is asked for."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+from decodeonce.errors import BuildError, failure_from
+from decodeonce.prep.sources.regular import FLAGS, open_regular
+
+OUTSIDE = "a link that leads out of SRC: build with --follow-links, or let SRC be a folder that holds both"
+
+
+class Links:
+    """Where the links below `root` lead, which may itself be one; `follow`: they may lead anywhere.
+
+    Folders are looked at once, and of files only those that are links, so other files cost no system call.
+    """
+
+    def __init__(self, root: Path, *, follow: bool = False) -> None:
+        self.follow = follow
+        self._root = root
+        self._folders: dict[bytes, bool] = {}
+
+    def lead_out(self, path: bytes) -> bool:
+        """Whether what a path names lies outside of root, whatever links it goes through."""
+        return not self.follow and not self._is_below(os.path.realpath(path))
+
+    def folder_leads_out(self, folder: bytes) -> bool:
+        """The same of a folder, whose answer is kept."""
+        known = self._folders.get(folder)
+        if known is None:
+            known = self._folders[folder] = self.lead_out(folder)
+        return known
+
+    def open(self, path: bytes) -> int:
+        """A descriptor of a regular file; raises OSError for what is none, or lies outside of root."""
+        if self.follow:
+            return open_regular(path)
+        try:
+            if not self.folder_leads_out(os.path.dirname(path)):
+                return open_regular(path, FLAGS | os.O_NOFOLLOW)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            if not self.lead_out(path):
+                return open_regular(path)
+        raise OSError(errno.EXDEV, OUTSIDE, path)
+
+    def check(self, path: bytes) -> None:
+        """BuildError where a file that holds many pictures lies outside of root."""
+        if self.lead_out(path):
+            raise BuildError(f"{os.fsdecode(path)}: {OUTSIDE}")
+
+    def walk(self) -> Iterator[tuple[bytes, list[bytes]]]:
+        """Root and every folder below it that is not hidden, with the names in it, sorted; each once, however linked.
+
+        A folder that leads out of root comes with its names, and nothing below it.
+        """
+        seen, todo = set[bytes](), [os.fsencode(self._root)]
+        while todo:
+            folder = todo.pop()
+            real = os.path.realpath(folder)
+            if real in seen:
+                continue
+            seen.add(real)
+            try:
+                with os.scandir(folder) as listing:
+                    items = sorted((item.name, item.is_dir()) for item in listing if not item.name.startswith(b"."))
+            except OSError as error:
+                raise failure_from(error, folder) from None
+            yield folder, [name for name, is_folder in items if not is_folder]
+            if not self.folder_leads_out(folder):
+                todo += [os.path.join(folder, name) for name, is_folder in reversed(items) if is_folder]
+
+    @cached_property
+    def _top(self) -> bytes:
+        return os.path.realpath(os.fsencode(self._root))
+
+    def _is_below(self, real: bytes) -> bool:
+        return real == self._top or real.startswith(os.path.join(self._top, b""))

@@ -1,0 +1,31 @@
+"""What Apart is asked in test_bounds.py: it dies as libraries do."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from decodeonce.errors import BuildError
+from decodeonce.prep.sources.apart import APART_BYTES
+from decodeonce.prep.sources.formats import tables
+
+
+def answer(what: str, file: str = "") -> object:
+    """Dies, waits, takes memory, reads a table with 64 MiB more than it says, fails or answers."""
+    if what == "dies":
+        os.abort()
+    if what == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "waits":
+        signal.pause()
+    if what == "much":
+        return len(bytearray(APART_BYTES))
+    if what == "unpacks":
+        tables.MORE_BYTES = 64 << 20
+        with open(file, "rb") as opened:
+            table = tables.open_table(file, opened.fileno())
+        return len(tables.read_group(file, table, 0, ["image"]))
+    if what == "fails":
+        raise BuildError("x: damaged")
+    print("this is no answer")
+    return what

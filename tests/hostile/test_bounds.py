@@ -1,0 +1,463 @@
+"""How large things may be that a build is given: each bound of docs/sources.md, and that memory stays within it."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import struct
+import tarfile
+import tracemalloc
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from decodeonce.errors import BuildError, DecodeonceError, Stopped
+from decodeonce.prep.sources import apart, open_imagenet, open_list, open_parquet, open_webdataset, regular
+from decodeonce.prep.sources.apart import Apart
+from decodeonce.prep.sources.base import MAX_FILE_BYTES, Undecodable
+from decodeonce.prep.sources.files import SourceFiles, source_file
+from decodeonce.prep.sources.folder import MAX_DEPTH
+from decodeonce.prep.sources.formats import annotations as xml
+from decodeonce.prep.sources.formats import (
+    labels,
+    lists,
+    matlab,
+    member,
+    patterns,
+    samples,
+    table_listing,
+    tables,
+    tar,
+    zipped,
+)
+from decodeonce.prep.sources.formats.annotations import parse
+from decodeonce.prep.sources.formats.member import Member
+from decodeonce.prep.sources.formats.tar import BLOCK, Window, list_tar
+from decodeonce.prep.sources.formats.zipped import list_zip, read_member
+from decodeonce.prep.sources.imagenet.beside import DEVKIT_TAR, Beside
+from tests.forms.imagenet import meta_mat, tar_bytes, zip_bytes
+from tests.forms.parquet import images, write_table
+from tests.forms.webdataset import sample, write_tar
+from tests.pictures import replaced
+
+DOC = Path(__file__).resolve().parents[2] / "docs" / "sources.md"
+MB = 1 << 20
+HUGE = 10_000_000_000
+
+
+def peak(call: Callable[[], object]) -> int:
+    """The most bytes that a call has Python hold at a time."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def refused(call: Callable[[], object], told: str) -> Callable[[], None]:
+    """The call, which is to fail with a BuildError that tells this."""
+
+    def checked() -> None:
+        with pytest.raises(BuildError, match=told):
+            call()
+
+    return checked
+
+
+def sparse(path: Path, data: bytes, size: int) -> Path:
+    """A file that begins with these bytes and goes on with a hole."""
+    path.write_bytes(data)
+    os.truncate(path, size)
+    return path
+
+
+def listing(path: Path) -> Callable[[], list[Member]]:
+    """Lists a tar."""
+
+    def call() -> list[Member]:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            return list(list_tar(Window(fd, str(path), 0, path.stat().st_size)))
+        finally:
+            os.close(fd)
+
+    return call
+
+
+def header(kind: bytes, size: int, name: str = "x.jpg") -> bytes:
+    """A tar's header."""
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def bounds() -> dict[str, int]:
+    """The constants that the table of docs/sources.md names, by their names there."""
+    modules = {"tar": tar, "member": member, "zipped": zipped, "lists": lists, "samples": samples, "tables": tables}
+    modules |= {"labels": labels, "annotations": xml, "matlab": matlab, "patterns": patterns}
+    modules |= {"regular": regular, "apart": apart, "table_listing": table_listing}
+    found = {f"{name}.{key}": value for name, module in modules.items() for key, value in vars(module).items()}
+    return {**found, "base.MAX_FILE_BYTES": MAX_FILE_BYTES, "folder.MAX_DEPTH": MAX_DEPTH}
+
+
+SHARED = {
+    "base.MAX_FILE_BYTES",
+    "member.MAX_MEMBERS",
+    "member.MAX_NAME_BYTES",
+    "apart.APART_BYTES",
+}  # others import them
+UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def test_the_table_has_every_bound_as_it_is() -> None:
+    known, told = bounds(), set()
+    for line in DOC.read_text().splitlines():
+        if row := re.fullmatch(
+            r"\| [^|]+ \| ([\d,]+)(?: (KiB|MiB|GiB))?[^|]* \| [^|]+ \| `([a-z_]+\.[A-Z_]+)` \|", line
+        ):
+            told.add(row[3])
+            assert int(row[1].replace(",", "")) * UNITS[row[2] or ""] == known[row[3]], line
+    named = {name for name in known if re.fullmatch(r"[a-z_]+\.(MAX_\w+|APART_BYTES|MOST_BYTES)", name)}
+    imported = {name for name in named if name.split(".")[1] in {shared.split(".")[1] for shared in SHARED}}
+    assert named - imported | SHARED == told
+
+
+@pytest.mark.parametrize("kind", [b"L", b"K", b"x", b"g"])
+def test_a_header_of_gigabytes_is_not_read(tmp_path: Path, kind: bytes) -> None:
+    path = sparse(tmp_path / "x.tar", header(kind, HUGE), HUGE + 4096)
+    assert peak(refused(listing(path), r"x.tar: no tar, or a damaged one: headers of more than 1048576 bytes")) < 2 * MB
+
+
+def test_headers_of_one_member_count_together(tmp_path: Path) -> None:
+    long = header(b"L", MB // 2) + b"a" * (MB // 2)
+    (tmp_path / "x.tar").write_bytes(long * 3 + header(b"0", 1) + bytes(BLOCK * 3))
+    refused(listing(tmp_path / "x.tar"), "headers of more than")()
+
+
+def test_headers_of_headers_without_end_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.tar").write_bytes((header(b"L", 1) + bytes(BLOCK)) * 900)
+    refused(listing(tmp_path / "x.tar"), "x.tar: no tar, or a damaged one: headers of headers; get it again")()
+
+
+def test_global_headers_do_not_pile_up(tmp_path: Path) -> None:
+    def record(key: int) -> bytes:
+        text = b" k%06d=%s\n" % (key, b"v" * 300_000)
+        return b"%d" % (len(text) + 6) + text
+
+    parts = [
+        header(b"g", len(record(n))) + record(n).ljust(-len(record(n)) // BLOCK * -BLOCK, b"\0") + header(b"0", 0)
+        for n in range(5)
+    ]
+    (tmp_path / "x.tar").write_bytes(b"".join(parts) + bytes(2 * BLOCK))
+    refused(listing(tmp_path / "x.tar"), "global headers of more than")()
+
+
+def test_a_name_of_a_million_characters_is_refused(tmp_path: Path) -> None:
+    for format_ in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        (tmp_path / "x.tar").write_bytes(tar_bytes({"a" * 1_000_000: b"x"}, format=format_))
+        told = "x.tar: a name of 1000000 bytes, expected at most 65536"
+        assert peak(refused(listing(tmp_path / "x.tar"), told)) < 16 * MB
+
+
+def test_numbers_without_end_take_no_time_of_their_square(tmp_path: Path) -> None:
+    (tmp_path / "x.tar").write_bytes(
+        header(b"x", 512 * BLOCK) + b"1" * 512 * BLOCK + header(b"0", 0) + bytes(2 * BLOCK)
+    )
+    refused(listing(tmp_path / "x.tar"), "a number of more than 256 digits")()
+
+
+def test_a_size_below_nothing_is_damage(tmp_path: Path) -> None:
+    data = bytearray(header(b"0", 1) + bytes(3 * BLOCK))
+    data[124:136] = b"\xff" * 11 + b"\xfe"  # -2, base 256
+    data[148:156] = b"%06o\0 " % (sum(data[:148]) + 8 * 32 + sum(data[156:BLOCK]))
+    (tmp_path / "x.tar").write_bytes(data)
+    refused(listing(tmp_path / "x.tar"), "bad header at byte 0")()
+
+
+def test_an_archive_has_so_many_members_and_bytes_of_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {f"{number}.jpg": b"x" for number in range(5)}
+    (tmp_path / "x.tar").write_bytes(tar_bytes(files))
+    (tmp_path / "x.zip").write_bytes(zip_bytes(files))
+    for call in (listing(tmp_path / "x.tar"), lambda: list(list_zip(tmp_path / "x.zip"))):
+        assert len(call()) == 5
+        for module, name, least in ((member, "MAX_MEMBERS", 5), (member, "MAX_NAMES_BYTES", 25)):
+            with monkeypatch.context() as patched:
+                patched.setattr(module, name, least)
+                assert len(call()) == 5
+                patched.setattr(module, name, least - 1)
+                refused(call, r"more than \d+ members, or \d+ bytes of names")()
+    monkeypatch.setattr(zipped, "MAX_MEMBERS", 4)
+    refused(lambda: list(list_zip(tmp_path / "x.zip")), "x.zip: no zip, .*more than 4 members")()
+
+
+def bomb(path: Path, size: int, before: bytes = b"") -> Path:
+    """A gzip stream of these bytes, and zeros."""
+    with gzip.open(path, "wb", 9) as packed:
+        packed.write(before)
+        for _ in range(size // MB):
+            packed.write(bytes(MB))
+    return path
+
+
+def test_a_gzip_stream_is_unpacked_in_little_memory(tmp_path: Path) -> None:
+    write_tar(tmp_path / "plain", sample("x", b"picture", cls=1))
+    bomb(tmp_path / "x.tar.gz", 24 * MB, (tmp_path / "plain").read_bytes())
+    [entry] = open_webdataset(str(tmp_path)).entries()  # zeros after the end are none of the tar's
+    assert entry.problem == ""
+    assert peak(lambda: list(open_webdataset(str(tmp_path)).entries())) < 6 * MB
+
+
+def test_a_member_that_unpacks_to_too_much_is_a_reject(tmp_path: Path) -> None:
+    size = 16 * MB
+    bomb(tmp_path / "x.tar.gz", size, header(b"0", size - 2 * BLOCK))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(member, "MAX_FILE_BYTES", MB)
+        assert peak(lambda: list(open_webdataset(str(tmp_path)).entries())) < 6 * MB
+        [entry] = open_webdataset(str(tmp_path)).entries()
+    assert entry.problem == f"{size - 2 * BLOCK} bytes, more than any picture has"
+
+
+def test_a_development_kit_is_read_in_little_memory(tmp_path: Path) -> None:
+    bomb(tmp_path / DEVKIT_TAR, 24 * MB, header(b"0", 20 * MB, "huge"))
+    assert peak(lambda: Beside(tmp_path).devkit("meta.mat")) < 6 * MB
+    bomb(tmp_path / DEVKIT_TAR, 2 * MB, header(b"0", 100 * MB, "data/meta.mat"))
+    with pytest.raises(BuildError, match="cut short"):
+        Beside(tmp_path).devkit("meta.mat")
+
+
+def end_of_zip(members: int, size: int, start: int) -> bytes:
+    return struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, members, members, size, start, 0)
+
+
+def test_a_central_directory_of_gigabytes_is_not_read(tmp_path: Path) -> None:
+    size = (1 << 30) + 1
+    with open(tmp_path / "x.zip", "wb") as file:
+        file.truncate(size)
+        file.seek(size)
+        file.write(end_of_zip(65535, size, 0))
+    call = refused(
+        lambda: list(list_zip(tmp_path / "x.zip")), "x.zip: no zip, .*a central directory of 1073741825 bytes"
+    )
+    assert peak(call) < 2 * MB
+
+
+def test_zips_whose_members_overlap_are_refused(tmp_path: Path) -> None:
+    """The same bytes under many names: 42.zip's heirs, which unpack to more than any disk holds."""
+    whole = zip_bytes({"a.jpg": b"picture", "b.jpg": b"another"})
+    second = whole.rindex(b"PK\x01\x02")
+    for start, told in ((0, "members that overlap"), (1 << 20, "members that lie beyond its")):
+        (tmp_path / "x.zip").write_bytes(replaced(whole, second + 42, struct.pack("<L", start)))
+        refused(lambda: list(list_zip(tmp_path / "x.zip")), f"x.zip: no zip, .*{told}")()
+
+
+def test_a_zips_member_unpacks_to_no_more_than_is_declared(tmp_path: Path) -> None:
+    packed = zip_bytes({"a.jpg": bytes(64 * MB)}, zipfile.ZIP_DEFLATED)
+    central = packed.rindex(b"PK\x01\x02")
+    (tmp_path / "x.zip").write_bytes(replaced(packed, central + 24, struct.pack("<L", 1000)))
+    [found] = list_zip(tmp_path / "x.zip")
+    with closing(SourceFiles(tmp_path, [source_file(tmp_path, "x.zip")])) as files:
+        files.read_some(0, 0, 1)
+
+        def call() -> None:
+            with pytest.raises(Undecodable, match="damaged zip: 1001 bytes"):
+                read_member(files, 0, found.place, found.size)
+
+        assert peak(call) < 3 * MB
+    (tmp_path / "x.zip").write_bytes(replaced(packed, central + 24, struct.pack("<L", MAX_FILE_BYTES + 1)))
+    [found] = list_zip(tmp_path / "x.zip")
+    assert found.problem == "1073741825 bytes, more than any picture has"
+
+
+def test_a_line_without_end_is_not_read_whole(tmp_path: Path) -> None:
+    for name in ("x.txt", "x.tsv", "x.csv"):
+        path = sparse(tmp_path / name, b"a/b.jpg" * 1000, HUGE)
+        told = f"{name}: a line of more than 1048576 characters, expected a path and a label"
+        assert peak(refused(lambda path=path: list(open_list(path).entries()), told)) < 16 * MB  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('a.jpg,b\n"' + "x\n" * 100_000, "line .*field larger than field limit"),
+        ("a.jpg,b\n" + '"x\n",' * 270_000, "a line of more than 1048576 characters"),
+    ],
+)
+def test_a_row_of_csv_without_end_is_refused(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "x.csv").write_text(text)
+    assert peak(refused(lambda: list(open_list(tmp_path / "x.csv").entries()), told)) < 200 * MB
+
+
+def test_rows_of_csv_may_be_many(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("a/picture.jpg,dog and cat\n" * 60_000)
+    assert sum(1 for _ in lists.read_list(tmp_path / "x.csv")) == 60_000
+
+
+def test_a_file_that_is_read_whole_has_so_many_bytes(tmp_path: Path) -> None:
+    sparse(tmp_path / "LOC_val_solution.csv", b"x", HUGE)
+    told = "LOC_val_solution.csv: more than 67108864 bytes; make it readable, or remove it"
+    assert peak(refused(lambda: Beside(tmp_path).find("LOC_val_solution.csv"), told)) < 65 * 3 * MB
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"label": ' + b"[" * 60_000,
+        b'{"label": ' + b"9" * 5000 + b"}",
+        b'{"label": "\\ud800"}',
+        b"\xff\xfe\x00",
+        b'{"label": 1e999}',
+        b'{"label": "k"' + b" " * (1 << 16) + b"}",
+    ],
+)
+def test_labels_that_are_none_leave_a_sample_without(tmp_path: Path, data: bytes) -> None:
+    write_tar(tmp_path / "x.tar", [("a.jpg", b"x"), ("a.json", data), *sample("b", b"x", json={"label": "k"})])
+    assert [entry.problem for entry in open_webdataset(str(tmp_path)).entries()] == ["no label", ""]
+
+
+DEEP = 30_000
+LAUGHS = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (f'<!DOCTYPE a [<!ENTITY l0 "ha">{LAUGHS}]><annotation>&l9;</annotation>', "it declares a document type"),
+        ('<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]><annotation>&x;</annotation>', "a document type"),
+        ('<!DOCTYPE a SYSTEM "http://127.0.0.1/x.dtd"><annotation/>', "a document type"),
+        ("<annotation>&x;</annotation>", "undefined entity"),
+        (f"{'<annotation>' * (DEEP // 12)}{'</annotation>' * (DEEP // 12)}", "its size has width ''"),
+        ("<a>" * DEEP, "not well-formed"),
+        ("<?xml version='1.0' encoding='utf-7'?><annotation/>", "multi-byte encodings"),
+        ("<?xml version='1.0' encoding='nonsense'?><annotation/>", "not well-formed"),
+        (" " * (MB + 1), "more than 1048576 bytes"),
+    ],
+)
+def test_xml_is_small_and_declares_nothing(text: str, told: str) -> None:
+    def call() -> None:
+        with pytest.raises(ValueError, match=told):
+            parse(text.encode())
+
+    assert peak(call) < 64 * MB
+
+
+def test_a_pattern_stands_for_so_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "MAX_FILES", 1000)
+    for pattern in ("{0..99999999999}.tar", "{0..9999}{0..9999}.tar"):
+        refused(lambda pattern=pattern: open_webdataset(f"{tmp_path}/{pattern}"), "more than 1000 files")()  # type: ignore[misc]
+
+
+def table_file(path: Path, rows: int = 3, **columns: Any) -> Path:
+    image = images([(b"picture", f"{number}.jpg") for number in range(rows)])
+    return write_table(path, {"image": image, "label": [f"c{number}" for number in range(rows)], **columns})
+
+
+def test_a_parquet_file_that_kills_its_reader_is_damaged(tmp_path: Path) -> None:
+    """The column of pictures said to have no nulls, while statistics count them: pyarrow 26 ends the process."""
+    path = table_file(tmp_path / "x.parquet")
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"\x35\x02\x18\x05image", b"\x35\x00\x18\x05image", 1))
+    assert path.read_bytes() != data
+    with pytest.raises(
+        BuildError, match=r"x.parquet: .*(its reader died with exit status -6: damaged|expected a whole)"
+    ):
+        list(open_parquet(path).entries())
+    path.write_bytes(data)
+    assert len(list(open_parquet(path).entries())) == 3  # by another reader
+
+
+def test_a_parquet_files_footer_and_row_groups_have_so_many_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = table_file(tmp_path / "x.parquet")
+    source = open_parquet(path)
+    first, *_ = source.entries()
+    monkeypatch.setattr(tables, "MAX_GROUP_BYTES", 10)
+    refused(
+        lambda: source.read(first), r"x.parquet: row group 0: \d+ bytes, expected at most 10; write the file with"
+    )()
+    huge = sparse(tmp_path / "huge.parquet", b"PAR1", 1 << 30)
+    with open(huge, "r+b") as file:
+        file.seek((1 << 30) - 8)
+        file.write(struct.pack("<L4s", 1 << 29, b"PAR1"))
+    refused(lambda: open_parquet(huge), "huge.parquet: a footer of 536870912 bytes, expected at most 67108864")()
+
+
+def test_a_parquet_file_has_so_many_rows_and_short_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = table_file(tmp_path / "x.parquet", 5, label=["a", "b" * 70_000, "c", "d", "e"])
+    facts = path.stat()
+    asked: dict[str, Any] = {
+        "file": [str(path), facts.st_size, facts.st_mtime_ns],
+        "columns": ["image.bytes", "image.path", "label"],
+    }
+    told = "x.parquet: row group 0: labels as long as texts"
+    refused(lambda: table_listing.answer("labels", group=0, **asked), told)()
+    monkeypatch.setattr(table_listing, "MAX_NAME_BYTES", 3)
+    refused(lambda: table_listing.answer("rows", group=0, first=0, **asked), "a path of more than 3 bytes")()
+    monkeypatch.setattr(table_listing, "MAX_MEMBERS", 4)
+    refused(lambda: table_listing.answer("facts", **asked), "x.parquet: 5 rows, expected at most 4")()
+
+
+def test_a_row_group_that_unpacks_to_more_than_it_says_is_refused(tmp_path: Path) -> None:
+    """One picture of 64 KiB, 3,000 times: a dictionary makes some kilobytes of that."""
+    columns = {"image": pa.array([bytes(1 << 16)] * 3000, pa.binary()), "label": [1] * 3000}
+    path = write_table(tmp_path / "x.parquet", columns, group=3000)
+    assert path.stat().st_size < MB
+    with closing(Apart("tests.hostile.dying")) as asked:
+        refused(
+            lambda: asked.ask("x", what="unpacks", file=str(path)), r"x.parquet: row group 0: takes more than \d+ bytes"
+        )()
+
+
+def test_what_dies_apart_is_an_error_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(Apart("tests.hostile.dying")) as asked:
+        assert asked.ask("x", what="é\udcff") == "é\udcff"
+        for what, error, told in (
+            ("fails", BuildError, "x: damaged"),
+            ("dies", BuildError, "x: its reader died with exit status -6: damaged"),
+            ("killed", Stopped, r"x: its reader was killed \(SIGKILL\); run the same command again with more memory"),
+            ("much", BuildError, "x: its reader died"),
+        ):
+            with pytest.raises(error, match=told):
+                asked.ask("x", what=what)
+        assert asked.ask("x", what="again") == "again"
+        monkeypatch.setattr(apart, "ANSWER_SECONDS", 0.1)
+        with pytest.raises(Stopped, match=r"x: could not be read in 0.1 s; run the same command again"):
+            asked.ask("x", what="waits")
+
+
+def _truncated(path: Path) -> Iterator[bytes]:
+    data = path.read_bytes()
+    for size in range(0, len(data.rstrip(b"\0")), max(1, len(data) // 24)):
+        yield data[:size]
+
+
+@pytest.mark.parametrize("form", ["tar", "tar.gz", "zip", "parquet"])
+def test_an_archive_cut_anywhere_fails_with_one_line(tmp_path: Path, form: str) -> None:
+    path = tmp_path / f"x.{form}"
+    if form == "zip":
+        path.write_bytes(zip_bytes({"ILSVRC/Data/CLS-LOC/train/n1/x.JPEG": b"picture"}, zipfile.ZIP_DEFLATED))
+    elif form == "parquet":
+        table_file(path)
+    else:
+        write_tar(path, sample("x", b"picture", cls=1), "w" if form == "tar" else "w:gz")
+    openers: dict[str, Callable[[], Any]] = {"zip": lambda: open_imagenet(path), "parquet": lambda: open_parquet(path)}
+    for data in _truncated(path):
+        path.write_bytes(data)
+        with pytest.raises(DecodeonceError, match=r"x\."):
+            list(openers.get(form, lambda: open_webdataset(str(path)))().entries())
+
+
+def test_truth_with_numbers_of_thousands_of_digits_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "val").mkdir()
+    (tmp_path / "val/ILSVRC2012_val_00000001.JPEG").write_bytes(b"x")
+    (tmp_path / "ILSVRC2012_validation_ground_truth.txt").write_text("9" * 5000)
+    (tmp_path / "meta.mat").write_bytes(meta_mat(["n01440764"]))
+    with pytest.raises(BuildError, match=r"ground_truth.txt: line 1 is '999"):
+        open_imagenet(tmp_path, split="val")

@@ -1,0 +1,107 @@
+"""What the fuzz targets found, each as the least that shows it."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from decodeonce.errors import BuildError
+from decodeonce.prep.journal import BlockRecord, Journals, journal_line
+from decodeonce.prep.plan import read_plan
+from decodeonce.prep.sources import open_parquet, open_webdataset
+from decodeonce.prep.sources.formats import tables
+from decodeonce.prep.sources.formats.zipped import list_zip
+from decodeonce.prep.sources.imagenet.beside import Companion
+from decodeonce.prep.sources.imagenet.synsets import read_meta
+from decodeonce.store import StorePaths
+from decodeonce.store.hashing import hexdigest
+from tests.forms.imagenet import meta_mat, zip_bytes
+from tests.fuzz.tar import mended
+from tests.pictures import replaced
+
+WNIDS = ["n01440764", "n01443537"]
+
+
+def test_a_meta_mat_may_have_any_byte_wrong() -> None:
+    """Of 17 of 1,072 wrong bytes scipy.io.loadmat ended with a segmentation fault, the first of them byte 400."""
+    whole = meta_mat(WNIDS)
+    refused = 0
+    for at in range(128, len(whole)):
+        try:
+            read_meta(Companion("meta.mat", "meta.mat", replaced(whole, at, bytes([whole[at] ^ 0x10]))))
+        except BuildError:
+            refused += 1
+    assert refused > 100  # others are in names, numbers and what is not read
+
+
+def test_half_a_sparse_map_in_a_tar_is_refused(tmp_path: Path) -> None:
+    """An extended sparse header that is not there: tarfile raises an IndexError."""
+    info = tarfile.TarInfo("a.jpg")
+    info.type = tarfile.GNUTYPE_SPARSE
+    header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    header[386:483] = b"%011o\0" % 0 * 8 + b"\1"  # four parts, and more in the next block
+    (tmp_path / "a.tar").write_bytes(mended(bytes(header)))
+    with pytest.raises(BuildError, match=r"a\.tar: "):
+        list(open_webdataset(str(tmp_path / "a.tar")).entries())
+
+
+def test_a_zip_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    whole = zip_bytes({"a.jpg": b"picture"})
+    central = whole.index(b"PK\x01\x02")
+    (tmp_path / "a.zip").write_bytes(replaced(whole, central + 6, bytes([69])))  # the version needed to extract
+    with pytest.raises(BuildError, match=r"a.zip: no zip, or .*version 6.9"):
+        list(list_zip(tmp_path / "a.zip"))
+
+
+def test_a_plan_of_brackets_is_damaged(tmp_path: Path) -> None:
+    paths = StorePaths(tmp_path)
+    paths.build.mkdir()
+    paths.plan.write_bytes(b"[" * 100_000)
+    with pytest.raises(BuildError, match=r"plan\.json: damaged"):
+        read_plan(paths)
+
+
+def damaged_table(path: Path, text: bytes, other: bytes) -> str:
+    """The path of a Parquet file with other bytes in the place of a text."""
+    pq.write_table(pa.table({"image": [b"x", b"y"], "label": ["cat", "dog"]}), path)
+    path.write_bytes(path.read_bytes().replace(text, other))
+    return str(path)
+
+
+@pytest.mark.parametrize(("text", "other"), [(b"label", b"l\xffbel"), (b"image", b"im\xffge"), (b"cat", b"c\xfft")])
+def test_text_of_a_parquet_file_that_is_no_utf_8_is_refused(tmp_path: Path, text: bytes, other: bytes) -> None:
+    """The names of columns and strings among the labels: pyarrow raises a UnicodeDecodeError."""
+    path = damaged_table(tmp_path / "a.parquet", text, other)
+    with pytest.raises(BuildError, match=r"a\.parquet: .*utf-8.*; expected a whole Parquet file"):
+        list(open_parquet(path).entries())
+
+
+def test_such_a_parquet_file_is_refused_by_workers(tmp_path: Path) -> None:
+    path = damaged_table(tmp_path / "a.parquet", b"image", b"im\xffge")
+    with open(path, "rb") as file, pytest.raises(BuildError, match="expected a whole Parquet file"):
+        tables.read_group(path, tables.open_table(path, file.fileno()), 0, ["image"])
+
+
+def signed(head: bytes) -> bytes:
+    """A line of a journal that its digest confirms."""
+    return b"%s\t%s\n" % (head, hexdigest(head).encode())
+
+
+def test_a_line_of_a_journal_that_is_none_of_ours_is_ignored(tmp_path: Path) -> None:
+    """libFuzzer learns digests from their comparison."""
+    good = journal_line(BlockRecord(7), 0, 1.5)
+    heads = (b"", b"1", b"1\t0\t1.000", b"x\t0\t1.000\t{}", b"1\t0\tnan\t{}", b"-1\t0\t1.000\t{}")
+    (tmp_path / "0of1-host-1-00.log").write_bytes(b"".join(map(signed, heads)) + good)
+    assert Journals(tmp_path).blocks() == [7]
+
+
+@pytest.mark.parametrize("facts", [b"\xff", b"{", b"[" * 5000, b"[]", b"{}", b'{"rejects":[1]}'])
+def test_a_record_of_a_journal_that_is_none_of_ours_is_named(tmp_path: Path, facts: bytes) -> None:
+    (tmp_path / "0of1-host-1-00.log").write_bytes(signed(b"1\t0\t1.000\t" + facts))
+    journals = Journals(tmp_path)
+    with pytest.raises(BuildError, match=r"0of1-host-1-00\.log: a record of another release .*; remove it and run"):
+        journals.record(1)
