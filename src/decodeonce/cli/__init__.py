@@ -82,5 +82,12 @@ def _failure_told(error: DecodeonceError) -> int:
 
 
 def _told(message: str, code: int) -> int:
-    print(" ".join(message.splitlines()), file=sys.stderr)
+    print(printable(" ".join(message.splitlines())), file=sys.stderr)
     return code
+
+
+def printable(text: str) -> str:
+    """The text with escapes for what a terminal would not show, or would obey: names may hold such."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from decodeonce.cli import build, convert, doctor, export, inspect, sample, stage, submit
+from decodeonce.cli import build, convert, doctor, export, inspect, repair, sample, stage, submit
 
 # click's UsageError, or that of the click inside newer Typers
 USAGE_ERROR: Any = typer.BadParameter.__base__
@@ -26,6 +26,7 @@ app.add_typer(submit.app, name="submit")
 app.command("status")(inspect.status)
 app.command("info")(inspect.info)
 app.command("verify")(inspect.verify)
+app.command("repair")(repair.repair)
 app.command("ls")(inspect.ls)
 app.command("show")(inspect.show)
 app.command("convert")(convert.convert)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from decodeonce.cli import parse
+from decodeonce.cli.output import say
 
 if TYPE_CHECKING:
     from decodeonce.launch import Task
@@ -96,6 +97,7 @@ Scaled = Annotated[
 Classes = Annotated[
     Path | None, typer.Option(help="A file with a class name a line: the label order. (default: sorted names)")
 ]
+FollowLinks = Annotated[bool, typer.Option("--follow-links", help="Read what links below SRC lead to outside of it.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be built; write nothing.")]
 SplitOption = Annotated[Split | None, typer.Option(help="Which part of ImageNet. (default: auto)")]
 Root = Annotated[Path | None, typer.Option(help="What a list's paths are relative to. (default: the list's folder)")]
@@ -158,6 +160,7 @@ def command(run: Callable[[Job], None]) -> Callable[..., None]:
         no_box: NoBoxOption = None,
         keep_boxes: KeepBoxes = None,
         user_map: MapOption = None,
+        follow_links: FollowLinks = False,
         dry_run: DryRun = False,
     ) -> None:
         height, width = parse.picture_size(size)
@@ -165,11 +168,12 @@ def command(run: Callable[[Job], None]) -> Callable[..., None]:
         how = _work(workers, max_bad, on_bad)
         rules = _box_rules(boxes, margin=box_margin, least=min_box, without=no_box, keep=keep_boxes)
         names = _class_list(classes)
-        source = _source(kind, src, names, split=split, root=root, picture=picture_column, label=label_column)
+        columns = {"picture": picture_column, "label": label_column}
+        source = _source(kind, src, names, split=split, root=root, **columns, follow_links=follow_links)
         from decodeonce.prep import BoxedSource, Recipe, find_map
 
         if boxes is not None and rules is not None:
-            source = BoxedSource(source, boxes, rules)
+            source = BoxedSource(source, boxes, rules, follow_links=follow_links)
         try:
             recipe = Recipe(
                 height=height,
@@ -201,6 +205,7 @@ def _source(
     root: Path | None,
     picture: str | None,
     label: str | None,
+    follow_links: bool,
 ) -> Source:
     from decodeonce.prep import sources
 
@@ -215,14 +220,18 @@ def _source(
         if value is not None and kind is not of:
             raise typer.BadParameter(f"{flag} is for {of.value}, not for {kind.value}")
     if kind is Kind.imagenet:
-        return sources.open_imagenet(Path(src), split=(split or Split.auto).value, classes=classes)
+        return sources.open_imagenet(
+            Path(src), split=(split or Split.auto).value, classes=classes, follow_links=follow_links
+        )
     if kind is Kind.folder:
-        return sources.FolderSource(Path(src), classes=classes)
+        return sources.FolderSource(Path(src), classes=classes, follow_links=follow_links)
     if kind is Kind.list:
-        return sources.open_list(Path(src), root=root, classes=classes)
+        return sources.open_list(Path(src), root=root, classes=classes, follow_links=follow_links)
     if kind is Kind.webdataset:
-        return sources.open_webdataset(src, classes=classes)
-    return sources.open_parquet(src, picture=picture or "", label=label or "", classes=classes)
+        return sources.open_webdataset(src, classes=classes, follow_links=follow_links)
+    return sources.open_parquet(
+        src, picture=picture or "", label=label or "", classes=classes, follow_links=follow_links
+    )
 
 
 def _box_rules(boxes: Path | None, *, without: NoBox | None, **numbers: float | None) -> BoxRules | None:
@@ -254,9 +263,10 @@ def _class_list(path: Path | None) -> list[str] | None:
     if path is None:
         return None
     from decodeonce.prep.sources.folder import ClassList
+    from decodeonce.prep.sources.regular import read_small
 
     try:
-        lines = [line.strip() for line in path.read_text("utf-8-sig").splitlines()]
+        lines = [line.strip() for line in read_small(path).decode("utf-8-sig").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         what = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise typer.BadParameter(f"--classes {path}: {what}; expected a file with a class name a line") from None
@@ -278,6 +288,9 @@ def run_build(job: Job) -> None:
     say_found(job)
     if job.dry_run:
         return _say_plan(job)
+    if prep.is_built(job.source, job.out, job.recipe):
+        prep.finish(job.out, job.work.allowance)  # which clears up where one was killed
+        return say_built(job.out)
     with build_progress() as progress:
         manifest = prep.build(job.source, job.out, job.recipe, job.work, progress)
     _say_finished(job.out, manifest.count)
@@ -292,13 +305,20 @@ def run_plan(job: Job) -> None:
     say_storage(job.out)
     if job.dry_run:
         return _say_plan(job)
-    plan = prep.make_plan(job.source, job.out, job.recipe)
-    typer.echo(f"{job.out}: {plan.count} rows in {len(plan.blocks)} blocks are planned; next: prep work {job.out}")
+    plan = prep.plan_unless_built(job.source, job.out, job.recipe)
+    if plan is None:
+        return say_built(job.out)
+    say(f"{job.out}: {plan.count} rows in {len(plan.blocks)} blocks are planned; next: prep work {job.out}")
+
+
+def say_built(out: Path) -> None:
+    """Tell that there is nothing to do: of a job that was sent twice this is the second."""
+    say(f"{out}: finished already, nothing to do")
 
 
 def say_found(job: Job) -> None:
     """Tell what was recognised, before it is listed."""
-    typer.echo(f"{job.source.root}: {job.source.found}")
+    say(f"{job.source.root}: {job.source.found}")
 
 
 SHARED = "; let ranks share `prep work OUT`, between prep plan and prep finish"
@@ -320,18 +340,21 @@ def say_storage(out: Path) -> None:
     storage = find_storage(out)
     advice = stripe_advice(out, storage)
     for sentence in [*sentences(storage), *([advice] if advice else [])]:
-        typer.echo(sentence)
+        say(sentence)
 
 
 def _say_plan(job: Job) -> None:
-    from decodeonce.prep.build import check_place
+    from decodeonce.prep import is_built
+    from decodeonce.prep.place import check_place
     from decodeonce.prep.plan import scan
     from decodeonce.store import StorePaths
 
+    if is_built(job.source, job.out, job.recipe):
+        return say_built(job.out)
     check_place(StorePaths(job.out), job.source)
     listing = scan(job.source, job.recipe.boxes_a_row)
     planned = planned_text(job.source, job.recipe, len(listing))
-    typer.echo(f"{planned}; {len(listing.rejects)} files cannot be rows; nothing was written")
+    say(f"{planned}; {len(listing.rejects)} files cannot be rows; nothing was written")
 
 
 def planned_text(source: Source, recipe: Recipe, rows: int) -> str:
@@ -352,7 +375,7 @@ def _say_finished(out: Path, count: int) -> None:
 
     listed = Counter(reject.action for reject in read_rejects(StorePaths(out).rejects))
     left_out = f"{listed['left out']} left out, " if listed["left out"] else ""
-    typer.echo(f"{out}: {count} rows, {left_out}{listed['rejected']} rejects, {listed['kept']} oddities (rejects.tsv)")
+    say(f"{out}: {count} rows, {left_out}{listed['rejected']} rejects, {listed['kept']} oddities (rejects.tsv)")
 
 
 def work(
@@ -377,12 +400,13 @@ def work(
     share = _share(task, tasks)
     how = _work(workers, max_bad, on_bad, share.task, share.tasks)
     if StorePaths(out).manifest.exists():
-        typer.echo(f"{out}: finished already, nothing to do")
-        return
-    typer.echo(f"{out}: {share}")
+        return say_built(out)
+    say(f"{out}: {share}")
     with build_progress() as progress:
         prep.work(out, how, progress)
-    typer.echo(f"{out}: task {share.task} of {share.tasks} is done; when all are: prep finish {out}")
+    if StorePaths(out).manifest.exists():
+        return say_built(out)
+    say(f"{out}: task {share.task} of {share.tasks} is done; when all are: prep finish {out}")
 
 
 def _share(task: int | None, tasks: int | None) -> Task:

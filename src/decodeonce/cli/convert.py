@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from decodeonce.cli import parse
-from decodeonce.cli.build import Filter, Format, Out, Workers, check_alone, planned_text
+from decodeonce.cli.build import Filter, Format, Out, Workers, check_alone, planned_text, say_built
 from decodeonce.cli.inspect import ClassOption, RowsOption, SourceOption, selection
+from decodeonce.cli.output import say
 
 if TYPE_CHECKING:
     from decodeonce.store import Manifest
@@ -48,6 +49,8 @@ def convert(
     selected = selection(names, source, rows)
     check_alone()
     from decodeonce.cli.progress import build_progress
+    from decodeonce.prep import finish, is_built
+    from decodeonce.prep.allowance import Allowance
     from decodeonce.prep.convert import Conversion, open_conversion, run_conversion
 
     try:
@@ -65,7 +68,10 @@ def convert(
         raise typer.BadParameter(str(error)) from None
     if dry_run:
         planned = planned_text(made_of, recipe, sum(1 for _ in made_of.chosen.unsorted()))
-        return typer.echo(f"{planned}; nothing was written")
+        return say(f"{planned}; nothing was written")
+    if is_built(made_of, out, recipe):
+        finish(out, Allowance.parse("0"))  # which clears up where one was killed
+        return say_built(out)
     with build_progress() as progress:
         manifest = run_conversion(made_of, recipe, out, workers=workers, progress=progress)
     _say_finished(out, manifest)
@@ -73,7 +79,7 @@ def convert(
 
 def _say_finished(out: Path, manifest: Manifest) -> None:
     height, width, channels = manifest.shape
-    typer.echo(
+    say(
         f"{out}: {manifest.count} rows of {height}x{width}x{channels} in {len(manifest.shards)} "
         f"{manifest.container} shards, {len(manifest.classes)} classes"
     )

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from decodeonce.cli.inspect import StoreArgument
+from decodeonce.cli.output import say
 
 
 class As(str, Enum):
@@ -42,4 +43,4 @@ def export(
         done = export_store(opened, dest, settings, workers=workers or usable_cores(), progress=bar.update)
     unsorted = form is As.folder and not done.sorted_classes
     order = f"; labels are not in the order of the names: to build from it, add --classes {dest / 'classes.txt'}"
-    typer.echo(f"{dest}: {done.pictures} pictures in {done.classes} classes{order if unsorted else ''}")
+    say(f"{dest}: {done.pictures} pictures in {done.classes} classes{order if unsorted else ''}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from decodeonce.cli.output import JsonFlag, show_facts
+from decodeonce.cli.output import JsonFlag, say, show_facts
 
 if TYPE_CHECKING:
     from decodeonce.store import Store
@@ -75,21 +75,21 @@ def status(
     show_facts({**facts, "tasks_begun": len(tasks), "rejects": len(rejects)}, as_json=False)
     _show_tasks(tasks)
     for reject in rejects[:20]:
-        typer.echo(f"  {reject['source']}: {reject['reason']}")
+        say(f"  {reject['source']}: {reject['reason']}")
     if len(rejects) > 20:
-        typer.echo(f"  and {len(rejects) - 20} more; --json lists them all")
+        say(f"  and {len(rejects) - 20} more; --json lists them all")
 
 
 def _show_tasks(tasks: list[dict[str, Any]]) -> None:
     """A line a task that is not done, silent ones first."""
     undone = sorted((task for task in tasks if task["state"] != "done"), key=lambda task: task["state"])
     for task in undone[:40]:
-        typer.echo(
+        say(
             f"  task {task['task']} of {task['tasks']} on {task['host']}: {task['state']}, {task['blocks_done']} of "
             f"{task['blocks']} blocks, {task['rows_per_s']:.0f} rows/s, wrote {_duration(task['seconds_quiet'])} ago"
         )
     if len(undone) > 40:
-        typer.echo(f"  and {len(undone) - 40} more tasks; --json lists them all")
+        say(f"  and {len(undone) - 40} more tasks; --json lists them all")
 
 
 def _duration(seconds: float | None) -> str:
@@ -109,16 +109,19 @@ def verify(store: StoreArgument, as_json: JsonFlag = False) -> None:
     with count_bar("rows") as bar:
         report = verify_store(store, threads=usable_cores(), progress=bar.update)
     if as_json:
-        facts = {"ok": report.ok, "rows": report.rows, "bad_rows": report.bad_rows, "bad_files": report.bad_files}
-        typer.echo(json.dumps(facts))
+        names = ("ok", "rows", "bad_rows", "unknown_rows", "bad_files")
+        say(json.dumps({name: getattr(report, name) for name in names}))
     elif report.ok:
-        typer.echo(f"{store}: whole, {report.rows} rows")
+        say(f"{store}: whole, {report.rows} rows")
     if report.ok:
         return
     for problem in report.problems:
-        typer.echo(f"prep: error: {problem}", err=True)
+        say(f"prep: error: {problem}{'' if report.rows else '; no row was checked'}", err=True)
     for first, last in report.bad_rows:
-        typer.echo(f"prep: error: {store}: rows {first} to {last} are not what was written", err=True)
+        say(f"prep: error: {store}: rows {first} to {last} are not what was written", err=True)
+    for first, last in report.unknown_rows:
+        told = f"rows {first} to {last} are not known to be right: checksums.npy is damaged"
+        say(f"prep: error: {store}: {told}", err=True)
     raise typer.Exit(1)
 
 
@@ -170,4 +173,4 @@ def show(
     if not first:
         raise StoreError(f"{store}: no row here is selected; `prep ls {store}` lists rows, classes and sources")
     shown = write_sheet(opened.images.take(first), out)
-    typer.echo(f"{out}: {shown} pictures of {store}")
+    say(f"{out}: {shown} pictures of {store}")

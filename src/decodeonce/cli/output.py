@@ -8,17 +8,24 @@ from typing import Annotated, Any
 
 import typer
 
+from decodeonce.cli import printable
+
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print a line, with names in it whatever they hold."""
+    typer.echo(printable(text), err=err)
 
 
 def show_facts(facts: Mapping[str, Any], *, as_json: bool) -> None:
     """Print the facts, a line each or as JSON."""
     if as_json:
-        typer.echo(json.dumps(facts))
+        say(json.dumps(facts))
         return
     width = max(map(len, facts), default=0)
     for name, value in facts.items():
-        typer.echo(f"{name.replace('_', ' '):<{width}}  {_text(value)}")
+        say(f"{name.replace('_', ' '):<{width}}  {_text(value)}")
 
 
 def _text(value: Any) -> str:

@@ -18,7 +18,7 @@ def count_bar(unit: str, total: int | None = None) -> Any:
     """A tqdm bar that counts `unit`s; silent where standard error is no terminal."""
     from tqdm import tqdm
 
-    tqdm.monitor_interval = 0  # no thread of tqdm's: `prep sample` forks
+    tqdm.monitor_interval = 0  # no thread of its own
     silent = not sys.stderr.isatty()
     return tqdm(total=total, unit=f" {unit}", dynamic_ncols=True, file=sys.stderr, disable=silent)
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from decodeonce.cli.output import say
+
 
 def sample(
     dest: Annotated[Path, typer.Argument(help="The folder to make.", metavar="DEST")],
@@ -26,7 +28,7 @@ def sample(
         tree = write_sample_tree(
             dest, count=count, classes=classes, seed=seed, workers=workers or usable_cores(), progress=bar.update
         )
-    typer.echo(
+    say(
         f"{dest}: {tree.pictures} pictures in {tree.classes} classes, {tree.bytes / tree.pictures / 1e3:.0f} KB and "
         f"{tree.pixels / tree.pictures:.0f} pixels each on average"
     )

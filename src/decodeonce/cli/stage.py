@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from decodeonce.cli.output import say
+
 Dest = Annotated[Path, typer.Argument(help="A new folder on the node's own disk, or in /dev/shm.", metavar="DEST")]
 
 
@@ -33,14 +35,14 @@ def stage(
 
     opened = open_store(store)
     rows = part_rows(len(opened), part, parts)
-    typer.echo(f"{dest}: {rows_text(rows)} of the {len(opened)} of {store}, for {who}")
+    say(f"{dest}: {rows_text(rows)} of the {len(opened)} of {store}, for {who}")
     started = time.monotonic()
     with count_bar("rows", total=len(rows)) as bar:
         staged = stage_store(opened, dest, rows=rows, threads=threads or THREADS, progress=bar.update)
     seconds = max(time.monotonic() - started, 1e-3)
     size = staged.copied * opened.manifest.row_bytes / 1e9
     there = f"{len(rows) - staged.copied} of {len(rows)} rows were there already"
-    typer.echo(f"{dest}: done, {size:.3f} GB copied in {seconds:.1f} s ({size / seconds:.2f} GB/s); {there}")
+    say(f"{dest}: done, {size:.3f} GB copied in {seconds:.1f} s ({size / seconds:.2f} GB/s); {there}")
 
 
 def _share(rank: int | None, world_size: int | None, node: int | None, nodes: int | None) -> tuple[int, int, str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from decodeonce.cli import build
+from decodeonce.cli.output import say
 
 if TYPE_CHECKING:
     from decodeonce.prep.jobs import Chain, Site
@@ -114,19 +115,19 @@ def _write(job: build.Job, words: Sequence[str], site: Site, chain: Chain, *, su
     script = write_scripts(job.out, site, chain, _commands(job, words, chain), Path.cwd())
     build.say_storage(job.out)
     for sentence in site.advice:
-        typer.echo(f"{site.name}: {sentence}")
-    typer.echo(
-        f"{script.parent}: plan, array of {chain.tasks} (round 1 of {chain.rounds}), finish; logs come here, too"
-    )
+        say(f"{site.name}: {sentence}")
+    say(f"{script.parent}: plan, array of {chain.tasks} (round 1 of {chain.rounds}), finish; logs come here, too")
     if submit:
-        typer.echo(f"submitted: {_submitted(script)}; follow it with: prep status {shlex.quote(str(job.out))}")
+        say(f"submitted: {_submitted(script)}; follow it with: prep status {shlex.quote(str(job.out))}")
     else:
-        typer.echo(f"submit them with: bash {shlex.quote(str(script))}")
+        say(f"submit them with: bash {shlex.quote(str(script))}")
 
 
 def _commands(job: build.Job, words: Sequence[str], chain: Chain) -> list[list[str]]:
     """What plan, array and finish run."""
-    prep, out = _prep(), str(job.out)
+    from decodeonce.prep.jobs import no_option
+
+    prep, out = _prep(), no_option(job.out)
     allowed = ["--max-bad", job.work.max_bad]
     work = [*prep, "work", out, "--tasks", str(chain.processes), *allowed, "--on-bad", job.work.on_bad]
     # Named, since not every batch system keeps a task from seeing cores that are not its own.

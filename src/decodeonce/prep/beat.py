@@ -1,4 +1,4 @@
-"""One shared page between a worker and its parent: the row whose picture is being decoded."""
+"""One shared page between a worker and its parent: the row that is being read, or whose picture is being decoded."""
 
 from __future__ import annotations
 
@@ -22,15 +22,29 @@ class Beat:
         os.truncate(fd, _ROW.size)
         return fd
 
+    def reading(self, row: int) -> None:
+        """This planned row is being read."""
+        _ROW.pack_into(self._page, 0, -row - 1)
+
+    def decoding(self, row: int) -> None:
+        """This planned row has been read, and is being decoded."""
+        _ROW.pack_into(self._page, 0, row + 1)
+
+    def idle(self) -> None:
+        """Neither."""
+        _ROW.pack_into(self._page, 0, 0)
+
     @property
     def row(self) -> int | None:
         """The planned row being decoded, None between pictures."""
         (stored,) = _ROW.unpack_from(self._page, 0)
-        return stored - 1 if stored else None
+        return stored - 1 if stored > 0 else None
 
-    @row.setter
-    def row(self, row: int | None) -> None:
-        _ROW.pack_into(self._page, 0, 0 if row is None else row + 1)
+    @property
+    def read_row(self) -> int | None:
+        """The planned row being read, None before and after."""
+        (stored,) = _ROW.unpack_from(self._page, 0)
+        return -stored - 1 if stored < 0 else None
 
     def close(self) -> None:
         """Give the page back."""

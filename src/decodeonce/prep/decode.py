@@ -12,8 +12,9 @@ import struct
 import warnings
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import simplejpeg
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from decodeonce.prep.geometry import Box, Fit, PixelBox, fit_to, pixel_box, upright
+from decodeonce.prep.memory import PICTURE_BYTES, MemoryBound, TooMuchMemory, could_take
 from decodeonce.prep.reasons import reason
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.base import Entry, LeftOut, Row, Undecodable
@@ -29,6 +31,7 @@ from decodeonce.store.hashing import hexdigest
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 MAX_PIXELS = 178_956_970  # where Pillow, too, calls a picture a decompression bomb
+PIXEL_BYTES = 16  # what decoding takes of memory for each pixel, at most
 MAX_RESIZED_PIXELS = 64 << 20  # past it only the region that is kept is resized
 KEPT_BUFFER = 16 << 20  # larger pictures get a buffer of their own: a worker's memory must not follow the largest one
 FILTERS = {
@@ -69,6 +72,9 @@ BAD_CONTENT = (
 )
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True)
 class Picture:
     """A decoded picture: the source's size in pixels as stored, its format, and what is odd about it ("" for nothing).
@@ -103,18 +109,44 @@ class Decoder:
         self._row = (recipe.width, recipe.height)
         self._filter = FILTERS[recipe.filter]
         self._buffer = np.empty(0, np.uint8)
+        self._memory = MemoryBound()
         self._cuts = recipe.boxes is not None and not recipe.kept_boxes
         self._map = load_map(recipe.map) if recipe.map else None
         self._class_names = class_names
         self.histogram: NDArray[np.int64] = np.zeros((3, 256), np.int64)
 
     def row(self, data: bytes, entry: Entry) -> Row:
-        """Decode, cut out, map, resize, crop and pack one picture; raises Undecodable with the reason, or LeftOut."""
-        picture = self.picture(data, entry.boxes[0] if self._cuts and entry.boxes else None)
-        image, size = picture.image, picture.shown_size
-        if self._map:
-            image = self._mapped(picture, entry)
-            size = image.size
+        """Decode, cut out, map, resize, crop and pack one picture; raises Undecodable with the reason, or LeftOut.
+
+        All but the map, which is the user's own, may take PICTURE_BYTES of memory. MemoryError: there is not even that.
+        """
+        box = entry.boxes[0] if self._cuts and entry.boxes else None
+        if self._map is None:
+            return self._bounded(data, lambda: self._fitted(data, entry, self.picture(data, box)))
+        picture = self._bounded(data, lambda: self.picture(data, box))
+        made = self._mapped(picture, entry)
+        return self._bounded(data, lambda: self._fitted(data, entry, picture, made))
+
+    def _bounded(self, data: bytes, make: Callable[[], T]) -> T:
+        try:
+            return self._memory.call(make)
+        except TooMuchMemory:
+            raise Undecodable(f"takes more than {PICTURE_BYTES >> 30} GiB of memory to decode") from None
+        except Undecodable:
+            if not self._had_memory(data):
+                raise MemoryError from None
+            raise
+
+    def _had_memory(self, data: bytes) -> bool:
+        """Whether memory was there for a picture that was refused: several libraries call its want broken data."""
+        try:
+            return could_take(PIXEL_BYTES * self._memory.call(lambda: _pixels(data)))
+        except TooMuchMemory:
+            return True
+
+    def _fitted(self, data: bytes, entry: Entry, picture: Picture, made: Image.Image | None = None) -> Row:
+        """The row of a picture, or of what a map made of it."""
+        image, size = (made, made.size) if made else (picture.image, picture.shown_size)
         fit = fit_to(self._recipe.fit, size, self._row)
         extreme = fit.width * fit.height > MAX_RESIZED_PIXELS
         image = self._resize_region(image, fit) if extreme else self._resize(image, fit)
@@ -204,6 +236,8 @@ class Decoder:
         """
         if complaint.startswith("Premature end"):
             raise Undecodable(f"truncated: {complaint}")
+        if "memory" in complaint:
+            raise MemoryError(complaint)
         try:
             image = _load(data).convert("RGBX")
         except BAD_CONTENT as error:
@@ -288,21 +322,42 @@ def _converted(image: Image.Image) -> Picture:
     if image.mode in UNREAD_MODES:
         raise Undecodable(UNREAD_MODES[image.mode])
     if image.mode.startswith("I"):
-        # the upper byte: Pillow's own conversion clips 16 bits to white
-        levels = (np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
-        return Picture(Image.fromarray(levels).convert("RGB"), width, height, format_, "16 bit")
+        return Picture(_upper_bytes(image).convert("RGB"), width, height, format_, "16 bit")
     oddity = _join(ODD_MODES.get(image.mode, ""), "16 bit" if deep else "")
     return Picture(image.convert("RGB"), width, height, format_, oddity)
+
+
+def _upper_bytes(image: Image.Image) -> Image.Image:
+    """Of 16 bits, some rows at a time; Pillow's own conversion clips them to white."""
+    levels = np.empty((image.height, image.width), np.uint8)
+    rows = max(1, (1 << 20) // image.width)
+    for top in range(0, image.height, rows):
+        part = np.asarray(image.crop((0, top, image.width, min(top + rows, image.height))))
+        levels[top : top + rows] = (part.astype(np.int64) >> 8).clip(0, 255)
+    return Image.fromarray(levels)
 
 
 def _orientation(data: bytes) -> int:
     """The EXIF orientation that is still to be applied."""
     try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
-        # in TIFF it is the format's own, and Pillow has applied it
-        return 1 if image.format == "TIFF" else int(image.getexif().get(ORIENTATION, 1))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            image = Image.open(io.BytesIO(data), formats=FORMATS)
+            # in TIFF it is the format's own, and Pillow has applied it
+            return 1 if image.format == "TIFF" else int(image.getexif().get(ORIENTATION, 1))
     except BAD_CONTENT:
         return 1
+
+
+def _pixels(data: bytes) -> int:
+    """How many pixels a picture has by its header, MAX_PIXELS at most; 0 where that cannot be read."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            width, height = Image.open(io.BytesIO(data), formats=FORMATS).size
+    except BAD_CONTENT:
+        return 0
+    return min(width * height, MAX_PIXELS)
 
 
 def _misnamed(found: str, name: str) -> str:

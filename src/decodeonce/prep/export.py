@@ -9,25 +9,24 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
-from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
 from decodeonce.errors import DecodeonceError, Stopped, StoreError
+from decodeonce.prep.crew import WorkerDied, run_crew, serve
 from decodeonce.prep.export_pictures import MODES, ExportPaths, ExportSettings, PictureWriter, encoded_name
 from decodeonce.prep.journal import Journals
-from decodeonce.prep.spawn import signals_held, spawn
-from decodeonce.store import Sample, Store, disk
+from decodeonce.store import Sample, Store, disk, open_store
 from decodeonce.store.checks import check_file
 from decodeonce.store.files import locked, make_folder, remove_file, remove_tree, sync_folder, write_atomic
 
 CLASS_LIST = "classes.txt"  # the names in label order, as --classes takes them; a name that is no line goes without
 Order = tuple[int, list[Sample]]  # a block, and the samples of its rows
+Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -69,18 +68,30 @@ def export_store(
         renamed = claimed and not paths.pictures.exists()  # by a run that was killed just then
         there = os.path.lexists(paths.dest)
         if there and not renamed:
+            with suppress(OSError):  # all but empty: of a run that was killed after its last word
+                disk.rmdir(paths.work)
             raise _is_here(paths)
         if not there:
             if renamed or not claimed:
                 _begin(paths, facts, folders, [cls.name for cls in source.classes])
             _write_blocks(source, paths, settings, workers, progress or (lambda rows: None))
             disk.replace(paths.pictures, paths.dest)
-            sync_folder(paths.work.parent)
-        for folder in (paths.journals, paths.scratch, paths.work):  # the claim last
-            with suppress(OSError):  # all is there without this
-                remove_tree(folder)
+        sync_folder(paths.work.parent)  # where it was renamed before, too: that run may have been killed before this
+        if _removed(paths.journals, paths.scratch):
+            sync_folder(paths.work)  # the claim goes last: without it nobody knows whose the rest is
+            _removed(paths.work)
     names = [encoded_name(cls.name) for cls in source.classes]
     return Exported(len(source), len(source.classes), names == sorted(names))
+
+
+def _removed(*folders: Path) -> bool:
+    """Whether these are gone; all is there without that, and a rerun may do it."""
+    try:
+        for folder in folders:
+            remove_tree(folder)
+    except OSError:
+        return False
+    return True
 
 
 def _class_folders(source: Store) -> list[str]:
@@ -168,7 +179,7 @@ def _write_blocks(
     progress(sum(min(size, len(source) - block * size) for block in done))
     orders = _orders(source, size, done)
     if min(workers, left) > 1:
-        return _run_crew(min(workers, left), (source, paths, settings), orders, progress)
+        return _run_crew(source, paths, settings, min(workers, left), orders, progress)
     with closing(PictureWriter(source, paths, settings, progress)) as writer:
         for block, samples in orders:
             writer.write(block, samples)
@@ -182,76 +193,25 @@ def _orders(source: Store, size: int, done: set[int]) -> Iterator[Order]:
             yield block, taken
 
 
-def _run_crew(size: int, task: tuple[Any, ...], orders: Iterator[Order], progress: Callable[[int], None]) -> None:
-    """Have the orders done by so many processes; whatever ends this, they are killed and reaped."""
-    crew: dict[Connection[Any, Any], subprocess.Popen[bytes]] = {}
+def _run_crew(
+    source: Store, paths: ExportPaths, settings: ExportSettings, size: int, orders: Iterator[Order], progress: Progress
+) -> None:
+    """Have the orders done by so many processes; Stopped where one of them dies."""
+    task = {"store": str(source.paths.root), "dest": str(paths.dest.absolute()), "settings": asdict(settings)}
+    samples = ((block, [asdict(sample) for sample in taken]) for block, taken in orders)
     try:
-        for _ in range(size):
-            ours, theirs = Pipe()
-            with theirs, signals_held():
-                fd = theirs.fileno()
-                crew[ours] = spawn(__name__, [str(fd)], fd=fd, stdin=subprocess.DEVNULL)
-            _tell(ours, task)
-        working = list(crew)
-        while working:
-            for connection in wait(working):
-                assert isinstance(connection, Connection)
-                if not _hear(connection, crew[connection], orders, progress):
-                    working.remove(connection)
-    finally:
-        for connection, process in crew.items():
-            process.kill()
-            process.wait()
-            connection.close()
-
-
-def _hear(
-    connection: Connection[Any, Any],
-    process: subprocess.Popen[bytes],
-    orders: Iterator[Order],
-    progress: Callable[[int], None],
-) -> bool:
-    """Take in one thing that a worker says: rows are done, or None for a further order, or what ended it.
-
-    Returns whether it may say more.
-    """
-    try:
-        answer = connection.recv()
-    except (EOFError, ConnectionError):
-        if status := process.wait():
-            hint = "fewer --workers need less memory" if status == -signal.SIGKILL else "see above"
-            kept = "what is done is kept: run the same command again"
-            raise Stopped(f"a worker process died (exit status {status}); {hint}; {kept}") from None
-        return False
-    if isinstance(answer, Exception):
-        raise answer
-    if answer is None:
-        _tell(connection, next(orders, None))
-    else:
-        progress(answer)
-    return True
-
-
-def _tell(connection: Connection[Any, Any], order: Any) -> None:
-    with suppress(ConnectionError):  # it has died: the end of what it says shows that, and its status why
-        connection.send(order)
+        run_crew(__name__, size, task, samples, progress)
+    except WorkerDied as died:
+        hint = "fewer --workers need less memory" if died.status == -signal.SIGKILL else "see above"
+        raise Stopped(f"{died}; {hint}; what is done is kept: run the same command again") from None
 
 
 def main(arguments: list[str]) -> None:
-    """The life of a worker: it takes orders from the process at the other end of its only argument, a descriptor.
+    """The life of a worker, at the descriptor that is its only argument; it tells of every row."""
 
-    It is found gone within a row: every row is told of, and an order is waited for at the same end.
-    """
-    parent: Connection[Any, Any] = Connection(int(arguments[0]))
-    with suppress(EOFError, ConnectionError):
-        try:
-            source, paths, settings = parent.recv()
-            writer = PictureWriter(source, paths, settings, parent.send)
-            parent.send(None)
-            while (order := parent.recv()) is not None:
-                writer.write(*order)
-                parent.send(None)
-        except ConnectionError:
-            raise
-        except (DecodeonceError, OSError) as error:
-            parent.send(error)
+    def start(task: dict[str, Any], tell: Progress) -> Callable[[tuple[int, list[Any]]], None]:
+        settings = ExportSettings(**task["settings"])
+        writer = PictureWriter(open_store(task["store"]), ExportPaths(Path(task["dest"])), settings, tell)
+        return lambda order: writer.write(order[0], [Sample(**sample) for sample in order[1]])
+
+    serve(int(arguments[0]), start)

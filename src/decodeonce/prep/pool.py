@@ -13,7 +13,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Container, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,10 +24,13 @@ from decodeonce.prep.beat import Beat
 from decodeonce.prep.deal import Deal, Span
 from decodeonce.prep.spawn import signals_held, spawn
 
-PICTURE_SECONDS = 120.0  # a progressive JPEG of 169 Mpixel, about the largest that is decoded at all, took 5 s
+# Of the largest that are decoded at all, 178 Mpixel, a progressive CMYK JPEG took 10 s, a lossless WebP 8 s.
+PICTURE_SECONDS = 120.0
 STRIKES = 2
 TICK_SECONDS = 1.0
 NOT_THE_PICTURE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGXCPU)  # an operator, the OOM killer, a limit
+# What kills a library that unpacks, as of Parquet. Not SIGBUS: a mapped file was cut, or its file system fails.
+OF_READING = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGILL, -signal.SIGFPE)
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,11 @@ class Worker:
         """The planned row whose picture is being decoded, if any."""
         return self._beat.row
 
+    @property
+    def read_row(self) -> int | None:
+        """The planned row that is being read, if any."""
+        return self._beat.read_row
+
     def kill_if_stuck(self) -> None:
         """Kill the worker once calls to this have seen it at the same picture for more than PICTURE_SECONDS."""
         row, now = self.row, time.monotonic()
@@ -138,7 +146,7 @@ class Worker:
 
 @dataclass
 class Pool:
-    """Runs blocks on `workers` processes, each block in its round; `crew` holds the processes that are alive.
+    """Runs blocks on `workers` processes, each block in its round; `crew` are those alive, `hired` all process ids.
 
     `spans` are the blocks' read units, where samples are not read by themselves.
     """
@@ -148,6 +156,7 @@ class Pool:
     rounds: dict[int, int]
     spans: dict[int, Span] = field(default_factory=dict)
     crew: set[Worker] = field(default_factory=set)
+    hired: set[int] = field(default_factory=set)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _left: Deal = field(default_factory=lambda: Deal([], {}))
     _strikes: Counter[int] = field(default_factory=Counter)
@@ -179,9 +188,18 @@ class Pool:
             left = f"ended with the blocks in hand, {len(self._left)} of {len(blocks)} are left"
             raise Stopped(f"SIGUSR1: {left}; what is done is kept: run the same command again to go on")
 
+    def leave(self, blocks: Container[int]) -> list[int]:
+        """Begin none of these blocks, which another process has done; returns those that were still to be begun."""
+        return self._left.take_out(blocks)
+
+    def part_ways(self) -> None:
+        """Go on in an order of this process's own: another one is at the same blocks."""
+        self._left.shuffle()
+
     def _hire(self) -> None:
         worker = Worker(self.settings)
         self.crew.add(worker)
+        self.hired.add(worker.process.pid)
         self._selector.register(worker.output, selectors.EVENT_READ, worker)
 
     def _hear(self, worker: Worker) -> Iterator[dict[str, Any]]:
@@ -213,6 +231,8 @@ class Pool:
     def _bury(self, worker: Worker) -> None:
         """Put a dead worker's blocks back; a picture that killed its decoder STRIKES times will be a reject."""
         row, status = worker.row, worker.process.wait()
+        if status in OF_READING and row is None:
+            row = worker.read_row
         worker.end()
         self._left.put_back(worker.in_hand)
         if status == 0 and not worker.in_hand:

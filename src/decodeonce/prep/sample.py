@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageChops, ImageColor, ImageDraw, ImageFilter
 
+from decodeonce.errors import DecodeonceError
+from decodeonce.prep.crew import WorkerDied, run_crew, serve
+from decodeonce.store import disk
+from decodeonce.store.files import append, make_folder
+
 Rng = np.random.Generator
 Size = tuple[int, int]  # width, height in pixels
 Look = tuple[str, str, str, str]  # pattern, colour, noun, setting: what the pictures of a class have in common
 Job = tuple[int, str, Look, str]  # index, path under train/, look, how it is odd ("" if it is not)
+Take = Callable[[tuple[int, int]], None]  # gets a picture's bytes and its pixels
 _LINEAR = Image.Resampling.BILINEAR
 _TILE = 1024
 _CIRCLE = np.array([(math.cos(k * math.pi / 20), math.sin(k * math.pi / 20)) for k in range(40)])
@@ -106,15 +111,18 @@ def write_sample_tree(
     rng = np.random.default_rng([seed, count])  # that of a picture has [seed, index]
     looks = _looks(rng, classes)
     for wnid in looks:
-        (dest / "train" / wnid).mkdir(parents=True)
+        make_folder(dest / "train" / wnid)
     lines = [f"{wnid} {' '.join(look[:3])}, {look[3]} {look[2]}\n" for wnid, look in looks.items()]
-    (dest / "LOC_synset_mapping.txt").write_text("".join(lines), encoding="utf-8")
-    work = partial(_write_picture, dest / "train", seed)
-    written = pixels = 0
-    for picture_bytes, picture_pixels in _map(work, _jobs(rng, looks, count), workers):
-        written, pixels = written + picture_bytes, pixels + picture_pixels
+    _write(dest / "LOC_synset_mapping.txt", "".join(lines).encode())
+    done: list[tuple[int, int]] = []
+
+    def take(picture: tuple[int, int]) -> None:
+        done.append(picture)
         if progress is not None:
             progress(1)
+
+    _write_pictures(dest / "train", seed, _jobs(rng, looks, count), workers, take)
+    written, pixels = map(sum, zip(*done, strict=True))
     return SampleTree(count, classes, written, pixels)
 
 
@@ -145,14 +153,25 @@ def _jobs(rng: Rng, looks: dict[str, Look], count: int) -> list[Job]:
     return [(index, path, look, odd.get(index, "")) for index, (path, look) in enumerate(named)]
 
 
-def _map(work: Callable[[Job], tuple[int, int]], jobs: list[Job], workers: int) -> Iterator[tuple[int, int]]:
+def _write_pictures(train: Path, seed: int, jobs: list[Job], workers: int, take: Take) -> None:
     if workers == 1:
-        yield from map(work, jobs)
+        for job in jobs:
+            take(_write_picture(train, seed, job))
         return
-    # fork, as spawn runs the caller's __main__ again; safe because the children only draw and write files, and so need
-    # no lock that a thread of the caller may hold
-    with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
-        yield from pool.map(work, jobs, chunksize=20)
+    try:
+        run_crew(__name__, workers, [str(train.absolute()), seed], iter(jobs), take)
+    except WorkerDied as died:
+        raise DecodeonceError(f"{train.parent}: {died}; see above; remove it and run the same command again") from None
+
+
+def main(arguments: list[str]) -> None:
+    """The life of a worker, at the descriptor that is its only argument; it tells of every picture."""
+
+    def start(task: tuple[str, int], tell: Take) -> Callable[[Job], None]:
+        train, seed = task
+        return lambda job: tell(_write_picture(Path(train), seed, job))
+
+    serve(int(arguments[0]), start)
 
 
 def _write_picture(train: Path, seed: int, job: Job) -> tuple[int, int]:
@@ -166,8 +185,16 @@ def _write_picture(train: Path, seed: int, job: Job) -> tuple[int, int]:
     _, quality, chroma, gain = _ENCODINGS[rng.choice(len(_ENCODINGS), p=[row[0] / 100 for row in _ENCODINGS])]
     picture = _textured(rng, *_scene(rng, look, size), size, gain * rng.lognormal(0, 0.45))
     data = _encoded(picture, quality, chroma, odd)
-    (train / path).write_bytes(data)
+    _write(train / path, data)
     return len(data), size[0] * size[1]
+
+
+def _write(path: Path, data: bytes) -> None:
+    fd = disk.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        append(fd, data)
+    finally:
+        os.close(fd)
 
 
 def _encoded(picture: Image.Image, quality: int, chroma: int, odd: str) -> bytes:

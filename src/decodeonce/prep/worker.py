@@ -2,7 +2,7 @@
 
 It reads one JSON order a line from standard input (a block, its round, and rows known to kill decoders) and answers on
 standard output: {"ready"} when it can take a block, {"done"} when one is durable and journalled, {"failed"} before it
-ends early. While a picture is decoded its row stands in the shared page BEAT_FD (see beat.py).
+ends early. While a picture is read or decoded its row stands in the shared page BEAT_FD (beat.py).
 """
 
 from __future__ import annotations
@@ -90,20 +90,21 @@ class BlockDecoder:
         try:
             if killer:
                 raise Undecodable(killer)
+            self._beat.reading(number)
             data = self._source.read(entry)
-            self._beat.row = number  # it stays there if this process dies of the picture, by whatever exception
+            self._beat.decoding(number)  # it stays there if this process dies of the picture, by whatever exception
             done = self._maker.row(data, entry)
         except MemoryError:
             raise Stopped(f"{name}: out of memory; fewer --workers need less; run the same command again") from None
         except Undecodable as reason:
-            self._beat.row = None
+            self._beat.idle()
             if self._fail_on_bad:
                 raise BuildError(f"{name}: {reason}; mend or remove it, or build with --on-bad reject") from None
             return RowFacts(reject=str(reason))
         except LeftOut as reason:
-            self._beat.row = None
+            self._beat.idle()
             return RowFacts(left_out=str(reason))
-        self._beat.row = None
+        self._beat.idle()
         view[:] = done.pixels
         checksum = f"{row_checksum(done.pixels):016x}"
         return RowFacts(checksum, done.digest, done.width, done.height, done.oddity, turn=done.turn, box=done.box)
@@ -119,10 +120,10 @@ class BlockWriter:
 
     def write(self, block: Block, round_: int, record: BlockRecord, buffer: memoryview) -> dict[str, Any]:
         """Make a block durable, data before journal line; returns the answer for the parent."""
-        if not self._plan.paths.plan.exists():
-            raise Stopped(f"{self._plan.paths.root}: the build was finished, or removed, by another process")
+        self._check_there()
         size, written = self._plan.recipe.row_bytes, 0
         shard = self._open(block.shard)
+        self._check_there()  # once more: else it may be a shard of another build, in the place of this one
         for first, last in runs_between(block, record.holes):
             start, end = (first - block.first) * size, (last - block.first) * size
             shard.write(buffer[start:end], block.offset + start)
@@ -135,6 +136,11 @@ class BlockWriter:
         rejects = [Reject(self._plan.entry(row).text, reason, "rejected") for row, reason in record.rejects]
         told = {"done": block.index, "rows": block.rows, "bytes": written, "rejects": len(rejects)}
         return {**told, "first_reject": str(rejects[0]) if rejects else ""}
+
+    def _check_there(self) -> None:
+        """Raise Stopped where this very build is no more: the journal has a name that no other ever had."""
+        if not (self._plan.paths.plan.exists() and self._journal.path.exists()):
+            raise Stopped(f"{self._plan.paths.root}: the build was finished, or removed, by another process")
 
     def _open(self, index: int) -> ShardFile:
         if self._shard is None or self._shard[0] != index:

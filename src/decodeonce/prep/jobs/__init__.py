@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from decodeonce.prep.jobs.base import Chain
+from decodeonce.prep.jobs.base import Chain, no_option
 from decodeonce.prep.jobs.chain import write_scripts
 from decodeonce.prep.jobs.site import Site, read_site, site_names
 
-__all__ = ["Chain", "Site", "read_site", "site_names", "write_scripts"]
+__all__ = ["Chain", "Site", "no_option", "read_site", "site_names", "write_scripts"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.jobs.base import Chain, Job, Scheduler
+from decodeonce.prep.jobs.base import Chain, Job, Scheduler, no_option, quoted
 from decodeonce.prep.jobs.pbs import PBS
 from decodeonce.prep.jobs.site import Site
 from decodeonce.prep.jobs.slurm import Slurm
@@ -41,7 +40,7 @@ def write_scripts(out: Path, site: Site, chain: Chain, commands: Sequence[Sequen
         Job("finish", finish, nodes=1, cpus=few),
     ]
     for job in jobs:
-        command = shlex.join(job.command)
+        command = " ".join(map(quoted, job.command))
         if job.array:
             command = scheduler.warned(command, chain)
         if job.nodes > 1:
@@ -49,7 +48,7 @@ def write_scripts(out: Path, site: Site, chain: Chain, commands: Sequence[Sequen
         lines = [
             "#!/bin/bash",
             *scheduler.head(job, site, chain),
-            f"cd -- {shlex.quote(str(folder))} || exit",
+            f"cd -- {quoted(str(folder))} || exit",
             *site.setup,
             f"exec {command}",
         ]
@@ -65,7 +64,7 @@ def _submission(paths: StorePaths, scheduler: Scheduler, chain: Chain, folder: P
         "#!/bin/bash",
         "# Submits the jobs as a chain, each after the one before: all of them, or none.",
         "set -Eeuo pipefail",
-        f"cd -- {shlex.quote(str(paths.jobs.absolute()))}",
+        f"cd -- {quoted(str(paths.jobs.absolute()))}",
         "jobs=()",
         "undo() {",
         "  [ ${#jobs[@]} = 0 ] || " + scheduler.cancel + ' "${jobs[@]}" || echo "still queued: ${jobs[*]}" >&2',
@@ -84,8 +83,8 @@ def _submission(paths: StorePaths, scheduler: Scheduler, chain: Chain, folder: P
         f"submit {later} {finish}",
     ]
     if chain.then is not None:
-        lines += [f"cd -- {shlex.quote(str(folder))}", f"export STORE={shlex.quote(str(paths.root.absolute()))}"]
-        lines += [f"submit {scheduler.after('afterok:$id')} {scheduler.with_store}{shlex.quote(str(chain.then))}"]
+        lines += [f"cd -- {quoted(str(folder))}", f"export STORE={quoted(str(paths.root.absolute()))}"]
+        lines += [f"submit {scheduler.after('afterok:$id')} {scheduler.with_store}{quoted(no_option(chain.then))}"]
     return [*lines, 'echo "${jobs[*]}"']
 
 

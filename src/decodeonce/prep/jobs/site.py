@@ -87,6 +87,8 @@ def _check(facts: dict[str, Any]) -> None:
         raise ValueError(f"unknown key {unknown[0]!r}, expected {', '.join(sorted(known))}")
     if missing := [key for key in ("name", "scheduler", "source", "launch") if not isinstance(facts.get(key), str)]:
         raise ValueError(f"{missing[0]} is {facts.get(missing[0])!r}, expected a text")
+    if several := [key for key, value in facts.items() if isinstance(value, str) and not value.isprintable()]:
+        raise ValueError(f"{several[0]} is {facts[several[0]]!r}, expected one line")
     if facts["scheduler"] not in SCHEDULERS:
         raise ValueError(f"scheduler is {facts['scheduler']!r}, expected {' or '.join(SCHEDULERS)}")
     for key in ("directives", "setup", "needs", "advice"):

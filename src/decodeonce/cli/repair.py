@@ -1,0 +1,45 @@
+"""`prep repair`: a damaged store made whole again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from decodeonce.cli.inspect import StoreArgument
+from decodeonce.cli.output import say
+
+if TYPE_CHECKING:
+    from decodeonce.prep.repair import Repair
+
+SourceOption = Annotated[
+    str | None,
+    typer.Option(
+        help="What the store was built from, as for `prep build`, or another store with its rows.", metavar="SRC"
+    ),
+]
+
+
+def repair(store: StoreArgument, source: SourceOption = None) -> None:
+    """Make again, to the same bytes, what `prep verify` finds bad: exit code 0 whole now, 1 not all of it.
+
+    Run it again after a kill. It says what it cannot mend, and what to do then.
+    """
+    from decodeonce.cli.progress import count_bar
+    from decodeonce.prep.repair import repair_store
+
+    with count_bar("rows") as bar:
+        done = repair_store(store, source, progress=bar.update)
+    say(f"{store}: {_told(done)}")
+    for sentence in done.unmended:
+        say(f"prep: error: {sentence}", err=True)
+    if not done.ok:
+        raise typer.Exit(1)
+
+
+def _told(done: Repair) -> str:
+    parts = [f"{done.mended_rows} rows"] if done.mended_rows else []
+    mended = ", ".join([*parts, *done.mended_files])
+    if not done.ok:
+        return f"mended {mended or 'nothing'}; not whole"
+    return f"mended {mended}; whole, {done.rows} rows" if mended else f"whole, {done.rows} rows; nothing to mend"
