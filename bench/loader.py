@@ -2,10 +2,11 @@
 
     python bench/loader.py STORE [--repeats 5] [--batch-size 256] [--json]
 
-Each repeat runs in turn, warm, over the same bytes: two threads of np.copyto from resident memory into the same kind of
-buffers as the Loader's; the Loader's epochs, for each shuffle and reader. Rates are medians, ratios to np.copyto are
-taken repeat by repeat. Then what a Loader adds to this process's memory with sparse stores of 1 and 10 GB, and how long
-one of 1,000 shards and 100 GB takes to open.
+Each repeat runs in turn, warm, over the same bytes: two threads of np.copyto from resident memory into the same kind
+of buffers as the Loader's; the Loader's epochs, for each shuffle and reader; with one thread and with two, epochs
+that check every row beside epochs that do not. Rates are medians; ratios to np.copyto, and of checked to unchecked
+epochs, are taken repeat by repeat. Then what a Loader adds to this process's memory with sparse stores of 1 and 10
+GB, and how long one of 1,000 shards and 100 GB takes to open.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from decodeonce.loader.ring import page_aligned_slot
 
 THREADS = 2
 SCRATCH = Path(__file__).resolve().parent.parent / "build"
+CHECKED = ", checked"
 SIZES = {"1 GB": 10**9, "10 GB": 10**10}
 
 
@@ -122,6 +124,11 @@ def measure(path: Path, batch_size: int, repeats: int) -> dict[str, Any]:
         for shuffle in ("full", "window", "none"):
             loader = Loader(store, batch_size=batch_size, shuffle=shuffle, reader=reader)
             arms[f"{shuffle} {reader}"] = partial(drain, loader)
+    for reader in ("mmap", "pread"):
+        for threads in (1, 2):
+            for checked, verify in (("", False), (CHECKED, True)):
+                loader = Loader(store, batch_size=batch_size, reader=reader, threads=threads, verify=verify)
+                arms[f"{reader}, {threads} thr.{checked}"] = partial(drain, loader)
     rates: dict[str, list[float]] = {name: [] for name in arms}
     for repeat in range(repeats + 1):
         for name, epoch in arms.items():
@@ -133,6 +140,11 @@ def measure(path: Path, batch_size: int, repeats: int) -> dict[str, Any]:
     facts["ratio_to_copyto"] = {
         name: statistics.median(a / b for a, b in zip(values, rates["copyto"], strict=True))
         for name, values in rates.items()
+    }
+    facts["ratio_to_unchecked"] = {
+        name: statistics.median(a / b for a, b in zip(values, rates[name.removesuffix(CHECKED)], strict=True))
+        for name, values in rates.items()
+        if name.endswith(CHECKED)
     }
     facts["samples_per_s"] = {k: v / store.manifest.row_bytes for k, v in facts["bytes_per_s"].items()}
     return {**facts, "batch_bytes": batch_size * store.manifest.row_bytes, "epoch_bytes": nbytes, "repeats": repeats}
@@ -153,7 +165,9 @@ def main() -> None:
     print(f"{facts['epoch_bytes'] / 1e9:.2f} GB an epoch, batches of {facts['batch_bytes'] / 1e6:.1f} MB, warm")
     for name, rate in facts["bytes_per_s"].items():
         samples, ratio = facts["samples_per_s"][name], facts["ratio_to_copyto"][name]
-        print(f"{name:14s} {rate / 1e9:6.2f} GB/s {samples:9,.0f} rows/s {ratio:6.3f} of copyto")
+        print(f"{name:23s} {rate / 1e9:6.2f} GB/s {samples:9,.0f} rows/s {ratio:6.3f} of copyto")
+    for name, ratio in facts["ratio_to_unchecked"].items():
+        print(f"{name:23s} {ratio:6.3f} of unchecked")
     print(f"first batch    {facts['first_batch_s'] * 1e3:6.1f} ms")
     print(f"open           {facts['open_1000_shards_s'] * 1e3:6.1f} ms (1,000 shards, 100 GB)")
     for name, memory_facts in facts["memory"].items():

@@ -107,7 +107,7 @@ def test_failures_are_one_line_and_exit_code_1(tree: Path, store: Path, tmp_path
     assert_fails(prep("build", "imagenet", tmp_path / "empty", tmp_path / "out"), 1, "no picture in it")
     assert_fails(prep("build", "imagenet", tmp_path / "nowhere", tmp_path / "out"), 1, "nowhere", "No such file")
     assert_fails(prep("build", "imagenet", tree, store), 1, "finished store")
-    assert_fails(prep("build", "imagenet", tree, tmp_path / "file/out"), 1, "file/out")
+    assert_fails(prep("build", "imagenet", tree, tmp_path / "file/out"), 1, "file: a file is in the way")
     assert_fails(prep("build", "imagenet", tree, "/proc/out"), 1, "/proc/out")
     assert_fails(prep("build", "imagenet", tree, tmp_path / "out", "--split", "val"), 1, "val: no such folder")
     assert_fails(prep("info", tmp_path), 1, "not a store")
@@ -206,6 +206,7 @@ def test_info_and_verify_speak_json(store: Path, tmp_path: Path) -> None:
         "ok": True,
         "rows": 15,
         "bad_rows": [],
+        "unknown_rows": [],
         "bad_files": [],
     }
     damaged = make_store(tmp_path / "damaged", random_images(9), shard_rows=5)
@@ -214,7 +215,8 @@ def test_info_and_verify_speak_json(store: Path, tmp_path: Path) -> None:
         shard.write(b"\xff\x00\xff")
     result = prep("verify", damaged, "--json")
     assert result.returncode == 1
-    assert json.loads(result.stdout) == {"ok": False, "rows": 9, "bad_rows": [[6, 6]], "bad_files": []}
+    expected = {"ok": False, "rows": 9, "bad_rows": [[6, 6]], "unknown_rows": [], "bad_files": []}
+    assert json.loads(result.stdout) == expected
     assert "rows 6 to 6" in prep("verify", damaged).stderr
 
 

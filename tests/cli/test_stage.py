@@ -158,6 +158,7 @@ def test_a_part_says_what_it_is(store: Path, tmp_path: Path) -> None:
         "ok": True,
         "rows": 10,
         "bad_rows": [],
+        "unknown_rows": [],
         "bad_files": [],
     }
     lines = run("ls", store).stdout.splitlines(keepends=True)

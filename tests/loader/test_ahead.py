@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from decodeonce import Loader, open_store
 from decodeonce.loader import ahead
-from decodeonce.loader.ahead import AHEAD_BYTES, LOOK_EVERY, LOOKS, ReadAhead, blocks_ahead, rows_ahead
+from decodeonce.loader.ahead import AHEAD_BYTES, LOOK_EVERY, LOOKS, ReadAhead, blocks_ahead, rows_ahead, windows_fit
 from decodeonce.loader.order import WINDOW_BLOCKS, WindowOrder, derive_key
 from decodeonce.loader.partition import make_partition
 from decodeonce.loader.shards import ShardFiles
@@ -75,6 +75,15 @@ def test_a_window_is_asked_for_while_the_one_before_it_is_read() -> None:
     counts = [sum(map(len, step.hints)) for step in steps]
     assert counts[0] <= (WINDOW_BLOCKS + 2) * 8
     assert set(counts[1 : 8 * WINDOW_BLOCKS]) == {8}  # block by block, never a window in one go
+
+
+@pytest.mark.parametrize("blocks", [3, 2 * WINDOW_BLOCKS, 1000])
+def test_windows_fit_where_half_of_the_memory_holds_two_of_them(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = WindowOrder(8 * blocks, 8, derive_key(5))
+    twice = 2 * min(blocks, 2 * WINDOW_BLOCKS) * 8 * ROW_BYTES
+    for memory, fit in ((twice, True), (twice - 1, False), (None, True)):
+        monkeypatch.setattr(ahead, "available_memory", lambda memory=memory: memory)
+        assert windows_fit(order, ROW_BYTES) is fit
 
 
 Asked = list[tuple[str, int, int]]
@@ -241,3 +250,15 @@ def test_a_cold_store_is_asked_for_and_read(
     assert {name for name, _, _ in asked} == {"images-00000.npy", "images-00001.npy"}
     if shuffle == "window":
         assert {nbytes % (4 * images[0].nbytes) for _, _, nbytes in asked} == {0}  # blocks of 4 rows
+
+
+def test_where_memory_holds_no_windows_rows_are_asked_for_and_not_blocks(
+    cold: tuple[Path, NDArray[np.uint8]], asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, images = cold
+    monkeypatch.setattr(ahead, "available_memory", lambda: 2 * images.nbytes - 2)
+    with Loader(path, batch_size=4, shuffle="window") as loader:
+        for batch in loader:
+            assert np.array_equal(batch.images.numpy(), images[batch.rows.numpy()])
+    assert sum(nbytes for _, _, nbytes in asked) <= images.nbytes  # those that a look found in memory were not
+    assert images[0].nbytes in {nbytes for _, _, nbytes in asked}

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import random
 import shutil
 import threading
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from decodeonce.store import Manifest, Report, verify_store
+from decodeonce.store import Reject, Report, checks, disk, open_store, stage_store, verify_store
 from decodeonce.store.containers import CONTAINERS
-from decodeonce.store.manifest import DATA_OFFSET, read_manifest
+from decodeonce.store.manifest import DATA_OFFSET
+from decodeonce.store.table import REJECT_COLUMNS, line, reject_line
+from tests.store.signing import replace_file
 from tests.stores import make_store, random_images
 
 COUNT, SHARD_ROWS, SHAPE = 11, 4, (4, 3, 3)
@@ -70,35 +74,76 @@ def test_a_whole_store_is_whole(store: Path) -> None:
     assert verify_store(str(store)).ok
 
 
-def row_of(manifest: Manifest, name: str, offset: int) -> int | None:
-    """The row in whose bytes `offset` of the file `name` lies."""
-    for shard in manifest.shards:
-        if shard.file == name and offset >= shard.data_offset:
-            return shard.first_row + (offset - shard.data_offset) // manifest.row_bytes
-    return None
+@pytest.fixture(scope="module")
+def rich(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A store with a column and rejects in either container, and a staged part: what a store can have is in them."""
+    folder, images = tmp_path_factory.mktemp("flips"), random_images(COUNT, shape=SHAPE)
+    columns = {"weights": np.arange(COUNT, dtype="<f4")}
+    rejects = [Reject("train/a\tb.JPEG", "truncated: é", "rejected"), Reject("c.JPEG", "grey", "kept")]
+    stores = []
+    for name in CONTAINERS:
+        store = make_store(folder / name, images, container=name, shard_rows=SHARD_ROWS, columns=columns)
+        replace_file(store, "rejects.tsv", line(REJECT_COLUMNS) + b"".join(map(reject_line, rejects)))
+        stores.append(store)
+    stage_store(open_store(stores[0]), folder / "part", rows=range(3, 9))
+    return [*stores, folder / "part"]
 
 
-@given(st.data())
-def test_every_flipped_bit_is_found_and_named(originals: Originals, data: st.DataObject) -> None:
-    store = originals[data.draw(st.sampled_from(tuple(CONTAINERS)))]
-    manifest = read_manifest(store / "store.json")
-    path = data.draw(st.sampled_from(sorted(store.iterdir())))
-    rows_or_head = st.integers(DATA_OFFSET, max(path.stat().st_size, DATA_OFFSET + 1) - 1)
-    offset = data.draw(rows_or_head | st.integers(0, path.stat().st_size - 1)) % path.stat().st_size
-    bit = data.draw(st.integers(0, 7))
-    row = row_of(manifest, path.name, offset)
-    flip(path, offset, bit)
-    try:
-        report = facts(verify_store(store))
-    finally:
+Place = tuple[Path, int, int]  # a file, a byte in it, a bit
+
+
+def places(stores: list[Path], rng: random.Random) -> Iterator[Place]:
+    """Bits at random, for ever: every file of every store as often as another, of a shard the head as often as rows."""
+    facts = {}
+    for store in stores:
+        opened = open_store(store)
+        for path in sorted(store.iterdir()):
+            shard = next((s for s in opened.manifest.shards if s.file == path.name), None)
+            spans = [range(path.stat().st_size)]
+            if shard is not None:
+                held = shard.held_rows(opened.rows)
+                first, last = (DATA_OFFSET + row * ROW_BYTES for row in (held.start, held.stop))
+                spans = [range(DATA_OFFSET), *([range(first, last)] if held else [])]
+            facts[path] = spans
+    while True:
+        path = rng.choice(list(facts))
+        yield path, rng.choice(rng.choice(facts[path])), rng.randrange(8)
+
+
+def named(path: Path, offset: int) -> tuple[object, ...]:
+    """What a report has to say of a store with one flipped bit at `offset` of a file, and of nothing else."""
+    store = path.parent
+    if path.name in ("store.json", "stage.json"):
+        return False, 0, [], [path.name], []
+    rows, count = (range(3, 9), 6) if (store / "stage.json").exists() else (range(COUNT), COUNT)
+    if path.name.startswith("images-") and offset >= DATA_OFFSET:
+        row = int(path.name[7:12]) * SHARD_ROWS + (offset - DATA_OFFSET) // ROW_BYTES
+        return False, count, [(row, row)], [], []
+    row = (offset - 128) // 8
+    unknown = [(row, row)] if path.name == "checksums.npy" and row in rows else []
+    return False, count, [], [path.name], unknown
+
+
+def find_flips(stores: list[Path], flips: int, seed: int) -> None:
+    """Flip a bit, have it found and named, flip it back; so many times."""
+    for path, offset, bit in islice(places(stores, random.Random(seed)), flips):
         flip(path, offset, bit)
-    if path.name == "store.json":
-        assert report == (False, 0, [], ["store.json"])
-    elif row is None:
-        assert report == damaged(files=[path.name])
-    else:
-        assert report == damaged(rows=[(row, row)])
-    assert verify_store(store).ok
+        try:
+            report = verify_store(path.parent)
+        finally:
+            flip(path, offset, bit)
+        found = (*facts(report), report.unknown_rows)
+        assert found == named(path, offset), f"bit {bit} of byte {offset} of {path}"
+    assert all(verify_store(store).ok for store in stores)
+
+
+def test_every_flipped_bit_is_found_and_named(rich: list[Path]) -> None:
+    find_flips(rich, 300, seed=0)
+
+
+@pytest.mark.long
+def test_ten_thousand_flipped_bits_are_found_and_named(rich: list[Path]) -> None:
+    find_flips(rich, 10_000, seed=1)
 
 
 def test_every_byte_of_two_rows_and_both_their_neighbours(store: Path, container: str) -> None:
@@ -213,6 +258,80 @@ def test_threads_and_progress(store: Path, container: str, threads: int) -> None
     files = [SHARDS[container].format(1), SHARDS[container].format(2)]
     assert facts(report) == damaged(rows=[(2, 2), (6, 10)], files=files)
     assert sum(counted) == COUNT
+
+
+@pytest.mark.parametrize("name", ["images-00001.npy", "labels.npy", "checksums.npy", "store.json", "stage.json"])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "zeros"])
+def test_what_is_no_file_is_a_bad_file_and_holds_nothing_up(
+    originals: Originals, tmp_path: Path, name: str, kind: str
+) -> None:
+    store = Path(shutil.copytree(originals["npy"], tmp_path / "odd.store"))
+    (store / name).unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(store / name)
+    elif kind == "folder":
+        (store / name).mkdir()
+    else:
+        (store / name).symlink_to("/dev/zero")
+    report = verify_store(store)
+    assert (report.ok, report.bad_files) == (False, [name])
+    checked = {"store.json": 0, "stage.json": 0}.get(name, COUNT)
+    assert report.rows == checked
+    assert report.bad_rows == ([(4, 7)] if name == "images-00001.npy" else [])
+    assert report.unknown_rows == ([(0, COUNT - 1)] if name == "checksums.npy" else [])
+
+
+def test_rows_are_checked_against_what_is_left_of_a_damaged_checksums_file(store: Path, container: str) -> None:
+    flip(store / SHARDS[container].format(0), DATA_OFFSET, 0)
+    os.truncate(store / "checksums.npy", 128 + 8 * 9 + 3)
+    os.truncate(store / SHARDS[container].format(2), DATA_OFFSET + 2 * ROW_BYTES)
+    report = verify_store(store)
+    assert facts(report) == damaged(rows=[(10, 10)], files=["checksums.npy", SHARDS[container].format(2)])
+    assert report.unknown_rows == [(0, 0), (9, 9)]
+    os.truncate(store / "checksums.npy", 1 << 40)  # which nobody reads
+    assert verify_store(store).unknown_rows == [(0, 0), (9, 9)]
+
+
+def bad_sectors(monkeypatch: pytest.MonkeyPatch, path: Path, spans: list[range], code: int = errno.EIO) -> None:
+    """Have these bytes of a file be on a disk that cannot read them."""
+    inode, real = path.stat().st_ino, disk.preadv
+
+    def preadv(fd: int, buffers: list[memoryview], offset: int, *flags: int) -> int:
+        read = range(offset, offset + sum(buffer.nbytes for buffer in buffers))
+        if os.fstat(fd).st_ino == inode and any(max(read[0], s[0]) <= min(read[-1], s[-1]) for s in spans if read):
+            raise OSError(code, os.strerror(code))
+        return real(fd, buffers, offset, *flags)
+
+    monkeypatch.setattr(disk, "preadv", preadv)
+
+
+def test_a_row_that_the_disk_cannot_read_is_bad_and_its_neighbours_are_not(
+    store: Path, container: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = store / SHARDS[container].format(1)
+    first = DATA_OFFSET + ROW_BYTES
+    bad_sectors(
+        monkeypatch, path, [range(first + 5, first + 6), range(first + 2 * ROW_BYTES, first + 2 * ROW_BYTES + 1)]
+    )
+    assert facts(verify_store(store)) == damaged(rows=[(5, 5), (7, 7)])
+    bad_sectors(monkeypatch, path, [range(first, first + 1)], errno.ESTALE)  # which passes
+    with pytest.raises(OSError, match="Stale"):
+        verify_store(store)
+
+
+def test_small_files_that_the_disk_cannot_read_are_bad(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(path: Path) -> Iterator[bytes]:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(checks, "file_chunks", unreadable)
+    report = verify_store(store)
+    assert {*SMALL} <= {*report.bad_files}
+    assert all("cannot be read: Input/output error" in problem for problem in report.problems)
+    assert (report.bad_rows, report.unknown_rows) == ([], [])
+    bad_sectors(monkeypatch, store / "store.json", [range(3, 4)])
+    report = verify_store(store)
+    assert (report.rows, report.bad_files) == (0, ["store.json"])
+    assert "cannot be read: Input/output error" in report.problems[0]
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -12,7 +12,7 @@ import torch
 
 from decodeonce.host import usable_cores
 from decodeonce.launch import Rank, check_rank, find_rank
-from decodeonce.loader.ahead import ReadAhead, blocks_ahead, rows_ahead
+from decodeonce.loader.ahead import ReadAhead, blocks_ahead, rows_ahead, windows_fit
 from decodeonce.loader.batch import Batch
 from decodeonce.loader.device import Transform, find_device, make_side
 from decodeonce.loader.epoch import Epoch, Place, Progress
@@ -20,7 +20,7 @@ from decodeonce.loader.filling import Filler, Source
 from decodeonce.loader.meter import Meter
 from decodeonce.loader.order import SHUFFLES, Order, WindowOrder, derive_key, make_order
 from decodeonce.loader.partition import PARTITIONS, TAILS, Partition, make_partition
-from decodeonce.loader.reading import READERS, make_reader
+from decodeonce.loader.reading import READERS, CheckedReader, make_reader
 from decodeonce.loader.shards import ShardFiles
 from decodeonce.loader.steps import Step, plan_steps
 from decodeonce.store import Store, open_store
@@ -45,6 +45,8 @@ class Loader:
     without gradients and outside of autocast.
     cache: "device" keeps each row of the rank's range in the device's memory from its first time on (one rank, or
     partition="range"): after that no pixels of it are read or transferred. The batches are the same.
+    verify: check each row as it is read against the checksum that was written; one that is another row, or damaged, is
+    a StoreError at next() that names it. docs/verify-and-repair.md says what that costs.
 
     Raises ValueError for settings that make no sense together, StoreError for a damaged store, and for a staged part
     that does not hold the rank's rows: a part goes with partition="range".
@@ -67,6 +69,7 @@ class Loader:
         reader: str = "auto",
         transform: Transform | None = None,
         cache: str | None = None,
+        verify: bool = False,
     ) -> None:
         threads = min(MOST_THREADS, usable_cores()) if threads is None else threads
         _check_choices(shuffle=(shuffle, SHUFFLES), partition=(partition, PARTITIONS), tail=(tail, TAILS))
@@ -92,6 +95,7 @@ class Loader:
         self._prefetch = prefetch
         self._files = ShardFiles(opened)
         chosen, why = make_reader(opened, self._files, reader)
+        chosen = CheckedReader(chosen, opened) if verify else chosen
         self._source: Source | None = Source(opened, chosen, ReadAhead(opened, self._files), threads)
         self._choice = {"reader": chosen.name, "why": why, "threads": threads}
         self._threads, self._meter = threads, Meter()
@@ -195,9 +199,10 @@ class Loader:
     def _plan(self, place: Place) -> Iterator[Step]:
         order, partition, consumed = self._order(place.epoch), self._partition, place.rows_consumed
         steps = plan_steps(order, partition, consumed, place.epoch)
-        if isinstance(order, WindowOrder) and self._owns_order:
-            return blocks_ahead(steps, order, partition, consumed, self._manifest.row_bytes)
-        return rows_ahead(steps, self._manifest.row_bytes)
+        row_bytes = self._manifest.row_bytes
+        if isinstance(order, WindowOrder) and self._owns_order and windows_fit(order, row_bytes):
+            return blocks_ahead(steps, order, partition, consumed, row_bytes)
+        return rows_ahead(steps, row_bytes)
 
     def _order(self, epoch: int) -> Order:
         words = [self._identity["seed"], epoch]

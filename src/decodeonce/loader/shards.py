@@ -13,7 +13,7 @@ import numpy as np
 from decodeonce.errors import StoreError
 from decodeonce.loader.steps import Rows
 from decodeonce.store import Store
-from decodeonce.store.checks import check_shard, unreadable
+from decodeonce.store.checks import check_in_place, check_shard, unreadable
 
 
 class Span(NamedTuple):
@@ -80,6 +80,11 @@ class ShardFiles:
             fd = os.open(path, os.O_RDONLY)
         except OSError as error:
             raise unreadable(path, error) from error
+        try:
+            check_in_place(path.parent, manifest, path)
+        except StoreError:
+            os.close(fd)
+            raise
         if hasattr(os, "posix_fadvise"):
             # What the kernel would read besides, where it takes rows for a stream, costs more than it gives: 1.45 GB/s
             # of random rows from a cold disk with this, 0.94 without. What comes next is asked for: see ahead.py.

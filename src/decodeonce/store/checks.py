@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import stat
+from bisect import bisect_right
 from pathlib import Path
 
 from decodeonce.errors import StoreError
 from decodeonce.store.containers import CONTAINERS
+from decodeonce.store.files import read_regular
 from decodeonce.store.hashing import file_chunks, file_hexdigest, hexdigest
-from decodeonce.store.manifest import Shard, SmallFile
+from decodeonce.store.layout import StorePaths
+from decodeonce.store.manifest import Manifest, Shard, SmallFile
 from decodeonce.store.part import rows_text
 
 
@@ -25,6 +28,29 @@ def not_held(
     """What is to be said to whoever asks a staged part for rows that were left in its store."""
     what = f"a staged part, which holds {rows_text(held)} of {count}"
     return StoreError(f"{root}: {what}; asked for {rows_text(asked)}: {advice}")
+
+
+def bad_row(root: Path, manifest: Manifest, row: int) -> StoreError:
+    """What is to be said of a row whose bytes have another checksum than was written."""
+    shard = manifest.shards[bisect_right(manifest.shards, row, key=lambda shard: shard.first_row) - 1]
+    return StoreError(
+        f"{root / shard.file}: row {row} is not what was written; mend it with `prep repair {root} --source SRC`"
+    )
+
+
+def check_in_place(root: Path, manifest: Manifest, opened: Path) -> None:
+    """Raise StoreError unless the store of this manifest still lies at `root`, and no other, whose file was `opened`.
+
+    For files opened just now: they stay what they are, whatever is removed, renamed or put there later.
+    """
+    path = StorePaths(root).manifest
+    try:
+        found = read_regular(path)
+    except OSError as error:
+        raise unreadable(path if error.errno == errno.ENOENT else opened, error) from error
+    # The manifest's own digest, not one of another store's that it holds: those are set in further.
+    if b'\n "digest": "%s"' % manifest.digest.encode() not in found:
+        raise StoreError(f"{root}: another store has taken the place of the one that was opened; open it again")
 
 
 def check_size(path: Path, expected: int, *, longer_is_fine: bool = False) -> None:
@@ -44,7 +70,8 @@ def check_file(path: Path, facts: SmallFile) -> None:
     """Raise StoreError unless a small file has the size and digest of its manifest."""
     check_size(path, facts.bytes)
     if (found := file_hexdigest(file_chunks(path))) != facts.xxh3:
-        raise StoreError(f"{path}: its bytes are not those written: xxh3_64 {found}, expected {facts.xxh3}; restore it")
+        wrong = f"its bytes are not those written: xxh3_64 {found}, expected {facts.xxh3}"
+        raise StoreError(f"{path}: {wrong}; run `prep repair`")
 
 
 def check_shard(path: Path, shard: Shard, container: str) -> None:

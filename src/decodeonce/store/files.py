@@ -8,10 +8,12 @@ import fcntl
 import mmap
 import os
 import secrets
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from decodeonce.errors import StoreError
 from decodeonce.store import disk
 
 PAGE = 4096
@@ -33,14 +35,15 @@ def write_atomic(path: Path, chunks: Iterable[bytes | memoryview], *, scratch: P
     """
     temporary = (scratch or path.parent) / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
     try:
-        fd = disk.open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        try:
-            for data in _gathered(chunks):
-                append(fd, data)
-            disk.fsync(fd)
-        finally:
-            os.close(fd)
-        disk.replace(temporary, path)
+        with naming(path):
+            fd = disk.open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            try:
+                for data in _gathered(chunks):
+                    append(fd, data)
+                disk.fsync(fd)
+            finally:
+                os.close(fd)
+            disk.replace(temporary, path)
     except BaseException:
         with suppress(OSError):  # what came first is what is to be told
             disk.unlink(temporary)
@@ -77,7 +80,7 @@ def make_folder(path: Path) -> None:
             disk.mkdir(path)
         if not path.is_dir():
             raise FileExistsError(errno.EEXIST, "a file is in the way, expected a folder", str(path))
-        sync_folder(path.parent)
+    sync_folder(path.absolute().parent)  # where it was there, too: who made it may have been killed before this
 
 
 def remove_tree(path: Path) -> None:
@@ -103,17 +106,22 @@ def cut_file(path: Path, nbytes: int) -> None:
     """Cut a file to so many bytes, durably."""
     fd = disk.open_file(path, os.O_WRONLY)
     try:
-        disk.ftruncate(fd, nbytes)
-        disk.fsync(fd)
+        with naming(path):
+            disk.ftruncate(fd, nbytes)
+            disk.fsync(fd)
     finally:
         os.close(fd)
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable; a file system that cannot sync a folder is left alone."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    """Make the names in a folder durable; one that cannot be flushed, or may not be read, is left alone."""
     try:
-        disk.fsync(fd)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:
+        return
+    try:
+        with naming(path):
+            disk.fsync(fd)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EBADF, errno.EROFS):
             raise
@@ -125,7 +133,8 @@ def sync_file(path: Path) -> None:
     """Make a file durable, whoever wrote it."""
     fd = os.open(path, os.O_RDONLY)
     try:
-        disk.fsync(fd)
+        with naming(path):
+            disk.fsync(fd)
     finally:
         os.close(fd)
 
@@ -157,6 +166,43 @@ def naming(path: Path) -> Iterator[None]:
         if error.filename is None:
             error.filename = str(path)
         raise
+
+
+def open_regular(path: Path) -> int:
+    """A descriptor of a file, to read; StoreError where a pipe, folder or device lies there: none is waited for."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for a writer
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # a socket
+            raise
+        raise _not_regular(path) from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise _not_regular(path)
+    return fd
+
+
+def _not_regular(path: Path) -> StoreError:
+    return StoreError(f"{path}: a folder, pipe or device, expected a file")
+
+
+def read_regular(path: Path, *, most: int | None = None) -> bytes:
+    """All of a small file; as `open_regular`, and StoreError where it has more than `most` bytes."""
+    fd = open_regular(path)
+    try:
+        with naming(path):
+            data = bytearray(checked_size(fd, path, most))
+            return bytes(data[: read_at(fd, memoryview(data), 0)])
+    finally:
+        os.close(fd)
+
+
+def checked_size(fd: int, path: Path, most: int | None) -> int:
+    """The size of an open file; StoreError where that is more than `most`."""
+    size = os.fstat(fd).st_size
+    if most is not None and size > most:
+        raise StoreError(f"{path}: {size} bytes, expected at most {most}; restore it from a copy")
+    return size
 
 
 def write_at(fd: int, data: memoryview, offset: int) -> None:
@@ -240,22 +286,25 @@ class ShardFile:
     def write(self, data: memoryview, offset: int) -> None:
         """Write all of `data` at `offset`; `data` begins on a page when its offset does (see page_aligned_buffer)."""
         direct = self._direct
-        if direct is not None and offset % PAGE == 0 and _is_pages(data):
-            try:
-                return write_at(direct, data, offset)
-            except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise
-                self._direct = None  # and open until the end: another thread may be writing through it
-        write_at(self._fd, data, offset)
+        with naming(self.path):
+            if direct is not None and offset % PAGE == 0 and _is_pages(data):
+                try:
+                    return write_at(direct, data, offset)
+                except OSError as error:
+                    if error.errno != errno.EINVAL:
+                        raise
+                    self._direct = None  # and open until the end: another thread may be writing through it
+            write_at(self._fd, data, offset)
 
     def read(self, out: memoryview, offset: int) -> int:
         """Fill `out` from `offset`; returns the bytes read."""
-        return read_at(self._fd, out, offset)
+        with naming(self.path):
+            return read_at(self._fd, out, offset)
 
     def sync(self) -> None:
         """Make what was written durable (data and size)."""
-        disk.fdatasync(self._fd)
+        with naming(self.path):
+            disk.fdatasync(self._fd)
 
     def close(self) -> None:
         """Close; a second call does nothing."""

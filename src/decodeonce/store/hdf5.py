@@ -59,10 +59,11 @@ class Hdf5Container:
             raise StoreError(f"{path}: begins with {head[:8]!r}, expected {MAGIC!r} (HDF5); run `prep verify`")
 
 
-def write_virtual(path: Path, manifest: Manifest, *, labels: Path) -> None:
-    """Write at `path` what becomes store.h5: /images, a virtual dataset over all shards, and /labels, a copy.
+def virtual_bytes(manifest: Manifest, *, labels: Path) -> bytes:
+    """What becomes store.h5: /images, a virtual dataset over all shards, and /labels, a copy.
 
-    The low-level calls are there for one of them: h5py's VirtualLayout would write the time of day into the file.
+    Made in memory: where a disk is full, libhdf5 may end the process by SIGSEGV. The low-level calls are there for one
+    of them: h5py's VirtualLayout would write the time of day into the file.
     """
     import h5py
     import numpy as np
@@ -76,6 +77,9 @@ def write_virtual(path: Path, manifest: Manifest, *, labels: Path) -> None:
         whole.select_hyperslab((shard.first_row, 0, 0, 0), part)
         create.set_virtual(whole, os.fsencode(shard.file), b"images", h5py.h5s.create_simple(part))
     whole.select_all()
-    with h5py.File(path, "w", libver=("earliest", "v110")) as file:
+    with h5py.File(labels.stem, "w", libver=("earliest", "v110"), driver="core", backing_store=False) as file:
         h5py.h5d.create(file.id, b"images", h5py.h5t.STD_U8LE, whole, create)
         file.create_dataset("labels", data=np.load(labels, mmap_mode="r"))
+        file.flush()
+        image: bytes = file.id.get_file_image()
+    return image

@@ -52,6 +52,11 @@ class StorePaths:
         """What becomes stage.json when all rows are there."""
         return self.staging / "stage.json"
 
+    @property
+    def repair(self) -> Path:
+        """There only while a repair runs: temporary files."""
+        return self.root / ".repair"
+
     def shard(self, index: int, suffix: str) -> Path:
         return self.root / f"images-{index:05d}{suffix}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -10,12 +11,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from decodeonce.errors import StoreError
+from decodeonce.store.files import read_regular
 from decodeonce.store.hashing import hexdigest
+from decodeonce.store.npy import npy_header
 
 FORMAT = "decodeonce"
 VERSION = 1
 DATA_OFFSET = 4096
 MAX_DATA_OFFSET = 1 << 20  # a head is read whole
+MAX_BYTES = 64 << 20  # of store.json, read whole: 200,000 shards and 100,000 classes take 45 MB
 CONTAINERS = ("npy", "hdf5")
 T = TypeVar("T")
 
@@ -115,7 +119,7 @@ def manifest_digest(facts: dict[str, Any]) -> str:
 def read_manifest(path: Path) -> Manifest:
     """The manifest in `path`, checked: StoreError names what was found and what was expected."""
     try:
-        encoded = path.read_bytes()
+        encoded = read_regular(path, most=MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         raise _no_manifest(path) from None
     return parse_manifest(encoded, path)
@@ -144,7 +148,8 @@ def parse_manifest(encoded: bytes, path: Path) -> Manifest:
         raise StoreError(f'{path}: not a decodeonce manifest: found "format" {found!r:.80}, expected "{FORMAT}"')
     version = facts.get("version")
     if type(version) is not int or version != VERSION:
-        raise StoreError(f"{path}: format version {version!r}, this decodeonce reads {VERSION}; install a newer one")
+        found = f"format version {version!r}, this decodeonce reads {VERSION}"
+        raise StoreError(f"{path}: {found}; install a newer decodeonce")
     try:
         whole = canonical(facts) == encoded and facts["digest"] == manifest_digest(facts)
         manifest = _from_facts(facts) if whole else None
@@ -187,7 +192,7 @@ def _shard(facts: dict[str, Any]) -> Shard:
 def _column(facts: dict[str, Any]) -> Column:
     shape = tuple(_whole(n, "shape") for n in facts["shape"])
     dtype = str(facts["dtype"])
-    if not re.fullmatch(r"[<|][biuf][1248]", dtype):
+    if not re.fullmatch(r"\|[biu]1|<[iuf][248]", dtype):
         raise ValueError(f"dtype is {dtype!r}, expected a number's, as <f4")
     return Column(str(facts["name"]), _plain(facts["file"]), dtype, shape)
 
@@ -263,6 +268,7 @@ def _check_counts(manifest: Manifest, path: Path) -> None:
     if next_row != manifest.count:
         raise StoreError(f"{path}: the shards hold {next_row} rows, expected count {manifest.count}")
     _check_names(manifest, path)
+    _check_columns(manifest, path)
 
 
 def _check_names(manifest: Manifest, path: Path) -> None:
@@ -272,3 +278,15 @@ def _check_names(manifest: Manifest, path: Path) -> None:
     for name in ("labels.npy", "checksums.npy", "samples.tsv", "rejects.tsv", *(c.file for c in manifest.columns)):
         if name not in manifest.files:
             raise StoreError(f'{path}: "files" does not list {name}; build the store again')
+
+
+def _check_columns(manifest: Manifest, path: Path) -> None:
+    """What no npy file can be, or no array: numpy would say so, to whoever asks for the column."""
+    for column in manifest.columns:
+        shape = (manifest.count, *column.shape)
+        try:
+            npy_header(shape, column.dtype)
+        except ValueError as error:
+            raise StoreError(f"{path}: column {column.name!r:.80}: {error}; build the store again") from None
+        if int(column.dtype[2:]) * math.prod(max(n, 1) for n in shape) >= 2**63:
+            raise StoreError(f"{path}: column {column.name!r:.80} of shape {shape}: more than 2**63 bytes")

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from decodeonce.errors import StoreError
-from decodeonce.store.manifest import Manifest, canonical, manifest_digest
+from decodeonce.store.files import read_regular
+from decodeonce.store.manifest import MAX_BYTES, Manifest, canonical, manifest_digest
 
 FORMAT = "decodeonce-part"
 VERSION = 1
@@ -57,17 +58,18 @@ def rows_text(rows: range) -> str:
 def read_part(path: Path, manifest: Manifest) -> Part | None:
     """The part of this manifest's store that `path` speaks of, checked; None where there is no such file."""
     try:
-        encoded = path.read_bytes()
+        encoded = read_regular(path, most=MAX_BYTES)
     except FileNotFoundError:
         return None
     try:
         facts = json.loads(encoded)
         if not isinstance(facts, dict) or facts.get("format") != FORMAT:
             raise ValueError(f'"format" is not "{FORMAT}"')
-        if type(facts.get("version")) is not int or facts["version"] != VERSION:
-            raise ValueError(f"version {facts.get('version')!r}, this decodeonce reads {VERSION}")
         if canonical(facts) != encoded or facts.get("digest") != manifest_digest(facts):
             raise ValueError("its bytes are not those that were written")
+        if type(facts.get("version")) is not int or facts["version"] != VERSION:
+            found = f"part version {facts.get('version')!r}, this decodeonce reads {VERSION}"
+            raise StoreError(f"{path}: {found}; install a newer decodeonce")
         return _from_facts(facts, manifest)
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{path}: {error}; remove {path.parent} and stage it again") from None

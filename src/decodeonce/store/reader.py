@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from decodeonce.errors import StoreError
 from decodeonce.host import allow_open_files
-from decodeonce.store.checks import check_file, check_shard, check_size, not_held, unreadable
+from decodeonce.store.checks import check_file, check_in_place, check_shard, check_size, not_held, unreadable
 from decodeonce.store.layout import StorePaths
 from decodeonce.store.manifest import Manifest, PictureClass, read_manifest
 from decodeonce.store.npy import npy_header
@@ -103,7 +103,10 @@ class Store:
     @cached_property
     def columns(self) -> dict[str, NDArray[Any]]:
         """The other per-row arrays by name, each (count, ...), mapped read-only."""
-        return {c.name: self._array(c.file, c.dtype, c.shape) for c in self.manifest.columns}
+        columns = {c.name: self._array(c.file, c.dtype, c.shape) for c in self.manifest.columns}
+        if columns:
+            check_in_place(self.paths.root, self.manifest, self.paths.manifest)
+        return columns
 
     def take(self, rows: ArrayLike, out: Pixels | None = None) -> Pixels:
         """Shorthand for `images.take`."""
@@ -134,7 +137,7 @@ class Images:
 
     def __init__(self, paths: StorePaths, manifest: Manifest, held: range) -> None:
         self.shape = (manifest.count, *manifest.shape)
-        self._root, self._held = paths.root, held
+        self._root, self._manifest, self._held = paths.root, manifest, held
         self._paths = [paths.root / shard.file for shard in manifest.shards]
         self._shards = manifest.shards
         self._first_rows = [shard.first_row for shard in manifest.shards]
@@ -222,6 +225,7 @@ class Images:
                 mapping = mmap.mmap(file.fileno(), shard.bytes, prot=mmap.PROT_READ)
         except OSError as error:
             raise unreadable(path, error) from error
+        check_in_place(self._root, self._manifest, path)
         return np.frombuffer(mapping, np.uint8, offset=shard.data_offset).reshape(shard.rows, *self.shape[1:])
 
     def _place(self, row: int) -> tuple[int, int]:

@@ -70,10 +70,14 @@ def stage_store(
     _make_folder(source, paths.root)
     with locked(paths.root):
         copied = 0
-        if not _is_finished(source, paths, rows):
+        if _is_finished(source, paths, rows):
+            sync_folder(paths.root)  # who wrote store.json may have been killed before this
+        else:
             claimed = _is_claimed(source, paths, part)
             _check_space(source.manifest, paths.root, rows)
-            if not claimed:
+            if claimed:
+                sync_folder(paths.staging)  # who claimed it may have been killed before this
+            else:
                 make_folder(paths.staging)
                 write_atomic(paths.claim, [part.to_bytes()])
             copied = _fill(source, paths, rows, threads, progress or (lambda rows: None))

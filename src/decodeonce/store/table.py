@@ -100,11 +100,15 @@ def reject_line(reject: Reject) -> bytes:
 
 
 def read_rejects(path: Path) -> Iterator[Reject]:
-    """The lines of a rejects.tsv, in their order."""
+    """The lines of a rejects.tsv, in their order; StoreError where one is not of three fields in UTF-8."""
     with open(path, "rb") as file:
         next(file, None)
-        for encoded in file:
-            yield Reject(*fields(encoded))
+        for number, encoded in enumerate(file, 2):
+            try:
+                source, reason, action = fields(encoded)
+            except ValueError as error:
+                raise StoreError(f"{path}: no reject in line {number} ({error}); run `prep verify`") from None
+            yield Reject(source, reason, action)
 
 
 class Samples(Sequence[Sample]):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -13,21 +15,24 @@ from numpy.typing import NDArray
 
 from decodeonce.errors import StoreError
 from decodeonce.store.checks import check_file, check_shard, check_size
-from decodeonce.store.files import page_aligned_buffer, read_at
+from decodeonce.store.files import open_regular, page_aligned_buffer, read_at
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import StorePaths
 from decodeonce.store.manifest import Manifest, Shard, read_manifest
+from decodeonce.store.npy import npy_header
 from decodeonce.store.part import read_part
 from decodeonce.store.reader import Store, runs
 
 READ_BYTES = 8 << 20
+Checksums = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
 class Report:
-    """What `verify_store` found in so many `rows`.
+    """What `verify_store` found in so many `rows`: 0 where store.json or stage.json is bad and none could be checked.
 
-    `bad_rows` are ranges [first, last], `problems` a sentence for each bad file.
+    `bad_rows` are ranges [first, last], `problems` a sentence for each bad file. `unknown_rows`, ranges too, are those
+    that differ from their checksum in a checksums.npy that is bad itself: the row may be damaged, or its checksum.
     """
 
     ok: bool
@@ -35,6 +40,7 @@ class Report:
     bad_rows: list[tuple[int, int]]
     bad_files: list[str]
     problems: list[str]
+    unknown_rows: list[tuple[int, int]] = field(default_factory=list)
 
 
 def verify_store(
@@ -42,54 +48,97 @@ def verify_store(
 ) -> Report:
     """Read all of the store, or staged part, at `path` and report what differs from what was written.
 
-    Raises only OSError. Of a part the rows that it holds are read, and numbered as in the store.
+    Raises only OSError; where a disk cannot read (EIO), what lies there is reported as bad. Of a part the rows that it
+    holds are read, and numbered as in the store.
 
     `progress` is called with the number of rows checked since its last call, from any of the `threads`.
     """
     paths = StorePaths(Path(path))
     try:
-        manifest = read_manifest(paths.manifest)
+        with _unreadable_is_bad(paths.manifest):
+            manifest = read_manifest(paths.manifest)
     except StoreError as error:
         return Report(False, 0, [], [paths.manifest.name], [str(error)])
     try:
-        store = Store(paths, manifest, read_part(paths.part, manifest))
+        with _unreadable_is_bad(paths.part):
+            store = Store(paths, manifest, read_part(paths.part, manifest))
     except StoreError as error:
         return Report(False, 0, [], [paths.part.name], [str(error)])
     problems = dict(_bad_files(paths, manifest))
-    bad: list[int] = []
-    if "checksums.npy" not in problems:
-        try:
-            bad = _bad_row_numbers(store, store.checksums, threads, progress or (lambda rows: None))
-        except StoreError as error:
-            problems["checksums.npy"] = str(error)
+    checksums, trouble = _checksums(store, problems.get(paths.checksums.name, ""))
+    if trouble:
+        problems[paths.checksums.name] = trouble
+    bad, unknown = _bad_row_numbers(store, checksums, threads, progress or (lambda rows: None))
+    if not trouble:
+        bad, unknown = sorted([*bad, *unknown]), []
     return Report(
         ok=not bad and not problems,
         rows=len(store.rows),
         bad_rows=_ranges(bad),
         bad_files=sorted(problems),
         problems=[problems[name] for name in sorted(problems)],
+        unknown_rows=_ranges(unknown),
     )
+
+
+def _checksums(store: Store, problem: str) -> tuple[Checksums, str]:
+    """(count,) uint64, and what is wrong with their file, given what is known of it; "" for nothing."""
+    if not problem:
+        try:
+            return store.checksums, ""
+        except StoreError as error:  # signed as it is, and no file of this shape
+            problem = str(error)
+    return read_checksums(store), problem
+
+
+def read_checksums(store: Store) -> Checksums:
+    """(count,) uint64, as far as a damaged checksums.npy still has them in their places; 0 for those that it lacks."""
+    found = bytearray(8 * len(store))
+    try:
+        with _unreadable_is_bad(store.paths.checksums):
+            fd = open_regular(store.paths.checksums)
+            try:
+                read_at(fd, memoryview(found), len(npy_header((len(store),), "<u8")))
+            finally:
+                os.close(fd)
+    except (FileNotFoundError, StoreError):
+        pass
+    return np.frombuffer(found, "<u8").astype(np.uint64)
+
+
+@contextmanager
+def _unreadable_is_bad(path: Path) -> Iterator[None]:
+    """Make of a disk that cannot read a file a StoreError; what else the operating system says stays as it is."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise StoreError(f"{path}: cannot be read: {error.strerror}; expected a sound disk under it") from None
 
 
 def _bad_files(paths: StorePaths, manifest: Manifest) -> Iterator[tuple[str, str]]:
     for name, facts in manifest.files.items():
         file = paths.root / name
         try:
-            check_file(file, facts)
+            with _unreadable_is_bad(file):
+                check_file(file, facts)
         except StoreError as error:
             yield name, str(error)
     for shard in manifest.shards:
         file = paths.root / shard.file
         try:
-            check_shard(file, shard, manifest.container)
-            check_size(file, shard.bytes)
+            with _unreadable_is_bad(file):
+                check_shard(file, shard, manifest.container)
+                check_size(file, shard.bytes)
         except StoreError as error:
             yield shard.file, str(error)
 
 
 def _bad_row_numbers(
-    store: Store, checksums: NDArray[np.uint64], threads: int, progress: Callable[[int], None]
-) -> list[int]:
+    store: Store, checksums: Checksums, threads: int, progress: Callable[[int], None]
+) -> tuple[list[int], list[int]]:
+    """The rows that cannot be read, and those that can and have another checksum."""
     step = max(1, READ_BYTES // store.manifest.row_bytes)
     pieces = [
         (shard, first, min(first + step, held.stop))
@@ -98,28 +147,47 @@ def _bad_row_numbers(
         for first in range(held.start, held.stop, step)
     ]
 
-    def check(piece: tuple[Shard, int, int]) -> list[int]:
+    def check(piece: tuple[Shard, int, int]) -> list[tuple[int, bool]]:
+        """The bad rows of a piece, each with whether it could be read."""
         shard, first, last = piece
-        found = _row_checksums(store, shard, first, last)
+        found = row_checksums(store, shard, first, last)
         rows = range(shard.first_row + first, shard.first_row + last)
+        expected = checksums[rows.start : rows.stop].tolist()
         progress(len(rows))
-        return [row for row, checksum in zip(rows, found, strict=True) if checksum != int(checksums[row])]
+        return [(row, own is not None) for row, own, wanted in zip(rows, found, expected, strict=True) if own != wanted]
 
     with ThreadPoolExecutor(threads) as pool:
-        return sorted(row for bad in pool.map(check, pieces) for row in bad)
+        bad = [row for some in pool.map(check, pieces) for row in some]
+    return [row for row, read in bad if not read], [row for row, read in bad if read]
 
 
-def _row_checksums(store: Store, shard: Shard, first: int, last: int) -> list[int | None]:
-    """Checksums of rows [first, last) of a shard, None for each that its file does not hold."""
-    size = store.manifest.row_bytes
-    buffer = page_aligned_buffer((last - first) * size)
+def row_checksums(store: Store, shard: Shard, first: int, last: int) -> list[int | None]:
+    """Checksums of rows [first, last) of a shard, None for each that its file does not hold, or its disk not give."""
+    size, rows = store.manifest.row_bytes, last - first
     try:
-        with open(store.paths.root / shard.file, "rb", buffering=0) as file:
-            got = read_at(file.fileno(), buffer, shard.data_offset + first * size)
-    except (FileNotFoundError, IsADirectoryError):
-        got = 0
-    held = got // size
-    return [row_checksum(buffer[i * size : (i + 1) * size]) if i < held else None for i in range(last - first)]
+        fd = open_regular(store.paths.root / shard.file)
+    except (FileNotFoundError, StoreError):
+        return [None] * rows
+    try:
+        offset, buffer = shard.data_offset + first * size, page_aligned_buffer(rows * size)
+        held = _held(fd, buffer, offset, size)
+        return [row_checksum(buffer[i * size : (i + 1) * size]) if held[i] else None for i in range(rows)]
+    finally:
+        os.close(fd)
+
+
+def _held(fd: int, buffer: memoryview, offset: int, size: int) -> list[bool]:
+    """Read rows of `size` bytes from `offset`; returns which could be read whole."""
+    rows = len(buffer) // size
+    try:
+        got = read_at(fd, buffer, offset)
+        return [(row + 1) * size <= got for row in range(rows)]
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+    if rows == 1:
+        return [False]
+    return [_held(fd, buffer[i * size : (i + 1) * size], offset + i * size, size)[0] for i in range(rows)]
 
 
 def _ranges(rows: list[int]) -> list[tuple[int, int]]:

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from decodeonce.store import disk
 from decodeonce.store.containers import CONTAINERS
-from decodeonce.store.files import cut_file, remove_file, sync_folder, write_at, write_atomic
+from decodeonce.store.files import cut_file, naming, remove_file, sync_file, sync_folder, write_at, write_atomic
 from decodeonce.store.hashing import file_chunks, file_hexdigest, hexdigest
-from decodeonce.store.hdf5 import write_virtual
+from decodeonce.store.hdf5 import virtual_bytes
 from decodeonce.store.layout import StorePaths
 from decodeonce.store.manifest import DATA_OFFSET, Manifest, Shard, SmallFile
 from decodeonce.store.npy import npy_header
@@ -58,9 +58,7 @@ def seal_store(paths: StorePaths, draft: Manifest, *, shard_rows: int, scratch: 
     names = [p.name for p in (paths.labels, paths.checksums, paths.samples, paths.rejects)]
     names += [column.file for column in draft.columns]
     if draft.container == "hdf5":
-        temporary = scratch / paths.virtual.name
-        write_virtual(temporary, manifest, labels=paths.labels)
-        write_atomic(paths.virtual, file_chunks(temporary), scratch=scratch)
+        write_atomic(paths.virtual, [virtual_bytes(manifest, labels=paths.labels)], scratch=scratch)
         names.append(paths.virtual.name)
     manifest = replace(manifest, files={name: _small_file(paths.root / name) for name in names})
     write_atomic(paths.manifest, [manifest.to_bytes()], scratch=scratch)
@@ -73,8 +71,9 @@ def _seal_shard(paths: StorePaths, draft: Manifest, index: int, first: int, rows
     head = container.head((rows, *draft.shape), size=DATA_OFFSET, scratch=scratch)
     fd = disk.open_file(path, os.O_WRONLY)
     try:
-        write_at(fd, memoryview(head), 0)
-        disk.fsync(fd)
+        with naming(path):
+            write_at(fd, memoryview(head), 0)
+            disk.fsync(fd)
     finally:
         os.close(fd)
     return Shard(path.name, first, rows, DATA_OFFSET, DATA_OFFSET + rows * draft.row_bytes, hexdigest(head))
@@ -91,6 +90,7 @@ def trim_shards(paths: StorePaths, manifest: Manifest) -> None:
         path = paths.root / shard.file
         if path.stat().st_size > shard.bytes:
             cut_file(path, shard.bytes)
+    sync_file(path)  # who cut it, which is the last, may have been killed before its flush
     index = len(manifest.shards)
     while (extra := paths.shard(index, suffix)).exists():
         remove_file(extra)  # another finish may be at it

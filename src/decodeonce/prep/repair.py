@@ -1,0 +1,357 @@
+"""A damaged store made whole again: only what is bad is touched, and it gets the very bytes that were written.
+
+It may be killed at any moment and called again: what is bad is looked for anew. Rows are written in place, small files
+replaced whole. A shard that was short or missing has no head before all its rows are right, so that nobody takes its
+holes for pictures.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decodeonce.errors import BuildError, StoreError
+from decodeonce.host import allow_open_files, usable_cores
+from decodeonce.prep.recipe import decoder_versions
+from decodeonce.store import Report, Sample, Shard, Store, StorePaths, mend, verify_store
+from decodeonce.store.files import ShardFile, locked, make_folder, open_regular, remove_tree
+from decodeonce.store.hashing import row_checksum
+from decodeonce.store.lines import FoundLines
+from decodeonce.store.manifest import Manifest, read_manifest
+from decodeonce.store.part import read_part, rows_text
+from decodeonce.store.select import MappedSamples
+from decodeonce.store.verify import read_checksums, row_checksums
+
+if TYPE_CHECKING:
+    from decodeonce.prep.repair_rows import Origin, Right
+    from decodeonce.prep.sources.base import Row
+
+NAMED = 20  # runs of rows that one reason is told of; `prep verify` names them all
+COPY = "restore it from a copy of the store (one given as --source will do), or build again"
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What `repair_store` did to a store of so many `rows`; `unmended` has a sentence for each thing still bad."""
+
+    rows: int
+    mended_rows: int = 0
+    mended_files: list[str] = field(default_factory=list)
+    unmended: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the store is whole now."""
+        return not self.unmended
+
+
+def repair_store(
+    path: str | os.PathLike[str],
+    source: str | os.PathLike[str] | None = None,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> Repair:
+    """Verify the store, or staged part, at `path`, make again what is bad, and verify once more if anything was.
+
+    `source` is what it was built from, or a finished store that has its rows; without one only that is mended which the
+    rest of the store tells. Raises BuildError and StoreError where `source` is of no use, Stopped where its trouble may
+    pass, OSError. `progress` is called with numbers of rows that were checked.
+    """
+    paths, threads = StorePaths(Path(path)), usable_cores()
+    if not paths.root.is_dir():
+        read_manifest(paths.manifest)  # which says what is there instead
+    with locked(paths.root):
+        remove_tree(paths.repair)  # of one that was killed
+        found = verify_store(paths.root, threads=threads, progress=progress)
+        if found.ok or not found.rows:
+            return Repair(found.rows, unmended=found.problems)
+        manifest = read_manifest(paths.manifest)
+        origin = None if source is None else _open_origin(paths.root, manifest, os.fspath(source))
+        mending = _Mending(Store(paths, manifest, read_part(paths.part, manifest)), found, origin, source)
+        make_folder(paths.repair)
+        try:
+            mending.run()
+        finally:
+            remove_tree(paths.repair)
+        return mending.outcome(verify_store(paths.root, threads=threads, progress=progress))
+
+
+def _open_origin(root: Path, manifest: Manifest, source: str) -> Origin:
+    if os.path.isdir(source) and os.path.samefile(root, source):
+        raise BuildError(f"{source}: the store itself, expected what it was built from, or another store")
+    decoder_versions("npy")  # where there is none, it says so
+    from decodeonce.prep.repair_rows import open_origin
+
+    return open_origin(manifest, source)
+
+
+class _Mending:
+    """What one repair knows: what is bad still, and why."""
+
+    def __init__(
+        self, store: Store, found: Report, origin: Origin | None, source: str | os.PathLike[str] | None
+    ) -> None:
+        self._store, self._paths, self._manifest = store, store.paths, store.manifest
+        self._origin, self._source = origin, source
+        self._found, self._bad_files = found, set(found.bad_files)
+        self._bad, self._unknown = set(_numbers(found.bad_rows)), set(_numbers(found.unknown_rows))
+        self._expected: NDArray[np.uint64] = np.zeros(0, np.uint64)
+        self._file_reasons: dict[str, str] = {}
+        self._row_reasons: dict[int, str] = {}
+        self._written = 0
+
+    def run(self) -> None:
+        """Mend what can be mended: first the small files, by which rows are found and known to be right."""
+        self._copy_small_files()
+        self._mend_small(self._paths.labels, self._write_labels)
+        self._mend_small(self._paths.samples, self._write_samples)
+        self._mend_checksums()
+        self._bad |= self._unknown
+        if self._origin is not None:
+            self._mend_small(self._paths.samples, self._write_made_samples)
+        self._mend_shards()
+        self._mend_small(self._paths.virtual, self._write_virtual)
+
+    def outcome(self, left: Report) -> Repair:
+        """What was done, given what a verification found after it."""
+        problems = dict(zip(left.bad_files, left.problems, strict=True))
+        shards = {shard.file for shard in self._manifest.shards}
+        for name, problem in problems.items():
+            told = problem if name in shards else f"{self._paths.root / name}: damaged; {COPY}"
+            self._file_reasons.setdefault(name, told)
+        rows = [*_numbers(left.bad_rows), *_numbers(left.unknown_rows)]
+        return Repair(
+            rows=left.rows,
+            mended_rows=self._written,
+            mended_files=sorted(set(self._found.bad_files) - set(problems)),
+            unmended=[*(self._file_reasons[name] for name in sorted(problems)), *self._row_sentences(sorted(rows))],
+        )
+
+    def _row_sentences(self, rows: list[int]) -> Iterator[str]:
+        by_reason: dict[str, list[int]] = {}
+        for row in rows:
+            reason = self._row_reasons.get(row, "not what was written, again: is the disk sound? run it once more")
+            by_reason.setdefault(reason, []).append(row)
+        for reason, some in by_reason.items():
+            ranges = _ranges(some)
+            told = ", ".join(rows_text(range(first, last + 1)) for first, last in ranges[:NAMED])
+            more = f" and {len(ranges) - NAMED} more runs of rows" if len(ranges) > NAMED else ""
+            yield f"{self._paths.root}: {told}{more}: {reason}"
+
+    # Small files.
+
+    def _copy_small_files(self) -> None:
+        """Take those that another store has, byte for byte: a copy, or one that was staged or converted from it."""
+        if self._source is None or not os.path.isfile(os.path.join(self._source, self._paths.manifest.name)):
+            return
+        for name in sorted(self._bad_files & set(self._manifest.files)):
+            facts = self._manifest.files[name]
+            if mend.copy_small(Path(self._source) / name, self._paths.root / name, facts, scratch=self._paths.repair):
+                self._bad_files.discard(name)
+
+    def _mend_small(self, path: Path, write: Callable[[], None]) -> None:
+        if path.name not in self._bad_files:
+            return
+        try:
+            write()
+        except StoreError as error:
+            self._file_reasons[path.name] = str(error)
+        else:
+            self._bad_files.discard(path.name)
+
+    @cached_property
+    def _lines(self) -> FoundLines:
+        most = 2 * self._manifest.files[self._paths.samples.name].bytes  # of what was written
+        return FoundLines(self._paths.samples, len(self._store), self._manifest.classes, most=most)
+
+    @cached_property
+    def _samples(self) -> MappedSamples:
+        return MappedSamples(self._paths.samples, len(self._store))
+
+    def _labels(self) -> NDArray[np.int64]:
+        if self._paths.labels.name not in self._bad_files:
+            return self._store.labels
+        if self._paths.samples.name in self._bad_files:
+            return self._lines.labels()
+        return np.fromiter((sample.label for sample in self._store.samples), np.int64, len(self._store))
+
+    def _sample(self, row: int) -> Sample | None:
+        """What samples.tsv says, or said, of a row."""
+        if self._paths.samples.name not in self._bad_files:
+            return self._samples.at(row)
+        return self._lines.sample(row, int(self._known_labels[row]))
+
+    @cached_property
+    def _known_labels(self) -> NDArray[np.int64]:
+        return self._labels()
+
+    def _write_labels(self) -> None:
+        mend.write_labels(self._store, self._labels(), scratch=self._paths.repair)
+
+    def _write_samples(self) -> None:
+        self._write_lines({})
+
+    def _write_made_samples(self) -> None:
+        """With the lines that are broken made again from their pictures."""
+        wanted = [sample for row in self._lines.missing() if (sample := self._sample(row)) is not None]
+        made = {
+            sample.row: Sample(
+                sample.row, sample.label, sample.class_name, sample.source, row.width, row.height, row.box, row.digest
+            )
+            for sample, row in self._made(wanted, self._is_right)
+        }
+        self._write_lines(made)
+
+    def _write_lines(self, made: dict[int, Sample]) -> None:
+        chunks = self._lines.encoded(self._known_labels, made)
+        facts = self._manifest.files[self._paths.samples.name]
+        mend.write_checked(self._paths.samples, facts, chunks, scratch=self._paths.repair)
+
+    def _write_virtual(self) -> None:
+        mend.write_virtual_again(self._store, scratch=self._paths.repair)
+
+    def _mend_checksums(self) -> None:
+        """checksums.npy from the rows as they are; if that is not it, from those that can be made again."""
+        if self._paths.checksums.name not in self._bad_files:
+            self._expected = self._store.checksums
+            self._unknown = {row for row in self._unknown if self._stored_checksum(row) != int(self._expected[row])}
+            return
+        self._expected = read_checksums(self._store)
+        kept = self._expected.copy()
+        for row in self._unknown:
+            kept[row] = self._stored_checksum(row)
+        made = kept.copy()
+        if self._wrote_checksums(kept):
+            self._unknown = set()
+        elif self._origin is not None:
+            wanted = [s for row in sorted(self._unknown | self._bad) if (s := self._sample(row)) is not None]
+            for sample, new in self._made(wanted, lambda number, pixels: True):
+                made[sample.row] = row_checksum(new.pixels)
+            if self._wrote_checksums(made):
+                self._bad |= {row for row in self._unknown if made[row] != kept[row]}
+                self._unknown = set()
+
+    def _wrote_checksums(self, checksums: NDArray[np.uint64]) -> bool:
+        def write() -> None:
+            mend.write_checksums(self._store, checksums, scratch=self._paths.repair)
+
+        self._mend_small(self._paths.checksums, write)
+        if self._paths.checksums.name in self._bad_files:
+            return False
+        self._expected = checksums
+        return True
+
+    def _stored_checksum(self, row: int) -> int:
+        shard = self._shard_of(row)
+        return row_checksums(self._store, shard, row - shard.first_row, row - shard.first_row + 1)[0] or 0
+
+    # Shards.
+
+    def _shard_of(self, row: int) -> Shard:
+        shards = self._manifest.shards
+        return shards[bisect_right(shards, row, key=lambda shard: shard.first_row) - 1]
+
+    def _mend_shards(self) -> None:
+        heads: dict[str, bytes] = {}
+        for shard in self._manifest.shards:
+            if shard.file in self._bad_files:
+                try:
+                    self._prepare(shard, heads)
+                except StoreError as error:
+                    self._file_reasons[shard.file] = str(error)
+        self._mend_rows(self._bad)
+        for shard in self._manifest.shards:
+            if shard.file in heads and shard.file not in self._file_reasons:
+                if any(shard.first_row <= row < shard.first_row + shard.rows for row in self._bad):
+                    path = self._paths.root / shard.file
+                    self._file_reasons[shard.file] = f"{path}: gets its head when all its rows are right"
+                else:
+                    mend.write_head(self._paths.root / shard.file, heads[shard.file])
+
+    def _prepare(self, shard: Shard, heads: dict[str, bytes]) -> None:
+        """Give a shard its size, and find the head that it is to get; StoreError where it has to stay as it is."""
+        path = self._paths.root / shard.file
+        short = _bytes_at(path) < shard.bytes
+        if short or not self._has_head(path, shard):
+            heads[shard.file] = mend.make_head(path, self._manifest, shard, scratch=self._paths.repair)
+        if short and self._origin is None:
+            raise StoreError(f"{path}: not all there; give what the store was built from with --source")
+        mend.restore_size(path, self._manifest, shard, shard.held_rows(self._store.rows))
+
+    def _has_head(self, path: Path, shard: Shard) -> bool:
+        try:
+            return mend.head_is_right(path, shard)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return False
+
+    def _mend_rows(self, rows: set[int]) -> None:
+        wanted: list[Sample] = []
+        for row in sorted(rows):
+            if (reason := self._file_reasons.get(self._shard_of(row).file)) is not None:
+                self._row_reasons[row] = reason
+            elif self._origin is None:
+                self._row_reasons[row] = "give what the store was built from, or a store that has it, with --source"
+            elif (sample := self._sample(row)) is None:
+                self._row_reasons[row] = f"its line in samples.tsv is lost; {COPY}"
+            else:
+                wanted.append(sample)
+        allow_open_files(2 * len(self._manifest.shards))
+        with ExitStack() as opened:
+            files: dict[str, ShardFile] = {}
+            for sample, made in self._made(wanted, self._is_right):
+                shard = self._shard_of(sample.row)
+                if shard.file not in files:
+                    files[shard.file] = opened.enter_context(ShardFile(self._paths.root / shard.file))
+                offset = shard.data_offset + (sample.row - shard.first_row) * self._manifest.row_bytes
+                files[shard.file].write(memoryview(made.pixels), offset)
+                self._bad.discard(sample.row)
+                self._written += 1
+            for file in files.values():
+                file.sync()
+
+    def _is_right(self, row: int, pixels: bytes) -> bool:
+        return row_checksum(pixels) == int(self._expected[row])
+
+    def _made(self, wanted: list[Sample], right: Right) -> Iterator[tuple[Sample, Row]]:
+        """The rows that can be made again; of others the reason is kept."""
+        assert self._origin is not None or not wanted
+        for sample, made in self._origin.rows(wanted, right) if self._origin is not None else ():
+            if isinstance(made, str):
+                self._row_reasons[sample.row] = made
+            else:
+                yield sample, made
+
+
+def _bytes_at(path: Path) -> int:
+    """The size of a file, 0 where there is none; StoreError where something else is in its place."""
+    try:
+        os.close(open_regular(path))
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+    except StoreError as error:
+        raise StoreError(f"{error}; remove it and run this again") from None
+
+
+def _numbers(ranges: Iterable[tuple[int, int]]) -> Iterator[int]:
+    return (row for first, last in ranges for row in range(first, last + 1))
+
+
+def _ranges(rows: list[int]) -> list[tuple[int, int]]:
+    ranges: list[tuple[int, int]] = []
+    for row in rows:
+        first = ranges.pop()[0] if ranges and ranges[-1][1] == row - 1 else row
+        ranges.append((first, row))
+    return ranges

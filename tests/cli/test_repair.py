@@ -1,0 +1,88 @@
+"""`prep repair` as a person runs it."""
+
+from __future__ import annotations
+
+import os
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from decodeonce.cli.app import app
+from decodeonce.prep import FolderSource, Recipe
+from tests.forms.folder import write_folder
+from tests.pictures import tree_bytes
+from tests.prep.building import built
+from tests.prep.test_sources import PICS
+
+
+# click before 8.2 mixes what goes to stderr into the rest unless told not to; later ones cannot be told.
+APART: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner(**APART).invoke(app, list(map(str, arguments)))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    return write_folder(tmp_path / "pictures", PICS)
+
+
+@pytest.fixture
+def store(tree: Path, tmp_path: Path) -> Path:
+    return built(FolderSource(tree), tmp_path / "some.store", Recipe(height=16, width=16))
+
+
+def damage(path: Path, offset: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        file.write(b"damage")
+
+
+def test_it_says_what_it_did_and_nothing_of_a_whole_store(store: Path, tree: Path) -> None:
+    before = tree_bytes(store)
+    result = run("repair", store)
+    assert (result.exit_code, result.stdout) == (0, f"{store}: whole, 10 rows; nothing to mend\n")
+    damage(store / "images-00000.npy", 4096 + 3 * 768)
+    damage(store / "images-00000.npy", 7)
+    damage(store / "labels.npy", 140)
+    assert run("verify", store).exit_code == 1
+    result = run("repair", store, "--source", tree)
+    told = f"{store}: mended 1 rows, images-00000.npy, labels.npy; whole, 10 rows\n"
+    assert (result.exit_code, result.stdout, result.stderr) == (0, told, "")
+    assert tree_bytes(store) == before
+    assert run("verify", store).exit_code == 0
+
+
+def test_it_says_a_line_each_for_what_it_cannot_mend(store: Path, tree: Path) -> None:
+    damage(store / "rejects.tsv", 3)
+    damage(store / "images-00000.npy", 4096)
+    result = run("repair", store)
+    assert (result.exit_code, result.stdout) == (1, f"{store}: mended nothing; not whole\n")
+    first, second = result.stderr.splitlines()
+    assert first.startswith(f"prep: error: {store / 'rejects.tsv'}: ")
+    assert second.startswith(f"prep: error: {store}: row 0: give what the store was built from")
+    result = run("repair", store, "--source", tree)
+    assert (result.exit_code, result.stdout) == (1, f"{store}: mended 1 rows; not whole\n")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_verify_says_what_it_could_not_check(store: Path) -> None:
+    damage(store / "checksums.npy", 128 + 16)
+    result = run("verify", store)
+    assert result.exit_code == 1
+    assert f"{store}: rows 2 to 2 are not known to be right: checksums.npy is damaged" in result.stderr
+    damage(store / "store.json", 9)
+    result = run("verify", store)
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.endswith("; no row was checked\n")
+
+
+def test_a_place_without_a_store(tmp_path: Path) -> None:
+    os.mkdir(tmp_path / "empty")
+    result = run("repair", tmp_path / "empty")
+    assert result.exit_code == 1
+    assert "not a store" in result.stderr

@@ -1,0 +1,131 @@
+"""Loader(verify=True): the same batches, and never one with a row that is not what was written."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from decodeonce import Loader, StoreError, open_store
+from decodeonce.loader.order import SHUFFLES
+from decodeonce.loader.reading import HASHED_AT_ONCE, READERS
+from decodeonce.store import part_rows, stage_store
+from decodeonce.store.manifest import DATA_OFFSET
+from tests.loader.conftest import COUNT
+from tests.loader.test_cache import contents
+from tests.stores import make_store, random_images
+
+KINDS = [name for name in READERS if name != "auto"]
+ROW_BYTES = 8 * 6 * 3
+
+
+@pytest.fixture
+def copy(store: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(store, tmp_path / "copy"))
+
+
+def flip(path: Path, offset: int) -> None:
+    """Flip a bit of a file in place: readers that have it open see it."""
+    fd = os.open(path, os.O_RDWR)
+    os.pwrite(fd, bytes([os.pread(fd, 1, offset)[0] ^ 16]), offset)
+    os.close(fd)
+
+
+def damage(store: Path, row: int, at: int = 5) -> Path:
+    """Flip a bit of a row of a store in shards of 25; returns its file."""
+    path = store / f"images-0000{row // 25}.npy"
+    flip(path, DATA_OFFSET + row % 25 * ROW_BYTES + at)
+    return path
+
+
+def seen_until_refused(loader: Loader, told: str) -> list[int]:
+    """The rows that were handed out before the Loader said this."""
+    seen: list[int] = []
+    with pytest.raises(StoreError, match=re.escape(told)):
+        seen.extend(row for batch in loader for row in batch.rows.tolist())
+    return seen
+
+
+@pytest.mark.parametrize("reader", KINDS)
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize("tail", ["pad", "keep"])
+def test_batches_and_state_are_those_of_a_loader_without(store: Path, reader: str, shuffle: str, tail: str) -> None:
+    settings: dict[str, Any] = {"batch_size": 7, "shuffle": shuffle, "tail": tail, "reader": reader, "threads": 3}
+    settings |= {"rank": 1, "world_size": 2}
+    with Loader(store, verify=True, **settings) as checked, Loader(store, **settings) as plain:
+        assert contents(checked, 2) == contents(plain, 2)
+        assert checked.state_dict() == plain.state_dict()
+        assert checked.stats()["slots"] == plain.stats()["slots"]
+
+
+@pytest.mark.parametrize("reader", KINDS)
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("row", [0, 24, 25, 41, COUNT - 1])
+def test_no_batch_with_a_damaged_row_is_handed_out(copy: Path, reader: str, threads: int, row: int) -> None:
+    with Loader(copy, batch_size=10, shuffle="none", reader=reader, threads=threads, verify=True) as loader:
+        path = damage(copy, row, at=ROW_BYTES - 1)
+        told = f"{path}: row {row} is not what was written; mend it with `prep repair {copy} --source SRC`"
+        assert seen_until_refused(loader, told) == list(range(row // 10 * 10))
+        damage(copy, row, at=ROW_BYTES - 1)  # as it was
+        assert len(contents(loader, 1)) == COUNT // 10
+
+
+def test_without_it_a_damaged_row_is_what_you_get(copy: Path) -> None:
+    damage(copy, 30)
+    with Loader(copy, batch_size=10) as loader:
+        assert len(contents(loader, 1)) == COUNT // 10
+
+
+def test_two_rows_exchanged_are_not_what_was_written(copy: Path, images: NDArray[np.uint8]) -> None:
+    with open(copy / "images-00000.npy", "r+b") as file:
+        file.seek(DATA_OFFSET + 3 * ROW_BYTES)
+        file.write(images[4].tobytes() + images[3].tobytes())
+    with Loader(copy, batch_size=10, shuffle="none", verify=True) as loader:
+        assert seen_until_refused(loader, "row 3 is not what was written") == []
+
+
+@pytest.mark.parametrize("at", [0, HASHED_AT_ONCE - 1, HASHED_AT_ONCE, 2 * HASHED_AT_ONCE, 219_999])
+@pytest.mark.parametrize("reader", KINDS)
+def test_every_piece_of_a_large_row_counts(tmp_path: Path, reader: str, at: int) -> None:
+    store = make_store(tmp_path / "s", random_images(5, shape=(220, 500, 2)))
+    with Loader(store, batch_size=2, shuffle="none", reader=reader, threads=1, tail="keep", verify=True) as loader:
+        assert len(contents(loader, 1)) == 3
+        flip(store / "images-00000.npy", DATA_OFFSET + 3 * 220_000 + at)
+        assert seen_until_refused(loader, "row 3 is not what was written") == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["checksums.npy", "weights.npy"])
+def test_checksums_and_columns_are_looked_at_once_when_it_is_made(tmp_path: Path, name: str) -> None:
+    store = make_store(tmp_path / "s", random_images(8), columns={"weights": np.arange(8, dtype="<f4")})
+    with Loader(store, batch_size=4, verify=True) as loader:
+        assert len(contents(loader, 1)) == 2
+    flip(store / name, 140)
+    with pytest.raises(StoreError, match=rf"{name}: its bytes are not those written"):
+        Loader(store, batch_size=4, verify=True)
+    Loader(store, batch_size=4).close()
+
+
+def test_rows_on_their_way_into_the_device_are_checked_and_not_again(copy: Path) -> None:
+    with Loader(copy, batch_size=10, shuffle="none", cache="device", verify=True) as loader:
+        first = contents(loader, 1)
+        damage(copy, 3)  # which is read no more
+        assert len(contents(loader, 1)) == len(first)
+        assert loader.stats()["cached_rows"] == COUNT
+    with Loader(copy, batch_size=10, shuffle="none", cache="device", verify=True) as loader:
+        assert seen_until_refused(loader, "row 3 is not what was written") == []
+
+
+def test_a_ranks_range_of_a_staged_part(store: Path, tmp_path: Path) -> None:
+    part = tmp_path / "part"
+    stage_store(open_store(store), part, rows=part_rows(COUNT, 1, 2))
+    settings: dict[str, Any] = {"batch_size": 5, "partition": "range", "rank": 1, "world_size": 2, "shuffle": "none"}
+    with Loader(part, verify=True, **settings) as staged, Loader(store, **settings) as whole:
+        assert contents(staged, 1) == contents(whole, 1)
+        damage(part, 37)
+        assert seen_until_refused(staged, "row 37 is not what was written") == [30, 31, 32, 33, 34]
