@@ -209,7 +209,8 @@ def test_a_block_written_again_after_finish_changes_no_row(
     out = tmp_path / "store"
     plan = worked(tree, out)
     decoder = BlockDecoder(plan, Beat(Beat.new_fd()), fail_on_bad=False)
-    writer = BlockWriter(plan, Journal(plan.paths.journals, 0, 1))
+    journal = Journal(plan.paths.journals, 0, 1)
+    writer = BlockWriter(plan, journal)
     exists = StorePaths(out).plan
     late = {}
     for index in range(len(plan.blocks)):
@@ -218,7 +219,8 @@ def test_a_block_written_again_after_finish_changes_no_row(
     finish(out, ALL)
     exists.parent.mkdir()
     exists.touch()  # the race: the task looked for the plan just before finish removed it
-    (exists.parent / "journals").mkdir()
+    journal.path.parent.mkdir()
+    journal.path.touch()
     for index, (record, buffer) in late.items():
         if plan.paths.shard(plan.blocks[index].shard, ".npy").exists():
             with pytest.raises(Stopped, match="finished by another process"):
@@ -332,8 +334,10 @@ def test_an_empty_source_is_refused_before_anything_is_written(tmp_path: Path) -
 def test_a_finished_store_and_a_foreign_folder_are_left_alone(tree: Path, tmp_path: Path) -> None:
     source, recipe = open_imagenet(tree), Recipe(height=8, width=8)
     build(source, tmp_path / "store", recipe, Work(max_bad="2"))
-    with pytest.raises(BuildError, match="a finished store is here already"):
-        build(source, tmp_path / "store", recipe, Work(max_bad="2"))
+    with pytest.raises(
+        BuildError, match=r"a finished store is here already, .*: height is 9, the store says 8"
+    ):
+        build(source, tmp_path / "store", Recipe(height=9, width=8), Work(max_bad="2"))
     work(tmp_path / "store")  # a task that is requeued after finish has nothing to do
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign/thesis.tex").touch()
@@ -385,7 +389,7 @@ def test_a_finish_that_was_killed_is_not_another_sources(tmp_path: Path, monkeyp
         patched.setattr(sys.modules["decodeonce.prep.finish"], "trim_shards", killed)
         with pytest.raises(KeyboardInterrupt):
             build(open_imagenet(one), out, recipe, Work(workers=1))
-    with pytest.raises(BuildError, match="a finished store is here already"):
+    with pytest.raises(BuildError, match=r"a finished store is here already"):
         build(open_imagenet(other), out, recipe, Work(workers=1))
     manifest = build(open_imagenet(one), out, recipe, Work(workers=1))
     assert not (out / ".build").exists()

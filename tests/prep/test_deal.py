@@ -93,3 +93,21 @@ def test_what_a_dead_worker_had_goes_out_again() -> None:
 def test_samples_that_are_read_by_themselves_have_no_spans(tmp_path: Path) -> None:
     plan = make_plan(FolderSource(make_tree(tmp_path / "src") / "train"), tmp_path / "out", Recipe(height=8, width=8))
     assert block_spans(plan, [0]) == {}
+
+
+def test_what_others_have_done_is_taken_out_and_the_rest_still_goes_out_once() -> None:
+    for spans in ({}, spans_of(1, [3] * 4)):
+        deal = Deal(list(range(12)), spans)
+        assert deal.next(None, ()) == 0
+        assert sorted(deal.take_out({0, 3, 4, 11, 99})) == [3, 4, 11]
+        deal.shuffle()
+        assert len(deal) == 8
+        assert sorted(chain(*deal_out(deal, [0, 1]).values())) == [1, 2, 5, 6, 7, 8, 9, 10]
+
+
+def test_of_two_in_the_same_order_each_goes_on_in_its_own() -> None:
+    one, other = (Deal(list(range(1000)), {}) for _ in range(2))
+    one.shuffle()
+    other.shuffle()
+    firsts = ({deal.next(None, ()) for _ in range(100)} for deal in (one, other))
+    assert len(set.intersection(*firsts)) < 50  # 10 are expected; 50, once in 10**20

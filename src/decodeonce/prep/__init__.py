@@ -1,7 +1,8 @@
 """From pictures to a store: plan, work, finish. Imports neither torch nor the loader."""
 
-from decodeonce.prep.build import Progress, Work, build, make_plan, work
+from decodeonce.prep.build import build, make_plan, plan_unless_built
 from decodeonce.prep.finish import finish
+from decodeonce.prep.place import is_built
 from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.sources import (
     BoxedSource,
@@ -14,6 +15,7 @@ from decodeonce.prep.sources import (
     open_webdataset,
 )
 from decodeonce.prep.usermap import find_map
+from decodeonce.prep.work import Progress, Work, work
 
 __all__ = [
     "BoxRules",
@@ -27,10 +29,12 @@ __all__ = [
     "build",
     "find_map",
     "finish",
+    "is_built",
     "make_plan",
     "open_imagenet",
     "open_list",
     "open_parquet",
     "open_webdataset",
+    "plan_unless_built",
     "work",
 ]

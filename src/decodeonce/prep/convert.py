@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.build import Progress, Work, build
+from decodeonce.prep.build import build
 from decodeonce.prep.chosen import SORTS
 from decodeonce.prep.merge import check_alike
 from decodeonce.prep.recipe import FILTERS, Recipe
 from decodeonce.prep.sources.stored import StoreSource
+from decodeonce.prep.work import Progress, Work
 from decodeonce.store import Manifest, open_store
 from decodeonce.store.select import Selection
 

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from decodeonce.errors import BuildError
 from decodeonce.store import disk
-from decodeonce.store.files import append, sync_folder
+from decodeonce.store.files import append, naming, sync_folder
 from decodeonce.store.hashing import hexdigest
 
 # Neighbouring blocks stand in the journals of one task's workers, as many as a node has cores. Opening one anew
@@ -63,37 +64,44 @@ def journal_line(record: BlockRecord, round_: int, at: float) -> bytes:
     return b"%s\t%s\n" % (head, hexdigest(head).encode())
 
 
-def _parse(encoded: bytes) -> BlockRecord:
-    facts = json.loads(encoded.split(b"\t")[3])
-    for name in ("rejects", "left_out", "oddities", "turns", "boxes"):
-        facts[name] = [(row, said) for row, said in facts[name]]
-    return BlockRecord(**facts)
+def _parse(encoded: bytes, path: Path) -> BlockRecord:
+    try:
+        facts = json.loads(encoded.split(b"\t")[3])
+        for name in ("rejects", "left_out", "oddities", "turns", "boxes"):
+            facts[name] = [(row, said) for row, said in facts[name]]
+        return BlockRecord(**facts)
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        again = "remove it and run the same command again: its blocks are done anew"
+        raise BuildError(f"{path}: a record of another release ({error}); {again}") from None
 
 
-NAME = re.compile(r"([0-9]+)of([0-9]+)-(.+)-[0-9]+-[0-9a-f]+\.log")
+LINE = re.compile(rb"([0-9]{1,18})\t([0-9]{1,18})\t([0-9]{1,18}\.[0-9]{3})\t(.+)")
+NAME = re.compile(r"([0-9]+)of([0-9]+)-(.+)-([0-9]+)-[0-9a-f]+\.log")
 
 
 @dataclass(frozen=True)
 class Writer:
-    """Who wrote a journal: a process of task `task` of `tasks`, on node `host`."""
+    """Who wrote a journal: process `pid` of task `task` of `tasks`, on node `host`."""
 
     task: int
     tasks: int
     host: str
+    pid: int
 
 
 class Journal:
     """This process's journal, for appending."""
 
     def __init__(self, folder: Path, task: int, tasks: int) -> None:
-        name = f"{task}of{tasks}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}.log"
-        self._fd = disk.open_file(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
+        self.path = folder / f"{task}of{tasks}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}.log"
+        self._fd = disk.open_file(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
         sync_folder(folder)
 
     def append(self, record: BlockRecord, round_: int) -> None:
         """Add a line and make it durable; after an OSError the journal must not be used again."""
-        append(self._fd, journal_line(record, round_, time.time()))
-        disk.fdatasync(self._fd)
+        with naming(self.path):
+            append(self._fd, journal_line(record, round_, time.time()))
+            disk.fdatasync(self._fd)
 
     def close(self) -> None:
         """Close the file."""
@@ -113,7 +121,7 @@ class Line:
 
 
 class Journals:
-    """The journals of a build as they were when this was made: which blocks are done, and their records.
+    """The journals of a build as they were when last looked at: which blocks are done, and their records.
 
     `of` chooses, by the number of a task and of tasks, whose journals are read.
     """
@@ -122,13 +130,23 @@ class Journals:
         self._lines: dict[int, Line] = {}
         self._disputed: set[int] = set()
         self.writers: dict[Path, Writer] = {}
-        for name in sorted(os.listdir(folder)):
-            match = NAME.fullmatch(name)
-            if match and of(int(match[1]), int(match[2])):
-                self.writers[folder / name] = Writer(int(match[1]), int(match[2]), match[3])
-                self._scan(folder / name)
+        self._folder, self._of = folder, of
+        self._read: dict[Path, int] = {}
+        self.look()
 
-    def __contains__(self, block: int) -> bool:
+    def look(self, skip: Callable[[Writer], bool] = lambda writer: False) -> list[Writer]:
+        """Read what has come since, of all but whom `skip` names; returns whose journals are new, or have grown."""
+        told = []
+        for name in sorted(os.listdir(self._folder)):
+            path, match = self._folder / name, NAME.fullmatch(name)
+            if not match or not self._of(int(match[1]), int(match[2])):
+                continue
+            writer = self.writers.setdefault(path, Writer(int(match[1]), int(match[2]), match[3], int(match[4])))
+            if not skip(writer) and self._scan(path):
+                told.append(writer)
+        return told
+
+    def __contains__(self, block: object) -> bool:
         """Whether a block is done, and all journals agree on it."""
         return block in self._lines and block not in self._disputed
 
@@ -154,7 +172,7 @@ class Journals:
                     if len(files) == OPEN_FILES:
                         os.close(files.pop(next(iter(files))))
                     files[line.path] = os.open(line.path, os.O_RDONLY)
-                yield _parse(os.pread(files[line.path], line.length, line.offset))
+                yield _parse(os.pread(files[line.path], line.length, line.offset), line.path)
         finally:
             for fd in files.values():
                 os.close(fd)
@@ -163,16 +181,23 @@ class Journals:
         """(block, journal, time) of the blocks that are done."""
         return ((block, self._lines[block].path, self._lines[block].time) for block in self.blocks())
 
-    def _scan(self, path: Path) -> None:
-        offset = 0
+    def _scan(self, path: Path) -> bool:
+        """Read on in a journal; returns whether it is new, or has grown by whole lines."""
+        before = self._read.get(path)
+        offset = before or 0
         with open(path, "rb") as file:
+            file.seek(offset)
             for encoded in file:
+                if not encoded.endswith(b"\n"):
+                    break  # torn, or still being written
                 head, _, digest = encoded.rpartition(b"\t")
-                if digest == hexdigest(head).encode() + b"\n":
-                    block, round_, at, facts = head.split(b"\t", 3)
+                if digest == hexdigest(head).encode() + b"\n" and (match := LINE.fullmatch(head)):
+                    block, round_, at, facts = match.groups()
                     line = Line(path, offset, len(encoded), hexdigest(facts), int(round_), float(at))
                     self._note(int(block), line)
                 offset += len(encoded)
+        self._read[path] = offset
+        return offset != before
 
     def _note(self, block: int, line: Line) -> None:
         """Keep the record of the latest round; two different records of one round dispute each other."""

@@ -247,11 +247,14 @@ def read_plan(paths: StorePaths) -> Plan:
         ) from None
     try:
         facts = json.loads(encoded)
-        whole = facts["digest"] == manifest_digest(facts) and facts["version"] == PLAN_VERSION
-    except (ValueError, KeyError, TypeError):
+        whole, version = facts["digest"] == manifest_digest(facts), facts["version"]
+    except (ValueError, KeyError, TypeError, RecursionError):
         whole = False
     if not whole:
-        raise BuildError(f"{paths.plan}: damaged, or another version's; remove {paths.root} and build again")
+        raise BuildError(f"{paths.plan}: damaged; remove {paths.root} and build again")
+    if version != PLAN_VERSION:
+        found = f"a plan of version {version!r}, this decodeonce goes on with {PLAN_VERSION}"
+        raise BuildError(f"{paths.plan}: {found}; finish with the release that made it, or remove {paths.root}")
     return Plan(paths, facts)
 
 

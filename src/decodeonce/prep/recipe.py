@@ -136,13 +136,13 @@ def decoder_versions(container: str) -> dict[str, str]:
     return found
 
 
-def differences(wanted: dict[str, Any], planned: dict[str, Any]) -> list[str]:
-    """What differs between two recipes, a phrase each: "filter is box, the plan says bilinear"."""
+def differences(wanted: dict[str, Any], planned: dict[str, Any], *, of: str = "plan") -> list[str]:
+    """What differs between a recipe and that of a plan or store: "filter is box, the plan says bilinear"."""
     found = []
     for key in sorted({*wanted, *planned}):
         mine, theirs = wanted.get(key, "absent"), planned.get(key, "absent")
         if isinstance(mine, dict) and isinstance(theirs, dict):
-            found += differences(mine, theirs)
+            found += differences(mine, theirs, of=of)
         elif mine != theirs:
-            found.append(f"{key} is {mine}, the plan says {theirs}")
+            found.append(f"{key} is {mine}, the {of} says {theirs}")
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +56,7 @@ class Status:
     rejects: list[Reject]
 
 
-def done_rejects(plan: Plan, journals: Journals, blocks: range) -> list[Reject]:
+def done_rejects(plan: Plan, journals: Journals, blocks: Iterable[int]) -> list[Reject]:
     """The rejects among those of these blocks that are done."""
     return [
         Reject(plan.entry(row).text, reason, "rejected")
@@ -102,8 +103,11 @@ class _Unfinished:
         )
 
     def _find_rates(self) -> dict[Path, float]:
-        """Rows a second of each journal, over the last WINDOW or since the build's first block, if that is later."""
-        times = list(self._journals.times())
+        """Rows a second of each journal, over the last WINDOW or since the build's first block, if that is later.
+
+        Clocks jump, and those of nodes differ: a block that is done in the future says nothing.
+        """
+        times = [(block, path, at) for block, path, at in self._journals.times() if at <= self._now]
         began = max(self._now - WINDOW, min((at for _, _, at in times), default=self._now))
         rows = dict.fromkeys(self._journals.writers, 0)
         for block, path, at in times:

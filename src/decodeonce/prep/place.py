@@ -1,0 +1,66 @@
+"""What may lie at OUT already: nothing, an unfinished build, or this very store."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from decodeonce.errors import BuildError
+from decodeonce.prep.plan import scan
+from decodeonce.prep.recipe import Recipe, decoder_versions, differences
+from decodeonce.prep.sources import Source
+from decodeonce.store import StorePaths, open_store
+from decodeonce.store.manifest import canonical
+
+# What may lie in an OUT that a killed build left, and in its .build; anything else is somebody's own.
+OURS = re.compile(r"images-\d{5}\.(npy|h5)|(labels|checksums|boxes|box_count)\.npy|(samples|rejects)\.tsv|store\.h5")
+OURS_IN_BUILD = re.compile(
+    r"journals|plan-(rows\.npy|names\.bin|boxes\.npy|rejects\.tsv)|plan\.json|store\.h5|\..*\.tmp|tmp.*\.h5"
+)
+
+
+def is_built(source: Source, out: Path, recipe: Recipe) -> bool:
+    """Whether `out` is the finished store of this source and recipe, with all its files; nothing is decoded for that.
+
+    Raises BuildError, which says what differs, where it is another store, StoreError where it is damaged. The source
+    is listed, unless the recipe tells already: by names, sizes and classes, not by content.
+    """
+    paths = StorePaths(out)
+    if not paths.manifest.exists():
+        return False
+    if paths.part.exists():
+        raise BuildError(f"{out}: a staged part of a store is here; choose another OUT, or remove it first")
+    found, planned = open_store(out).manifest, recipe.facts(decoder_versions(recipe.container))
+    if told := _differences(source.manifest_facts(planned, "")["recipe"], found.recipe):
+        raise BuildError(_is_here(out, told))
+    wanted = source.manifest_facts(planned, scan(source, recipe.boxes_a_row).digest)
+    if told := _differences(wanted["source"], found.source):
+        raise BuildError(_is_here(out, f"the source's {told}"))
+    return True
+
+
+def _differences(wanted: dict[str, object], found: dict[str, object]) -> str:
+    """What differs, as the manifest would write it."""
+    return "; ".join(differences(json.loads(canonical(wanted)), found, of="store"))
+
+
+def _is_here(out: Path, told: str) -> str:
+    return f"{out}: a finished store is here already, not this build's: {told}; choose another OUT, or remove it first"
+
+
+def check_place(paths: StorePaths, source: Source) -> None:
+    """Raise BuildError where no store of this source can be made, or gone on with."""
+    if paths.manifest.exists():
+        raise BuildError(f"{paths.root}: a finished store is here already; choose another OUT, or remove it first")
+    if paths.root.resolve().is_relative_to(source.top.resolve()):
+        raise BuildError(f"{paths.root}: lies in the source, {source.top}; choose an OUT outside it")
+    if not paths.root.exists():
+        return
+    ours = {paths.build.name, *(column.file for column in source.columns())}
+    foreign = [path for path in paths.root.iterdir() if path.name not in ours and not OURS.fullmatch(path.name)]
+    if paths.build.exists():
+        foreign += [path for path in paths.build.iterdir() if not OURS_IN_BUILD.fullmatch(path.name)]
+    if foreign or (any(paths.root.iterdir()) and not paths.build.exists()):
+        found = f"{foreign[0].name} is in it" if foreign else "it is not empty"
+        raise BuildError(f"{paths.root}: no unfinished build: {found}; choose another OUT")

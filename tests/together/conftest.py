@@ -1,0 +1,38 @@
+"""The pictures and the store that these tests are about."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from decodeonce.prep import Recipe, Work, build, find_map, open_imagenet
+from decodeonce.store import verify_store
+from tests.pictures import make_tree, tree_bytes
+from tests.together.processes import MAP, RECIPE
+
+
+@pytest.fixture(scope="session")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """15 pictures in 3 classes; the second and third can be no rows, so that the last rows, 13 and 14, move there."""
+    root = make_tree(tmp_path_factory.mktemp("concurrent"))
+    for number in (1, 2):
+        (root / f"train/n00000000/n00000000_{number}.JPEG").write_bytes(b"no picture")
+    return root
+
+
+@pytest.fixture(scope="session")
+def recipe() -> Recipe:
+    """The recipe of `processes.FLAGS`."""
+    return replace(RECIPE, map=find_map(MAP))
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tree: Path, recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of the store that one process builds in peace."""
+
+    out = tmp_path_factory.mktemp("undisturbed") / "store"
+    build(open_imagenet(tree), out, recipe, Work(workers=1, max_bad="2"))
+    assert verify_store(out).ok
+    return tree_bytes(out)

@@ -1,0 +1,118 @@
+"""The same command once more, at the same time or after the end; and another build at the place of a finished store."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decodeonce.cli import _run
+from decodeonce.errors import BuildError, StoreError
+from decodeonce.prep import Recipe, Work, build, finish, is_built, make_plan, open_imagenet, plan_unless_built, work
+from decodeonce.prep.allowance import Allowance
+from decodeonce.store import open_store, stage_store
+from tests.pictures import make_tree, tree_bytes
+from tests.together.processes import ROOT, build_words
+
+ALLOWANCE = Allowance.parse("2")
+ROW = 384 * 1024 * 3
+
+
+@pytest.fixture
+def store(tree: Path, recipe: Recipe, undisturbed: dict[str, bytes], tmp_path: Path) -> Path:
+    """The finished store."""
+    out = tmp_path / "store"
+    for name, data in undisturbed.items():
+        out.mkdir(exist_ok=True)
+        (out / name).write_bytes(data)
+    return out
+
+
+def stamps(root: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in [root, *root.iterdir()]}
+
+
+def test_a_job_that_is_sent_again_after_the_end_has_nothing_to_do(
+    tree: Path, store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, words = stamps(store), build_words(tree, store)
+    for again in (words, [*words, "--dry-run"], ["plan", *words[1:]], ["work", store, "--task", 1, "--tasks", 3]):
+        monkeypatch.setattr(sys, "argv", ["prep", *map(str, again)])
+        assert not _run()
+        told = capsys.readouterr()
+        assert told.out.endswith(f"{store}: finished already, nothing to do\n")
+        assert told.err == ""
+    monkeypatch.setattr(sys, "argv", ["prep", "finish", str(store)])
+    assert not _run()
+    assert stamps(store) == before
+
+
+def test_a_finish_that_was_killed_is_cleared_up_by_the_same_build(
+    tree: Path, store: Path, undisturbed: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (store / ".build/journals").mkdir(parents=True)
+    os.truncate(store / "images-00006.npy", 4096 + 2 * ROW)
+    monkeypatch.setattr(sys, "argv", ["prep", *map(str, build_words(tree, store))])
+    assert not _run()
+    assert tree_bytes(store) == undisturbed
+    assert not (store / ".build").exists()
+
+
+def test_what_another_build_would_have_different_is_said(
+    tree: Path, recipe: Recipe, store: Path, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    source = open_imagenet(tree)
+    assert is_built(source, store, recipe)
+    assert not is_built(source, tmp_path / "nowhere", recipe)
+    with pytest.raises(BuildError, match=r"a finished store is here already, .*: filter is box, the store says bi"):
+        build(source, store, replace(recipe, filter="box"))
+    (tmp_path / "other").mkdir()
+    other = make_tree(tmp_path / "other", seed=1)
+    with pytest.raises(BuildError, match=r"a finished store is here already, .*: the source's digest is [0-9a-f]{16}"):
+        build(open_imagenet(other), store, recipe)
+    stage_store(open_store(store), tmp_path / "part", rows=range(5))
+    with pytest.raises(BuildError, match="part: a staged part of a store is here; choose another OUT"):
+        build(source, tmp_path / "part", recipe)
+    os.truncate(store / "images-00003.npy", 5000)
+    with pytest.raises(StoreError, match=r"images-00003.npy: 5000 bytes, expected"):
+        build(source, store, recipe)
+
+
+def test_a_plan_during_which_the_store_is_finished_leaves_it_alone(
+    tree: Path, recipe: Recipe, undisturbed: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, source = sys.modules["decodeonce.prep.build"], open_imagenet(tree)
+    check, out, calls = vars(module)["check_place"], tmp_path / "store", 0
+
+    def check_then_be_overtaken(*arguments: Any) -> None:
+        nonlocal calls
+        calls += 1
+        check(*arguments)
+        if calls == at:
+            finish(out, ALLOWANCE)
+
+    for at in (1, 2):  # before the lock, and under it
+        calls = 0
+        make_plan(source, out, recipe)
+        work(out, Work(workers=2, max_bad="2"))
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "check_place", check_then_be_overtaken)
+            assert plan_unless_built(source, out, recipe) is None
+        assert calls >= at
+        assert tree_bytes(out) == undisturbed
+        shutil.rmtree(out)
+
+
+@pytest.mark.parametrize("times", [20, pytest.param(300, marks=pytest.mark.long)])
+def test_finishes_and_plans_at_the_same_moment_make_one_store(times: int) -> None:
+    command = [sys.executable, "-m", "tests.together.at_once", str(times)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert json.loads(ended.stdout) == []

@@ -1,0 +1,161 @@
+"""Several processes at one OUT: all go on, say so, and end in the bytes of a build that nobody disturbed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from decodeonce.errors import Stopped
+from decodeonce.prep import Progress, Recipe, Work, finish, make_plan, open_imagenet, work
+from decodeonce.prep.allowance import Allowance
+from decodeonce.store import StorePaths, verify_store
+from tests.pictures import tree_bytes
+from tests.together.processes import Prep, build_words, prep
+
+BUILDING = "is building here, too: both go on, each leaves out what the other has done, and both end in the same bytes"
+FINISHED = "another process has finished this build: there is no more to do"
+ALLOWANCE = Allowance.parse("2")
+ROW = 384 * 1024 * 3
+LAST_SHARD = f"images-00006.npy@{4096 + ROW}"  # row 13, which is not there any more when the build is finished
+
+
+def picture(row: int) -> str:
+    return f"map:n{row // 5:08d}_{row % 5}.JPEG"
+
+
+def test_two_builds_share_the_work_say_so_and_both_end_well(
+    tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    words, done = [*build_words(tree, tmp_path / "store"), "--workers", 1], tmp_path / "done"
+    one = Prep(*words, folder=tmp_path, gates=(picture(6),), done=done)
+    hold_one = one.reached(picture(6))
+    other = Prep(*words, folder=tmp_path, gates=(picture(11),), done=done)
+    hold_other = other.reached(picture(11))
+    os.close(hold_one)
+    ended = one.ended()
+    os.close(hold_other)
+    late = other.ended()
+    assert (ended.code, late.code) == (0, 0), (ended, late)
+    assert ended.told.count("\n") == 1
+    assert BUILDING in ended.told
+    assert BUILDING in late.told or FINISHED in late.told
+    assert all("13 rows, 2 rejects" in each.said for each in (ended, late))
+    assert tree_bytes(tmp_path / "store") == undisturbed
+    times = Counter(done.read_text().split())
+    assert len(times) == 13
+    assert sum(times.values()) <= 13 + 3, times  # those that were in hand when the other came
+
+
+HELD = [f"half:{LAST_SHARD}", f"wrote:{LAST_SHARD}", picture(13), picture(14)]
+POINTS = [(command, gate) for command in ("work", "build") for gate in HELD]
+
+
+@pytest.mark.parametrize(
+    ("command", "gate"), [POINTS[0], *(pytest.param(*point, marks=pytest.mark.long) for point in POINTS[1:])]
+)
+def test_a_task_that_is_alive_when_another_process_finishes_the_build(
+    tree: Path, recipe: Recipe, undisturbed: dict[str, bytes], tmp_path: Path, command: str, gate: str
+) -> None:
+    out = tmp_path / "store"
+    make_plan(open_imagenet(tree), out, recipe)
+    words = build_words(tree, out) if command == "build" else ["work", out, "--max-bad", 2]
+    held = Prep(*words, "--workers", 1, folder=tmp_path, gates=(gate,))
+    hold = held.reached(gate)
+    work(out, Work(workers=1, max_bad="2"))
+    finish(out, ALLOWANCE)
+    assert tree_bytes(out) == undisturbed
+    os.close(hold)
+    ended = held.ended()
+    assert ended.code == 0, ended
+    assert FINISHED in ended.told.splitlines()[-1]
+    assert tree_bytes(out) == undisturbed
+
+
+def test_a_task_that_is_killed_in_a_write_after_the_finish_leaves_a_whole_store(
+    tree: Path, recipe: Recipe, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    out, gate = tmp_path / "store", f"wrote:{LAST_SHARD}"
+    make_plan(open_imagenet(tree), out, recipe)
+    held = Prep("work", out, "--max-bad", 2, "--workers", 1, folder=tmp_path, gates=(gate,))
+    hold = held.reached(gate)
+    work(out, Work(workers=1, max_bad="2"))
+    finish(out, ALLOWANCE)
+    os.truncate(out / "images-00006.npy", 4096 + 2 * ROW)  # as that write, a moment later, would have left it
+    os.killpg(held.process.pid, signal.SIGKILL)
+    os.close(hold)
+    assert held.ended().code == -signal.SIGKILL
+    report = verify_store(out)
+    assert (report.bad_rows, bool(report.problems)) == ([], True)
+    assert finish(out, ALLOWANCE).count == 13
+    assert tree_bytes(out) == undisturbed
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "gate", ["replace:labels.npy", "replace:store.json", "unlink:images-00007.npy", "unlink:plan.json"]
+)
+def test_a_build_that_is_held_in_its_finish_while_another_ends(
+    tree: Path, undisturbed: dict[str, bytes], tmp_path: Path, gate: str
+) -> None:
+    out = tmp_path / "store"
+    words = [*build_words(tree, out), "--workers", 1]
+    held = Prep(*words, folder=tmp_path, gates=(gate,))
+    hold = held.reached(gate)
+    other = prep(*words, folder=tmp_path)
+    assert other.code == 0, other
+    os.close(hold)
+    ended = held.ended()
+    assert (ended.code, ended.told) == (0, ""), ended
+    assert tree_bytes(out) == undisturbed
+
+
+def test_a_task_writes_nothing_into_another_build_in_the_place_of_its_own(
+    tree: Path, recipe: Recipe, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    out, gate = tmp_path / "store", picture(4)
+    make_plan(open_imagenet(tree), out, replace(recipe, filter="box"))
+    held = Prep("work", out, "--max-bad", 2, "--workers", 1, folder=tmp_path, gates=(gate,))
+    hold = held.reached(gate)
+    shutil.rmtree(out)
+    make_plan(open_imagenet(tree), out, recipe)
+    work(out, Work(workers=1, max_bad="2"))
+    os.close(hold)
+    ended = held.ended()
+    assert ended.code == 75, ended
+    assert "finished, or removed, by another process" in ended.told.splitlines()[-1]
+    finish(out, ALLOWANCE)
+    assert tree_bytes(out) == undisturbed
+
+
+def test_a_build_that_is_removed_stops_its_tasks(tree: Path, recipe: Recipe, tmp_path: Path) -> None:
+    out = tmp_path / "store"
+    make_plan(open_imagenet(tree), out, recipe)
+
+    def remove(progress: Progress) -> None:
+        if progress.new_rows and out.exists():
+            out.rename(tmp_path / "elsewhere")
+
+    with pytest.raises(Stopped, match="the build was finished, or removed, by another process"):
+        work(out, Work(workers=1, max_bad="2"), remove)
+    assert not out.exists()
+
+
+def test_workers_end_when_their_parent_is_killed(
+    tree: Path, recipe: Recipe, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    out, gate = tmp_path / "store", picture(7)
+    held = Prep(*build_words(tree, out), "--workers", 2, folder=tmp_path, gates=(gate,))
+    hold = held.reached(gate)
+    os.kill(held.process.pid, signal.SIGKILL)
+    os.close(hold)
+    assert held.ended().code == -signal.SIGKILL  # its pipes are closed: nobody holds them any more
+    assert StorePaths(out).plan.exists()
+    ended = prep(*build_words(tree, out), folder=tmp_path)
+    assert (ended.code, ended.told) == (0, ""), ended
+    assert tree_bytes(out) == undisturbed

@@ -1,0 +1,121 @@
+"""Clocks that jump and files of any date: the bytes are the same, and what is said of a build makes sense."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from decodeonce.prep import Recipe, Work, build, finish, make_plan, open_imagenet, work
+from decodeonce.prep.allowance import Allowance
+from decodeonce.prep.journal import Journals
+from decodeonce.prep.status import Status, read_status
+from decodeonce.store import StorePaths
+from tests.cluster.packages import apt_get, is_fatal
+from tests.pictures import tree_bytes
+from tests.together.processes import ROOT, build_words
+
+ALLOWANCE = Allowance.parse("2")
+YEAR = 365.25 * 86400
+
+
+@pytest.fixture(scope="module")
+def faketime() -> str:
+    """The program that runs another under a clock of its own."""
+    why = "" if shutil.which("faketime") else apt_get(["faketime"])
+    if why and not shutil.which("faketime"):
+        (pytest.fail if is_fatal(os.environ) else pytest.skip)(f"to run this: apt-get install faketime ({why})")
+    return shutil.which("faketime") or ""
+
+
+def prep_at(faketime: str, clock: str, *arguments: object) -> str:
+    """Run `prep` under this clock, as faketime(1) writes them; the files' times and the monotonic clock stay true."""
+    environ = {**os.environ, "NO_FAKE_STAT": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    command = [faketime, "-f", clock, sys.executable, "-m", "decodeonce.cli", *map(str, arguments)]
+    ended = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout
+
+
+def assert_makes_sense(status: Status, done: int) -> None:
+    assert (status.blocks_done, status.rows_done) == (done, done)
+    assert 0 <= status.rows_per_s <= done
+    assert status.seconds_left is None or status.seconds_left >= 0
+    for task in status.tasks:
+        assert task.rows_per_s >= 0
+        assert task.seconds_quiet >= 0
+
+
+def test_tasks_whose_clocks_jump_make_the_same_bytes(
+    faketime: str, tree: Path, recipe: Recipe, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    out = tmp_path / "store"
+    make_plan(open_imagenet(tree), out, recipe)
+    words = ["work", out, "--max-bad", 2, "--workers", 1, "--tasks", 3]
+    prep_at(faketime, "-0 x-1000000", *words, "--task", 0)  # eleven days back every second
+    assert_makes_sense(read_status(out), 5)
+    prep_at(faketime, "+30y", *words, "--task", 1)
+    assert_makes_sense(read_status(out), 10)
+    times = [at for _, _, at in Journals(StorePaths(out).journals).times()]
+    assert times[4] < times[0] < time.time() + YEAR < time.time() + 29 * YEAR < times[5]
+    work(out, Work(workers=1, max_bad="2"))
+    assert_makes_sense(read_status(out), 15)
+    finish(out, ALLOWANCE)
+    assert tree_bytes(out) == undisturbed
+
+
+@pytest.mark.long
+def test_every_step_at_another_time(faketime: str, tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+    out = tmp_path / "store"
+    prep_at(faketime, "+50y", "plan", *build_words(tree, out)[1:])
+    clocks = ["-50y", "@1969-12-31 00:00:00", "+100y", "+0 x100000"]
+    for task, (clock, seen_at) in enumerate(zip(clocks, [*clocks[1:], "+0y"], strict=True)):
+        prep_at(faketime, clock, "work", out, "--max-bad", 2, "--task", task, "--tasks", len(clocks))
+        facts = json.loads(prep_at(faketime, seen_at, "status", out, "--json"))
+        assert facts["rows_per_s"] >= 0
+        assert (facts["seconds_left"] or 0) >= 0
+    prep_at(faketime, "-1y", "finish", out, "--max-bad", 2)
+    assert "whole, 13 rows" in prep_at(faketime, "-70y", "verify", out)
+    assert tree_bytes(out) == undisturbed
+
+
+def test_a_status_is_sensible_whatever_the_time(
+    recipe: Recipe, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "store"
+    make_plan(open_imagenet(tree), out, recipe)
+    work(out, Work(workers=1, task=0, tasks=5, max_bad="2"))
+    real = time.time()
+    for years in (-60, -1, 0, 1, 60):
+        monkeypatch.setattr(time, "time", lambda now=real + years * YEAR: now)
+        status = read_status(out)
+        assert_makes_sense(status, 3)
+        assert (status.rows_per_s > 0) == (years == 0)
+        assert (status.seconds_left is None) == (years != 0)
+
+
+@pytest.fixture
+def any_date() -> Iterator[Path]:
+    """A folder whose files may be of any date, if there is one."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
+        yield Path(folder)
+
+
+def test_files_of_any_date_are_read(
+    tree: Path, recipe: Recipe, undisturbed: dict[str, bytes], any_date: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(tree, any_date / "src"))
+    seconds = [0, -1, 1, -(10**9), 4 * 10**9, 2**32, 2**33, 2**34, -(2**34), 10**11, 10**12]  # past the year 2262, too
+    for path, second in zip(sorted(copy.rglob("*.JPEG")), [*seconds, *seconds], strict=False):
+        os.utime(path, ns=(second * 10**9 + 1,) * 2)
+    build(open_imagenet(copy), tmp_path / "store", recipe, Work(workers=1, max_bad="2"))
+    assert tree_bytes(tmp_path / "store") == undisturbed

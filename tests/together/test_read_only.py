@@ -1,0 +1,172 @@
+"""Where nothing may be written: a line that names the place; and all that only reads goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from decodeonce import Loader, open_store
+from decodeonce.cli import _run
+from decodeonce.prep import Recipe, Work, make_plan, open_imagenet, work
+from tests import disks
+from tests.pictures import tree_bytes
+from tests.together.processes import ROOT, build_words
+
+SHORT = "mend that and run the same command again"
+# Each with the place that its line names; STORE is finished, PLANNED and WORKED are not, the others are to be made.
+WRITING = {
+    "build imagenet TREE DISK/new FLAGS": "disk/new",
+    "build imagenet TREE DISK/empty FLAGS": "disk/empty/.build",
+    "build imagenet TREE DISK/worked FLAGS": "disk/worked/",
+    "plan imagenet TREE DISK/new FLAGS": "disk/new",
+    "work DISK/planned": "disk/planned/.build/journals/0of1",
+    "finish DISK/worked --max-bad 2": "disk/worked/",
+    "stage DISK/store DISK/part --node 0 --nodes 1": "disk/part",
+    "stage DISK/store DISK/empty --node 0 --nodes 1": "disk/empty/.stage",
+    "export DISK/store DISK/exported --as folder": "disk/.exported.export",
+    "convert DISK/store DISK/converted --format hdf5": "disk/converted",
+    "show DISK/store --out DISK/sheet.png": "disk/sheet.png",
+    "submit slurm build imagenet TREE DISK/new --tasks 2 --cpus 2": "disk/new.jobs",
+}
+READING = {
+    "build imagenet TREE DISK/store FLAGS": "finished already, nothing to do",
+    "plan imagenet TREE DISK/store FLAGS": "finished already, nothing to do",
+    "plan imagenet TREE DISK/planned FLAGS": "15 rows in 15 blocks are planned",
+    "work DISK/store": "finished already, nothing to do",
+    "finish DISK/store": "13 rows, 2 rejects",
+    "verify DISK/store": "whole, 13 rows",
+    "info DISK/store": "384",
+    "ls DISK/store": "n00000000_0.JPEG",
+    "status DISK/store": "13",
+    "status DISK/worked": "15",
+    "show DISK/store --out HERE/sheet.png": "13 pictures",
+    "stage DISK/store HERE/part --node 0 --nodes 2": "done",
+    "export DISK/store HERE/exported --as folder": "13 pictures",
+}
+
+
+@pytest.fixture(scope="module")
+def disk(
+    tree: Path, recipe: Recipe, undisturbed: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
+    """A read-only file system with a finished store, one that is planned, one that waits for its finish."""
+    with disks.small_disk(tmp_path_factory.mktemp("read-only"), "100m") as disk:
+        for name in ("empty", "store"):
+            (disk / name).mkdir()
+        for name, data in undisturbed.items():
+            (disk / "store" / name).write_bytes(data)
+        make_plan(open_imagenet(tree), disk / "planned", recipe)
+        shutil.copytree(disk / "planned", disk / "worked")
+        work(disk / "worked", Work(max_bad="2"))
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        yield disk
+
+
+def words(line: str, tree: Path, disk: Path, here: Path) -> list[str]:
+    flags = list(map(str, build_words(tree, disk)[4:]))
+    put = {"TREE": str(tree), "DISK": str(disk), "HERE": str(here)}
+    found = []
+    for word in line.split():
+        for name, value in put.items():
+            word = word.replace(name, value)
+        found += flags if word == "FLAGS" else [word]
+    return found
+
+
+@pytest.mark.parametrize(("line", "place"), WRITING.items())
+def test_what_writes_fails_with_one_line(
+    line: str,
+    place: str,
+    tree: Path,
+    disk: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["prep", *words(line, tree, disk, tmp_path)])
+    code, told = _run(), capsys.readouterr().err
+    assert (code, told.count("\n")) == (1, 1), told
+    assert told.startswith("prep: error: ")
+    assert place in told
+    assert told.endswith(f"Read-only file system; {SHORT}\n")
+
+
+@pytest.mark.parametrize(("line", "said"), READING.items())
+def test_what_reads_goes_on(
+    line: str,
+    said: str,
+    tree: Path,
+    disk: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["prep", *words(line, tree, disk, tmp_path)])
+    assert not _run()
+    printed = capsys.readouterr()
+    assert said in printed.out
+    assert "error" not in printed.err
+
+
+def test_the_loader_reads(disk: Path, undisturbed: dict[str, bytes]) -> None:
+    store = open_store(disk / "store")
+    with Loader(disk / "store", batch_size=4, tail="keep") as loader:
+        for batch in loader:
+            assert np.array_equal(batch.images.numpy(), store.take(batch.rows.numpy()))
+    assert tree_bytes(disk / "store") == undisturbed
+
+
+WITHOUT_RIGHTS = """
+import json, os, sys
+from decodeonce import Loader
+from decodeonce.cli import _run
+store = sys.argv[1]
+found = {"rows": sum(len(batch.rows) for batch in Loader(store, batch_size=4, tail="keep"))}
+for line in sys.argv[2:]:
+    sys.argv = ["prep", *line.split()]
+    found[line] = _run() or 0
+print(json.dumps(found))
+"""
+# Root without these is held to permission bits as everybody is.
+ROOTS_RIGHTS = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all"]
+
+
+def test_who_may_not_write_reads(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    store = folder / "store"
+    store.mkdir(parents=True)
+    for name, data in undisturbed.items():
+        (store / name).write_bytes(data)
+    for path in (store, folder):
+        path.chmod(0o555)
+    reading = [f"{command} {store}" for command in ("verify", "info", "ls", "status", "finish")]
+    writing = [
+        f"{command} {place} {folder}/new{more}"
+        for command, place, more in (
+            ("stage", store, " --node 0 --nodes 1"),
+            ("export", store, " --as folder"),
+            ("convert", store, " --format hdf5"),
+            ("build imagenet", tree, ""),
+        )
+    ]
+    command = [sys.executable, "-c", WITHOUT_RIGHTS, str(store), *reading, *writing]
+    command = [*(ROOTS_RIGHTS if os.geteuid() == 0 else []), *command]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended
+    found = json.loads(ended.stdout.splitlines()[-1])
+    assert found == {"rows": 13, **dict.fromkeys(reading, 0), **dict.fromkeys(writing, 1)}
+    told = ended.stderr.splitlines()
+    assert len(told) == len(writing), told
+    for line in told:
+        assert line.startswith(f"prep: error: {folder}/")
+        assert line.endswith(f"Permission denied; {SHORT}")
+    assert os.listdir(folder) == ["store"]
+    assert tree_bytes(store) == undisturbed

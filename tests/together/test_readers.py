@@ -1,0 +1,153 @@
+"""A store that is removed, replaced or built while somebody reads: the right rows, or an error that says why."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from decodeonce import Batch, Loader, StoreError, open_store
+from decodeonce.cli.app import app
+from decodeonce.loader.shards import ShardFiles
+from decodeonce.prep import Recipe, Work, finish, make_plan, open_imagenet, work
+from decodeonce.prep.allowance import Allowance
+from decodeonce.prep.status import read_status
+from tests.stores import make_store, random_images
+from tests.together.processes import Prep, build_words
+
+COUNT, SHARD_ROWS, SHAPE = 60, 20, (64, 64, 3)
+IMAGES, OTHERS = (random_images(COUNT, shape=SHAPE, seed=seed) for seed in (0, 1))
+GONE = r"images-0000\d\.npy: missing|store\.json: missing|store\.json: .*No such file"
+REPLACED = "another store has taken the place of the one that was opened; open it again"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return make_store(tmp_path / "s", IMAGES, shard_rows=SHARD_ROWS)
+
+
+def read_on(batches: Iterable[Batch], seen: list[int]) -> str:
+    """Take the rest of an epoch, whose rows must be the store's own; returns the error that ended it, or ""."""
+    try:
+        for batch in batches:
+            assert np.array_equal(batch.images.numpy(), IMAGES[batch.rows.numpy()])
+            seen += batch.rows.tolist()
+    except StoreError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("reader", ["pread", "mmap"])
+@pytest.mark.parametrize("at", [1, 5])
+def test_a_store_that_is_removed_in_an_epoch(store: Path, reader: str, at: int) -> None:
+    with Loader(store, batch_size=5, shuffle="none", reader=reader, prefetch=1) as loader:
+        batches = iter(loader)
+        seen = [row for _ in range(at) for row in next(batches).rows.tolist()]
+        shutil.rmtree(store)
+        told = read_on(batches, seen)
+        assert seen == list(range(len(seen)))
+        if reader == "pread":  # had opened all shards to ask for their rows ahead
+            assert (told, len(seen)) == ("", COUNT)
+        else:
+            assert re.search(GONE, told)
+            assert len(seen) % SHARD_ROWS == 0
+
+
+@pytest.mark.parametrize("reader", ["pread", "mmap"])
+def test_an_epoch_whose_shards_are_open_ends_whole_without_the_store(store: Path, reader: str) -> None:
+    with Loader(store, batch_size=5, seed=0, reader=reader, prefetch=1) as loader:
+        for epoch in range(2):
+            seen: list[int] = []
+            assert read_on(loader, seen) == ""
+            assert sorted(seen) == list(range(COUNT))
+            if epoch == 0:
+                shutil.rmtree(store)
+
+
+@pytest.mark.parametrize("reader", ["pread", "mmap"])
+@pytest.mark.parametrize("way", ["renamed", "copied"])
+def test_a_store_that_is_replaced_in_an_epoch_gives_its_own_rows_or_none(
+    store: Path, tmp_path: Path, reader: str, way: str
+) -> None:
+    other = make_store(tmp_path / "other", OTHERS, shard_rows=SHARD_ROWS)
+    with Loader(store, batch_size=5, shuffle="none", reader=reader, prefetch=1) as loader:
+        batches = iter(loader)
+        seen = next(batches).rows.tolist()
+        files = ShardFiles(opened := open_store(store))
+        os.rename(store, tmp_path / "old")
+        if way == "renamed":
+            os.rename(other, store)
+        else:  # and is not there as a whole yet
+            shutil.copytree(other, store, ignore=shutil.ignore_patterns("store.json"))
+        told, refused = read_on(batches, seen), REPLACED if way == "renamed" else GONE
+        assert seen == list(range(len(seen)))
+        assert re.search(refused, told) if told else len(seen) == COUNT
+        for read in (lambda: files.open(np.array([30])), lambda: opened.images[30]):
+            with pytest.raises(StoreError, match=refused):
+                read()
+
+
+def test_a_mapping_made_before_stays_and_one_made_later_is_refused(store: Path, tmp_path: Path) -> None:
+    weights = np.linspace(0, 1, COUNT)
+    other = make_store(tmp_path / "other", OTHERS, shard_rows=SHARD_ROWS, columns={"weight": weights})
+    store = make_store(tmp_path / "one", IMAGES, shard_rows=SHARD_ROWS, columns={"weight": weights})
+    opened = open_store(store)
+    assert np.array_equal(opened.images[3], IMAGES[3])
+    os.rename(store, tmp_path / "old")
+    os.rename(other, store)
+    assert np.array_equal(opened.images[4], IMAGES[4])
+    for read in (lambda: opened.images[SHARD_ROWS], lambda: opened.take([0, 30]), lambda: opened.columns):
+        with pytest.raises(StoreError, match=REPLACED):
+            read()
+    assert np.array_equal(open_store(store).images[...], OTHERS)
+
+
+def test_what_is_unfinished_is_never_read_nor_called_whole(
+    tree: Path, recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, gate = tmp_path / "store", "replace:store.json"
+    held = Prep(*build_words(tree, out), "--workers", 1, folder=tmp_path, gates=(gate,))
+    hold = held.reached(gate)  # all is there but store.json
+    with pytest.raises(StoreError, match=r"store\.json"):
+        open_store(out)
+    with pytest.raises(StoreError, match=r"store\.json"):
+        Loader(out, batch_size=1)
+    for command in (["verify"], ["verify", "--json"], ["info"], ["ls"]):
+        with suppress(StoreError):
+            assert app([*command, str(out)], standalone_mode=False) == 1
+        assert "whole" not in capsys.readouterr().out
+    assert read_status(out).blocks_done == 15
+    os.close(hold)
+    assert held.ended().code == 0
+    assert open_store(out)
+
+
+def test_status_at_any_moment_of_a_build(tree: Path, recipe: Recipe, tmp_path: Path) -> None:
+    out = tmp_path / "store"
+    make_plan(open_imagenet(tree), out, recipe)
+    with ThreadPoolExecutor(1) as pool:
+
+        def build() -> None:
+            work(out, Work(workers=2, max_bad="2"))
+            finish(out, Allowance.parse("2"))
+
+        built, seen = pool.submit(build), []
+        while not built.done():
+            seen.append(read_status(out))
+            assert seen[-1].rows_per_s >= 0
+            if not seen[-1].finished:
+                with suppress(StoreError):
+                    assert open_store(out).manifest.count == 13  # finished meanwhile
+        built.result()
+    seen.append(read_status(out))
+    unfinished = [status.blocks_done for status in seen if not status.finished]
+    assert unfinished == sorted(unfinished)
+    assert [status.finished for status in seen] == sorted(status.finished for status in seen)
+    assert seen[-1].finished
