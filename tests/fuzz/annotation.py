@@ -1,0 +1,79 @@
+"""XML annotations, and the boxes that they give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+from decodeonce.prep.geometry import pixel_box
+from decodeonce.prep.recipe import BoxRules
+from decodeonce.prep.sources.formats.annotations import Annotation, parse, usable_box
+from tests.fuzz import Mutate
+
+RULES = (BoxRules(), BoxRules(margin=0.5, least=4), BoxRules(margin=10))
+SEED = b"""<annotation><folder>n01440764</folder><filename>%s</filename><size><width>500</width><height>375</height>
+<depth>3</depth></size><object><name>n01440764</name><bndbox><xmin>13</xmin><ymin>22.5</ymin><xmax>485</xmax>
+<ymax>298</ymax></bndbox></object><object><name>dog</name><bndbox><xmin>485</xmin><ymin>-3</ymin><xmax>1e3</xmax>
+<ymax>1</ymax></bndbox></object></annotation>"""
+PIECES = (
+    b"<!DOCTYPE a [<!ENTITY b 'c'>]>",
+    b"<!DOCTYPE a SYSTEM 'file:///etc/passwd'>",
+    b"<?xml version='1.0' encoding='utf-16'?>",
+    b"<?xml version='1.0' encoding='x-user-defined'?>",
+    b"<![CDATA[1]]>",
+    b"&b;",
+    b"&#49;",
+    b"1e-320",
+    b"1e308",
+    b"nan",
+    b"-inf",
+    b"1_0",
+    b"\xef\xbb\xbf",
+    b"<size>" * 50,
+    b"</annotation>",
+)
+
+
+def seeds() -> Iterator[bytes]:
+    """One with a box inside and one inverted, and one without objects, in another encoding."""
+    yield SEED
+    yield b'<?xml version="1.0" encoding="ISO-8859-1"?>' + SEED.partition(b"<object>")[0] + b"</annotation>"
+
+
+def mutate(data: bytes, size: int, random: Random, mutate: Mutate) -> bytes:
+    """A tag's text or a whole tag changed, something odd put in, or as libFuzzer has it."""
+    kind = random.randrange(4)
+    if kind == 0:
+        return mutate(data, size)
+    parts = data.split(b"<")
+    at = random.randrange(len(parts))
+    if kind == 1:
+        parts[at] = parts[at].partition(b">")[0] + b">" + mutate(parts[at].partition(b">")[2], 32)
+    elif kind == 2:
+        parts[at] = parts[at] + random.choice(PIECES)
+    else:
+        parts.insert(random.randrange(len(parts) + 1), parts[at])
+    return b"<".join(parts)[:size]
+
+
+def TestOneInput(data: bytes) -> None:
+    """Objects inside their picture, each a box that a picture of any size can be cut by; or a ValueError."""
+    try:
+        found = parse(data)
+    except ValueError:
+        return
+    for name, (left, top, right, bottom) in found.objects:
+        assert name
+        assert 0 <= left <= right <= found.width, found
+        assert 0 <= top <= bottom <= found.height, found
+        for rules in RULES:
+            _check(usable_box((left, top, right, bottom), found, rules), found)
+
+
+def _check(box: object, found: Annotation) -> None:
+    if isinstance(box, tuple):
+        assert all(0 <= side <= 1 for side in box), (box, found)
+        for width, height in ((1, 1), (500, 375), (65500, 1)):
+            left, top, right, bottom = pixel_box(box, width, height)
+            assert 0 <= left < right <= width, (box, found)
+            assert 0 <= top < bottom <= height, (box, found)

@@ -1,0 +1,35 @@
+"""Journals as a kill, a full disk or another program leaves them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from decodeonce.errors import BuildError
+from decodeonce.prep.journal import BlockRecord, Journals, journal_line
+from tests.fuzz.scratch import scratch
+
+FOLDER = scratch("journal")
+FILE = FOLDER / "0of1-host-1-00000000.log"
+
+
+def seeds() -> Iterator[bytes]:
+    """Lines of two blocks, one twice, and half a line."""
+    record = BlockRecord(
+        0, "0" * 32, "f" * 32, [3, 4, 5, 6], rejects=[(1, "broken")], sums=[1, 2, 3], squares=[1, 2, 3]
+    )
+    lines = journal_line(record, 0, 1.5) + journal_line(BlockRecord(1), 0, 2.5) + journal_line(BlockRecord(1), 1, 3.5)
+    yield lines
+    yield lines[:-9]
+
+
+def TestOneInput(data: bytes) -> None:
+    """A journal of these bytes: what is no line is passed over, what is no record a BuildError."""
+    FILE.write_bytes(data)
+    journals = Journals(FOLDER)
+    for block in journals.blocks():
+        assert block in journals
+        assert journals.round(block) >= 1
+        with suppress(BuildError):
+            journals.record(block)
+    assert len(list(journals.times())) == len(journals.blocks())

@@ -1,0 +1,46 @@
+"""Parquet files, listed by pyarrow in a process of its own; pictures are read by workers, whose end costs a row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from decodeonce.errors import BuildError, Stopped
+from decodeonce.prep.sources import open_parquet
+from tests.fuzz.scratch import scratch
+
+FILE = scratch("parquet") / "fuzz.parquet"
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+PICTURES = [{"bytes": b"picture", "path": "a.jpg"}, {"bytes": None, "path": None}, None]
+
+
+def seeds() -> Iterator[bytes]:
+    """Numbers with the names of their classes, strings by a dictionary, and a plain column of bytes."""
+    features = {"image": {"_type": "Image"}, "label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
+    known = {"huggingface": json.dumps({"info": {"features": features}})}
+    images = pa.array(PICTURES, IMAGE)
+    yield _written(pa.table({"image": images, "label": [0, 1, 1]}).replace_schema_metadata(known))
+    yield _written(pa.table({"image": images, "label": pa.array(["a", "b", None]).dictionary_encode()}))
+    yield _written(pa.table({"image": [b"x", b"y", b""], "label": [2, -1, None]}), compression="none", version="1.0")
+
+
+def _written(table: pa.Table, **options: object) -> bytes:
+    pq.write_table(table, FILE, row_group_size=2, **options)
+    return FILE.read_bytes()
+
+
+def TestOneInput(data: bytes) -> None:
+    """Every row has a class or a problem."""
+    FILE.write_bytes(data)
+    try:
+        source = open_parquet(FILE)
+        assert source.found
+        entries = list(source.entries())
+        classes = source.classes()
+    except (BuildError, Stopped):
+        return
+    for entry in entries:
+        assert entry.problem or 0 <= entry.label < len(classes), entry

@@ -1,0 +1,105 @@
+"""A store whose manifest is as somebody wished, and its files as that says: opened, read and verified."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from decodeonce.errors import DecodeonceError
+from decodeonce.prep import merge
+from decodeonce.prep.stored_rows import StoreRows
+from decodeonce.store import open_store, verify_store
+from decodeonce.store.hashing import hexdigest
+from decodeonce.store.part import Part
+from decodeonce.store.reader import Store
+from tests.fuzz import Mutate
+from tests.fuzz.scratch import scratch
+from tests.fuzz.trees import mutate_tree
+from tests.store.signing import sign
+from tests.stores import make_store, random_images
+
+ROOT = scratch("store") / "s.store"
+SMALL = ("labels.npy", "checksums.npy", "samples.tsv", "rejects.tsv", "weights.npy")
+STORE = make_store(
+    ROOT, random_images(5, shape=(2, 2, 3)), shard_rows=3, columns={"weights": random_images(5, shape=(1, 1, 2))}
+)
+FACTS = json.loads((ROOT / "store.json").read_bytes())
+
+
+def seeds() -> Iterator[bytes]:
+    """The store as it is written, and a part of it: each file's text by its name."""
+    whole = {"facts": FACTS} | {name: (ROOT / name).read_bytes().decode("latin-1") for name in SMALL}
+    yield json.dumps(whole).encode()
+    part = json.loads(Part(FACTS["digest"], 1, 2).to_bytes())
+    yield json.dumps({**whole, "part": part}).encode()
+
+
+def mutate(data: bytes, size: int, random: Random, mutate: Mutate) -> bytes:
+    """Other facts or other files, mostly."""
+    return mutate_tree(data, size, random, mutate)
+
+
+def TestOneInput(data: bytes) -> None:
+    """Write such a store, its manifest signed with the files' true sizes and digests, and use it."""
+    try:
+        tree = json.loads(data)
+        _write(tree["facts"], tree)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return
+    assert verify_store(ROOT).rows >= 0
+    try:
+        store = open_store(ROOT)
+    except DecodeonceError:
+        return
+    for use in (_read_rows, _read_columns, _read_samples, _convert):
+        with suppress(DecodeonceError):
+            use(store)
+
+
+def _write(facts: dict[str, Any], files: dict[str, Any]) -> None:
+    for name in SMALL:
+        content = files[name].encode("latin-1", "replace")
+        (ROOT / name).write_bytes(content)
+        if name in facts["files"]:
+            facts["files"][name].update({"bytes": len(content), "xxh3": hexdigest(content)})
+    encoded = sign({key: value for key, value in facts.items() if key != "digest"})
+    (ROOT / "store.json").write_bytes(encoded)
+    part = files.get("part")
+    if part is None:
+        (ROOT / "stage.json").unlink(missing_ok=True)
+    else:
+        digest = json.loads(encoded)["digest"]
+        (ROOT / "stage.json").write_bytes(sign({**part, "store": digest}))
+
+
+def _read_rows(store: Store) -> None:
+    rows = range(store.rows[0], store.rows[-1] + 1)
+    assert store.take(list(rows)).shape == (len(rows), *store.manifest.shape)
+    assert 0 <= store.labels.min() <= store.labels.max() < len(store.classes)
+
+
+def _read_columns(store: Store) -> None:
+    for column in store.columns.values():
+        assert len(column) == len(store)
+        column.sum()
+
+
+def _read_samples(store: Store) -> None:
+    for sample in (*store.samples, store.samples[-1]):
+        assert 0 <= sample.row < len(store)
+
+
+def _convert(store: Store) -> None:
+    """What `prep convert` asks of a store before it reads its rows."""
+    rows = StoreRows(Path(ROOT), store.manifest.digest)
+    rows.check_files()
+    merge.check_alike([(ROOT, store.manifest)])
+    for row in store.rows:
+        rows.sample(row)
+        rows.read(row)
+    for reject in rows.rejects():
+        str(reject)

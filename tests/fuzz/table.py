@@ -1,0 +1,44 @@
+"""samples.tsv and rejects.tsv as text, by both readers of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from decodeonce.errors import StoreError
+from decodeonce.store.select import MappedSamples
+from decodeonce.store.table import Sample, Samples, escape, read_rejects, unescape
+from tests.fuzz.scratch import scratch
+
+GOLDEN = Path(__file__).parent.parent / "store" / "golden" / "npy"
+FILE = scratch("table") / "lines.tsv"
+
+
+def seeds() -> Iterator[bytes]:
+    """Tables that were written, one with odd names."""
+    for name in ("samples.tsv", "rejects.tsv"):
+        yield (GOLDEN / name).read_bytes()
+    yield b"row\n0\t1\ta\\tb\tn\\xff\\\\\t3\t4\t0,0,1,1\tff\nreject\tbroken\trejected\n"
+
+
+def TestOneInput(data: bytes) -> None:
+    """All lines, then some by number."""
+    FILE.write_bytes(data)
+    count = max(0, data.count(b"\n") - 1)
+    samples = _tried(lambda: list(Samples(FILE, count)))
+    numbered = _tried(lambda: [Samples(FILE, count)[row] for row in range(min(count, 8))])
+    mapped = _tried(lambda: [MappedSamples(FILE, count).at(row) for row in range(min(count, 8))] if count else [])
+    if samples is not None:
+        assert samples[:8] == numbered == mapped, (samples, numbered, mapped)
+    try:
+        for reject in read_rejects(FILE):
+            assert unescape(escape(reject.source)) == reject.source
+    except StoreError:
+        pass
+
+
+def _tried(read: Callable[[], list[Sample]]) -> list[Sample] | None:
+    try:
+        return read()
+    except StoreError:
+        return None

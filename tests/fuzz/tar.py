@@ -1,0 +1,95 @@
+"""Tars: the listing from headers alone, and the samples that members make."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+from collections.abc import Iterator
+from random import Random
+
+from decodeonce.errors import BuildError
+from decodeonce.prep.sources.base import MAX_FILE_BYTES
+from decodeonce.prep.sources.formats.samples import MAX_LABEL_BYTES, samples
+from decodeonce.prep.sources.formats.tar import BLOCK, Window, list_tar
+from tests.fuzz import Mutate
+
+FILE = os.memfd_create("fuzz-tar")
+CHECKSUM = slice(148, 156)
+FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
+KINDS = (tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.GNUTYPE_SPARSE)
+
+
+def seeds() -> Iterator[bytes]:
+    """Each dialect with names of many kinds, and sparse files of every way to write them."""
+    files = {"a.jpg": b"picture", "a.cls": b"1", "a.json": json.dumps({"label": 2}).encode(), "./b/c.txt": b"n01440764"}
+    files |= {"é\udcff.png": b"x", "long/" * 20 + "d.jpeg": b"y"}
+    for format_ in FORMATS:
+        yield written(files, format_)
+    yield written({"link.jpg": b""}, tarfile.GNU_FORMAT, KINDS)
+    for facts in (
+        {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "s.jpg", "GNU.sparse.realsize": "9"},
+        {"GNU.sparse.map": "0,1,5,2", "GNU.sparse.size": "9"},
+        {"GNU.sparse.offset": "0", "GNU.sparse.numbytes": "1", "GNU.sparse.size": "9"},
+        {"size": "3", "path": "renamed.jpg", "mtime": "1.5", "uid": "7", "hdrcharset": "BINARY"},
+    ):
+        yield written({"s.jpg": b"1\n0\n1\n" + bytes(600)}, tarfile.PAX_FORMAT, pax_headers=facts)
+
+
+def written(
+    files: dict[str, bytes], format_: int, kinds: tuple[bytes, ...] = (), pax_headers: dict[str, str] | None = None
+) -> bytes:
+    """A tar of these files, each once as a regular file and once of each of `kinds`."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=format_, errors="surrogateescape") as tar:
+        for name, data in files.items():
+            for kind in (tarfile.REGTYPE, *kinds):
+                info = tarfile.TarInfo(name if "\udcff" not in name or format_ == tarfile.GNU_FORMAT else "é.png")
+                info.size, info.type, info.linkname = len(data), kind, "a.jpg" * (kind != tarfile.REGTYPE)
+                info.pax_headers = dict(pax_headers or {})
+                tar.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def mutate(data: bytes, size: int, random: Random, mutate: Mutate) -> bytes:
+    """A change in one block of 512 bytes, blocks moved about, or as libFuzzer has it; checksums hold after it."""
+    blocks = [data[at : at + BLOCK] for at in range(0, len(data), BLOCK)] or [b""]
+    at, kind = random.randrange(len(blocks)), random.randrange(5)
+    if kind == 0:
+        return mended(mutate(data, size))
+    if kind == 1:
+        blocks.insert(random.randrange(len(blocks)), blocks[at])
+    elif kind == 2:
+        del blocks[at]
+    else:
+        blocks[at] = mutate(blocks[at], BLOCK).ljust(BLOCK, b"\0")
+    return mended(b"".join(blocks))[:size]
+
+
+def mended(data: bytes) -> bytes:
+    """The tar with the checksum that each block should have if it is a header, wherever it looks like one."""
+    blocks = [data[at : at + BLOCK] for at in range(0, len(data), BLOCK)]
+    return b"".join(_mended(block) if block[257:262] == b"ustar" else block for block in blocks)
+
+
+def _mended(block: bytes) -> bytes:
+    if len(block) < BLOCK:
+        return block
+    total = sum(block) - sum(block[CHECKSUM]) + 8 * ord(" ")
+    return block[: CHECKSUM.start] + b"%06o\0 " % total + block[CHECKSUM.stop :]
+
+
+def TestOneInput(data: bytes) -> None:
+    """List it as a shard, and read the labels that it has."""
+    os.ftruncate(FILE, 0)
+    os.pwrite(FILE, data, 0)
+    try:
+        members = list(list_tar(Window(FILE, "fuzz.tar", 0, len(data))))
+    except BuildError:
+        return
+    for member in members:
+        assert member.problem or 0 <= member.place <= member.place + member.size <= len(data), member
+        assert member.problem or 0 < member.size <= MAX_FILE_BYTES
+    for sample in samples(members, lambda member: data[member.place : member.place + member.size]):
+        assert len(sample.label) <= MAX_LABEL_BYTES

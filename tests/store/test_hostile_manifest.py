@@ -1,0 +1,61 @@
+"""Manifests and tables that are signed and wrong: StoreError where they are read, none of numpy's further on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from decodeonce import open_store
+from decodeonce.errors import StoreError
+from decodeonce.store.manifest import MAX_BYTES
+from decodeonce.store.table import REJECT_COLUMNS, line, read_rejects
+from tests.store.signing import resign
+from tests.stores import make_store, random_images
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    columns = {"weights": np.zeros((3, 2), "<f4")}
+    return make_store(tmp_path / "s.store", random_images(3, shape=(2, 2, 3)), columns=columns)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("shape", [1] * 70, "does not fit in 128 bytes"),
+        ("shape", [2**62, 0], r"more than 2\*\*63 bytes"),
+        ("dtype", "<f1", "expected a number's"),
+        ("dtype", "<b8", "expected a number's"),
+        ("dtype", "|f4", "expected a number's"),
+    ],
+)
+def test_a_column_that_no_array_can_be_is_refused(store: Path, key: str, value: Any, told: str) -> None:
+    resign(store, lambda facts: facts["columns"][0].update({key: value}))
+    with pytest.raises(StoreError, match=f"store.json: .*{told}"):
+        open_store(store)
+
+
+@pytest.mark.parametrize("dtype", ["|b1", "|i1", "|u1", "<i2", "<u4", "<i8", "<f2", "<f8"])
+def test_every_number_of_numpys_is_a_columns(tmp_path: Path, dtype: str) -> None:
+    values = np.arange(3).astype(dtype)
+    store = make_store(tmp_path / "s.store", random_images(3, shape=(2, 2, 3)), columns={"numbers": values})
+    assert np.array_equal(open_store(store).columns["numbers"], values)
+
+
+@pytest.mark.parametrize("content", [b"one\n", b"a\tb\tc\td\n", b"a\xff\tb\tc\n", b"\n", b"half"])
+def test_a_line_that_is_no_reject_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "rejects.tsv"
+    path.write_bytes(line(REJECT_COLUMNS) + line(["a.jpg", "broken", "rejected"]) + content)
+    with pytest.raises(StoreError, match=r"rejects.tsv: no reject in line 3 .*; run `prep verify`"):
+        list(read_rejects(path))
+
+
+@pytest.mark.parametrize("name", ["store.json", "stage.json"])
+def test_a_manifest_larger_than_any_is_not_read(store: Path, name: str) -> None:
+    with open(store / name, "ab") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(StoreError, match=rf"{name}: 1099511627776 bytes, expected at most {MAX_BYTES}; restore it"):
+        open_store(store)
