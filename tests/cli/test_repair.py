@@ -17,7 +17,6 @@ from tests.pictures import tree_bytes
 from tests.prep.building import built
 from tests.prep.test_sources import PICS
 
-
 # click before 8.2 mixes what goes to stderr into the rest unless told not to; later ones cannot be told.
 APART: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
 

@@ -114,7 +114,7 @@ def test_a_manifest_of_something_else(store: Path, facts: Any) -> None:
 @pytest.mark.parametrize("version", [2, 17, 0, "1", 1.0, True, None])
 def test_another_version_is_named(store: Path, version: Any) -> None:
     resign(store, lambda facts: facts.update(version=version))
-    refusal(store, f"store.json: format version {version!r}, this decodeonce reads 1", "install a newer one")
+    refusal(store, f"store.json: format version {version!r}, this decodeonce reads 1", "install a newer decodeonce")
 
 
 def test_no_flipped_bit_of_a_manifest_is_accepted(tmp_path: Path) -> None:

@@ -16,13 +16,13 @@ CALLS |= {"ftruncate", "posix_fallocate", "replace", "rename", "renames", "unlin
 CALLS |= {"mkdir", "makedirs", "mkfifo", "mknod", "link", "symlink", "chmod", "chown", "utime"}
 METHODS = {"write_bytes", "write_text", "mkdir", "unlink", "rmdir", "rename", "touch", "hardlink_to", "symlink_to"}
 METHODS |= {"chmod", "tofile"}
-# Answers and messages go into pipes and to terminals, the beat is memory, `prep sample` draws pictures to try things
-# on, and libhdf5 lays out a scratch file of its own.
+# Answers and messages go into pipes and to terminals, the beat is memory, and libhdf5 lays out a scratch file of its
+# own.
 ELSEWHERE = {
     "store/disk.py": CALLS | {"os.open"},
     "prep/beat.py": {"truncate"},
     "prep/worker.py": {"write"},
-    "prep/sample.py": CALLS | METHODS,
+    "prep/sources/apart.py": {"open", "os.open"},
     "store/hdf5.py": {"unlink"},
     "cli/__init__.py": {"write", "os.open"},
 }

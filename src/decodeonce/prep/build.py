@@ -33,8 +33,10 @@ def make_plan(source: Source, out: Path, recipe: Recipe) -> Plan:
     paths = StorePaths(out)
     check_place(paths, source)
     decoders = decoder_versions(recipe.container)
-    if paths.plan.exists() and (plan := _stamped_plan(paths, source, recipe.facts(decoders))) is not None:
-        return plan
+    if paths.plan.exists():
+        sync_folder(paths.build)  # who wrote it may have been killed before this
+        if (plan := _stamped_plan(paths, source, recipe.facts(decoders))) is not None:
+            return plan
     listing = scan(source, recipe.boxes_a_row)
     facts = plan_facts(source, listing, recipe, decoders)
     if not facts["count"] and not paths.plan.exists():

@@ -1,0 +1,161 @@
+"""A double of `decodeonce.store.disk`: it counts the calls of all processes of a run, and has one of them go wrong."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from decodeonce.store import disk
+
+SECTOR = 512
+# Whatever the layer has; with O_CREAT open_file is another call, "create", for that one needs room.
+NAMES = [name for name, value in vars(disk).items() if callable(value) and not isinstance(value, type)]
+LABELS = [*NAMES, "create"]
+WRITES, READS = {"write", "pwrite"}, {"pread", "preadv"}
+# NFS tells of a full disk when it is flushed.
+TAKES_ROOM = {*WRITES, "create", "mkdir", "fallocate", "replace", "fsync", "fdatasync"}
+KINDS: dict[str, set[str]] = {
+    "SIGKILL": set(LABELS),
+    "SIGKILL of the parent": set(LABELS),
+    "SIGKILL of all": set(LABELS),
+    "torn at 512 bytes, SIGKILL": WRITES,
+    "EIO": set(LABELS),
+    "EIO from then on": set(LABELS),
+    "ENOSPC from then on": TAKES_ROOM,
+    "EDQUOT": TAKES_ROOM,
+    "half of it": WRITES | READS,
+    "one byte of it": WRITES | READS,
+    "EINTR": {"fallocate"},
+}
+OF_A_WORKER = {"SIGKILL of the parent", "SIGKILL of all"}  # elsewhere these are a plain SIGKILL
+KILLS = {kind for kind in KINDS if "SIGKILL" in kind}
+HARMLESS = {"half of it", "one byte of it", "EINTR"}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of the layer: what, and whether a worker made it."""
+
+    label: str
+    by_worker: bool
+
+    def may_meet(self, kind: str) -> bool:
+        """Whether this kind of fault is one of this call's."""
+        return self.label in KINDS[kind] and (self.by_worker or kind not in OF_A_WORKER)
+
+    def __str__(self) -> str:
+        return f"{self.label} of a {'worker' if self.by_worker else 'parent'}"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong at the first call from number `call` (from 1) on that `kind` can happen to."""
+
+    call: int
+    kind: str
+    seed: int = 0
+
+
+class Double:
+    """Put in the place of the layer by `install`; the processes that are forked later have it, too.
+
+    Calls are counted by appending a byte each to a file in `folder`: where it came to lie is the call's number.
+    """
+
+    def __init__(self, folder: Path, fault: Fault | None = None) -> None:
+        self._log, self._mark, self.fault = folder / "calls", folder / "happened", fault
+        for path in (self._log, self._mark):
+            path.unlink(missing_ok=True)
+        self._log.touch()
+        self._root = self._pid = -1
+        self._fd = -1
+        self._lock = threading.Lock()
+
+    def calls(self) -> list[Call]:
+        """The calls so far."""
+        return [Call(LABELS[byte >> 1], bool(byte & 1)) for byte in self._log.read_bytes()]
+
+    def happened(self) -> Call | None:
+        """The call that the fault happened to."""
+        if not self._mark.exists():
+            return None
+        (byte,) = self._mark.read_bytes()
+        return Call(LABELS[byte >> 1], bool(byte & 1))
+
+    def install(self) -> None:
+        """From now on the layer of this process and of those it forks is this one."""
+        self._root = os.getpid()
+        for name in NAMES:
+            setattr(disk, name, partial(self._call, name, getattr(disk, name)))
+
+    def _call(self, name: str, real: Callable[..., Any], *args: Any) -> Any:
+        label = "create" if name == "open_file" and args[1] & os.O_CREAT else name
+        call = Call(label, os.getpid() != self._root)
+        number = self._number(call)
+        fault = self.fault
+        if fault is None or number < fault.call or not call.may_meet(fault.kind):
+            return real(*args)
+        if self._is_first(call) or fault.kind.endswith("from then on"):
+            return self._go_wrong(fault, real, args)
+        return real(*args)
+
+    def _number(self, call: Call) -> int:
+        with self._lock:
+            if self._pid != os.getpid():  # a descriptor's place is shared with whoever has inherited it
+                self._fd, self._pid = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), os.getpid()
+            os.write(self._fd, _byte(call))
+            return os.lseek(self._fd, 0, os.SEEK_CUR)
+
+    def _is_first(self, call: Call) -> bool:
+        try:
+            fd = os.open(self._mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
+        except FileExistsError:
+            return False
+        os.write(fd, _byte(call))
+        os.close(fd)
+        return True
+
+    def _go_wrong(self, fault: Fault, real: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        kind = fault.kind
+        if kind.startswith(("EIO", "ENOSPC", "EDQUOT", "EINTR")):
+            code = getattr(errno, kind.split()[0])
+            raise OSError(code, os.strerror(code), *[str(path) for path in args[:1] if isinstance(path, Path)])
+        if kind in HARMLESS:
+            return _part(real, args, one=kind == "one byte of it")
+        if kind.startswith("torn"):
+            sectors = random.Random(fault.seed).randrange(memoryview(args[1]).nbytes // SECTOR + 1)
+            with suppress(OSError):  # past the page cache, where the disk has larger sectors
+                real(args[0], memoryview(args[1])[: sectors * SECTOR], *args[2:])
+        if kind == "SIGKILL of all":
+            os.killpg(0, signal.SIGKILL)
+        if kind == "SIGKILL of the parent":
+            os.kill(self._root, signal.SIGKILL)
+            return real(*args)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _byte(call: Call) -> bytes:
+    return bytes([LABELS.index(call.label) << 1 | call.by_worker])
+
+
+def _part(real: Callable[..., Any], args: tuple[Any, ...], *, one: bool) -> Any:
+    """Do half of a read or write, or one byte of it; of nothing, nothing."""
+    fd, what, *rest = args
+    if isinstance(what, int):  # pread's size
+        return real(fd, _less(what, one=one), *rest)
+    if isinstance(what, list):  # preadv's buffers
+        return real(fd, [what[0][: _less(what[0].nbytes, one=one)]], *rest)
+    return real(fd, memoryview(what)[: _less(memoryview(what).nbytes, one=one)], *rest)
+
+
+def _less(nbytes: int, *, one: bool) -> int:
+    return min(nbytes, 1) if one else -(-nbytes // 2)

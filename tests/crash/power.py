@@ -1,0 +1,266 @@
+"""Loss of power: what a disk may hold after any call, when all that was not flushed is there, or not, or in parts.
+
+A file's bytes and size are durable when it was flushed, a name when its folder was. A rename is there or not, never
+half. Of everything else each operation by itself may have come to the disk or not, and of a write any of its sectors.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import threading
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from decodeonce.store import disk
+from tests.crash.double import NAMES, SECTOR
+
+CHANGES = ("mkdir", "replace", "unlink", "rmdir", "write", "pwrite", "ftruncate", "fallocate")
+FLUSHES = ("fsync", "fdatasync")
+
+
+class Recorder:
+    """Put in the place of the layer by `install`, on top of a Double: writes down what succeeded.
+
+    Calls named in `forgotten` are not written down, as if they had not been made.
+    """
+
+    def __init__(self, path: Path, forgotten: Collection[str] = ()) -> None:
+        self._path, self._lock, self._forgotten = path, threading.Lock(), forgotten
+        self._pid = self._fd = -1
+        path.write_bytes(b"")
+
+    def install(self) -> None:
+        """From now on this process, and those it forks, are recorded."""
+        for name in NAMES:
+            setattr(disk, name, partial(self._call, name, getattr(disk, name)))
+
+    def records(self) -> list[tuple[Any, ...]]:
+        """What was done, in order; files and folders by the number of their inode."""
+        found = []
+        with open(self._path, "rb") as file:
+            while file.peek(1):
+                found.append(pickle.load(file))
+        return found
+
+    def _call(self, name: str, real: Callable[..., Any], *args: Any) -> Any:
+        with self._lock:  # so that the order is that of what was done, and no thread is killed while it writes it down
+            is_new = name == "open_file" and args[1] & os.O_CREAT and not args[0].exists()
+            result = real(*args)
+            if (is_new or name in (*CHANGES, *FLUSHES)) and name not in self._forgotten:
+                self._write(_record(name, args, result))
+            return result
+
+    def _write(self, record: tuple[Any, ...]) -> None:
+        if self._pid != os.getpid():  # a worker closed what it was not given
+            self._fd, self._pid = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), os.getpid()
+        os.write(self._fd, pickle.dumps(record))
+
+
+def _record(name: str, args: tuple[Any, ...], result: Any) -> tuple[Any, ...]:
+    if name in ("open_file", "mkdir"):
+        inode = os.fstat(result).st_ino if name == "open_file" else args[0].stat().st_ino
+        return ("make", *_place(args[0]), inode, name == "mkdir")
+    if name == "replace":
+        return ("move", *_place(args[0]), *_place(args[1]))
+    if name in ("unlink", "rmdir"):
+        return ("remove", *_place(args[0]))
+    inode = os.fstat(args[0]).st_ino
+    if name in FLUSHES:
+        return ("flush", inode)
+    if name == "ftruncate":
+        return ("cut", inode, args[1])
+    if name == "fallocate":
+        return ("reserve", inode, args[1] + args[2])
+    offset = args[2] if name == "pwrite" else os.lseek(args[0], 0, os.SEEK_CUR) - result
+    return ("write", inode, offset, bytes(memoryview(args[1])[:result]))
+
+
+def _place(path: Path) -> tuple[int, str]:
+    return os.stat(os.path.dirname(os.path.abspath(path))).st_ino, os.path.basename(path)
+
+
+class File:
+    """A file: the bytes that are durable, and what was done to it since."""
+
+    def __init__(self) -> None:
+        self.durable, self.pending = b"", list[tuple[Any, ...]]()
+
+    def flush(self) -> None:
+        """All that was done is durable."""
+        self.durable, self.pending = self.all(), []
+
+    def all(self) -> bytes:
+        """As programs see it."""
+        return _done(self.durable, self.pending)
+
+    def zeros(self) -> bytes:
+        """What is durable, in the size that programs see."""
+        size = len(self.all())
+        return self.durable[:size].ljust(size, b"\0")
+
+    def some(self, rng: random.Random) -> bytes:
+        """Any of what was done since."""
+        return _done(self.durable, [part for done in self.pending for part in _parts(done, rng)])
+
+
+def _parts(done: tuple[Any, ...], rng: random.Random) -> Iterator[tuple[Any, ...]]:
+    how = rng.choice(("none", "all", "torn"))
+    if how == "torn" and done[0] == "write":
+        name, offset, data = done
+        edges = [0, *range(-offset % SECTOR or SECTOR, len(data), SECTOR), len(data)]
+        for start, end in pairwise(edges):
+            if rng.random() < 0.5:
+                yield name, offset + start, data[start:end]
+    elif how != "none":
+        yield done
+
+
+def _done(durable: bytes, pending: list[tuple[Any, ...]]) -> bytes:
+    held = bytearray(durable)
+    for name, at, *data in pending:
+        if name == "cut":
+            held = held[:at].ljust(at, b"\0")
+        elif name == "reserve":
+            held = held.ljust(at, b"\0")
+        else:
+            held = held.ljust(at, b"\0")
+            held[at : at + len(data[0])] = data[0]
+    return bytes(held)
+
+
+class Folder:
+    """A folder: the names that are durable."""
+
+    def __init__(self) -> None:
+        self.durable: dict[str, File | Folder] = {}
+
+
+Tree = dict[str, bytes | None]  # None for a folder
+
+
+class Change(NamedTuple):
+    """A name that a thing got, and lost; a rename is both."""
+
+    thing: File | Folder
+    lost: tuple[Folder, str] | None
+    got: tuple[Folder, str] | None
+
+    @property
+    def flushed_by(self) -> Folder:
+        """The folder whose flush makes it durable."""
+        place = self.got or self.lost
+        assert place is not None
+        return place[0]
+
+    def done(self, names: dict[Folder, dict[str, File | Folder]]) -> None:
+        """Do it."""
+        if self.lost is not None and names[self.lost[0]].get(self.lost[1]) is self.thing:
+            del names[self.lost[0]][self.lost[1]]
+        if self.got is not None:
+            names[self.got[0]][self.got[1]] = self.thing
+
+
+class Disk:
+    """What is durable of a world, and what was done to it since; `do` takes the records one by one.
+
+    root: the inode of the world, which is empty at first.
+    """
+
+    def __init__(self, root: int) -> None:
+        self._root = Folder()
+        self._things: dict[int, File | Folder] = {root: self._root}
+        self._folders = [self._root]
+        self._pending: list[Change] = []
+
+    def do(self, record: tuple[Any, ...]) -> None:
+        """One more thing was done."""
+        name, *facts = record
+        if name in ("write", "cut", "reserve"):
+            file = self._things[facts[0]]
+            assert isinstance(file, File)
+            file.pending.append((name, *facts[1:]))
+        elif name == "flush":
+            if facts[0] in self._things:  # not the folder that the world is in
+                self._flush(self._things[facts[0]])
+        elif name == "make":
+            self._make(*facts)
+        elif (thing := self._seen(facts[0]).get(facts[1])) is not None:  # libhdf5's own scratch file is not ours
+            got = (self._folder(facts[2]), facts[3]) if name == "move" else None
+            self._pending.append(Change(thing, (self._folder(facts[0]), facts[1]), got))
+
+    def _make(self, parent: int, name: str, inode: int, is_folder: bool) -> None:
+        thing = self._things[inode] = Folder() if is_folder else File()
+        if isinstance(thing, Folder):
+            self._folders.append(thing)
+        self._pending.append(Change(thing, None, (self._folder(parent), name)))
+
+    def _folder(self, inode: int) -> Folder:
+        folder = self._things[inode]
+        assert isinstance(folder, Folder)
+        return folder
+
+    def _seen(self, inode: int) -> dict[str, File | Folder]:
+        return self._names(lambda change: True)[self._folder(inode)]
+
+    def _flush(self, thing: File | Folder) -> None:
+        if isinstance(thing, File):
+            return thing.flush()
+        names = {folder: folder.durable for folder in self._folders}
+        left: list[Change] = []
+        for change in self._pending:
+            if change.flushed_by is thing:
+                change.done(names)
+                if change.lost is not None:  # the name it had is gone with it, whether it had come to the disk or not
+                    left = [other for other in left if (other.thing, other.got) != (change.thing, change.lost)]
+            else:
+                left.append(change)
+        self._pending = left
+
+    def _names(self, chosen: Callable[[Change], bool]) -> dict[Folder, dict[str, File | Folder]]:
+        names = {folder: dict(folder.durable) for folder in self._folders}
+        for change in self._pending:
+            if chosen(change):
+                change.done(names)
+        return names
+
+    def _tree(self, chosen: Callable[[Change], bool], content: Callable[[File], bytes]) -> Tree:
+        names, found = self._names(chosen), Tree()
+
+        def walk(folder: Folder, path: str) -> None:
+            for name, thing in sorted(names[folder].items()):
+                if isinstance(thing, File):
+                    found[path + name] = content(thing)
+                else:
+                    found[path + name] = None
+                    walk(thing, f"{path}{name}/")
+
+        walk(self._root, "")
+        return found
+
+    def worst(self) -> Tree:
+        """Nothing but what is durable."""
+        return self._tree(lambda change: False, lambda file: file.durable)
+
+    def states(self, rng: random.Random, mixtures: int) -> Iterator[tuple[str, Tree]]:
+        """What may be there after a loss of power now: the extremes, and so many mixtures."""
+        yield "nothing unflushed", self.worst()
+        yield "names without data", self._tree(lambda change: True, lambda file: file.durable)
+        yield "names and zeros", self._tree(lambda change: True, File.zeros)
+        yield "data without names", self._tree(lambda change: False, File.all)
+        for number in range(mixtures):
+            mixed = self._tree(lambda change: rng.random() < 0.5, lambda file: file.some(rng))
+            yield f"mixture {number}", mixed
+
+
+def lay_out(tree: Tree, world: Path) -> None:
+    """Write a tree into the empty folder `world`."""
+    for path, content in tree.items():
+        if content is None:
+            (world / path).mkdir()
+        else:
+            (world / path).write_bytes(content)

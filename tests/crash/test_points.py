@@ -1,0 +1,81 @@
+"""Commands that are killed, and disks that fail, fill up and forget, at every call in turn (see the package's text)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.crash.double import KINDS
+from tests.disks import small_disk
+
+ROOT = Path(__file__).parents[2]
+SAMPLE = (
+    *("npy:faults:45", "npy:power:15", "npy:again:2", "npy:signals:1", "hdf5:faults:8", "boxes:faults:4"),
+    *("convert:faults:5", "stage:faults:6", "folder:faults:5", "webdataset:faults:5", "repair:faults:5"),
+    *("stage:again:2", "folder:again:1"),
+)
+# Each line is a process; the longest first.
+ALL = (
+    ("npy:faults",),
+    ("hdf5:faults", "hdf5:power:200"),
+    ("npy:power", "npy:again", "npy:signals", "hdf5:signals:2"),
+    ("folder:faults", "folder:power:150", "folder:again:50"),
+    ("convert:faults", "convert:power:100"),
+    ("stage:faults", "stage:power", "stage:again", "stage:signals"),
+    ("webdataset:faults", "webdataset:power:100", "webdataset:again:30", "repair:faults"),
+    ("boxes:faults:150", "boxes:power:80", "large:many:50", "crew:many:20"),
+)
+AT_LEAST = 2000
+
+Record = Callable[[str, object], None]
+
+
+def crash(*what: str) -> dict[str, Any]:
+    """How many points were tried, by their kind, and what was wrong."""
+    command = [sys.executable, "-m", "tests.crash", *what]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def test_a_sample_of_all_points(record_property: Record) -> None:
+    result = crash(*SAMPLE)
+    assert result["wrong"] == []
+    assert sum(result["tried"].values()) > 100
+    record_property("tried", result["tried"])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_every_point(record_property: Record) -> None:
+    with ThreadPoolExecutor(2) as processes:
+        results = list(processes.map(lambda what: crash(*what), ALL))
+    tried = Counter[str]()
+    for result in results:
+        tried.update(result["tried"])
+    record_property("tried", tried)
+    assert [wrong for result in results for wrong in result["wrong"]] == []
+    assert sum(tried.values()) >= AT_LEAST
+    assert {f"npy: {kind}" for kind in KINDS} <= set(tried)
+
+
+@pytest.mark.parametrize("at_most", [":3", pytest.param("", marks=pytest.mark.long)])
+def test_a_real_disk_that_is_full_at_any_moment(at_most: str, tmp_path: Path, record_property: Record) -> None:
+    with small_disk(tmp_path, "1m"):  # where none can be mounted, this is skipped
+        result = crash(*(f"{what}{at_most}" for what in ("npy:full", "npy:sparse", "hdf5:full", "hdf5:sparse")))
+    assert result["wrong"] == []
+    record_property("tried", result["tried"])
+
+
+@pytest.mark.parametrize("forgotten", ["fsync", pytest.param("fdatasync", marks=pytest.mark.long)])
+def test_a_disk_that_forgets_what_was_flushed_is_found(forgotten: str) -> None:
+    assert crash("npy:power:8", "--forget", forgotten)["wrong"]
