@@ -334,9 +334,7 @@ def test_an_empty_source_is_refused_before_anything_is_written(tmp_path: Path) -
 def test_a_finished_store_and_a_foreign_folder_are_left_alone(tree: Path, tmp_path: Path) -> None:
     source, recipe = open_imagenet(tree), Recipe(height=8, width=8)
     build(source, tmp_path / "store", recipe, Work(max_bad="2"))
-    with pytest.raises(
-        BuildError, match=r"a finished store is here already, .*: height is 9, the store says 8"
-    ):
+    with pytest.raises(BuildError, match=r"a finished store is here already, .*: height is 9, the store says 8"):
         build(source, tmp_path / "store", Recipe(height=9, width=8), Work(max_bad="2"))
     work(tmp_path / "store")  # a task that is requeued after finish has nothing to do
     (tmp_path / "foreign").mkdir()

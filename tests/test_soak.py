@@ -1,0 +1,86 @@
+"""`make soak` in small: what it does still runs, growth is told, and the Loader stays within a memory bound."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.pictures import make_tree
+
+BENCH = Path(__file__).resolve().parent.parent / "bench"
+
+
+def in_bench(code: str, *arguments: str | Path) -> str:
+    """What this code prints in a Python of its own that finds the benchmarks."""
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(BENCH)!r})\n{code}", *map(str, arguments)]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def test_a_soak_in_small(tmp_path: Path) -> None:
+    tree, scratch = make_tree(tmp_path / "src"), tmp_path / "scratch"
+    options = ["--rows", "15", "--size", "32", "--batch-size", "4", "--seconds", "1", "--every", "0.02"]
+    command = [sys.executable, str(BENCH / "soak.py"), str(tree), *options, "--scratch", str(scratch), "--json"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    facts = json.loads(done.stdout.splitlines()[-1])
+    assert set(facts["processes"]) >= {"`prep build`", "`prep build`, its largest worker", "`prep verify`", "Loader"}
+    assert facts["growth"] == []
+    assert facts["streamed"]["Loaders"] > 2
+    assert facts["streamed"]["left halfway"] > 2
+    assert "| Loader | anonymous memory, MB |" in done.stdout
+    assert list(scratch.iterdir()) == []
+
+
+LEAKING = """
+import os, threading, time
+end, held = time.monotonic() + 1, []
+print("begun", flush=True)
+while time.monotonic() < end:
+    held.append((b"x" * (2 << 20), os.open("/dev/null", os.O_RDONLY)))
+    threading.Thread(target=time.sleep, args=(9,), daemon=True).start()
+    time.sleep(0.01)
+os._exit(0)
+"""
+
+
+TELLING = """
+import soak
+looks, _ = soak.watch([sys.executable, "-c", sys.argv[1]], 0.02, announced=True)
+print(*soak.grown("it", looks[""]), sep="\\n")
+"""
+
+
+def test_what_grows_is_told() -> None:
+    told = in_bench(TELLING, LEAKING).splitlines()
+    assert [line.split(" grew from ")[0] for line in told] == [
+        "it: anonymous memory, MB",
+        "it: data segments, MB",
+        "it: open descriptors",
+        "it: threads",
+    ]
+
+
+BOUNDED = """
+import json
+from pathlib import Path
+from bounded import NoCgroup, arm, memory_cgroup
+from synthetic import synthetic_store
+store, limit = synthetic_store(Path(sys.argv[1]), 3000, sparse=True), int(sys.argv[2])
+try:
+    with memory_cgroup(limit) as group:
+        print(json.dumps(arm(store, "full", 16, group)))
+except NoCgroup as why:
+    print(json.dumps(str(why)))
+"""
+
+
+def test_a_loader_stays_within_a_memory_bound_and_reads_as_suits_it(tmp_path: Path) -> None:
+    limit = 450 << 20  # 150 of it for the interpreter with torch and a ring of 16; the store has 590 MB of rows
+    found = json.loads(in_bench(BOUNDED, tmp_path / "sparse.store", str(limit)))
+    if isinstance(found, str):  # in CI too: where it runs may have no cgroup to give
+        pytest.skip(f"a memory cgroup is needed, which takes root: {found}")
+    assert found["reader"] == "pread"  # the cgroup's limit was seen: the machine itself has more
+    assert found["anonymous"] < limit

@@ -1,0 +1,44 @@
+"""Make `build/oldest-venv`: this project and its tests with the oldest versions that pyproject.toml allows."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from tools.setup_env import ROOT, SetupError, compiler, pip, run, say
+
+VENV = ROOT / "build" / "oldest-venv"
+STAMP = VENV / "setup.txt"
+PINS = ROOT / "constraints-oldest.txt"
+INPUTS = (ROOT / "pyproject.toml", PINS, Path(__file__).resolve())
+
+
+def make_venv() -> None:
+    """A new environment, with all extras."""
+    say(f"making {VENV.relative_to(ROOT)}; it takes minutes, most of them for torch and for compiling pillow-simd")
+    shutil.rmtree(VENV, ignore_errors=True)
+    VENV.mkdir(parents=True)
+    run(sys.executable, "-m", "venv", VENV, venv=VENV)
+    # What is compiled is compiled for this CPU, and is not what another build of the same version left in pip's cache.
+    options = ("--no-cache-dir", "--no-binary", "pillow-simd", "-e", ".[dev,parquet,prep]")
+    pip("install", *options, venv=VENV, PIP_CONSTRAINT=str(PINS), CC=shlex.join(compiler()))
+
+
+def main() -> int:
+    """Bring the environment up to date."""
+    inputs = hashlib.sha256(b"".join([str(ROOT).encode(), *(path.read_bytes() for path in INPUTS)])).hexdigest()
+    try:
+        if not STAMP.exists() or STAMP.read_text() != inputs:
+            make_venv()
+    except SetupError as error:
+        print(f"setup: error: {error}", file=sys.stderr)
+        return 1
+    STAMP.write_text(inputs)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
