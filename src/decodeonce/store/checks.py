@@ -7,7 +7,7 @@ import stat
 from bisect import bisect_right
 from pathlib import Path
 
-from decodeonce.errors import StoreError
+from decodeonce.errors import PASSING_ERRORS, Stopped, StoreError
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.files import read_regular
 from decodeonce.store.hashing import file_chunks, file_hexdigest, hexdigest
@@ -16,8 +16,10 @@ from decodeonce.store.manifest import Manifest, Shard, SmallFile
 from decodeonce.store.part import rows_text
 
 
-def unreadable(path: Path, error: OSError) -> StoreError:
-    """What is to be said when the operating system does not open or map a shard."""
+def unreadable(path: Path, error: OSError) -> StoreError | Stopped:
+    """What is to be said when the operating system does not open or map a shard; Stopped where that may pass."""
+    if error.errno in PASSING_ERRORS - {errno.EMFILE, errno.ENFILE}:
+        return Stopped(f"{path}: {error.strerror}; run the same command again")
     advice = "; allow more of them with `ulimit -n`" if error.errno == errno.EMFILE else ""
     return StoreError(f"{path}: cannot be opened: {error.strerror}{advice}")
 
