@@ -36,7 +36,7 @@ def test_every_flag_does_what_it_says(store: Path, tmp_path: Path) -> None:
     flags = ["--format", "hdf5", "--size", "16x12", "--filter", "box", "--shard-size", "1MiB", "--workers", 1]
     flags += ["--class", "class0", "--class", "class2", "--rows", "-10:", "--source", "*.jpg", "--sort", "class"]
     result = prep("convert", store, store, tmp_path / "out", *flags)
-    assert result.stdout == f"{tmp_path / 'out'}: 7 rows of 16x12x3 in 1 hdf5 shards, 3 classes\n", result.stderr
+    assert result.stdout == f"{tmp_path / 'out'}: 7 rows of 16x12x3 in 1 hdf5 shard, 3 classes\n", result.stderr
     assert (result.returncode, result.stderr) == (0, "")
     made = open_store(tmp_path / "out")
     assert made.labels.tolist() == [0, 0, 0, 2, 2, 2, 2]
@@ -60,7 +60,7 @@ def test_a_seed_permutes_the_rows(store: Path, tmp_path: Path) -> None:
 
 def test_a_dry_run_writes_nothing(store: Path, tmp_path: Path) -> None:
     result = prep("convert", store, tmp_path / "out", "--rows", ":7", "--size", "16x12", "--dry-run")
-    assert result.stdout == "7 rows of 16x12x3 in 3 classes, 0.000 GB in 1 npy shards; nothing was written\n"
+    assert result.stdout == "7 rows of 16x12x3 in 3 classes, 4.03 KB in 1 npy shard; nothing was written\n"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pty
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
+from decodeonce.cli.inspect import ls
 from decodeonce.errors import StoreError
 from decodeonce.store import PictureClass, open_store, stage_store
 from decodeonce.store.select import Selection, labels_of, row_range, select_lines
@@ -41,6 +44,24 @@ def listed(store: Path, *flags: object) -> list[int]:
 
 def test_ls_lists_everything_as_it_is_written(store: Path) -> None:
     assert prep("ls", store).stdout == (store / "samples.tsv").read_text()
+
+
+def test_a_terminal_gets_escapes_for_what_it_would_obey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make_store(tmp_path / "a", random_images(1, shape=(24, 24, 3)))
+    sample = Sample(0, 0, "class\x9b2J", "a \x1b[31mé\n\udcff.jpg", 9, 9, "", "0" * 16)
+    replace_file(root, "samples.tsv", line(SAMPLE_COLUMNS) + sample_line(sample))
+    terminal, end = pty.openpty()
+    with open(terminal, "rb", buffering=0) as screen, open(end, "w") as to_screen:
+        monkeypatch.setattr(sys, "stdout", to_screen)
+        ls(root)
+        shown = screen.read(4096).decode()
+    with open(tmp_path / "listed", "w") as to_file:
+        monkeypatch.setattr(sys, "stdout", to_file)
+        ls(root)
+    monkeypatch.undo()
+    row = "0\t0\tclass\\x9b2J\ta \\x1b[31mé\\n\\xff.jpg\t9\t9\t\t0000000000000000"
+    assert shown.expandtabs().splitlines()[1] == row.expandtabs()
+    assert (tmp_path / "listed").read_bytes() == (root / "samples.tsv").read_bytes()
 
 
 def test_ls_filters_by_all_that_is_given(store: Path) -> None:

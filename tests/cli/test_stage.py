@@ -73,14 +73,15 @@ def test_a_node_gets_its_rows_and_is_told_which(
     rows = part_rows(COUNT, *share)
     first, second = result.stdout.splitlines()
     assert first == f"{dest}: rows {rows[0]}..{rows[-1]} of the {COUNT} of {store}, for {who}"
-    assert second.startswith(f"{dest}: done, 0.000 GB copied in ")
+    assert second.startswith(f"{dest}: done, {len(rows) * 144 / 1000:.2f} KB copied in ")
     assert second.endswith(f"; 0 of {len(rows)} rows were there already")
     staged = open_store(dest)
     assert staged.rows == rows
     np.testing.assert_array_equal(staged.images[rows.start : rows.stop], IMAGES[rows.start : rows.stop])
     again = run("stage", store, dest, *arguments, **variables)
     assert again.exit_code == 0
-    assert again.stdout.endswith(f"; {len(rows)} of {len(rows)} rows were there already\n")
+    there = f"{dest}: is there already, by its files' names, sizes and heads; prep verify {dest} reads its rows"
+    assert again.stdout.splitlines()[1] == there
 
 
 @pytest.mark.parametrize(
@@ -141,7 +142,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_is_one_line_too(store: Path, full_disk: Path) -> None:
     (full_disk / "hog").write_bytes(bytes(96 << 10))  # the bytes fit, but not the pages that they lie in
     assert_fails(prep("stage", store, full_disk / "p"), 1, "No space left on device; make room")
-    assert_fails(prep("stage", store, full_disk / "q"), 1, "GB needed for rows 0..49 of 50; make room")
+    assert_fails(prep("stage", store, full_disk / "q"), 1, " KB needed for rows 0..49 of 50; make room")
     (full_disk / "hog").unlink()
     assert prep("stage", store, full_disk / "p").returncode == 0
 
@@ -205,6 +206,6 @@ def test_two_ranks_of_a_node_by_mistake(store: Path, tmp_path: Path) -> None:
     ]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     told = sorted(process.communicate()[0].splitlines()[1].split("; ")[1] for process in both)
-    assert told == ["0 of 25 rows were there already", "25 of 25 rows were there already"]
+    assert told == ["0 of 25 rows were there already", f"prep verify {tmp_path / 'p'} reads its rows"]
     assert [process.returncode for process in both] == [0, 0]
     assert prep("verify", tmp_path / "p").returncode == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,15 @@ def test_scripts_run_what_was_typed_where_it_was_typed(tree: Path, tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
+def test_a_command_with_a_name_of_any_kind_can_be_pasted(tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new\nline\x1b[1m it's"
+    words = ["submit", "slurm", "build", "imagenet", tree, out, "--tasks", 2, "--cpus", 1]
+    command = prep(*words).stdout.splitlines()[-1].removeprefix("submit them with: bash ")
+    assert command.isprintable()
+    told = subprocess.run(["bash", "-c", f"printf %s {command}"], capture_output=True, text=True, check=True)
+    assert told.stdout == f"{out}.jobs/submit.sh"
+
+
 def test_what_a_site_says_is_told_and_used(tree: Path, tmp_path: Path) -> None:
     words = ["submit", "pbs", "build", "imagenet", tree, tmp_path / "out", "--tasks", 2, "--site", "polaris"]
     assert_fails(prep(*words), 2, "--account is needed (ALCF Polaris)")
@@ -53,7 +63,9 @@ def test_what_a_site_says_is_told_and_used(tree: Path, tmp_path: Path) -> None:
 def test_bad_use_is_one_line(tree: Path, tmp_path: Path) -> None:
     words = ["submit", "slurm", "build", "imagenet", tree, tmp_path / "out", "--tasks", 2]
     assert_fails(prep(*words), 2, "--cpus is needed (Slurm); as in prep submit slurm build")
+    assert_fails(prep("submit", "pbs", *words[2:]), 2, "--cpus is needed (PBS); as in prep submit pbs build")
     words += ["--cpus", 1]
+    assert_fails(prep("submit", "pbs", *words[3:]), 2, "expected the words of a build, as in prep submit pbs build")
     assert_fails(prep(*words[:2], *words[3:]), 2, "expected the words of a build")
     assert_fails(prep(*words[:-4], "--cpus", 1), 2, "Missing option '--tasks'")
     assert_fails(prep(*words, "--sise", 3), 2, "No such option: --sise")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from decodeonce.prep.status import read_status
+from decodeonce.wording import quoted
 from tests.cluster.builds import PREP, digests, stop_in_the_middle
 from tests.cluster.slurm import Cluster
 from tests.cluster.until import until
@@ -27,7 +28,7 @@ def submitted(cluster: Cluster, scheduler: str, tree: Path, out: Path, *flags: s
     words = [scheduler, "build", "imagenet", str(tree), str(out), "--workers", "1", "--cpus", "1", *flags]
     told = cluster.run(*PREP, "submit", *words, "--submit").partition("\nsubmitted: ")[2]
     ids, _, follow = told.partition("; ")
-    assert follow == f"follow it with: prep status {shlex.quote(str(out))}"
+    assert follow == f"follow it with: prep status {quoted(str(out))}"
     return ids.split()
 
 

@@ -10,6 +10,7 @@ import tarfile
 import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -430,6 +431,22 @@ def test_what_dies_apart_is_an_error_here(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(apart, "ANSWER_SECONDS", 0.1)
         with pytest.raises(Stopped, match=r"x: could not be read in 0.1 s; run the same command again"):
             asked.ask("x", what="waits")
+
+
+def test_answers_belong_to_their_questions_after_an_interrupt_and_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(Apart("tests.hostile.dying")) as asked:
+        with monkeypatch.context() as patched:
+            patched.setattr(apart, "_line", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                asked.ask("x", what="first")
+        assert asked.ask("x", what="second") == "second"
+        with ThreadPoolExecutor(4) as threads:
+            words = [str(number) for number in range(40)]
+            assert list(threads.map(lambda word: asked.ask("x", what=word), words)) == words
+
+
+def interrupted(process: object) -> bytes:
+    raise KeyboardInterrupt
 
 
 def _truncated(path: Path) -> Iterator[bytes]:

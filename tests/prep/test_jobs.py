@@ -98,7 +98,7 @@ def test_several_nodes_an_element_are_started_by_the_sites_launcher(tmp_path: Pa
 
 @pytest.mark.parametrize("site", [SLURM, PBS])
 @pytest.mark.parametrize(
-    "name", ["plain", "a b", "it's", "a'; echo foo", 'say "x" $HOME `id` ', "a\n0", "\udcff", "-x"]
+    "name", ["plain", "a b", "it's", "a'; echo foo", 'say "x" $HOME `id` ', "a\n0", "a\x1b'\u202e\r", "\udcff", "-x"]
 )
 def test_names_of_any_kind_reach_the_command_whole(tmp_path: Path, site: Site, name: str) -> None:
     folder, out = tmp_path / name, tmp_path / name / name

@@ -154,6 +154,14 @@ def test_a_class_list_names_folders_of_the_source_only(tmp_path: Path, name: str
         scan(open_imagenet(tree, classes=["n00000000", name]))
 
 
+def test_another_source_than_the_planned_one_is_told_as_such(tmp_path: Path) -> None:
+    tree, other = (make_tree(tmp_path / name, classes=classes) for name, classes in (("tree", 2), ("other", 1)))
+    make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
+    both = rf"out: planned from {tree} \(imagenet\), this is {other}/train \(folder\)"
+    with pytest.raises(BuildError, match=rf"{both}: 5 new \(first .*; 10 gone \(first .*; give that, or remove"):
+        make_plan(FolderSource(other / "train"), tmp_path / "out", SMALL)
+
+
 def test_a_source_that_moved_is_the_same_source(tmp_path: Path) -> None:
     make_plan(open_imagenet(make_tree(tmp_path / "src")), tmp_path / "out", SMALL)
     (tmp_path / "src").rename(tmp_path / "moved")

@@ -59,6 +59,7 @@ def test_a_real_file_system(tmp_path: Path) -> None:
     ("storage", "told"),
     [
         (Storage(Path("/d"), None, 10**9 - 1, None, ()), r"/d/out: 1.00 GB free, 1.00 GB needed for 7 rows; make room"),
+        (Storage(Path("/d"), None, 4096, None, ()), r"/d/out: 4.10 KB free, 1.00 GB needed for 7 rows; make room"),
         (Storage(Path("/d"), None, 10**9, 19, ()), r"/d/out: 19 more files allowed, 20 needed; .*--shard-size"),
         (Storage(Path("/d"), None, 10**12, None, (Quota("user 5", 10**8, None),)), r"0.10 GB free within the quota of"),
         (Storage(Path("/d"), None, 10**12, None, (Quota("group 5", None, 3),)), r"3 more files .* quota of group 5"),
@@ -91,7 +92,7 @@ def test_what_lustre_prints(tool: Tool, tmp_path: Path, monkeypatch: pytest.Monk
     storage = find_storage(tmp_path)
     left = (2 << 30, 10)
     assert storage.quotas == (Quota(f"user {os.getuid()}", *left), Quota("project 77", *left))
-    assert sentences(storage)[1] == f"the quota of user {os.getuid()} leaves 2.1 GB and 10 files"
+    assert sentences(storage)[1] == f"the quota of user {os.getuid()} leaves 2.15 GB and 10 files"
 
 
 def test_stripes_are_advised_where_the_folder_has_none(tool: Tool, tmp_path: Path) -> None:

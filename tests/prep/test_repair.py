@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import random
 import shutil
@@ -24,6 +25,7 @@ from decodeonce.prep.convert import Conversion, open_conversion
 from decodeonce.prep.recipe import decoder_versions
 from decodeonce.prep.repair import Repair, repair_store
 from decodeonce.prep.repair_pictures import Wanted, find_pictures
+from decodeonce.prep.repair_reasons import Reason, row_sentences
 from decodeonce.store import disk, open_store, stage_store, verify_store
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.manifest import DATA_OFFSET, read_manifest
@@ -261,7 +263,8 @@ def test_a_shard_that_is_not_all_there_is_made_again(
         path.unlink()
     else:
         os.truncate(path, {"short": DATA_OFFSET + 2 * 3072 + 5, "empty": 0, "no rows": DATA_OFFSET}[how])
-    assert "not all there; give what the store was built from with --source" in repair_store(store).unmended[0]
+    told = f"{path}: not all there; give what the store was built from with --source ({4 - kept} rows)"
+    assert unmended(store, None) == told
     mended(store, tree, 4 - kept, [path.name])
     assert tree_bytes(store) == tree_bytes(stores[container])
 
@@ -275,10 +278,13 @@ def test_a_shard_with_holes_has_no_head_until_all_its_rows_are_there(store: Path
     lost.write_bytes(kept)
     assert repair.mended_rows == 2
     assert len(repair.unmended) == 2
-    assert repair.unmended[0].endswith("images-00000.npy: gets its head when all its rows are right")
+    told = "images-00000.npy: gets its head when all its rows are right (1 row to go); see to those, and run this again"
+    assert repair.unmended[0].endswith(told)
     assert f"row 2: {lost.relative_to(tree)}: not in {tree}" in repair.unmended[1]
     with pytest.raises(StoreError, match="begins with"):
         open_store(store)
+    told = "gets its head when all its rows are right; give what the store was built from with --source (1 row)"
+    assert unmended(store, None).endswith(told)
     mended(store, tree, 1, ["images-00000.npy"])
     assert tree_bytes(store) == whole
 
@@ -412,6 +418,7 @@ def test_a_picture_that_is_gone_or_another_one(store: Path, tmp_path: Path) -> N
     said = unmended(store, tree)
     assert said.startswith(f"{store}: row 5: {name}: another picture by now (xxh3_64 {hexdigest(path.read_bytes())}, ")
     path.unlink()
+    damage_rows(store, 1)
     assert f"row 5: {name}: not in {tree}; give what the store was built from as --source" in unmended(store, tree)
     path.write_bytes(kept)
     mended(store, tree, 1)
@@ -481,10 +488,93 @@ def test_what_is_no_file_is_left_to_its_owner(store: Path, tree: Path, kind: str
     os.mkfifo(path) if kind == "pipe" else path.mkdir()
     for source in (tree, None):
         repair = repair_store(store, source)
-        assert repair.unmended[0] == f"{path}: a folder, pipe or device, expected a file; remove it and run this again"
-        assert len(repair.unmended) == 2
+        told = f"{path}: a folder, pipe or device, expected a file; remove it and run this again (2 rows)"
+        assert repair.unmended == [told]
     path.unlink() if kind == "pipe" else path.rmdir()
     mended(store, tree, 2, [path.name])
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+@pytest.mark.parametrize("name", ["labels.npy", "checksums.npy", "samples.tsv", "rejects.tsv"])
+def test_what_is_no_small_file_is_left_to_its_owner(
+    stores: dict[str, Path], store: Path, tree: Path, name: str, kind: str
+) -> None:
+    path = store / name
+    path.unlink()
+    os.mkfifo(path) if kind == "pipe" else path.mkdir()
+    rows = f" ({len(PICS)} rows)" if name == "checksums.npy" else ""
+    for source in (tree, stores["npy"], None):
+        told = f"{path}: a folder, pipe or device, expected a file; remove it and run this again"
+        assert unmended(store, source) == told + rows
+        assert not path.is_file()
+
+
+def test_labels_and_samples_that_are_gone_both(stores: dict[str, Path], store: Path, tree: Path) -> None:
+    (store / "labels.npy").unlink()
+    (store / "samples.tsv").unlink()
+    labels, samples = repair_store(store, tree).unmended
+    assert labels.startswith(f"{store / 'labels.npy'}: is made from samples.tsv, which is damaged, too; restore it")
+    assert "samples.tsv: what can be made again is not what was written" in samples
+    assert all("a copy of the store (one given as --source will do)" in told for told in (labels, samples))
+    mended(store, stores["npy"], 0, ["labels.npy", "samples.tsv"])
+
+
+def test_reasons_of_a_kind_are_told_in_a_line(store: Path, tmp_path: Path) -> None:
+    tree = write_folder(tmp_path / "again", PICS)
+    damage_rows(store, 1, 2, 3, 5, 6, 8)
+    paths = {row: picture_of(store, tree, row) for row in (2, 3, 5, 6, 8)}
+    for row in (3, 5):
+        paths[row].write_bytes(jpeg(30, 30, seed=row))
+    for row in (2, 6, 8):
+        paths[row].unlink()
+    repair = repair_store(store, tree)
+    assert repair.mended_rows == 1
+    gone, other = repair.unmended
+    assert gone.startswith(f"{store}: row 2, row 6, row 8: {paths[2].relative_to(tree)} and 2 more: not in {tree}; ")
+    assert other.startswith(f"{store}: row 3, row 5: {paths[3].relative_to(tree)} and 1 more: another picture by now (")
+
+
+def test_reasons_of_many_kinds_are_told_in_few_lines(tmp_path: Path) -> None:
+    lines = list(row_sentences(tmp_path, list(range(50)), {row: Reason(f"kind {row % 25}") for row in range(50)}))
+    assert len(lines) == 21
+    assert lines[0] == f"{tmp_path}: row 0, row 25: kind 0"
+    assert lines[-1] == f"{tmp_path}: and 10 more rows for 5 other reasons; see to those above, and run this again"
+
+
+def test_a_source_without_any_of_the_pictures_is_refused_before_anything_is_touched(
+    store: Path, tree: Path, tmp_path: Path
+) -> None:
+    (store / "images-00001.npy").unlink()
+    damage_rows(store, 1)
+    before, first = tree_bytes(store), picture_of(store, tree, 1).relative_to(tree)
+    (tmp_path / "wrong/some").mkdir(parents=True)
+    with pytest.raises(BuildError) as caught:
+        repair_store(store, tmp_path / "wrong")
+    what = f"a folder with some, expected what 5 bad rows came from, as {first}"
+    assert str(caught.value) == f"{tmp_path}/wrong: {what}; give what the store was built from as --source"
+    other = make_store(tmp_path / "other", random_images(3, shape=(32, 32, 3)))
+    with pytest.raises(BuildError, match=f"other: a store of 3 rows, expected what 5 bad rows came from, as {first}; "):
+        repair_store(store, other)
+    assert tree_bytes(store) == before
+
+
+def test_a_second_repair_says_that_it_waits(store: Path, caplog: pytest.LogCaptureFixture) -> None:
+    held = os.open(store, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+
+    class Freeing(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            fcntl.flock(held, fcntl.LOCK_UN)
+
+    freeing = Freeing()
+    logging.getLogger("decodeonce").addHandler(freeing)
+    try:
+        assert repair_store(store).ok
+        assert repair_store(store).ok
+    finally:
+        logging.getLogger("decodeonce").removeHandler(freeing)
+        os.close(held)
+    assert caplog.messages == [f"{store}: waits for another `prep repair`, which is at it"]
 
 
 @pytest.mark.parametrize("name", ["store.json", "stage.json"])

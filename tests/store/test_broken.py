@@ -100,7 +100,7 @@ def test_the_manifest_itself_is_not_a_store(store: Path) -> None:
 )
 def test_a_manifest_that_is_not_json(store: Path, encoded: bytes) -> None:
     (store / "store.json").write_bytes(encoded)
-    refusal(store, "store.json: not JSON", "restore it from a copy, or build the store again")
+    refusal(store, "store.json: not JSON", "restore it from a copy, or remove the store and build it again")
 
 
 @pytest.mark.parametrize(
@@ -315,27 +315,27 @@ def test_a_small_file_that_the_manifest_does_not_list(store: Path, name: str) ->
 def test_a_missing_shard(either: Path) -> None:
     path = shard_file(either, 1)
     path.unlink()
-    refusal(either, f"{path}: missing, expected a file of 4150 bytes", "prep verify")
+    refusal(either, f"{path}: missing, expected a file of 4150 bytes", f"prep repair {either} --source")
 
 
 def test_a_short_shard(either: Path) -> None:
     path = shard_file(either, 2)
     os.truncate(path, 4096 + 17)
-    refusal(either, f"{path}: 4113 bytes, expected 4114", "prep verify")
+    refusal(either, f"{path}: 4113 bytes, expected 4114", f"prep repair {either} --source")
 
 
 def test_a_folder_in_a_shards_place(either: Path) -> None:
     path = shard_file(either)
     path.unlink()
     path.mkdir()
-    refusal(either, f"{path}: a folder or device, expected a file of 4150 bytes")
+    refusal(either, f"{path}: a folder, pipe or device, expected a file of 4150 bytes")
 
 
 def test_a_pipe_in_a_shards_place_does_not_hang(either: Path) -> None:
     path = shard_file(either)
     path.unlink()
     os.mkfifo(path)
-    refusal(either, f"{path}: a folder or device")
+    refusal(either, f"{path}: a folder, pipe or device", "remove it, then mend it with `prep repair")
 
 
 def test_wrong_magic(either: Path) -> None:
@@ -349,7 +349,7 @@ def test_wrong_magic(either: Path) -> None:
 def test_a_damaged_head(either: Path, position: int) -> None:
     path = shard_file(either, 1)
     rewrite(path, lambda content: content[:position] + bytes([content[position] ^ 4]) + content[position + 1 :])
-    refusal(either, f"{path}: its first 4096 bytes are not those written", "prep verify")
+    refusal(either, f"{path}: its first 4096 bytes are not those written", f"prep repair {either} --source")
 
 
 def test_a_wrong_head_that_was_signed(store: Path) -> None:

@@ -39,9 +39,9 @@ WRITING = {
 READING = {
     "build imagenet TREE DISK/store FLAGS": "finished already, nothing to do",
     "plan imagenet TREE DISK/store FLAGS": "finished already, nothing to do",
-    "plan imagenet TREE DISK/planned FLAGS": "15 rows in 15 blocks are planned",
+    "plan imagenet TREE DISK/planned FLAGS": "15 rows in 15 blocks planned",
     "work DISK/store": "finished already, nothing to do",
-    "finish DISK/store": "13 rows, 2 rejects",
+    "finish DISK/store": "finished already, nothing to do",
     "verify DISK/store": "whole, 13 rows",
     "info DISK/store": "384",
     "ls DISK/store": "n00000000_0.JPEG",

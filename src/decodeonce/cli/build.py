@@ -13,6 +13,7 @@ import typer
 
 from decodeonce.cli import parse
 from decodeonce.cli.output import say
+from decodeonce.wording import counted, quoted, size_text
 
 if TYPE_CHECKING:
     from decodeonce.launch import Task
@@ -308,7 +309,8 @@ def run_plan(job: Job) -> None:
     plan = prep.plan_unless_built(job.source, job.out, job.recipe)
     if plan is None:
         return say_built(job.out)
-    say(f"{job.out}: {plan.count} rows in {len(plan.blocks)} blocks are planned; next: prep work {job.out}")
+    planned = f"{counted(plan.count, 'row')} in {counted(len(plan.blocks), 'block')}"
+    say(f"{job.out}: {planned} planned; next: prep work {quoted(str(job.out))}")
 
 
 def say_built(out: Path) -> None:
@@ -354,7 +356,7 @@ def _say_plan(job: Job) -> None:
     check_place(StorePaths(job.out), job.source)
     listing = scan(job.source, job.recipe.boxes_a_row)
     planned = planned_text(job.source, job.recipe, len(listing))
-    say(f"{planned}; {len(listing.rejects)} files cannot be rows; nothing was written")
+    say(f"{planned}; {counted(len(listing.rejects), 'file')} cannot be rows; nothing was written")
 
 
 def planned_text(source: Source, recipe: Recipe, rows: int) -> str:
@@ -364,8 +366,9 @@ def planned_text(source: Source, recipe: Recipe, rows: int) -> str:
     row_bytes = recipe.row_bytes
     blocks = Blocks.of(rows, row_bytes, recipe.shard_size, source.block_rows(rows, row_bytes))
     return (
-        f"{rows} rows of {recipe.height}x{recipe.width}x3 in {len(source.classes())} classes, "
-        f"{rows * row_bytes / 1e9:.3f} GB in {-(-rows // blocks.shard_rows)} {recipe.container} shards"
+        f"{counted(rows, 'row')} of {recipe.height}x{recipe.width}x3 in "
+        f"{counted(len(source.classes()), 'class', 'classes')}, {size_text(rows * row_bytes)} in "
+        f"{counted(-(-rows // blocks.shard_rows), f'{recipe.container} shard')}"
     )
 
 
@@ -375,7 +378,8 @@ def _say_finished(out: Path, count: int) -> None:
 
     listed = Counter(reject.action for reject in read_rejects(StorePaths(out).rejects))
     left_out = f"{listed['left out']} left out, " if listed["left out"] else ""
-    say(f"{out}: {count} rows, {left_out}{listed['rejected']} rejects, {listed['kept']} oddities (rejects.tsv)")
+    rejects, oddities = counted(listed["rejected"], "reject"), counted(listed["kept"], "oddity", "oddities")
+    say(f"{out}: {counted(count, 'row')}, {left_out}{rejects}, {oddities} (rejects.tsv)")
 
 
 def work(
@@ -406,7 +410,7 @@ def work(
         prep.work(out, how, progress)
     if StorePaths(out).manifest.exists():
         return say_built(out)
-    say(f"{out}: task {share.task} of {share.tasks} is done; when all are: prep finish {out}")
+    say(f"{out}: task {share.task} of {share.tasks} is done; when all are: prep finish {quoted(str(out))}")
 
 
 def _share(task: int | None, tasks: int | None) -> Task:
@@ -426,9 +430,14 @@ def finish(out: Out, max_bad: MaxBad = "0.1%") -> None:
     """Close the gaps of rejects and write the manifest: a planned and worked store becomes a finished one."""
     from decodeonce import prep
     from decodeonce.prep.allowance import Allowance
+    from decodeonce.store import StorePaths
 
     try:
         allowance = Allowance.parse(max_bad)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    _say_finished(out, prep.finish(out, allowance).count)
+    was_finished = StorePaths(out).manifest.exists()
+    manifest = prep.finish(out, allowance)  # which clears up where one was killed
+    if was_finished:
+        return say_built(out)
+    _say_finished(out, manifest.count)

@@ -12,6 +12,7 @@ from decodeonce.cli import parse
 from decodeonce.cli.build import Filter, Format, Out, Workers, check_alone, planned_text, say_built
 from decodeonce.cli.inspect import ClassOption, RowsOption, SourceOption, selection
 from decodeonce.cli.output import say
+from decodeonce.wording import counted
 
 if TYPE_CHECKING:
     from decodeonce.store import Manifest
@@ -80,6 +81,7 @@ def convert(
 def _say_finished(out: Path, manifest: Manifest) -> None:
     height, width, channels = manifest.shape
     say(
-        f"{out}: {manifest.count} rows of {height}x{width}x{channels} in {len(manifest.shards)} "
-        f"{manifest.container} shards, {len(manifest.classes)} classes"
+        f"{out}: {counted(manifest.count, 'row')} of {height}x{width}x{channels} in "
+        f"{counted(len(manifest.shards), f'{manifest.container} shard')}, "
+        f"{counted(len(manifest.classes), 'class', 'classes')}"
     )

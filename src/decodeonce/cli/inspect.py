@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from decodeonce.cli import printable
 from decodeonce.cli.output import JsonFlag, say, show_facts
 
 if TYPE_CHECKING:
@@ -105,6 +106,9 @@ def verify(store: StoreArgument, as_json: JsonFlag = False) -> None:
     from decodeonce.cli.progress import count_bar
     from decodeonce.host import usable_cores
     from decodeonce.store import verify_store
+    from decodeonce.store.layout import repair_advice
+    from decodeonce.store.verify import row_sentences
+    from decodeonce.wording import counted
 
     with count_bar("rows") as bar:
         report = verify_store(store, threads=usable_cores(), progress=bar.update)
@@ -112,16 +116,15 @@ def verify(store: StoreArgument, as_json: JsonFlag = False) -> None:
         names = ("ok", "rows", "bad_rows", "unknown_rows", "bad_files")
         say(json.dumps({name: getattr(report, name) for name in names}))
     elif report.ok:
-        say(f"{store}: whole, {report.rows} rows")
+        say(f"{store}: whole, {counted(report.rows, 'row')}")
     if report.ok:
         return
     for problem in report.problems:
         say(f"prep: error: {problem}{'' if report.rows else '; no row was checked'}", err=True)
-    for first, last in report.bad_rows:
-        say(f"prep: error: {store}: rows {first} to {last} are not what was written", err=True)
-    for first, last in report.unknown_rows:
-        told = f"rows {first} to {last} are not known to be right: checksums.npy is damaged"
-        say(f"prep: error: {store}: {told}", err=True)
+    if report.bad_rows or report.unknown_rows:
+        for sentence in row_sentences(store, report, most=20):
+            say(f"prep: error: {sentence}", err=True)
+        say(f"prep: error: {store}: {repair_advice(store / 'store.json')}", err=True)
     raise typer.Exit(1)
 
 
@@ -149,11 +152,19 @@ def ls(store: StoreArgument, names: ClassOption = None, source: SourceOption = N
     from decodeonce.store import open_store
 
     selected, opened = selection(names, source, rows), open_store(store)
-    lines = _lines(opened, selected)
+    lines = (line for _, line in _lines(opened, selected))
     with open(opened.paths.samples, "rb") as file:
-        sys.stdout.buffer.write(next(file, b""))
-    sys.stdout.buffer.writelines(line for _, line in lines)
+        header = next(file, b"")
+    shown = map(_shown, lines) if sys.stdout.isatty() else lines
+    sys.stdout.buffer.write(header)
+    sys.stdout.buffer.writelines(shown)
     sys.stdout.buffer.flush()
+
+
+def _shown(line: bytes) -> bytes:
+    """The line for a terminal, which obeys some bytes that names may hold: with escapes for those."""
+    fields = line.decode("utf-8", "surrogateescape").rstrip("\n").split("\t")
+    return ("\t".join(map(printable, fields)) + "\n").encode("utf-8", "backslashreplace")
 
 
 def show(

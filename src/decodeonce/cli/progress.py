@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from decodeonce.wording import counted
+
 if TYPE_CHECKING:
     from decodeonce.prep import Progress
 
@@ -37,7 +39,7 @@ def build_progress() -> Iterator[Callable[[Progress], None]]:
                 bar.reset(total=progress.total_rows)
                 bar.n = bar.initial = progress.rows - progress.new_rows  # an earlier run's rows are no part of the rate
             rate = progress.bytes / 1e6 / max(time.monotonic() - started, 1e-3)
-            bar.set_postfix_str(f"{rate:.0f} MB/s, {progress.rejects} rejects", refresh=False)
+            bar.set_postfix_str(f"{rate:.0f} MB/s, {counted(progress.rejects, 'reject')}", refresh=False)
             bar.update(progress.rows - bar.n)
 
         yield update
@@ -57,7 +59,7 @@ class _Log:
         left = f"{(progress.total_rows - progress.rows) / rate:.0f} s left" if rate else "nothing done yet"
         print(
             f"{progress.rows}/{progress.total_rows} pictures, {rate:.0f} pictures/s, "
-            f"{progress.bytes / 1e6 / seconds:.0f} MB/s, {progress.rejects} rejects, {left}",
+            f"{progress.bytes / 1e6 / seconds:.0f} MB/s, {counted(progress.rejects, 'reject')}, {left}",
             file=sys.stderr,
             flush=True,
         )

@@ -30,7 +30,8 @@ def repair(store: StoreArgument, source: SourceOption = None) -> None:
 
     with count_bar("rows") as bar:
         done = repair_store(store, source, progress=bar.update)
-    say(f"{store}: {_told(done)}")
+    if done.rows:  # else it is no store, or nothing of it is known
+        say(f"{store}: {_told(done)}")
     for sentence in done.unmended:
         say(f"prep: error: {sentence}", err=True)
     if not done.ok:
@@ -38,8 +39,11 @@ def repair(store: StoreArgument, source: SourceOption = None) -> None:
 
 
 def _told(done: Repair) -> str:
-    parts = [f"{done.mended_rows} rows"] if done.mended_rows else []
+    from decodeonce.wording import counted
+
+    parts = [counted(done.mended_rows, "row")] if done.mended_rows else []
     mended = ", ".join([*parts, *done.mended_files])
     if not done.ok:
         return f"mended {mended or 'nothing'}; not whole"
-    return f"mended {mended}; whole, {done.rows} rows" if mended else f"whole, {done.rows} rows; nothing to mend"
+    whole = f"whole, {counted(done.rows, 'row')}"
+    return f"mended {mended}; {whole}" if mended else f"{whole}; nothing to mend"

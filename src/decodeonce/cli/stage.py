@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from decodeonce.cli.output import say
+from decodeonce.wording import quoted, size_text
 
 Dest = Annotated[Path, typer.Argument(help="A new folder on the node's own disk, or in /dev/shm.", metavar="DEST")]
 
@@ -40,9 +41,13 @@ def stage(
     with count_bar("rows", total=len(rows)) as bar:
         staged = stage_store(opened, dest, rows=rows, threads=threads or THREADS, progress=bar.update)
     seconds = max(time.monotonic() - started, 1e-3)
-    size = staged.copied * opened.manifest.row_bytes / 1e9
+    if staged.finished:  # every job begins with this, so no row was read
+        verify = f"prep verify {quoted(str(dest))}"
+        return say(f"{dest}: is there already, by its files' names, sizes and heads; {verify} reads its rows")
+    size = staged.copied * opened.manifest.row_bytes
     there = f"{len(rows) - staged.copied} of {len(rows)} rows were there already"
-    say(f"{dest}: done, {size:.3f} GB copied in {seconds:.1f} s ({size / seconds:.2f} GB/s); {there}")
+    speed = f"{size_text(round(size / seconds))}/s"
+    say(f"{dest}: done, {size_text(size)} copied in {seconds:.1f} s ({speed}); {there}")
 
 
 def _share(rank: int | None, world_size: int | None, node: int | None, nodes: int | None) -> tuple[int, int, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -14,11 +13,12 @@ import typer
 
 from decodeonce.cli import build
 from decodeonce.cli.output import say
+from decodeonce.wording import quoted
 
 if TYPE_CHECKING:
     from decodeonce.prep.jobs import Chain, Site
 
-EXAMPLE = "prep submit slurm build imagenet SRC OUT --tasks 16 --cpus 32 --time 4:00:00"
+EXAMPLE = "prep submit {} build imagenet SRC OUT --tasks 16 --cpus 32 --time 4:00:00"
 Words = Annotated[
     list[str],
     typer.Argument(metavar="build KIND SRC OUT [FLAGS]", help="A whole `prep build` command, with any of its flags."),
@@ -67,7 +67,7 @@ def command(scheduler: str) -> Callable[..., None]:
         flags["throttle"] = throttle
         given = {name: value for name, value in flags.items() if value is not None}
         chain = _chain(profile, {**profile.defaults, **given}, tasks=tasks, rounds=rounds, then=then)
-        _parse_build(words, lambda job: _write(job, words[1:], profile, chain, submit=submit))
+        _parse_build(words, lambda job: _write(job, words[1:], profile, chain, submit=submit), scheduler)
 
     return parsed
 
@@ -76,7 +76,7 @@ def _chain(site: Site, flags: dict[str, Any], **others: Any) -> Chain:
     from decodeonce.prep.jobs import Chain
 
     if missing := [name for name in ("cpus", *site.needs) if name not in flags]:
-        raise typer.BadParameter(f"--{missing[0]} is needed ({site.name}); as in {EXAMPLE}")
+        raise typer.BadParameter(f"--{missing[0]} is needed ({site.name}); as in {EXAMPLE.format(site.scheduler)}")
     seconds = _seconds(flags.pop("time", None))
     try:
         chain = Chain(seconds=seconds, **flags, **others)
@@ -98,10 +98,10 @@ def _seconds(text: str | None) -> int | None:
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-def _parse_build(words: Sequence[str], then: Callable[[build.Job], None]) -> None:
+def _parse_build(words: Sequence[str], then: Callable[[build.Job], None], scheduler: str) -> None:
     """Read the words as `prep build` does, and hand on what it would do."""
     if not words or words[0] != "build":
-        raise typer.BadParameter(f"expected the words of a build, as in {EXAMPLE}")
+        raise typer.BadParameter(f"expected the words of a build, as in {EXAMPLE.format(scheduler)}")
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command()(build.command(then))
     typer.main.get_command(app)(list(words[1:]), prog_name="prep build", standalone_mode=False)
@@ -118,9 +118,9 @@ def _write(job: build.Job, words: Sequence[str], site: Site, chain: Chain, *, su
         say(f"{site.name}: {sentence}")
     say(f"{script.parent}: plan, array of {chain.tasks} (round 1 of {chain.rounds}), finish; logs come here, too")
     if submit:
-        say(f"submitted: {_submitted(script)}; follow it with: prep status {shlex.quote(str(job.out))}")
+        say(f"submitted: {_submitted(script)}; follow it with: prep status {quoted(str(job.out))}")
     else:
-        say(f"submit them with: bash {shlex.quote(str(script))}")
+        say(f"submit them with: bash {quoted(str(script))}")
 
 
 def _commands(job: build.Job, words: Sequence[str], chain: Chain) -> list[list[str]]:
@@ -148,7 +148,7 @@ def _submitted(script: Path) -> str:
     done = subprocess.run(["bash", str(script)], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         told = " ".join((done.stderr or done.stdout).split()) or f"exit status {done.returncode}"
-        raise BuildError(f"{script}: not submitted: {told}; mend that and run: bash {shlex.quote(str(script))}")
+        raise BuildError(f"{script}: not submitted: {told}; mend that and run: bash {quoted(str(script))}")
     return done.stdout.strip()
 
 

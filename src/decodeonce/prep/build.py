@@ -92,9 +92,15 @@ def _same_plan(plan: Plan, listing: Listing, facts: dict[str, Any]) -> Plan:
         )
     planned, found = plan.facts["source"], facts["source"]
     if planned["frozen"] != found["frozen"]:
+        told, out = changes(plan, listing), plan.paths.root
+        if planned["root"] != found["root"]:
+            raise BuildError(
+                f"{out}: planned from {planned['root']} ({planned['kind']}), this is {found['root']} "
+                f"({found['kind']}): {told}; give that, or remove OUT and build again"
+            )
         raise BuildError(
-            f"{planned['root']}: the source changed since the plan: {changes(plan, listing)}; "
-            f"put it back, or remove {plan.paths.root} and build again"
+            f"{planned['root']}: the source changed since the plan: {told}; put it back, or remove {out} and build "
+            "again"
         )
     if plan.facts["classes"] != facts["classes"] or planned["kind"] != found["kind"]:
         raise BuildError(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ from decodeonce.store.hashing import row_checksum
 from decodeonce.store.manifest import read_manifest
 from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, escape, escaped_sample_line, line, reject_line
 from decodeonce.store.writer import seal_store, trim_shards, write_array
+from decodeonce.wording import quoted
 
 CHUNK_ROWS = 1 << 18
 
@@ -86,8 +86,8 @@ def _check_complete(plan: Plan, journals: Journals) -> None:
 def _next_step(paths: StorePaths) -> str:
     """The one command that does what is missing: the chain of jobs again, where there is one."""
     if paths.submit.exists():
-        return f"bash {shlex.quote(str(paths.submit))}"
-    out = shlex.quote(str(paths.root))
+        return f"bash {quoted(str(paths.submit))}"
+    out = quoted(str(paths.root))
     return f"prep work {out} && prep finish {out}"
 
 
@@ -139,9 +139,8 @@ class _Finisher:
         rejects = [*plan.rejects, *(Reject(plan.entry(row).text, why, "rejected") for row, why in self._rejects)]
         allowance.check(len(rejects), plan.candidates, str(rejects[0]) if rejects else "", paths.root)
         if not count:
-            raise BuildError(
-                f"{paths.root}: every picture is a reject, or left out; see them with `prep status {paths.root}`"
-            )
+            see = f"prep status {quoted(str(paths.root))}"
+            raise BuildError(f"{paths.root}: every picture is a reject, or left out; see them with: {see}")
         self._fill_holes()
         scratch = paths.build  # what a kill leaves there goes with it
         write_array(paths.labels, (count,), np.dtype("<i8"), self._labels(), scratch=scratch)

@@ -7,11 +7,13 @@ import re
 from pathlib import Path
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.plan import scan
+from decodeonce.prep.plan import Listing, scan
 from decodeonce.prep.recipe import Recipe, decoder_versions, differences
 from decodeonce.prep.sources import Source
-from decodeonce.store import StorePaths, open_store
+from decodeonce.store import Manifest, StorePaths, open_store
 from decodeonce.store.manifest import canonical
+from decodeonce.store.table import read_rejects
+from decodeonce.wording import counted
 
 # What may lie in an OUT that a killed build left, and in its .build; anything else is somebody's own.
 OURS = re.compile(r"images-\d{5}\.(npy|h5)|(labels|checksums|boxes|box_count)\.npy|(samples|rejects)\.tsv|store\.h5")
@@ -34,10 +36,23 @@ def is_built(source: Source, out: Path, recipe: Recipe) -> bool:
     found, planned = open_store(out).manifest, recipe.facts(decoder_versions(recipe.container))
     if told := _differences(source.manifest_facts(planned, "")["recipe"], found.recipe):
         raise BuildError(_is_here(out, told))
-    wanted = source.manifest_facts(planned, scan(source, recipe.boxes_a_row).digest)
-    if told := _differences(wanted["source"], found.source):
+    listing = scan(source, recipe.boxes_a_row)
+    wanted = source.manifest_facts(planned, listing.digest)["source"]
+    if told := _differences(wanted, found.source):
+        if wanted["digest"] == listing.digest != found.source.get("digest"):  # no store's that is converted
+            raise BuildError(_is_here(out, f"{_others(source, listing, paths, found)} ({told})"))
         raise BuildError(_is_here(out, f"the source's {told}"))
     return True
+
+
+def _others(source: Source, listing: Listing, paths: StorePaths, store: Manifest) -> str:
+    """That the source lists others than the store was built of, with the counts of both."""
+    gone = sum(reject.action != "kept" for reject in read_rejects(paths.rejects))
+    here, there = (counted(number, "class", "classes") for number in (len(source.classes()), len(store.classes)))
+    return (
+        f"{source.root} lists other pictures (names, sizes or classes) than it was built of: {listing.candidates} in "
+        f"{here}; the store has {counted(store.count, 'row')} in {there}, and {gone} became none"
+    )
 
 
 def _differences(wanted: dict[str, object], found: dict[str, object]) -> str:

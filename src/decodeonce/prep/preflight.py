@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from decodeonce.errors import BuildError
 from decodeonce.host import network_file_system
+from decodeonce.wording import counted, quoted, size_text
 
 # Beside its shards: those of the finished store, and the plan's.
 OTHER_FILES = 12
@@ -67,8 +67,8 @@ def check_room(out: Path, storage: Storage, need: Need) -> None:
     for where, free_bytes, free_files in limits:
         if free_bytes is not None and need.bytes > free_bytes:
             raise BuildError(
-                f"{out}: {free_bytes / 1e9:.2f} GB free{where}, {need.bytes / 1e9:.2f} GB needed "
-                f"for {need.rows} rows; make room, choose another OUT, or a smaller --size"
+                f"{out}: {size_text(free_bytes)} free{where}, {size_text(need.bytes)} needed "
+                f"for {counted(need.rows, 'row')}; make room, choose another OUT, or a smaller --size"
             )
         if free_files is not None and need.files > free_files:
             raise BuildError(
@@ -81,9 +81,9 @@ def sentences(storage: Storage) -> list[str]:
     """What a person should know before writing there."""
     files = "" if storage.free_files is None else f" and {storage.free_files} files"
     kind = storage.kind or "a local file system"
-    told = [f"{storage.place}: {kind}, room for {storage.free_bytes / 1e9:.1f} GB{files}"]
+    told = [f"{storage.place}: {kind}, room for {size_text(storage.free_bytes)}{files}"]
     for quota in storage.quotas:
-        room = "any size" if quota.free_bytes is None else f"{quota.free_bytes / 1e9:.1f} GB"
+        room = "any size" if quota.free_bytes is None else size_text(quota.free_bytes)
         more = "any number of" if quota.free_files is None else quota.free_files
         told.append(f"the quota of {quota.whose} leaves {room} and {more} files")
     return told
@@ -96,7 +96,7 @@ def stripe_advice(out: Path, storage: Storage) -> str | None:
     layout = _output("lfs", "getstripe", "-d", str(storage.place))
     if not layout or "lcm_" in layout:  # progressive layouts stripe large files by themselves
         return None
-    folder = shlex.quote(str(out))
+    folder = quoted(str(out))
     return (
         f"on Lustre, have each shard lie on several servers, before it is written: mkdir -p {folder} && "
         f"lfs setstripe -c {STRIPES} -S {STRIPE_SIZE} {folder}"

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,21 +26,23 @@ from numpy.typing import NDArray
 from decodeonce.errors import BuildError, StoreError
 from decodeonce.host import allow_open_files, usable_cores
 from decodeonce.prep.recipe import decoder_versions
+from decodeonce.prep.repair_reasons import Reason, row_sentences
 from decodeonce.store import Report, Sample, Shard, Store, StorePaths, mend, verify_store
-from decodeonce.store.files import ShardFile, locked, make_folder, open_regular, remove_tree
+from decodeonce.store.files import ShardFile, locked, make_folder, remove_tree
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.lines import FoundLines
 from decodeonce.store.manifest import Manifest, read_manifest
-from decodeonce.store.part import read_part, rows_text
+from decodeonce.store.mend import COPY
+from decodeonce.store.part import read_part
 from decodeonce.store.select import MappedSamples
 from decodeonce.store.verify import read_checksums, row_checksums
+from decodeonce.wording import counted
 
 if TYPE_CHECKING:
     from decodeonce.prep.repair_rows import Origin, Right
     from decodeonce.prep.sources.base import Row
 
-NAMED = 20  # runs of rows that one reason is told of; `prep verify` names them all
-COPY = "restore it from a copy of the store (one given as --source will do), or build again"
+NOTHING_GIVEN = Reason("give what the store was built from, or a store that has it, with --source")
 
 
 @dataclass(frozen=True)
@@ -64,13 +69,13 @@ def repair_store(
     """Verify the store, or staged part, at `path`, make again what is bad, and verify once more if anything was.
 
     `source` is what it was built from, or a finished store that has its rows; without one only that is mended which the
-    rest of the store tells. Raises BuildError and StoreError where `source` is of no use, Stopped where its trouble may
-    pass, OSError. `progress` is called with numbers of rows that were checked.
+    rest of the store tells. Raises BuildError and StoreError where `source` is of no use, as one in which no picture of
+    a bad row is, Stopped where its trouble may pass, OSError. `progress` is called with numbers of rows checked.
     """
     paths, threads = StorePaths(Path(path)), usable_cores()
     if not paths.root.is_dir():
         read_manifest(paths.manifest)  # which says what is there instead
-    with locked(paths.root):
+    with locked(paths.root, waits_for="another `prep repair`"):
         remove_tree(paths.repair)  # of one that was killed
         found = verify_store(paths.root, threads=threads, progress=progress)
         if found.ok or not found.rows:
@@ -107,8 +112,13 @@ class _Mending:
         self._bad, self._unknown = set(_numbers(found.bad_rows)), set(_numbers(found.unknown_rows))
         self._expected: NDArray[np.uint64] = np.zeros(0, np.uint64)
         self._file_reasons: dict[str, str] = {}
-        self._row_reasons: dict[int, str] = {}
+        self._row_reasons: dict[int, Reason] = {}
+        self._row_files: dict[int, str] = {}  # of rows that are bad for the same reason as their file
         self._written = 0
+        for name in self._bad_files & set(self._manifest.files):
+            if told := _no_file(self._paths.root / name):
+                self._file_reasons[name] = told
+        self._in_the_way = set(self._file_reasons)
 
     def run(self) -> None:
         """Mend what can be mended: first the small files, by which rows are found and known to be right."""
@@ -129,24 +139,20 @@ class _Mending:
         for name, problem in problems.items():
             told = problem if name in shards else f"{self._paths.root / name}: damaged; {COPY}"
             self._file_reasons.setdefault(name, told)
-        rows = [*_numbers(left.bad_rows), *_numbers(left.unknown_rows)]
+        rows = sorted([*_numbers(left.bad_rows), *_numbers(left.unknown_rows)])
+        waiting = Counter(self._row_files[row] for row in rows if self._row_files.get(row) in problems)
+        for name, number in waiting.items():
+            self._file_reasons[name] += f" ({counted(number, 'row')})"
+        rows = [row for row in rows if self._row_files.get(row) not in waiting]
         return Repair(
             rows=left.rows,
             mended_rows=self._written,
             mended_files=sorted(set(self._found.bad_files) - set(problems)),
-            unmended=[*(self._file_reasons[name] for name in sorted(problems)), *self._row_sentences(sorted(rows))],
+            unmended=[
+                *(self._file_reasons[name] for name in sorted(problems)),
+                *row_sentences(self._paths.root, rows, self._row_reasons),
+            ],
         )
-
-    def _row_sentences(self, rows: list[int]) -> Iterator[str]:
-        by_reason: dict[str, list[int]] = {}
-        for row in rows:
-            reason = self._row_reasons.get(row, "not what was written, again: is the disk sound? run it once more")
-            by_reason.setdefault(reason, []).append(row)
-        for reason, some in by_reason.items():
-            ranges = _ranges(some)
-            told = ", ".join(rows_text(range(first, last + 1)) for first, last in ranges[:NAMED])
-            more = f" and {len(ranges) - NAMED} more runs of rows" if len(ranges) > NAMED else ""
-            yield f"{self._paths.root}: {told}{more}: {reason}"
 
     # Small files.
 
@@ -154,18 +160,20 @@ class _Mending:
         """Take those that another store has, byte for byte: a copy, or one that was staged or converted from it."""
         if self._source is None or not os.path.isfile(os.path.join(self._source, self._paths.manifest.name)):
             return
-        for name in sorted(self._bad_files & set(self._manifest.files)):
+        for name in sorted(self._bad_files & set(self._manifest.files) - self._in_the_way):
             facts = self._manifest.files[name]
             if mend.copy_small(Path(self._source) / name, self._paths.root / name, facts, scratch=self._paths.repair):
                 self._bad_files.discard(name)
 
     def _mend_small(self, path: Path, write: Callable[[], None]) -> None:
-        if path.name not in self._bad_files:
+        if path.name not in self._bad_files or path.name in self._in_the_way:
             return
         try:
             write()
         except StoreError as error:
-            self._file_reasons[path.name] = str(error)
+            lines_too = path == self._paths.labels and self._paths.samples.name in self._bad_files
+            told = f"{path}: is made from samples.tsv, which is damaged, too; {COPY}"
+            self._file_reasons[path.name] = told if lines_too else str(error)
         else:
             self._bad_files.discard(path.name)
 
@@ -227,6 +235,10 @@ class _Mending:
             self._unknown = {row for row in self._unknown if self._stored_checksum(row) != int(self._expected[row])}
             return
         self._expected = read_checksums(self._store)
+        if self._paths.checksums.name in self._in_the_way:
+            self._row_files.update(dict.fromkeys(self._unknown, self._paths.checksums.name))
+            self._unknown = set()
+            return
         kept = self._expected.copy()
         for row in self._unknown:
             kept[row] = self._stored_checksum(row)
@@ -262,31 +274,42 @@ class _Mending:
         return shards[bisect_right(shards, row, key=lambda shard: shard.first_row) - 1]
 
     def _mend_shards(self) -> None:
+        bad = [shard for shard in self._manifest.shards if shard.file in self._bad_files]
         heads: dict[str, bytes] = {}
-        for shard in self._manifest.shards:
-            if shard.file in self._bad_files:
-                try:
-                    self._prepare(shard, heads)
-                except StoreError as error:
-                    self._file_reasons[shard.file] = str(error)
-        self._mend_rows(self._bad)
-        for shard in self._manifest.shards:
+        for shard in bad:
+            try:
+                self._find_head(shard, heads)
+            except StoreError as error:
+                self._file_reasons[shard.file] = str(error)
+        made = self._made_rows()
+        for shard in bad:
+            if shard.file not in self._file_reasons:
+                held = shard.held_rows(self._store.rows)
+                mend.restore_size(self._paths.root / shard.file, self._manifest, shard, held)
+        self._write_rows(made)
+        for shard in bad:
             if shard.file in heads and shard.file not in self._file_reasons:
-                if any(shard.first_row <= row < shard.first_row + shard.rows for row in self._bad):
-                    path = self._paths.root / shard.file
-                    self._file_reasons[shard.file] = f"{path}: gets its head when all its rows are right"
+                path = self._paths.root / shard.file
+                if left := self._bad_in(shard):
+                    what = f"gets its head when all its rows are right ({counted(left, 'row')} to go)"
+                    self._file_reasons[shard.file] = f"{path}: {what}; see to those, and run this again"
                 else:
-                    mend.write_head(self._paths.root / shard.file, heads[shard.file])
+                    mend.write_head(path, heads[shard.file])
 
-    def _prepare(self, shard: Shard, heads: dict[str, bytes]) -> None:
-        """Give a shard its size, and find the head that it is to get; StoreError where it has to stay as it is."""
+    def _find_head(self, shard: Shard, heads: dict[str, bytes]) -> None:
+        """Find the head that a shard is to get, if any; StoreError where the shard has to stay as it is."""
         path = self._paths.root / shard.file
-        short = _bytes_at(path) < shard.bytes
+        if told := _no_file(path):
+            raise StoreError(told)
+        short = not path.exists() or path.stat().st_size < shard.bytes
         if short or not self._has_head(path, shard):
             heads[shard.file] = mend.make_head(path, self._manifest, shard, scratch=self._paths.repair)
-        if short and self._origin is None:
-            raise StoreError(f"{path}: not all there; give what the store was built from with --source")
-        mend.restore_size(path, self._manifest, shard, shard.held_rows(self._store.rows))
+            if self._origin is None and (short or self._bad_in(shard)):
+                what = "not all there" if short else "gets its head when all its rows are right"
+                raise StoreError(f"{path}: {what}; give what the store was built from with --source")
+
+    def _bad_in(self, shard: Shard) -> int:
+        return sum(shard.first_row <= row < shard.first_row + shard.rows for row in self._bad)
 
     def _has_head(self, path: Path, shard: Shard) -> bool:
         try:
@@ -296,26 +319,41 @@ class _Mending:
                 raise
             return False
 
-    def _mend_rows(self, rows: set[int]) -> None:
+    def _made_rows(self) -> Iterator[tuple[Sample, Row]]:
+        """What can be made of the bad rows, looked for until there is one; BuildError where the source has none."""
         wanted: list[Sample] = []
-        for row in sorted(rows):
-            if (reason := self._file_reasons.get(self._shard_of(row).file)) is not None:
-                self._row_reasons[row] = reason
+        for row in sorted(self._bad):
+            if (name := self._shard_of(row).file) in self._file_reasons:
+                self._row_files[row] = name
             elif self._origin is None:
-                self._row_reasons[row] = "give what the store was built from, or a store that has it, with --source"
+                self._row_reasons[row] = NOTHING_GIVEN
             elif (sample := self._sample(row)) is None:
-                self._row_reasons[row] = f"its line in samples.tsv is lost; {COPY}"
+                self._row_reasons[row] = Reason(f"its line in samples.tsv is lost; {COPY}")
             else:
                 wanted.append(sample)
+        made = self._made(wanted, self._is_right)
+        first = list(islice(made, 1))
+        # Names in a samples.tsv that is damaged may be wrong themselves.
+        names_are_right = self._paths.samples.name not in self._bad_files
+        if self._origin is not None and wanted and not first and names_are_right:
+            self._check_any(self._origin, wanted)
+        return chain(first, made)
+
+    def _check_any(self, origin: Origin, wanted: list[Sample]) -> None:
+        if all(self._row_reasons[sample.row].absent for sample in wanted):
+            what = f"expected what {counted(len(wanted), 'bad row')} came from, as {wanted[0].source}"
+            raise BuildError(f"{self._source}: {origin.what()}, {what}; {origin.advice()}")
+
+    def _write_rows(self, made: Iterator[tuple[Sample, Row]]) -> None:
         allow_open_files(2 * len(self._manifest.shards))
         with ExitStack() as opened:
             files: dict[str, ShardFile] = {}
-            for sample, made in self._made(wanted, self._is_right):
+            for sample, row in made:
                 shard = self._shard_of(sample.row)
                 if shard.file not in files:
                     files[shard.file] = opened.enter_context(ShardFile(self._paths.root / shard.file))
                 offset = shard.data_offset + (sample.row - shard.first_row) * self._manifest.row_bytes
-                files[shard.file].write(memoryview(made.pixels), offset)
+                files[shard.file].write(memoryview(row.pixels), offset)
                 self._bad.discard(sample.row)
                 self._written += 1
             for file in files.values():
@@ -328,30 +366,22 @@ class _Mending:
         """The rows that can be made again; of others the reason is kept."""
         assert self._origin is not None or not wanted
         for sample, made in self._origin.rows(wanted, right) if self._origin is not None else ():
-            if isinstance(made, str):
+            if isinstance(made, Reason):
                 self._row_reasons[sample.row] = made
             else:
                 yield sample, made
 
 
-def _bytes_at(path: Path) -> int:
-    """The size of a file, 0 where there is none; StoreError where something else is in its place."""
+def _no_file(path: Path) -> str:
+    """What is to be said where something else than a file is in its place; it is not ours to remove."""
     try:
-        os.close(open_regular(path))
-        return path.stat().st_size
+        mode = path.stat().st_mode
     except FileNotFoundError:
-        return 0
-    except StoreError as error:
-        raise StoreError(f"{error}; remove it and run this again") from None
+        return ""
+    if stat.S_ISREG(mode):
+        return ""
+    return f"{path}: a folder, pipe or device, expected a file; remove it and run this again"
 
 
 def _numbers(ranges: Iterable[tuple[int, int]]) -> Iterator[int]:
     return (row for first, last in ranges for row in range(first, last + 1))
-
-
-def _ranges(rows: list[int]) -> list[tuple[int, int]]:
-    ranges: list[tuple[int, int]] = []
-    for row in rows:
-        first = ranges.pop()[0] if ranges and ranges[-1][1] == row - 1 else row
-        ranges.append((first, row))
-    return ranges

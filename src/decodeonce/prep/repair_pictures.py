@@ -100,11 +100,11 @@ def _file(path: bytes, name: bytes, wanted: Wanted) -> Found:
         if (nbytes := os.stat(path).st_size) <= MAX_FILE_BYTES:
             yield name, read_regular(Path(os.fsdecode(path)))
         else:
-            wanted.problems[name] = f"{os.fsdecode(path)}: {size_problem(nbytes)}"
+            wanted.problems[name] = size_problem(nbytes)
     except OSError as error:
         if error.errno in PASSING_ERRORS:
             raise failure_from(error, path) from None
-        wanted.problems[name] = f"{os.fsdecode(path)}: {error.strerror}"
+        wanted.problems[name] = f"cannot be read: {error.strerror}"
 
 
 def _in_archive(path: Path, inner: dict[bytes, bytes], wanted: Wanted) -> Found:

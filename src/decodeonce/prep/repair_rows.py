@@ -20,24 +20,34 @@ from decodeonce.prep.geometry import Box
 from decodeonce.prep.merge import shape_text
 from decodeonce.prep.recipe import FILTERS, Recipe, decoder_versions
 from decodeonce.prep.repair_pictures import Wanted, find_pictures, roots_of
+from decodeonce.prep.repair_reasons import Reason
 from decodeonce.prep.resized_rows import StoredRowMaker
 from decodeonce.prep.sources.base import Entry, LeftOut, Row, Undecodable, name_bytes
 from decodeonce.prep.stored_rows import StoreRows
 from decodeonce.store.hashing import hexdigest
-from decodeonce.store.manifest import Manifest, read_manifest
+from decodeonce.store.manifest import REBUILD, Manifest, read_manifest
+from decodeonce.store.mend import COPY
 from decodeonce.store.table import Sample
+from decodeonce.wording import counted
 
 BOX = re.compile(r"\d{1,9}(,\d{1,9}){3}")
 # Where a scaled decode cuts a box is told by its exact place, of which samples.tsv keeps the whole pixels.
 ALMOST_ONE = 1 - 2e-6
+SHOWN = 3  # names of what is in a folder
 AHEAD = 4  # pictures a thread that are read before they are decoded
 
 Right = Callable[[int, bytes], bool]
-Made = Row | str  # a row, or why it cannot be made
+Made = Row | Reason  # a row, or why it cannot be made
 
 
 class Origin(Protocol):
     """Where rows can be had again."""
+
+    def what(self) -> str:
+        """What it seems to be, for people."""
+
+    def advice(self) -> str:
+        """What to give instead where it lacks a picture."""
 
     def rows(self, wanted: Sequence[Sample], right: Right) -> Iterator[tuple[Sample, Made]]:
         """Each wanted row once, in any order; `right` says whether these are the pixels of a row of that number.
@@ -61,6 +71,21 @@ class PictureRows:
         self._roots = roots_of(str(manifest.source.get("kind", "")), source)
         self._recipes = recipes_of(manifest.recipe)
 
+    def what(self) -> str:
+        """As Origin says."""
+        if not os.path.isdir(self._source):
+            return "a file" if os.path.isfile(self._source) else "a pattern of files"
+        with os.scandir(self._source) as listing:
+            some = sorted(item.name for item in islice(listing, SHOWN + 1))
+        more = ", ..." if len(some) > SHOWN else ""
+        return f"a folder with {', '.join(some[:SHOWN])}{more}" if some else "an empty folder"
+
+    def advice(self) -> str:
+        """As Origin says."""
+        listed = self._manifest.source.get("kind") == "list"
+        what = "the folder that the list's paths start from" if listed else "what the store was built from"
+        return f"give {what} as --source"
+
     def rows(self, wanted: Sequence[Sample], right: Right) -> Iterator[tuple[Sample, Made]]:
         """As Origin says."""
         if not self._recipes:
@@ -75,7 +100,7 @@ class PictureRows:
         try:
             decoders = self._decoders(threads)
         except BuildError as error:  # the map is not there, or another
-            yield from ((sample, str(error)) for sample in wanted)
+            yield from ((sample, Reason(str(error))) for sample in wanted)
             return
 
         def found() -> Iterator[tuple[Sample, bytes]]:
@@ -115,27 +140,27 @@ class PictureRows:
                 try:
                     row = decoder.row(data, entry)
                 except (Undecodable, LeftOut) as error:
-                    why = why or f"{sample.source}: {error}, which it was not when the store was built"
+                    why = why or f"{error}, which it was not when the store was built"
                     continue
                 if len(row.pixels) == self._manifest.row_bytes and right(sample.row, row.pixels):
                     return row
-        return f"{why}{'; ' if why else ''}{self._other_bytes()}"
+        other = self._other_bytes()
+        return Reason(f"not decoded; {other}", sample.source, f"{why}; {other}") if why else Reason(other)
 
-    def _not_found(self, sample: Sample, digest: str | None, problem: str | None) -> str:
+    def _not_found(self, sample: Sample, digest: str | None, problem: str | None) -> Reason:
         if digest:
-            was = f"{sample.source}: another picture by now (xxh3_64 {digest}, the row is of {sample.digest})"
-            return f"{was}; give a --source that has it, or build again"
+            was = f"another picture by now (xxh3_64 {digest}, the row is of {sample.digest})"
+            advice = f"give a --source that has it, or {REBUILD}"
+            return Reason("another picture by now", sample.source, f"{was}; {advice}")
         if problem:
-            return f"{sample.source}: {problem}"
-        listed = self._manifest.source.get("kind") == "list"
-        what = "the folder that the list's paths start from" if listed else "what the store was built from"
-        return f"{sample.source}: not in {self._source}; give {what} as --source"
+            return Reason(problem, sample.source)
+        return Reason(f"not in {self._source}; {self.advice()}", sample.source, absent=True)
 
-    def _no_recipe(self) -> str:
+    def _no_recipe(self) -> Reason:
         sizes = self._manifest.recipe.get("resized_from")
         if isinstance(sizes, list):
-            return f"resized from {shape_text(sizes)}; give as --source the store that it was converted from"
-        return "the recipe in store.json is not that of `prep build`; give as --source a store that has the row"
+            return Reason(f"resized from {shape_text(sizes)}; give as --source the store that it was converted from")
+        return Reason("the recipe in store.json is not that of `prep build`; give as --source a store that has the row")
 
     def _other_bytes(self) -> str:
         written, found = self._manifest.recipe.get("decoders"), decoder_versions("npy")
@@ -145,7 +170,7 @@ class PictureRows:
             if other:
                 here = ", ".join(f"{name} {version}" for name, version in found.items())
                 return f"decodes to other bytes: the decoders here are {here}; install {', '.join(other)}"
-        return "decodes to other bytes; restore it from a copy of the store, given as --source"
+        return f"decodes to other bytes; {COPY}"
 
 
 def recipes_of(facts: dict[str, Any]) -> list[Recipe]:
@@ -199,7 +224,8 @@ class StoredRows:
     def __init__(self, manifest: Manifest, path: Path) -> None:
         self._path = path
         self._rows = StoreRows(path, read_manifest(path / "store.json").digest)
-        self._why, self._maker = "", None
+        self._why: Reason | None = None
+        self._maker: StoredRowMaker | None = None
         mine, theirs = manifest.shape, self._rows.manifest.shape
         resized, filter_ = manifest.recipe.get("resized_from"), manifest.recipe.get("resize_filter")
         if mine == theirs:
@@ -209,12 +235,20 @@ class StoredRows:
             self._maker = StoredRowMaker([self._rows], recipe)
         else:
             sizes = f"{shape_text(mine)}{f' or {shape_text(resized)}' if isinstance(resized, list) else ''}"
-            self._why = f"{path}: has rows of {shape_text(theirs)}, expected {sizes}; give a store of those"
+            self._why = Reason(f"{path}: has rows of {shape_text(theirs)}, expected {sizes}; give a store of those")
 
     @property
     def root(self) -> Path:
         """Where the store lies."""
         return self._path
+
+    def what(self) -> str:
+        """As Origin says."""
+        return f"a store of {counted(self._rows.manifest.count, 'row')}"
+
+    def advice(self) -> str:
+        """As Origin says."""
+        return "give as --source a store that has it, or the pictures"
 
     def rows(self, wanted: Sequence[Sample], right: Right) -> Iterator[tuple[Sample, Made]]:
         """As Origin says."""
@@ -232,20 +266,21 @@ class StoredRows:
         return places
 
     def _row(self, sample: Sample, places: list[int], right: Right) -> Made:
-        why = f"{sample.source}: no row in {self._path}; give as --source a store that has it, or the pictures"
+        why = Reason(f"no row in {self._path}; {self.advice()}", sample.source, absent=True)
         for place in places:
             found = self._rows.sample(place)
             try:
                 data = self._rows.read(place)
             except BuildError as error:
-                why = str(error)
+                why = Reason("damaged there, too", sample.source, str(error))
                 continue
             row = Row(data, found.width, found.height, "", found.digest, box=found.box)
             if self._maker is not None:
                 row = self._maker.row(data, Entry(name_bytes(found.source), 0, 0, 0, unit=0, place=place))
             if right(sample.row, row.pixels):
                 return row
-            why = f"{sample.source}: row {place} of {self._path} has other pixels; give a copy of the store itself"
+            told = f"row {place} of {self._path} has other pixels; give a copy of the store itself"
+            why = Reason("other pixels there", sample.source, told)
         return why
 
 

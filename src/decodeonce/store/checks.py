@@ -11,7 +11,7 @@ from decodeonce.errors import PASSING_ERRORS, Stopped, StoreError
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.files import read_regular
 from decodeonce.store.hashing import file_chunks, file_hexdigest, hexdigest
-from decodeonce.store.layout import StorePaths
+from decodeonce.store.layout import StorePaths, repair_advice
 from decodeonce.store.manifest import Manifest, Shard, SmallFile
 from decodeonce.store.part import rows_text
 
@@ -35,9 +35,8 @@ def not_held(
 def bad_row(root: Path, manifest: Manifest, row: int) -> StoreError:
     """What is to be said of a row whose bytes have another checksum than was written."""
     shard = manifest.shards[bisect_right(manifest.shards, row, key=lambda shard: shard.first_row) - 1]
-    return StoreError(
-        f"{root / shard.file}: row {row} is not what was written; mend it with `prep repair {root} --source SRC`"
-    )
+    path = root / shard.file
+    return StoreError(f"{path}: row {row} is not what was written; {repair_advice(path)}")
 
 
 def check_in_place(root: Path, manifest: Manifest, opened: Path) -> None:
@@ -60,12 +59,13 @@ def check_size(path: Path, expected: int, *, longer_is_fine: bool = False) -> No
     try:
         status = path.stat()
     except FileNotFoundError:
-        raise StoreError(f"{path}: missing, expected a file of {expected} bytes; run `prep verify`") from None
+        raise StoreError(f"{path}: missing, expected a file of {expected} bytes; {repair_advice(path)}") from None
     if not stat.S_ISREG(status.st_mode):
-        raise StoreError(f"{path}: a folder or device, expected a file of {expected} bytes; run `prep verify`")
+        what = f"a folder, pipe or device, expected a file of {expected} bytes"
+        raise StoreError(f"{path}: {what}; remove it, then {repair_advice(path)}")
     found = status.st_size
     if found != expected and not (longer_is_fine and found > expected):
-        raise StoreError(f"{path}: {found} bytes, expected {expected}; run `prep verify`")
+        raise StoreError(f"{path}: {found} bytes, expected {expected}; {repair_advice(path)}")
 
 
 def check_file(path: Path, facts: SmallFile) -> None:
@@ -73,7 +73,7 @@ def check_file(path: Path, facts: SmallFile) -> None:
     check_size(path, facts.bytes)
     if (found := file_hexdigest(file_chunks(path))) != facts.xxh3:
         wrong = f"its bytes are not those written: xxh3_64 {found}, expected {facts.xxh3}"
-        raise StoreError(f"{path}: {wrong}; run `prep repair`")
+        raise StoreError(f"{path}: {wrong}; {repair_advice(path)}")
 
 
 def check_shard(path: Path, shard: Shard, container: str) -> None:
@@ -83,4 +83,5 @@ def check_shard(path: Path, shard: Shard, container: str) -> None:
         head = file.read(shard.data_offset)
     CONTAINERS[container].check_magic(path, head)
     if hexdigest(head) != shard.meta_xxh3:
-        raise StoreError(f"{path}: its first {shard.data_offset} bytes are not those written; run `prep verify`")
+        wrong = f"its first {shard.data_offset} bytes are not those written"
+        raise StoreError(f"{path}: {wrong}; {repair_advice(path)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import logging
 import mmap
 import os
 import secrets
@@ -140,14 +141,18 @@ def sync_file(path: Path) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, *, waits_for: str = "") -> Iterator[None]:
     """Be alone with a folder among those who ask; waits. Where the file system has no locks, nobody waits.
 
-    The lock goes with its process, however that ends.
+    The lock goes with its process, however that ends. A wait is told of where `waits_for` names whoever may have it.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if waits_for:
+                logging.getLogger("decodeonce").warning("%s: waits for %s, which is at it", folder, waits_for)
             fcntl.flock(fd, fcntl.LOCK_EX)
         except OSError as error:
             if error.errno not in _LOCK_UNSUPPORTED:

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from decodeonce.errors import StoreError
+from decodeonce.store.layout import repair_advice
 from decodeonce.store.manifest import Manifest
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
@@ -56,7 +57,7 @@ class Hdf5Container:
     def check_magic(self, path: Path, head: bytes) -> None:
         """Raise StoreError unless `head` begins as this container's files do."""
         if not head.startswith(MAGIC):
-            raise StoreError(f"{path}: begins with {head[:8]!r}, expected {MAGIC!r} (HDF5); run `prep verify`")
+            raise StoreError(f"{path}: begins with {head[:8]!r}, expected {MAGIC!r} (HDF5); {repair_advice(path)}")
 
 
 def virtual_bytes(manifest: Manifest, *, labels: Path) -> bytes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from decodeonce.wording import quoted
+
 
 @dataclass(frozen=True)
 class StorePaths:
@@ -99,3 +101,8 @@ class StorePaths:
     @property
     def journals(self) -> Path:
         return self.build / "journals"
+
+
+def repair_advice(path: Path) -> str:
+    """What to do about a bad file of a store, or of a staged part."""
+    return f"mend it with `prep repair {quoted(str(path.parent))} --source SRC`"

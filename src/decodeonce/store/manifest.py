@@ -21,6 +21,7 @@ DATA_OFFSET = 4096
 MAX_DATA_OFFSET = 1 << 20  # a head is read whole
 MAX_BYTES = 64 << 20  # of store.json, read whole: 200,000 shards and 100,000 classes take 45 MB
 CONTAINERS = ("npy", "hdf5")
+REBUILD = "remove the store and build it again"
 T = TypeVar("T")
 
 
@@ -134,7 +135,8 @@ def _no_manifest(path: Path) -> StoreError:
         return StoreError(f"{folder}: an unfinished store (no {path.name}); run the same `prep build` again to go on")
     if (folder / ".stage").exists():
         return StoreError(f"{folder}: an unfinished part (no {path.name}); run the same `prep stage` again to go on")
-    return StoreError(f"{folder}: not a store: it has no {path.name}; expected the folder that `prep build` makes")
+    what = f"not a store: it has no {path.name}; expected the folder that `prep build` makes"
+    return StoreError(f"{folder}: {what}: give that, or restore {path.name} from a copy of the store")
 
 
 def parse_manifest(encoded: bytes, path: Path) -> Manifest:
@@ -142,10 +144,11 @@ def parse_manifest(encoded: bytes, path: Path) -> Manifest:
     try:
         facts = json.loads(encoded)
     except (ValueError, RecursionError) as error:
-        raise StoreError(f"{path}: not JSON ({error}); restore it from a copy, or build the store again") from None
+        raise StoreError(f"{path}: not JSON ({error}); restore it from a copy, or {REBUILD}") from None
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         found = facts.get("format") if isinstance(facts, dict) else facts
-        raise StoreError(f'{path}: not a decodeonce manifest: found "format" {found!r:.80}, expected "{FORMAT}"')
+        what = f'not a decodeonce manifest: found "format" {found!r:.80}, expected "{FORMAT}"'
+        raise StoreError(f"{path}: {what}; give a store, or restore the file from a copy of this one")
     version = facts.get("version")
     if type(version) is not int or version != VERSION:
         found = f"format version {version!r}, this decodeonce reads {VERSION}"
@@ -154,9 +157,9 @@ def parse_manifest(encoded: bytes, path: Path) -> Manifest:
         whole = canonical(facts) == encoded and facts["digest"] == manifest_digest(facts)
         manifest = _from_facts(facts) if whole else None
     except KeyError as error:
-        raise StoreError(f"{path}: a wrong manifest: no key {error}, expected one; build the store again") from None
+        raise StoreError(f"{path}: a wrong manifest: no key {error}, expected one; {REBUILD}") from None
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise StoreError(f"{path}: a wrong manifest: {error}; build the store again") from None
+        raise StoreError(f"{path}: a wrong manifest: {error}; {REBUILD}") from None
     if manifest is None:
         raise StoreError(f"{path}: damaged: its bytes are not those that were written; restore it from a copy")
     _check_counts(manifest, path)
@@ -277,7 +280,7 @@ def _check_names(manifest: Manifest, path: Path) -> None:
         raise StoreError(f"{path}: names {twice[0]} more than once, expected each file once")
     for name in ("labels.npy", "checksums.npy", "samples.tsv", "rejects.tsv", *(c.file for c in manifest.columns)):
         if name not in manifest.files:
-            raise StoreError(f'{path}: "files" does not list {name}; build the store again')
+            raise StoreError(f'{path}: "files" does not list {name}; {REBUILD}')
 
 
 def _check_columns(manifest: Manifest, path: Path) -> None:
@@ -287,6 +290,6 @@ def _check_columns(manifest: Manifest, path: Path) -> None:
         try:
             npy_header(shape, column.dtype)
         except ValueError as error:
-            raise StoreError(f"{path}: column {column.name!r:.80}: {error}; build the store again") from None
+            raise StoreError(f"{path}: column {column.name!r:.80}: {error}; {REBUILD}") from None
         if int(column.dtype[2:]) * math.prod(max(n, 1) for n in shape) >= 2**63:
             raise StoreError(f"{path}: column {column.name!r:.80} of shape {shape}: more than 2**63 bytes")

@@ -26,11 +26,12 @@ from decodeonce.store.files import (
 )
 from decodeonce.store.hashing import file_chunks, hexdigest
 from decodeonce.store.hdf5 import virtual_bytes
-from decodeonce.store.manifest import Manifest, Shard, SmallFile
+from decodeonce.store.manifest import REBUILD, Manifest, Shard, SmallFile
 from decodeonce.store.npy import npy_header
 from decodeonce.store.reader import Store
 
 CHUNK_ROWS = 1 << 18
+COPY = f"restore it from a copy of the store (one given as --source will do), or {REBUILD}"
 
 
 def write_checked(path: Path, facts: SmallFile, chunks: Iterable[bytes], *, scratch: Path) -> None:
@@ -43,10 +44,7 @@ def write_checked(path: Path, facts: SmallFile, chunks: Iterable[bytes], *, scra
             nbytes += len(chunk)
             yield chunk
         if (nbytes, state.hexdigest()) != (facts.bytes, facts.xxh3):  # before it has its name
-            raise StoreError(
-                f"{path}: what can be made again is not what was written; restore it from a copy of the store, or "
-                "build again"
-            )
+            raise StoreError(f"{path}: what can be made again is not what was written; {COPY}")
 
     with naming(path):
         write_atomic(path, checked(), scratch=scratch)

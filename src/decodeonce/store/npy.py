@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from decodeonce.errors import StoreError
+from decodeonce.store.layout import repair_advice
 
 MAGIC = b"\x93NUMPY\x01\x00"
 
@@ -31,4 +32,4 @@ class NpyContainer:
     def check_magic(self, path: Path, head: bytes) -> None:
         """Raise StoreError unless `head` begins as this container's files do."""
         if not head.startswith(MAGIC):
-            raise StoreError(f"{path}: begins with {head[:8]!r}, expected {MAGIC!r} (npy v1.0); run `prep verify`")
+            raise StoreError(f"{path}: begins with {head[:8]!r}, expected {MAGIC!r} (npy v1.0); {repair_advice(path)}")

@@ -36,6 +36,7 @@ from decodeonce.store.layout import StorePaths
 from decodeonce.store.manifest import Manifest, Shard, SmallFile, parse_manifest
 from decodeonce.store.part import Part, read_part, rows_text
 from decodeonce.store.reader import Store, open_store
+from decodeonce.wording import size_text
 
 # More than the cores: most of the time they wait for storage, each for one read or write.
 THREADS = 8
@@ -43,10 +44,15 @@ THREADS = 8
 
 @dataclass(frozen=True)
 class Staged:
-    """What `stage_store` did: the part holds `rows`; `copied` of them were copied, the others were there already."""
+    """What `stage_store` did: the part holds `rows`; `copied` of them were copied, the others were there already.
+
+    Those were read and checked, unless the part was `finished` before: such a one is known by its files' names, sizes
+    and heads.
+    """
 
     rows: range
     copied: int
+    finished: bool = False
 
 
 def stage_store(
@@ -59,8 +65,9 @@ def stage_store(
 ) -> Staged:
     """Make the folder `dest` a part of the store `source` that holds `rows` (see part_rows), each checked on its way.
 
-    May be killed at any moment and called again: it goes on. Who comes while another stages there waits, and finds it
-    done. `progress` is called with the number of rows since its last call, from any of the `threads`.
+    May be killed at any moment and called again: it goes on; a finished part is not read again. Who comes while another
+    stages there waits, and finds it done. `progress` is called with the number of rows since its last call, from any of
+    the `threads`.
 
     Raises StageError where the rows, the place, what lies there or too little space forbid it, StoreError where the
     source is damaged, OSError. Nothing that lay in `dest` before is removed.
@@ -68,9 +75,9 @@ def stage_store(
     part, paths = Part(source.manifest.digest, rows.start, len(rows)), StorePaths(Path(dest))
     _check_rows(source, rows)
     _make_folder(source, paths.root)
-    with locked(paths.root):
-        copied = 0
-        if _is_finished(source, paths, rows):
+    with locked(paths.root, waits_for="another `prep stage`"):
+        copied, finished = 0, _is_finished(source, paths, rows)
+        if finished:
             sync_folder(paths.root)  # who wrote store.json may have been killed before this
         else:
             claimed = _is_claimed(source, paths, part)
@@ -84,7 +91,7 @@ def stage_store(
             _publish(source, paths, part)
         with suppress(OSError):  # the part is whole without this
             remove_tree(paths.staging)
-    return Staged(rows, copied)
+    return Staged(rows, copied, finished)
 
 
 def _check_rows(source: Store, rows: range) -> None:
@@ -115,7 +122,7 @@ def _is_finished(source: Store, paths: StorePaths, rows: range) -> bool:
     try:
         found = open_store(paths.root)
     except StoreError as error:
-        raise StageError(f"{paths.root}: a damaged store or part: {error}; {advice}") from None
+        raise StageError(f"{paths.root}: a damaged store or part: {_found(error)}; {advice}") from None
     expected = f"expected {rows_text(rows)} of {source.paths.root}"
     if found.manifest.digest != source.manifest.digest:
         raise StageError(f"{paths.root}: holds another store (digest {found.manifest.digest}), {expected}; {advice}")
@@ -130,7 +137,7 @@ def _is_claimed(source: Store, paths: StorePaths, part: Part) -> bool:
     try:
         found = read_part(paths.claim, source.manifest)
     except StoreError as error:
-        raise StageError(f"{paths.root}: an unfinished part, not of this store ({error}); {advice}") from None
+        raise StageError(f"{paths.root}: an unfinished part, not of this store ({_found(error)}); {advice}") from None
     if found is not None and found != part:
         what = f"an unfinished part, {rows_text(found.held)}, expected {rows_text(part.held)}"
         raise StageError(f"{paths.root}: {what}; finish it with those, or {advice}")
@@ -138,6 +145,11 @@ def _is_claimed(source: Store, paths: StorePaths, part: Part) -> bool:
     if found is None and foreign:
         raise StageError(f"{paths.root}: {foreign[0]!r} is in it; expected a new or empty folder")
     return found is not None
+
+
+def _found(error: StoreError) -> str:
+    """What the error tells, without its next step, which is another one here."""
+    return str(error).rpartition("; ")[0] or str(error)
 
 
 def _fill(source: Store, paths: StorePaths, rows: range, threads: int, progress: Callable[[int], None]) -> int:
@@ -166,7 +178,7 @@ def _check_space(manifest: Manifest, root: Path, rows: range) -> None:
     free = disk.f_bavail * disk.f_frsize
     if disk.f_blocks and needed - there > free:  # a tmpfs without a limit has no blocks
         raise StageError(
-            f"{root}: {free / 1e9:.3f} GB free, {(needed - there) / 1e9:.3f} GB needed for {rows_text(rows)} "
+            f"{root}: {size_text(free)} free, {size_text(needed - there)} needed for {rows_text(rows)} "
             f"of {manifest.count}; make room, or stage less to each node"
         )
 

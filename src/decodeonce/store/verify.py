@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,8 +21,9 @@ from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import StorePaths
 from decodeonce.store.manifest import Manifest, Shard, read_manifest
 from decodeonce.store.npy import npy_header
-from decodeonce.store.part import read_part
+from decodeonce.store.part import read_part, rows_text
 from decodeonce.store.reader import Store, runs
+from decodeonce.wording import counted
 
 READ_BYTES = 8 << 20
 Checksums = NDArray[np.uint64]
@@ -79,6 +81,22 @@ def verify_store(
         problems=[problems[name] for name in sorted(problems)],
         unknown_rows=_ranges(unknown),
     )
+
+
+def row_sentences(root: Path, report: Report, *, most: int) -> Iterator[str]:
+    """A sentence for each run of bad or unknown rows, up to `most`, with its files; then how many runs are left out.
+
+    Of a report with rows; raises StoreError where the manifest is bad by now.
+    """
+    shards = read_manifest(StorePaths(root).manifest).shards
+    unknown = [(run, "not known to be right: checksums.npy is damaged") for run in report.unknown_rows]
+    told = [*((run, "not what was written") for run in report.bad_rows), *unknown]
+    for (first, last), what in told[:most]:
+        ends = [shards[bisect_right(shards, row, key=lambda s: s.first_row) - 1].file for row in (first, last)]
+        files = " to ".join(dict.fromkeys(ends))
+        yield f"{root}: {rows_text(range(first, last + 1))} of {files} {'is' if first == last else 'are'} {what}"
+    if len(told) > most:
+        yield f"{root}: and {counted(len(told) - most, 'more run', 'more runs')} of rows; --json lists them all"
 
 
 def _checksums(store: Store, problem: str) -> tuple[Checksums, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,14 +91,6 @@ class Scheduler(Protocol):
 def no_option(path: Path) -> str:
     """The path as a text that no command takes for an option."""
     return f"./{path}" if str(path).startswith("-") else str(path)
-
-
-def quoted(text: str) -> str:
-    """The text as one word for bash, on one line: a further line could be one that the batch system reads."""
-    if "\n" not in text:
-        return shlex.quote(text)
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
-    return f"$'{escaped}'"
 
 
 def clock(seconds: int) -> str:

@@ -9,6 +9,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import weakref
 from contextlib import suppress
 from importlib import import_module
@@ -27,6 +28,7 @@ class Apart:
 
     def __init__(self, module: str) -> None:
         self._module = module
+        self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, path: str, **question: Any) -> Any:
@@ -34,15 +36,15 @@ class Apart:
 
         Raises what answer() raised, BuildError where the process died of it, Stopped where it was killed or took long.
         """
-        process = self._started()
-        assert process.stdin is not None
-        with suppress(BrokenPipeError):  # it has died: its end of file says so
-            process.stdin.write(json.dumps(question).encode() + b"\n")
-            process.stdin.flush()
-        line = _line(process)
+        with self._lock:
+            try:
+                line, status = self._asked(question)
+            except BaseException:
+                self.close()  # else the next question gets the answer of this one
+                raise
+            if line is None:
+                self.close()
         if line is None:
-            status = process.poll()
-            self.close()
             again = "run the same command again"
             if status is None:
                 raise Stopped(f"{path}: could not be read in {ANSWER_SECONDS:.4g} s; {again}")
@@ -55,6 +57,16 @@ class Apart:
         if "failed" in told:
             raise (Stopped if told["stopped"] else BuildError)(told["failed"])
         return told["answer"]
+
+    def _asked(self, question: dict[str, Any]) -> tuple[bytes | None, int | None]:
+        """The line that is the answer, if there is one, and the exit status of the process, if it has ended."""
+        process = self._started()
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # it has died: its end of file says so
+            process.stdin.write(json.dumps(question).encode() + b"\n")
+            process.stdin.flush()
+        line = _line(process)
+        return line, process.poll()
 
     def close(self) -> None:
         """End the process; the next question starts another."""

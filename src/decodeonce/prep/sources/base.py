@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from abc import ABC, abstractmethod
@@ -14,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.errors import PASSING_ERRORS, Stopped, failure_from
+from decodeonce.errors import PASSING_ERRORS, BuildError, Stopped, failure_from
 from decodeonce.prep.geometry import Box
 from decodeonce.prep.sources.links import OUTSIDE, Links
 from decodeonce.prep.sources.regular import open_regular
 from decodeonce.store import disk
 from decodeonce.store.manifest import Column, PictureClass
+from decodeonce.wording import counted
 
 if TYPE_CHECKING:
     from decodeonce.prep.recipe import Recipe
@@ -120,7 +122,7 @@ class Source(ABC):
     @property
     def found(self) -> str:
         """What was recognised at SRC, in a phrase for people."""
-        return f"{self.kind}, {len(self.classes())} classes"
+        return f"{self.kind}, {counted(len(self.classes()), 'class', 'classes')}"
 
     def doubts(self, samples: int) -> list[str]:
         """What is wrong or missing though a build is possible, a sentence each; `samples` is what entries() gave."""
@@ -234,7 +236,9 @@ def read_range(fd: int, path: bytes, offset: int, size: int) -> bytes:
     return data
 
 
-def _failed(path: bytes, error: OSError) -> Stopped:
+def _failed(path: bytes, error: OSError) -> BuildError | Stopped:
+    if error.errno == errno.EXDEV:  # a link that leads out of SRC, of which Links.open says so: no rerun will help
+        return BuildError(f"{os.fsdecode(path)}: {error.strerror}")
     return Stopped(f"{os.fsdecode(path)}: {error.strerror}; make it readable and run the same command again")
 
 

@@ -13,6 +13,8 @@ from decodeonce.prep.sources.regular import FLAGS, open_regular
 
 OUTSIDE = "a link that leads out of SRC: build with --follow-links, or let SRC be a folder that holds both"
 
+KEPT_FOLDERS = 1 << 14  # of which is known whether they lead out: more than there are classes, a few MB
+
 
 class Links:
     """Where the links below `root` lead, which may itself be one; `follow`: they may lead anywhere.
@@ -33,6 +35,8 @@ class Links:
         """The same of a folder, whose answer is kept."""
         known = self._folders.get(folder)
         if known is None:
+            if len(self._folders) == KEPT_FOLDERS:
+                self._folders.clear()
             known = self._folders[folder] = self.lead_out(folder)
         return known
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from decodeonce.errors import PASSING_ERRORS, BuildError, failure_from
+from decodeonce.prep.memory import MemoryBound, TooMuchMemory
 from decodeonce.prep.sources.base import MAX_FILE_BYTES, Undecodable
 from decodeonce.prep.sources.formats.member import size_problem
 
@@ -16,7 +14,6 @@ MAX_FOOTER_BYTES = 1 << 26  # read whole: that of a file with 10,000 row groups 
 MAX_GROUP_BYTES = 8 << 30  # of a row group, by its metadata; a worker holds one
 # Metadata may lie: reading a group may take GROUP_TIMES what they say, and MORE_BYTES, before it ends in an error.
 GROUP_TIMES, MORE_BYTES = 6, 4 << 30
-_DATA_FIELD = 5  # of /proc/PID/statm: pages that are private and can be written
 
 
 # What pyarrow, and looking into what it gives, make of a damaged file; ArrowException is none of Python's own.
@@ -64,29 +61,13 @@ def read_group(path: str, table: Any, group: int, columns: list[str]) -> Any:
         cure = "write the file with smaller ones"
         raise BuildError(f"{path}: row group {group}: {size} bytes, expected at most {MAX_GROUP_BYTES}; {cure}")
     try:
-        with _at_most(GROUP_TIMES * size + MORE_BYTES):
-            return table.read_row_group(group, columns=columns, use_threads=False)
-    except MemoryError:
-        most = f"{GROUP_TIMES * size + MORE_BYTES} bytes of memory, or than there is"
-        raise BuildError(f"{path}: row group {group}: takes more than {most}; write the file anew") from None
+        bound = MemoryBound(most := GROUP_TIMES * size + MORE_BYTES)
+        return bound.call(lambda: table.read_row_group(group, columns=columns, use_threads=False))
+    except (MemoryError, TooMuchMemory):
+        more = f"takes more than {most} bytes of memory, or than there is"
+        raise BuildError(f"{path}: row group {group}: {more}; write the file anew") from None
     except (*DAMAGED, arrow.ArrowException) as error:
         raise damaged(f"{path}: row group {group}", error) from None
-
-
-@contextmanager
-def _at_most(nbytes: int) -> Iterator[None]:
-    """Have memory be refused to this process beyond `nbytes` more than it has; the user's own limit stays."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    with open("/proc/self/statm", "rb") as file:
-        limit = nbytes + int(file.read().split()[_DATA_FIELD]) * resource.getpagesize()
-    if any(0 <= other < limit for other in (soft, hard)):  # below 0 there is none
-        yield
-        return
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def damaged(what: str, error: Exception) -> Exception:

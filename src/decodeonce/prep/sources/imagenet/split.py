@@ -15,6 +15,7 @@ from decodeonce.prep.sources.imagenet.beside import Beside
 from decodeonce.prep.sources.imagenet.class_order import ClassOrder
 from decodeonce.prep.sources.imagenet.val_labels import ValLabels, find_val_labels
 from decodeonce.store.manifest import PictureClass
+from decodeonce.wording import counted
 
 SPLITS = ("train", "val")
 WHOLE = {"train": 1_281_167, "val": 50_000}  # pictures of ILSVRC2012
@@ -88,7 +89,7 @@ class ImagenetSplit(Source):
         """What was recognised at SRC, in a phrase for people."""
         labels = f", labels from {self.labels.origin}" if self.in_one_folder else ""
         others = f" ({self._others} is there, too, and is not read)" if self._others else ""
-        return f"{self.form}{labels}, {len(self._names)} classes{others}"
+        return f"{self.form}{labels}, {counted(len(self._names), 'class', 'classes')}{others}"
 
     def doubts(self, samples: int) -> list[str]:
         """What is wrong or missing though a build is possible, a sentence each; `samples` is what entries() gave."""

@@ -1,0 +1,39 @@
+"""How numbers and names stand in what people read: sizes, counts, names in a command that can be pasted."""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "KB"))
+
+
+def size_text(nbytes: int) -> str:
+    """Bytes for people, in the largest unit of which there is a tenth: "252.15 GB", "0.10 GB", "20.97 MB"."""
+    for unit, name in UNITS:
+        if 10 * nbytes >= unit:
+            return f"{nbytes / unit:.2f} {name}"
+    return f"{nbytes} bytes"
+
+
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """The count with its noun: "1 reject", "2 rejects"; `many` where that is not `one` and an s."""
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
+def quoted(text: str) -> str:
+    """The text as one word for bash, on one line and to be pasted: with escapes for what a terminal would not show.
+
+    A further line could be one that a batch system reads.
+    """
+    if text.isprintable():
+        return shlex.quote(text)
+    return f"$'{''.join(map(_escaped, text))}'"
+
+
+def _escaped(character: str) -> str:
+    if character in "\\'":
+        return f"\\{character}"
+    if character == "\n":
+        return "\\n"
+    return character if character.isprintable() else "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))

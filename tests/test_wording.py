@@ -1,0 +1,38 @@
+"""How sizes and counts stand in messages, and names in commands."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from decodeonce.wording import counted, quoted, size_text
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 bytes"),
+        (99, "99 bytes"),
+        (100, "0.10 KB"),
+        (144_000, "0.14 MB"),
+        (99_999_999, "100.00 MB"),
+        (100_000_000, "0.10 GB"),
+        (252_150_000_000, "252.15 GB"),
+    ],
+)
+def test_a_size_that_is_not_nothing_never_reads_so(nbytes: int, text: str) -> None:
+    assert size_text(nbytes) == text
+
+
+def test_one_of_a_thing_is_no_plural() -> None:
+    assert [counted(number, "reject") for number in (0, 1, 2)] == ["0 rejects", "1 reject", "2 rejects"]
+    assert [counted(number, "class", "classes") for number in (1, 3)] == ["1 class", "3 classes"]
+
+
+def test_a_name_of_any_kind_can_be_pasted() -> None:
+    names = ["plain", "it's", "a\nb", "a\n\\n'b\x1b[1m", "é\u202e\x7f0", "$HOME `id`\t", "\udcff9", "\\", ""]
+    words = [quoted(name) for name in names]
+    assert all(word.isprintable() for word in words)
+    told = subprocess.run(["bash", "-c", f"printf '%s\\0' {' '.join(words)}"], capture_output=True, check=True)
+    assert told.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1] == names
