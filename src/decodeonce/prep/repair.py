@@ -36,6 +36,7 @@ from decodeonce.store.mend import COPY
 from decodeonce.store.part import read_part
 from decodeonce.store.select import MappedSamples
 from decodeonce.store.verify import read_checksums, row_checksums
+from decodeonce.store.writer import write_head
 from decodeonce.wording import counted
 
 if TYPE_CHECKING:
@@ -294,7 +295,7 @@ class _Mending:
                     what = f"gets its head when all its rows are right ({counted(left, 'row')} to go)"
                     self._file_reasons[shard.file] = f"{path}: {what}; see to those, and run this again"
                 else:
-                    mend.write_head(path, heads[shard.file])
+                    write_head(path, heads[shard.file])
 
     def _find_head(self, shard: Shard, heads: dict[str, bytes]) -> None:
         """Find the head that a shard is to get, if any; StoreError where the shard has to stay as it is."""

@@ -149,14 +149,3 @@ def restore_size(path: Path, manifest: Manifest, shard: Shard, held: range) -> N
     finally:
         os.close(fd)
     return sync_folder(path.parent)
-
-
-def write_head(path: Path, head: bytes) -> None:
-    """Write the bytes before a shard's rows, durably."""
-    fd = disk.open_file(path, os.O_WRONLY)
-    try:
-        with naming(path):
-            write_at(fd, memoryview(head), 0)
-            disk.fsync(fd)
-    finally:
-        os.close(fd)

@@ -69,6 +69,12 @@ def _seal_shard(paths: StorePaths, draft: Manifest, index: int, first: int, rows
     container = CONTAINERS[draft.container]
     path = paths.shard(index, container.suffix)
     head = container.head((rows, *draft.shape), size=DATA_OFFSET, scratch=scratch)
+    write_head(path, head)
+    return Shard(path.name, first, rows, DATA_OFFSET, DATA_OFFSET + rows * draft.row_bytes, hexdigest(head))
+
+
+def write_head(path: Path, head: bytes) -> None:
+    """Write the bytes before a shard's rows, durably."""
     fd = disk.open_file(path, os.O_WRONLY)
     try:
         with naming(path):
@@ -76,7 +82,6 @@ def _seal_shard(paths: StorePaths, draft: Manifest, index: int, first: int, rows
             disk.fsync(fd)
     finally:
         os.close(fd)
-    return Shard(path.name, first, rows, DATA_OFFSET, DATA_OFFSET + rows * draft.row_bytes, hexdigest(head))
 
 
 def _small_file(path: Path) -> SmallFile:
