@@ -40,6 +40,12 @@ def test_records_come_back_whole(tmp_path: Path) -> None:
     assert 2 not in journals
 
 
+def test_a_clock_before_1970_loses_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: -86400.5)
+    write(tmp_path, (BlockRecord(3), 0))
+    assert Journals(tmp_path).blocks() == [3]
+
+
 def test_only_the_journals_that_are_chosen_are_read(tmp_path: Path) -> None:
     for task in range(3):
         write(tmp_path, (BlockRecord(task), 0), task=task, tasks=3)

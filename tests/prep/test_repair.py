@@ -519,6 +519,15 @@ def test_labels_and_samples_that_are_gone_both(stores: dict[str, Path], store: P
     mended(store, stores["npy"], 0, ["labels.npy", "samples.tsv"])
 
 
+def test_store_h5_and_the_labels_that_it_is_made_of(stores: dict[str, Path], tree: Path, tmp_path: Path) -> None:
+    store = Path(shutil.copytree(stores["hdf5"], tmp_path / "hurt"))
+    for name in ("samples.tsv", "store.h5"):
+        (store / name).unlink()
+    os.truncate(store / "labels.npy", 100)
+    *_, told = repair_store(store, tree).unmended
+    assert told.startswith(f"{store / 'store.h5'}: is made from labels.npy, which is damaged, too; restore it")
+
+
 def test_reasons_of_a_kind_are_told_in_a_line(store: Path, tmp_path: Path) -> None:
     tree = write_folder(tmp_path / "again", PICS)
     damage_rows(store, 1, 2, 3, 5, 6, 8)

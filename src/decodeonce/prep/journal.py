@@ -75,7 +75,7 @@ def _parse(encoded: bytes, path: Path) -> BlockRecord:
         raise BuildError(f"{path}: a record of another release ({error}); {again}") from None
 
 
-LINE = re.compile(rb"([0-9]{1,18})\t([0-9]{1,18})\t([0-9]{1,18}\.[0-9]{3})\t(.+)")
+LINE = re.compile(rb"([0-9]{1,18})\t([0-9]{1,18})\t(-?[0-9]{1,18}\.[0-9]{3})\t(.+)")
 NAME = re.compile(r"([0-9]+)of([0-9]+)-(.+)-([0-9]+)-[0-9a-f]+\.log")
 
 

@@ -227,6 +227,8 @@ class _Mending:
         mend.write_checked(self._paths.samples, facts, chunks, scratch=self._paths.repair)
 
     def _write_virtual(self) -> None:
+        if self._paths.labels.name in self._bad_files:
+            raise StoreError(f"{self._paths.virtual}: is made from labels.npy, which is damaged, too; {COPY}")
         mend.write_virtual_again(self._store, scratch=self._paths.repair)
 
     def _mend_checksums(self) -> None:
