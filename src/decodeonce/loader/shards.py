@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from decodeonce.errors import StoreError
+from decodeonce.errors import DecodeonceError, StoreError
 from decodeonce.loader.steps import Rows
 from decodeonce.store import Store
 from decodeonce.store.checks import check_in_place, check_shard, unreadable
@@ -82,7 +82,7 @@ class ShardFiles:
             raise unreadable(path, error) from error
         try:
             check_in_place(path.parent, manifest, path)
-        except StoreError:
+        except DecodeonceError:  # Stopped, too, where a passing error keeps the manifest from being read
             os.close(fd)
             raise
         if hasattr(os, "posix_fadvise"):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -273,8 +272,7 @@ class _Mending:
     # Shards.
 
     def _shard_of(self, row: int) -> Shard:
-        shards = self._manifest.shards
-        return shards[bisect_right(shards, row, key=lambda shard: shard.first_row) - 1]
+        return self._manifest.shard_of(row)
 
     def _mend_shards(self) -> None:
         bad = [shard for shard in self._manifest.shards if shard.file in self._bad_files]

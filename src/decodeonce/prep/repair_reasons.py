@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from decodeonce.store.part import rows_text
+from decodeonce.store.verify import row_ranges
 from decodeonce.wording import counted
 
 NAMED = 20  # reasons, and runs of rows of each; `prep verify --json` names all rows
@@ -49,12 +50,3 @@ def _told(reasons: list[Reason]) -> str:
     first, names = reasons[0], {reason.name for reason in reasons}
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return f"{first.name}{more}{': ' if first.name else ''}{first.text or first.kind}"
-
-
-def row_ranges(rows: list[int]) -> list[tuple[int, int]]:
-    """Ranges [first, last] of row numbers in order."""
-    ranges: list[tuple[int, int]] = []
-    for row in rows:
-        first = ranges.pop()[0] if ranges and ranges[-1][1] == row - 1 else row
-        ranges.append((first, row))
-    return ranges

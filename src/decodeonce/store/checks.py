@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import stat
-from bisect import bisect_right
 from pathlib import Path
 
 from decodeonce.errors import PASSING_ERRORS, Stopped, StoreError
@@ -34,8 +33,7 @@ def not_held(
 
 def bad_row(root: Path, manifest: Manifest, row: int) -> StoreError:
     """What is to be said of a row whose bytes have another checksum than was written."""
-    shard = manifest.shards[bisect_right(manifest.shards, row, key=lambda shard: shard.first_row) - 1]
-    path = root / shard.file
+    path = root / manifest.shard_of(row).file
     return StoreError(f"{path}: row {row} is not what was written; {repair_advice(path)}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from bisect import bisect_right
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -95,6 +96,10 @@ class Manifest:
     def row_bytes(self) -> int:
         """Bytes of one row."""
         return self.shape[0] * self.shape[1] * self.shape[2]
+
+    def shard_of(self, row: int) -> Shard:
+        """The shard that a row lies in."""
+        return self.shards[bisect_right(self.shards, row, key=lambda shard: shard.first_row) - 1]
 
     def to_bytes(self) -> bytes:
         """store.json for these facts, with the digest filled in."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -76,10 +75,10 @@ def verify_store(
     return Report(
         ok=not bad and not problems,
         rows=len(store.rows),
-        bad_rows=_ranges(bad),
+        bad_rows=row_ranges(bad),
         bad_files=sorted(problems),
         problems=[problems[name] for name in sorted(problems)],
-        unknown_rows=_ranges(unknown),
+        unknown_rows=row_ranges(unknown),
     )
 
 
@@ -88,11 +87,11 @@ def row_sentences(root: Path, report: Report, *, most: int) -> Iterator[str]:
 
     Of a report with rows; raises StoreError where the manifest is bad by now.
     """
-    shards = read_manifest(StorePaths(root).manifest).shards
+    manifest = read_manifest(StorePaths(root).manifest)
     unknown = [(run, "not known to be right: checksums.npy is damaged") for run in report.unknown_rows]
     told = [*((run, "not what was written") for run in report.bad_rows), *unknown]
     for (first, last), what in told[:most]:
-        ends = [shards[bisect_right(shards, row, key=lambda s: s.first_row) - 1].file for row in (first, last)]
+        ends = [manifest.shard_of(row).file for row in (first, last)]
         files = " to ".join(dict.fromkeys(ends))
         yield f"{root}: {rows_text(range(first, last + 1))} of {files} {'is' if first == last else 'are'} {what}"
     if len(told) > most:
@@ -208,7 +207,8 @@ def _held(fd: int, buffer: memoryview, offset: int, size: int) -> list[bool]:
     return [_held(fd, buffer[i * size : (i + 1) * size], offset + i * size, size)[0] for i in range(rows)]
 
 
-def _ranges(rows: list[int]) -> list[tuple[int, int]]:
+def row_ranges(rows: list[int]) -> list[tuple[int, int]]:
+    """Ranges [first, last] of row numbers in order."""
     if not rows:
         return []
     return [(rows[a], rows[b - 1]) for a, b in runs(np.diff(rows) != 1)]
