@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -12,12 +13,23 @@ settings.register_profile("decodeonce", deadline=None)
 settings.load_profile("decodeonce")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """On several processes the tests of a file stay together, for its fixtures' sake, and all of the one Slurm."""
-    for item in items:
-        together = "cluster" if "cluster" in item.path.parts else f"{item.path.parent.name}/{item.path.stem}"
-        item.add_marker(pytest.mark.xdist_group(together))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """On several processes the tests of a file stay together, for its fixtures' sake, and all of the one Slurm.
+
+    Marks for that (xdist_group) are of no use: pytest 9.2 does not see what pytest-xdist 3.8 makes of them.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = stays_together
+    return scheduler if config.getoption("dist") == "loadgroup" else None
+
+
+def stays_together(nodeid: str) -> str:
+    """The name of a test's group: its file's, or that of all of the cluster's files."""
+    path = nodeid.partition("::")[0]
+    return "cluster" if "cluster" in path.split("/") else path
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

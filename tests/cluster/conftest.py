@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cluster import packages
 from tests.cluster.builds import PREP, digests, make_slow_tree
+from tests.cluster.programs import CLUSTER
 from tests.cluster.slurm import Cluster
+from tests.packages import need
 
 
 @pytest.fixture(scope="session")
 def programs() -> None:
     """Slurm and two MPIs are installed, else the tests that need them are skipped; with CI set they fail."""
-    problem = packages.provide()
-    if problem and packages.is_fatal(os.environ):
-        pytest.fail(problem, pytrace=False)
-    if problem:
-        pytest.skip(problem)
+    need(CLUSTER)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.cluster import packages
+from tests import packages
 
 # How to start so many ranks of a command.
 MPIEXEC = {"Open MPI": ("mpiexec.openmpi", "--oversubscribe", "-n"), "MPICH": ("mpiexec.mpich", "-n")}

@@ -15,7 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import IO
 
-from tests.cluster import keeper, launchers, packages
+from tests import packages
+from tests.cluster import keeper, launchers
 from tests.cluster.until import until
 
 NODES = ("node1", "node2", "node3")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -32,9 +33,14 @@ def submitted(cluster: Cluster, scheduler: str, tree: Path, out: Path, *flags: s
     return ids.split()
 
 
+def jobs_of(out: Path) -> Path:
+    """Where the scripts and logs of its jobs are."""
+    return out.with_name(f"{out.name}.jobs")
+
+
 def logs(out: Path, pattern: str) -> str:
     """What the jobs printed whose logs have these names."""
-    paths = sorted(out.with_name(f"{out.name}.jobs").glob(pattern))
+    paths = sorted(jobs_of(out).glob(pattern))
     return "\n".join(f"{path.name}: {path.read_text(errors='replace')}" for path in paths)
 
 
@@ -69,6 +75,8 @@ def test_a_chain_from_a_folder_with_a_name_of_any_kind(
         assert f"task {task} of 4 (SLURM_ARRAY_TASK_ID={task})" in logs(out, f"array-{first}_{task}.log")
         assert f"task {task} of 4 is done" in logs(out, f"array-{second}_{task}.log")
     assert "240 rows, 0 rejects" in logs(out, f"finish-{finish}.log")
+    ends = [json.loads(text.splitlines()[-1]) for text in map(Path.read_text, (jobs_of(out) / "logs").iterdir())]
+    assert [end["event"] for end in ends] == ["finished"] * (1 + 2 * 4 + 1)
 
 
 def test_what_is_missing_is_told_and_the_same_chain_goes_on(

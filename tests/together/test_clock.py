@@ -19,7 +19,7 @@ from decodeonce.prep.allowance import Allowance
 from decodeonce.prep.journal import Journals
 from decodeonce.prep.status import Status, read_status
 from decodeonce.store import StorePaths
-from tests.cluster.packages import apt_get, is_fatal
+from tests.packages import need
 from tests.pictures import tree_bytes
 from tests.together.processes import ROOT, build_words
 
@@ -30,9 +30,7 @@ YEAR = 365.25 * 86400
 @pytest.fixture(scope="module")
 def faketime() -> str:
     """The program that runs another under a clock of its own."""
-    why = "" if shutil.which("faketime") else apt_get(["faketime"])
-    if why and not shutil.which("faketime"):
-        (pytest.fail if is_fatal(os.environ) else pytest.skip)(f"to run this: apt-get install faketime ({why})")
+    need({"faketime": "faketime"})
     return shutil.which("faketime") or ""
 
 

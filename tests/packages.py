@@ -1,30 +1,28 @@
-"""The programs these tests need, the Debian packages they come in, and installing those where that can be done."""
+"""Programs that some tests need, the Debian packages they come in, and installing those where that can be done."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
-# A package and the program it is recognised by.
-PACKAGES = {
-    "slurmctld": "slurmctld",
-    "slurmd": "slurmd",
-    "slurm-client": "sbatch",
-    "munge": "munged",
-    "slurm-wlm-torque": "qsub",
-    "openmpi-bin": "mpiexec.openmpi",
-    "mpich": "mpiexec.mpich",
-}
+import pytest
+
 # Daemons lie in sbin, which only root has on the path.
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+LOCK = Path(tempfile.gettempdir()) / f"decodeonce-packages-{os.geteuid()}.lock"
+
+Packages = Mapping[str, str]  # a package, and the program it is recognised by
 
 
-def missing(path: str = PATH) -> list[str]:
+def missing(packages: Packages, path: str = PATH) -> list[str]:
     """The packages of which there is no program."""
-    return [package for package, program in PACKAGES.items() if not _is_there(program, path)]
+    return [package for package, program in packages.items() if not _is_there(program, path)]
 
 
 def _is_there(program: str, path: str) -> bool:
@@ -33,12 +31,23 @@ def _is_there(program: str, path: str) -> bool:
     return found is not None and (program != "qsub" or b"sbatch" in Path(found).read_bytes())
 
 
-def provide(path: str = PATH, install: Callable[[list[str]], str] | None = None) -> str:
+def provide(packages: Packages, path: str = PATH, install: Callable[[list[str]], str] | None = None) -> str:
     """Install what is missing if that is possible; returns "" if all is there now, else what to do about it."""
-    if lacking := missing(path):
-        why = (install or apt_get)(lacking)
-        lacking = missing(path)
+    if not missing(packages, path):
+        return ""
+    with alone():
+        if lacking := missing(packages, path):
+            why = (install or apt_get)(lacking)
+            lacking = missing(packages, path)
     return f"to run these tests: apt-get install {' '.join(lacking)} ({why})" if lacking else ""
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Be the only process of these tests that installs: a second apt-get would fail, for the first has its locks."""
+    with open(LOCK, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def apt_get(packages: list[str]) -> str:
@@ -63,3 +72,9 @@ def apt_get(packages: list[str]) -> str:
 def is_fatal(environ: Mapping[str, str]) -> bool:
     """Whether a run without these programs is a failure: where CI is set, nothing may be skipped unseen."""
     return bool(environ.get("CI"))
+
+
+def need(packages: Packages) -> None:
+    """Have the programs of these packages be there; else the tests that need them are skipped, or fail with CI set."""
+    if problem := provide(packages):
+        (pytest.fail if is_fatal(os.environ) else pytest.skip)(problem)

@@ -1,0 +1,62 @@
+"""Whether the programs that tests need are there, and what is done where they are not."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.programs import CLUSTER
+from tests.packages import LOCK, is_fatal, missing, need, provide
+
+
+def put_programs(folder: Path, packages: list[str]) -> str:
+    """Make programs that stand for those of packages."""
+    for package in packages:
+        program = folder / CLUSTER[package]
+        program.write_text("#!/bin/sh\n# in front of sbatch\n")
+        program.chmod(0o755)
+    return ""
+
+
+def test_nothing_is_installed_where_all_is_there(tmp_path: Path) -> None:
+    put_programs(tmp_path, list(CLUSTER))
+    assert provide(CLUSTER, str(tmp_path), install=lambda lacking: str(1 / 0)) == ""
+
+
+def test_only_what_is_missing_is_installed(tmp_path: Path) -> None:
+    put_programs(tmp_path, ["slurmd", "munge"])
+    assert missing(CLUSTER, str(tmp_path)) == ["slurmctld", "slurm-client", "slurm-wlm-torque", "openmpi-bin", "mpich"]
+    assert provide(CLUSTER, str(tmp_path), install=lambda lacking: put_programs(tmp_path, lacking)) == ""
+    assert missing(CLUSTER, str(tmp_path)) == []
+
+
+def test_what_cannot_be_installed_is_named_with_the_reason(tmp_path: Path) -> None:
+    put_programs(tmp_path, [package for package in CLUSTER if package != "mpich"])
+    told = provide(CLUSTER, str(tmp_path), install=lambda lacking: "no network")
+    assert told == "to run these tests: apt-get install mpich (no network)"
+
+
+def test_the_qsub_of_a_real_pbs_is_not_taken(tmp_path: Path) -> None:
+    put_programs(tmp_path, list(CLUSTER))
+    (tmp_path / "qsub").write_bytes(b"\x7fELF")
+    assert missing(CLUSTER, str(tmp_path)) == ["slurm-wlm-torque"]
+
+
+def test_one_process_installs_at_a_time(tmp_path: Path) -> None:
+    def install(lacking: list[str]) -> str:
+        with open(LOCK) as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return put_programs(tmp_path, lacking)
+
+    assert provide(CLUSTER, str(tmp_path), install=install) == ""
+
+
+def test_skipping_is_a_failure_only_where_ci_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [is_fatal(environ) for environ in ({}, {"CI": ""}, {"CI": "true"})] == [False, False, True]
+    monkeypatch.setattr("tests.packages.apt_get", lambda packages: "no network")
+    for value, outcome in (("", pytest.skip.Exception), ("true", pytest.fail.Exception)):
+        monkeypatch.setenv("CI", value)
+        with pytest.raises(outcome, match=r"apt-get install no-such-package \(no network\)"):
+            need({"no-such-package": "no-such-program"})
