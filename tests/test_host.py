@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from decodeonce.host import available_memory, cgroup_cores, cgroup_memory, read_ahead_bytes, usable_cores
+from decodeonce.host import (
+    available_memory,
+    cgroup_cores,
+    cgroup_memory,
+    lies_in_memory,
+    network_file_system,
+    read_ahead_bytes,
+    usable_cores,
+)
 
 
 def write(path: Path, text: str) -> None:
@@ -82,3 +90,13 @@ def test_the_smallest_limit_of_memory_on_the_way_up_counts(tmp_path: Path, monke
     assert cgroup_memory(tmp_path / "nowhere", tmp_path / "self") is None
     monkeypatch.setattr("decodeonce.host.cgroup_memory", lambda: 4096000)
     assert available_memory() == 4096000
+
+
+def test_what_lies_in_memory_is_what_the_system_mounted_so() -> None:
+    mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    in_memory = [path for path, kind in mounts if kind in ("tmpfs", "ramfs") and os.path.isdir(path)]
+    if not in_memory:
+        pytest.skip("no tmpfs is mounted here")
+    assert all(lies_in_memory(Path(path)) for path in in_memory)
+    assert not lies_in_memory(Path("/proc"))
+    assert network_file_system(Path("/proc")) is None

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from decodeonce.wording import counted, quoted, size_text
+from decodeonce.wording import counted, duration_text, quoted, size_text
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,11 @@ from decodeonce.wording import counted, quoted, size_text
 )
 def test_a_size_that_is_not_nothing_never_reads_so(nbytes: int, text: str) -> None:
     assert size_text(nbytes) == text
+
+
+def test_a_time_is_told_in_the_unit_that_people_would_take() -> None:
+    told = {0.4: "under a second", 1: "1 s", 119: "119 s", 120: "2 min", 7100: "118 min", 7200: "2.0 h"}
+    assert {seconds: duration_text(seconds) for seconds in told} == told
 
 
 def test_one_of_a_thing_is_no_plural() -> None:

@@ -27,6 +27,8 @@ NETWORK_FILE_SYSTEMS = {
     0xFF534D42: "CIFS",
     0x65735546: "FUSE",
 }
+# tmpfs and ramfs.
+MEMORY_FILE_SYSTEMS = (0x01021994, 0x858458F6)
 
 # Linux's own default.
 READ_AHEAD = 128 << 10
@@ -89,14 +91,24 @@ def _memory_limit(folder: Path) -> int | None:
 
 def network_file_system(path: Path) -> str | None:
     """The name of the network file system that `path` lies on, None where it lies on no known one."""
+    return NETWORK_FILE_SYSTEMS.get(_file_system(path))
+
+
+def lies_in_memory(path: Path) -> bool:
+    """Whether `path` lies on a file system that is memory, as /dev/shm does."""
+    return _file_system(path) in MEMORY_FILE_SYSTEMS
+
+
+def _file_system(path: Path) -> int:
+    """statfs(2)'s f_type; 0 on other systems than Linux."""
     if not sys.platform.startswith("linux"):
-        return None
+        return 0
     libc = ctypes.CDLL(None, use_errno=True)
     facts = (ctypes.c_long * 64)()  # struct statfs begins with f_type, a long, and is smaller than this
     if libc.statfs(os.fsencode(path), ctypes.byref(facts)) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), str(path))
-    return NETWORK_FILE_SYSTEMS.get(facts[0] & 0xFFFFFFFF)
+    return facts[0] & 0xFFFFFFFF
 
 
 def read_ahead_bytes(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""How numbers and names stand in what people read: sizes, counts, names in a command that can be pasted."""
+"""How numbers and names stand in what people read: sizes, times, counts, names in a command that can be pasted."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ def size_text(nbytes: int) -> str:
         if 10 * nbytes >= unit:
             return f"{nbytes / unit:.2f} {name}"
     return f"{nbytes} bytes"
+
+
+def duration_text(seconds: float) -> str:
+    """Seconds as people say them: "under a second", "95 s", "17 min", "3.5 h"."""
+    if seconds < 1:
+        return "under a second"
+    minutes = round(seconds / 60)
+    return f"{seconds:.0f} s" if seconds < 120 else f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:

@@ -12,11 +12,10 @@ from collections.abc import Collection
 from enum import Enum
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from decodeonce.cli.build import Exif, Filter, Fit, Format, Kind, OnOdd
+from decodeonce.cli.doctor import launcher
 from decodeonce.prep import decode, recipe
 from decodeonce.prep.sources import SOURCES
 from decodeonce.store import manifest
@@ -150,14 +149,14 @@ def test_work_takes_its_task_from_array_and_launcher(
     assert_fails(prep("work", out, "--task", 1), 2, "--task 1 of how many?")
     monkeypatch.setenv("PBS_ARRAY_INDEX", "1")
     assert_fails(prep("work", out), 2, "PBS_ARRAY_INDEX=1, but nobody says how many there are")
-    assert json.loads(prep("doctor", "--json").stdout)["task"] == "unknown"
+    assert launcher.task().found == "unknown"
     monkeypatch.setenv("PMI_RANK", "1")
     monkeypatch.setenv("PMI_SIZE", "2")
     told = prep("work", out, "--tasks", 4).stdout.splitlines()
     assert told[0] == f"{out}: task 3 of 4 (PBS_ARRAY_INDEX=1, rank 1 of 2 (PMI))"
     assert told[1] == f"{out}: task 3 of 4 is done; when all are: prep finish {out}"
     monkeypatch.delenv("PBS_ARRAY_INDEX")
-    assert "task 1 of 2 (PMI)" in prep("doctor").stdout
+    assert launcher.task().found == "task 1 of 2 (PMI)"
     monkeypatch.delenv("PMI_RANK")
     assert prep("work", out).stdout.startswith(f"{out}: task 0 of 1 (every block that is not done)")
     assert prep("finish", out).returncode == 0
@@ -221,27 +220,12 @@ def test_info_and_verify_speak_json(store: Path, tmp_path: Path) -> None:
     assert "row 6 of images-00001.npy" in prep("verify", damaged).stderr
 
 
-def test_show_writes_a_contact_sheet(store: Path, tmp_path: Path) -> None:
-    assert prep("show", store, "--out", tmp_path / "sheet.png").returncode == 0
-    with Image.open(tmp_path / "sheet.png") as sheet:
-        assert sheet.size == (8 * 28 + 4, 2 * 28 + 4)
-        first = np.asarray(sheet)[4:28, 4:28]
-    np.testing.assert_array_equal(first, np.load(store / "images-00000.npy")[0])
-
-
 def test_a_closed_pipe_is_no_failure(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", random_images(5000, shape=(1, 1, 3)))  # more lines than a pipe holds
     command = f"{sys.executable} -m decodeonce.cli ls {store} | head -n 1"
     result = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=True)
     assert result.stdout.startswith("row\tlabel")
     assert result.stderr == ""
-
-
-def test_doctor_says_what_is_there() -> None:
-    facts = json.loads(prep("doctor", "--json").stdout)
-    assert facts["usable_cores"] >= 1
-    assert facts["pillow"].startswith(("pillow", "not installed"))
-    assert facts["problems"] == []
 
 
 @pytest.mark.parametrize("signal_", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
@@ -251,7 +235,7 @@ def test_a_signal_stops_a_build_with_75_and_the_same_command_goes_on(signal_: si
     for number in range(6):
         (tree / f"train/n00000001/slow{number}.JPEG").write_bytes(slow)
     command = [sys.executable, "-m", "decodeonce.cli", "build", "imagenet", str(tree), str(tmp_path / "out")]
-    command += ["--size", "1024", "--workers", "1"]
+    command += ["--size", "1024", "--workers", "1", "--log", f"{tmp_path}/logs/"]
     journals = tmp_path / "out/.build/journals"
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     while process.poll() is None and not any(path.stat().st_size for path in journals.glob("*.log")):
@@ -266,6 +250,11 @@ def test_a_signal_stops_a_build_with_75_and_the_same_command_goes_on(signal_: si
     assert told.count("\n") == 1
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
+    [log] = (tmp_path / "logs").iterdir()
+    assert log.name == f"{os.uname().nodename}-{process.pid}.jsonl"
+    *before, last = map(json.loads, log.read_text().splitlines())
+    assert {event["event"] for event in before} <= {"start", "message", "progress"}
+    assert (last["event"], last["exit_code"], f"{last['message']}\n") == ("stopped", 75, told)
     done = json.loads(prep("status", tmp_path / "out", "--json").stdout)["rows_done"]
     assert 0 < done < 21
     assert prep(*command[3:]).returncode == 0

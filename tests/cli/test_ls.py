@@ -7,11 +7,9 @@ import re
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from PIL import Image
 
 from decodeonce.cli.inspect import ls
 from decodeonce.errors import StoreError
@@ -96,16 +94,6 @@ def test_a_staged_part_lists_and_shows_its_own(store: Path, tmp_path: Path) -> N
         assert [row for row, _ in select_lines(open_store(part), selected)] == rows
     assert prep("show", part, "--out", tmp_path / "sheet.png").stdout.endswith("6 pictures of " + f"{part}\n")
     assert_fails(prep("show", part, "--rows", "15:", "--out", tmp_path / "none.png"), 1, "no row here is selected")
-
-
-def test_show_draws_the_selected_rows(store: Path, tmp_path: Path) -> None:
-    flags = ("--class", "class1", "--source", "train/*", "--out", tmp_path / "sheet.png")
-    assert prep("show", store, *flags).stdout == f"{tmp_path / 'sheet.png'}: 5 pictures of {store}\n"
-    rows = [row for row in range(1, 20, 3) if row % 5 in (0, 1, 4)]
-    with Image.open(tmp_path / "sheet.png") as sheet:
-        cells = [np.asarray(sheet)[4:28, 4 + 28 * k : 28 + 28 * k] for k in range(5)]
-    np.testing.assert_array_equal(cells, open_store(store).images[rows])
-    assert_fails(prep("show", store, "--class", "class1", "--rows", ":1"), 1, "no row here is selected; `prep ls")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from decodeonce.cli.sheet import write_sheet
+from decodeonce.cli.written import write_out
 from decodeonce.prep import FolderSource, Recipe, Work, build, finish, make_plan, work
 from decodeonce.prep.allowance import Allowance
 from decodeonce.prep.export import export_store
@@ -68,7 +68,7 @@ def test_all_that_is_written_has_the_users_modes(tmp_path: Path, umask: int) -> 
     with tarfile.open(tmp_path / "webdataset/shard-000000.tar") as tar:
         assert {member.mode for member in tar} == {0o644}
     stage_store(store, tmp_path / "part", rows=range(2))
-    write_sheet(store.images[:], tmp_path / "sheet.png")
+    write_out(tmp_path / "sheet.png", b"")
     write_sample_tree(tmp_path / "sample", count=50, classes=2)
     assert_modes(tmp_path, umask, least=80)
 

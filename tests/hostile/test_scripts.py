@@ -120,9 +120,11 @@ def test_what_was_typed_arrives_whatever_it_is(tmp_path: Path, monkeypatch: pyte
         assert called in text
         script.write_text(text.replace(called, "prep"))
     plan, work, finish = (recorder.run(jobs / f"{name}.slurm")[0][3:] for name in ("plan", "array", "finish"))
-    assert plan == ["plan", "folder", f"./{name}/train", "./-out"]
+    log = ["--log", f"{jobs}/logs/"]
+    assert plan == ["plan", *log, "folder", f"./{name}/train", "./-out"]
     assert work[:2] == ["work", "./-out"]
     assert finish[:2] == ["finish", "./-out"]
+    assert work[-2:] == finish[-2:] == log
     assert recorder.run(jobs / "submit.sh")[-1][-1] == "./-then"
     assert not list(tmp_path.rglob("hacked"))
 

@@ -11,7 +11,16 @@ import pytest
 
 from decodeonce.errors import BuildError
 from decodeonce.prep import preflight
-from decodeonce.prep.preflight import Need, Quota, Storage, check_room, find_storage, sentences, stripe_advice
+from decodeonce.prep.preflight import (
+    Need,
+    Quota,
+    Storage,
+    check_room,
+    find_storage,
+    room_sentences,
+    sentences,
+    stripe_advice,
+)
 
 # As printed by lfs 2.15 (`lfs quota -q`, which breaks lines after long names) and quota 4.06 (--no-wrap --raw-grace).
 LFS_QUOTA = "/lustre/scratch/a-rather-long-name\n  1048576  0  3145728  -  90  0  100  -\n"
@@ -116,3 +125,13 @@ def test_a_tool_that_hangs_is_not_waited_for(tool: Tool, tmp_path: Path, monkeyp
     (tmp_path / "bin" / "quota").write_text("#!/bin/sh\nexec tail -f /dev/null\n")
     (tmp_path / "bin" / "quota").chmod(0o755)
     assert find_storage(tmp_path).quotas == ()
+
+
+def test_whether_room_is_enough_is_told_of_the_disk_and_of_each_quota(tmp_path: Path) -> None:
+    quotas = (Quota("user 7", 100, None), Quota("group 8", 2000, 5), Quota("project 9", None, 20))
+    storage = Storage(tmp_path, None, 2000, None, quotas)
+    told = [sentence.rpartition(": ")[2] for sentence in room_sentences(storage, Need(10, 1000, 12))]
+    assert told == ["enough", "not enough, 1.00 KB needed", "not enough, 12 files needed", "enough"]
+    both = Storage(tmp_path, None, 1, 1, ())
+    assert room_sentences(both, Need(10, 1000, 12))[0].endswith(": not enough, 1.00 KB and 12 files needed")
+    assert [told.rpartition(": ")[0] for told in room_sentences(storage, Need(1, 1, 1))] == sentences(storage)

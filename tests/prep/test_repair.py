@@ -227,7 +227,7 @@ def test_a_name_leads_to_nothing_above_the_source(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     (tmp_path / "above.jpg").write_bytes(b"above")
     os.mkfifo(tmp_path / "src/pipe.jpg")
-    names = {b"../above.jpg", b"pipe.jpg", b"src", b"above.jpg/x"}
+    names = {b"../above.jpg", b"pipe.jpg", b"src", b"above.jpg/x", b"no\0name"}
     assert list(find_pictures([tmp_path / "src"], Wanted(names))) == []
 
 

@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from decodeonce.errors import BuildError
+from decodeonce.prep import sample
+from decodeonce.prep.allowance import Allowance
 from decodeonce.prep.sample import SampleTree, _looks, write_sample_tree
 
 COUNT = 300
@@ -74,8 +77,18 @@ def test_each_odd_file_is_there_as_often_as_promised(tree: tuple[Path, SampleTre
         write_sample_tree(root, count=count, classes=50)
     kinds = [kind(path) for path in pictures(root)]
     odd = {name: kinds.count(name) for name in ("JPEG L", "JPEG CMYK", "PNG RGB", "cut")}
-    assert odd == {"JPEG L": max(1, count // 50), "JPEG CMYK": 1, "PNG RGB": 1, "cut": 1}
+    assert odd == {"JPEG L": max(1, count // 50), "JPEG CMYK": 1, "PNG RGB": 1, "cut": 0}
     assert kinds.count("JPEG RGB") == count - sum(odd.values())
+
+
+def test_as_many_are_cut_as_a_build_lets_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    allowance = Allowance.parse("0.1%")  # what `prep build` has where nothing is said
+    allowance.check(1, sample.CUT_FROM, "cut.JPEG", tmp_path)
+    with pytest.raises(BuildError):
+        allowance.check(1, sample.CUT_FROM - 1, "cut.JPEG", tmp_path)
+    monkeypatch.setattr(sample, "CUT_FROM", 50)
+    write_sample_tree(tmp_path, count=50, classes=2)
+    assert [kind(path) for path in pictures(tmp_path)].count("cut") == 1
 
 
 def kind(path: Path) -> str:

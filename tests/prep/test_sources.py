@@ -72,6 +72,23 @@ def test_listing_again_gives_the_same(source: Source) -> None:
     assert list(source.entries()) == list(source.entries())
 
 
+def test_a_listing_gives_its_entries_back_at_any_positions(source: Source) -> None:
+    entries = list(source.entries())
+    listing = scan(source, max(len(entry.boxes) for entry in entries))
+    positions = np.array([3, 0, len(entries) - 1, 3])
+    assert listing.entries(positions) == [entries[position] for position in positions]
+
+
+def test_it_says_in_which_file_the_bytes_lie(form: Form, source: Source) -> None:
+    for entry in list(source.entries()):
+        path = Path(os.fsdecode(source.holder(entry)))
+        assert path.is_file()
+        if entry.size == path.stat().st_size:  # a picture of its own
+            assert path.read_bytes() == source.read(entry)
+        else:
+            assert not path.name.endswith((".jpg", ".JPEG"))
+
+
 def test_it_reads_the_very_bytes_in_any_order(form: Form, source: Source) -> None:
     entries = list(source.entries())
     reader = again(source)

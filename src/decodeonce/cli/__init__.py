@@ -19,15 +19,21 @@ def main() -> None:
     for number in STOPPING:
         signal.signal(number, _stop)
     signal.signal(LAST_BLOCKS, _end_with_blocks)
-    code = _run()
-    # The outcome stands: Python at its end puts the defaults back, and a late signal would kill.
-    for number in (*STOPPING, LAST_BLOCKS):
-        signal.signal(number, signal.SIG_IGN)
+    code: int | None = EXIT_FAILED
+    try:
+        code = _run()
+    finally:
+        # The outcome stands: Python at its end puts the defaults back, and a late signal would kill.
+        for number in (*STOPPING, LAST_BLOCKS):
+            signal.signal(number, signal.SIG_IGN)
+        _end_log(code or 0)
     sys.exit(code)
 
 
 def _run() -> int | None:
-    from decodeonce.cli.app import USAGE_ERROR, app
+    from decodeonce.cli.app import app
+    from decodeonce.cli.command import USAGE_ERROR
+    from decodeonce.cli.mistakes import usage_text
 
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # names need not be UTF-8
@@ -36,7 +42,7 @@ def _run() -> int | None:
         return code
     except USAGE_ERROR as error:
         command = error.ctx.command_path if error.ctx else "prep"
-        return _told(f"prep: error: {error.format_message()} (see {command} --help)", EXIT_USAGE)
+        return _told(f"prep: error: {usage_text(error)} (see {command} --help)", EXIT_USAGE)
     except DecodeonceError as error:
         return _failure_told(error)
     except SystemExit as ended:  # which click makes of a closed pipe, and of nothing else here
@@ -61,8 +67,12 @@ def _stop(number: int, frame: FrameType | None) -> None:
     kill_workers = getattr(sys.modules.get("decodeonce.prep.pool"), "kill_workers", None)
     if kill_workers is not None:
         kill_workers()
+    remove_scratch = getattr(sys.modules.get("decodeonce.cli.bench.scratch"), "remove_scratch", None)
+    if remove_scratch is not None:
+        remove_scratch()
     told = f"prep: stopped: {signal.Signals(number).name}; what is done is kept: run the same command again to go on"
-    os.write(2, f"{chr(10) if os.isatty(2) else ''}{told}{chr(10)}".encode())
+    _end_log(EXIT_STOPPED, told)
+    tell_now(f"{chr(10) if os.isatty(2) else ''}{told}")
     os._exit(EXIT_STOPPED)
 
 
@@ -82,8 +92,24 @@ def _failure_told(error: DecodeonceError) -> int:
 
 
 def _told(message: str, code: int) -> int:
-    print(printable(" ".join(message.splitlines())), file=sys.stderr)
+    line = " ".join(message.splitlines())
+    print(printable(line), file=sys.stderr)
+    log = sys.modules.get("decodeonce.cli.log")
+    if log is not None:
+        log.message(line)
     return code
+
+
+def _end_log(code: int, message: str = "") -> None:
+    """Have the outcome in the file of --log; without a message it is the last that was told."""
+    end = getattr(sys.modules.get("decodeonce.cli.log"), "end", None)
+    if end is not None:
+        end(code, message)
+
+
+def tell_now(line: str) -> None:
+    """Print a line on standard error, from anywhere, a signal's handler as well."""
+    os.write(2, f"{line}\n".encode("utf-8", "backslashreplace"))
 
 
 def printable(text: str) -> str:

@@ -75,6 +75,7 @@ class OnBad(str, Enum):
 KindArgument = Annotated[
     Kind,
     typer.Argument(
+        metavar="KIND",
         help="imagenet: a tree, the tars as downloaded, Kaggle's layout or its zip; folder: SRC/<class>/…/<picture>; "
         "list: a file that names pictures; webdataset: 'shard-{0000..0147}.tar'; parquet: Hugging Face's tables."
     ),
@@ -288,7 +289,7 @@ def run_build(job: Job) -> None:
     check_alone(SHARED)
     say_found(job)
     if job.dry_run:
-        return _say_plan(job)
+        return say_dry_run(job)
     if prep.is_built(job.source, job.out, job.recipe):
         prep.finish(job.out, job.work.allowance)  # which clears up where one was killed
         return say_built(job.out)
@@ -303,9 +304,9 @@ def run_plan(job: Job) -> None:
 
     check_alone(SHARED)
     say_found(job)
-    say_storage(job.out)
     if job.dry_run:
-        return _say_plan(job)
+        return say_dry_run(job)
+    say_storage(job.out)
     plan = prep.plan_unless_built(job.source, job.out, job.recipe)
     if plan is None:
         return say_built(job.out)
@@ -345,18 +346,15 @@ def say_storage(out: Path) -> None:
         say(sentence)
 
 
-def _say_plan(job: Job) -> None:
+def say_dry_run(job: Job) -> None:
+    """Tell what a build would take here: bytes, files, room and time; write nothing."""
+    from decodeonce.cli.dryrun import Here, dry_run
     from decodeonce.prep import is_built
-    from decodeonce.prep.place import check_place
-    from decodeonce.prep.plan import scan
-    from decodeonce.store import StorePaths
 
     if is_built(job.source, job.out, job.recipe):
         return say_built(job.out)
-    check_place(StorePaths(job.out), job.source)
-    listing = scan(job.source, job.recipe.boxes_a_row)
-    planned = planned_text(job.source, job.recipe, len(listing))
-    say(f"{planned}; {counted(len(listing.rejects), 'file')} cannot be rows; nothing was written")
+    for line in dry_run(job.source, job.out, job.recipe, Here(job.work.workers)):
+        say(line)
 
 
 def planned_text(source: Source, recipe: Recipe, rows: int) -> str:

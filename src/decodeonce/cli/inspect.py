@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -13,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from decodeonce.cli import printable
-from decodeonce.cli.output import JsonFlag, say, show_facts
+from decodeonce.cli.complete import class_names
+from decodeonce.cli.output import JsonFlag, give, say, show_facts
+from decodeonce.wording import duration_text
 
 if TYPE_CHECKING:
     from decodeonce.store import Store
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 
 StoreArgument = Annotated[Path, typer.Argument(help="A finished store.", metavar="STORE")]
 ClassOption = Annotated[
-    list[str] | None, typer.Option("--class", help="Only rows of this class; may be given again.", metavar="NAME")
+    list[str] | None,
+    typer.Option(
+        "--class", help="Only rows of this class; may be given again.", metavar="NAME", autocompletion=class_names
+    ),
 ]
 SourceOption = Annotated[
     str | None, typer.Option(help="Only rows whose source is like this: 'train/n01440764/*'.", metavar="GLOB")
@@ -72,7 +76,7 @@ def status(
     rejects, tasks = facts.pop("rejects"), facts.pop("tasks")
     left = facts.pop("seconds_left")
     facts["rows_per_s"] = round(facts["rows_per_s"])
-    facts["time_left"] = "none" if facts["finished"] else _duration(left)
+    facts["time_left"] = "none" if facts["finished"] else _time_left(left)
     show_facts({**facts, "tasks_begun": len(tasks), "rejects": len(rejects)}, as_json=False)
     _show_tasks(tasks)
     for reject in rejects[:20]:
@@ -81,24 +85,21 @@ def status(
         say(f"  and {len(rejects) - 20} more; --json lists them all")
 
 
+def _time_left(seconds: float | None) -> str:
+    return "unknown: nothing is being done" if seconds is None else duration_text(seconds)
+
+
 def _show_tasks(tasks: list[dict[str, Any]]) -> None:
     """A line a task that is not done, silent ones first."""
     undone = sorted((task for task in tasks if task["state"] != "done"), key=lambda task: task["state"])
     for task in undone[:40]:
         say(
             f"  task {task['task']} of {task['tasks']} on {task['host']}: {task['state']}, {task['blocks_done']} of "
-            f"{task['blocks']} blocks, {task['rows_per_s']:.0f} rows/s, wrote {_duration(task['seconds_quiet'])} ago"
+            f"{task['blocks']} blocks, {task['rows_per_s']:.0f} rows/s, "
+            f"wrote {duration_text(task['seconds_quiet'])} ago"
         )
     if len(undone) > 40:
         say(f"  and {len(undone) - 40} more tasks; --json lists them all")
-
-
-def _duration(seconds: float | None) -> str:
-    """Seconds as people say them; None is not known."""
-    if seconds is None:
-        return "unknown: nothing is being done"
-    minutes = round(seconds / 60)
-    return f"{seconds:.0f} s" if seconds < 120 else f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
 def verify(store: StoreArgument, as_json: JsonFlag = False) -> None:
@@ -114,7 +115,7 @@ def verify(store: StoreArgument, as_json: JsonFlag = False) -> None:
         report = verify_store(store, threads=usable_cores(), progress=bar.update)
     if as_json:
         names = ("ok", "rows", "bad_rows", "unknown_rows", "bad_files")
-        say(json.dumps({name: getattr(report, name) for name in names}))
+        give({name: getattr(report, name) for name in names})
     elif report.ok:
         say(f"{store}: whole, {counted(report.rows, 'row')}")
     if report.ok:
@@ -173,15 +174,38 @@ def show(
     names: ClassOption = None,
     source: SourceOption = None,
     rows: RowsOption = None,
+    count: Annotated[
+        int | None, typer.Option(min=1, max=4096, help="The first N selected rows. (default: 64)", metavar="N")
+    ] = None,
+    random: Annotated[
+        int | None, typer.Option(min=1, max=4096, help="N of the selected rows, drawn at random.", metavar="N")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**63 - 1, help="Another draw for --random. (default: 0)", metavar="N")
+    ] = None,
 ) -> None:
-    """Write a contact sheet of the first 64 selected rows (with a shuffle seed, a fair draw) as a PNG."""
-    from decodeonce.cli.sheet import write_sheet
+    """Write a contact sheet of selected rows as a PNG: each with its class and row, damaged ones in a red frame."""
+    if random is not None and count is not None:
+        raise typer.BadParameter("--count takes the first rows, --random draws among all; give one of them")
+    if seed is not None and random is None:
+        raise typer.BadParameter("--seed is for --random N")
+    from decodeonce.cli.rows import CheckedRows, damage_told, drawn, shown_rows
+    from decodeonce.cli.sheet import draw_sheet
+    from decodeonce.cli.thumbnail import need_pillow
+    from decodeonce.cli.written import check_out, write_out
     from decodeonce.errors import StoreError
     from decodeonce.store import open_store
 
     selected, opened = selection(names, source, rows), open_store(store)
-    first = [row for row, _ in islice(_lines(opened, selected), 64)]
-    if not first:
+    check_out(opened, out)
+    need_pillow("write a PNG")
+    found = (row for row, _ in _lines(opened, selected))
+    chosen = drawn(found, random, seed or 0) if random else list(islice(found, count or 64))
+    if not chosen:
         raise StoreError(f"{store}: no row here is selected; `prep ls {store}` lists rows, classes and sources")
-    shown = write_sheet(opened.images.take(first), out)
-    say(f"{out}: {shown} pictures of {store}")
+    checked = CheckedRows(opened)
+    shown = list(shown_rows(opened, chosen, checked))
+    write_out(out, draw_sheet(shown))
+    say(f"{out}: {len(shown)} pictures of {store}")
+    for sentence in damage_told(opened, [one.row for one in shown if one.damaged], checked.trouble):
+        say(f"prep: note: {sentence}", err=True)

@@ -1,27 +1,67 @@
-"""What every looking command prints: a table for people, or one JSON object."""
+"""What every looking command prints: a table for people, or one JSON object.
+
+Under `--quiet`, which a command has by `cls=Working` (cli/command.py), `say` is silent and `give` is not.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 
-from decodeonce.cli import printable
+from decodeonce.cli import log, printable
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
+_quiet = False
+
+
+@contextmanager
+def told_as_asked(*, quiet: bool) -> Iterator[None]:
+    """A command's time, in which `say` and bars are silent if that was asked for."""
+    global _quiet
+    before, _quiet = _quiet, quiet
+    try:
+        yield
+    finally:
+        _quiet = before
+
+
+def is_quiet() -> bool:
+    """Whether nothing is to be told but errors."""
+    return _quiet
+
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print a line, with names in it whatever they hold."""
-    typer.echo(printable(text), err=err)
+    """Print a line, with names in it whatever they hold; errors (`err`) under --quiet, too."""
+    log.message(text)
+    if err or not _quiet:
+        typer.echo(printable(text), err=err)
+
+
+def say_marked(mark: str, colour: str, text: str) -> None:
+    """Print a line behind a word in colour, which is left away where NO_COLOR, TERM=dumb or no terminal asks for it."""
+    typer.echo(f"{typer.style(f'{mark:<4}', fg=colour)}  {printable(text)}")
+
+
+def colour_wanted() -> bool | None:
+    """False where the environment wants no escape codes (no-color.org), else None: only on a terminal."""
+    return False if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else None
+
+
+def give(data: Mapping[str, Any]) -> None:
+    """Print what --json asks for, under --quiet, too."""
+    typer.echo(json.dumps(data))
 
 
 def show_facts(facts: Mapping[str, Any], *, as_json: bool) -> None:
     """Print the facts, a line each or as JSON."""
     if as_json:
-        say(json.dumps(facts))
+        give(facts)
         return
     width = max(map(len, facts), default=0)
     for name, value in facts.items():

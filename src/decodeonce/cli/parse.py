@@ -21,13 +21,19 @@ def picture_size(text: str) -> tuple[int, int]:
     return height, width
 
 
-def byte_size(text: str) -> int:
-    """Bytes of "32GiB", "10GB" or "4096"."""
+def byte_size(text: str, flag: str = "--shard-size") -> int:
+    """Bytes of "32GiB", "1.5TB" or "4096", given as `flag`."""
     match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([a-z]*)", text.strip().lower())
     unit = UNITS.get(match[2].upper()) if match else None
     if match is None or unit is None or not 1 <= (size := int(float(match[1]) * unit)) <= LARGEST:
-        raise typer.BadParameter(f"--shard-size {text}: expected a size as 32GiB, 10GB or 500MiB")
+        raise typer.BadParameter(f"{flag} {text}: expected a size as 32GiB, 10GB or 500MiB{_hint(text)}")
     return size
+
+
+def _hint(text: str) -> str:
+    """What was probably meant by 32G, or 32Gi."""
+    match = re.fullmatch(r"([0-9.]+)([kmgt])i?", text.strip().lower())
+    return f"; did you mean {match[1]}{match[2].upper()}iB?" if match else ""
 
 
 def shuffle_seed(text: str | None) -> int | Literal["default"] | None:

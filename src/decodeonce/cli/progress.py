@@ -1,13 +1,19 @@
-"""Progress on standard error: a tqdm bar on a terminal, and for builds a line every 30 s in a batch log."""
+"""Progress on standard error: a tqdm bar on a terminal, and for builds a line every 30 s in a batch log.
+
+With --log it goes there, too; with --quiet nowhere else.
+"""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from decodeonce.cli import log
+from decodeonce.cli.output import is_quiet
 from decodeonce.wording import counted
 
 if TYPE_CHECKING:
@@ -16,50 +22,110 @@ if TYPE_CHECKING:
 LOG_SECONDS = 30.0
 
 
-def count_bar(unit: str, total: int | None = None) -> Any:
-    """A tqdm bar that counts `unit`s; silent where standard error is no terminal."""
-    from tqdm import tqdm
+class CountBar:
+    """A tqdm bar that counts `unit`s; silent where standard error is no terminal. A context manager."""
 
-    tqdm.monitor_interval = 0  # no thread of its own
-    silent = not sys.stderr.isatty()
-    return tqdm(total=total, unit=f" {unit}", dynamic_ncols=True, file=sys.stderr, disable=silent)
+    def __init__(self, unit: str, total: int | None) -> None:
+        self._bar = _bar(unit, total)
+        self._lock = threading.Lock()
+        self._meter = _Meter()
+        self._count, self._total = 0, total
+
+    def __enter__(self) -> CountBar:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._bar.close()
+
+    def update(self, count: int = 1) -> None:
+        """Count so many more; from any thread."""
+        with self._lock:
+            self._count += count
+            self._bar.update(count)
+            log.progress(self._meter.facts(self._count, self._total, self._count))
+
+
+def count_bar(unit: str, total: int | None = None) -> CountBar:
+    """A bar that counts `unit`s, of `total` where that is known."""
+    return CountBar(unit, total)
 
 
 @contextmanager
 def build_progress() -> Iterator[Callable[[Progress], None]]:
     """A callback for `work`: pictures a second, MB/s of the store, rejects and the time left."""
-    if not sys.stderr.isatty():
-        yield _Log().update
-        return
-    with count_bar("pictures") as bar:
-        started = time.monotonic()
+    meter = _Meter()
+    with _bar("pictures", None) as bar:
+        shown = _silent if is_quiet() else _Lines().show if bar.disable else _OnBar(bar).show
 
         def update(progress: Progress) -> None:
-            if bar.total is None:
-                bar.reset(total=progress.total_rows)
-                bar.n = bar.initial = progress.rows - progress.new_rows  # an earlier run's rows are no part of the rate
-            rate = progress.bytes / 1e6 / max(time.monotonic() - started, 1e-3)
-            bar.set_postfix_str(f"{rate:.0f} MB/s, {counted(progress.rejects, 'reject')}", refresh=False)
-            bar.update(progress.rows - bar.n)
+            facts = meter.facts(progress.rows, progress.total_rows, progress.new_rows, progress.bytes, progress.rejects)
+            log.progress(facts)
+            shown(progress, facts)
 
         yield update
 
 
-class _Log:
-    def __init__(self) -> None:
-        self._started = self._last = time.monotonic()
+def _bar(unit: str, total: int | None) -> Any:
+    from tqdm import tqdm
 
-    def update(self, progress: Progress) -> None:
+    tqdm.monitor_interval = 0  # no thread of its own
+    silent = is_quiet() or not sys.stderr.isatty()
+    return tqdm(total=total, unit=f" {unit}", dynamic_ncols=True, file=sys.stderr, disable=silent)
+
+
+class _Meter:
+    """Rates since it was made."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+
+    def facts(
+        self, rows: int, total: int | None, new_rows: int, nbytes: int | None = None, rejects: int | None = None
+    ) -> dict[str, float | None]:
+        """How far it is, as the log has it; None is not known."""
+        seconds = max(time.monotonic() - self._started, 1e-3)
+        rate = new_rows / seconds
+        return {
+            "rows": rows,
+            "total_rows": total,
+            "rows_per_s": round(rate, 1),
+            "bytes_per_s": None if nbytes is None else round(nbytes / seconds),
+            "rejects": rejects,
+            "seconds_left": round((total - rows) / rate, 1) if total is not None and rate else None,
+        }
+
+
+def _silent(progress: Progress, facts: dict[str, float | None]) -> None:
+    pass
+
+
+class _OnBar:
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+
+    def show(self, progress: Progress, facts: dict[str, float | None]) -> None:
+        bar = self._bar
+        if bar.total is None:
+            bar.reset(total=progress.total_rows)
+            bar.n = bar.initial = progress.rows - progress.new_rows  # an earlier run's rows are no part of the rate
+        rate = (facts["bytes_per_s"] or 0) / 1e6
+        bar.set_postfix_str(f"{rate:.0f} MB/s, {counted(progress.rejects, 'reject')}", refresh=False)
+        bar.update(progress.rows - bar.n)
+
+
+class _Lines:
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def show(self, progress: Progress, facts: dict[str, float | None]) -> None:
         now = time.monotonic()
         if now - self._last < LOG_SECONDS:
             return
         self._last = now
-        seconds = now - self._started
-        rate = progress.new_rows / seconds
-        left = f"{(progress.total_rows - progress.rows) / rate:.0f} s left" if rate else "nothing done yet"
+        left = "nothing done yet" if facts["seconds_left"] is None else f"{facts['seconds_left']:.0f} s left"
         print(
-            f"{progress.rows}/{progress.total_rows} pictures, {rate:.0f} pictures/s, "
-            f"{progress.bytes / 1e6 / seconds:.0f} MB/s, {counted(progress.rejects, 'reject')}, {left}",
+            f"{progress.rows}/{progress.total_rows} pictures, {facts['rows_per_s']:.0f} pictures/s, "
+            f"{(facts['bytes_per_s'] or 0) / 1e6:.0f} MB/s, {counted(progress.rejects, 'reject')}, {left}",
             file=sys.stderr,
             flush=True,
         )

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from decodeonce.cli import build
+from decodeonce.cli import build, parse
+from decodeonce.cli.command import Group, Working
 from decodeonce.cli.output import say
 from decodeonce.wording import quoted
 
@@ -29,14 +30,14 @@ Account = Annotated[str | None, typer.Option(help="The project that is charged."
 Queue = Annotated[str | None, typer.Option("--queue", "--partition", help="Queue, partition, or QOS.")]
 Time = Annotated[str | None, typer.Option(help="Limit of each job, as 4:00:00.")]
 Cpus = Annotated[int | None, typer.Option(min=1, help="Cores a node.")]
-Mem = Annotated[str | None, typer.Option(help="Memory a node, as 64G.")]
+Mem = Annotated[str | None, typer.Option(help="Memory a node, as 64GiB, or 64G as batch systems say.")]
 Nodes = Annotated[int | None, typer.Option(min=1, help="Nodes of an element, a task each. (default: 1)")]
 SiteOption = Annotated[str | None, typer.Option(help="A site's profile, by name, or the path of your own.")]
 Throttle = Annotated[int | None, typer.Option(min=1, help="Elements that run at a time.")]
 Then = Annotated[Path | None, typer.Option(help="A job script for after a good finish; $STORE is OUT.")]
 Submit = Annotated[bool, typer.Option("--submit", help="Submit them, too.")]
 
-app = typer.Typer(help="Write the jobs of a build for a batch system, as a chain: plan, an array, finish.")
+app = typer.Typer(cls=Group, help="Write the jobs of a build for a batch system, as a chain: plan, an array, finish.")
 
 
 def command(scheduler: str) -> Callable[..., None]:
@@ -63,7 +64,7 @@ def command(scheduler: str) -> Callable[..., None]:
         profile = read_site(site or f"generic-{scheduler}")
         if profile.scheduler != scheduler:
             raise typer.BadParameter(f"--site {site} is of {profile.scheduler}: prep submit {profile.scheduler} ...")
-        flags = {"account": account, "queue": queue, "time": time, "cpus": cpus, "mem": mem, "nodes": nodes}
+        flags = {"account": account, "queue": queue, "time": time, "cpus": cpus, "mem": _memory(mem), "nodes": nodes}
         flags["throttle"] = throttle
         given = {name: value for name, value in flags.items() if value is not None}
         chain = _chain(profile, {**profile.defaults, **given}, tasks=tasks, rounds=rounds, then=then)
@@ -98,6 +99,13 @@ def _seconds(text: str | None) -> int | None:
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
+def _memory(text: str | None) -> str | None:
+    """A size as batch systems read it: "64G" as it is, "64GiB" or "64GB" in whole MiB; a number alone is refused."""
+    if text is None or re.fullmatch("[0-9]+[KMGT]?", text):
+        return text
+    return f"{max(1, parse.byte_size(text, '--mem') >> 20)}M"
+
+
 def _parse_build(words: Sequence[str], then: Callable[[build.Job], None], scheduler: str) -> None:
     """Read the words as `prep build` does, and hand on what it would do."""
     if not words or words[0] != "build":
@@ -111,7 +119,7 @@ def _write(job: build.Job, words: Sequence[str], site: Site, chain: Chain, *, su
     from decodeonce.prep.jobs import write_scripts
 
     if job.dry_run:
-        raise typer.BadParameter("--dry-run is for prep build: with it nothing is submitted")
+        return _say_dry_run(job, chain)
     script = write_scripts(job.out, site, chain, _commands(job, words, chain), Path.cwd())
     build.say_storage(job.out)
     for sentence in site.advice:
@@ -123,16 +131,30 @@ def _write(job: build.Job, words: Sequence[str], site: Site, chain: Chain, *, su
         say(f"submit them with: bash {quoted(str(script))}")
 
 
+def _say_dry_run(job: build.Job, chain: Chain) -> None:
+    """Tell what the chain would take: bytes, files, room and time; neither write nor submit anything."""
+    from decodeonce.cli.dryrun import InJobs, dry_run
+    from decodeonce.prep import is_built
+
+    build.say_found(job)
+    if is_built(job.source, job.out, job.recipe):
+        return build.say_built(job.out)
+    for line in dry_run(job.source, job.out, job.recipe, InJobs(chain, job.work.workers or chain.cpus)):
+        say(line)
+
+
 def _commands(job: build.Job, words: Sequence[str], chain: Chain) -> list[list[str]]:
     """What plan, array and finish run."""
     from decodeonce.prep.jobs import no_option
+    from decodeonce.store import StorePaths
 
     prep, out = _prep(), no_option(job.out)
+    log = ["--log", f"{StorePaths(job.out).jobs}/logs/"]
     allowed = ["--max-bad", job.work.max_bad]
     work = [*prep, "work", out, "--tasks", str(chain.processes), *allowed, "--on-bad", job.work.on_bad]
     # Named, since not every batch system keeps a task from seeing cores that are not its own.
     work += ["--workers", str(job.work.workers or chain.cpus)]
-    return [[*prep, "plan", *words], work, [*prep, "finish", out, *allowed]]
+    return [[*prep, "plan", *log, *words], [*work, *log], [*prep, "finish", out, *allowed, *log]]
 
 
 def _prep() -> list[str]:
@@ -153,4 +175,4 @@ def _submitted(script: Path) -> str:
 
 
 for _scheduler in ("slurm", "pbs"):
-    app.command(_scheduler, context_settings={"ignore_unknown_options": True})(command(_scheduler))
+    app.command(_scheduler, cls=Working, context_settings={"ignore_unknown_options": True})(command(_scheduler))

@@ -39,9 +39,8 @@ def make_plan(source: Source, out: Path, recipe: Recipe) -> Plan:
             return plan
     listing = scan(source, recipe.boxes_a_row)
     facts = plan_facts(source, listing, recipe, decoders)
-    if not facts["count"] and not paths.plan.exists():
-        why = f"all {listing.candidates} candidates are rejects, first {listing.rejects[0]}" if listing.rejects else ""
-        raise BuildError(f"{source.root}: no picture in it; {why or 'looked for'}; {source.found}")
+    if not paths.plan.exists():
+        check_listing(source, listing)
     make_folder(paths.root)
     with locked(paths.root):  # of two plans at once, as of a job that was sent twice, the later one finds the other's
         planned = paths.plan.exists()  # asked first: a finish writes store.json before it removes the plan
@@ -49,6 +48,14 @@ def make_plan(source: Source, out: Path, recipe: Recipe) -> Plan:
         if planned:
             return _same_plan(read_plan(paths), listing, facts)
         return _new_plan(paths, listing, facts)
+
+
+def check_listing(source: Source, listing: Listing) -> None:
+    """Raise BuildError where a source has nothing that could be a row."""
+    if not len(listing):
+        tried = f"; all {listing.candidates} candidates are rejects, first "
+        why = f"{tried}{listing.rejects[0]}" if listing.rejects else ""
+        raise BuildError(f"{source.root}: no picture in it{why}; taken for {source.found}")
 
 
 def _stamped_plan(paths: StorePaths, source: Source, recipe: dict[str, Any]) -> Plan | None:

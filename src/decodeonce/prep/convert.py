@@ -72,7 +72,7 @@ def open_conversion(
     opened = [open_store(path) for path in stores]
     for store in opened:
         store.check_held(range(len(store)), "convert the whole store")
-        if out.resolve().is_relative_to(store.paths.root.resolve()):
+        if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(store.paths.root)):
             raise BuildError(f"{out}: is, or lies in, the store {store.paths.root} to be converted; choose another OUT")
     check_alike([(store.paths.root, store.manifest) for store in opened])
     first, chosen = opened[0].manifest, conversion.selection

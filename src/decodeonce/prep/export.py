@@ -124,7 +124,7 @@ def _is_here(paths: ExportPaths) -> DecodeonceError:
 def _make_work_folder(source: Store, paths: ExportPaths) -> None:
     if os.path.lexists(paths.dest) and not paths.work.exists():
         raise _is_here(paths)
-    for folder in paths.work.resolve().parents:
+    for folder in Path(os.path.realpath(paths.work)).parents:
         if folder.exists() and folder.samefile(source.paths.root):
             raise DecodeonceError(f"{paths.dest}: lies in the store to be exported; choose a DEST elsewhere")
     make_folder(paths.work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -68,7 +69,7 @@ def check_place(paths: StorePaths, source: Source) -> None:
     """Raise BuildError where no store of this source can be made, or gone on with."""
     if paths.manifest.exists():
         raise BuildError(f"{paths.root}: a finished store is here already; choose another OUT, or remove it first")
-    if paths.root.resolve().is_relative_to(source.top.resolve()):
+    if Path(os.path.realpath(paths.root)).is_relative_to(os.path.realpath(source.top)):
         raise BuildError(f"{paths.root}: lies in the source, {source.top}; choose an OUT outside it")
     if not paths.root.exists():
         return

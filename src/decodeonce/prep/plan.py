@@ -79,6 +79,17 @@ class Listing:
         """Samples and plan-time rejects together: what --max-bad counts against."""
         return len(self) + len(self.rejects)
 
+    def entries(self, positions: NDArray[np.int64]) -> list[Entry]:
+        """The samples at these positions of the source's order."""
+        ends = np.cumsum(self.name_bytes, dtype=np.int64)[positions].tolist()
+        starts = (ends - self.name_bytes[positions]).tolist()
+        columns = (self.labels, self.sizes, self.mtimes_ns, self.units, self.places, self.boxes)
+        picked = zip(*(column[positions].tolist() for column in columns), strict=True)
+        return [
+            Entry(bytes(self.names[start:end]), label, size, mtime_ns, unit=unit, place=place, boxes=_boxes(boxes))
+            for start, end, (label, size, mtime_ns, unit, place, boxes) in zip(starts, ends, picked, strict=True)
+        ]
+
 
 def scan(source: Source, boxes: int = 0) -> Listing:
     """List a source once, and log its doubts: 36 bytes, a name and `boxes` boxes of 32 bytes a sample are held."""

@@ -52,7 +52,7 @@ class Storage:
 
 def find_storage(out: Path) -> Storage:
     """What is there for a store at `out`, whose folder need not exist."""
-    whole = out.resolve()  # a link may lead to another file system
+    whole = Path(os.path.realpath(out))  # a link may lead to another file system, or to itself
     place = next(path for path in (whole, *whole.parents) if path.exists())
     disk = os.statvfs(place)
     kind = network_file_system(place)
@@ -79,14 +79,31 @@ def check_room(out: Path, storage: Storage, need: Need) -> None:
 
 def sentences(storage: Storage) -> list[str]:
     """What a person should know before writing there."""
+    return [text for text, _, _ in _limits(storage)]
+
+
+def room_sentences(storage: Storage, need: Need) -> list[str]:
+    """The same, each with whether that is enough."""
+    told = []
+    for text, free_bytes, free_files in _limits(storage):
+        short = [size_text(need.bytes)] if free_bytes is not None and need.bytes > free_bytes else []
+        short += [f"{need.files} files"] if free_files is not None and need.files > free_files else []
+        told.append(f"{text}: {'not enough, ' + ' and '.join(short) + ' needed' if short else 'enough'}")
+    return told
+
+
+def _limits(storage: Storage) -> list[tuple[str, int | None, int | None]]:
+    """Of the file system and of each quota a sentence, the bytes and the files that are left; None is no limit."""
     files = "" if storage.free_files is None else f" and {storage.free_files} files"
     kind = storage.kind or "a local file system"
-    told = [f"{storage.place}: {kind}, room for {size_text(storage.free_bytes)}{files}"]
+    place = f"{storage.place}: {kind}, room for {size_text(storage.free_bytes)}{files}"
+    limits: list[tuple[str, int | None, int | None]] = [(place, storage.free_bytes, storage.free_files)]
     for quota in storage.quotas:
         room = "any size" if quota.free_bytes is None else size_text(quota.free_bytes)
         more = "any number of" if quota.free_files is None else quota.free_files
-        told.append(f"the quota of {quota.whose} leaves {room} and {more} files")
-    return told
+        told = f"the quota of {quota.whose} leaves {room} and {more} files"
+        limits.append((told, quota.free_bytes, quota.free_files))
+    return limits
 
 
 def stripe_advice(out: Path, storage: Storage) -> str | None:

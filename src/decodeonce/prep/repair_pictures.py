@@ -80,7 +80,7 @@ def find_pictures(roots: list[Path], wanted: Wanted) -> Found:
 def _place(root: bytes, name: bytes) -> tuple[bytes, bytes]:
     """The file that a name leads to, and what of the name is left for a place in it; b"" for no file."""
     parts = name.split(b"/")
-    if b".." in parts:
+    if b".." in parts or b"\0" in name:
         return b"", b""
     for cut in range(len(parts) + 1):
         path = os.path.join(root, *parts[:cut])

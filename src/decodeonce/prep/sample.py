@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import math
 import os
@@ -24,6 +25,7 @@ from decodeonce.store.files import append, make_folder
 Rng = np.random.Generator
 Size = tuple[int, int]  # width, height in pixels
 Look = tuple[str, str, str, str]  # pattern, colour, noun, setting: what the pictures of a class have in common
+CUT_FROM = 1000  # a cut one among fewer is more than the 0.1 % that `prep build` lets pass
 Job = tuple[int, str, Look, str]  # index, path under train/, look, how it is odd ("" if it is not)
 Take = Callable[[tuple[int, int]], None]  # gets a picture's bytes and its pixels
 _LINEAR = Image.Resampling.BILINEAR
@@ -103,9 +105,10 @@ def write_sample_tree(
 ) -> SampleTree:
     """Write `count` pictures as DEST/train/<wnid>/<wnid>_<number>.JPEG, and DEST/LOC_synset_mapping.txt.
 
-    Odd files as in ImageNet: 2 % grey JPEGs, one CMYK JPEG, one PNG named .JPEG, one JPEG cut at 60 %. The bytes follow
-    from the arguments and the library versions, not from `workers`. `progress` gets the number of pictures written
-    since its last call. ValueError for numbers that cannot be; FileExistsError if `dest` holds anything.
+    Odd files as in ImageNet: 2 % grey JPEGs, one CMYK JPEG, one PNG named .JPEG; from 1,000 pictures on, one JPEG cut
+    at 60 %. The bytes follow from the arguments and the library versions, not from `workers`. `progress` gets the
+    number of pictures written since its last call. ValueError for numbers that cannot be; FileExistsError if `dest`
+    holds anything.
     """
     _check(dest, count, classes)
     rng = np.random.default_rng([seed, count])  # that of a picture has [seed, index]
@@ -132,7 +135,7 @@ def _check(dest: Path, count: int, classes: int) -> None:
     if not 1 <= classes <= min(1000, count):
         raise ValueError(f"classes is {classes}, expected 1 to {min(1000, count)} (no more than 1000, nor than count)")
     if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
-        raise FileExistsError(f"{dest} exists and is not an empty folder: name a new one, or remove it first")
+        raise FileExistsError(errno.EEXIST, "exists and is not an empty folder; name a new one", str(dest))
 
 
 def _looks(rng: Rng, classes: int) -> dict[str, Look]:
@@ -147,7 +150,7 @@ def _jobs(rng: Rng, looks: dict[str, Look], count: int) -> list[Job]:
     share = rng.uniform(0.6, 1.0, len(looks))
     sizes = 1 + rng.multinomial(count - len(looks), share / share.sum())
     indices = rng.choice(count, 3 + max(1, round(count * 0.02)), replace=False).tolist()
-    odd = dict.fromkeys(indices, "grey") | dict(zip(indices, ("cmyk", "png", "cut"), strict=False))
+    odd = dict.fromkeys(indices, "grey") | dict(zip(indices, _odd_kinds(count), strict=False))
     sized = zip(looks.items(), sizes, strict=True)
     named = [(f"{wnid}/{wnid}_{13 * k + 7}.JPEG", look) for (wnid, look), size in sized for k in range(size)]
     return [(index, path, look, odd.get(index, "")) for index, (path, look) in enumerate(named)]
@@ -172,6 +175,11 @@ def main(arguments: list[str]) -> None:
         return lambda job: tell(_write_picture(Path(train), seed, job))
 
     serve(int(arguments[0]), start)
+
+
+def _odd_kinds(count: int) -> tuple[str, ...]:
+    """The kinds of which there is one file each."""
+    return ("cmyk", "png", "cut" if count >= CUT_FROM else "")
 
 
 def _write_picture(train: Path, seed: int, job: Job) -> tuple[int, int]:

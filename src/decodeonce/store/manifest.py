@@ -56,7 +56,7 @@ class PictureClass:
 
 @dataclass(frozen=True)
 class Column:
-    """A per-row array beside images and labels: `file` is an npy of dtype `dtype` and shape (count, *shape)."""
+    """A per-row array beside images and labels: `file` is an npy of dtype `dtype` and shape `(count, *shape)`."""
 
     name: str
     file: str

@@ -105,7 +105,7 @@ def _check_rows(source: Store, rows: range) -> None:
 
 
 def _make_folder(source: Store, root: Path) -> None:
-    whole = root.resolve()
+    whole = Path(os.path.realpath(root))
     for folder in (whole, *whole.parents):
         if folder.exists() and folder.samefile(source.paths.root):
             raise StageError(f"{root}: lies in the store to be staged; give a folder elsewhere, on the node's own disk")

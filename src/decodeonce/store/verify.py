@@ -65,7 +65,7 @@ def verify_store(
             store = Store(paths, manifest, read_part(paths.part, manifest))
     except StoreError as error:
         return Report(False, 0, [], [paths.part.name], [str(error)])
-    problems = dict(_bad_files(paths, manifest))
+    problems = dict(bad_files(paths, manifest))
     checksums, trouble = _checksums(store, problems.get(paths.checksums.name, ""))
     if trouble:
         problems[paths.checksums.name] = trouble
@@ -134,7 +134,8 @@ def _unreadable_is_bad(path: Path) -> Iterator[None]:
         raise StoreError(f"{path}: cannot be read: {error.strerror}; expected a sound disk under it") from None
 
 
-def _bad_files(paths: StorePaths, manifest: Manifest) -> Iterator[tuple[str, str]]:
+def bad_files(paths: StorePaths, manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """(name, what is wrong with it) of each file that is not as the manifest says; of shards heads and sizes only."""
     for name, facts in manifest.files.items():
         file = paths.root / name
         try:
@@ -180,6 +181,11 @@ def _bad_row_numbers(
 
 def row_checksums(store: Store, shard: Shard, first: int, last: int) -> list[int | None]:
     """Checksums of rows [first, last) of a shard, None for each that its file does not hold, or its disk not give."""
+    return [None if row is None else row_checksum(row) for row in read_rows(store, shard, first, last)]
+
+
+def read_rows(store: Store, shard: Shard, first: int, last: int) -> list[memoryview | None]:
+    """The bytes of rows [first, last) of a shard, None for each that its file does not hold, or its disk not give."""
     size, rows = store.manifest.row_bytes, last - first
     try:
         fd = open_regular(store.paths.root / shard.file)
@@ -188,7 +194,7 @@ def row_checksums(store: Store, shard: Shard, first: int, last: int) -> list[int
     try:
         offset, buffer = shard.data_offset + first * size, page_aligned_buffer(rows * size)
         held = _held(fd, buffer, offset, size)
-        return [row_checksum(buffer[i * size : (i + 1) * size]) if held[i] else None for i in range(rows)]
+        return [buffer[i * size : (i + 1) * size] if held[i] else None for i in range(rows)]
     finally:
         os.close(fd)
 

@@ -158,6 +158,10 @@ class Source(ABC):
         Raises Stopped where the file is gone or not as it was listed, Undecodable where these bytes alone are damaged.
         """
 
+    def holder(self, entry: Entry) -> bytes:
+        """The path of the file in which the bytes of one candidate lie."""
+        return os.path.join(os.fsencode(self.root), entry.name)
+
     def columns(self) -> list[Column]:
         """What every sample has beside pixels and label, to be kept as columns of the store."""
         return []

@@ -91,6 +91,10 @@ class BoxedSource(Source):
         """The inner source's bytes: the whole picture."""
         return self.source.read(entry)
 
+    def holder(self, entry: Entry) -> bytes:
+        """The inner source's."""
+        return self.source.holder(entry)
+
     def row_maker(self, recipe: Recipe) -> RowMaker | None:
         """The inner source's."""
         return self.source.row_maker(recipe)

@@ -40,6 +40,8 @@ class FolderSource(Source):
         super().__init__(root)
         self._links = Links(root, follow=follow_links)
         self._names = ClassList(classes) if classes is not None else class_folders(root)
+        if not self._names:
+            raise BuildError(f"{root}: no folder in it; expected {root}/<class>/<picture>, a folder a class")
 
     def facts(self) -> dict[str, Any]:
         """What `open_source` needs, beside kind and root, to make this source again."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -74,12 +73,15 @@ class ParquetSource(LabelledSource):
         """The encoded bytes of one row's picture; raises Stopped, BuildError or Undecodable where there are none."""
         if self._pictures is None or self._pictures[0] != entry.unit:
             self._pictures = None  # freed before the next is read
-            starts = list(accumulate(self._groups, initial=0))
-            number = bisect_right(starts, entry.unit) - 1
+            number, group = tables.place_of(entry.unit, self._groups)
             path, table = self._open(number)
-            data = tables.read_group(path, table, entry.unit - starts[number], [self._columns.picture])
+            data = tables.read_group(path, table, group, [self._columns.picture])
             self._pictures = (entry.unit, tables.column(data, self._columns.picture))
         return tables.picture_at(self._pictures[1], entry.place)
+
+    def holder(self, entry: Entry) -> bytes:
+        """The path of the table."""
+        return self._files.path(tables.place_of(entry.unit, self._groups)[0])
 
     def _first_pass(self) -> dict[str, str]:
         """The labels, each with the file that first has it; counts row groups and takes the names of classes."""

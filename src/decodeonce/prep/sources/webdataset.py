@@ -96,6 +96,10 @@ class WebdatasetSource(LabelledSource):
             raise Stopped(f"{stream.path}: unpacks to {stream.length} bytes, fewer than when it was listed; run again")
         return data
 
+    def holder(self, entry: Entry) -> bytes:
+        """The path of the shard."""
+        return self._files.path(entry.unit)
+
     def _threads(self) -> int:
         return STAT_THREADS if network_file_system(self.root) else usable_cores() if self._gzipped else 1
 

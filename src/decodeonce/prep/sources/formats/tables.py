@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from decodeonce.errors import PASSING_ERRORS, BuildError, failure_from
@@ -52,6 +55,13 @@ def open_table(path: str, fd: int) -> Any:
     except (*DAMAGED, arrow.ArrowException) as error:
         file.close()
         raise damaged(path, error) from None
+
+
+def place_of(unit: int, groups: Sequence[int]) -> tuple[int, int]:
+    """The number of a file, and which of its row groups is number `unit` of all; `groups` is how many each has."""
+    starts = list(accumulate(groups, initial=0))
+    number = bisect_right(starts, unit) - 1
+    return number, unit - starts[number]
 
 
 def read_group(path: str, table: Any, group: int, columns: list[str]) -> Any:

@@ -47,11 +47,14 @@ class ArchiveSource(ImagenetSplit):
         """The archives as they are now, and all that labels follow from."""
         return {**self.facts(), "labels": self.labels.digest if self.in_one_folder else ""}
 
+    def holder(self, entry: Entry) -> bytes:
+        """The path of the archive."""
+        return self._files.path(entry.unit)
+
     def _entry(self, member: Member, label: int, unit: int = 0, above: bytes = b"") -> Entry:
         """The entry of a member of file `unit`, its name below that of the file and `above`."""
         file = self._files.files[unit]
-        parts = (name_bytes(file.name), above, member.name)
-        name = b"/".join(part for part in parts if part)
+        name = b"/".join(filter(None, (name_bytes(file.name), above, member.name)))
         return Entry(name, label, member.size, file.mtime_ns, member.problem, unit, member.place)
 
 
@@ -121,8 +124,7 @@ class ImagenetTarSource(ArchiveSource):
 
     def _class_tars(self) -> dict[str, ClassTar]:
         if self._apart:
-            files = enumerate(self._files.files)
-            return {Path(file.name).stem: ClassTar(unit, 0, file.size) for unit, file in files}
+            return {Path(file.name).stem: ClassTar(unit, 0, file.size) for unit, file in enumerate(self._files.files)}
         found: dict[str, ClassTar] = {}
         for member in self._list(ClassTar(0, 0, self._files.files[0].size)):
             if not member.name.endswith(b".tar"):

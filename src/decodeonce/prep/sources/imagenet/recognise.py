@@ -66,7 +66,7 @@ class _Place:
                 return zipped
             if (self._root / one).is_dir():  # empty: make_plan will say so
                 return ImagenetSource(self._root, split=one, folder=one, follow_links=self._links.follow)
-        own = "val" if self._root.resolve().name in VAL_NAMES else "train"
+        own = "val" if os.path.basename(os.path.realpath(self._root)) in VAL_NAMES else "train"
         form = next(forms_of(self._root, "", own, self._links), None)
         if form is not None and split in ("auto", form.split):
             return form

@@ -1,0 +1,101 @@
+"""The command lines of `prep bench`; what measures is imported when a command runs."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from decodeonce.cli import parse
+from decodeonce.cli.build import Size, Src, Workers
+from decodeonce.cli.command import Group, Working
+from decodeonce.cli.inspect import StoreArgument
+from decodeonce.cli.output import JsonFlag, give, say
+
+BUILD_SECONDS, LOAD_SECONDS = 4.0, 3.0  # of one probe of several
+
+app = typer.Typer(cls=Group, help="What limits a build, or training from a store, here: under a minute each.")
+
+
+class AnyKind(str, Enum):
+    auto = "auto"
+    imagenet = "imagenet"
+    folder = "folder"
+    list = "list"
+    webdataset = "webdataset"
+    parquet = "parquet"
+
+
+class Reader(str, Enum):
+    auto = "auto"
+    pread = "pread"
+    mmap = "mmap"
+
+
+KindOption = Annotated[AnyKind, typer.Option(help="What SRC is, as for `prep build`.")]
+Folder = Annotated[Path, typer.Option(help="Where rows are written for a trial, and removed.", metavar="FOLDER")]
+
+
+@app.command("build", cls=Working)
+def build(
+    src: Src,
+    kind: KindOption = AnyKind.auto,
+    size: Size = "256",
+    workers: Workers = None,
+    out: Folder = Path(),
+    as_json: JsonFlag = False,
+) -> None:
+    """What limits a build of SRC: reading it, decoding, resizing, or writing; and how long all of it takes.
+
+    A fair sample is read, decoded and written to a scratch folder in FOLDER, which is removed.
+    """
+    height, width = parse.picture_size(size)
+    if not out.is_dir():
+        raise typer.BadParameter(f"--out {out}: no such folder; expected the one that is to hold the store")
+    from decodeonce.cli.bench import shown
+    from decodeonce.cli.bench.build import measure_build
+    from decodeonce.cli.bench.kinds import find_source
+    from decodeonce.prep import Recipe
+
+    source = find_source(kind.value, src)
+    recipe = Recipe(height=height, width=width, shuffle_seed=None if source.keeps_order else 0)
+    if not as_json:
+        say(f"{source.root}: {source.found}")
+    facts = measure_build(source, recipe, out, workers=workers, seconds=BUILD_SECONDS)
+    if as_json:
+        return give(facts)
+    for line in (*shown.build_lines(facts), facts["sentence"]):
+        say(line)
+
+
+@app.command("load", cls=Working)
+def load(
+    store: StoreArgument,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows of a batch.")] = 256,
+    gpu_rate: Annotated[float, typer.Option(min=0.001, help="Pictures a second that the training step takes.")] = 3000,
+    reader: Annotated[Reader, typer.Option(help="How the Loader reads.")] = Reader.auto,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads that copy. (default: the Loader's)")] = None,
+    device: Annotated[str, typer.Option(help="Where batches go: cpu, cuda, cuda:1.")] = "cpu",
+    as_json: JsonFlag = False,
+) -> None:
+    """What limits training from a store: storage, memory, the transfer to the device, or the training step.
+
+    Its pages are dropped from the page cache for the cold figures; other jobs that use them read them again.
+    """
+    from decodeonce.cli.bench import shown
+    from decodeonce.cli.bench.epochs import LoaderSettings
+    from decodeonce.cli.bench.load import measure_load
+    from decodeonce.loader.device import find_device
+
+    try:
+        find_device(device)
+    except (ValueError, RuntimeError) as error:  # torch's own, for what is no device's name
+        raise typer.BadParameter(f"--device {device}: {str(error).splitlines()[0]}") from None
+    how = LoaderSettings(batch_size, device, reader.value, threads)
+    facts = measure_load(store, how, gpu_rate, LOAD_SECONDS)
+    if as_json:
+        return give(facts)
+    for line in (*shown.load_lines(facts), facts["sentence"]):
+        say(line)

@@ -1,0 +1,224 @@
+"""A fair sample of a source, and how fast processes of their own make rows of it, by a build's own decoder."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import chain, count, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decodeonce.errors import Stopped
+from decodeonce.prep.crew import Tell, run_crew, serve
+from decodeonce.prep.plan import Listing, row_order
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import Entry, Source, open_source
+from decodeonce.prep.sources.base import LeftOut, Undecodable, name_bytes, name_text
+from decodeonce.store.hashing import row_checksum
+
+if TYPE_CHECKING:
+    from decodeonce.prep.decode import Decoder
+
+RUN_ROWS, RUNS = 16, 256
+UNIT_ROWS = 256  # of a unit that is read anyway, at most
+Positions = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Samples that follow each other in the plan; `unit_rows`: how many are in the read unit they begin, 0 for none."""
+
+    entries: Sequence[Entry]
+    unit_rows: int = 0
+
+    def order(self, seconds: float, part: str) -> dict[str, Any]:
+        """What a worker is told: these, for so long at most."""
+        entries = [{**asdict(entry), "name": name_text(entry.name)} for entry in self.entries]
+        return {"entries": entries, "unit_rows": self.unit_rows, "seconds": seconds, "part": part}
+
+
+def fair_runs(
+    source: Source, listing: Listing, seed: int | None, *, rows: int = RUN_ROWS, most: int = RUNS
+) -> list[Run]:
+    """Runs evenly spaced through the plan, in an order of which every beginning is a fair sample, too.
+
+    Where samples can only be read a unit at a time, runs begin where units do.
+    """
+    order = row_order(listing, seed, by_unit=bool(source.read_unit))
+    if source.read_unit:
+        firsts = np.append(0, np.flatnonzero(np.diff(listing.units[order])) + 1)
+        picked = _evenly(len(firsts), most)
+        starts, unit_rows = firsts[picked], np.diff(np.append(firsts, len(order)))[picked]
+        ends = starts + np.minimum(unit_rows, UNIT_ROWS)
+    else:
+        starts = _evenly(len(order), min(most, -(-len(order) // rows)))
+        ends, unit_rows = np.minimum(starts + rows, np.append(starts[1:], len(order))), np.zeros_like(starts)
+    mixed = np.random.default_rng(0).permutation(len(starts))
+    spans = [order[starts[i] : ends[i]] for i in mixed]
+    entries = iter(listing.entries(np.concatenate(spans)))
+    return [
+        Run(list(islice(entries, len(span))), rows) for span, rows in zip(spans, unit_rows[mixed].tolist(), strict=True)
+    ]
+
+
+def _evenly(count: int, most: int) -> Positions:
+    """Up to `most` of the numbers 0..count-1, as far from each other as can be."""
+    few = min(count, most)
+    return np.arange(few) * count // few
+
+
+@dataclass
+class Done:
+    """What was done of a sample: pictures, of them rejects (the first by name and reason), and seconds.
+
+    `making` is to decode, resize, crop and pack, `decoding` to decode once more, alone.
+    """
+
+    pictures: int = 0
+    bytes: int = 0
+    rejects: int = 0
+    first_reject: str = ""
+    reading: float = 0.0
+    making: float = 0.0
+    decoding: float = 0.0
+
+    def add(self, other: Done) -> None:
+        """Count in what was done elsewhere, or later."""
+        for name in ("pictures", "bytes", "rejects", "reading", "making", "decoding"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.first_reject = self.first_reject or other.first_reject
+
+
+@dataclass
+class Pace:
+    """What processes did of the runs that were begun, all together and each by its id."""
+
+    begun: list[Run] = field(default_factory=list)
+    total: Done = field(default_factory=Done)
+    by_process: dict[int, Done] = field(default_factory=lambda: defaultdict(Done))
+
+    def take(self, told: dict[str, Any]) -> None:
+        """Count in what a process tells of a run."""
+        done = Done(**told["done"])
+        self.total.add(done)
+        self.by_process[told["process"]].add(done)
+
+    @property
+    def per_s(self) -> float:
+        """Pictures a second and process, reading included."""
+        return self.total.pictures / (self.total.reading + self.total.making)
+
+    def rate_of(self, part: str) -> float:
+        """Pictures a second of all processes at once, had they done nothing but `part` ("reading" or "making")."""
+        return float(sum(done.pictures / getattr(done, part) for done in self.by_process.values()))
+
+
+def measure_pace(
+    source: Source,
+    recipe: Recipe,
+    runs: Sequence[Run],
+    *,
+    workers: int,
+    seconds: float,
+    part: str = "make",
+    again: bool = False,
+) -> Pace:
+    """Do runs on so many processes for about so long: each run once, or `again` and again.
+
+    `part` is "read", "make" (read and make rows) or "decode" (decode once more for itself, too). Raises what reading
+    raises, and WorkerDied where a picture kills its decoder.
+    """
+    pace = Pace()
+    task = {
+        "kind": source.kind,
+        "root": os.path.abspath(source.root),
+        "facts": source.facts(),
+        "recipe": asdict(recipe),
+        "classes": [cls.name for cls in source.classes()],
+    }
+    rounds = chain.from_iterable(runs for _ in (count() if again else range(1)))
+    run_crew(__name__, min(workers, len(runs)), task, _orders(rounds, seconds, part, pace.begun), pace.take)
+    return pace
+
+
+def _orders(runs: Iterable[Run], seconds: float, part: str, begun: list[Run]) -> Iterator[dict[str, Any]]:
+    """Runs until time is over, which begins when a process asks for the first."""
+    until = time.monotonic() + seconds
+    for run in runs:
+        left = until - time.monotonic()
+        if left <= 0 and begun:
+            return
+        begun.append(run)
+        yield run.order(left, part)
+
+
+def main(arguments: list[str]) -> int:
+    """A process of measure_pace."""
+    serve(int(arguments[0]), _start)
+    return 0
+
+
+def _start(task: dict[str, Any], tell: Tell) -> Tell:
+    from decodeonce.prep.decode import Decoder
+    from decodeonce.prep.sources.formats.tables import pyarrow
+
+    source = open_source(task["kind"], Path(task["root"]), task["facts"])
+    if source.kind.startswith("parquet"):
+        pyarrow()  # imported here, else reading the first picture would take that long
+    decoder = Decoder(Recipe.from_facts(task["recipe"]), task["classes"])
+    return lambda order: tell({"process": os.getpid(), "done": asdict(_do(source, decoder, order))})
+
+
+def _do(source: Source, decoder: Decoder, order: dict[str, Any]) -> Done:
+    """Do a run until its time is over, and say what that took; reading a unit's first sample is for all of the unit."""
+    done, first_read = Done(), 0.0
+    until = time.perf_counter() + order["seconds"]
+    for facts in order["entries"]:
+        boxes = tuple(tuple(box) for box in facts["boxes"])
+        entry = Entry(**{**facts, "name": name_bytes(facts["name"]), "boxes": boxes})
+        start = time.perf_counter()
+        data, reject = _read(source, entry)
+        read = made = time.perf_counter()
+        if order["part"] != "read":
+            reject = reject or _make(decoder, data, entry)
+            made = time.perf_counter()
+        if order["part"] == "decode" and not reject:
+            decoder.picture(data)
+            done.decoding += time.perf_counter() - made
+        first_read = first_read or read - start
+        done.pictures, done.bytes = done.pictures + 1, done.bytes + len(data)
+        done.reading, done.making = done.reading + read - start, done.making + made - read
+        done.rejects += bool(reject)
+        done.first_reject = done.first_reject or reject
+        if made > until:
+            break
+    if order["unit_rows"]:
+        done.reading += first_read * (done.pictures / order["unit_rows"] - 1)
+    return done
+
+
+def _read(source: Source, entry: Entry) -> tuple[bytes, str]:
+    """A picture's bytes, or why there are none."""
+    try:
+        return source.read(entry), ""
+    except Undecodable as reason:
+        return b"", f"{entry.text}: {reason}"
+
+
+def _make(decoder: Decoder, data: bytes, entry: Entry) -> str:
+    """Make a row as a build's worker does; returns why that cannot be, "" if it can or the user's map wants none."""
+    try:
+        row_checksum(decoder.row(data, entry).pixels)
+    except Undecodable as reason:
+        return f"{entry.text}: {reason}"
+    except LeftOut:
+        pass
+    except MemoryError:
+        raise Stopped(f"{entry.text}: out of memory; run the same command again with more") from None
+    return ""

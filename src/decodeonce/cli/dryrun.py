@@ -1,0 +1,143 @@
+"""`--dry-run`: what a build would take, in bytes, files and time; nothing is written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from decodeonce.cli.bench.build import check_decoded, killed_text
+from decodeonce.cli.bench.sample import Pace, fair_runs, measure_pace
+from decodeonce.cli.build import planned_text
+from decodeonce.host import usable_cores
+from decodeonce.prep import Recipe, Source
+from decodeonce.prep.build import check_listing, need
+from decodeonce.prep.crew import WorkerDied
+from decodeonce.prep.jobs.base import clock
+from decodeonce.prep.place import check_place
+from decodeonce.prep.plan import Listing, Plan, plan_facts, scan
+from decodeonce.prep.preflight import Need, check_room, find_storage, room_sentences, stripe_advice
+from decodeonce.prep.recipe import decoder_versions
+from decodeonce.store import StorePaths
+from decodeonce.wording import counted, duration_text, size_text
+
+if TYPE_CHECKING:
+    from decodeonce.prep.jobs import Chain
+
+SECONDS = 2.5  # of decoding a sample
+TASKS = (4, 16, 64)  # as many of which a line tells the time, too
+
+
+class Workplace(Protocol):
+    """Where a build would be done."""
+
+    def time(self, rows: int, per_s: float) -> str:
+        """How long so many rows take there, in a sentence, where a process makes `per_s` of them a second."""
+
+
+@dataclass(frozen=True)
+class Here:
+    """This machine, with so many workers (default: usable cores)."""
+
+    workers: int | None
+
+    def time(self, rows: int, per_s: float) -> str:
+        """Here, and on more machines like it."""
+        workers = self.workers or usable_cores()
+        cores = min(workers, usable_cores())  # more workers than cores decode no faster
+        others = ", ".join(f"{tasks} tasks {duration_text(rows / per_s / cores / tasks)}" for tasks in TASKS)
+        seconds = duration_text(rows / per_s / cores)
+        return f"time: about {seconds} here with {counted(workers, 'worker')}; of this size {others}"
+
+
+@dataclass(frozen=True)
+class InJobs:
+    """The tasks of a chain of jobs, each with so many workers."""
+
+    chain: Chain
+    workers: int
+
+    def time(self, rows: int, per_s: float) -> str:
+        """Of each task, and whether its time limit leaves room for that."""
+        chain = self.chain
+        seconds = task_seconds(rows, per_s, chain.processes, min(self.workers, chain.cpus))
+        size = f"{counted(chain.processes, 'task')} of {counted(self.workers, 'worker')}"
+        told = f"time: about {duration_text(seconds)} for each of {size}, on cores as fast as these"
+        waves = math.ceil(chain.tasks / (chain.throttle or chain.tasks))
+        if waves > 1:
+            told += f", {chain.throttle} at a time: {duration_text(waves * seconds)} in all"
+        if chain.seconds is None:
+            return told
+        rounds = rounds_needed(seconds, chain.seconds - chain.lead)
+        limit = f"--time {clock(chain.seconds)}"
+        if rounds == 1:
+            return f"{told}; fits {limit}"
+        fits = f"fits {rounds} of the {chain.rounds} rounds of" if rounds <= chain.rounds else "does not fit"
+        more = "" if rounds <= chain.rounds else f": give more --time or --tasks, or --rounds {rounds}"
+        return f"{told}; {fits} {limit}{more}"
+
+
+def task_seconds(rows: int, per_s: float, tasks: int, cores: int) -> float:
+    """Seconds of the longest of `tasks` shares of the rows, on so many cores each."""
+    return math.ceil(rows / tasks) / (per_s * cores)
+
+
+def rounds_needed(seconds: float, limit: float) -> int:
+    """How often a task of so many seconds must be sent under a limit, for it goes on where it was stopped."""
+    return max(1, math.ceil(seconds / limit))
+
+
+def dry_run(source: Source, out: Path, recipe: Recipe, where: Workplace, seconds: float = SECONDS) -> Iterator[str]:
+    """The lines to tell; raises what keeps such a build from being begun, room that is missing last of all."""
+    paths = StorePaths(out)
+    check_place(paths, source)
+    decoders = decoder_versions(recipe.container)
+    listing = scan(source, recipe.boxes_a_row)
+    check_listing(source, listing)
+    planned = planned_text(source, recipe, len(listing))
+    yield f"{planned}; {counted(len(listing.rejects), 'file')} cannot be rows; nothing was written"
+    needed = need(Plan(paths, plan_facts(source, listing, recipe, decoders)))
+    yield _needed_text(needed, recipe)
+    yield from _times(source, listing, recipe, where, seconds)
+    if paths.plan.exists():  # its room is taken already
+        yield f"{out}: a build is begun here; the same command goes on with it"
+        return
+    storage = find_storage(out)
+    yield from room_sentences(storage, needed)
+    if advice := stripe_advice(out, storage):
+        yield advice
+    check_room(out, storage, needed)
+
+
+def _needed_text(needed: Need, recipe: Recipe) -> str:
+    rows = needed.rows * recipe.row_bytes
+    return (
+        f"bytes: {size_text(rows)} of rows, up to {size_text(needed.bytes - rows)} besides; up to {needed.files} files"
+    )
+
+
+def _times(source: Source, listing: Listing, recipe: Recipe, where: Workplace, seconds: float) -> Iterator[str]:
+    """How long it takes, and what that rests on."""
+    runs = fair_runs(source, listing, recipe.shuffle_seed)
+    try:
+        pace = measure_pace(source, recipe, runs, workers=1, seconds=seconds)
+    except WorkerDied as died:
+        yield killed_text(source, died)
+        return
+    check_decoded(source, pace)
+    yield where.time(len(listing), pace.per_s)
+    yield _rests_on(pace, len(listing))
+
+
+def _rests_on(pace: Pace, samples: int) -> str:
+    done = pace.total
+    all_of = "all" if done.pictures == samples else "a fair sample"
+    text = (
+        f"this is an estimate: one process here read and decoded {counted(done.pictures, 'picture')} ({all_of}) at "
+        f"{pace.per_s:,.0f} a second; a slower disk, or a cold one, makes it longer"
+    )
+    if not done.rejects:
+        return text
+    return f"{text}; {done.rejects} of them cannot be decoded, first {done.first_reject}"

@@ -1,0 +1,51 @@
+"""`prep report`: a store on one page that needs nothing but itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from decodeonce.cli.inspect import StoreArgument
+from decodeonce.cli.output import say
+
+SourceOption = Annotated[
+    str | None,
+    typer.Option(
+        help="What the store was built from, as for `prep build`: to show pictures that became no row.", metavar="SRC"
+    ),
+]
+
+
+def report(
+    store: StoreArgument,
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    source: SourceOption = None,
+) -> None:
+    """Write what a store holds as one HTML page: pictures, classes, sizes, levels, rejects, recipe, checks.
+
+    The page is a single file that fetches nothing and runs nothing. Of a store up to 2 GB every row is read and
+    checked, of a larger one a sample: the page says how many.
+    """
+    from decodeonce.cli.progress import count_bar
+    from decodeonce.cli.report.facts import gather
+    from decodeonce.cli.report.page import page
+    from decodeonce.cli.rows import damage_told
+    from decodeonce.cli.thumbnail import need_pillow
+    from decodeonce.cli.written import check_out, write_out
+    from decodeonce.store import open_store
+    from decodeonce.wording import size_text
+
+    opened = open_store(store)
+    check_out(opened, out)
+    need_pillow("make small pictures")
+    with count_bar("rows") as bar:
+        facts = gather(opened, source, bar.update)
+    encoded = page(facts)
+    write_out(out, encoded)
+    say(f"{out}: {store} on one page of {size_text(len(encoded))}")
+    for problem in facts.problems.values():
+        say(f"prep: note: {problem}", err=True)
+    for sentence in damage_told(opened, facts.rows.damaged, ""):
+        say(f"prep: note: {sentence}", err=True)

@@ -1,0 +1,439 @@
+"""`prep bench`: what is measured on real files, what is made of it, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decodeonce import cli
+from decodeonce.cli.bench import commands, sample
+from decodeonce.cli.bench.epochs import LoaderSettings, find_share
+from decodeonce.cli.bench.kinds import find_source
+from decodeonce.cli.bench.load import measure_load
+from decodeonce.cli.bench.pages import COLD, Place, held_share, make_cold
+from decodeonce.cli.bench.reads import Reads, random_rows, rows_in_order
+from decodeonce.cli.bench.sample import Run, fair_runs, measure_pace
+from decodeonce.cli.bench.scratch import scratch_folder
+from decodeonce.cli.bench.shown import build_lines, load_lines, table
+from decodeonce.cli.bench.transfer import transfer_rate
+from decodeonce.cli.bench.trial import trial_rate
+from decodeonce.cli.bench.verdicts import WHAT, BuildRates, build_verdict, limit_of, load_verdict
+from decodeonce.cli.bench.writes import write_rate
+from decodeonce.cli.build import Kind
+from decodeonce.host import lies_in_memory
+from decodeonce.loader.backend import InlineBackend
+from decodeonce.loader.partition import make_partition
+from decodeonce.loader.shards import ShardFiles
+from decodeonce.prep import FolderSource, Recipe
+from decodeonce.prep.plan import read_plan, scan
+from decodeonce.prep.sources import Entry, ListSource
+from decodeonce.prep.sources.base import Row
+from decodeonce.store import StorePaths, open_store, part_rows, stage_store
+from tests.cli.test_dry_run import FORMS, PICS
+from tests.pictures import make_tree, tree_bytes
+from tests.stores import make_store, random_images
+
+HOW = LoaderSettings(batch_size=4, device="cpu", reader="auto", threads=None)
+rates = st.floats(1e-3, 1e9)
+named_rates = st.dictionaries(st.sampled_from(sorted(WHAT)), rates, min_size=1)
+builds = st.builds(BuildRates, st.integers(1, 256), rates, rates, rates, st.floats(0, 1), rates, st.none() | rates)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 rows of three pages in shards of 25, 25 and 10."""
+    images = random_images(60, shape=(64, 64, 3))
+    return make_store(tmp_path_factory.mktemp("stores") / "s", images, shard_rows=25)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tree = make_tree(tmp_path_factory.mktemp("src"), per_class=12)
+    (tree / "train/n00000001/bad.JPEG").write_bytes(b"no picture")
+    return tree
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int | None:
+    """The exit code of `prep bench ...` in this process, each probe of which takes no time."""
+    monkeypatch.setattr(commands, "BUILD_SECONDS", 0.02)
+    monkeypatch.setattr(commands, "LOAD_SECONDS", 0.02)
+    monkeypatch.setattr(sys, "argv", ["prep", "bench", *map(str, arguments)])
+    return cli._run()
+
+
+@given(named_rates)
+def test_what_limits_is_the_smallest_rate(measured: dict[str, float]) -> None:
+    limit = limit_of(measured)
+    assert measured[limit] == min(measured.values())
+    assert limit_of({**measured, limit: measured[limit] / 2}) == limit
+
+
+@given(rates, rates, rates, st.booleans())
+def test_every_epoch_of_a_large_store_is_a_first_one(
+    memory: float, training: float, storage: float, fits: bool
+) -> None:
+    warm, cold = {"memory": memory, "training": training}, {"storage": storage}
+    verdict = load_verdict(warm, cold, fits=fits, room="ROOM")
+    first, later = limit_of({**warm, **cold}), limit_of(warm)
+    assert verdict.first_epoch_limits == first
+    assert verdict.limits == (later if fits else first)
+    assert WHAT[verdict.limits] in verdict.sentence
+    assert ("The first epoch" in verdict.sentence) == (fits and first != later)
+    assert ("ROOM" in verdict.sentence) == (not fits)
+    unknown = load_verdict(warm, {}, fits=fits, why_warm="WHY")
+    assert (unknown.limits, unknown.first_epoch_limits) == (later, "")
+    assert unknown.sentence.endswith(": WHY")
+
+
+def test_sentences_read_as_such() -> None:
+    warm, cold = {"memory": 88_000.0, "training": 3000.0}, {"storage": 2100.4}
+    assert load_verdict(warm, cold, fits=True).sentence == (
+        "The first epoch is limited by storage, at 2,100 pictures/s; from the second on, with all rows in memory, by "
+        "the training step, at 3,000 pictures/s"
+    )
+    assert load_verdict(warm, {"storage": 7100.0}, fits=True).sentence == (
+        "Every epoch is limited by the training step, at 3,000 pictures/s; next comes storage, at 7,100 pictures/s"
+    )
+    assert load_verdict(warm, cold, fits=False, room="4 GB of rows do not fit into 1 GB of memory").sentence == (
+        "Every epoch is limited by storage, at 2,100 pictures/s, for 4 GB of rows do not fit into 1 GB of memory; next "
+        "comes the training step, at 3,000 pictures/s"
+    )
+    made = BuildRates(2, reading=9000, made=1200, made_by_one=610, decode_share=0.7, writing=8000, whole=1000)
+    assert build_verdict(made, rest="10 pictures in 1 s").sentence == (
+        "A build is limited by decoding, at 1,200 pictures/s; next comes writing, at 8,000 pictures/s: with 2 workers "
+        "1,000 pictures/s in all, 10 pictures in 1 s"
+    )
+    assert build_verdict(replace(made, decode_share=0.4), rest="").limits == "resizing"
+    assert build_verdict(made, rest="", warm_source="WHY").sentence.endswith("; the source was read from memory: WHY")
+
+
+@given(builds, st.sampled_from(["reading", "made", "made_by_one", "writing"]), st.floats(1, 1e3))
+def test_a_build_is_no_faster_than_any_part_and_gains_by_each(measured: BuildRates, part: str, factor: float) -> None:
+    parts = [*measured.named.values(), *([] if measured.whole is None else [measured.whole])]
+    assert 0 < measured.expected <= min(parts)
+    assert measured.expected <= measured.workers * measured.made_by_one
+    faster = replace(measured, **{part: getattr(measured, part) * factor})
+    assert faster.expected >= measured.expected * (1 - 1e-9)
+    limit = build_verdict(measured, rest="").limits
+    assert measured.named[limit] == min(measured.named.values())
+
+
+@given(st.data())
+def test_a_share_lies_in_the_held_rows_and_is_that_of_a_rank(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 500))
+    start = data.draw(st.integers(0, count - 1))
+    held = range(start, data.draw(st.integers(start + 1, count)))
+    most = data.draw(st.integers(1, 600))
+    share = find_share(held, count, most)
+    assert held.start <= share.rows.start < share.rows.stop <= held.stop
+    assert len(share.rows) <= most
+    part = make_partition("range", count, 1, share.rank, share.world_size, "drop")
+    assert share.rows == range(part.first_row, part.first_row + part.count)
+    assert share.least == part.steps()
+    if most >= count and held == range(count):
+        assert share.rows == held
+
+
+def test_every_row_is_read_once_at_random_and_in_order(store: Path) -> None:
+    opened = open_store(store)
+    files, size = ShardFiles(opened), opened.manifest.row_bytes
+    rows = range(20, 57)
+    single, runs = list(random_rows(files, rows)), list(rows_in_order(files, rows))
+    assert {piece.nbytes for piece in single} <= {size, 2 * size}
+    assert [piece.offset for piece in single] != sorted(piece.offset for piece in single)
+    for pieces in (single, runs):
+        read = b"".join(os.pread(p.fd, p.nbytes, p.offset) for p in sorted(pieces, key=lambda p: (p.fd, p.offset)))
+        assert read == opened.images[20:57].tobytes()
+    assert len(runs) == 3  # one a shard
+    reads = Reads(runs, 4, 60)
+    assert reads.bytes_per_s() > 0
+    assert reads._bytes == len(rows) * size
+
+
+def test_pages_are_dropped_and_seen_to_be(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(1 << 20))
+    places = [Place(path, offset) for offset in range(0, 1 << 20, 1 << 16)]
+    why = make_cold([path], places)
+    if lies_in_memory(tmp_path):
+        assert why == f"{tmp_path} lies in memory"
+        return
+    assert why == ""
+    share = held_share(places)
+    assert share is not None
+    assert share <= COLD
+    path.read_bytes()
+    assert held_share(places) == 1
+
+
+def test_what_another_process_uses_stays_and_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    np.save(path, np.ones(1 << 20, np.uint8))
+    path = path.with_suffix(".npy")
+    mapped = np.load(path, mmap_mode="r")
+    assert int(mapped.sum()) == 1 << 20
+    places = [Place(path, 1 << 19)]
+    if lies_in_memory(tmp_path):
+        pytest.skip("this file system is memory")
+    assert make_cold([path], places) == "100% of the pages stayed, as those do that another process uses"
+
+
+def test_a_store_is_measured(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "load", store, "--json", "--batch-size", 4, "--gpu-rate", 1e9) is None
+    check_facts(json.loads(capsys.readouterr().out), rows=60)
+
+
+def test_a_staged_part_is_measured(store: Path, tmp_path: Path) -> None:
+    opened = open_store(store)
+    stage_store(opened, tmp_path / "part", rows=part_rows(len(opened), 1, 3))
+    check_facts(measure_load(tmp_path / "part", HOW, 1e9, 0.02), rows=20)
+
+
+def check_facts(facts: dict[str, Any], rows: int) -> None:
+    """What was measured of so many rows, with batches of 4 and a training step that takes any number of them."""
+    contract = {"samples_per_s", "bytes_per_s", "memcpy_bytes_per_s", "first_batch_s", "peak_anon_bytes"}
+    assert all(facts[name] > 0 for name in contract)
+    assert facts["samples_per_s"] * facts["row_bytes"] == pytest.approx(facts["bytes_per_s"])
+    assert (facts["rows"], facts["row_bytes"], facts["bytes"]) == (rows, 64 * 64 * 3, rows * 64 * 64 * 3)
+    assert (facts["batch_size"], facts["fits_memory"], facts["transfer_bytes_per_s"]) == (4, True, None)
+    assert facts["limits"] == "memory"
+    assert facts["ring_bytes"] == 5 * 4 * facts["row_bytes"]
+    assert (facts["first_epoch_limits"] is None) == bool(facts["why_not_cold"])
+    told = "\n".join(load_lines(facts))
+    assert f"{rows} rows of 12.29 KB, " in told
+    assert "None" not in told
+
+
+def test_a_batch_is_no_larger_than_the_store_and_training_may_limit(store: Path) -> None:
+    facts = measure_load(store, replace(HOW, batch_size=256, reader="pread", threads=1), 0.5, 0.02)
+    assert (facts["batch_size"], facts["reader"], facts["threads"]) == (60, "pread", 1)
+    assert facts["limits"] == "training"
+    assert facts["sentence"].startswith("Every epoch is limited by the training step, at 0 pictures/s")
+
+
+def test_a_transfer_sends_whole_batches() -> None:
+    sent = []
+
+    class Device(InlineBackend):
+        def upload(self, tensor: torch.Tensor) -> torch.Tensor:
+            sent.append(tensor.nbytes)
+            return super().upload(tensor)
+
+    device = torch.device("cpu")
+    assert transfer_rate(device, (2, 8, 8, 3), 0.01, Device(device)) > 0
+    assert set(sent) == {2 * 8 * 8 * 3}
+
+
+def test_numbers_are_aligned_and_what_was_not_measured_is_a_dash() -> None:
+    lines = list(table([("a", 1.5e9, None), ("long name", None, 12.4)]))
+    assert lines == [
+        "                 MB/s  pictures/s",
+        "a               1,500           -",
+        "long name           -          12",
+    ]
+
+
+def test_a_sample_is_fair_and_whole_where_it_can_be(tree: Path) -> None:
+    source = FolderSource(tree / "train")
+    listing = scan(source)
+    runs = fair_runs(source, listing, None, rows=4, most=3)
+    entries = list(source.entries())
+    assert sorted(entries.index(run.entries[0]) for run in runs) == [0, 12, 24]
+    for run in runs:
+        first = entries.index(run.entries[0])
+        assert list(run.entries) == entries[first : first + 4]
+    every = [entry for run in fair_runs(source, listing, 0) for entry in run.entries]
+    assert sorted(every, key=entries.index) == entries
+    assert every != entries
+
+
+def test_of_read_units_a_sample_begins_where_they_do(tmp_path: Path) -> None:
+    source = FORMS["webdataset-gzip"].make(tmp_path, PICS)
+    listing = scan(source)
+    units: list[int] = listing.units.tolist()
+    assert len(set(units)) > 1
+    runs = fair_runs(source, listing, 0, rows=1, most=100)
+    assert sorted((run.entries[0].unit, len(run.entries), run.unit_rows) for run in runs) == [
+        (unit, units.count(unit), units.count(unit)) for unit in sorted(set(units))
+    ]
+
+
+def test_processes_do_each_picture_once_and_tell_rejects(tree: Path) -> None:
+    source = FolderSource(tree / "train")
+    runs = fair_runs(source, scan(source), 0, rows=4)
+    pace = measure_pace(source, Recipe(height=24, width=24), runs, workers=2, seconds=60, part="decode")
+    assert len(pace.by_process) == 2
+    assert (pace.total.pictures, pace.total.rejects) == (37, 1)
+    assert pace.total.first_reject == "n00000001/bad.JPEG: not a picture: begins with b'no pictu'"
+    assert pace.total.bytes == sum(path.stat().st_size for path in tree.rglob("*.JPEG"))
+    assert 0 < pace.total.decoding < pace.total.making
+    assert pace.begun == runs
+
+
+def test_opening_a_unit_is_spread_over_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+
+    def passes(seconds: float) -> None:
+        clock[0] += seconds
+
+    class Unit(FolderSource):
+        def __init__(self) -> None:
+            self.opened = False
+
+        def read(self, entry: Entry) -> bytes:
+            passes(1 if self.opened else 100)
+            self.opened = True
+            return b"12345"
+
+    class Maker:
+        def row(self, data: bytes, entry: Entry) -> Row:
+            passes(10)
+            return Row(b"", 1, 1, "", "")
+
+    monkeypatch.setattr(sample, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    run = Run([Entry(b"%d" % number, 0, 5, 0) for number in range(50)], unit_rows=1000)
+    done = sample._do(Unit(), cast(Any, Maker()), run.order(130.0, "make"))
+    assert (done.pictures, done.bytes, done.making) == (3, 15, 30)  # the third is the first to end after 130 s
+    assert done.reading == pytest.approx(2 + 100 * 3 / 1000)
+    whole = sample._do(Unit(), cast(Any, Maker()), replace(run, unit_rows=0).order(1e9, "read"))
+    assert (whole.pictures, whole.reading, whole.making) == (50, 149, 0)
+
+
+def test_one_run_is_begun_however_little_time_there_is() -> None:
+    runs, begun = [Run([]), Run([])], list[Run]()
+    assert len(list(sample._orders(runs, -1.0, "make", begun))) == len(begun) == 1
+
+
+def test_a_trial_is_a_build_of_the_sample(tree: Path, tmp_path: Path) -> None:
+    source = FolderSource(tree / "train")
+    entries = [entry for entry in source.entries() if b"bad" not in entry.name]
+    recipe = Recipe(height=24, width=24, shuffle_seed=0)
+    made = trial_rate(source, entries, recipe, tmp_path / "out", rows=50, block_rows=100, workers=2)
+    assert made is None or made > 0
+    plan = read_plan(StorePaths(tmp_path / "out"))
+    assert (plan.count, plan.blocks.block_rows, plan.recipe) == (50, 6, recipe)
+    assert {plan.entry(row).name for row in range(50)} == {entry.name for entry in entries}
+
+
+def test_writes_leave_nothing(tmp_path: Path) -> None:
+    with scratch_folder(tmp_path) as folder:
+        assert folder.parent == tmp_path
+        assert write_rate(folder, 3 << 12, 1 << 20, writers=3, seconds=0.02) > 0
+        assert list(folder.iterdir()) == []
+        (folder / "more").touch()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_leaves_nothing(tmp_path: Path) -> None:
+    script = """
+import signal
+from decodeonce import cli
+from decodeonce.cli.bench.scratch import scratch_folder
+from pathlib import Path
+signal.signal(signal.SIGTERM, cli._stop)
+with scratch_folder(Path()) as folder:
+    (folder / "file").touch()
+    print("ready", flush=True)
+    signal.pause()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        assert len(list(tmp_path.glob(".prep-bench-*/file"))) == 1
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == cli.EXIT_STOPPED
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_build_is_measured_and_nothing_stays(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = tree_bytes(tree)
+    assert run(monkeypatch, "build", tree, "--out", tmp_path, "--size", "24x32", "--workers", 2, "--json") is None
+    facts = json.loads(capsys.readouterr().out)
+    row_bytes = 24 * 32 * 3
+    assert (facts["samples"], facts["workers"], facts["row_bytes"]) == (37, 2, row_bytes)
+    positive = [name for name, value in facts.items() if name.endswith("_per_s") and value is not None]
+    assert all(facts[name] > 0 for name in positive)
+    assert len(positive) >= 10
+    assert facts["samples_per_s"] * row_bytes == pytest.approx(facts["bytes_per_s"])
+    assert facts["build_s"] == pytest.approx(37 / facts["samples_per_s"])
+    assert facts["limits"] in ("reading", "decoding", "resizing", "writing")
+    told = "\n".join(build_lines(facts))
+    assert "37 pictures, listed in under a second; " in told
+    assert "None" not in told
+    assert tree_bytes(tree) == before
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", sorted(FORMS.keys() - {"imagenet-train-tar-itself"}))  # which has no tar's name
+def test_what_src_is_can_be_seen(name: str, tmp_path: Path) -> None:
+    source = FORMS[name].make(tmp_path, PICS)
+    src = source.file if isinstance(source, ListSource) else source.root
+    found = find_source("auto", str(src))
+    wanted = "imagenet" if source.kind == "folder" else source.kind
+    assert found.kind == wanted
+    assert len(scan(found)) == len(scan(find_source(wanted.partition("-")[0], str(src))))
+
+
+def test_kinds_are_those_of_a_build_and_auto() -> None:
+    assert {kind.value for kind in commands.AnyKind} == {"auto", *(kind.value for kind in Kind)}
+
+
+def test_the_command_prints_a_table_and_a_sentence(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "load", store, "--batch-size", 8, "--gpu-rate", 1) is None
+    told = capsys.readouterr().out.splitlines()
+    assert told[-1].startswith("Every epoch is limited by the training step, at 1 pictures/s")
+    assert "training step (--gpu-rate)" in "\n".join(told)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["load", "nowhere"], 1, "nowhere"),
+        (["load", "STORE", "--device", "abacus"], 2, "--device abacus: "),
+        (["load", "STORE", "--batch-size", "0"], 2, "--batch-size"),
+        (["load", "STORE", "--gpu-rate", "0"], 2, "--gpu-rate"),
+        (["build", "TREE", "--out", "nowhere"], 2, "--out nowhere: no such folder"),
+        (["build", "TREE", "--size", "x"], 2, "--size x: expected pixels"),
+        (["build", "TREE", "--out", "TREE/train"], 1, "lies in the source"),
+        (["build", "nowhere"], 1, "nowhere: No such file"),
+        (["build", "EMPTY", "--kind", "folder"], 1, "no picture in it"),
+    ],
+)
+def test_bad_use_is_one_line(
+    arguments: list[str],
+    code: int,
+    told: str,
+    store: Path,
+    tree: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty/n0").mkdir(parents=True)
+    words = {"STORE": str(store), "TREE": str(tree), "EMPTY": "empty", "TREE/train": str(tree / "train")}
+    assert run(monkeypatch, *(words.get(word, word) for word in arguments)) == code
+    error = capsys.readouterr().err
+    assert error.startswith("prep: error: ")
+    assert told in error
+    assert error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]

@@ -1,0 +1,79 @@
+"""Shell completion, in a real bash."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.stores import make_store, random_images
+
+# What bash does when Tab is pressed: the words are in COMP_WORDS, and the function fills COMPREPLY.
+TAB = 'COMP_WORDS=(%s); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _prep_completion prep; echo "${COMPREPLY[*]}"\n'
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """An environment in which `prep` is this one, and home an empty folder."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/prep").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m decodeonce.cli "$@"\n')
+    (tmp_path / "bin/prep").chmod(0o755)
+    (tmp_path / "home").mkdir()
+    return {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "HOME": f"{tmp_path}/home"}
+
+
+def bash(script: str, environ: dict[str, str], cwd: Path) -> list[str]:
+    """The lines that bash prints for a script; nothing on standard error."""
+    done = subprocess.run(["bash", "-c", script], env=environ, cwd=cwd, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def test_bash_completes_what_is_typed(environ: dict[str, str], tmp_path: Path) -> None:
+    make_store(tmp_path / "train.store", random_images(4))
+    wanted = {
+        "prep bu": "build",
+        "prep submit ''": "slurm pbs",
+        "prep build im": "imagenet",
+        "prep build folder src out --fit ''": "crop stretch pad",
+        "prep verify train.store --qui": "--quiet",
+        "prep ls train.store --class class": "class0 class1 class2",
+        "prep ls nowhere --class class": "",
+        "prep info tr": "",  # nothing of ours, so bash completes files
+    }
+    script = "source <(prep --show-completion)\ncomplete -p prep\n" + "".join(TAB % words for words in wanted)
+    registered, *found = bash(script, environ, tmp_path)
+    assert registered == "complete -o default -F _prep_completion prep"
+    assert dict(zip(wanted, found, strict=True)) == wanted
+
+
+def test_it_is_installed_for_the_shell_that_runs_it(environ: dict[str, str], tmp_path: Path) -> None:
+    told = bash("prep --install-completion; true", environ, tmp_path)
+    script = tmp_path / "home/.bash_completions/prep.sh"
+    assert told[0] == f"bash completion installed in {script}"
+    assert f"source '{script}'" in (tmp_path / "home/.bashrc").read_text()
+
+
+def test_completing_imports_nothing_that_takes_long(tmp_path: Path) -> None:
+    make_store(tmp_path / "store", random_images(4))
+    script = (
+        "import sys\nsys.argv = ['prep']\nfrom decodeonce.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print(sorted({'torch', 'numpy', 'PIL', 'h5py', 'tqdm', 'decodeonce.prep'} & sys.modules.keys()))"
+    )
+    typed = {"COMP_WORDS": f"prep ls {tmp_path}/store --class cl", "COMP_CWORD": "4", "_PREP_COMPLETE": "complete_bash"}
+    done = subprocess.run([sys.executable, "-c", script], env={**os.environ, **typed}, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["class0", "class1", "class2", "[]"]
+
+
+@pytest.mark.parametrize("kept", ["{", '{"classes": [1]}', '{"classes": [{"name": "a b"}, {"name": "x\\u001b[1m"}]}'])
+def test_a_store_that_cannot_be_read_offers_nothing(kept: str, tmp_path: Path) -> None:
+    (tmp_path / "store.json").write_text(kept)
+    typed = {"COMP_WORDS": f"prep ls {tmp_path} --class x", "COMP_CWORD": "4", "_PREP_COMPLETE": "complete_bash"}
+    command = [sys.executable, "-m", "decodeonce.cli"]
+    done = subprocess.run(command, env={**os.environ, **typed}, capture_output=True, text=True, check=True)
+    assert (done.stdout.strip(), done.stderr) == ("", "")

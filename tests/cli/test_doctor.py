@@ -1,0 +1,289 @@
+"""`prep doctor`: what it finds where things are well, and where they are made not to be."""
+
+from __future__ import annotations
+
+import errno
+import importlib.machinery
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decodeonce.cli import doctor
+from decodeonce.cli.doctor import launcher, pil, software, storage
+from decodeonce.cli.doctor.check import Check
+from decodeonce.prep import preflight
+from decodeonce.prep.preflight import Quota, Storage
+from decodeonce.store import disk
+from tests.cli.test_commands import prep
+
+COMMAND = [sys.executable, "-m", "decodeonce.cli", "doctor", "--json"]
+NO_TORCH = "raise ImportError('libcudart.so.13: cannot open shared object file')\n"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A folder on the import path, with a torch that fails to be imported, at once."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "torch.py").write_text(NO_TORCH)
+    return folder
+
+
+def install(site: Path, name: str, version: str, needs: str = "") -> None:
+    """Have the folder hold what pip leaves of a distribution."""
+    facts = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    facts.mkdir()
+    required = f"Requires-Dist: {needs}\n" if needs else ""
+    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{required}")
+
+
+def examined(*wrapper: str, cwd: Path | None = None, **variables: object) -> tuple[int, dict[str, Any]]:
+    """Exit code and JSON of `prep doctor`, run by a wrapper; nothing on standard error."""
+    environ = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+    done = subprocess.run([*wrapper, *COMMAND], env=environ, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    return done.returncode, json.loads(done.stdout)
+
+
+def named(facts: dict[str, Any], name: str) -> tuple[str, str, str]:
+    """Level, finding and advice of the check of this name."""
+    [check] = [check for check in facts["checks"] if check["name"] == name]
+    return check["level"], check["found"], check["advice"]
+
+
+def test_this_environment_is_well() -> None:
+    code, facts = examined()
+    assert (code, facts["ok"]) == (0, True), facts["problems"]
+    assert {check["level"] for check in facts["checks"]} <= {"ok", "warn"}
+    assert all(bool(check["advice"]) == (check["level"] != "ok") for check in facts["checks"])
+    assert len(facts["problems"]) == sum(check["level"] != "ok" for check in facts["checks"])
+    assert len(facts["checks"]) == len(doctor.CHECKS) + len(doctor.PATH_CHECKS)
+    assert facts["usable_cores"] >= 1
+    assert facts["pillow"].startswith("pillow")
+    keys = {"decodeonce", "python", "numpy", "torch", "h5py", "xxhash", "simplejpeg", "available_memory_gb"}
+    assert keys | {"open_files_limit", "launcher", "task"} < set(facts)
+    assert named(facts, "torch")[1].startswith(facts["torch"])
+    assert "libjpeg-turbo 3" in named(facts, "simplejpeg")[1]
+    assert named(facts, "file system")[1].startswith(f"{os.getcwd()}: ")
+
+
+def test_what_is_broken_is_red_with_what_mends_it(site: Path, tmp_path: Path) -> None:
+    """Two Pillows over each other, the one that is live built for SSE4, a broken torch, ranks that cannot be."""
+    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
+    (site / "PIL").mkdir()
+    (site / "PIL/__init__.py").write_text("__version__ = '12.0.0.post1'\n")
+    (site / f"PIL/_imaging{suffix}").touch()
+    install(site, "pillow", "12.0.0")
+    install(site, "pillow-simd", "12.0.0.post1")
+    (tmp_path / "torch.py").write_text("raise ImportError('of this folder')\n")  # which is not asked
+    code, facts = examined(cwd=tmp_path, PYTHONPATH=site, RANK=5, WORLD_SIZE=2)
+    assert (code, facts["ok"]) == (1, False)
+    both = "pillow-simd 12.0.0.post1 and pillow 12.0.0 are installed over each other"
+    mend = "pip uninstall -y pillow pillow-simd, then pip install "
+    assert named(facts, "one pil") == ("bad", both, f'{mend}"decodeonce[prep]"')
+    if "avx2" in Path("/proc/cpuinfo").read_text():
+        level, found, advice = named(facts, "pillow")
+        assert (level, found.partition(",")[2]) == (
+            "warn",
+            " SSE4 (installed over each other), though this CPU has AVX2",
+        )
+        assert advice.startswith('CC="cc -mavx2" pip install --force-reinstall ')
+    level, found, advice = named(facts, "torch")
+    assert (level, found.partition(", ")[2]) == (
+        "bad",
+        "import fails: ImportError: libcudart.so.13: cannot open shared object file",
+    )
+    assert advice.endswith(software.TORCH_PAGE)
+    level, found, advice = named(facts, "libjpeg of pil")
+    assert (level, found.partition(": ")[0], advice) == (
+        "bad",
+        "Pillow cannot be imported",
+        f'{mend}"decodeonce[prep]"',
+    )
+    assert named(facts, "launcher")[1] == "RANK=5 WORLD_SIZE=2"
+    impossible = "RANK is 5 and WORLD_SIZE 2, expected 0 <= RANK < WORLD_SIZE"
+    assert named(facts, "rank")[:2] == ("bad", f"unknown: {impossible}")
+    assert named(facts, "task") == ("bad", "unknown", f"prep work needs --task I --tasks N here: {impossible}")
+    assert f"one pil: {both}: {mend}" in " ".join(facts["problems"])
+
+
+def test_a_package_that_cannot_be_imported_is_red(site: Path) -> None:
+    (site / "numpy.py").write_text("raise ImportError('no libgfortran')\n")
+    (site / "h5py.py").write_text("raise ValueError('numpy.dtype size changed')\n")
+    code, facts = examined(PYTHONPATH=site)
+    assert code == 1
+    assert named(facts, "numpy")[1].endswith(", import fails: no libgfortran")
+    assert named(facts, "h5py")[1].endswith(", import fails: numpy.dtype size changed")
+    assert named(facts, "pillow")[:2] == ("bad", "cannot be looked at: no libgfortran")
+    assert named(facts, "file system")[:2] == ("bad", ".: cannot be looked at: no libgfortran")
+    assert named(facts, "cores")[0] in ("ok", "warn")
+
+
+def test_where_another_package_needs_pillow_that_is_what_to_install(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(site)
+    install(site, "elsewhere", "1.0", needs='pillow>=8; extra == "pictures"')
+    install(site, "similar", "1.0", needs="pillow-avif-plugin")
+    install(site, "pillow", "1.0")
+    install(site, "pillow-simd", "1.0.post1")
+    assert pil.one_pil().advice.endswith('"decodeonce[prep]"')
+    install(site, "torchvision", "1.0", needs="pillow!=8.3.*,>=5.3.0")
+    assert pil.one_pil().advice.endswith('"decodeonce[prep-pillow]" (torchvision needs pillow)')
+
+
+def test_limits_are_seen(site: Path) -> None:
+    limits = ("prlimit", "--nofile=600:600", f"--as={8 << 30}", "--memlock=65536:65536", "taskset", "-c", "0")
+    if not shutil.which("prlimit") or 0 not in os.sched_getaffinity(0):
+        pytest.skip("no prlimit(1), or core 0 is not for us")
+    _, facts = examined(*limits, PYTHONPATH=site)
+    assert named(facts, "open files")[:2] == ("warn", "600, up to 600")
+    assert named(facts, "address space")[:2] == ("warn", "ulimit -v 8.59 GB, ulimit -d unlimited")
+    assert named(facts, "locked memory")[1] == "ulimit -l 65.54 KB"
+    whole = os.cpu_count() or 1
+    level, found, _ = named(facts, "cores")
+    assert (level, found.partition(",")[0]) == ("warn" if whole > 1 else "ok", f"1 of {whole} usable (affinity 1")
+    assert facts["open_files_limit"] == 600
+
+
+def test_it_is_told_in_lines_of_words(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    monkeypatch.setenv("PMI_RANK", "1")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    told = prep("doctor", tmp_path, "/dev/shm", "/proc")
+    assert told.returncode == 1
+    lines = told.stdout.splitlines()
+    width = lines[0].index("3.")
+    assert {line[:6] for line in lines[:-1]} == {"ok    ", "warn  ", "bad   ", "      "}
+    assert all(line[width - 2 : width] == "  " for line in lines[:-1])
+    told_of = {line[6:width].strip(): line for line in lines[:-1]}
+    assert "RANK=1 PMI_SIZE=2" in told_of["launcher"]
+    assert told_of["task"].endswith("task 1 of 2 (PMI)")
+    systems = [line[width:] for line in lines if line.startswith("ok    file system")]
+    assert systems[0].startswith(f"{tmp_path}: ")
+    assert systems[1].startswith("/dev/shm: tmpfs, local, mounted at /dev/shm")
+    assert systems[2] == "/proc: proc, local, mounted at /proc from proc"
+    assert f"ok    abilities       {tmp_path}: mmap yes, fallocate yes, O_DIRECT " in told.stdout
+    assert "warn  abilities       /proc: cannot be written: " in told.stdout
+    assert lines[-1].endswith(" 1 bad")
+    assert list(tmp_path.iterdir()) == [site]
+
+
+DEVICES: dict[str, Any] = {"version": "2.9", "cuda": "12.8", "hip": None, "devices": [], "warnings": []}
+
+
+@pytest.mark.parametrize(
+    ("found", "gpus", "level", "told"),
+    [
+        ({"cuda": None}, "", "ok", "2.9: CPU alone, there is no GPU here"),
+        ({}, "", "ok", "2.9, CUDA 12.8: CPU alone, there is no GPU here"),
+        ({"devices": ["H200", "H200"]}, "NVIDIA GPUs", "ok", "2.9, CUDA 12.8: 2 x H200"),
+        ({"devices": ["K80"], "warnings": ["CUDA: K80 is too old\nmore"]}, "NVIDIA GPUs", "warn", "1 x K80"),
+        ({"cuda": None}, "NVIDIA GPUs", "warn", "2.9: built without NVIDIA GPUs support"),
+        ({"cuda": None, "hip": "6.4"}, "AMD GPUs", "bad", "2.9, ROCm 6.4: cannot use the AMD GPUs here"),
+        (
+            {"warnings": ["CUDA: The NVIDIA driver is too old"]},
+            "NVIDIA GPUs",
+            "bad",
+            "here: CUDA: The NVIDIA driver is too old",
+        ),
+    ],
+)
+def test_what_torch_says_of_devices(found: dict[str, Any], gpus: str, level: str, told: str) -> None:
+    check = software.torch_check({**DEVICES, **found}, gpus)
+    assert (check.level, check.found[-len(told) :]) == (level, told)
+    assert bool(check.advice) == (level != "ok")
+
+
+def test_devices_that_are_hidden_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert software.torch_check(DEVICES, "NVIDIA GPUs").advice == "unset CUDA_VISIBLE_DEVICES"
+
+
+def test_an_array_that_does_not_say_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PBS_ARRAY_INDEX", "3")
+    assert launcher.task().level == "warn"
+    assert launcher.rank().level == "ok"
+    assert launcher.variables().found == "PBS_ARRAY_INDEX=3"
+
+
+MOUNTS = """\
+22 1 259:2 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p2 rw
+40 22 0:35 / /scratch rw,relatime shared:9 - lustre 10.0.0.1@o2ib:/scratch rw,flock
+41 22 0:36 / /with\\040blank rw - nfs4 server:/export rw
+42 22 0:37 / /over rw - ext4 /dev/sda1 rw
+43 22 0:38 / /over rw - tmpfs tmpfs rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "point", "kind"),
+    [
+        ("/home/me", "/", "ext4"),
+        ("/scratch/me/x", "/scratch", "lustre"),
+        ("/scratchy", "/", "ext4"),
+        ("/with blank/x", "/with blank", "nfs4"),
+        ("/over", "/over", "tmpfs"),
+    ],
+)
+def test_mounts(path: str, point: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mountinfo").write_text(MOUNTS)
+    monkeypatch.setattr(storage, "MOUNTINFO", tmp_path / "mountinfo")
+    mount = storage.find_mount(Path(path))
+    assert mount is not None
+    assert (str(mount.point), mount.kind) == (point, kind)
+
+
+def test_a_machine_that_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "MOUNTINFO", tmp_path / "no-such-file")
+    place = storage.find_place(tmp_path)
+    assert storage.file_system(place) == Check("file system", "ok", f"{tmp_path}: of unknown kind, local")
+
+
+def test_room_is_that_of_the_tightest_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(*quotas: Quota) -> Check:
+        return storage.room(storage.Place(tmp_path, Storage(tmp_path, "Lustre", 10**12, None, quotas)))
+
+    roomy = Quota("user 5", 10**11, None)
+    many = "any number of files"
+    found = f"{tmp_path}: 1000.00 GB and {many} free, 100.00 GB and {many} in the quota of user 5"
+    assert told(roomy) == Check("room", "ok", found)
+    assert told(roomy, Quota("group 7", 10**8, None)).level == "warn"
+    assert told(roomy, Quota("group 7", None, 3)).level == "warn"
+    monkeypatch.setattr(preflight, "_output", lambda *command: "stripe_count:  1\n")
+    lustre = storage.Place(tmp_path, Storage(tmp_path, "Lustre", 10**12, None, ()))
+    assert "lfs setstripe -c 8" in storage.stripes(lustre).advice
+
+
+def test_a_file_that_needs_a_name_loses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = disk.open_file
+
+    def as_nfs(path: Path, flags: int) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return made(path, flags)
+
+    monkeypatch.setattr(disk, "open_file", as_nfs)
+    check = storage.abilities(storage.find_place(tmp_path))
+    assert (check.level, "mmap yes" in check.found) == ("ok", True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_that_cannot_be_looked_at_is_red(tmp_path: Path) -> None:
+    stale = storage.Place(tmp_path, None, "Stale file handle")
+    found = [check(stale) for check in doctor.PATH_CHECKS]
+    assert [check.level for check in found] == ["bad"] * 4
+    assert found[0].found == f"{tmp_path}: Stale file handle"
+
+
+def test_a_link_that_leads_to_itself_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    place = storage.find_place(tmp_path / "loop/x")
+    assert place.storage is not None
+    assert place.storage.place == tmp_path

@@ -1,0 +1,193 @@
+"""`--dry-run`: bytes, files, room and hours before anything is written, and whether a build then keeps to them."""
+
+from __future__ import annotations
+
+import math
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decodeonce.cli import dryrun
+from decodeonce.cli.dryrun import Here, InJobs, dry_run, rounds_needed, task_seconds
+from decodeonce.errors import BuildError
+from decodeonce.host import usable_cores
+from decodeonce.prep import FolderSource, Recipe, Source, find_map, make_plan
+from decodeonce.prep.jobs import Chain
+from decodeonce.prep.preflight import Need
+from tests.cli.test_commands import prep
+from tests.forms import folder, imagenet, listed, parquet, webdataset
+from tests.forms.form import Form, Pic
+from tests.pictures import jpeg, make_tree, tree_bytes
+from tests.prep.building import built
+
+PICS = [Pic(f"n{n % 3:08d}", f"n{n % 3:08d}_{n}", jpeg(40 + n, 50, seed=n)) for n in range(9)]
+# One of each way to read: a file, a tar, a gzip stream, a row group.
+FORMS = {form.name: form for form in (*folder.FORMS, *imagenet.FORMS, *listed.FORMS, *webdataset.FORMS, *parquet.FORMS)}
+ALL_RATES = st.floats(1e-3, 1e6)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tree(tmp_path_factory.mktemp("src"))
+
+
+def lines(source: Source, out: Path, recipe: Recipe | None = None) -> list[str]:
+    """What a dry run tells; a source as small is sampled whole."""
+    return list(dry_run(source, out, recipe or Recipe(height=24, width=24), Here(2), seconds=30))
+
+
+def test_it_tells_bytes_files_time_and_room_and_writes_nothing(tree: Path, tmp_path: Path) -> None:
+    flags = ("imagenet", tree, tmp_path / "out", "--dry-run", "--size", 24, "--workers", 3)
+    result = prep("build", *flags)
+    assert (result.returncode, result.stderr) == (0, "")
+    found, planned, needed, time, basis, room = result.stdout.splitlines()
+    assert found == f"{tree}: class folders in train, 3 classes"
+    assert planned.startswith("15 rows of 24x24x3 in 3 classes, 25.92 KB in 1 npy shard; 0 files cannot be rows; ")
+    assert needed == "bytes: 25.92 KB of rows, up to 3.00 KB besides; up to 13 files"
+    assert time.startswith("time: about ")
+    assert "here with 3 workers; of this size 4 tasks " in time
+    assert "one process here read and decoded 15 pictures (all) at " in basis
+    assert room.startswith(f"{tmp_path}: ")
+    assert room.endswith(": enough")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_build_keeps_to_what_was_told(tree: Path, tmp_path: Path) -> None:
+    for container in ("npy", "hdf5"):
+        recipe = Recipe(height=128, width=128, container=container, shard_size=8 * 128 * 128 * 3)
+        source = FolderSource(tree / "train")
+        needed = lines(source, tmp_path / container, recipe)[1]
+        store = built(source, tmp_path / container, recipe)
+        files = list(store.rglob("*"))
+        assert len(files) <= int(needed.rpartition("up to ")[2].partition(" ")[0]) <= len(files) + 12
+        assert needed.startswith("bytes: 0.74 MB of rows, ")
+        assert sum(path.stat().st_size for path in files if path.name.startswith("images-")) < 0.8e6
+
+
+@pytest.mark.parametrize("name", ["folder", "imagenet-train-tar", "webdataset-gzip", "parquet"])
+def test_whatever_holds_the_pictures_a_time_is_told(name: str, tmp_path: Path) -> None:
+    form: Form = FORMS[name]
+    source = form.make(tmp_path, PICS)
+    before = tree_bytes(tmp_path)
+    told = lines(source, tmp_path / "out")
+    assert told[2].startswith("time: about ")
+    assert "this is an estimate: one process here read and decoded " in told[3]
+    assert tree_bytes(tmp_path) == before
+
+
+def test_nothing_to_build_is_the_error_of_a_build(tmp_path: Path) -> None:
+    for name in ("empty", "dangling", "broken"):
+        (tmp_path / name / "train/n0").mkdir(parents=True)
+    (tmp_path / "dangling/train/n0/1.JPEG").symlink_to("nowhere")
+    (tmp_path / "broken/train/n0/1.JPEG").write_bytes(b"no picture")
+    for name, told in (("empty", "no picture in it; "), ("dangling", "all 1 candidates are rejects, first")):
+        source = FolderSource(tmp_path / name / "train")
+        with pytest.raises(BuildError, match=told) as of_a_build:
+            make_plan(source, tmp_path / "out", Recipe())
+        with pytest.raises(BuildError) as error:
+            lines(source, tmp_path / "out")
+        assert str(error.value) == str(of_a_build.value)
+    with pytest.raises(BuildError, match=r"of 1 picture that was tried none can be decoded, first n0/1\.JPEG: not a "):
+        lines(FolderSource(tmp_path / "broken/train"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_pictures_that_cannot_be_decoded_are_told(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "src")
+    (tree / "train/n00000001/bad.JPEG").write_bytes(b"no picture")
+    [basis] = [line for line in lines(FolderSource(tree / "train"), tmp_path / "out") if "estimate" in line]
+    assert basis.endswith(
+        "; 1 of them cannot be decoded, first n00000001/bad.JPEG: not a picture: begins with b'no pictu'"
+    )
+
+
+def test_a_picture_that_kills_its_decoder_costs_the_time_alone(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "killing_map.py").write_text("import os\ndef die(pixels, sample):\n    os._exit(9)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    told = lines(
+        FolderSource(tree / "train"), tmp_path / "out", Recipe(height=8, width=8, map=find_map("killing_map:die"))
+    )
+    sys.modules.pop("killing_map")
+    assert "killed its decoder (exit status 9), so nothing can be said of the time" in told[2]
+    assert told[3].endswith(": enough")
+
+
+def test_where_a_build_is_begun_its_room_is_not_asked_for_again(tree: Path, tmp_path: Path) -> None:
+    source, out = FolderSource(tree / "train"), tmp_path / "out"
+    make_plan(source, out, Recipe(height=24, width=24))
+    before = tree_bytes(tmp_path)
+    assert lines(source, out)[4:] == [f"{out}: a build is begun here; the same command goes on with it"]
+    assert tree_bytes(tmp_path) == before
+
+
+def test_room_that_is_missing_is_the_error_of_a_build(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dryrun, "need", lambda plan: Need(plan.count, 10**18, 13))
+    told = dry_run(FolderSource(tree / "train"), tmp_path / "out", Recipe(), Here(1), 0.01)
+    assert list(islice(told, 5))[-1].endswith(": not enough, 1000000000.00 GB needed")
+    with pytest.raises(BuildError, match=r"1000000000\.00 GB needed for 15 rows; make room"):
+        next(told)
+
+
+def test_jobs_are_told_their_time_and_nothing_is_written(tree: Path, tmp_path: Path) -> None:
+    flags = ["build", "imagenet", tree, tmp_path / "out", "--size", "24", "--dry-run"]
+    result = prep("submit", "slurm", *flags, "--tasks", 2, "--nodes", 2, "--cpus", 5, "--time", "1:00:00", "--submit")
+    assert (result.returncode, result.stderr) == (0, "")
+    time = result.stdout.splitlines()[3]
+    assert (
+        time
+        == "time: about under a second for each of 4 tasks of 5 workers, on cores as fast as these; fits --time 1:00:00"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        ({}, "time: about 2.8 h for each of 4 tasks of 5 workers, on cores as fast as these"),
+        ({"seconds": 14400}, "; fits --time 4:00:00"),
+        ({"seconds": 7200}, "; does not fit --time 2:00:00: give more --time or --tasks, or --rounds 2"),
+        ({"seconds": 7200, "rounds": 3}, "; fits 2 of the 3 rounds of --time 2:00:00"),
+        ({"throttle": 3}, ", 3 at a time: 5.5 h in all"),
+    ],
+)
+def test_whether_a_task_fits_its_limit(facts: dict[str, Any], told: str) -> None:
+    chain = Chain(tasks=4, cpus=5, **facts)
+    assert InJobs(chain, 5).time(200_000, 1.0).endswith(told)
+
+
+def test_more_workers_than_cores_are_no_faster() -> None:
+    chain = Chain(tasks=4, cpus=5)
+    assert InJobs(chain, 50).time(200_000, 1.0).startswith("time: about 2.8 h for each of 4 tasks of 50 workers, ")
+    few, many = (Here(workers).time(10**9, 1.0).split(" here ") for workers in (usable_cores(), 10**6))
+    assert few[0] == many[0]
+    assert Here(1).time(7200, 1.0).startswith("time: about 2.0 h here with 1 worker; of this size 4 tasks 30 min, ")
+
+
+def test_an_out_that_cannot_be_is_the_error_of_a_build(tree: Path) -> None:
+    with pytest.raises(BuildError, match="lies in the source"):
+        lines(FolderSource(tree / "train"), tree / "train/out")
+
+
+@given(st.integers(1, 10**10), ALL_RATES, st.integers(1, 1000), st.integers(1, 256))
+def test_more_tasks_and_faster_ones_take_no_longer(rows: int, per_s: float, tasks: int, cores: int) -> None:
+    seconds = task_seconds(rows, per_s, tasks, cores)
+    assert seconds * tasks * cores * per_s >= rows * (1 - 1e-9)
+    assert task_seconds(rows, per_s, tasks + 1, cores) <= seconds >= task_seconds(rows, per_s, tasks, cores + 1)
+    assert task_seconds(rows + 1, per_s, tasks, cores) >= seconds >= task_seconds(rows, per_s * 2, tasks, cores)
+
+
+@given(st.floats(1e-6, 1e9), st.floats(1, 1e6))
+def test_so_many_rounds_are_enough_and_one_less_is_not(seconds: float, limit: float) -> None:
+    rounds = rounds_needed(seconds, limit)
+    assert rounds * limit >= seconds * (1 - 1e-9)
+    assert rounds == 1 or (rounds - 1) * limit < seconds * (1 + 1e-9)
+    assert rounds >= math.floor(seconds / limit)

@@ -1,0 +1,334 @@
+"""What all commands have in common: examples, guesses at what was meant, sizes, --quiet, --log, colours."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from decodeonce import __version__
+from decodeonce.cli import build, log, parse
+from decodeonce.cli.app import app
+from decodeonce.cli.command import USAGE_ERROR
+from decodeonce.cli.examples import EXAMPLES
+from decodeonce.cli.mistakes import usage_text
+from decodeonce.errors import DecodeonceError, failure_from
+from tests.cli.test_commands import assert_fails, prep
+from tests.pictures import make_tree
+from tests.stores import make_store, random_images
+
+WORKING = {"build", "plan", "work", "finish", "submit slurm", "submit pbs", "verify", "repair", "show", "report"}
+WORKING |= {"convert", "stage", "export", "sample"}
+
+
+def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Every command, by its words after `prep`."""
+    root: Any = typer.main.get_command(app)
+    for name, command in (group or root).commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+COMMANDS = dict(commands())
+
+
+def test_every_command_has_examples() -> None:
+    assert set(EXAMPLES) == set(COMMANDS)
+    assert all(EXAMPLES.values())
+
+
+@pytest.mark.parametrize(("name", "line"), [(name, line) for name, lines in EXAMPLES.items() for line in lines])
+def test_every_example_is_one_that_its_command_takes(name: str, line: str) -> None:
+    words = shlex.split(line)
+    words = words[words.index("prep") + 1 :]
+    assert words[: len(name.split())] == name.split()
+    context = COMMANDS[name].make_context(name, words[len(name.split()) :])
+    if name.startswith("submit"):  # whose words are a command of their own
+        inner = typer.Typer()
+        inner.command()(build.command(build.run_build))
+        assert context.params["words"][0] == "build"
+        typer.main.get_command(inner).make_context("build", list(context.params["words"][1:]))
+
+
+@pytest.mark.parametrize("name", ["build", "submit pbs"])
+def test_help_ends_with_the_examples_a_line_each(name: str) -> None:
+    shown = CliRunner().invoke(app, [*name.split(), "--help"]).stdout.splitlines()
+    count = len(EXAMPLES[name])
+    assert shown[-count - 1 :] == ["Examples:", *(f"  {line}" for line in EXAMPLES[name])]
+
+
+def told(*words: str) -> str:
+    """What a mistyped command line is told."""
+    with pytest.raises(USAGE_ERROR) as raised:
+        app(words, prog_name="prep", standalone_mode=False)
+    return usage_text(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["biuld", "folder", "a", "b"], "No such command 'biuld', did you mean build?"),
+        (["submit", "slrum", "build"], "No such command 'slrum', did you mean slurm?"),
+        (["info", "x", "--jsno"], "No such option: --jsno, did you mean --json?"),
+        (["build", "folder", "a", "b", "--sise=3"], "No such option: --sise, did you mean --size?"),
+        (["verify", "x", "--quite"], "No such option: --quite, did you mean --quiet?"),
+        (["build", "imagnet", "a", "b"], "listed, did you mean imagenet?"),
+        (["build", "FOLDER", "a", "b"], "listed, did you mean folder?"),
+        (["build", "folder", "a", "b", "--fit", "corp"], "'corp' is not one of crop, stretch, pad, did you mean crop?"),
+        (["build", "folder", "a", "b", "--fit", "zzz"], "'zzz' is not one of crop, stretch, pad"),
+        (["frobnicate"], "No such command 'frobnicate'"),
+        (["submit", "build", "imagenet"], "No such command 'build', expected slurm or pbs"),
+        (["build"], "Missing argument 'KIND'. Choose from: imagenet, folder, list, webdataset, parquet"),
+    ],
+)
+def test_a_mistake_is_told_what_was_meant(words: list[str], said: str) -> None:
+    line = told(*words).replace("one of imagenet, folder, list, webdataset, parquet,", "listed,")
+    assert line.endswith(said)
+    assert line.lower().count("did you mean") == said.count("did you mean")
+    assert "Value error" not in line
+
+
+def test_a_mistake_is_told_which_help_to_read() -> None:
+    assert_fails(prep("biuld"), 2, "did you mean build? (see prep --help)")
+    assert_fails(prep("build", "folder", "a", "b", "--workers"), 2, "requires an argument", "(see prep build --help)")
+
+
+def test_a_class_of_another_name_is_told_which_was_meant(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", random_images(4))
+    assert "no class is named 'clas0'; did you mean class0" in told("ls", str(store), "--class", "clas0")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["build", "folder", "pictures", "out"], "pictures: no folder in it; expected pictures/<class>/<picture>"),
+        (["build", "imagenet", "train", "out"], "train: no picture in it; taken for class folders"),
+        (["build", "imagenet", "loop", "out"], "loop: Too many levels of symbolic links"),
+        (["plan", "folder", "other", "loop/out"], "loop: a file is in the way"),
+        (["convert", "store", "loop/out"], "loop: a file is in the way"),
+        (["export", "store", "loop/out", "--as", "folder"], "loop: a file is in the way"),
+        (["stage", "store", "loop/out"], "loop: a file is in the way"),
+        (["info", "store/store.json"], "store/store.json: a file; expected a store"),
+        (["sample", "store"], "store: exists and is not an empty folder; name a new one"),
+    ],
+)
+def test_a_wrong_path_is_told_what_belongs_there(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_store(tmp_path / "store", random_images(4))
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "train/n0").mkdir(parents=True)
+    for folder in ("pictures", "other/n0"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "1.jpg").write_bytes(b"x")
+    with pytest.raises((DecodeonceError, OSError)) as raised:
+        app(words, prog_name="prep", standalone_mode=False)
+    error = raised.value
+    line = str(failure_from(error, "prep") if isinstance(error, OSError) else error)
+    assert said in line.replace(f"{tmp_path}/", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("32GiB", 32 << 30),
+        ("10GB", 10**10),
+        ("500MiB", 500 << 20),
+        ("1.5TB", 15 * 10**11),
+        ("4096", 4096),
+        ("1 kb", 1000),
+    ],
+)
+def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
+    assert parse.byte_size(text) == size
+
+
+def test_a_size_that_is_none_is_named_with_its_flag() -> None:
+    with pytest.raises(typer.BadParameter, match=r"--cache 3x: expected a size as 32GiB, 10GB or 500MiB$"):
+        parse.byte_size("3x", "--cache")
+    with pytest.raises(typer.BadParameter, match="did you mean 32GiB"):
+        parse.byte_size("32g", "--cache")
+
+
+def test_those_that_work_can_be_quiet_and_logged() -> None:
+    for name, command in COMMANDS.items():
+        flags = {flag for param in command.params for flag in param.opts}
+        assert (flags >= {"--quiet", "-q", "--log"}) == (name in WORKING or name.startswith("bench ")), name
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tree(tmp_path_factory.mktemp("src"))
+
+
+def test_quiet_commands_print_nothing_but_data(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = ["imagenet", str(tree), "out", "--size", "8"]
+    for words in (
+        ["submit", "slurm", "build", *made, "--tasks", "1", "--cpus", "1"],
+        ["plan", *made],
+        ["work", "out"],
+        ["finish", "out"],
+        ["build", *made],
+        ["verify", "out"],
+        ["repair", "out"],
+        ["show", "out"],
+        ["convert", "out", "other", "--format", "hdf5"],
+        ["stage", "out", "part", "--node", "0", "--nodes", "2"],
+        ["export", "out", "pictures", "--as", "folder"],
+    ):
+        quiet = CliRunner().invoke(app, [*words, "-q"])
+        assert (quiet.exit_code, quiet.output) == (0, ""), (words, quiet.output)
+    assert json.loads(CliRunner().invoke(app, ["verify", "out", "--quiet", "--json"]).stdout)["ok"]
+    assert CliRunner().invoke(app, ["info", "out"]).stdout.startswith("store ")  # the next command is not quiet
+    assert CliRunner().invoke(app, ["verify", "out"]).stdout == "out: whole, 15 rows\n"
+
+
+def test_quiet_commands_tell_errors_and_keep_their_exit_codes(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", random_images(9))
+    os.truncate(store / "labels.npy", 100)
+    quiet = prep("verify", store, "-q")
+    assert (quiet.returncode, quiet.stdout) == (1, "")
+    assert f"prep: error: {store}/labels.npy: " in quiet.stderr
+    assert_fails(prep("work", tmp_path, "-q"), 1, "no plan here")
+
+
+def on_terminal(*arguments: object, **variables: str) -> bytes:
+    """What `prep` prints on a terminal of its own."""
+    ours, its = pty.openpty()
+    command = [sys.executable, "-m", "decodeonce.cli", *map(str, arguments)]
+    environ = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TERM")} | variables
+    with subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=environ):
+        os.close(its)
+        printed = b""
+        while piece := _read(ours):
+            printed += piece
+    os.close(ours)
+    return printed
+
+
+def _read(fd: int) -> bytes:
+    try:
+        return os.read(fd, 1 << 16)
+    except OSError:  # EIO, when the other end is closed
+        return b""
+
+
+def test_quiet_commands_show_no_bar(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", random_images(9))
+    assert b"9 rows" in on_terminal("verify", store, TERM="xterm")
+    assert on_terminal("verify", store, "-q", TERM="xterm") == b""
+
+
+@pytest.mark.parametrize(
+    ("environ", "coloured"),
+    [({}, True), ({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)],
+)
+def test_colours_are_for_terminals_that_want_them(environ: dict[str, str], coloured: bool) -> None:
+    script = (
+        "from decodeonce.cli import app, command, output\n"
+        "app.app.command('mark', cls=command.Command)(lambda: output.say_marked('bad', 'red', 'all'))\n"
+        "app.app(['mark'], standalone_mode=False)"
+    )
+    ours, its = pty.openpty()
+    variables = {**os.environ, "TERM": "xterm", **environ}
+    if "NO_COLOR" not in environ:
+        variables.pop("NO_COLOR", None)
+    done = [sys.executable, "-c", script]
+    subprocess.run(done, stdin=its, stdout=its, env=variables, check=True)
+    assert os.read(ours, 1000) == (b"\x1b[31mbad \x1b[0m  all\r\n" if coloured else b"bad   all\r\n")
+    os.close(ours)
+    os.close(its)
+    if coloured:  # a pipe wants none
+        assert subprocess.run(done, env=variables, check=True, capture_output=True).stdout == b"bad   all\n"
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    """The lines of a log: each an object, with a time, in order."""
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    times = [event["time"] for event in found]
+    assert times == sorted(times)
+    assert all(time.endswith("+00:00") for time in times)
+    return found
+
+
+def test_a_log_tells_what_happened(tree: Path, tmp_path: Path) -> None:
+    words = ["build", "imagenet", tree, "out", "--size", 8, "--workers", 1, "--log", "log.jsonl"]
+    assert prep(*words, cwd=tmp_path).returncode == 0
+    start, *between, outcome = events(tmp_path / "log.jsonl")
+    assert start["event"] == "start"
+    assert start["version"] == __version__
+    assert start["command"] == ["prep", *map(str, words)]
+    assert {"host", "pid", "launcher", "task"} < set(start)
+    assert [event["event"] for event in between] == ["message", "progress", "message"]
+    assert between[0]["message"] == f"{tree}: class folders in train, 3 classes"
+    progress = between[1]
+    assert (progress["rows"], progress["total_rows"], progress["rejects"], progress["seconds_left"]) == (15, 15, 0, 0)
+    assert progress["rows_per_s"] > 0
+    assert progress["bytes_per_s"] > 0
+    assert outcome["event"] == "finished"
+    assert (outcome["exit_code"], outcome["message"]) == (0, between[2]["message"])
+    assert outcome["seconds"] > 0
+
+
+def test_a_log_ends_with_the_outcome_and_goes_on_in_the_next_run(tmp_path: Path) -> None:
+    file = tmp_path / "log.jsonl"
+    file.write_text('{"time": "2000-01-01T00:00:00.000+00:00", "event": "half"')  # as a full disk leaves it
+    assert_fails(prep("finish", tmp_path / "out", "--log", file), 1, "no plan here")
+    assert_fails(prep("work", tmp_path / "out", "--task", 1, "--log", file), 2, "--task 1 of how many?")
+    found = [json.loads(line) for line in file.read_text().splitlines()[1:]]
+    assert [event["event"] for event in found] == ["start", "message", "failed"] * 2
+    assert [event["exit_code"] for event in found[2::3]] == [1, 2]
+    assert [event["message"] for event in found[2::3]] == [event["message"] for event in found[1::3]]
+    assert "no plan here" in found[2]["message"]
+
+
+def test_a_log_that_cannot_be_written_fails_nothing(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", random_images(9))
+    result = prep("verify", store, "--log", "/dev/full")
+    assert (result.returncode, result.stdout) == (0, f"{store}: whole, 9 rows\n")
+    assert result.stderr == "prep: --log /dev/full: No space left on device; going on without it\n"
+
+
+def test_a_log_that_cannot_be_made_is_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    none = log.JsonLog(f"{tmp_path}/file/x")
+    none.message("hello")
+    none.end(0, "")
+    assert capfd.readouterr().err == f"prep: --log {tmp_path}/file/x: Not a directory; going on without it\n"
+
+
+def test_progress_is_logged_every_so_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows(path: Path) -> list[int]:
+        written = log.JsonLog(str(path))
+        for number in range(5):
+            written.progress({"rows": number})
+        written.end(0, "")
+        return [event["rows"] for event in events(path) if event["event"] == "progress"]
+
+    assert log.PROGRESS_SECONDS == 30
+    assert rows(tmp_path / "rare") == [4]
+    monkeypatch.setattr(log, "PROGRESS_SECONDS", 0.0)
+    assert rows(tmp_path / "often") == [0, 1, 2, 3, 4]
+
+
+def test_jobs_log_into_a_folder_beside_their_scripts(tree: Path, tmp_path: Path) -> None:
+    words = ["submit", "slurm", "build", "imagenet", tree, tmp_path / "out", "--size", 8, "--tasks", 1, "--cpus", 1]
+    assert CliRunner().invoke(app, list(map(str, words))).exit_code == 0
+    subprocess.run(["bash", tmp_path / "out.jobs/plan.slurm"], check=True, capture_output=True)
+    [file] = (tmp_path / "out.jobs/logs").iterdir()
+    assert events(file)[0]["command"][1] == "plan"
+    assert events(file)[-1]["event"] == "finished"

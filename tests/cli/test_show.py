@@ -1,0 +1,214 @@
+"""`prep show`: a sheet of rows with their classes under them, whatever their shape, their names and their state."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from decodeonce.cli.rows import CheckedRows, drawn, shown_rows
+from decodeonce.cli.sheet import GAP, LINE, Words, default_font, draw_sheet
+from decodeonce.cli.thumbnail import SIDE, Shown, legible, thumbnail
+from decodeonce.store import PictureClass, Store, open_store, stage_store
+from tests.cli.test_commands import assert_fails, prep
+from tests.store.signing import replace_file, resign
+from tests.stores import make_store, random_images
+
+NAMES = (
+    "a class of a long name, longer than its picture is wide",
+    "汽车 Größe ñ",
+    "\u202eabc\x1b[31m",
+    "\udcff\ud800",
+    "",
+)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """80 rows of 32x24 in 3 classes, row % 3."""
+    return make_store(
+        tmp_path_factory.mktemp("stores") / "a.store", random_images(80, shape=(32, 24, 3)), shard_rows=30
+    )
+
+
+def sheet(data: bytes) -> NDArray[np.uint8]:
+    with Image.open(io.BytesIO(data)) as image:
+        assert image.format == "PNG"
+        return np.asarray(image.convert("RGB"))
+
+
+def cell(pixels: NDArray[np.uint8], index: int, columns: int, lines: int, high: int = SIDE) -> NDArray[np.uint8]:
+    """A cell of a sheet whose pictures are `high`, with so many lines of words."""
+    down, across = divmod(index, columns)
+    top, left = GAP + down * (high + LINE * lines + 2 + GAP), GAP + across * (SIDE + GAP)
+    return pixels[top : top + high + LINE * lines + 2, left : left + SIDE]
+
+
+def damage(store: Path, row: int) -> None:
+    """Flip bits of a row; of a store with one shard."""
+    manifest = open_store(store).manifest
+    with open(store / manifest.shards[0].file, "r+b") as shard:
+        shard.seek(manifest.shards[0].data_offset + row * manifest.row_bytes)
+        shard.write(bytes(byte ^ 255 for byte in open_store(store).images[row].tobytes()[:9]))
+
+
+def test_the_selected_rows_are_drawn_each_with_its_words(store: Path, tmp_path: Path) -> None:
+    flags = ("--class", "class1", "--rows", "10:40", "--count", 9, "--out", tmp_path / "sheet.png")
+    assert prep("show", store, *flags).stdout == f"{tmp_path / 'sheet.png'}: 9 pictures of {store}\n"
+    pixels = sheet((tmp_path / "sheet.png").read_bytes())
+    assert pixels.shape == (2 * (SIDE + 3 * LINE + 2 + GAP) + GAP, 8 * (SIDE + GAP) + GAP, 3)
+    for index, row in enumerate(range(10, 37, 3)):
+        here = cell(pixels, index, 8, 3)
+        enlarged = open_store(store).images[row].repeat(4, axis=0).repeat(4, axis=1)
+        np.testing.assert_array_equal(here[:SIDE, :96], enlarged)
+        assert (here[:SIDE, 96:] == 255).all()
+        np.testing.assert_array_equal(here[SIDE:], words("the class 1", "class1", f"row {row}"))
+    assert (cell(pixels, 9, 8, 3) == 255).all()
+
+
+def words(*lines: str) -> NDArray[np.uint8]:
+    """What stands under a picture."""
+    image = Image.new("RGB", (SIDE, LINE * len(lines) + 2), "white")
+    draw = ImageDraw.Draw(image)
+    for number, line in enumerate(lines):
+        colour = "#59636e" if number == len(lines) - 1 else "#1b1f24"
+        draw.text((0, 3 + number * LINE), line, font=default_font(), fill=colour)
+    return np.asarray(image)
+
+
+@pytest.mark.parametrize("shape", [(16, 16, 3), (256, 32, 3), (30, 300, 3), (1024, 1024, 3), (1, 1, 3), (128, 90, 3)])
+def test_any_shape_fits_into_its_cell(shape: tuple[int, int, int], tmp_path: Path) -> None:
+    opened = open_store(make_store(tmp_path / "a", random_images(2, shape=shape)))
+    images = [one.picture for one in shown_rows(opened, [0, 1], CheckedRows(opened))]
+    for row, image in enumerate(images):
+        assert image is not None
+        assert max(image.size) in range(SIDE // 2 + 1, SIDE + 1)
+        assert abs(image.width / image.height - shape[1] / shape[0]) < 0.05 * shape[1] / shape[0]
+        assert abs(np.asarray(image).mean() - opened.images[row].mean()) < 2
+    assert sheet(draw_sheet(list(shown_rows(opened, [0, 1], CheckedRows(opened))))).shape[1] == 2 * (SIDE + GAP) + GAP
+
+
+@pytest.mark.parametrize(("channels", "seen"), [(1, [0, 0, 0]), (2, [0, 0, 0]), (4, [0, 1, 2])])
+def test_any_number_of_channels_is_shown(channels: int, seen: list[int]) -> None:
+    pixels = random_images(1, shape=(SIDE, SIDE, channels))[0]
+    np.testing.assert_array_equal(np.asarray(thumbnail(pixels)), pixels[..., seen])
+
+
+def test_a_damaged_row_is_framed_and_told(tmp_path: Path) -> None:
+    root = make_store(tmp_path / "a", random_images(5, shape=(64, 64, 3)))
+    damage(root, 3)
+    result = prep("show", root, "--out", tmp_path / "sheet.png")
+    told = f"row 3 is not what was written; mend it with `prep repair {root} --source SRC`\n"
+    assert (result.returncode, result.stderr) == (0, f"prep: note: {root}: {told}")
+    pixels = sheet((tmp_path / "sheet.png").read_bytes())
+    for row in range(5):
+        here = cell(pixels, row, 5, 3)
+        reds = (here[SIDE + 5 :] == (0xC0, 0x1C, 0x28)).all(axis=2).any()
+        left = GAP + row * (SIDE + GAP)
+        frame = (pixels[GAP : GAP + SIDE, left - 2] == (0xC0, 0x1C, 0x28)).all()
+        assert (reds, frame) == (row == 3, row == 3)
+
+
+def test_a_row_that_cannot_be_read_is_damaged(tmp_path: Path) -> None:
+    root = make_store(tmp_path / "a", random_images(5))
+    opened = open_store(root)
+    (root / "images-00000.npy").unlink()
+    [one] = shown_rows(opened, [2], CheckedRows(opened))
+    assert (one.picture, one.damaged, one.lines()[-1]) == (None, True, "row 2: damaged")
+    assert sheet(draw_sheet([one])).shape == (SIDE + 3 * LINE + 2 + 2 * GAP, SIDE + 2 * GAP, 3)
+
+
+def test_where_checksums_are_damaged_no_row_is_called_so(tmp_path: Path) -> None:
+    root = make_store(tmp_path / "a", random_images(5))
+    (root / "checksums.npy").write_bytes(b"\0" * (root / "checksums.npy").stat().st_size)
+    result = prep("show", root, "--out", tmp_path / "sheet.png")
+    assert result.stderr.startswith(f"prep: note: {root}/checksums.npy: its bytes are not those written")
+    assert result.stderr.endswith("until then no row can be checked\n")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_random_draw_is_the_same_for_its_seed_and_of_what_is_selected(store: Path, tmp_path: Path) -> None:
+    out = [tmp_path / f"{name}.png" for name in "abc"]
+    for path, seed in zip(out, ("0", "0", "1"), strict=True):
+        flags = ("--class", "class2", "--random", 8, "--seed", seed)
+        assert prep("show", store, *flags, "--out", path).returncode == 0
+    first, again, other = (path.read_bytes() for path in out)
+    assert first == again != other
+    rows = drawn(range(2, 80, 3), 8, seed=0)
+    assert rows == [2, 8, 14, 17, 44, 62, 65, 71]
+    shown = list(shown_rows(open_store(store), rows, CheckedRows(open_store(store))))
+    assert first == draw_sheet(shown)
+
+
+def test_every_row_is_as_likely_to_be_drawn() -> None:
+    times = np.zeros(100, int)
+    for seed in range(2000):
+        times[drawn(range(100), 10, seed)] += 1
+    assert (abs(times - 200) < 6 * np.sqrt(2000 * 0.1 * 0.9)).all()
+    assert drawn(range(5), 10, 0) == list(range(5))
+
+
+def test_a_staged_part_shows_its_own(store: Path, tmp_path: Path) -> None:
+    stage_store(open_store(store), tmp_path / "part", rows=range(6, 12))
+    assert prep("show", tmp_path / "part", "--random", 64, "--out", tmp_path / "a.png").stdout.startswith(
+        f"{tmp_path / 'a.png'}: 6 pictures"
+    )
+    nothing = ("--rows", "15:", "--out", tmp_path / "b.png")
+    assert_fails(prep("show", tmp_path / "part", *nothing), 1, "no row here is selected; `prep ls")
+    assert not (tmp_path / "b.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--random", 4, "--count", 4], "give one of them"),
+        (["--seed", 4], "--seed is for --random N"),
+        (["--count", 0], "--count"),
+        (["--out", "labels.npy"], "a file of the store itself"),
+    ],
+)
+def test_wrong_flags_are_usage_errors(store: Path, flags: list[object], told: str) -> None:
+    before = (store / "labels.npy").read_bytes()
+    assert_fails(prep("show", Path("../a.store"), *flags, cwd=store), 2, told)
+    assert (store / "labels.npy").read_bytes() == before
+
+
+def test_names_in_any_script_are_drawn_or_escaped(store: Path) -> None:
+    shown = [Shown(0, None, PictureClass(name, name), False) for name in NAMES]
+    assert sheet(draw_sheet(shown)).std() > 0
+    fonts = [default_font(), ImageFont.load_default_imagefont()]
+    for font in fonts:
+        made = Words(font)
+        assert made.fitted("goldfish", SIDE) == "goldfish"
+        assert made.fitted("\u6c7d\u8f66", SIDE) == "\\u6c7d\\u8f66"
+        assert made.fitted("Gro\u0308\u00dfe"[:3] + "n\u0303", SIDE).startswith("Gro")
+        cut = made.fitted("w" * 100000, SIDE)
+        assert cut.endswith("...")
+        assert font.getlength(cut) <= SIDE < font.getlength(f"{cut}w")
+    assert Words(default_font()).fitted("\u00f1", SIDE) in ("\u00f1", "n")
+
+
+def test_names_are_legible_whatever_they_hold() -> None:
+    assert [legible(name) for name in NAMES[2:]] == ["\\u202eabc\\x1b[31m", "\\xff\\ud800", ""]
+    assert legible("a\\b\tc\n") == "a\\b\\tc\\n"
+    assert legible("x" * 300) == "x" * 199 + "…"
+    assert len(legible("\n" * 300, 60)) == 60
+
+
+def test_labels_that_are_damaged_are_an_error(tmp_path: Path) -> None:
+    root = make_store(tmp_path / "a", random_images(5))
+    (root / "labels.npy").write_bytes((root / "labels.npy").read_bytes()[:-1] + b"\1")
+    assert_fails(prep("show", root, "--out", tmp_path / "a.png"), 1, "labels.npy: its bytes are not those written")
+
+
+def test_a_class_without_a_description_has_its_name_alone(tmp_path: Path) -> None:
+    root = make_store(tmp_path / "a", random_images(3))
+    resign(root, lambda facts: facts["classes"][1].update(description=""))
+    replace_file(root, "rejects.tsv", (root / "rejects.tsv").read_bytes())
+    opened: Store = open_store(root)
+    lines = [one.lines() for one in shown_rows(opened, range(3), CheckedRows(opened))]
+    assert lines[:2] == [["the class 0", "class0", "row 0"], ["class1", "row 1"]]

@@ -1,0 +1,244 @@
+"""What a report tells is so: against numpy, Pillow and the build's own geometry."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from decodeonce.cli.report import broken
+from decodeonce.cli.report import facts as gathering
+from decodeonce.cli.report.broken import broken_pictures
+from decodeonce.cli.report.histogram import Histogram
+from decodeonce.cli.report.sizes import Sizes, enlarged, read_sizes
+from decodeonce.cli.rows import evenly_spaced
+from decodeonce.prep.geometry import fit_to
+from decodeonce.store import Reject, open_store, stage_store
+from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Sample, line, reject_line, sample_line
+from tests.forms.webdataset import write_tar
+from tests.pictures import encoded, jpeg, picture
+from tests.report import dying
+from tests.report.made import gathered, many_classes
+from tests.store.signing import replace_file, resign
+from tests.stores import make_store, random_images
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 5])
+def test_levels_are_those_that_numpy_counts(channels: int, tmp_path: Path) -> None:
+    images = random_images(20, shape=(9, 7, channels)) // 3
+    container = "hdf5" if channels == 3 else "npy"
+    found = gathered(make_store(tmp_path / "a", images, shard_rows=8, container=container)).rows
+    assert (found.histogram.rows, found.checked, found.damaged, found.trouble) == (20, 20, [], "")
+    for channel in range(channels):
+        levels = images[..., channel]
+        assert found.histogram.counts[channel].tolist() == np.bincount(levels.ravel(), minlength=256).tolist()
+        for share in (0.05, 0.5, 0.95):
+            expected = np.quantile(levels, share, method="inverted_cdf")
+            assert found.histogram.quantile(channel, share) == expected
+    assert np.allclose(found.histogram.shares.sum(axis=1), 1)
+    assert Histogram(channels).shares.sum() == 0
+
+
+def test_a_damaged_row_is_named_and_in_no_histogram(tmp_path: Path) -> None:
+    facts = gathered(many_classes(tmp_path / "a"))
+    assert facts.rows.damaged == [7]
+    assert facts.rows.seen[7].damaged
+    assert not facts.rows.seen[6].damaged
+    right = np.delete(open_store(tmp_path / "a").images[:], 7, axis=0)
+    assert facts.rows.histogram.counts[2].tolist() == np.bincount(right[..., 2].ravel(), minlength=256).tolist()
+
+
+def test_of_a_large_store_evenly_spaced_rows_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = random_images(1000, shape=(4, 4, 3))
+    root = make_store(tmp_path / "a", images)
+    monkeypatch.setattr(gathering, "ALL_BYTES", 48 * 999)
+    monkeypatch.setattr(gathering, "SAMPLE_BYTES", 48 * 100)
+    rows = gathered(root).rows
+    assert (rows.sample, rows.histogram.rows, rows.checked) == (100, 100, 64 + 100 - 7)
+    assert rows.histogram.counts.tolist() == [
+        np.bincount(c, minlength=256).tolist() for c in images[::10].reshape(-1, 3).T
+    ]
+    monkeypatch.setattr(gathering, "ALL_BYTES", 48 * 1000)
+    assert gathered(root).rows.checked == 1000
+
+
+@given(st.integers(0, 10**7), st.integers(1, 10**7), st.integers(1, 300))
+def test_rows_are_as_far_apart_as_they_can_be(first: int, count: int, wanted: int) -> None:
+    rows = evenly_spaced(range(first, first + count), wanted)
+    assert len(rows) == len(set(rows)) == min(count, wanted)
+    assert rows[0] == first
+    gaps = np.diff([*rows, first + count])
+    assert gaps.max() - gaps.min() <= 1
+
+
+def test_counts_are_those_of_the_labels(tmp_path: Path) -> None:
+    root = many_classes(tmp_path / "a")
+    counts = gathered(root).counts
+    assert counts is not None
+    assert {label: n for label, n in enumerate(counts.tolist()) if n} == Counter(open_store(root).labels.tolist())
+    assert len(counts) == 60
+
+
+def test_a_part_shows_and_checks_what_it_holds(tmp_path: Path) -> None:
+    images = random_images(30, shape=(4, 4, 3))
+    root = make_store(tmp_path / "a", images)
+    odd = [Reject("class0/3.jpg", "grey", "kept"), Reject("class2/11.jpg", "grey", "kept")]
+    replace_file(root, "rejects.tsv", line(REJECT_COLUMNS) + b"".join(map(reject_line, odd)))
+    stage_store(open_store(root), tmp_path / "part", rows=range(10, 25))
+    facts = gathered(tmp_path / "part")
+    assert facts.rows.damaged == []
+    assert [facts.odd_row(reject.source) is None for reject in odd] == [True, False]
+    assert (facts.sheet, facts.rows.checked, facts.rows.histogram.rows) == (list(range(10, 25)), 15, 15)
+    assert facts.rows.histogram.counts[0].tolist() == np.bincount(images[10:25, ..., 0].ravel(), minlength=256).tolist()
+    assert facts.counts is not None
+    assert facts.counts.sum() == 30
+
+
+@given(
+    st.sampled_from(["crop", "pad", "stretch"]),
+    st.tuples(st.integers(1, 300), st.integers(1, 300)),
+    st.tuples(st.integers(1, 300), st.integers(1, 300)),
+)
+def test_enlarged_is_what_the_build_enlarges(fit: str, size: tuple[int, int], out: tuple[int, int]) -> None:
+    sizes = Sizes(np.array([size[0]]), np.array([size[1]]), 0, 0, {})
+    found = enlarged(sizes, {"fit": fit, "exif": "ignore"}, (out[1], out[0], 3))
+    assert found is not None
+    resized = fit_to(fit, size, out)
+    assert bool(found[0]) == (resized.width > size[0] or resized.height > size[1])
+
+
+def test_where_the_recipe_does_not_tell_nothing_is_called_enlarged() -> None:
+    sizes, square, wide = Sizes(np.array([9]), np.array([9]), 0, 0, {}), (99, 99, 3), (99, 98, 3)
+    plain = {"fit": "crop", "exif": "ignore"}
+    assert enlarged(sizes, plain, wide) is not None
+    assert enlarged(sizes, {**plain, "exif": "apply"}, square) is not None
+    for recipe in ({}, {"exif": "ignore"}, {**plain, "resized_from": [9, 9]}, {**plain, "exif": "apply"}):
+        assert enlarged(sizes, recipe, wide) is None
+
+
+def test_sizes_are_those_of_samples_and_boxes(tmp_path: Path) -> None:
+    root = make_store(tmp_path / "a", random_images(5))
+    boxes = ["", "", "10,20,40,90", "", ""]
+    names = ["a\tb", "a\\", "\udcff", "plain", "plain"]
+    sides = [(5, 6), (0, 0), (100, 100), (7, 1), (8, 2)]
+    samples = [
+        Sample(row, 0, "class0", names[row], *sides[row], boxes[row], "0" * 16)
+        for row in range(5)
+    ]  # fmt: skip
+    replace_file(root, "samples.tsv", line(SAMPLE_COLUMNS) + b"".join(map(sample_line, samples)))
+    found = read_sizes(open_store(root), {b"a\\tb", b"\\xff", b"plain", b"nowhere"})
+    assert (found.widths.tolist(), found.heights.tolist()) == ([5, 30, 7, 8], [6, 70, 1, 2])
+    assert (found.unknown, found.boxes, found.shorter.tolist()) == (1, 1, [5, 30, 1, 2])
+    assert found.rows == {b"a\\tb": 0, b"\\xff": 2, b"plain": 3}
+
+
+@pytest.mark.parametrize(
+    "damaged", ["no tabs", "4\t1\tc\ts\tx\t9\t\t0", f"4\t1\tc\ts\t{2**64}\t9\t\t0", "4\t1\tc\ts\t9\t9\t1,2\t0", ""]
+)
+def test_a_samples_file_that_is_none_is_a_problem_and_no_end(damaged: str, tmp_path: Path) -> None:
+    root = make_store(tmp_path / "a", random_images(5))
+    lines = (root / "samples.tsv").read_bytes().splitlines(keepends=True)
+    replace_file(root, "samples.tsv", b"".join([*lines[:5], f"{damaged}\n".encode() if damaged else b""]))
+    facts = gathered(root)
+    assert facts.sizes is None
+    assert list(facts.problems) == ["samples.tsv"]
+
+
+def test_rejects_are_counted_listed_and_shown_by_kind(tmp_path: Path) -> None:
+    root = make_store(tmp_path / "a", random_images(5))
+    kinds = [("grey", "kept"), ("truncated: a", "rejected"), ("truncated: b", "rejected"), ("alpha", "left out")]
+    rejects = [Reject(f"{number}.jpg", *kinds[number % 4]) for number in range(2000)]
+    rejects += [Reject(f"x{number}", f"kind {number}", "kept") for number in range(50)]
+    replace_file(root, "rejects.tsv", line(REJECT_COLUMNS) + b"".join(map(reject_line, rejects)))
+    found = gathered(root).rejects
+    assert found is not None
+    assert found.counts["rejected", "truncated"] == 1000
+    assert (found.odd, found.rejected, len(found.listed)) == (550, 1500, 500)
+    assert found.listed == rejects[:500]
+    shown = Counter((reject.action, reject.reason.partition(":")[0]) for reject in found.pictured)
+    assert shown["kept", "grey"] == shown["rejected", "truncated"] == shown["left out", "alpha"] == 4
+    assert sum(number for (action, _), number in shown.items() if action == "kept") == 24
+
+
+def test_odd_pictures_are_shown_by_their_rows(tmp_path: Path) -> None:
+    root = make_store(tmp_path / "a", random_images(90))
+    found = [
+        Reject("class0/81.jpg", "grey", "kept"),
+        Reject("class1/4.jpg", "grey", "kept"),
+        Reject("gone", "x", "kept"),
+    ]
+    replace_file(root, "rejects.tsv", line(REJECT_COLUMNS) + b"".join(map(reject_line, found)))
+    facts = gathered(root)
+    rows = [facts.odd_row(reject.source) for reject in found]
+    assert [row.row if row else None for row in rows] == [81, 4, None]
+
+
+def rejected(tmp_path: Path, files: dict[str, bytes], kind: str = "folder") -> dict[str, bytes]:
+    """What can be seen of rejects of these names and bytes."""
+    for name, data in files.items():
+        (tmp_path / "src" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "src" / name).write_bytes(data)
+    root = make_store(tmp_path / "a.store", random_images(2))
+    resign(root, lambda facts: facts["source"].update(kind=kind))
+    rejects = [Reject(name, "x", "rejected") for name in files]
+    return broken_pictures(open_store(root).manifest, str(tmp_path / "src"), rejects)
+
+
+def test_what_is_left_of_a_reject_is_seen(tmp_path: Path) -> None:
+    whole = jpeg(128, 128, seed=3)
+    files = {
+        "a/cut.jpg": whole[: len(whole) * 3 // 4],
+        "a/b.jpg": b"<html>",
+        "c.png": encoded(picture(60, 30), "PNG")[:-300],
+    }
+    found = rejected(tmp_path, files)
+    assert sorted(found) == ["a/cut.jpg", "c.png"]
+    with Image.open(io.BytesIO(found["a/cut.jpg"])) as seen, Image.open(io.BytesIO(whole)) as full:
+        difference = np.abs(np.asarray(seen, int) - np.asarray(full, int)).mean(axis=(1, 2))
+    assert difference[:60].max() < 6
+    assert difference[-8:].min() > 10
+
+
+def test_a_reject_in_an_archive_is_found(tmp_path: Path) -> None:
+    write_tar(tmp_path / "src/shard-0.tar", [("a.jpg", jpeg()), ("b.jpg", jpeg(300, 200)[:-3000])])
+    root = make_store(tmp_path / "a.store", random_images(2))
+    resign(root, lambda facts: facts["source"].update(kind="webdataset"))
+    reject = Reject("shard-0.tar/b.jpg", "truncated", "rejected")
+    for source in ("src", "src/shard-{0..0}.tar"):
+        assert list(broken_pictures(open_store(root).manifest, str(tmp_path / source), [reject])) == [reject.source]
+
+
+def test_what_ends_its_decoder_shows_nothing_and_ends_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bomb = bytearray(encoded(picture(9, 9), "PNG"))
+    bomb[16:24] = b"\0\0\x9c\x40\0\0\x9c\x40"  # 40,000 x 40,000 pixels
+    files = {"bomb.png": bytes(bomb), "empty": b""}
+    assert rejected(tmp_path / "a", files) == {}
+    monkeypatch.setattr(broken, "leniently", dying)
+    assert rejected(tmp_path / "b", {"a.jpg": jpeg()}) == {}
+
+
+def test_what_takes_too_long_shows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broken, "SECONDS", 1e-3)
+    assert rejected(tmp_path, {"a.jpg": jpeg()}) == {}
+
+
+def test_no_link_out_of_the_source_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/secret.jpg").write_bytes(jpeg())
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/link").symlink_to(tmp_path / "outside")
+    (tmp_path / "src/inner").symlink_to(tmp_path / "src/real")
+    found = rejected(tmp_path, {"real/a.jpg": jpeg()})
+    assert list(found) == ["real/a.jpg"]
+    manifest = open_store(tmp_path / "a.store").manifest
+    names = ["link/secret.jpg", "../outside/secret.jpg", str(tmp_path / "outside/secret.jpg"), "inner/a.jpg", "a\0b"]
+    rejects = [Reject(name, "x", "rejected") for name in names]
+    assert list(broken_pictures(manifest, str(tmp_path / "src"), rejects)) == ["inner/a.jpg"]

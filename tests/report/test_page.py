@@ -1,0 +1,213 @@
+"""`prep report` writes one page: the same for a store, sound HTML, nothing from elsewhere, whatever is damaged."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decodeonce.cli.report.command import report
+from decodeonce.cli.report.markup import VOID, Markup, element, joined
+from decodeonce.cli.report.page import POLICY
+from decodeonce.cli.report.page import page as made_page
+from decodeonce.cli.report.words import share
+from decodeonce.store import open_store, stage_store
+from tests.cli.test_commands import assert_fails, prep
+from tests.pictures import jpeg, make_tree
+from tests.report.made import gathered, many_classes
+from tests.store.signing import replace_file, resign
+from tests.stores import make_store, random_images
+
+SECTIONS = ["facts", "pictures", "classes", "sizes", "levels", "rejects", "recipe", "checks"]
+
+
+class Outline(HTMLParser):
+    """The elements of a page, checked to be closed in order, and its text."""
+
+    def __init__(self, page: bytes) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(page.decode())
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attributes)))
+        assert len(dict(attributes)) == len(attributes)
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self._open:
+            self.text += data
+
+    def all(self, *tags: str) -> Iterator[dict[str, str | None]]:
+        """The attributes of each element of these names, in order."""
+        return (attributes for tag, attributes in self.found if tag in tags)
+
+
+def outline(store: Path, source: Path | None = None) -> Outline:
+    return Outline(made_page(gathered(store, source)))
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return many_classes(tmp_path_factory.mktemp("stores") / "many.store")
+
+
+def test_the_command_writes_the_same_page_wherever_the_store_lies(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "src", per_class=4)
+    (tree / "train/n00000001/n00000001_0.JPEG").write_bytes(jpeg(80, 60)[:-400])
+    assert prep("build", "imagenet", tree, tmp_path / "a.store", "--size", 24, "--max-bad", 1).returncode == 0
+    shutil.copytree(tmp_path / "a.store", tmp_path / "elsewhere/a.store")
+    for folder, store in (("x", "a.store"), ("y", tmp_path / "elsewhere/a.store")):
+        (tmp_path / folder).mkdir()
+        out = tmp_path / folder / "page.html"
+        result = prep("report", store, "--source", tree, "--out", out, cwd=tmp_path)
+        assert (result.returncode, result.stderr) == (0, "")
+        assert result.stdout.startswith(f"{out}: {store} on one page of ")
+    page = (tmp_path / "x/page.html").read_bytes()
+    assert page == (tmp_path / "y/page.html").read_bytes()
+    assert str(tmp_path).encode() not in page
+    read = Outline(page)
+    assert "11 pictures of 24x24 pixels in 3 classes" in read.text
+    assert "Whole: every file and every row is as it was written." in read.text
+    assert "What can be decoded of train/n00000001/n00000001_0.JPEG" in [image["alt"] for image in read.all("img")]
+
+
+def test_a_page_is_sound_and_has_nothing_from_elsewhere(many: Path) -> None:
+    page = made_page(gathered(many))
+    read = Outline(page)
+    assert page.startswith(b'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">')
+    assert page.endswith(b"</html>\n")
+    policy = [meta["content"] for meta in read.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
+    assert policy == [POLICY]
+    assert [tag for tag, _ in read.found].index("style") > [tag for tag, _ in read.found].index("meta")
+    assert not list(read.all("script", "iframe", "object", "embed", "base", "form", "use", "image"))
+    assert [link["href"] for link in read.all("link")] == ["data:,"]
+    assert all((image["src"] or "").startswith("data:image/") for image in read.all("img"))
+    assert all((link["href"] or "").startswith("#") for link in read.all("a"))
+    assert not re.search(rb"url\(|@import|https?:", page)
+    ids = [attributes["id"] for _, attributes in read.found if "id" in attributes]
+    assert len(set(ids)) == len(ids)
+    named = [name for _, attributes in read.found for name in (attributes.get("aria-labelledby") or "").split()]
+    assert {*named, *((link["href"] or "")[1:] for link in read.all("a"))} <= set(ids)
+
+
+def test_headings_landmarks_charts_and_tables_can_be_told(many: Path) -> None:
+    read = outline(many)
+    levels = [int(tag[1]) for tag, _ in read.found if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(later <= level + 1 for level, later in pairwise(levels))
+    assert [section["id"] for section in read.all("section")] == SECTIONS
+    assert [len(list(read.all(tag))) for tag in ("header", "nav", "main", "footer")] == [1, 1, 1, 1]
+    charts = list(read.all("svg"))
+    assert len(charts) == 4
+    assert all(chart["role"] == "img" and chart["aria-labelledby"] for chart in charts)
+    assert all(image["alt"] for image in read.all("img"))
+    assert all(cell["scope"] in ("row", "col") for cell in read.all("th"))
+
+
+def test_what_is_told_is_what_is_in_the_store(many: Path) -> None:
+    text = outline(many).text
+    labels = open_store(many).labels
+    counts = np.sort(np.bincount(labels, minlength=60))
+    assert f"60 classes: from 0 to {counts[-1]} rows each, median {np.median(counts):g}." in text
+    assert all(f"class{label} the class {label}" in text for label in range(60))
+    mean, std = open_store(many).manifest.pixel_mean, open_store(many).manifest.pixel_std
+    assert all(f"{value:.4f}" in text for value in (*mean, *std))
+    assert "10 pictures of the source became no row. 30 pictures are odd" in text
+    assert "Damaged: row 7. Damaged rows are counted in no histogram" in text
+    assert "299 of 300 rows" in text
+    assert open_store(many).manifest.digest in text
+    assert "--source SRC" in text
+
+
+@pytest.mark.parametrize("name", ["labels.npy", "samples.tsv", "rejects.tsv", "checksums.npy", "extra.npy"])
+def test_a_damaged_file_is_told_and_the_rest_is_shown(
+    name: str, many: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(many, tmp_path / "a")
+    content = (tmp_path / "a" / name).read_bytes()
+    (tmp_path / "a" / name).write_bytes(content[:-9] + b"\0" * 9 if content[-9:] != b"\0" * 9 else content[:-1] + b"\1")
+    report(tmp_path / "a", tmp_path / "a.html")
+    notes = capsys.readouterr().err.splitlines()
+    assert notes[0].startswith(f"prep: note: {tmp_path / 'a' / name}: its bytes are not those written")
+    assert len(notes) == (1 if name == "checksums.npy" else 2)
+    read = Outline((tmp_path / "a.html").read_bytes())
+    assert [section["id"] for section in read.all("section")] == SECTIONS
+    assert f"damaged: {name}" in read.text
+    assert re.search(r"Damaged: (1 row, )?1 file\.", read.text)
+    shown = {"labels.npy": "of a class not known", "checksums.npy": "not checked"}
+    assert shown.get(name, f"{name} is damaged: not shown" if name.endswith("tsv") else "") in read.text
+
+
+def test_tiny_one_class_staged_and_foreign_stores_have_a_page(tmp_path: Path) -> None:
+    one = make_store(tmp_path / "one", np.zeros((1, 1, 1, 1), np.uint8), classes=1)
+    assert "1 picture of 1x1 pixels in 1 class" in outline(one).text
+    foreign = make_store(tmp_path / "foreign", random_images(9, shape=(3, 200, 6)))
+    resign(foreign, lambda facts: facts.update(recipe={}, source={}))
+    assert "channel 5" in outline(foreign).text
+    stage_store(open_store(foreign), tmp_path / "part", rows=range(4, 6))
+    text = outline(tmp_path / "part").text
+    assert "It is a staged part, which holds rows 4..5 of 9." in text
+    assert "checksum of all 2" in text
+
+
+def test_thousands_of_classes_and_rejects_stay_within_three_megabytes(tmp_path: Path) -> None:
+    root = make_store(tmp_path / "a", random_images(300), classes=21841)
+    lines = b"".join(b"%d/%s.jpg\tgarbled: %d\tkept\n" % (n, b"x" * 200, n) for n in range(20000))
+    replace_file(root, "rejects.tsv", b"source\treason\taction\n" + lines)
+    page = made_page(gathered(root))
+    assert 2_000_000 < len(page) < 3_000_000
+    assert b"21,841 classes: from 0 to 1 row each" in page
+    assert b"Every class (the first 20,000 of 21,841), largest first" in page
+    assert b"And 19,500 more lines in rejects.tsv." in page
+
+
+def test_a_source_of_no_use_is_an_error_and_no_page(many: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a.html"
+    assert_fails(
+        prep("report", many, "--source", tmp_path / "nowhere", "--out", out), 1, "nowhere: no such file or folder"
+    )
+    with pytest.raises(typer.BadParameter, match="a file of the store itself"):
+        report(many, many / "labels.npy")
+    assert not out.exists()
+
+
+TEXT = st.text(st.characters(codec="utf-8") | st.sampled_from("<>&\"'/!-\udcff\ud800\0\x1b\u202e"), max_size=30)
+
+
+@given(TEXT, TEXT)
+def test_no_text_is_markup(text: str, value: str) -> None:
+    made = element("p", element("b", text), text, title=value, hidden=True, lang=None)
+    made.encode()
+    assert made == f'<p title="{joined(value)}" hidden><b>{joined(text)}</b>{joined(text)}</p>'
+    inner = made[len(f'<p title="{joined(value)}" hidden><b>') :].removesuffix("</p>")
+    assert inner.count("<") == inner.count(">") == 1
+    assert '"' not in joined(value)
+    assert joined(text, Markup("<i>")).endswith("<i>")
+    assert all(character.isprintable() for character in made)
+
+
+def test_a_share_is_never_none_or_all_where_it_is_not() -> None:
+    told = {0: "0%", 1: "below 0.1%", 10: "0.1%", 5000: "50%", 9999: "above 99.9%", 10000: "100%"}
+    assert {number: share(number, 10000) for number in told} == told
+    assert share(0, 0) == "0%"
