@@ -1,0 +1,197 @@
+# ---
+# jupyter:
+#   jupytext:
+#     notebook_metadata_filter: -jupytext.text_representation.jupytext_version
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # A look into a store
+#
+# What a store holds, read with NumPy alone; its pictures and their colours; how fast they load here.
+#
+# `make notebook` runs all of it in an environment that it makes, and leaves the result in `build/notebook`. Elsewhere
+# it takes `pip install "decodeonce[prep-pillow]" matplotlib`, and a Jupyter to open it with. The store that is looked
+# at is `STORE=/path/to/train.store` in the environment, or a path in the next cell; where there is none, a small one is
+# made.
+
+# %%
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+STORE = Path(os.environ.get("STORE") or "sample.store")
+
+# %%
+if not STORE.exists():
+    tree = STORE.with_suffix(".tree")
+    prep = [sys.executable, "-m", "decodeonce.cli"]
+    subprocess.run([*prep, "sample", tree, "--count", "300", "--classes", "12"], check=True)
+    # Some of the pictures drawn are broken, as some in every large set are: they become lines in rejects.tsv.
+    subprocess.run([*prep, "build", "imagenet", tree, STORE, "--max-bad", "2%"], check=True)
+
+# %% [markdown]
+# ## Without decodeonce
+#
+# A store is a folder: `store.json` says what it is, and its shards are arrays of pictures, one row each. From here to
+# the loader's rates nothing but `json` and `numpy` reads it.
+
+# %%
+facts = json.loads((STORE / "store.json").read_bytes())
+if (facts["format"], facts["version"]) != ("decodeonce", 1) or (STORE / "stage.json").exists():
+    raise SystemExit(f"{STORE}: not a whole store of version 1")
+labels = np.load(STORE / "labels.npy", mmap_mode="r")
+print(f"{facts['count']:,} pictures of {facts['shape']} in {len(facts['classes'])} classes")
+for shard in facts["shards"]:
+    print(f"   {shard['file']}: {shard['rows']:,} rows, {shard['bytes'] / 1e9:.2f} GB")
+
+
+# %%
+def open_shard(shard):
+    """(rows, H, W, C) uint8, of which nothing is read until it is looked at."""
+    path, shape = STORE / shard["file"], (shard["rows"], *facts["shape"])
+    if facts["container"] == "npy":
+        return np.load(path, mmap_mode="r")
+    return np.memmap(path, np.uint8, "r", shard["data_offset"], shape)  # HDF5: one contiguous dataset
+
+
+shards = [open_shard(shard) for shard in facts["shards"]]
+starts = [shard["first_row"] for shard in facts["shards"]]
+
+
+def picture(row):
+    """One row's picture, (H, W, C) uint8."""
+    place = np.searchsorted(starts, row, side="right") - 1
+    return shards[place][row - starts[place]]
+
+
+# %% [markdown]
+# ## The pictures
+#
+# Rows at random, in order. A row's label is an index into the classes; a class has the name of its folder and, where
+# the source had one, a description.
+
+
+# %%
+def class_name(row):
+    """What a picture shows, short, as text that any font can draw."""
+    found = facts["classes"][labels[row]]
+    text = (found["description"] or found["name"]).partition(",")[0]
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return text if len(text) <= 24 else text[:23] + "…"
+
+
+rng = np.random.default_rng(0)
+chosen = np.sort(rng.choice(facts["count"], min(24, facts["count"]), replace=False))
+figure, axes = plt.subplots(4, 6, figsize=(10, 7.6), layout="constrained")
+for axis in axes.flat:
+    axis.axis("off")
+for row, axis in zip(chosen, axes.flat, strict=False):
+    axis.imshow(picture(row).squeeze(), cmap="gray", vmin=0, vmax=255)
+    axis.set_title(f"{row}: {class_name(row)}", fontsize=7, parse_math=False)
+plt.show()
+
+# %% [markdown]
+# ## Their colours
+#
+# How often each value stands in each channel, of up to 500 rows at random, beside `pixel_mean` and `pixel_std` in
+# `store.json`, which are of all rows. The peaks of plain black and white are cut off.
+
+# %%
+sampled = np.sort(rng.choice(facts["count"], min(500, facts["count"]), replace=False))
+counts = np.zeros((facts["shape"][2], 256), np.int64)
+for row in sampled:
+    for channel, values in enumerate(np.moveaxis(picture(row), 2, 0)):
+        counts[channel] += np.bincount(values.ravel(), minlength=256)
+share = counts / counts.sum(axis=1, keepdims=True)
+mean = share @ np.arange(256)
+std = np.sqrt(share @ np.arange(256) ** 2 - mean**2)
+
+# %%
+inks = ["#c0392b", "#27873f", "#2c5fb3"] if len(counts) == 3 else ["#444444"] * len(counts)
+figure, axes = plt.subplots(len(counts), figsize=(10, 6), sharex=True, layout="constrained", squeeze=False)
+for channel, (axis, ink) in enumerate(zip(axes.flat, inks, strict=True)):
+    whole_mean, whole_std = facts["pixel_mean"][channel], facts["pixel_std"][channel]
+    axis.fill_between(range(256), share[channel], color=ink, alpha=0.5, step="mid", label="rows looked at")
+    axis.axvline(whole_mean, color="black", label="pixel_mean")
+    axis.axvspan(whole_mean - whole_std, whole_mean + whole_std, color="black", alpha=0.08, label="± pixel_std")
+    axis.set(xlim=(0, 255), ylim=(0, 1.3 * np.quantile(share[channel], 0.99)), ylabel=f"channel {channel}", yticks=[])
+    print(f"channel {channel}: mean {mean[channel]:.1f}, of all rows {whole_mean:.1f}; ", end="")
+    print(f"std {std[channel]:.1f}, of all rows {whole_std:.1f}")
+axes[0, 0].legend(fontsize=8)
+axes[-1, 0].set_xlabel("value")
+plt.show()
+
+# %% [markdown]
+# ## How fast it loads
+#
+# The Loader, warm, on this machine's CPU: batches of several sizes, one copying thread and two, in three orders. The
+# dashed lines are what as many threads of `np.copyto` do between two large arrays: a batch is such a copy. A store so
+# small that the processor's caches hold much of it may load faster than that. Each point is a fifth of a second: for
+# figures to rely on there is `make bench`.
+
+# %%
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from decodeonce import Loader
+
+SECONDS = 0.2
+SIZES = [size for size in (16, 64, 256) if size <= facts["count"]] or [facts["count"]]
+ROW_BYTES = int(np.prod(facts["shape"]))
+
+
+def copy_rate(threads, nbytes=1 << 28):
+    """Bytes a second of np.copyto, the best of five."""
+    parts = [np.zeros((2, nbytes // threads), np.uint8) + 1 for _ in range(threads)]
+    seconds = []
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(5):
+            start = time.perf_counter()
+            list(pool.map(lambda part: np.copyto(part[0], part[1]), parts))
+            seconds.append(time.perf_counter() - start)
+    return nbytes / min(seconds)
+
+
+def loader_rate(**settings):
+    """Bytes a second of a Loader, after one epoch that is not counted."""
+    rows = 0
+    with Loader(STORE, tail="keep", rank=0, world_size=1, **settings) as loader:
+        for _ in loader:
+            pass
+        start = time.perf_counter()
+        while time.perf_counter() < start + SECONDS:
+            rows += sum(batch.valid for batch in loader)
+        return rows * ROW_BYTES / (time.perf_counter() - start)
+
+
+# %%
+figure, axis = plt.subplots(figsize=(10, 5), layout="constrained")
+for threads, ink in ((1, "#2c5fb3"), (2, "#c0392b")):
+    told, copied = f"{threads} thread{'s'[: threads - 1]}", copy_rate(threads) / 1e9
+    axis.axhline(copied, color=ink, linestyle="--", label=f"np.copyto, {told}: {copied:.1f} GB/s")
+    for shuffle, marker in (("none", "o"), ("window", "s"), ("full", "^")):
+        rates = [loader_rate(batch_size=size, threads=threads, shuffle=shuffle) / 1e9 for size in SIZES]
+        axis.plot(SIZES, rates, color=ink, marker=marker, label=f"{told}, {shuffle}")
+        parts = (f"{rate:.1f} GB/s in batches of {size}" for size, rate in zip(SIZES, rates, strict=True))
+        print(f"{told}, {shuffle}: {', '.join(parts)}")
+axis.set_xscale("log", base=2)
+axis.set_xticks(SIZES, map(str, SIZES))
+axis.set(xlabel="pictures a batch", ylabel="GB/s")
+axis.set_ylim(bottom=0)
+right = axis.secondary_yaxis("right", functions=(lambda y: y * 1e9 / ROW_BYTES, lambda y: y / 1e9 * ROW_BYTES))
+right.set_ylabel("pictures/s")
+axis.legend(fontsize=8, ncols=2)
+plt.show()

@@ -1,0 +1,116 @@
+"""The recipes of containers say the same as each other, as the project and as the page about them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import decodeonce
+from decodeonce.prep.jobs import Chain, read_site, site_names, write_scripts
+from tools import setup_env
+
+ROOT = Path(__file__).resolve().parent.parent
+INSTALL = ROOT / "containers" / "install.sh"
+PREP = "/opt/decodeonce/bin/prep"
+
+
+def instructions() -> list[tuple[str, str]]:
+    """(FROM, its words) and so on, of the Dockerfile."""
+    text = re.sub(r"^#.*\n", "", (ROOT / "containers" / "Dockerfile").read_text(), flags=re.MULTILINE)
+    lines = [line for line in text.replace("\\\n", "").splitlines() if line]
+    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in lines)]
+
+
+def arguments() -> dict[str, str]:
+    """The defaults of the Dockerfile's ARGs."""
+    found = [rest.partition("=") for word, rest in instructions() if word == "ARG"]
+    return {name: value.strip('"') for name, _, value in found}
+
+
+def recipe() -> dict[str, str]:
+    """The sections of the Apptainer recipe, and what stands above them as ""."""
+    parts = re.split(r"^%(\w+)\n", (ROOT / "containers" / "decodeonce.def").read_text(), flags=re.MULTILINE)
+    return {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
+
+
+def copied() -> set[str]:
+    """What the Dockerfile takes from the sources."""
+    rests = [rest.split() for word, rest in instructions() if word == "COPY" and not rest.startswith("--from")]
+    return {name for *names, _ in rests for name in names}
+
+
+def test_the_image_is_as_the_page_says() -> None:
+    words = [word for word, _ in instructions()]
+    assert set(words) == {"ARG", "COPY", "ENTRYPOINT", "ENV", "FROM", "LABEL", "RUN", "USER", "WORKDIR"}
+    last = instructions()[len(words) - words[::-1].index("FROM") - 1 :]
+    assert ("USER", "prep") in last
+    assert ("ENTRYPOINT", '["prep"]') in last
+    assert [rest for word, rest in last if word == "RUN" and 'test "$(prep --version)" = "prep ${VERSION}"' in rest]
+    [label] = [rest for word, rest in last if word == "LABEL"]
+    assert 'org.opencontainers.image.version="${VERSION}"' in label
+    assert not [package for package in arguments()["PACKAGES"].split() if "gcc" in package or package.endswith("-dev")]
+
+
+def test_make_gives_the_image_its_version() -> None:
+    told = subprocess.run(["make", "-n", "image"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert f"-t decodeonce:{decodeonce.__version__} --build-arg VERSION={decodeonce.__version__} " in told
+    assert decodeonce.__version__ not in (ROOT / "containers" / "Dockerfile").read_text()
+
+
+def test_what_is_copied_is_there_and_goes_into_the_context() -> None:
+    rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
+    allowed = {rule.removeprefix("!") for rule in rules if rule.startswith("!")}
+    assert "*" in rules
+    assert "constraints.txt" in copied()
+    for name in copied():
+        assert (ROOT / name).exists(), name
+        assert name.partition("/")[0] in allowed, name
+    assert allowed == {name.partition("/")[0] for name in copied()}
+
+
+def test_both_recipes_do_the_same() -> None:
+    other = recipe()
+    assert {line.split()[0] for line in other["files"].splitlines() if line} == copied()
+    given = dict(line.strip().split("=", 1) for line in other["arguments"].splitlines() if line)
+    assert given == {name: arguments()[name] for name in ("MARCH", "EXTRAS", "TORCH_INDEX")}
+    assert f'build="{arguments()["BUILD_PACKAGES"]}"' in other["post"]
+    assert f'packages="{arguments()["PACKAGES"]}"' in other["post"]
+    assert arguments()["BASE"].endswith(re.findall(r"^From: (\S+)$", other[""], re.MULTILINE)[0])
+    call = "sh containers/install.sh"
+    assert call in other["post"]
+    assert [rest for word, rest in instructions() if word == "RUN" and call in rest]
+
+
+def test_what_pillow_simd_is_compiled_with_is_installed() -> None:
+    pieces = [*setup_env.PIECES, *setup_env.OPTIONAL.values()]
+    wanted = {package for piece in pieces for package in piece.debian.split()}
+    assert wanted <= set(arguments()["BUILD_PACKAGES"].split())
+
+
+def test_pins_that_are_left_on_a_centres_image_are_there() -> None:
+    text = INSTALL.read_text()
+    subprocess.run(["sh", "-n", INSTALL], check=True)
+    [names] = re.findall(r"\^\(([a-z0-9|-]+)\)==", text)
+    pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert set(names.split("|")) <= pinned
+    assert not set(names.split("|")) & {"torch", "numpy", "pillow"}
+
+
+@pytest.mark.parametrize("name", site_names())
+def test_scripts_written_in_a_container_call_one(name: str, tmp_path: Path) -> None:
+    [change] = re.findall(r"^sed -i '(s#.*#)' \S+$", (ROOT / "docs" / "install.md").read_text(), re.MULTILINE)
+    site = read_site(name)
+    submit = write_scripts(
+        tmp_path / "OUT", site, Chain(tasks=2, cpus=8, nodes=2, seconds=3600), [[PREP, "x"]] * 3, tmp_path
+    )
+    scripts = [path for path in submit.parent.iterdir() if path != submit]
+    assert len(scripts) == 3
+    subprocess.run(["sed", "-i", change, *scripts], check=True)
+    for script in scripts:
+        last = script.read_text().splitlines()[-1]
+        assert last.endswith(f" apptainer exec --bind /scratch /images/decodeonce.sif {PREP} x")
+        assert last.count(PREP) == 1
+    assert PREP not in submit.read_text()

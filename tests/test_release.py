@@ -1,0 +1,286 @@
+"""What an index is given: the archives' contents, metadata and page; that they install and run in a new environment."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from markdown_it import MarkdownIt
+from packaging.requirements import Requirement
+from readme_renderer.clean import clean
+
+import decodeonce
+from tests.stores import make_store, random_images
+
+ROOT = Path(__file__).resolve().parent.parent
+SRC = ROOT / "src"
+LINKS = ("cli", "loader", "prep", "store")
+# What lies about in a folder that was worked in, and is no source.
+LITTER = (
+    "build/demo/__init__.py",
+    "dist/old.whl",
+    ".venv/lib/module.py",
+    "shared/picture.JPEG",
+    "examples/sample.store/images-00000.npy",
+    "tests/__pycache__/a.pyc",
+)
+MADE = ("PKG-INFO", "setup.cfg", "src/decodeonce.egg-info/")
+PICTURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"II*\0", b"MM\0*")
+FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+PLATFORMS = [(system, machine) for system in ("linux", "darwin") for machine in ("x86_64", "aarch64")]
+USER = """
+from decodeonce import Batch, Loader, open_store
+
+def rows(path: str) -> int:
+    loader = Loader(path, batch_size=4)
+    steps: int = len(loader)
+    batches: list[Batch] = list(loader)
+    Loader(path)  # type: ignore[call-arg]
+    return steps + len(open_store(path)) + sum(batch.valid for batch in batches)
+"""
+
+
+class Built(NamedTuple):
+    """A copy of the sources, the names of all in it that were, and the archives."""
+
+    tree: Path
+    sources: set[str]
+    sdist: Path
+    wheel: Path  # from the sdist
+    wheel_of_tree: Path
+
+
+def source_names() -> list[str]:
+    """Every file that git has, or would take; of an unpacked sdist all it came with."""
+    if not (ROOT / ".git").exists():
+        lines = (SRC / "decodeonce.egg-info" / "SOURCES.txt").read_text().splitlines()
+        return [name for name in lines if not name.startswith(MADE)]
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return [name for name in listed.stdout.split("\0") if name]
+
+
+def run(*command: object, cwd: Path | None = None) -> str:
+    """What a command prints; a failure shows both of its outputs."""
+    done = subprocess.run(list(map(str, command)), cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The archives, built from a copy of the tree with litter in it."""
+    tree, out = tmp_path_factory.mktemp("release") / "tree", tmp_path_factory.mktemp("dist")
+    sources = set()
+    for name in source_names():
+        if (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, tree / name)
+            sources.add(name)
+    for part in LINKS:
+        (tree / part).symlink_to(f"src/decodeonce/{part}")
+    for name in LITTER:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_bytes(PICTURES[0])
+    run(sys.executable, "-m", "build", "--no-isolation", "-o", out, tree)
+    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "-o", out / "of-tree", tree)
+    [sdist], [wheel], [of_tree] = out.glob("*.tar.gz"), out.glob("*.whl"), out.glob("of-tree/*.whl")
+    return Built(tree, sources, sdist, wheel, of_tree)
+
+
+def wheel_contents(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as wheel:
+        return {name: wheel.read(name) for name in wheel.namelist()}
+
+
+@pytest.fixture(scope="module")
+def facts(built: Built) -> Message:
+    """The wheel's metadata."""
+    [text] = [data for name, data in wheel_contents(built.wheel).items() if name.endswith(".dist-info/METADATA")]
+    return Parser().parsestr(text.decode())
+
+
+@pytest.fixture(scope="module")
+def unpacked(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist as pip unpacks it."""
+    folder = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(built.sdist) as archive:
+        assert all(member.isfile() or member.isdir() for member in archive), "a link is not unpacked everywhere"
+        archive.extractall(folder)
+    return folder / f"decodeonce-{decodeonce.__version__}"
+
+
+def test_the_sdist_holds_the_sources_and_nothing_else(built: Built, unpacked: Path) -> None:
+    packed = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
+    expected = {name for name in built.sources if name == ".dockerignore" or not name.startswith(".")}
+    assert {name for name in packed if not name.startswith(MADE)} == expected
+    for name in expected:
+        assert (unpacked / name).read_bytes() == (built.tree / name).read_bytes(), name
+
+
+def test_pictures_in_the_sdist_are_the_documentations_own(unpacked: Path) -> None:
+    files = [path for path in unpacked.rglob("*") if path.is_file()]
+    pictures = {str(path.relative_to(unpacked)) for path in files if path.read_bytes().startswith(PICTURES)}
+    assert all(name.startswith("docs/") and (unpacked / name).stat().st_size < 200_000 for name in pictures), pictures
+    assert sum(path.stat().st_size for path in files) < 10_000_000
+
+
+def test_the_sdist_and_the_tree_give_the_same_wheel(built: Built) -> None:
+    assert wheel_contents(built.wheel) == wheel_contents(built.wheel_of_tree)
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(built: Built) -> None:
+    packaged = {f"src/{name}" for name in wheel_contents(built.wheel) if ".dist-info/" not in name}
+    assert packaged == {name for name in built.sources if name.startswith("src/")}
+    assert {"src/decodeonce/py.typed", "src/decodeonce/prep/jobs/sites/polaris.toml"} <= packaged
+
+
+def test_the_wheel_has_the_command_and_the_licence(built: Built) -> None:
+    contents = {name.partition(".dist-info/")[2]: data for name, data in wheel_contents(built.wheel).items()}
+    assert contents["entry_points.txt"].decode().split("\n")[:2] == ["[console_scripts]", "prep = decodeonce.cli:main"]
+    assert contents["licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
+
+
+def test_there_is_one_version(built: Built, facts: Message, unpacked: Path) -> None:
+    assert facts["Version"] == decodeonce.__version__
+    assert Parser().parsestr((unpacked / "PKG-INFO").read_text())["Version"] == decodeonce.__version__
+    assert built.sdist.name == f"decodeonce-{decodeonce.__version__}.tar.gz"
+    assert run(sys.executable, "-m", "decodeonce.cli", "--version") == f"prep {decodeonce.__version__}\n"
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == decodeonce.__version__.partition(".dev")[0]
+
+
+def test_the_wheel_says_licence_and_python(facts: Message) -> None:
+    assert facts["License-Expression"] == "Apache-2.0"
+    assert facts["Requires-Python"] == ">=3.10"
+
+
+def needs(facts: Message, extra: str, system: str, machine: str) -> set[str]:
+    """What an install with this extra ("" for none) takes on such a machine."""
+    where = {"extra": extra, "sys_platform": system, "platform_machine": machine, "python_version": "3.11"}
+    found = [Requirement(line) for line in facts.get_all("Requires-Dist") or []]
+    return {need.name for need in found if need.marker is None or need.marker.evaluate(where)}
+
+
+@pytest.mark.parametrize(("system", "machine"), PLATFORMS)
+def test_one_pil_at_most_comes_with_an_install(facts: Message, system: str, machine: str) -> None:
+    plain = needs(facts, "", system, machine)
+    assert plain == {"numpy", "torch", "h5py", "typer", "tqdm", "xxhash"}
+    best = "pillow-simd" if (system, machine) == ("linux", "x86_64") else "pillow"
+    assert needs(facts, "prep", system, machine) - plain == {"simplejpeg", best}
+    assert needs(facts, "prep-pillow", system, machine) - plain == {"simplejpeg", "pillow"}
+    assert needs(facts, "parquet", system, machine) - plain == {"pyarrow"}
+    assert not needs(facts, "dev", system, machine) & {"simplejpeg", "pillow-simd", "pillow"}
+
+
+def test_an_index_takes_both(built: Built) -> None:
+    told = run(sys.executable, "-m", "twine", "check", "--strict", built.sdist, built.wheel)
+    assert told.count("PASSED") == 2, told
+
+
+def test_an_index_shows_the_readme_with_no_link_that_leads_nowhere(facts: Message, unpacked: Path) -> None:
+    text, readme = str(facts.get_payload()), (ROOT / "README.md").read_text()
+    assert facts["Description-Content-Type"] == "text/markdown"
+    page = clean(MarkdownIt("commonmark").enable("table").render(text))  # the index's own list of what may stand in it
+    assert page is not None
+    assert (page.count("<table>"), page.count("<pre>")) == (readme.count("\n|---"), len(FENCE.findall(readme)))
+    assert not [target for target in re.findall(r'href="([^"]*)"', page) if not target.startswith("https://")]
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", readme)
+    assert len(targets) > 5
+    for target in targets:
+        assert target in page
+        assert (unpacked / target).is_file(), target
+    assert FENCE.findall(text) == FENCE.findall(readme)
+
+
+def new_venv(folder: Path) -> Path:
+    """A new environment; returns its Python."""
+    run(sys.executable, "-m", "venv", folder)
+    return folder / "bin" / "python"
+
+
+def install(python: Path, *what: object) -> None:
+    """What `pip install` does there."""
+    run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *what, cwd=python.parent)
+
+
+def check_install(python: Path, scratch: Path) -> None:
+    """The command and the package of an environment, far from the sources, on a store of nine rows."""
+    store = make_store(scratch / "a.store", random_images(9))
+    prep = python.with_name("prep")
+    assert run(prep, "--version", cwd=scratch) == f"prep {decodeonce.__version__}\n"
+    assert "Usage: prep" in run(prep, "--help", cwd=scratch)
+    assert decodeonce.__version__ in run(prep, "doctor", cwd=scratch)
+    assert '"ok": true' in run(prep, "verify", "--json", store, cwd=scratch)
+    code = (
+        "import sys, decodeonce; s = decodeonce.open_store(sys.argv[1]);"
+        "print(decodeonce.__file__, len(s), sum(b.valid for b in decodeonce.Loader(s, batch_size=2, tail='keep')))"
+    )
+    place, *numbers = run(python, "-Ic", code, store, cwd=scratch).split()
+    assert Path(place).is_relative_to(python.parent.parent)
+    assert numbers == ["9", "9"]
+
+
+def check_types(python: Path, scratch: Path, *, torch: bool) -> None:
+    """mypy reads the installed package's own types: a wrong call is an error, a right one none."""
+    (scratch / "user.py").write_text(USER)
+    skipped = "" if torch else "[mypy-torch.*,numpy.*]\nfollow_imports = skip\n"
+    (scratch / "mypy.ini").write_text(f"[mypy]\nstrict = true\nwarn_unused_ignores = true\n{skipped}")
+    run(
+        sys.executable,
+        "-m",
+        "mypy",
+        "--python-executable",
+        python,
+        "--cache-dir",
+        scratch / "m",
+        "user.py",
+        cwd=scratch,
+    )
+
+
+def test_the_wheel_runs_in_a_new_environment_beside_its_dependencies(built: Built, tmp_path: Path) -> None:
+    python = new_venv(tmp_path / "venv")
+    install(python, "--no-deps", "--no-index", built.wheel)
+    here = [path for path in sys.path if path.endswith("site-packages")]
+    [own] = (tmp_path / "venv").glob("lib/python3*/site-packages")
+    # Paths alone: the .pth files there, one of which leads to the sources, are not read.
+    (own / "dependencies.pth").write_text("\n".join(here))
+    check_install(python, tmp_path)
+    check_types(python, tmp_path, torch=False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_an_archive_installs_with_all_it_needs_and_builds_a_store(built: Built, tmp_path: Path, kind: str) -> None:
+    python = new_venv(tmp_path / "venv")
+    install(python, "-c", ROOT / "constraints.txt", f"decodeonce[prep,parquet] @ {getattr(built, kind).as_uri()}")
+    check_install(python, tmp_path)
+    check_types(python, tmp_path, torch=True)
+    prep = python.with_name("prep")
+    run(prep, "sample", "tree", "--count", 60, cwd=tmp_path)
+    run(prep, "build", "imagenet", "tree", "b.store", "--max-bad", "10%", cwd=tmp_path)
+    assert '"ok": true' in run(prep, "verify", "--json", "b.store", cwd=tmp_path)
+    found = run(prep, "doctor", cwd=tmp_path)
+    assert "pillow-simd" in found or sys.platform != "linux"
+    assert "over each other" not in found
+
+
+@pytest.mark.long
+def test_the_sdist_is_enough_to_test_it(unpacked: Path) -> None:
+    python = ("env", f"PYTHONPATH={unpacked / 'src'}", sys.executable)
+    assert run(*python, "-c", "import decodeonce as d; print(d.__file__)").startswith(str(unpacked))
+    told = run(
+        *python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/store", "tests/test_packaging.py", cwd=unpacked
+    )
+    assert " passed" in told

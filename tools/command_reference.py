@@ -1,0 +1,172 @@
+"""Write docs/commands.md, every command of `prep` with its flags, from the commands themselves.
+
+`python -m tools.command_reference`; a test fails where the page is another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import typer
+
+from decodeonce.cli.app import app
+from decodeonce.cli.examples import EXAMPLES
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
+COMMAND = "python -m tools.command_reference"
+HEAD = f"""\
+# Commands
+
+What `--help`, or `-h`, prints, of every command. `{COMMAND}` writes this page, and a test compares it.
+
+Exit codes: 0 done; 1 failed, one line that says what to do; 2 usage; 75 stopped early, run the same command again.
+"""
+SHARED = "Flags of most commands"
+# What a value is called, where the command names neither it nor its choices.
+VALUES = {"int range": "N", "int": "N", "float range": "X", "float": "X", "str": "TEXT", "path": "PATH"}
+MOST = 2**63 - 1  # as a bound it is none
+
+
+class Row(NamedTuple):
+    """One argument or flag, as the table has it, in Markdown."""
+
+    name: str
+    default: str
+    text: str
+
+
+def commands() -> Iterator[tuple[str, Any]]:
+    """Every command that is not hidden as ("prep submit slurm", its parser), groups before what is in them."""
+    waiting = [("prep", typer.main.get_command(app))]
+    while waiting:
+        path, command = waiting.pop(0)
+        yield path, command
+        inside = [(f"{path} {name}", one) for name, one in getattr(command, "commands", {}).items() if not one.hidden]
+        waiting = inside + waiting
+
+
+def page() -> str:
+    """The whole page."""
+    found = dict(commands())
+    times = Counter(row for path in found for row in flags(path, found[path]))
+    shared = [row for row, number in times.items() if 2 * number > len(found)]
+    contents = [f"- [{path}]({anchor(path)}): {summary(one)}" for path, one in found.items() if path != "prep"]
+    head = [HEAD, *contents, f"\n## {SHARED}\n\n{table('flag', shared)}\n"]
+    known: dict[tuple[Row, ...], str] = {}
+    return "\n".join([*head, *(section(path, found[path], shared, known) for path in found)])
+
+
+def section(path: str, command: Any, shared: Sequence[Row], known: dict[tuple[Row, ...], str]) -> str:
+    """One command; `known` has by their rows those that came before, for several have the same flags."""
+    own = [row for row in flags(path, command) if row not in shared]
+    rows = (*arguments(path, command), *own)
+    parts = [f"## {path}", escaped(prose(command)), fenced(usage(path, command))]
+    if len(rows) > 4 and rows in known:
+        parts.append(f"Arguments and flags are those of [{known[rows]}]({anchor(known[rows])}).")
+    else:
+        known[rows] = path
+        parts += [table("argument", arguments(path, command)), table("flag", own)]
+    if len(own) < len(flags(path, command)):
+        parts.append(f"Also the [{SHARED.lower()}]({anchor(SHARED)}).")
+    lines = EXAMPLES.get(path.partition(" ")[2], ())
+    parts += ["Examples:", fenced(*lines)] if lines else []
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def anchor(title: str) -> str:
+    """The link to a heading of the page."""
+    return f"#{title.lower().replace(' ', '-')}"
+
+
+def arguments(path: str, command: Any) -> list[Row]:
+    """A row for each argument."""
+    return _rows(path, command, "argument")
+
+
+def flags(path: str, command: Any) -> list[Row]:
+    """A row for each flag that is not hidden, but for --help."""
+    return [row for row in _rows(path, command, "option") if "--help" not in row.name]
+
+
+def _rows(path: str, command: Any, kind: str) -> list[Row]:
+    context = typer.Context(command, info_name=path)
+    params = [param for param in command.get_params(context) if param.param_type_name == kind]
+    return [row(*record) for param in params if (record := param.get_help_record(context))]
+
+
+def usage(path: str, command: Any) -> str:
+    """How it is called: `prep build KIND SRC OUT [FLAGS]`."""
+    params = command.get_params(typer.Context(command, info_name=path))
+    words = [path, *(param.metavar or param.name.upper() for param in params if param.param_type_name == "argument")]
+    last = "COMMAND ..." if hasattr(command, "commands") else "[FLAGS]"
+    return " ".join(words if words[-1].endswith(last) else [*words, last])
+
+
+def prose(command: Any) -> str:
+    """Its help, unwrapped, a line a paragraph."""
+    return "\n\n".join(" ".join(part.split()) for part in (command.help or "").split("\n\n"))
+
+
+def summary(command: Any) -> str:
+    """The first sentence of its help."""
+    return escaped(re.split(r"(?<=\.)\s", prose(command))[0])
+
+
+def row(name: str, text: str) -> Row:
+    """A row of the two columns that --help prints: `--task <int range>`, `The number. (default: 0)  [x>=0]`."""
+    name, _, value = name.partition(" <")
+    value = value.rstrip(">")
+    if "|" in value:
+        name = f"`{name}` {escaped(value.replace('|', ' | '))}"
+    else:  # an argument's name says enough
+        name = f"`{name} {VALUES.get(value, value)}`" if value and name.startswith("-") else f"`{name}`"
+    text, _, notes = text.partition("  [")
+    facts = [fact for fact in notes.rstrip("]").split("; ") if fact]
+    told = [fact.removeprefix("default: ") for fact in facts if fact.startswith("default: ")]
+    default = f"`{told[0]}`" if told else "required" if "required" in facts else ""
+    if found := re.search(r" ?\(default: ([^)]*)\)", text):
+        default, text = escaped(found[1]), text.replace(found[0], "")
+    bounds = [bound for fact in facts if (bound := bounds_text(fact))]
+    return Row(name, default, escaped(" ".join([text, *bounds])))
+
+
+def bounds_text(fact: str) -> str:
+    """`1<=x<=9` in words; "" for what is no bound."""
+    found = re.fullmatch(r"(?:(\d+)<=x|x>=(\d+))?(?:x?<=(\d+))?", fact)
+    if not fact or found is None:
+        return ""
+    least, most = found[1] or found[2], found[3]
+    if most is None or int(most) >= MOST:
+        return f"At least {least}."
+    return f"At most {most}." if least is None else f"{least} to {most}."
+
+
+def table(title: str, rows: Sequence[Row]) -> str:
+    """A Markdown table, "" for no rows; arguments that are all required need no column that says so."""
+    if not rows:
+        return ""
+    lines = [Row(title, "default", "is" if title == "argument" else "does"), Row(*["---"] * 3), *rows]
+    plain = title == "argument" and all(row.default == "required" for row in rows)
+    cells = [(line.name, line.text) if plain else line for line in lines]
+    # In a cell a bar is escaped even inside of code.
+    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in cells)
+
+
+def fenced(*lines: str) -> str:
+    """What is typed."""
+    return "\n".join(["```", *lines, "```"])
+
+
+def escaped(text: str) -> str:
+    """Plain text as Markdown that shows it so; what stands between backticks stays."""
+    parts = text.split("`")
+    parts[::2] = [re.sub(r"([\\*_\[\]<>])", r"\\\1", part) for part in parts[::2]]
+    return "`".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
