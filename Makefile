@@ -1,14 +1,15 @@
 PYTHON ?= python3
 RUN := .venv/bin/python
 SAMPLE := build/sample-imagenet
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' src/decodeonce/__init__.py)
 
 # Modules of another environment would shadow what .venv has.
 unexport PYTHONPATH PYTHONHOME
 
-.PHONY: help demo test lint bench test-long test-oldest soak fuzz clean env
+.PHONY: help demo test lint docs linkcheck notebook dist image release-check bench peers test-long test-oldest soak fuzz clean env
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 20
 
 demo: env $(if $(IMAGENET),,$(SAMPLE).done) ## pictures to a store to batches, with rates (IMAGENET=/path: from a real tree)
 	$(RUN) examples/demo.py "$(or $(IMAGENET),$(SAMPLE))"
@@ -21,8 +22,37 @@ lint: env ## ruff and mypy
 	$(RUN) -m ruff format --check
 	$(RUN) -m mypy
 
-bench: env ## how fast it is, beside what bounds it and beside other loaders (first: 3 minutes to install those)
+docs: env ## the documentation as a site, build/docs/index.html
+	$(RUN) -m sphinx -W --keep-going -n -E -q -d build/doctrees docs build/docs
+
+linkcheck: env ## do the documentation's links to other sites lead anywhere? It takes a network
+	$(RUN) -m sphinx -W --keep-going -q -b linkcheck -d build/doctrees docs build/linkcheck
+
+notebook: env ## examples/inspect_store.ipynb, run (STORE=/path: on that store)
+	$(RUN) -m tools.setup_notebook
+	@mkdir -p build/notebook
+	@cp examples/inspect_store.ipynb build/notebook
+	STORE="$${STORE:+$$(realpath -- "$$STORE")}" \
+		build/notebook-venv/bin/jupyter-execute --inplace build/notebook/inspect_store.ipynb
+	@echo 'Open build/notebook/inspect_store.ipynb'
+
+dist: env ## what an index is given: dist/*.tar.gz, and the wheel built from it
+	@rm -rf dist
+	$(RUN) -m build --no-isolation
+	$(RUN) -m twine check --strict dist/*
+
+release-check: env ## is it ready to publish? Archives, their contents, and installs of them in new environments (minutes)
+	$(RUN) -m pytest -m "" --timeout 1800 tests/test_packaging.py tests/test_release.py tests/test_containers.py
+
+image: ## a container image (ENGINE=docker; IMAGE_FLAGS="--build-arg MARCH=x86-64-v3": docs/install.md)
+	$(or $(ENGINE),podman) build -f containers/Dockerfile -t decodeonce:$(VERSION) --build-arg VERSION=$(VERSION) \
+		$(IMAGE_FLAGS) .
+
+bench: env ## how fast it is, beside what bounds it and beside other loaders (first: 10 minutes to install those)
 	$(RUN) bench/all.py
+
+peers: env ## other loaders alone: building and loading the same pictures, 15 minutes (first: 10 to install them)
+	$(RUN) -m bench.peers
 
 test-long: env ## the tests, those that take minutes too
 	$(RUN) -m pytest -n 2 --dist loadgroup -m "" --timeout 1800

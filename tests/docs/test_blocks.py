@@ -1,0 +1,134 @@
+"""Every Python block of README.md and docs/*.md runs.
+
+The blocks of a page run one after the other in one namespace, in a folder of their own with `imagenet/` (a tree of
+drawn pictures), `train.store` (512 rows of 256x256) and `val.store` (256). What is not here is replaced: any number of
+epochs by one, a GPU by the CPU, a launcher by its variables for one rank.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from decodeonce.prep import Recipe, Work, build, open_imagenet
+from tests.docs.pages import SHELL, WRITTEN, Block, blocks, name_of
+from tests.pictures import jpeg
+
+CLASSES = ("n01440764", "n01443537", "n01484850", "n02123045")
+DRAWN = 16
+# Why a block is marked as not to be run, by page: to be as short as can be.
+NOT_RUN: dict[str, list[str]] = {}
+ONE_EPOCH = (
+    (re.compile(r"(for epoch in range\()\d+\)"), r"\g<1>1)"),
+    (re.compile(r"\b(max_epochs|num_train_epochs)=\d+"), r"\g<1>=1"),
+)
+OPTIONAL = ("accelerate", "pytorch_lightning")  # not for Python 3.10 in the versions that are pinned
+ON_THE_CPU = (('"cuda"', '"cpu"'), (".cuda()", ".cpu()"), ('"nccl"', '"gloo"'))
+PAGES = {name_of(page): page for page in WRITTEN}
+PYTHON = {name: found for name, page in PAGES.items() if (found := [b for b in blocks(page) if b.language == "python"])}
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with imagenet/, train.store and val.store."""
+    root = tmp_path_factory.mktemp("blocks")
+    pictures = [jpeg(300 + 4 * number, 280, seed=number) for number in range(DRAWN)]
+    for split, rows in (("train", 512), ("val", 256)):
+        for number in range(rows):
+            folder = root / "imagenet" / split / CLASSES[number % len(CLASSES)]
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{folder.name}_{number}.JPEG").write_bytes(pictures[number % DRAWN])
+        source = open_imagenet(root / "imagenet", split=split)
+        build(source, root / f"{split}.store", Recipe(shuffle_seed=0), Work(workers=1))
+    return root
+
+
+@pytest.fixture
+def folder(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a page's blocks run."""
+    for name in ("imagenet", "train.store", "val.store"):
+        (tmp_path / name).symlink_to(stores / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """For torch: the models are small, and threads that wait for each other on a busy machine take most of the time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def one_rank(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torchrun sets, for those blocks that ask torch.distributed for it."""
+    if "torch.distributed" in text_of(request.node.callspec.params["name"]):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        facts = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1}
+        for variable, value in facts.items():
+            monkeypatch.setenv(variable, str(value))
+
+
+def text_of(name: str) -> str:
+    """All Python of a page."""
+    return "".join(block.text for block in PYTHON[name])
+
+
+def as_here(text: str) -> str:
+    """A block's text with what is not here replaced."""
+    for pattern, one in ONE_EPOCH:
+        text = pattern.sub(one, text)
+    for theirs, ours in ON_THE_CPU:
+        text = text if torch.cuda.is_available() else text.replace(theirs, ours)
+    return text.replace('"/data/imagenet', '"imagenet')
+
+
+def run(block: Block, page: Path, names: dict[str, object]) -> None:
+    """Run a block with its line numbers in the page, so that a traceback leads there."""
+    source = "\n" * (block.line - 1) + as_here(block.text)
+    exec(compile(source, str(page), "exec", dont_inherit=True), names)
+
+
+@pytest.mark.parametrize("name", PYTHON)
+@pytest.mark.usefixtures("folder", "one_rank")
+@pytest.mark.filterwarnings("ignore")  # Lightning has advice for machines with srun
+def test_the_blocks_of_a_page_run(name: str) -> None:
+    for package in OPTIONAL:
+        if package in text_of(name):
+            pytest.importorskip(package)
+    names: dict[str, object] = {"__name__": "__main__"}
+    try:
+        for block in PYTHON[name]:
+            if not block.not_run:
+                run(block, PAGES[name], names)
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        names.clear()
+        gc.collect()
+
+
+def test_what_is_not_run_is_known() -> None:
+    found = {name: [block.not_run for block in blocks_ if block.not_run] for name, blocks_ in PYTHON.items()}
+    assert {name: reasons for name, reasons in found.items() if reasons} == NOT_RUN
+
+
+def test_no_block_has_a_language_that_would_not_be_looked_at() -> None:
+    """Python under another name (py, pycon) would not run, a command line not be parsed."""
+    found = {block.language for page in WRITTEN for block in blocks(page)}
+    assert {language for language in found if not language.startswith("{")} <= {"python", "text", "toml", *SHELL}
+
+
+def test_blocks_are_found() -> None:
+    assert {"README.md", "docs/format.md", "docs/sources.md", "docs/verify-and-repair.md"} <= set(PYTHON)
+    assert sum(map(len, PYTHON.values())) >= 8
