@@ -13,7 +13,7 @@ import typer
 
 from decodeonce.cli import parse
 from decodeonce.cli.output import say
-from decodeonce.wording import counted, quoted, size_text
+from decodeonce.wording import counted, quoted
 
 if TYPE_CHECKING:
     from decodeonce.launch import Task
@@ -77,7 +77,7 @@ KindArgument = Annotated[
     typer.Argument(
         metavar="KIND",
         help="imagenet: a tree, the tars as downloaded, Kaggle's layout or its zip; folder: SRC/<class>/…/<picture>; "
-        "list: a file that names pictures; webdataset: 'shard-{0000..0147}.tar'; parquet: Hugging Face's tables."
+        "list: a file that names pictures; webdataset: 'shard-{0000..0147}.tar'; parquet: Hugging Face's tables.",
     ),
 ]
 Src = Annotated[str, typer.Argument(help="Where the pictures are.", metavar="SRC")]
@@ -355,19 +355,6 @@ def say_dry_run(job: Job) -> None:
         return say_built(job.out)
     for line in dry_run(job.source, job.out, job.recipe, Here(job.work.workers)):
         say(line)
-
-
-def planned_text(source: Source, recipe: Recipe, rows: int) -> str:
-    """What so many rows of a source would become, for people."""
-    from decodeonce.prep.blocks import Blocks
-
-    row_bytes = recipe.row_bytes
-    blocks = Blocks.of(rows, row_bytes, recipe.shard_size, source.block_rows(rows, row_bytes))
-    return (
-        f"{counted(rows, 'row')} of {recipe.height}x{recipe.width}x3 in "
-        f"{counted(len(source.classes()), 'class', 'classes')}, {size_text(rows * row_bytes)} in "
-        f"{counted(-(-rows // blocks.shard_rows), f'{recipe.container} shard')}"
-    )
 
 
 def _say_finished(out: Path, count: int) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from decodeonce.cli import parse
-from decodeonce.cli.build import Filter, Format, Out, Workers, check_alone, planned_text, say_built
+from decodeonce.cli.build import Filter, Format, Out, Workers, check_alone, say_built
 from decodeonce.cli.inspect import ClassOption, RowsOption, SourceOption, selection
 from decodeonce.cli.output import say
 from decodeonce.wording import counted
@@ -68,6 +68,8 @@ def convert(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     if dry_run:
+        from decodeonce.cli.dryrun import planned_text
+
         planned = planned_text(made_of, recipe, sum(1 for _ in made_of.chosen.unsorted()))
         return say(f"{planned}; nothing was written")
     if is_built(made_of, out, recipe):

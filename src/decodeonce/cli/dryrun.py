@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from decodeonce.cli.bench.build import check_decoded, killed_text
 from decodeonce.cli.bench.sample import Pace, fair_runs, measure_pace
-from decodeonce.cli.build import planned_text
 from decodeonce.host import usable_cores
 from decodeonce.prep import Recipe, Source
+from decodeonce.prep.blocks import Blocks
 from decodeonce.prep.build import check_listing, need
 from decodeonce.prep.crew import WorkerDied
 from decodeonce.prep.jobs.base import clock
@@ -109,6 +109,17 @@ def dry_run(source: Source, out: Path, recipe: Recipe, where: Workplace, seconds
     if advice := stripe_advice(out, storage):
         yield advice
     check_room(out, storage, needed)
+
+
+def planned_text(source: Source, recipe: Recipe, rows: int) -> str:
+    """What so many rows of a source would become, for people."""
+    row_bytes = recipe.row_bytes
+    blocks = Blocks.of(rows, row_bytes, recipe.shard_size, source.block_rows(rows, row_bytes))
+    return (
+        f"{counted(rows, 'row')} of {recipe.height}x{recipe.width}x3 in "
+        f"{counted(len(source.classes()), 'class', 'classes')}, {size_text(rows * row_bytes)} in "
+        f"{counted(-(-rows // blocks.shard_rows), f'{recipe.container} shard')}"
+    )
 
 
 def _needed_text(needed: Need, recipe: Recipe) -> str:
