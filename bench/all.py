@@ -10,11 +10,11 @@ HERE = Path(__file__).resolve().parent
 SCRATCH = HERE.parent / "build"
 
 
-def run(*command: str | Path, python: str | Path = sys.executable) -> None:
-    """Run a program of this Python, or of another, and say so."""
+def run(*command: str | Path) -> None:
+    """Run a program of this Python, and say so."""
     words = list(map(str, command))
     print("\n$ python", " ".join(words), flush=True)
-    subprocess.run([python, *words], check=True, cwd=HERE.parent)
+    subprocess.run([sys.executable, *words], check=True, cwd=HERE.parent)
 
 
 def main() -> None:
@@ -30,8 +30,7 @@ def main() -> None:
     run(HERE / "loader.py", store)
     run(HERE / "cold.py")
     run(HERE / "stage.py")
-    run("-m", "tools.setup_peers")
-    run(HERE / "peers.py", store, python=SCRATCH / "peers-venv" / "bin" / "python")
+    run("-m", "bench.peers", tree)
     run(HERE / "gpu.py")
 
 

@@ -1,0 +1,83 @@
+"""NVIDIA DALI on the CPU, without a GPU: JPEG files decoded in its pipeline.
+
+Settings from "Getting Started", "Pipeline" (`device_id=None`: no GPU), "fn.readers.file" and "fn.decoders.image" in its
+documentation: two threads, `shuffle_after_epoch`, which shuffles all of them, the default queue of two batches. EXIF
+turns no picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.peers.harness.peer import Arm, Batches, Peer, Source
+
+AHEAD = 2  # batches
+
+
+def read(source: Source, folder: Path) -> Callable[[], Batches]:
+    """A pipeline that would run on and on: no more is scheduled than an epoch's batches, for others are timed then."""
+    from nvidia.dali import fn, pipeline_def, types
+
+    files = [str(path) for path, _ in source.files]
+    labels = [label for _, label in source.files]
+    size = source.size
+
+    options = {"num_threads": source.workers, "device_id": None, "prefetch_queue_depth": AHEAD}
+
+    @pipeline_def(batch_size=source.batch_size, **options)
+    def pictures() -> tuple[Any, Any]:
+        data, label = fn.readers.file(files=files, labels=labels, shuffle_after_epoch=True)
+        image = fn.decoders.image(data, device="cpu", output_type=types.RGB, adjust_orientation=False)
+        image = fn.resize(image, resize_shorter=size, interp_type=types.INTERP_LINEAR)
+        return fn.crop(image, crop=(size, size)), label
+
+    line = pictures()
+    line.build()
+    batches, fresh = len(files) // source.batch_size, True
+
+    def epoch() -> Iterator[tuple[Any, Any]]:
+        nonlocal fresh
+        scheduled = 0
+        for number in range(batches):
+            while scheduled < min(number + AHEAD, batches):
+                line.schedule_run()
+                scheduled += AHEAD if fresh else 1  # the first call of all fills the queue
+                fresh = False
+            images, numbers = line.share_outputs()
+            yield np.asarray(images.as_tensor()), np.asarray(numbers.as_tensor())
+            line.release_outputs()
+
+    return epoch
+
+
+PEER = Peer(
+    title="NVIDIA DALI",
+    modules=("nvidia.dali",),
+    distributions=("nvidia-dali-cuda120", "numpy"),
+    arms=(Arm("DALI on the CPU, JPEG files", read, decodes=True, exact=False),),
+    over="nothing",
+    requirements="""
+        nvidia-dali-cuda120==2.4.0
+        nvidia-libnvcomp-cu12==5.3.0.16
+        nvidia-nvimgcodec-cu12==0.9.0.20
+        nvidia-nvjpeg-cu12==12.4.0.76
+        nvidia-nvjpeg2k-cu12==0.11.0.51
+        nvidia-nvtiff-cu12==0.8.0.82
+        astunparse==1.6.3
+        gast==0.7.0
+        libcst==1.9.0
+        makefun==1.16.0
+        numpy==2.4.6
+        nvtx==0.2.17
+        optree==0.20.0
+        packaging==26.3
+        PyYAML==6.0.3
+        six==1.17.0
+        typing_extensions==4.16.0
+        wheel==0.48.0
+    """,
+)

@@ -1,0 +1,84 @@
+"""FFCV: a .beton of raw pictures.
+
+Settings from "Working with Image Data" (`write_mode="raw"`), "Writing a dataset" (`from_indexed_dataset`, which decodes
+with Pillow in its workers), "Making an FFCV dataloader" and "Tuning Guide" (`os_cache=True` for what fits into memory,
+`OrderOption.RANDOM`) in its documentation. RGBImageField, because its decoder copies in parallel and NDArrayDecoder
+does not. It makes its ring anew for every epoch, which a long epoch, of indices that come several times, hides as one
+of ImageNet would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.peers.harness.peer import Arm, Batches, Peer, Source
+from bench.peers.harness.pictures import decode_pair
+
+
+class Pictures:
+    """What its writer asks for, from its own workers."""
+
+    def __init__(self, source: Source) -> None:
+        self.files, self.size = source.files, source.size
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return decode_pair(self.files[index], self.size)
+
+
+def build(source: Source, folder: Path) -> None:
+    """One file."""
+    from ffcv.fields import IntField, RGBImageField
+    from ffcv.writer import DatasetWriter
+
+    fields = {"image": RGBImageField(write_mode="raw"), "label": IntField()}
+    writer = DatasetWriter(str(folder / "rows.beton"), fields, num_workers=source.workers)
+    writer.from_indexed_dataset(Pictures(source))
+
+
+def read(source: Source, folder: Path) -> Callable[[], Batches]:
+    """Its Loader, with every index `copies` times in an epoch."""
+    from ffcv.fields.basics import IntDecoder
+    from ffcv.fields.rgb_image import SimpleRGBImageDecoder
+    from ffcv.loader import Loader, OrderOption
+    from ffcv.transforms import ToTensor
+
+    loader = Loader(
+        str(folder / "rows.beton"),
+        source.batch_size,
+        num_workers=source.workers,
+        os_cache=True,
+        order=OrderOption.RANDOM,
+        indices=np.tile(np.arange(len(source.files), dtype="uint64"), source.copies),
+        pipelines={"image": [SimpleRGBImageDecoder(), ToTensor()], "label": [IntDecoder(), ToTensor()]},
+    )
+    return lambda: loader
+
+
+PEER = Peer(
+    title="FFCV",
+    modules=("torch.utils.data", "ffcv.loader", "ffcv.writer", "PIL.Image"),
+    distributions=("ffcv", "numba", "torch", "pillow"),
+    arms=(Arm("FFCV", read),),
+    build=build,
+    decoder="Pillow",
+    requirements="""
+        ffcv==1.0.2
+        assertpy==1.1
+        fastargs==1.2.0
+        llvmlite==0.50.0
+        numba==0.68.1
+        opencv-python==5.0.0.93
+        packaging==26.3
+        psutil==7.2.2
+        pytorch-pfn-extras==0.9.0
+        terminaltables==3.1.10
+    """,
+    debian=("g++", "pkg-config", "python3-dev", "libopencv-dev", "libturbojpeg0-dev"),  # it is compiled here
+)

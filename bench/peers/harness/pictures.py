@@ -1,0 +1,90 @@
+"""The pictures that everyone is given, and the plain way to decode one: Pillow."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import random
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Row = NDArray[np.uint8]
+
+
+def decode(path: Path, size: int) -> Row:
+    """A file as (size, size, 3): the shorter side resized to `size`, bilinear, and the square in its middle."""
+    from PIL import Image
+
+    with Image.open(path) as file:
+        image = file.convert("RGB")
+    width, height = (side * size // min(image.size) for side in image.size)
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    image = image.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + size, top + size))
+    return np.asarray(image)
+
+
+def decode_pair(file: tuple[Path, int], size: int) -> tuple[Row, int]:
+    """The same with its label."""
+    return decode(file[0], size), file[1]
+
+
+def decoded(files: Any, size: int, workers: int) -> Iterator[tuple[Row, int]]:
+    """All of them in order, decoded by so many processes, for a format that one process writes."""
+    with multiprocessing.Pool(workers) as pool:
+        yield from pool.imap(partial(decode_pair, size=size), files, chunksize=16)
+
+
+def in_shares(task: Callable[..., None], workers: int, *arguments: Any) -> None:
+    """Run task(share, workers, *arguments) in as many processes, for a format of which each writes a part."""
+    with multiprocessing.Pool(workers) as pool:
+        pool.starmap(task, [(share, workers, *arguments) for share in range(workers)], chunksize=1)
+
+
+def plain_tree(tree: Path, count: int, scratch: Path) -> Path:
+    """A folder in `scratch` whose `tree` links `count` pictures of `tree`, drawn, all of them plain whole JPEGs.
+
+    The odd ones, of which ImageNet has some thirty, stop several of the peers.
+    """
+    found = sorted(tree.glob("train/*/*.JPEG"))
+    names = "\n".join([str(count), str(tree.resolve()), *(str(path.relative_to(tree)) for path in found)])
+    folder = scratch / f"pictures-{hashlib.sha256(names.encode()).hexdigest()[:12]}"
+    if not (folder / "tree").exists():
+        part = folder / "tree.part"
+        shutil.rmtree(part, ignore_errors=True)
+        for path in _first_plain(random.Random(0).sample(found, len(found)), count, tree):
+            _link(path, part / path.relative_to(tree))
+        part.rename(folder / "tree")
+    return folder
+
+
+def _first_plain(paths: list[Path], count: int, tree: Path) -> Iterator[Path]:
+    import simplejpeg
+
+    for path in paths:
+        if count == 0:
+            return
+        data = path.read_bytes()
+        with suppress(ValueError):  # which it raises for what is no whole JPEG
+            if simplejpeg.is_jpeg(data) and simplejpeg.decode_jpeg_header(data)[2] != "CMYK":
+                simplejpeg.decode_jpeg(data)
+                count -= 1
+                yield path
+    if count:
+        sys.exit(f"{tree}: {len(paths)} pictures train/*/*.JPEG, {count} fewer plain ones than --pictures asks for")
+
+
+def _link(path: Path, to: Path) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(path.resolve(), to)
+    except OSError:  # another file system
+        shutil.copyfile(path, to)

@@ -1,0 +1,82 @@
+"""A run's figures as a picture; runs where matplotlib is: `python -m bench.peers.harness.plot FACTS.json OUT.svg`.
+
+The ground is transparent and all text a grey that reads on white and on black.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench.peers.harness.tables import by_rate
+
+REQUIREMENTS = """
+    matplotlib==3.11.2
+    contourpy==1.3.3
+    cycler==0.12.1
+    fonttools==4.68.0
+    kiwisolver==1.5.1
+    numpy==2.4.6
+    packaging==26.3
+    pillow==12.1.1
+    pyparsing==3.3.3
+    python-dateutil==2.9.0.post0
+    six==1.17.0
+"""
+GREY, OURS, BUILT, DECODED = "#7a7a7a", "#d9480f", "#3b82c4", "#8a63d2"
+
+
+def draw(axes: Any, found: dict[str, Any], title: str, ours: str) -> None:
+    """A line for each, its median as a dot and the repeats as a bar behind it, the fastest on top."""
+    for place, (name, one) in enumerate(reversed(by_rate(found))):
+        rates = one["pictures_per_s"]
+        middle = statistics.median(rates)
+        colour = OURS if name == ours else DECODED if one.get("decodes") else BUILT
+        axes.plot(
+            [min(rates), max(rates)], [place, place], color=colour, linewidth=6, alpha=0.35, solid_capstyle="round"
+        )
+        axes.plot([middle], [place], "o", color=colour, markersize=8)
+        axes.annotate(
+            f"{middle:,.0f}", (max(rates), place), (8, 0), textcoords="offset points", va="center", color=colour
+        )
+    axes.set_yticks(range(len(found)), [name for name, _ in reversed(by_rate(found))])
+    axes.set_ylim(-0.6, len(found) - 0.4)
+    axes.margins(x=0.18)
+    axes.set_title(title, loc="left", color=GREY, fontsize=11, fontweight="bold")
+    axes.grid(axis="x", color=GREY, alpha=0.25)
+    axes.tick_params(which="both", colors=GREY, length=0)
+    for side in axes.spines.values():
+        side.set_visible(False)
+
+
+def plot(facts: dict[str, Any], out: Path) -> None:
+    """Two panels, one below the other."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    from matplotlib import pyplot
+    from matplotlib.ticker import FuncFormatter
+
+    pyplot.rcParams.update(
+        {"svg.fonttype": "none", "svg.hashsalt": "peers", "font.family": "sans-serif", "font.size": 10}
+    )
+    builds, loads = facts["builds"], facts["loads"]
+    sizes = {"height_ratios": [len(builds) + 1, len(loads) + 1]}
+    figure, (upper, lower) = pyplot.subplots(
+        2, 1, figsize=(9, 1.6 + 0.32 * (len(builds) + len(loads))), gridspec_kw=sizes, layout="constrained"
+    )
+    draw(upper, builds, f"Building {facts['size']}x{facts['size']}, pictures/s", facts["ours"]["build"])
+    upper.set_xlim(left=0)
+    title = "Loading, pictures/s on a log scale (purple: decoded in the loop)"
+    lower.set_xscale("log")
+    draw(lower, loads, title, facts["ours"]["load"])
+    for axes in (upper, lower):
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    plot(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))

@@ -1,0 +1,62 @@
+"""h5py in torch's DataLoader, a sample at a time.
+
+Settings from "Datasets" and "Multiprocessing" in h5py's documentation: a contiguous dataset, a file opened in each
+process that reads. Two processes decode with Pillow, one writes, for an HDF5 file has one writer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.peers.harness.peer import Arm, Batches, Peer, Source
+from bench.peers.harness.pictures import decoded
+from bench.peers.memmap import epochs
+
+
+def build(source: Source, folder: Path) -> None:
+    """Two contiguous datasets."""
+    import h5py
+
+    with h5py.File(folder / "rows.h5", "w") as file:
+        images = file.create_dataset("images", (len(source.files), *source.shape), "u1")
+        file["labels"] = [label for _, label in source.files]
+        for row, (pixels, _) in enumerate(decoded(source.files, source.size, source.workers)):
+            images[row] = pixels
+
+
+class Rows:
+    """A map-style dataset that has each row `copies` times."""
+
+    def __init__(self, source: Source, path: Path) -> None:
+        self.path, self.count, self.copies = path, len(source.files), source.copies
+        self.file: Any = None
+
+    def __len__(self) -> int:
+        return self.count * self.copies
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        import h5py
+        import torch
+
+        if self.file is None:
+            self.file = h5py.File(self.path, "r")
+            self.images, self.labels = self.file["images"], self.file["labels"][:]
+        row = index % self.count
+        return torch.from_numpy(self.images[row]), int(self.labels[row])
+
+
+def read(source: Source, folder: Path) -> Callable[[], Batches]:
+    """The default collate function makes the batches."""
+    return epochs(Rows(source, folder / "rows.h5"), source)
+
+
+PEER = Peer(
+    title="HDF5 by h5py",
+    modules=("torch.utils.data", "h5py", "PIL.Image"),
+    distributions=("torch", "h5py", "pillow"),
+    arms=(Arm("DataLoader, h5py by sample", read),),
+    build=build,
+    decoder="Pillow",
+)

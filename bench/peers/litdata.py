@@ -1,0 +1,70 @@
+"""LitData: chunks of 64 MB of the tensor and its label, in a local folder.
+
+Settings from its README: `optimize(chunk_bytes="64MB", num_workers=2)`, which decodes with Pillow in its workers, then
+StreamingDataset(shuffle=True) in a StreamingDataLoader. It has no way to list a sample several times: a long epoch is
+several of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench.peers.harness.peer import Arm, Batches, Peer, Source
+from bench.peers.harness.pictures import decode
+
+
+def sample(size: int, file: tuple[str, int]) -> tuple[Any, int]:
+    """What it stores of a picture."""
+    import torch
+
+    return torch.from_numpy(decode(Path(file[0]), size).copy()), file[1]
+
+
+def build(source: Source, folder: Path) -> None:
+    """Chunks and their index."""
+    from litdata import optimize
+
+    files = [(str(path), label) for path, label in source.files]
+    options = {"chunk_bytes": "64MB", "num_workers": source.workers, "verbose": False}
+    optimize(partial(sample, source.size), files, str(folder), **options)
+
+
+def read(source: Source, folder: Path) -> Callable[[], Batches]:
+    """Epochs one after the other."""
+    from litdata import StreamingDataLoader, StreamingDataset
+
+    dataset = StreamingDataset(str(folder), shuffle=True)
+    options = {"num_workers": source.workers, "persistent_workers": True}
+    loader = StreamingDataLoader(dataset, batch_size=source.batch_size, **options)
+    return lambda: (batch for _ in range(source.copies) for batch in loader)
+
+
+PEER = Peer(
+    title="LitData",
+    modules=("torch.utils.data", "litdata", "PIL.Image"),
+    distributions=("litdata", "torch", "pillow"),
+    arms=(Arm("LitData", read),),
+    build=build,
+    decoder="Pillow",
+    requirements="""
+        litdata==0.2.76
+        boto3==1.44.5
+        botocore==1.44.5
+        certifi==2026.10.18
+        charset-normalizer==3.5.2
+        idna==3.20
+        jmespath==1.1.0
+        lightning-utilities==0.15.3
+        obstore==0.12.1
+        packaging==26.3
+        python-dateutil==2.9.0.post0
+        requests==2.34.2
+        s3transfer==0.19.3
+        six==1.17.0
+        tifffile==2026.3.3
+        urllib3==2.8.0
+    """,
+)

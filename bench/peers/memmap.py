@@ -1,0 +1,104 @@
+"""torch's DataLoader over a NumPy memory map: by sample, and by batch, which `__getitems__` of the dataset gathers.
+
+Settings from "torch.utils.data" in PyTorch's documentation (`__getitems__`, `collate_fn`, `persistent_workers`) and
+"numpy.lib.format.open_memmap" in NumPy's. Two processes decode with Pillow, each into its own rows of the map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.peers.harness.peer import Arm, Batches, Peer, Source
+from bench.peers.harness.pictures import decode, in_shares
+
+
+def fill(share: int, shares: int, source: Source, path: Path) -> None:
+    """One process's rows."""
+    images = np.load(path, mmap_mode="r+")
+    for row in range(share, len(source.files), shares):
+        images[row] = decode(source.files[row][0], source.size)
+
+
+def build(source: Source, folder: Path) -> None:
+    """One array of pixels and one of labels."""
+    shape = (len(source.files), *source.shape)
+    np.lib.format.open_memmap(folder / "images.npy", "w+", np.uint8, shape).flush()
+    np.save(folder / "labels.npy", np.array([label for _, label in source.files]))
+    in_shares(fill, source.workers, source, folder / "images.npy")
+
+
+class Rows:
+    """A map-style dataset over np.memmap, mapped in the worker, that has each row `copies` times."""
+
+    def __init__(self, source: Source, folder: Path) -> None:
+        self.folder, self.count, self.copies = folder, len(source.files), source.copies
+        self.images: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return self.count * self.copies
+
+    def open(self) -> tuple[np.ndarray, np.ndarray]:
+        """Pixels and labels."""
+        if self.images is None:
+            self.images = np.load(self.folder / "images.npy", mmap_mode="r")
+            self.labels = np.load(self.folder / "labels.npy")
+        return self.images, self.labels
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        import torch
+
+        images, labels = self.open()
+        row = index % self.count
+        return torch.from_numpy(images[row].copy()), int(labels[row])
+
+
+class RowsByBatch(Rows):
+    """The same, but a batch is gathered at once."""
+
+    def __getitems__(self, indices: list[int]) -> tuple[Any, Any]:
+        import torch
+
+        images, labels = self.open()
+        rows = np.array(indices) % self.count
+        return torch.from_numpy(images[rows]), torch.from_numpy(labels[rows])
+
+
+def as_it_is(batch: Any) -> Any:
+    """Collates what is a batch already."""
+    return batch
+
+
+def epochs(dataset: Any, source: Source, **options: Any) -> Callable[[], Batches]:
+    """Shuffled epochs of torch's DataLoader, whose workers stay."""
+    from torch.utils.data import DataLoader
+
+    options = {"shuffle": True, "num_workers": source.workers, "persistent_workers": True, **options}
+    loader = DataLoader(dataset, source.batch_size, **options)
+    return lambda: loader
+
+
+def read_by_sample(source: Source, folder: Path) -> Callable[[], Batches]:
+    """The default collate function makes the batches."""
+    return epochs(Rows(source, folder), source)
+
+
+def read_by_batch(source: Source, folder: Path) -> Callable[[], Batches]:
+    """The dataset makes them."""
+    return epochs(RowsByBatch(source, folder), source, collate_fn=as_it_is)
+
+
+PEER = Peer(
+    title="NumPy memmap",
+    modules=("torch.utils.data", "PIL.Image"),
+    distributions=("torch", "numpy", "pillow"),
+    arms=(
+        Arm("DataLoader, memmap by batch", read_by_batch),
+        Arm("DataLoader, memmap by sample", read_by_sample),
+    ),
+    build=build,
+    decoder="Pillow",
+)

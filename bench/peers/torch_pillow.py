@@ -1,0 +1,47 @@
+"""torch's DataLoader over JPEG files, decoded by Pillow in its workers: what one writes first.
+
+Settings from "torch.utils.data" in PyTorch's documentation and its ImageNet example: a map-style dataset, `shuffle`,
+worker processes, kept from epoch to epoch by `persistent_workers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.peers.harness.peer import Arm, Batches, Peer, Source
+from bench.peers.harness.pictures import decode
+
+
+class Pictures:
+    """A map-style dataset: uint8 (size, size, 3) and a label."""
+
+    def __init__(self, source: Source) -> None:
+        self.files, self.size = source.files, source.size
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        import torch
+
+        path, label = self.files[index]
+        return torch.from_numpy(decode(path, self.size).copy()), label
+
+
+def read(source: Source, folder: Path) -> Callable[[], Batches]:
+    """Shuffled epochs."""
+    from torch.utils.data import DataLoader
+
+    options = {"shuffle": True, "num_workers": source.workers, "persistent_workers": True}
+    loader = DataLoader(Pictures(source), source.batch_size, **options)
+    return lambda: loader
+
+
+PEER = Peer(
+    title="torch DataLoader, Pillow",
+    modules=("torch.utils.data", "PIL.Image"),
+    distributions=("torch", "pillow"),
+    arms=(Arm("DataLoader, JPEG files by Pillow", read, decodes=True),),
+)
