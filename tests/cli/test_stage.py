@@ -167,7 +167,7 @@ def test_a_part_says_what_it_is(store: Path, tmp_path: Path) -> None:
     assert run("ls", part).stdout.splitlines(keepends=True) == [lines[0], *lines[11:21]]
     assert run("show", part, "--out", tmp_path / "sheet.png").exit_code == 0
     with Image.open(tmp_path / "sheet.png") as sheet:
-        np.testing.assert_array_equal(np.asarray(sheet)[4:12, 4:10], IMAGES[10])
+        np.testing.assert_array_equal(np.asarray(sheet)[8:136:16, 8:104:16], IMAGES[10])  # enlarged 16 times
 
 
 @pytest.mark.parametrize("rename", [1, 7])

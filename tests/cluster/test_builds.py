@@ -121,6 +121,7 @@ def test_ranks_of_mpiexec_share_a_build(mpi: str, out: Path, undisturbed: dict[s
     log = tmp_path / "log"
     # Both at once, and the second with another number of tasks: they do some blocks twice.
     shared = subprocess.Popen([*PREP, "work", out, "--task", "2", "--tasks", "3", "--workers", "1"])
+    until(lambda: read_status(out).tasks, "the first block of the task beside")  # before nothing is left for it
     mpiexec(mpi, 2, "sh", "-c", f'exec {shlex.join(PREP)} work "$0" --workers 1 >> {shlex.quote(str(log))}', str(out))
     assert shared.wait(timeout=60) == 0
     for rank in range(2):
