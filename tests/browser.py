@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from tempfile import TemporaryDirectory
 
 from playwright.sync_api import Browser, sync_playwright
 
@@ -18,7 +20,9 @@ def chromium() -> Iterator[Browser]:
     One at a time in a process, as a fixture of a module: Playwright allows no more.
     """
     need({"chromium": "chromium"})
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+    with TemporaryDirectory() as home, sync_playwright() as playwright:  # it leaves files in its user's folder
+        environ: dict[str, str | float | bool] = {**os.environ, "HOME": home}
+        program = shutil.which("chromium")
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"], env=environ)
         yield browser
         browser.close()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import accumulate, chain, repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decodeonce import cli
-from decodeonce.cli.bench import commands, sample
-from decodeonce.cli.bench.epochs import LoaderSettings, find_share
+from decodeonce.cli.bench import commands, epochs, sample
+from decodeonce.cli.bench.epochs import LoaderSettings, find_share, run_loader
 from decodeonce.cli.bench.kinds import find_source
 from decodeonce.cli.bench.load import measure_load
 from decodeonce.cli.bench.pages import COLD, Place, held_share, make_cold
@@ -411,6 +412,8 @@ def test_the_command_prints_a_table_and_a_sentence(
         (["load", "STORE", "--device", "abacus"], 2, "--device abacus: "),
         (["load", "STORE", "--batch-size", "0"], 2, "--batch-size"),
         (["load", "STORE", "--gpu-rate", "0"], 2, "--gpu-rate"),
+        (["load", "STORE", "--gpu-rate", "inf"], 2, "--gpu-rate"),
+        (["load", "STORE", "--threads", "100000"], 2, "--threads"),
         (["build", "TREE", "--out", "nowhere"], 2, "--out nowhere: no such folder"),
         (["build", "TREE", "--size", "x"], 2, "--size x: expected pixels"),
         (["build", "TREE", "--out", "TREE/train"], 1, "lies in the source"),
@@ -437,3 +440,17 @@ def test_bad_use_is_one_line(
     assert told in error
     assert error.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def test_the_first_touch_of_a_ring_is_in_the_rate_of_one_epoch_alone(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock on which the first six batches, as many as a ring may have, take 100 s each, all others 1 s."""
+    share = find_share(range(60), 60, 60)
+    for passes, seconds_a_batch in ((None, 1.0), (2, (6 * 100 + 24) / 30)):
+        steps = chain([0.0, 0.0], repeat(100.0, 6), repeat(1.0))
+        monkeypatch.setattr(epochs, "time", SimpleNamespace(perf_counter=accumulate(steps).__next__))
+        found = run_loader(store, HOW, share, 30.0 if passes is None else 1e9, epochs=passes)
+        assert found.slots <= 6
+        assert found.bytes_per_s == pytest.approx(4 * 64 * 64 * 3 / seconds_a_batch)
+        assert found.first_batch_s == 100

@@ -70,10 +70,21 @@ def test_completing_imports_nothing_that_takes_long(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["class0", "class1", "class2", "[]"]
 
 
-@pytest.mark.parametrize("kept", ["{", '{"classes": [1]}', '{"classes": [{"name": "a b"}, {"name": "x\\u001b[1m"}]}'])
+@pytest.mark.parametrize(
+    "kept", ["{", "deep", '{"classes": [1]}', '{"classes": [{"name": "a b"}, {"name": "x\\u001b[1m"}]}']
+)
 def test_a_store_that_cannot_be_read_offers_nothing(kept: str, tmp_path: Path) -> None:
-    (tmp_path / "store.json").write_text(kept)
-    typed = {"COMP_WORDS": f"prep ls {tmp_path} --class x", "COMP_CWORD": "4", "_PREP_COMPLETE": "complete_bash"}
+    (tmp_path / "store.json").write_text("[" * 100_000 if kept == "deep" else kept)
+    assert_nothing_offered(tmp_path)
+
+
+def test_a_pipe_in_place_of_a_manifest_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "store.json")
+    assert_nothing_offered(tmp_path)
+
+
+def assert_nothing_offered(store: Path) -> None:
+    typed = {"COMP_WORDS": f"prep ls {store} --class x", "COMP_CWORD": "4", "_PREP_COMPLETE": "complete_bash"}
     command = [sys.executable, "-m", "decodeonce.cli"]
     done = subprocess.run(command, env={**os.environ, **typed}, capture_output=True, text=True, check=True)
     assert (done.stdout.strip(), done.stderr) == ("", "")

@@ -18,6 +18,7 @@ from decodeonce.cli import doctor
 from decodeonce.cli.doctor import launcher, pil, software, storage
 from decodeonce.cli.doctor.check import Check
 from decodeonce.prep import preflight
+from decodeonce.prep.pillow import Pillow
 from decodeonce.prep.preflight import Quota, Storage
 from decodeonce.store import disk
 from tests.cli.test_commands import prep
@@ -87,13 +88,8 @@ def test_what_is_broken_is_red_with_what_mends_it(site: Path, tmp_path: Path) ->
     both = "pillow-simd 12.0.0.post1 and pillow 12.0.0 are installed over each other"
     mend = "pip uninstall -y pillow pillow-simd, then pip install "
     assert named(facts, "one pil") == ("bad", both, f'{mend}"decodeonce[prep]"')
-    if "avx2" in Path("/proc/cpuinfo").read_text():
-        level, found, advice = named(facts, "pillow")
-        assert (level, found.partition(",")[2]) == (
-            "warn",
-            " SSE4 (installed over each other), though this CPU has AVX2",
-        )
-        assert advice.startswith('CC="cc -mavx2" pip install --force-reinstall ')
+    live = "pillow-simd 12.0.0.post1, SSE4 (installed over each other)"
+    assert named(facts, "pillow") == ("warn", live, "see one pil")
     level, found, advice = named(facts, "torch")
     assert (level, found.partition(", ")[2]) == (
         "bad",
@@ -113,6 +109,21 @@ def test_what_is_broken_is_red_with_what_mends_it(site: Path, tmp_path: Path) ->
     assert f"one pil: {both}: {mend}" in " ".join(facts["problems"])
 
 
+def test_a_pillow_is_advised_that_pip_would_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one for SSE4 alone, of one whose files went with another's, and of none."""
+    mend = 'pip uninstall -y pillow pillow-simd, then pip install "decodeonce[prep]"'
+    monkeypatch.setattr(pil, "_who_needs_pillow", list)
+    monkeypatch.setattr(pil, "_cpu_flags", lambda: {"avx2"})
+    for live, level, advice in (
+        (Pillow("pillow-simd", "12.0.0.post1", "SSE4", ("pillow-simd",)), "warn", pil.FOR_AVX2),
+        (Pillow("", "", "", ("pillow-simd",)), "bad", mend),
+        (Pillow("", "", "", ()), "warn", 'pip install "decodeonce[prep]"'),
+    ):
+        monkeypatch.setattr("decodeonce.prep.pillow.find_pillow", lambda live=live: live)
+        check = pil.pillow()
+        assert (check.level, check.advice) == (level, advice)
+
+
 def test_a_package_that_cannot_be_imported_is_red(site: Path) -> None:
     (site / "numpy.py").write_text("raise ImportError('no libgfortran')\n")
     (site / "h5py.py").write_text("raise ValueError('numpy.dtype size changed')\n")
@@ -123,6 +134,38 @@ def test_a_package_that_cannot_be_imported_is_red(site: Path) -> None:
     assert named(facts, "pillow")[:2] == ("bad", "cannot be looked at: no libgfortran")
     assert named(facts, "file system")[:2] == ("bad", ".: cannot be looked at: no libgfortran")
     assert named(facts, "cores")[0] in ("ok", "warn")
+
+
+@pytest.mark.parametrize(
+    "fails", ["raise RuntimeError('of another API')", "(", "raise SystemError('no exception set')"]
+)
+def test_however_an_import_fails_all_else_is_looked_at(fails: str, site: Path) -> None:
+    for name in ("h5py", "xxhash"):
+        (site / f"{name}.py").write_text(f"{fails}\n")
+    code, facts = examined(PYTHONPATH=site)
+    assert code == 1
+    assert [named(facts, name)[0] for name in ("h5py", "xxhash", "file system")] == ["bad"] * 3
+    assert named(facts, "cores")[0] in ("ok", "warn")
+
+
+@pytest.mark.parametrize(
+    ("code", "level", "told"),
+    [
+        ("import atexit; print('hello'); atexit.register(print, 'bye')", "ok", "9.9: CPU alone"),
+        ("import os; os.write(1, b'\\xff')", "ok", "9.9: CPU alone"),
+        ("import os; os._exit(0)", "bad", "import fails: exit status 0"),
+        ("import os; os.write(2, b'\\xff'); os._exit(1)", "bad", "import fails: \\xff"),
+    ],
+)
+def test_a_torch_that_talks_or_ends_is_understood(
+    code: str, level: str, told: str, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = "from types import SimpleNamespace\n__version__, version = '9.9', SimpleNamespace(cuda=None, hip=None)\n"
+    (site / "torch.py").write_text(f"{version}{code}\n")
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    monkeypatch.setattr(software, "_gpus", lambda: "")
+    found = software.torch()
+    assert (found.level, told in found.found) == (level, True), found
 
 
 def test_where_another_package_needs_pillow_that_is_what_to_install(
@@ -145,6 +188,7 @@ def test_limits_are_seen(site: Path) -> None:
     _, facts = examined(*limits, PYTHONPATH=site)
     assert named(facts, "open files")[:2] == ("warn", "600, up to 600")
     assert named(facts, "address space")[:2] == ("warn", "ulimit -v 8.59 GB, ulimit -d unlimited")
+    assert named(facts, "torch")[2].startswith("see address space first; else install it again")
     assert named(facts, "locked memory")[1] == "ulimit -l 65.54 KB"
     whole = os.cpu_count() or 1
     level, found, _ = named(facts, "cores")
@@ -259,6 +303,13 @@ def test_room_is_that_of_the_tightest_quota(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(preflight, "_output", lambda *command: "stripe_count:  1\n")
     lustre = storage.Place(tmp_path, Storage(tmp_path, "Lustre", 10**12, None, ()))
     assert "lfs setstripe -c 8" in storage.stripes(lustre).advice
+
+
+def test_every_line_of_a_path_begins_with_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = storage.find_place(Path("."))
+    for check in (storage.file_system, storage.room, storage.abilities, storage.stripes):
+        assert check(place).found.startswith(f"{tmp_path}: ")
 
 
 def test_a_file_that_needs_a_name_loses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ from decodeonce.cli import dryrun
 from decodeonce.cli.dryrun import Here, InJobs, dry_run, rounds_needed, task_seconds
 from decodeonce.errors import BuildError
 from decodeonce.host import usable_cores
-from decodeonce.prep import FolderSource, Recipe, Source, find_map, make_plan
+from decodeonce.prep import FolderSource, Recipe, Source, Work, build, find_map, make_plan
+from decodeonce.prep.allowance import Allowance
 from decodeonce.prep.jobs import Chain
 from decodeonce.prep.preflight import Need
 from tests.cli.test_commands import prep
@@ -28,6 +29,7 @@ from tests.prep.building import built
 PICS = [Pic(f"n{n % 3:08d}", f"n{n % 3:08d}_{n}", jpeg(40 + n, 50, seed=n)) for n in range(9)]
 # One of each way to read: a file, a tar, a gzip stream, a row group.
 FORMS = {form.name: form for form in (*folder.FORMS, *imagenet.FORMS, *listed.FORMS, *webdataset.FORMS, *parquet.FORMS)}
+NONE_BAD = Allowance.parse("0")
 ALL_RATES = st.floats(1e-3, 1e6)
 
 
@@ -36,9 +38,9 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tree(tmp_path_factory.mktemp("src"))
 
 
-def lines(source: Source, out: Path, recipe: Recipe | None = None) -> list[str]:
+def lines(source: Source, out: Path, recipe: Recipe | None = None, allowance: Allowance = NONE_BAD) -> list[str]:
     """What a dry run tells; a source as small is sampled whole."""
-    return list(dry_run(source, out, recipe or Recipe(height=24, width=24), Here(2), seconds=30))
+    return list(dry_run(source, out, recipe or Recipe(height=24, width=24), Here(2), allowance, seconds=30))
 
 
 def test_it_tells_bytes_files_time_and_room_and_writes_nothing(tree: Path, tmp_path: Path) -> None:
@@ -49,7 +51,7 @@ def test_it_tells_bytes_files_time_and_room_and_writes_nothing(tree: Path, tmp_p
     assert found == f"{tree}: class folders in train, 3 classes"
     assert planned.startswith("15 rows of 24x24x3 in 3 classes, 25.92 KB in 1 npy shard; 0 files cannot be rows; ")
     assert needed == "bytes: 25.92 KB of rows, up to 3.00 KB besides; up to 13 files"
-    assert time.startswith("time: about ")
+    assert time.startswith("time: under a second ")
     assert "here with 3 workers; of this size 4 tasks " in time
     assert "one process here read and decoded 15 pictures (all) at " in basis
     assert room.startswith(f"{tmp_path}: ")
@@ -75,7 +77,7 @@ def test_whatever_holds_the_pictures_a_time_is_told(name: str, tmp_path: Path) -
     source = form.make(tmp_path, PICS)
     before = tree_bytes(tmp_path)
     told = lines(source, tmp_path / "out")
-    assert told[2].startswith("time: about ")
+    assert told[2].startswith("time: ")
     assert "this is an estimate: one process here read and decoded " in told[3]
     assert tree_bytes(tmp_path) == before
 
@@ -106,6 +108,20 @@ def test_pictures_that_cannot_be_decoded_are_told(tmp_path: Path) -> None:
     )
 
 
+def test_more_rejects_than_a_build_may_have_are_told(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "src") / "train"
+    (tree / "n00000001/bad.JPEG").write_bytes(b"no picture")
+    (tree / "n00000001/empty.JPEG").touch()
+    for most, allowed in (("1", 1), ("6%", 1)):
+        told = lines(FolderSource(tree), tmp_path / "none", allowance=Allowance.parse(most))[4]
+        rejects = f"about 2 of 17 pictures are rejects, --max-bad {most} allows {allowed}"
+        assert told == f"such a build fails: {rejects}; mend them, or give a higher --max-bad"
+        with pytest.raises(BuildError, match=f"2 of 17 pictures are rejects, --max-bad {most} allows {allowed}; "):
+            build(FolderSource(tree), tmp_path / "out", Recipe(height=8, width=8), Work(max_bad=most))
+    enough = lines(FolderSource(tree), tmp_path / "none", allowance=Allowance.parse("2"))
+    assert not any("such a build fails" in line for line in enough)
+
+
 def test_a_picture_that_kills_its_decoder_costs_the_time_alone(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,11 +143,22 @@ def test_where_a_build_is_begun_its_room_is_not_asked_for_again(tree: Path, tmp_
     assert tree_bytes(tmp_path) == before
 
 
+def test_a_plan_of_another_recipe_is_the_error_of_a_build(tree: Path, tmp_path: Path) -> None:
+    source, out = FolderSource(tree / "train"), tmp_path / "out"
+    make_plan(source, out, Recipe(height=24, width=24))
+    other = Recipe(height=24, width=32)
+    with pytest.raises(BuildError, match="width is 32, the plan says 24") as of_a_build:
+        make_plan(source, out, other)
+    with pytest.raises(BuildError) as error:
+        lines(source, out, other)
+    assert str(error.value) == str(of_a_build.value)
+
+
 def test_room_that_is_missing_is_the_error_of_a_build(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dryrun, "need", lambda plan: Need(plan.count, 10**18, 13))
-    told = dry_run(FolderSource(tree / "train"), tmp_path / "out", Recipe(), Here(1), 0.01)
+    told = dry_run(FolderSource(tree / "train"), tmp_path / "out", Recipe(), Here(1), NONE_BAD, 0.01)
     assert list(islice(told, 5))[-1].endswith(": not enough, 1000000000.00 GB needed")
     with pytest.raises(BuildError, match=r"1000000000\.00 GB needed for 15 rows; make room"):
         next(told)
@@ -142,10 +169,8 @@ def test_jobs_are_told_their_time_and_nothing_is_written(tree: Path, tmp_path: P
     result = prep("submit", "slurm", *flags, "--tasks", 2, "--nodes", 2, "--cpus", 5, "--time", "1:00:00", "--submit")
     assert (result.returncode, result.stderr) == (0, "")
     time = result.stdout.splitlines()[3]
-    assert (
-        time
-        == "time: about under a second for each of 4 tasks of 5 workers, on cores as fast as these; fits --time 1:00:00"
-    )
+    each = "for each of 4 tasks of 5 workers, on cores as fast as these"
+    assert time == f"time: under a second {each}; fits --time 1:00:00"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import pty
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from decodeonce.cli.command import USAGE_ERROR
 from decodeonce.cli.examples import EXAMPLES
 from decodeonce.cli.mistakes import usage_text
 from decodeonce.errors import DecodeonceError, failure_from
+from decodeonce.store import disk
 from tests.cli.test_commands import assert_fails, prep
 from tests.pictures import make_tree
 from tests.stores import make_store, random_images
@@ -272,7 +276,10 @@ def test_a_log_tells_what_happened(tree: Path, tmp_path: Path) -> None:
     assert start["event"] == "start"
     assert start["version"] == __version__
     assert start["command"] == ["prep", *map(str, words)]
-    assert {"host", "pid", "launcher", "task"} < set(start)
+    assert {"launcher", "task"} < set(start)
+    [(host, pid)] = {(event["host"], event["pid"]) for event in (start, *between, outcome)}
+    assert host == platform.node()
+    assert pid != os.getpid()
     assert [event["event"] for event in between] == ["message", "progress", "message"]
     assert between[0]["message"] == f"{tree}: class folders in train, 3 classes"
     progress = between[1]
@@ -303,6 +310,49 @@ def test_a_log_that_cannot_be_written_fails_nothing(tmp_path: Path) -> None:
     assert result.stderr == "prep: --log /dev/full: No space left on device; going on without it\n"
 
 
+def test_what_is_no_log_is_left_as_it_is(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", random_images(9))
+    for name in ("store.json", "samples.tsv", "images-00000.npy"):
+        result = prep("verify", store, "--log", store / name)
+        assert (result.returncode, result.stdout) == (0, f"{store}: whole, 9 rows\n")
+        assert result.stderr.endswith(
+            "holds something else than JSON lines, and is left as it is; going on without it\n"
+        )
+
+
+def test_a_pipe_that_nobody_empties_is_not_waited_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    written = log.JsonLog(str(tmp_path / "pipe"))
+    for _ in range(100):
+        written.message("x" * 4000)
+    assert capfd.readouterr().err.endswith("/pipe: Resource temporarily unavailable; going on without it\n")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_changes_nothing(closed: str, tmp_path: Path) -> None:
+    """Nor is a file taken for it that is opened later: a build tells of itself, and is whole."""
+    make_tree(tmp_path / "src")
+    build = f"build imagenet src out --size 8 --workers 1 --log log {closed}"
+    verify = f"verify out {closed}"
+    for words in (build, verify):
+        done = subprocess.run(
+            ["sh", "-c", f'"$0" -m decodeonce.cli {words}', sys.executable], cwd=tmp_path, check=False
+        )
+        assert done.returncode == 0
+    assert events(tmp_path / "log")[-1]["event"] == "finished"
+
+
+def test_a_line_that_is_written_in_part_is_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    written = log.JsonLog(str(tmp_path / "log"))
+    monkeypatch.setattr(disk, "write", lambda fd, data: os.write(fd, data[:5]))
+    for _ in range(2):
+        written.message("hello")
+    assert capfd.readouterr().err.endswith("/log: only part of a line could be written; going on without it\n")
+    assert (tmp_path / "log").read_bytes() == b'{"tim'
+
+
 def test_a_log_that_cannot_be_made_is_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     none = log.JsonLog(f"{tmp_path}/file/x")
@@ -317,12 +367,18 @@ def test_progress_is_logged_every_so_often(tmp_path: Path, monkeypatch: pytest.M
         for number in range(5):
             written.progress({"rows": number})
         written.end(0, "")
+        written.end(75, "late")  # as a signal at the last moment
+        assert [event["event"] for event in events(path) if "exit_code" in event] == ["finished"]
         return [event["rows"] for event in events(path) if event["event"] == "progress"]
 
     assert log.PROGRESS_SECONDS == 30
     assert rows(tmp_path / "rare") == [4]
     monkeypatch.setattr(log, "PROGRESS_SECONDS", 0.0)
     assert rows(tmp_path / "often") == [0, 1, 2, 3, 4]
+    monkeypatch.setattr(log, "PROGRESS_SECONDS", 20.0)
+    ticks = count(0, 10)  # seconds from look to look
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(ticks)))
+    assert rows(tmp_path / "between") == [1, 3, 4]
 
 
 def test_jobs_log_into_a_folder_beside_their_scripts(tree: Path, tmp_path: Path) -> None:

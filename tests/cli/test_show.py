@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ from PIL import Image, ImageDraw, ImageFont
 from decodeonce.cli.rows import CheckedRows, drawn, shown_rows
 from decodeonce.cli.sheet import GAP, LINE, Words, default_font, draw_sheet
 from decodeonce.cli.thumbnail import SIDE, Shown, legible, thumbnail
-from decodeonce.store import PictureClass, Store, open_store, stage_store
+from decodeonce.cli.written import write_out
+from decodeonce.store import PictureClass, Store, disk, open_store, stage_store
 from tests.cli.test_commands import assert_fails, prep
 from tests.store.signing import replace_file, resign
 from tests.stores import make_store, random_images
@@ -175,6 +177,37 @@ def test_wrong_flags_are_usage_errors(store: Path, flags: list[object], told: st
     before = (store / "labels.npy").read_bytes()
     assert_fails(prep("show", Path("../a.store"), *flags, cwd=store), 2, told)
     assert (store / "labels.npy").read_bytes() == before
+
+
+def test_a_link_to_a_file_of_the_store_is_no_place_for_a_sheet(store: Path, tmp_path: Path) -> None:
+    before = (store / "labels.npy").read_bytes()
+    (tmp_path / "soft.png").symlink_to(store / "labels.npy")
+    (tmp_path / "hard.png").hardlink_to(store / "labels.npy")
+    assert_fails(prep("show", store, "--out", tmp_path / "soft.png"), 2, "a file of the store itself")
+    assert prep("show", store, "--out", tmp_path / "hard.png").returncode == 0
+    assert sheet((tmp_path / "hard.png").read_bytes()).std() > 0
+    assert (store / "labels.npy").read_bytes() == before
+
+
+def test_a_sheet_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full after some bytes leaves what was there; a link stays one; a pipe takes all of it."""
+    (tmp_path / "old.png").write_bytes(b"old")
+    (tmp_path / "link.png").symlink_to("old.png")
+    with monkeypatch.context() as full:
+        full.setattr(disk, "write", lambda fd, data: os.write(fd, data[:3]) if len(data) > 5 else os.write(-1, b""))
+        with pytest.raises(OSError, match=r"link\.png"):
+            write_out(tmp_path / "link.png", b"new bytes")
+    assert (tmp_path / "old.png").read_bytes() == b"old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.png", "old.png"]
+    write_out(tmp_path / "link.png", b"new bytes")
+    assert ((tmp_path / "old.png").read_bytes(), (tmp_path / "link.png").is_symlink()) == (b"new bytes", True)
+    with pytest.raises(FileNotFoundError, match=r"'[^']*/nowhere/new\.png'"):
+        write_out(tmp_path / "nowhere/new.png", b"")
+    reading, writing = os.pipe()
+    write_out(Path(f"/proc/self/fd/{writing}"), b"new bytes")
+    os.close(writing)
+    assert os.read(reading, 100) == b"new bytes"
+    os.close(reading)
 
 
 def test_names_in_any_script_are_drawn_or_escaped(store: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -122,7 +124,9 @@ def test_where_the_recipe_does_not_tell_nothing_is_called_enlarged() -> None:
         assert enlarged(sizes, recipe, wide) is None
 
 
-def test_sizes_are_those_of_samples_and_boxes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("chunk", [2, 100])
+def test_sizes_are_those_of_samples_and_boxes(chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("decodeonce.cli.report.sizes.CHUNK", chunk)
     root = make_store(tmp_path / "a", random_images(5))
     boxes = ["", "", "10,20,40,90", "", ""]
     names = ["a\tb", "a\\", "\udcff", "plain", "plain"]
@@ -223,6 +227,22 @@ def test_what_ends_its_decoder_shows_nothing_and_ends_nothing_else(
     assert rejected(tmp_path / "a", files) == {}
     monkeypatch.setattr(broken, "leniently", dying)
     assert rejected(tmp_path / "b", {"a.jpg": jpeg()}) == {}
+
+
+def test_what_decodes_leniently_has_little_time_and_memory() -> None:
+    script = (
+        "import resource, sys\nfrom decodeonce.cli.report import leniently\n"
+        "try:\n    leniently.main(['9'])\nexcept OSError:\n    names = ('DATA', 'CPU', 'CORE')\n"
+        "    print([resource.getrlimit(getattr(resource, f'RLIMIT_{name}'))[0] for name in names])\n"
+        "print('complaint', file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], input="none", capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == (f"{[2 << 30, 10, 0]}\n", "")
+
+
+def test_what_is_too_large_is_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broken, "MOST_BYTES", len(jpeg(99, 99)) - 1)
+    assert list(rejected(tmp_path, {"a.jpg": jpeg(9, 9), "b.jpg": jpeg(99, 99)})) == ["a.jpg"]
 
 
 def test_what_takes_too_long_shows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

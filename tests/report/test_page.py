@@ -15,6 +15,7 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from decodeonce.cli.report import facts as gathering
 from decodeonce.cli.report.command import report
 from decodeonce.cli.report.markup import VOID, Markup, element, joined
 from decodeonce.cli.report.page import POLICY
@@ -159,6 +160,40 @@ def test_a_damaged_file_is_told_and_the_rest_is_shown(
     assert shown.get(name, f"{name} is damaged: not shown" if name.endswith("tsv") else "") in read.text
 
 
+def test_checksums_that_are_signed_and_none_are_told(tmp_path: Path) -> None:
+    root = make_store(tmp_path / "a", random_images(5))
+    replace_file(root, "checksums.npy", (root / "labels.npy").read_bytes())
+    shown = made_page(gathered(root)).decode()
+    assert "Damaged: 1 file. See " in shown
+    assert "not checked" in shown
+
+
+def test_of_a_large_store_only_what_was_read_is_called_whole_or_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_store(tmp_path / "a", random_images(300, shape=(4, 4, 3)))
+    text = Outline(made_page(gathered(root))).text
+    assert "Whole: every file and every row is as it was written." in text
+    assert "All else is of all 300 rows." in text
+    monkeypatch.setattr(gathering, "ALL_BYTES", 0)
+    monkeypatch.setattr(gathering, "SAMPLE_BYTES", 48 * 30)
+    text = Outline(made_page(gathered(root))).text
+    assert "Every file and the 87 rows that were read, of 300, are as they were written." in text
+    assert "All else is of 30 of 300 rows, evenly spaced." in text
+    assert "checksum of 87 of 300: 30 evenly spaced, the first 64" in text
+    assert "the first 64, and those of odd pictures above" not in text
+    shard = root / open_store(root).manifest.shards[0].file
+    shard.write_bytes(shard.read_bytes()[: -300 * 48] + b"\0" * 300 * 48)
+    assert "Damaged: 87 rows of 87 that were read. See Checks." in Outline(made_page(gathered(root))).text
+
+
+def test_a_class_may_have_an_empty_name(tmp_path: Path) -> None:
+    root = make_store(tmp_path / "a", random_images(2))
+    resign(root, lambda facts: [cls.update(name="", description="") for cls in facts["classes"]])
+    shown = made_page(gathered(root)).decode()
+    assert "<figcaption><span>row 0</span></figcaption>" in shown
+
+
 def test_tiny_one_class_staged_and_foreign_stores_have_a_page(tmp_path: Path) -> None:
     one = make_store(tmp_path / "one", np.zeros((1, 1, 1, 1), np.uint8), classes=1)
     assert "1 picture of 1x1 pixels in 1 class" in outline(one).text
@@ -169,6 +204,7 @@ def test_tiny_one_class_staged_and_foreign_stores_have_a_page(tmp_path: Path) ->
     text = outline(tmp_path / "part").text
     assert "It is a staged part, which holds rows 4..5 of 9." in text
     assert "checksum of all 2" in text
+    assert ("Held here" in text, "Held here" in outline(foreign).text) == (True, False)
 
 
 def test_thousands_of_classes_and_rejects_stay_within_three_megabytes(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def _run() -> int | None:
     from decodeonce.cli.command import USAGE_ERROR
     from decodeonce.cli.mistakes import usage_text
 
+    _open_streams()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # names need not be UTF-8
     try:
@@ -54,6 +55,13 @@ def _run() -> int | None:
         return _failure_told(failure_from(error, "prep"))
     except MemoryError:
         return _failure_told(Stopped("out of memory; what is done is kept: run the same command again with more"))
+
+
+def _open_streams() -> None:
+    """Where a standard stream is closed, have /dev/null: else the next file to be opened would be taken for it."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "r" if name == "stdin" else "w"))
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

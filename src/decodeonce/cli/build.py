@@ -16,6 +16,7 @@ from decodeonce.cli.output import say
 from decodeonce.wording import counted, quoted
 
 if TYPE_CHECKING:
+    from decodeonce.cli.dryrun import Workplace
     from decodeonce.launch import Task
     from decodeonce.prep import BoxRules, Recipe, Source, Work
 
@@ -346,14 +347,15 @@ def say_storage(out: Path) -> None:
         say(sentence)
 
 
-def say_dry_run(job: Job) -> None:
-    """Tell what a build would take here: bytes, files, room and time; write nothing."""
+def say_dry_run(job: Job, where: Workplace | None = None) -> None:
+    """Tell what a build would take there (default: here): bytes, files, room and time; write nothing."""
     from decodeonce.cli.dryrun import Here, dry_run
     from decodeonce.prep import is_built
 
     if is_built(job.source, job.out, job.recipe):
         return say_built(job.out)
-    for line in dry_run(job.source, job.out, job.recipe, Here(job.work.workers)):
+    where = where or Here(job.work.workers)
+    for line in dry_run(job.source, job.out, job.recipe, where, job.work.allowance):
         say(line)
 
 

@@ -18,10 +18,10 @@ def class_names(ctx: typer.Context) -> list[str]:
     """
     # An option without its value ends click's parsing: what stands before it is then in args.
     given = [ctx.params.get("store"), *(ctx.params.get("stores") or ()), *ctx.args]
-    store = next(filter(None, given), ".")
+    path = Path(next(filter(None, given), "."), "store.json")
     try:
-        manifest = json.loads(Path(store, "store.json").read_bytes())
+        manifest = json.loads(path.read_bytes() if path.is_file() else b"")  # a pipe would never end
         names = [str(described["name"]) for described in manifest["classes"]]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
     return [name for name in names if name == quoted(name)]  # of which Typer takes those that begin right

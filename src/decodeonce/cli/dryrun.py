@@ -12,12 +12,13 @@ from decodeonce.cli.bench.build import check_decoded, killed_text
 from decodeonce.cli.bench.sample import Pace, fair_runs, measure_pace
 from decodeonce.host import usable_cores
 from decodeonce.prep import Recipe, Source
+from decodeonce.prep.allowance import Allowance
 from decodeonce.prep.blocks import Blocks
-from decodeonce.prep.build import check_listing, need
+from decodeonce.prep.build import check_listing, check_same, need
 from decodeonce.prep.crew import WorkerDied
 from decodeonce.prep.jobs.base import clock
 from decodeonce.prep.place import check_place
-from decodeonce.prep.plan import Listing, Plan, plan_facts, scan
+from decodeonce.prep.plan import Listing, Plan, plan_facts, read_plan, scan
 from decodeonce.prep.preflight import Need, check_room, find_storage, room_sentences, stripe_advice
 from decodeonce.prep.recipe import decoder_versions
 from decodeonce.store import StorePaths
@@ -48,8 +49,7 @@ class Here:
         workers = self.workers or usable_cores()
         cores = min(workers, usable_cores())  # more workers than cores decode no faster
         others = ", ".join(f"{tasks} tasks {duration_text(rows / per_s / cores / tasks)}" for tasks in TASKS)
-        seconds = duration_text(rows / per_s / cores)
-        return f"time: about {seconds} here with {counted(workers, 'worker')}; of this size {others}"
+        return f"time: {_about(rows / per_s / cores)} here with {counted(workers, 'worker')}; of this size {others}"
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class InJobs:
         chain = self.chain
         seconds = task_seconds(rows, per_s, chain.processes, min(self.workers, chain.cpus))
         size = f"{counted(chain.processes, 'task')} of {counted(self.workers, 'worker')}"
-        told = f"time: about {duration_text(seconds)} for each of {size}, on cores as fast as these"
+        told = f"time: {_about(seconds)} for each of {size}, on cores as fast as these"
         waves = math.ceil(chain.tasks / (chain.throttle or chain.tasks))
         if waves > 1:
             told += f", {chain.throttle} at a time: {duration_text(waves * seconds)} in all"
@@ -79,6 +79,10 @@ class InJobs:
         return f"{told}; {fits} {limit}{more}"
 
 
+def _about(seconds: float) -> str:
+    return duration_text(seconds) if seconds < 1 else f"about {duration_text(seconds)}"
+
+
 def task_seconds(rows: int, per_s: float, tasks: int, cores: int) -> float:
     """Seconds of the longest of `tasks` shares of the rows, on so many cores each."""
     return math.ceil(rows / tasks) / (per_s * cores)
@@ -89,19 +93,24 @@ def rounds_needed(seconds: float, limit: float) -> int:
     return max(1, math.ceil(seconds / limit))
 
 
-def dry_run(source: Source, out: Path, recipe: Recipe, where: Workplace, seconds: float = SECONDS) -> Iterator[str]:
+def dry_run(
+    source: Source, out: Path, recipe: Recipe, where: Workplace, allowance: Allowance, seconds: float = SECONDS
+) -> Iterator[str]:
     """The lines to tell; raises what keeps such a build from being begun, room that is missing last of all."""
     paths = StorePaths(out)
     check_place(paths, source)
     decoders = decoder_versions(recipe.container)
     listing = scan(source, recipe.boxes_a_row)
     check_listing(source, listing)
+    facts = plan_facts(source, listing, recipe, decoders)
+    if begun := paths.plan.exists():
+        check_same(read_plan(paths), listing, facts)
     planned = planned_text(source, recipe, len(listing))
     yield f"{planned}; {counted(len(listing.rejects), 'file')} cannot be rows; nothing was written"
-    needed = need(Plan(paths, plan_facts(source, listing, recipe, decoders)))
+    needed = need(Plan(paths, facts))
     yield _needed_text(needed, recipe)
-    yield from _times(source, listing, recipe, where, seconds)
-    if paths.plan.exists():  # its room is taken already
+    yield from _sampled(source, listing, recipe, where, allowance, seconds)
+    if begun:  # its room is taken already
         yield f"{out}: a build is begun here; the same command goes on with it"
         return
     storage = find_storage(out)
@@ -129,8 +138,10 @@ def _needed_text(needed: Need, recipe: Recipe) -> str:
     )
 
 
-def _times(source: Source, listing: Listing, recipe: Recipe, where: Workplace, seconds: float) -> Iterator[str]:
-    """How long it takes, and what that rests on."""
+def _sampled(
+    source: Source, listing: Listing, recipe: Recipe, where: Workplace, allowance: Allowance, seconds: float
+) -> Iterator[str]:
+    """How long it takes, what that rests on, and whether as many rejects end it."""
     runs = fair_runs(source, listing, recipe.shuffle_seed)
     try:
         pace = measure_pace(source, recipe, runs, workers=1, seconds=seconds)
@@ -140,6 +151,7 @@ def _times(source: Source, listing: Listing, recipe: Recipe, where: Workplace, s
     check_decoded(source, pace)
     yield where.time(len(listing), pace.per_s)
     yield _rests_on(pace, len(listing))
+    yield from _too_many_rejects(pace, listing, allowance)
 
 
 def _rests_on(pace: Pace, samples: int) -> str:
@@ -152,3 +164,14 @@ def _rests_on(pace: Pace, samples: int) -> str:
     if not done.rejects:
         return text
     return f"{text}; {done.rejects} of them cannot be decoded, first {done.first_reject}"
+
+
+def _too_many_rejects(pace: Pace, listing: Listing, allowance: Allowance) -> Iterator[str]:
+    """A line where the listing's rejects, and the sample's for all, are more than a build may have."""
+    done, allowed = pace.total, allowance.allowed(listing.candidates)
+    rejects = len(listing.rejects) + round(done.rejects / done.pictures * len(listing))
+    if rejects > allowed:
+        yield (
+            f"such a build fails: about {rejects} of {listing.candidates} pictures are rejects, --max-bad "
+            f"{allowance.text} allows {allowed}; mend them, or give a higher --max-bad"
+        )

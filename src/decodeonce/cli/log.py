@@ -15,6 +15,7 @@ from typing import Any
 from decodeonce.cli import EXIT_STOPPED, tell_now
 
 PROGRESS_SECONDS = 30.0
+BEGINNING = b'{"'  # of each line
 OUTCOMES = {0: "finished", EXIT_STOPPED: "stopped"}  # all else is "failed"
 
 
@@ -23,6 +24,7 @@ class JsonLog:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._who = {"host": platform.node(), "pid": os.getpid()}  # several processes may share a file
         self._fd: int | None = None
         self._started = time.monotonic()
         self._written_at = self._started
@@ -40,7 +42,7 @@ class JsonLog:
         if self._fd is None:
             return
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        line = json.dumps({"time": now, "event": event, **facts}).encode() + b"\n"
+        line = json.dumps({"time": now, "event": event, **self._who, **facts}).encode() + b"\n"
         try:
             if disk.write(self._fd, line) < len(line):
                 raise OSError(None, "only part of a line could be written")
@@ -87,8 +89,8 @@ def begin(path: str) -> None:
 
     global _log
     _log = JsonLog(path)
-    who = {"host": platform.node(), "pid": os.getpid(), "launcher": _launcher(), "task": _task()}
-    _log.write("start", version=__version__, command=["prep", *sys.argv[1:]], **who)
+    command = ["prep", *sys.argv[1:]]
+    _log.write("start", version=__version__, command=command, launcher=_launcher(), task=_task())
 
 
 def message(text: str) -> None:
@@ -119,8 +121,12 @@ def _open(path: str) -> int:
         make_folder(file)
     if file.is_dir():
         file = file / f"{platform.node()}-{os.getpid()}.jsonl"
-    fd = disk.open_file(file, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    # Nor is a pipe that nobody empties waited for.
+    fd = disk.open_file(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK)
     size = os.fstat(fd).st_size
+    if size and not BEGINNING.startswith(disk.pread(fd, len(BEGINNING), 0)):
+        os.close(fd)
+        raise OSError(None, "holds something else than JSON lines, and is left as it is")
     if size and disk.pread(fd, 1, size - 1) != b"\n":  # as a full disk leaves it
         disk.write(fd, b"\n")
     return fd

@@ -119,7 +119,10 @@ def _write(job: build.Job, words: Sequence[str], site: Site, chain: Chain, *, su
     from decodeonce.prep.jobs import write_scripts
 
     if job.dry_run:
-        return _say_dry_run(job, chain)
+        from decodeonce.cli.dryrun import InJobs
+
+        build.say_found(job)
+        return build.say_dry_run(job, InJobs(chain, job.work.workers or chain.cpus))
     script = write_scripts(job.out, site, chain, _commands(job, words, chain), Path.cwd())
     build.say_storage(job.out)
     for sentence in site.advice:
@@ -129,18 +132,6 @@ def _write(job: build.Job, words: Sequence[str], site: Site, chain: Chain, *, su
         say(f"submitted: {_submitted(script)}; follow it with: prep status {quoted(str(job.out))}")
     else:
         say(f"submit them with: bash {quoted(str(script))}")
-
-
-def _say_dry_run(job: build.Job, chain: Chain) -> None:
-    """Tell what the chain would take: bytes, files, room and time; neither write nor submit anything."""
-    from decodeonce.cli.dryrun import InJobs, dry_run
-    from decodeonce.prep import is_built
-
-    build.say_found(job)
-    if is_built(job.source, job.out, job.recipe):
-        return build.say_built(job.out)
-    for line in dry_run(job.source, job.out, job.recipe, InJobs(chain, job.work.workers or chain.cpus)):
-        say(line)
 
 
 def _commands(job: build.Job, words: Sequence[str], chain: Chain) -> list[list[str]]:

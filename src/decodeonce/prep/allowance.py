@@ -27,12 +27,16 @@ class Allowance:
             return cls(text, Fraction(text[:-1]) / 100, 0)
         return cls(text, None, int(text))
 
+    def allowed(self, candidates: int) -> int:
+        """How many of so many candidates may be rejects."""
+        return int(self.share * candidates) if self.share is not None else self.number
+
     def check(self, rejects: int, candidates: int, first: str, out: Path) -> None:
         """Raise BuildError where there are more rejects than allowed, of which `first` is one with its reason.
 
         What is done in `out` is kept, and a rerun may allow more.
         """
-        allowed = int(self.share * candidates) if self.share is not None else self.number
+        allowed = self.allowed(candidates)
         if rejects > allowed:
             raise BuildError(
                 f"{rejects} of {candidates} pictures are rejects, --max-bad {self.text} allows {allowed}; first "

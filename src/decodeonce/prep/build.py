@@ -46,7 +46,10 @@ def make_plan(source: Source, out: Path, recipe: Recipe) -> Plan:
         planned = paths.plan.exists()  # asked first: a finish writes store.json before it removes the plan
         check_place(paths, source)
         if planned:
-            return _same_plan(read_plan(paths), listing, facts)
+            plan = read_plan(paths)
+            check_same(plan, listing, facts)
+            same_place = all(plan.facts["source"][key] == facts["source"][key] for key in ("root", "facts"))
+            return plan if same_place else write_facts(paths, facts)
         return _new_plan(paths, listing, facts)
 
 
@@ -90,8 +93,8 @@ def _clear_leftovers(paths: StorePaths) -> None:
         remove_tree(paths.build)
 
 
-def _same_plan(plan: Plan, listing: Listing, facts: dict[str, Any]) -> Plan:
-    """The plan, if these facts are its own but for the place of the source, which may have moved."""
+def check_same(plan: Plan, listing: Listing, facts: dict[str, Any]) -> None:
+    """Raise BuildError unless these facts are the plan's own but for the place of the source, which may have moved."""
     if plan.facts["recipe"] != facts["recipe"]:
         raise BuildError(
             f"{plan.paths.root}: planned with another recipe: "
@@ -114,8 +117,6 @@ def _same_plan(plan: Plan, listing: Listing, facts: dict[str, Any]) -> Plan:
             f"{plan.paths.root}: planned as {planned['kind']} with {len(plan.facts['classes'])} classes, now "
             f"{found['kind']} with {len(facts['classes'])}, or with other names; give the same, or remove OUT"
         )
-    same_place = all(planned[key] == found[key] for key in ("root", "facts"))
-    return plan if same_place else write_facts(plan.paths, facts)
 
 
 def need(plan: Plan) -> Need:

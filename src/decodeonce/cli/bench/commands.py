@@ -74,9 +74,13 @@ def build(
 def load(
     store: StoreArgument,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows of a batch.")] = 256,
-    gpu_rate: Annotated[float, typer.Option(min=0.001, help="Pictures a second that the training step takes.")] = 3000,
+    gpu_rate: Annotated[
+        float, typer.Option(min=0.001, max=1e9, help="Pictures a second that the training step takes.")
+    ] = 3000,
     reader: Annotated[Reader, typer.Option(help="How the Loader reads.")] = Reader.auto,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads that copy. (default: the Loader's)")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Threads that copy. (default: the Loader's)")
+    ] = None,
     device: Annotated[str, typer.Option(help="Where batches go: cpu, cuda, cuda:1.")] = "cpu",
     as_json: JsonFlag = False,
 ) -> None:

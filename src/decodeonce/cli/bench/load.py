@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from decodeonce.cli.bench.copying import Copies
-from decodeonce.cli.bench.epochs import Epochs, LoaderSettings, Share, find_share, run_loader
+from decodeonce.cli.bench.epochs import RING, Epochs, LoaderSettings, Share, find_share, run_loader
 from decodeonce.cli.bench.pages import Place, make_cold
 from decodeonce.cli.bench.reads import (
     RANDOM_THREADS,
@@ -32,7 +32,6 @@ from decodeonce.wording import size_text
 
 WARM_BYTES = 1 << 30  # of rows that warm figures are taken from, at most
 PLACES = 64  # that are looked at to see whether pages were dropped
-RING = 6  # batches that a Loader has under way
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from decodeonce.cli.doctor import launcher, machine, pil, software, storage
-from decodeonce.cli.doctor.check import Check
+from decodeonce.cli.doctor.check import IMPORT_ERRORS, Check
 from decodeonce.cli.output import JsonFlag, give, say, say_marked
 from decodeonce.wording import counted
 
@@ -76,7 +76,7 @@ def _looked_at(check: Callable[[], Check]) -> Check:
     """What a check finds; bad where it needs a package that cannot be imported."""
     try:
         return check()
-    except ImportError as error:
+    except IMPORT_ERRORS as error:
         name = check.__name__.replace("_", " ")
         return Check(name, "bad", f"cannot be looked at: {error}", "install again what the message names")
 

@@ -7,6 +7,20 @@ from typing import Literal
 
 Level = Literal["ok", "warn", "bad"]
 
+# What a package raises when it is imported that is there in part, or made for another Python, NumPy or machine.
+IMPORT_ERRORS = (
+    ImportError,
+    AttributeError,
+    LookupError,
+    NameError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    SystemError,
+    TypeError,
+    ValueError,
+)
+
 
 @dataclass(frozen=True)
 class Check:

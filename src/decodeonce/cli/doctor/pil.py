@@ -22,8 +22,12 @@ def pillow() -> Check:
     from decodeonce.prep.pillow import find_pillow
 
     found = find_pillow()
+    if not found.name and found.installed:  # as after an uninstall of one of two
+        return Check("pillow", "bad", f"the files of {found.installed[0]} are gone", f"{UNINSTALL} {_fitting()}")
     if not found.name:
         return Check("pillow", "warn", "not installed, so no `prep build` here", f"pip install {_fitting()}")
+    if len(found.installed) > 1:
+        return Check("pillow", "warn", found.description, "see one pil")
     if found.simd == "SSE4" and "avx2" in _cpu_flags():
         return Check("pillow", "warn", f"{found.description}, though this CPU has AVX2", FOR_AVX2)
     if found.name == "pillow" and platform.machine() == "x86_64" and not _who_needs_pillow():
@@ -48,7 +52,7 @@ def libjpeg_of_pil() -> Check:
     from decodeonce.prep.pillow import find_pillow
 
     if not find_pillow().name:
-        return Check("libjpeg of pil", "warn", "no Pillow", f"pip install {_fitting()}")
+        return Check("libjpeg of pil", "warn", "no Pillow", "see pillow")
     try:
         from PIL import features
     except ImportError as error:

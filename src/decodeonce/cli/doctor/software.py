@@ -14,11 +14,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from decodeonce.cli.doctor.check import Check
+from decodeonce.cli.doctor.check import IMPORT_ERRORS, Check
+from decodeonce.cli.doctor.machine import address_space
 from decodeonce.host import installed_version
 
+ANSWER = "found: "
 # In a process of its own, for a torch that does not fit the machine may raise anything, hang, or crash.
-ASK_TORCH = """
+ASK_TORCH = f"""
 import json, warnings
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
@@ -26,10 +28,10 @@ with warnings.catch_warnings(record=True) as told:
     backends = [getattr(torch, name) for name in ("cuda", "xpu") if hasattr(torch, name)]
     here = [backend for backend in backends if backend.is_available()]
     names = [backend.get_device_name(index) for backend in here for index in range(backend.device_count())]
-print(json.dumps({
+print("\\n{ANSWER}" + json.dumps({{
     "version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip, "devices": names,
     "warnings": [str(warning.message) for warning in told if "CUDA" in str(warning.message)],
-}))
+}}))
 """
 TORCH_SECONDS = 180  # a first import from a cold network file system takes minutes
 TORCH_PAGE = "https://pytorch.org/get-started/locally/"
@@ -57,7 +59,8 @@ def torch() -> Check:
             [sys.executable, "-c", ASK_TORCH],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="backslashreplace",
             timeout=TORCH_SECONDS,
             check=False,
             cwd="/",  # what lies in this folder is no torch
@@ -65,10 +68,13 @@ def torch() -> Check:
     except (OSError, subprocess.TimeoutExpired) as error:
         found = f"{version}, cannot be tried: {error}".partition(" '-c'")[0]
         return Check("torch", "bad", found, "look at memory, process limits and torch's file system")
-    if asked.returncode:
+    answers = [line for line in asked.stdout.splitlines() if line.startswith(ANSWER)]  # torch may print, too
+    if asked.returncode or not answers:
         told = (asked.stderr.strip().splitlines() or [f"exit status {asked.returncode}"])[-1]
-        return Check("torch", "bad", f"{version}, import fails: {told}", f"install it again: {TORCH_PAGE}")
-    return torch_check(json.loads(asked.stdout.splitlines()[-1]), _gpus())
+        again = f"install it again: {TORCH_PAGE}"
+        advice = again if address_space().level == "ok" else f"see address space first; else {again}"
+        return Check("torch", "bad", f"{version}, import fails: {told}", advice)
+    return torch_check(json.loads(answers[-1].removeprefix(ANSWER)), _gpus())
 
 
 def torch_check(found: dict[str, Any], gpus: str) -> Check:
@@ -134,7 +140,7 @@ def _package(name: str) -> Check:
         return Check(name, "bad", "not installed", f"pip install {name}")
     try:
         import_module(name)
-    except (ImportError, ValueError, AttributeError, OSError) as error:  # as extensions of another NumPy raise
+    except IMPORT_ERRORS as error:
         told = str(error).strip().splitlines()
         found = f"{version}, import fails: {told[-1] if told else type(error).__name__}"
         return Check(name, "bad", found, f"pip install --force-reinstall {name}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from decodeonce.cli.doctor.check import Check
+from decodeonce.cli.doctor.check import IMPORT_ERRORS, Check
 from decodeonce.wording import size_text
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def find_place(path: Path) -> Place:
         return Place(path, find_storage(path))
     except OSError as error:
         return Place(path, None, error.strerror or str(error))
-    except ImportError as error:
+    except IMPORT_ERRORS as error:
         return Place(path, None, f"cannot be looked at: {error}")
 
 
@@ -170,5 +170,5 @@ def stripes(place: Place) -> Check:
 
     advice = stripe_advice(place.path, place.storage)
     if advice:
-        return Check("stripes", "warn", f"{place.path}: one server holds a whole file", advice)
-    return Check("stripes", "ok", f"{place.path}: nothing to set")
+        return Check("stripes", "warn", f"{place.storage.place}: one server holds a whole file", advice)
+    return Check("stripes", "ok", f"{place.storage.place}: nothing to set")

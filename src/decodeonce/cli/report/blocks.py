@@ -65,10 +65,10 @@ def sheet(pictures: Iterable[str]) -> Markup:
 
 def row_picture(shown: Shown, *more: str) -> Markup:
     """A row with its class and number under it, and `more` words."""
-    first, *others = shown.lines(CAPTION)
-    last = "bad" if shown.damaged else None
-    words = [element("span", text) for text in others[:-1]] + [element("span", others[-1], class_=last)]
-    words += [element("span", text) for text in more]
+    *names, number = shown.lines(CAPTION)
+    first = names[0] if names else ""  # a class may have an empty name
+    last = element("span", number, class_="bad" if shown.damaged else None)
+    words = [*(element("span", text) for text in names[1:]), last, *(element("span", text) for text in more)]
     picture = b"" if shown.picture is None else encoded(shown.picture)
     seen = image(picture, f"Row {shown.row}: {first}", "cannot be read")
     name = "damaged" if shown.damaged else None

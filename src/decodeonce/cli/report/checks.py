@@ -51,8 +51,9 @@ def _rows(facts: Facts) -> list[str]:
     if rows.checked == held:
         how = f"checksum of all {count(held)}"
     else:
-        how = f"checksum of {count(rows.checked)} of {count(held)}: {count(rows.sample)} evenly spaced, "
-        how += f"the first {SHOWN}, and those of odd pictures above"
+        odd = ", and those of odd pictures above" if facts.sizes and facts.sizes.rows else ""
+        which = f"{count(rows.sample)} evenly spaced, the first {SHOWN}{odd}"
+        how = f"checksum of {count(rows.checked)} of {count(held)}: {which}"
     if rows.damaged:
         return [element("strong", f"{count(len(rows.damaged))} damaged", class_="bad"), how]
     which = "all" if rows.checked == held else "those that were read"

@@ -83,6 +83,8 @@ def gather(store: Store, source: str | None, progress: Callable[[int], None]) ->
     sheet = list(store.rows[:SHOWN])
     looked_at = {*sheet, *(row for row in (sizes.rows.values() if sizes else ()) if row in store.rows)}
     rows = _read_rows(store, looked_at, labels, progress)
+    if rows.trouble:
+        problems.setdefault("checksums.npy", rows.trouble)
     return Facts(store, problems, counts, sizes, rejects, sheet, rows, broken)
 
 

@@ -16,7 +16,7 @@ SECONDS = 10  # of a processor
 
 def main(arguments: list[str]) -> int:
     """Standard input to a PNG of at most so many pixels a side on standard output; what is raised ends it with 1."""
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 2)  # what libraries complain of is known
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what libraries complain of is known
     for limit, most in ((resource.RLIMIT_DATA, MEMORY), (resource.RLIMIT_CPU, SECONDS), (resource.RLIMIT_CORE, 0)):
         _, hard = resource.getrlimit(limit)
         resource.setrlimit(limit, (most if hard < 0 else min(most, hard), hard))

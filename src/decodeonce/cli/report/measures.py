@@ -80,7 +80,8 @@ def levels(facts: Facts) -> Markup:
     told = "Mean and standard deviation are exact, of all rows, as the build summed them."
     if not histogram.rows:
         return section("levels", "Levels", paragraph(told), *tables)
-    of = f"{count(histogram.rows)} of {count(manifest.count)} rows"
+    read, whole = count(histogram.rows), count(manifest.count)
+    of = f"all {whole} rows" if read == whole else f"{read} of {whole} rows"
     spaced = ", evenly spaced" if facts.rows.sample < len(facts.store.rows) else ""
     drawn = charts.levels(histogram.shares, f"The share that each of 256 levels has of its channel, from {of}.")
     tables.append(_quantiles(histogram, names))

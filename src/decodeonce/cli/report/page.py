@@ -69,7 +69,8 @@ def _summary(facts: Facts) -> str:
 
 def _verdict(facts: Facts) -> Markup:
     rows = facts.rows
-    bad = [number_of(len(rows.damaged), "row")] if rows.damaged else []
+    some = f" of {count(rows.checked)} that were read" if 0 < rows.checked < len(facts.store.rows) else ""
+    bad = [f"{number_of(len(rows.damaged), 'row')}{some}"] if rows.damaged else []
     bad += [number_of(len(facts.problems), "file")] if facts.problems else []
     if bad:
         link = element("a", "Checks", href="#checks")
@@ -77,7 +78,8 @@ def _verdict(facts: Facts) -> Markup:
     here = " that is here" if len(facts.store.rows) < facts.store.manifest.count else ""
     if rows.checked == len(facts.store.rows):
         return element("p", f"Whole: every file and every row{here} is as it was written.", class_="verdict")
-    told = f"Every file, and {count(rows.checked)} of {count(len(facts.store.rows))} rows that were read, are right."
+    read = f"the {count(rows.checked)} rows that were read, of {count(len(facts.store.rows))}"
+    told = f"Every file and {read}, are as they were written."
     return element("p", told, class_="verdict")
 
 
