@@ -26,8 +26,6 @@ What `--help`, or `-h`, prints, of every command. `{COMMAND}` writes this page, 
 Exit codes: 0 done; 1 failed, one line that says what to do; 2 usage; 75 stopped early, run the same command again.
 """
 SHARED = "Flags of most commands"
-# What a value is called, where the command names neither it nor its choices.
-VALUES = {"int range": "N", "int": "N", "float range": "X", "float": "X", "str": "TEXT", "path": "PATH"}
 MOST = 2**63 - 1  # as a bound it is none
 
 
@@ -117,13 +115,11 @@ def summary(command: Any) -> str:
 
 
 def row(name: str, text: str) -> Row:
-    """A row of the two columns that --help prints: `--task <int range>`, `The number. (default: 0)  [x>=0]`."""
+    """A row of the two columns that --help prints: `--task I`, `The number. (default: 0)  [x>=0]`."""
     name, _, value = name.partition(" <")
     value = value.rstrip(">")
-    if "|" in value:
-        name = f"`{name}` {escaped(value.replace('|', ' | '))}"
-    else:  # an argument's name says enough
-        name = f"`{name} {VALUES.get(value, value)}`" if value and name.startswith("-") else f"`{name}`"
+    choices = f" {escaped(value.replace('|', ' | '))}" if "|" in value else ""  # an argument's name says enough
+    name = f"`{name}`{choices}"
     text, _, notes = text.partition("  [")
     facts = [fact for fact in notes.rstrip("]").split("; ") if fact]
     told = [fact.removeprefix("default: ") for fact in facts if fact.startswith("default: ")]

@@ -52,7 +52,7 @@ def test_it_tells_bytes_files_time_and_room_and_writes_nothing(tree: Path, tmp_p
     assert planned.startswith("15 rows of 24x24x3 in 3 classes, 25.92 KB in 1 npy shard; 0 files cannot be rows; ")
     assert needed == "bytes: 25.92 KB of rows, up to 3.00 KB besides; up to 13 files"
     assert time.startswith("time: under a second ")
-    assert "here with 3 workers; of this size 4 tasks " in time
+    assert "here with 3 workers; as 4 such tasks " in time
     assert "one process here read and decoded 15 pictures (all) at " in basis
     assert room.startswith(f"{tmp_path}: ")
     assert room.endswith(": enough")
@@ -194,7 +194,7 @@ def test_more_workers_than_cores_are_no_faster() -> None:
     assert InJobs(chain, 50).time(200_000, 1.0).startswith("time: about 2.8 h for each of 4 tasks of 50 workers, ")
     few, many = (Here(workers).time(10**9, 1.0).split(" here ") for workers in (usable_cores(), 10**6))
     assert few[0] == many[0]
-    assert Here(1).time(7200, 1.0).startswith("time: about 2.0 h here with 1 worker; of this size 4 tasks 30 min, ")
+    assert Here(1).time(7200, 1.0).startswith("time: about 2.0 h here with 1 worker; as 4 such tasks 30 min, ")
 
 
 def test_an_out_that_cannot_be_is_the_error_of_a_build(tree: Path) -> None:

@@ -165,6 +165,8 @@ def test_a_size_that_is_none_is_named_with_its_flag() -> None:
         parse.byte_size("3x", "--cache")
     with pytest.raises(typer.BadParameter, match="did you mean 32GiB"):
         parse.byte_size("32g", "--cache")
+    with pytest.raises(typer.BadParameter, match=r"--cache 32: 32 bytes hold no picture; did you mean 32GiB\?$"):
+        parse.byte_size("32", "--cache")
 
 
 def test_those_that_work_can_be_quiet_and_logged() -> None:

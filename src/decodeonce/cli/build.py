@@ -83,34 +83,50 @@ KindArgument = Annotated[
 ]
 Src = Annotated[str, typer.Argument(help="Where the pictures are.", metavar="SRC")]
 Out = Annotated[Path, typer.Argument(help="The store to make, or to go on with.", metavar="OUT")]
-Size = Annotated[str, typer.Option(help="Pixels of a row: 256, or HxW.")]
+Begun = Annotated[Path, typer.Argument(help="A store that was planned.", metavar="OUT")]
+Size = Annotated[str, typer.Option(metavar="SIZE", help="Pixels of a row: 256, or HxW.")]
 FitOption = Annotated[Fit, typer.Option(help="crop: Resize and CenterCrop as in torchvision; or stretch, or pad.")]
 FilterOption = Annotated[Filter, typer.Option("--filter", help="How to resize.")]
 FormatOption = Annotated[Format, typer.Option("--format", help="What the shards are.")]
-ShardSize = Annotated[str, typer.Option(help="Bytes of a shard, at least one block.")]
-Seed = Annotated[str | None, typer.Option(help="Permute the samples: a number, or none. (default: 0; none for val)")]
-Workers = Annotated[int | None, typer.Option(min=1, help="Processes. (default: usable cores)")]
+ShardSize = Annotated[str, typer.Option(metavar="BYTES", help="Bytes of a shard, at least one block.")]
+Seed = Annotated[
+    str | None, typer.Option(metavar="N", help="Permute the samples: a number, or none. (default: 0; none for val)")
+]
+Workers = Annotated[int | None, typer.Option(metavar="N", min=1, help="Processes. (default: usable cores)")]
 OnBadOption = Annotated[OnBad, typer.Option(help="List pictures that cannot be decoded, or fail at the first.")]
-MaxBad = Annotated[str, typer.Option(help="More rejects than this fail the build: a share, or a number.")]
+MaxBad = Annotated[
+    str, typer.Option(metavar="SHARE", help="More rejects than this fail the build: a share, or a number.")
+]
 ExifOption = Annotated[Exif, typer.Option(help="EXIF rotation.")]
 OnOddOption = Annotated[OnOdd, typer.Option(help="Pictures that decode although their data are damaged.")]
 Scaled = Annotated[
     bool, typer.Option("--scaled-decode", help="Let libjpeg-turbo scale large pictures: faster, other bytes.")
 ]
 Classes = Annotated[
-    Path | None, typer.Option(help="A file with a class name a line: the label order. (default: sorted names)")
+    Path | None,
+    typer.Option(metavar="FILE", help="A file with a class name a line: the label order. (default: sorted names)"),
 ]
 FollowLinks = Annotated[bool, typer.Option("--follow-links", help="Read what links below SRC lead to outside of it.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be built; write nothing.")]
 SplitOption = Annotated[Split | None, typer.Option(help="Which part of ImageNet. (default: auto)")]
-Root = Annotated[Path | None, typer.Option(help="What a list's paths are relative to. (default: the list's folder)")]
-PictureColumn = Annotated[str | None, typer.Option(help="A table's column of pictures. (default: the only one)")]
-LabelColumn = Annotated[str | None, typer.Option(help="A table's column of labels. (default: the only one)")]
-BoxesOption = Annotated[Path | None, typer.Option(help="A folder of ILSVRC's XML: every object becomes a row.")]
-BoxMargin = Annotated[
-    float | None, typer.Option(help="Widen boxes by this share of a side, on each side. (default: 0)")
+Root = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="What a list's paths are relative to. (default: the list's folder)")
 ]
-MinBox = Annotated[int | None, typer.Option(help="Leave out objects with a shorter side, in pixels. (default: 1)")]
+PictureColumn = Annotated[
+    str | None, typer.Option(metavar="NAME", help="A table's column of pictures. (default: the only one)")
+]
+LabelColumn = Annotated[
+    str | None, typer.Option(metavar="NAME", help="A table's column of labels. (default: the only one)")
+]
+BoxesOption = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="A folder of ILSVRC's XML: every object becomes a row.")
+]
+BoxMargin = Annotated[
+    float | None, typer.Option(metavar="X", help="Widen boxes by this share of a side, on each side. (default: 0)")
+]
+MinBox = Annotated[
+    int | None, typer.Option(metavar="N", help="Leave out objects with a shorter side, in pixels. (default: 1)")
+]
 NoBoxOption = Annotated[NoBox | None, typer.Option(help="What a picture without a box becomes. (default: whole)")]
 KeepBoxes = Annotated[
     int | None,
@@ -370,10 +386,12 @@ def _say_finished(out: Path, count: int) -> None:
 
 
 def work(
-    out: Out,
-    task: Annotated[int | None, typer.Option(min=0, help="This task's number. (default: the launcher's)")] = None,
+    out: Begun,
+    task: Annotated[
+        int | None, typer.Option(metavar="I", min=0, help="This task's number. (default: the launcher's)")
+    ] = None,
     tasks: Annotated[
-        int | None, typer.Option(min=1, help="How many tasks there are. (default: the launcher's)")
+        int | None, typer.Option(metavar="N", min=1, help="How many tasks there are. (default: the launcher's)")
     ] = None,
     workers: Workers = None,
     on_bad: OnBadOption = OnBad.reject,
@@ -413,7 +431,7 @@ def _share(task: int | None, tasks: int | None) -> Task:
     return Task(task, tasks, "as named")
 
 
-def finish(out: Out, max_bad: MaxBad = "0.1%") -> None:
+def finish(out: Begun, max_bad: MaxBad = "0.1%") -> None:
     """Close the gaps of rejects and write the manifest: a planned and worked store becomes a finished one."""
     from decodeonce import prep
     from decodeonce.prep.allowance import Allowance

@@ -27,8 +27,10 @@ def convert(
     stores: Annotated[list[Path], typer.Argument(help="Finished stores.", metavar="IN")],
     out: Out,
     container: Annotated[Format | None, typer.Option("--format", help="What the shards are. (default: IN's)")] = None,
-    shard_size: Annotated[str | None, typer.Option(help="Bytes of a shard. (default: as IN was built)")] = None,
-    size: Annotated[str | None, typer.Option(help="Fewer pixels of a row: 128, or HxW.")] = None,
+    shard_size: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="Bytes of a shard. (default: as IN was built)")
+    ] = None,
+    size: Annotated[str | None, typer.Option(metavar="SIZE", help="Fewer pixels of a row: 128, or HxW.")] = None,
     resize_filter: Annotated[
         Filter | None, typer.Option("--filter", help="How to resize. (default: as IN was built)")
     ] = None,
@@ -36,7 +38,9 @@ def convert(
     source: SourceOption = None,
     rows: RowsOption = None,
     sort: Annotated[Sort | None, typer.Option(help="Order the rows by label, or by source. (default: as IN)")] = None,
-    shuffle_seed: Annotated[str | None, typer.Option(help="Permute the rows: a number. (default: none)")] = None,
+    shuffle_seed: Annotated[
+        str | None, typer.Option(metavar="N", help="Permute the rows: a number. (default: none)")
+    ] = None,
     workers: Workers = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be made; write nothing.")] = False,
 ) -> None:

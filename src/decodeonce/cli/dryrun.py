@@ -48,8 +48,8 @@ class Here:
         """Here, and on more machines like it."""
         workers = self.workers or usable_cores()
         cores = min(workers, usable_cores())  # more workers than cores decode no faster
-        others = ", ".join(f"{tasks} tasks {duration_text(rows / per_s / cores / tasks)}" for tasks in TASKS)
-        return f"time: {_about(rows / per_s / cores)} here with {counted(workers, 'worker')}; of this size {others}"
+        others = ", ".join(f"as {tasks} such tasks {duration_text(rows / per_s / cores / tasks)}" for tasks in TASKS)
+        return f"time: {_about(rows / per_s / cores)} here with {counted(workers, 'worker')}; {others}"
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,11 @@ def export(
     store: StoreArgument,
     dest: Annotated[Path, typer.Argument(help="The folder to make.", metavar="DEST")],
     form: Annotated[As, typer.Option("--as", help="DEST/<class>/*.png, or DEST/shard-*.tar as WebDataset reads.")],
-    quality: Annotated[int | None, typer.Option(min=1, max=100, help="JPEGs of this quality. (default: PNG)")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes. (default: usable cores)")] = None,
-    shard_rows: Annotated[int | None, typer.Option(min=1, help="Rows of a tar. (default: 10000)")] = None,
+    quality: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=100, help="JPEGs of this quality. (default: PNG)")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(metavar="N", min=1, help="Processes. (default: usable cores)")] = None,
+    shard_rows: Annotated[int | None, typer.Option(metavar="N", min=1, help="Rows of a tar. (default: 10000)")] = None,
 ) -> None:
     """Write every row of a store as a picture, checked on its way; run it again after a kill.
 

@@ -170,7 +170,7 @@ def _shown(line: bytes) -> bytes:
 
 def show(
     store: StoreArgument,
-    out: Annotated[Path, typer.Option(help="The PNG to write.")] = Path("sheet.png"),
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The PNG to write.")] = Path("sheet.png"),
     names: ClassOption = None,
     source: SourceOption = None,
     rows: RowsOption = None,

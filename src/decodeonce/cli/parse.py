@@ -8,6 +8,7 @@ from typing import Literal
 import typer
 
 LARGEST = 2**63 - 1
+LEAST = 4096  # bytes, of a size without a unit
 UNITS = {"": 1, "B": 1, **{f"{p}B": 1000**i for i, p in enumerate("KMGT", 1)}}
 UNITS |= {f"{p}IB": 1024**i for i, p in enumerate("KMGT", 1)}
 
@@ -22,11 +23,13 @@ def picture_size(text: str) -> tuple[int, int]:
 
 
 def byte_size(text: str, flag: str = "--shard-size") -> int:
-    """Bytes of "32GiB", "1.5TB" or "4096", given as `flag`."""
+    """Bytes of "32GiB", "1.5TB" or "65536", given as `flag`; of a few bytes, a unit was forgotten."""
     match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([a-z]*)", text.strip().lower())
     unit = UNITS.get(match[2].upper()) if match else None
     if match is None or unit is None or not 1 <= (size := int(float(match[1]) * unit)) <= LARGEST:
         raise typer.BadParameter(f"{flag} {text}: expected a size as 32GiB, 10GB or 500MiB{_hint(text)}")
+    if match[2] == "" and size < LEAST:
+        raise typer.BadParameter(f"{flag} {text}: {size} bytes hold no picture; did you mean {match[1]}GiB?")
     return size
 
 

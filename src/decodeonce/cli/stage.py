@@ -17,11 +17,13 @@ Dest = Annotated[Path, typer.Argument(help="A new folder on the node's own disk,
 def stage(
     store: Annotated[Path, typer.Argument(help="A finished store.", metavar="STORE")],
     dest: Dest,
-    rank: Annotated[int | None, typer.Option(help="Stage this rank's rows.")] = None,
-    world_size: Annotated[int | None, typer.Option(help="How many ranks share the store.")] = None,
-    node: Annotated[int | None, typer.Option(help="Stage this node's rows: those of all its ranks.")] = None,
-    nodes: Annotated[int | None, typer.Option(help="How many nodes share the store.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads that copy. (default: 8)")] = None,
+    rank: Annotated[int | None, typer.Option(metavar="R", help="Stage this rank's rows.")] = None,
+    world_size: Annotated[int | None, typer.Option(metavar="N", help="How many ranks share the store.")] = None,
+    node: Annotated[
+        int | None, typer.Option(metavar="K", help="Stage this node's rows: those of all its ranks.")
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(metavar="N", help="How many nodes share the store.")] = None,
+    threads: Annotated[int | None, typer.Option(metavar="N", min=1, help="Threads that copy. (default: 8)")] = None,
 ) -> None:
     """Copy a node's rows of a store to DEST, for a Loader with partition="range"; run it again after a kill.
 

@@ -24,17 +24,21 @@ Words = Annotated[
     list[str],
     typer.Argument(metavar="build KIND SRC OUT [FLAGS]", help="A whole `prep build` command, with any of its flags."),
 ]
-Tasks = Annotated[int, typer.Option(min=1, help="Elements of the array.")]
-Rounds = Annotated[int, typer.Option(min=1, help="How often the array is sent: what is done is skipped in seconds.")]
-Account = Annotated[str | None, typer.Option(help="The project that is charged.")]
-Queue = Annotated[str | None, typer.Option("--queue", "--partition", help="Queue, partition, or QOS.")]
-Time = Annotated[str | None, typer.Option(help="Limit of each job, as 4:00:00.")]
-Cpus = Annotated[int | None, typer.Option(min=1, help="Cores a node.")]
-Mem = Annotated[str | None, typer.Option(help="Memory a node, as 64GiB, or 64G as batch systems say.")]
-Nodes = Annotated[int | None, typer.Option(min=1, help="Nodes of an element, a task each. (default: 1)")]
-SiteOption = Annotated[str | None, typer.Option(help="A site's profile, by name, or the path of your own.")]
-Throttle = Annotated[int | None, typer.Option(min=1, help="Elements that run at a time.")]
-Then = Annotated[Path | None, typer.Option(help="A job script for after a good finish; $STORE is OUT.")]
+Tasks = Annotated[int, typer.Option(metavar="N", min=1, help="Elements of the array.")]
+Rounds = Annotated[
+    int, typer.Option(metavar="N", min=1, help="How often the array is sent: what is done is skipped in seconds.")
+]
+Account = Annotated[str | None, typer.Option(metavar="NAME", help="The project that is charged.")]
+Queue = Annotated[str | None, typer.Option("--queue", "--partition", metavar="NAME", help="Queue, partition, or QOS.")]
+Time = Annotated[str | None, typer.Option(metavar="H:MM:SS", help="Limit of each job, as 4:00:00.")]
+Cpus = Annotated[int | None, typer.Option(metavar="N", min=1, help="Cores a node.")]
+Mem = Annotated[str | None, typer.Option(metavar="BYTES", help="Memory a node, as 64GiB, or 64G as batch systems say.")]
+Nodes = Annotated[int | None, typer.Option(metavar="N", min=1, help="Nodes of an element, a task each. (default: 1)")]
+SiteOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="A site's profile, by name, or the path of your own.")
+]
+Throttle = Annotated[int | None, typer.Option(metavar="N", min=1, help="Elements that run at a time.")]
+Then = Annotated[Path | None, typer.Option(metavar="FILE", help="A job script for after a good finish; $STORE is OUT.")]
 Submit = Annotated[bool, typer.Option("--submit", help="Submit them, too.")]
 
 app = typer.Typer(cls=Group, help="Write the jobs of a build for a batch system, as a chain: plan, an array, finish.")

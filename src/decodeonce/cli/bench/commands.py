@@ -73,15 +73,15 @@ def build(
 @app.command("load", cls=Working)
 def load(
     store: StoreArgument,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows of a batch.")] = 256,
+    batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Rows of a batch.")] = 256,
     gpu_rate: Annotated[
-        float, typer.Option(min=0.001, max=1e9, help="Pictures a second that the training step takes.")
+        float, typer.Option(metavar="X", min=0.001, max=1e9, help="Pictures a second that the training step takes.")
     ] = 3000,
     reader: Annotated[Reader, typer.Option(help="How the Loader reads.")] = Reader.auto,
     threads: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Threads that copy. (default: the Loader's)")
+        int | None, typer.Option(metavar="N", min=1, max=1024, help="Threads that copy. (default: the Loader's)")
     ] = None,
-    device: Annotated[str, typer.Option(help="Where batches go: cpu, cuda, cuda:1.")] = "cpu",
+    device: Annotated[str, typer.Option(metavar="NAME", help="Where batches go: cpu, cuda, cuda:1.")] = "cpu",
     as_json: JsonFlag = False,
 ) -> None:
     """What limits training from a store: storage, memory, the transfer to the device, or the training step.

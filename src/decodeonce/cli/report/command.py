@@ -20,7 +20,7 @@ SourceOption = Annotated[
 
 def report(
     store: StoreArgument,
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = Path("report.html"),
     source: SourceOption = None,
 ) -> None:
     """Write what a store holds as one HTML page: pictures, classes, sizes, levels, rejects, recipe, checks.
