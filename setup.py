@@ -5,11 +5,11 @@ from pathlib import Path
 
 from setuptools import setup
 
-LINK = re.compile(r"\[([^]]+)\]\((?!https?:)([^)#]+)[^)]*\)")
+LINK = re.compile(r"!?\[([^]]+)\]\((?!https?:)([^)#]+)[^)]*\)")
 
 
 def told(link: re.Match[str]) -> str:
-    """A link to a file of the sources, as words."""
+    """A link to a file of the sources, or a picture, as words."""
     text, path = link.groups()
     return text if path == text else f"{text} (`{path}`)"
 

@@ -200,6 +200,8 @@ def test_an_index_shows_the_readme_with_no_link_that_leads_nowhere(facts: Messag
     for target in targets:
         assert target in page
         assert (unpacked / target).is_file(), target
+    assert "![" in readme
+    assert "![" not in text
     assert FENCE.findall(text) == FENCE.findall(readme)
 
 

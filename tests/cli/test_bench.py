@@ -276,7 +276,7 @@ def test_processes_do_each_picture_once_and_tell_rejects(tree: Path) -> None:
     source = FolderSource(tree / "train")
     runs = fair_runs(source, scan(source), 0, rows=4)
     pace = measure_pace(source, Recipe(height=24, width=24), runs, workers=2, seconds=60, part="decode")
-    assert len(pace.by_process) == 2
+    assert 1 <= len(pace.by_process) <= 2  # one may have done all before the other began
     assert (pace.total.pictures, pace.total.rejects) == (37, 1)
     assert pace.total.first_reject == "n00000001/bad.JPEG: not a picture: begins with b'no pictu'"
     assert pace.total.bytes == sum(path.stat().st_size for path in tree.rglob("*.JPEG"))
