@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from importlib import metadata, util
 from pathlib import Path
 from typing import NamedTuple
@@ -237,6 +237,19 @@ def settle_pil(*, apt: bool, changed: bool, past: Past) -> Past:
     if wanted == "pillow-simd" and (lacking := missing_pieces(OPTIONAL.values())):
         say(f"pillow-simd without {', '.join(piece.name for piece in lacking)}, for which: {cure(lacking)}")
     return past._replace(tried=gain or past.tried)
+
+
+def remake(make: Callable[[], None], *, stamp: Path, inputs: Iterable[Path]) -> int:
+    """Make another environment anew where any of these files changed since the stamp: exit code 0, or 1 as told."""
+    digest = hashlib.sha256(b"".join([str(ROOT).encode(), *(path.read_bytes() for path in inputs)])).hexdigest()
+    try:
+        if not stamp.exists() or stamp.read_text() != digest:
+            make()
+    except SetupError as error:
+        print(f"setup: error: {error}", file=sys.stderr)
+        return 1
+    stamp.write_text(digest)
+    return 0
 
 
 def main() -> int:

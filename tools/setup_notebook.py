@@ -5,13 +5,12 @@ torch is large, and no PIL may lie over another: so all of .venv but its PIL is 
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import sys
 import sysconfig
 from pathlib import Path
 
-from tools.setup_env import ROOT, SetupError, pip, run, say
+from tools.setup_env import ROOT, pip, remake, run, say
 from tools.setup_env import VENV as SHARED_VENV
 
 VENV = ROOT / "build" / "notebook-venv"
@@ -45,16 +44,10 @@ def share() -> None:
 
 def main() -> int:
     """Bring the environment up to date."""
-    inputs = hashlib.sha256(b"".join([str(ROOT).encode(), *(path.read_bytes() for path in INPUTS)])).hexdigest()
-    try:
-        if not STAMP.exists() or STAMP.read_text() != inputs:
-            make_venv()
-    except SetupError as error:
-        print(f"setup: error: {error}", file=sys.stderr)
-        return 1
-    share()
-    STAMP.write_text(inputs)
-    return 0
+    failed = remake(make_venv, stamp=STAMP, inputs=INPUTS)
+    if not failed:
+        share()
+    return failed
 
 
 if __name__ == "__main__":

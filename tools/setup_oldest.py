@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 import shutil
 import sys
 from pathlib import Path
 
-from tools.setup_env import ROOT, SetupError, compiler, pip, run, say
+from tools.setup_env import ROOT, compiler, pip, remake, run, say
 
 VENV = ROOT / "build" / "oldest-venv"
 STAMP = VENV / "setup.txt"
@@ -29,15 +28,7 @@ def make_venv() -> None:
 
 def main() -> int:
     """Bring the environment up to date."""
-    inputs = hashlib.sha256(b"".join([str(ROOT).encode(), *(path.read_bytes() for path in INPUTS)])).hexdigest()
-    try:
-        if not STAMP.exists() or STAMP.read_text() != inputs:
-            make_venv()
-    except SetupError as error:
-        print(f"setup: error: {error}", file=sys.stderr)
-        return 1
-    STAMP.write_text(inputs)
-    return 0
+    return remake(make_venv, stamp=STAMP, inputs=INPUTS)
 
 
 if __name__ == "__main__":
