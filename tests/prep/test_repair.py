@@ -568,7 +568,8 @@ def test_a_source_without_any_of_the_pictures_is_refused_before_anything_is_touc
 
 
 def test_a_second_repair_says_that_it_waits(store: Path, caplog: pytest.LogCaptureFixture) -> None:
-    held = os.open(store, os.O_RDONLY)
+    (store / ".repair").mkdir()
+    held = os.open(store / ".repair/lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(held, fcntl.LOCK_EX)
 
     class Freeing(logging.Handler):
@@ -848,7 +849,7 @@ def test_rows_are_flushed_and_nobody_else_repairs_meanwhile(
         logged(name)
 
     def locked_out(rows: int) -> None:
-        fd = os.open(store, os.O_RDONLY)
+        fd = os.open(store / ".repair/lock", os.O_RDWR)
         with pytest.raises(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(fd)

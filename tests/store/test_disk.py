@@ -16,8 +16,8 @@ CALLS |= {"ftruncate", "posix_fallocate", "replace", "rename", "renames", "unlin
 CALLS |= {"mkdir", "makedirs", "mkfifo", "mknod", "link", "symlink", "chmod", "chown", "utime"}
 METHODS = {"write_bytes", "write_text", "mkdir", "unlink", "rmdir", "rename", "touch", "hardlink_to", "symlink_to"}
 METHODS |= {"chmod", "tofile"}
-# Answers and messages go into pipes and to terminals, the beat is memory, and libhdf5 lays out a scratch file of its
-# own.
+# Answers and messages go into pipes and to terminals, the beat is memory, libhdf5 lays out a scratch file of its own,
+# and a log or an --out may be a link or a device of the user's.
 ELSEWHERE = {
     "store/disk.py": CALLS | {"os.open"},
     "prep/beat.py": {"truncate"},
@@ -25,7 +25,9 @@ ELSEWHERE = {
     "prep/sources/apart.py": {"open", "os.open"},
     "store/hdf5.py": {"unlink"},
     "cli/__init__.py": {"write", "os.open"},
+    "cli/log.py": {"os.open"},
     "cli/report/leniently.py": {"os.open"},
+    "cli/written.py": {"os.open"},
 }
 
 

@@ -8,7 +8,9 @@ import mmap
 import os
 import resource
 import weakref
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,7 @@ from decodeonce.store.files import (
     PAGE,
     ShardFile,
     data_ranges,
+    locked,
     page_aligned_buffer,
     read_at,
     reserve,
@@ -273,6 +276,30 @@ def test_reserving_in_a_file_open_for_reading_is_an_error_that_names_it(tmp_path
     finally:
         os.close(fd)
     assert caught.value.errno == errno.EBADF
+
+
+def test_one_process_at_a_time_has_a_folder_and_it_is_gone_after_the_last(tmp_path: Path) -> None:
+    folder, inside, most = tmp_path / "store/.build", Counter[str](), []
+
+    def enter(number: int) -> None:
+        for _ in range(50):
+            with locked(folder):
+                inside["now"] += 1
+                most.append(inside["now"])
+                (folder / f"file{number}").touch()
+                (folder / f"file{number}").unlink()
+                inside["now"] -= 1
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(enter, range(4)))
+    assert (len(most), max(most)) == (200, 1)
+    assert list((tmp_path / "store").iterdir()) == []
+
+
+def test_a_folder_with_other_files_keeps_its_lock_file(tmp_path: Path) -> None:
+    with locked(tmp_path / ".build"):
+        (tmp_path / ".build/plan.json").touch()
+    assert sorted(os.listdir(tmp_path / ".build")) == ["lock", "plan.json"]
 
 
 @pytest.fixture

@@ -122,7 +122,7 @@ def _open(path: str) -> int:
     if file.is_dir():
         file = file / f"{platform.node()}-{os.getpid()}.jsonl"
     # Nor is a pipe that nobody empties waited for.
-    fd = disk.open_file(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK)
+    fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, disk.FILE_MODE)
     size = os.fstat(fd).st_size
     if size and not BEGINNING.startswith(disk.pread(fd, len(BEGINNING), 0)):
         os.close(fd)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from decodeonce.store import Store, disk
+from decodeonce.store import Store
 from decodeonce.store.files import append, naming, write_atomic
 
 
@@ -29,7 +29,7 @@ def write_out(path: Path, data: bytes) -> None:
             error.filename = str(path)  # and not that of its temporary file
             raise
     with naming(path):
-        fd = disk.open_file(path, os.O_WRONLY)
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             append(fd, data)
         finally:

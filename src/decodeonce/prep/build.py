@@ -20,7 +20,7 @@ from decodeonce.prep.sources import Source
 from decodeonce.prep.work import Progress, Work, work
 from decodeonce.store import Manifest, StorePaths, disk
 from decodeonce.store.containers import CONTAINERS
-from decodeonce.store.files import PAGE, locked, make_folder, remove_file, remove_tree, reserve, sync_folder
+from decodeonce.store.files import LOCK, PAGE, empty_folder, locked, make_folder, remove_file, reserve, sync_folder
 from decodeonce.store.manifest import canonical
 
 
@@ -42,7 +42,7 @@ def make_plan(source: Source, out: Path, recipe: Recipe) -> Plan:
     if not paths.plan.exists():
         check_listing(source, listing)
     make_folder(paths.root)
-    with locked(paths.root):  # of two plans at once, as of a job that was sent twice, the later one finds the other's
+    with locked(paths.build):  # of two plans at once, as of a job that was sent twice, the later one finds the other's
         planned = paths.plan.exists()  # asked first: a finish writes store.json before it removes the plan
         check_place(paths, source)
         if planned:
@@ -85,12 +85,11 @@ def _new_plan(paths: StorePaths, listing: Listing, facts: dict[str, Any]) -> Pla
 
 
 def _clear_leftovers(paths: StorePaths) -> None:
-    """Remove what a plan that was killed before its end left; `.build` last, for it says whose the rest is."""
-    if paths.build.exists():
-        for path in paths.root.glob("images-*"):
-            remove_file(path)
-        sync_folder(paths.root)  # else a loss of power may leave shards of which nothing says whose they are
-        remove_tree(paths.build)
+    """Remove what a killed plan left. `.build` is emptied last, for it says whose the rest is."""
+    for path in paths.root.glob("images-*"):
+        remove_file(path)
+    sync_folder(paths.root)  # else a loss of power may leave shards of which nothing says whose they are
+    empty_folder(paths.build, keep=LOCK)
 
 
 def check_same(plan: Plan, listing: Listing, facts: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,7 +22,7 @@ from decodeonce.prep.export_pictures import MODES, ExportPaths, ExportSettings, 
 from decodeonce.prep.journal import Journals
 from decodeonce.store import Sample, Store, disk, open_store
 from decodeonce.store.checks import check_file
-from decodeonce.store.files import locked, make_folder, remove_file, remove_tree, sync_folder, write_atomic
+from decodeonce.store.files import LOCK, locked, make_folder, remove_file, remove_tree, sync_folder, write_atomic
 
 CLASS_LIST = "classes.txt"  # the names in label order, as --classes takes them; a name that is no line goes without
 Order = tuple[int, list[Sample]]  # a block, and the samples of its rows
@@ -62,14 +62,12 @@ def export_store(
     folders = _class_folders(source) if settings.form == "folder" else []
     _check_source(source)
     paths, facts = ExportPaths(Path(dest)), settings.facts(source)
-    _make_work_folder(source, paths)
+    _check_place(source, paths)
     with locked(paths.work):
         claimed = _is_claimed(paths, facts)
         renamed = claimed and not paths.pictures.exists()  # by a run that was killed just then
         there = os.path.lexists(paths.dest)
         if there and not renamed:
-            with suppress(OSError):  # all but empty: of a run that was killed after its last word
-                disk.rmdir(paths.work)
             raise _is_here(paths)
         if not there:
             if renamed or not claimed:
@@ -121,13 +119,12 @@ def _is_here(paths: ExportPaths) -> DecodeonceError:
     return DecodeonceError(f"{paths.dest}: is here already; choose another DEST, or remove it first")
 
 
-def _make_work_folder(source: Store, paths: ExportPaths) -> None:
+def _check_place(source: Store, paths: ExportPaths) -> None:
     if os.path.lexists(paths.dest) and not paths.work.exists():
         raise _is_here(paths)
     for folder in Path(os.path.realpath(paths.work)).parents:
         if folder.exists() and folder.samefile(source.paths.root):
             raise DecodeonceError(f"{paths.dest}: lies in the store to be exported; choose a DEST elsewhere")
-    make_folder(paths.work)
 
 
 def _is_claimed(paths: ExportPaths, facts: dict[str, Any]) -> bool:
@@ -152,7 +149,7 @@ def _is_claimed(paths: ExportPaths, facts: dict[str, Any]) -> bool:
 def _begin(paths: ExportPaths, facts: dict[str, Any], folders: list[str], names: list[str]) -> None:
     """Make the folders anew, and say last what they are for."""
     ours = (paths.journals, paths.scratch, paths.pictures)
-    foreign = {*os.listdir(paths.work)} - {path.name for path in (*ours, paths.claim)}
+    foreign = {*os.listdir(paths.work)} - {LOCK, *(path.name for path in (*ours, paths.claim))}
     if foreign:
         found = f"{min(foreign)!r} is in it, expected an unfinished export"
         raise DecodeonceError(f"{paths.work}: {found}; move that, or choose another DEST")

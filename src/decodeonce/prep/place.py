@@ -19,7 +19,7 @@ from decodeonce.wording import counted
 # What may lie in an OUT that a killed build left, and in its .build; anything else is somebody's own.
 OURS = re.compile(r"images-\d{5}\.(npy|h5)|(labels|checksums|boxes|box_count)\.npy|(samples|rejects)\.tsv|store\.h5")
 OURS_IN_BUILD = re.compile(
-    r"journals|plan-(rows\.npy|names\.bin|boxes\.npy|rejects\.tsv)|plan\.json|store\.h5|\..*\.tmp|tmp.*\.h5"
+    r"lock|journals|plan-(rows\.npy|names\.bin|boxes\.npy|rejects\.tsv)|plan\.json|store\.h5|\..*\.tmp|tmp.*\.h5"
 )
 
 

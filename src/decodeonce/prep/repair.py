@@ -12,7 +12,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
@@ -27,7 +27,7 @@ from decodeonce.host import allow_open_files, usable_cores
 from decodeonce.prep.recipe import decoder_versions
 from decodeonce.prep.repair_reasons import Reason, row_sentences
 from decodeonce.store import Report, Sample, Shard, Store, StorePaths, mend, verify_store
-from decodeonce.store.files import ShardFile, locked, make_folder, remove_tree
+from decodeonce.store.files import LOCK, ShardFile, empty_folder, locked
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.lines import FoundLines
 from decodeonce.store.manifest import Manifest, read_manifest
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from decodeonce.prep.repair_rows import Origin, Right
     from decodeonce.prep.sources.base import Row
 
+LINK = "a symbolic link, and nothing is written through links; put the file itself there and run this again"
 NOTHING_GIVEN = Reason("give what the store was built from, or a store that has it, with --source")
 
 
@@ -75,20 +76,24 @@ def repair_store(
     paths, threads = StorePaths(Path(path)), usable_cores()
     if not paths.root.is_dir():
         read_manifest(paths.manifest)  # which says what is there instead
-    with locked(paths.root, waits_for="another `prep repair`"):
-        remove_tree(paths.repair)  # of one that was killed
+    with locked(paths.repair, waits_for="another `prep repair`"):
+        _remove_scratch(paths)  # of one that was killed
         found = verify_store(paths.root, threads=threads, progress=progress)
         if found.ok or not found.rows:
             return Repair(found.rows, unmended=found.problems)
         manifest = read_manifest(paths.manifest)
         origin = None if source is None else _open_origin(paths.root, manifest, os.fspath(source))
         mending = _Mending(Store(paths, manifest, read_part(paths.part, manifest)), found, origin, source)
-        make_folder(paths.repair)
         try:
             mending.run()
         finally:
-            remove_tree(paths.repair)
+            _remove_scratch(paths)
         return mending.outcome(verify_store(paths.root, threads=threads, progress=progress))
+
+
+def _remove_scratch(paths: StorePaths) -> None:
+    with suppress(FileNotFoundError):  # nothing can be written here
+        empty_folder(paths.repair, keep=LOCK)
 
 
 def _open_origin(root: Path, manifest: Manifest, source: str) -> Origin:
@@ -300,7 +305,7 @@ class _Mending:
     def _find_head(self, shard: Shard, heads: dict[str, bytes]) -> None:
         """Find the head that a shard is to get, if any; StoreError where the shard has to stay as it is."""
         path = self._paths.root / shard.file
-        if told := _no_file(path):
+        if told := _no_file(path, shard=True):
             raise StoreError(told)
         short = not path.exists() or path.stat().st_size < shard.bytes
         if short or not self._has_head(path, shard):
@@ -326,6 +331,8 @@ class _Mending:
         for row in sorted(self._bad):
             if (name := self._shard_of(row).file) in self._file_reasons:
                 self._row_files[row] = name
+            elif (self._paths.root / name).is_symlink():
+                self._row_reasons[row] = Reason(f"{name} is {LINK}")
             elif self._origin is None:
                 self._row_reasons[row] = NOTHING_GIVEN
             elif (sample := self._sample(row)) is None:
@@ -373,14 +380,16 @@ class _Mending:
                 yield sample, made
 
 
-def _no_file(path: Path) -> str:
-    """What is to be said where something else than a file is in its place; it is not ours to remove."""
+def _no_file(path: Path, *, shard: bool = False) -> str:
+    """The error for anything but a file in a file's place; a link may stand for a small file, which is replaced."""
     try:
-        mode = path.stat().st_mode
+        mode = path.lstat().st_mode if shard else path.stat().st_mode
     except FileNotFoundError:
         return ""
     if stat.S_ISREG(mode):
         return ""
+    if stat.S_ISLNK(mode):
+        return f"{path}: {LINK}"
     return f"{path}: a folder, pipe or device, expected a file; remove it and run this again"
 
 

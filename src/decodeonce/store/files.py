@@ -20,8 +20,9 @@ from decodeonce.store import disk
 PAGE = 4096
 GATHERED = 1 << 20  # small chunks are written so many bytes at a time
 _FALLOC_UNSUPPORTED = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
-# NFS takes no exclusive lock through a descriptor that only reads: EBADF.
-_LOCK_UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF}
+_LOCK_UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+_UNWRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM}
+LOCK = "lock"  # in the private folder that `locked` guards
 
 
 def page_aligned_buffer(nbytes: int) -> memoryview:
@@ -79,22 +80,36 @@ def make_folder(path: Path) -> None:
         make_folder(path.absolute().parent)
         with suppress(FileExistsError):  # another process may make it, too
             disk.mkdir(path)
-        if not path.is_dir():
+        if not _is_folder_or_gone(path):
             raise FileExistsError(errno.EEXIST, "a file is in the way, expected a folder", str(path))
     sync_folder(path.absolute().parent)  # where it was there, too: who made it may have been killed before this
 
 
+def _is_folder_or_gone(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except FileNotFoundError:  # `locked` of another process has just removed it
+        return not path.is_symlink()
+
+
 def remove_tree(path: Path) -> None:
-    """Remove a folder with all that is in it; links are removed, not followed, and what is gone already is fine."""
+    """Remove a folder with everything in it. Links are removed, not followed; what is gone already is fine."""
     with suppress(FileNotFoundError):
-        with os.scandir(path) as listing:
-            items = list(listing)
-        for item in items:
-            if item.is_dir(follow_symlinks=False):
-                remove_tree(Path(item.path))
-            else:
-                remove_file(Path(item.path))
+        if path.is_symlink():
+            return disk.unlink(path)
+        empty_folder(path)
         disk.rmdir(path)
+
+
+def empty_folder(path: Path, *, keep: str = "") -> None:
+    """Remove everything in a folder except the name `keep`, as `remove_tree` does."""
+    with os.scandir(path) as listing:
+        items = [item for item in listing if item.name != keep]
+    for item in items:
+        if item.is_dir(follow_symlinks=False):
+            remove_tree(Path(item.path))
+        else:
+            remove_file(Path(item.path))
 
 
 def remove_file(path: Path) -> None:
@@ -142,24 +157,60 @@ def sync_file(path: Path) -> None:
 
 @contextmanager
 def locked(folder: Path, *, waits_for: str = "") -> Iterator[None]:
-    """Be alone with a folder among those who ask; waits. Where the file system has no locks, nobody waits.
+    """Hold the lock of a private folder; make the folder first, and remove it at the end if nothing else is in it.
 
-    The lock goes with its process, however that ends. A wait is told of where `waits_for` names whoever may have it.
+    The lock is on the file LOCK in the folder: on some network file systems a lock on the folder itself excludes only
+    processes of the same node. It ends with its process. Nobody waits where the file system has no locks, or where
+    the folder is read-only. A wait is logged if `waits_for` names who may hold the lock.
     """
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    fd = _lock(folder, waits_for)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if waits_for:
-                logging.getLogger("decodeonce").warning("%s: waits for %s, which is at it", folder, waits_for)
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        except OSError as error:
-            if error.errno not in _LOCK_UNSUPPORTED:
-                raise
         yield
     finally:
-        os.close(fd)
+        with suppress(OSError):
+            if os.listdir(folder) == [LOCK]:
+                disk.unlink(folder / LOCK)
+                disk.rmdir(folder)
+        if fd is not None:
+            os.close(fd)
+
+
+def _lock(folder: Path, waits_for: str) -> int | None:
+    path = folder / LOCK
+    while True:
+        make_folder(folder)
+        try:
+            fd = disk.open_file(path, os.O_RDWR | os.O_CREAT)
+        except FileNotFoundError:  # the holder before has just removed the folder
+            continue
+        except OSError as error:
+            if error.errno in _UNWRITABLE:
+                return None
+            raise
+        try:
+            _flock(fd, folder, waits_for)
+            if os.path.samestat(os.fstat(fd), os.lstat(path)):
+                return fd
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ESTALE):
+                os.close(fd)
+                raise
+        except BaseException:  # Ctrl-C while waiting
+            os.close(fd)
+            raise
+        os.close(fd)  # the holder before removed this file: lock the one that has its name now
+
+
+def _flock(fd: int, folder: Path, waits_for: str) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if waits_for:
+            logging.getLogger("decodeonce").warning("%s: waits for %s, which is at it", folder.parent, waits_for)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in _LOCK_UNSUPPORTED:
+            raise
 
 
 @contextmanager

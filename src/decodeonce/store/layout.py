@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from decodeonce.wording import quoted
+
+# Folders that commands make for themselves: in a store, next to an export, next to a store.
+PRIVATE_FOLDER = re.compile(r"\.(build|stage|repair)|\..+\.export|.+\.jobs", re.DOTALL)
 
 
 @dataclass(frozen=True)

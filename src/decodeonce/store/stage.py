@@ -20,11 +20,12 @@ from decodeonce.store import disk
 from decodeonce.store.checks import check_file
 from decodeonce.store.copying import RowCopier
 from decodeonce.store.files import (
+    LOCK,
     data_ranges,
+    empty_folder,
     locked,
     make_folder,
     naming,
-    remove_tree,
     reserve,
     sync_file,
     sync_folder,
@@ -75,7 +76,7 @@ def stage_store(
     part, paths = Part(source.manifest.digest, rows.start, len(rows)), StorePaths(Path(dest))
     _check_rows(source, rows)
     _make_folder(source, paths.root)
-    with locked(paths.root, waits_for="another `prep stage`"):
+    with locked(paths.staging, waits_for="another `prep stage`"):
         copied, finished = 0, _is_finished(source, paths, rows)
         if finished:
             sync_folder(paths.root)  # who wrote store.json may have been killed before this
@@ -85,12 +86,11 @@ def stage_store(
             if claimed:
                 sync_folder(paths.staging)  # who claimed it may have been killed before this
             else:
-                make_folder(paths.staging)
                 write_atomic(paths.claim, [part.to_bytes()])
             copied = _fill(source, paths, rows, threads, progress or (lambda rows: None))
             _publish(source, paths, part)
         with suppress(OSError):  # the part is whole without this
-            remove_tree(paths.staging)
+            empty_folder(paths.staging, keep=LOCK)
     return Staged(rows, copied, finished)
 
 

@@ -1,0 +1,166 @@
+"""A link in a store, build, part, export or job folder never leads a command to write, cut or remove elsewhere.
+
+Each name in such a folder is replaced in turn by a link to a folder of somebody else, which holds a copy of what lay
+there. Every command that writes is run on it, and the foreign folder must stay as it was.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from decodeonce.cli import _run
+from decodeonce.prep import Recipe, Work, build, make_plan, open_imagenet, work
+from decodeonce.prep.export import export_store
+from decodeonce.prep.export_pictures import ExportPaths, ExportSettings
+from decodeonce.store import StorePaths, disk, open_store, stage
+from decodeonce.store.layout import PRIVATE_FOLDER
+from tests.pictures import make_tree, tree_bytes
+
+RECIPE = Recipe(height=64, width=64, shard_size=4 * 64 * 64 * 3, shuffle_seed=0)
+WORK = Work(workers=1, max_bad="2")
+FLAGS = "--size 64 --shard-size 49152 --workers 1 --max-bad 2"
+SUBMIT = "submit slurm build imagenet TREE HERE/out --tasks 2 --cpus 2 --size 64"
+
+
+class Killed(BaseException):
+    """The end of a command in the middle of its work."""
+
+
+def killed_at(
+    where: object, name: str, call: Callable[[], object], when: Callable[..., bool] = lambda *a: True
+) -> None:
+    """Run a command up to a call of `where.name`, which leaves what a kill would leave there."""
+    real = getattr(where, name)
+
+    def call_or_die(*args: Any, **kwargs: Any) -> Any:
+        if when(*args):
+            raise Killed
+        return real(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch, suppress(Killed):
+        patch.setattr(where, name, call_or_die)
+        call()
+
+
+class Case(NamedTuple):
+    """A folder as commands leave it, the commands that go on from there, and the names that are the user's own."""
+
+    found: Path
+    commands: list[str]
+    own: set[str]
+
+    def names(self) -> list[str]:
+        """Every file and folder that decodeonce may make there."""
+        return sorted({str(path.relative_to(self.found)) for path in self.found.rglob("*")} - self.own)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six images in two classes. One is damaged, so that a finish has to move a row."""
+    root = make_tree(tmp_path_factory.mktemp("tree"), classes=2, per_class=3)
+    (root / "train/n00000000/n00000000_1.JPEG").write_bytes(b"no picture")
+    return root
+
+
+@pytest.fixture(scope="module")
+def cases(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
+    base = tmp_path_factory.mktemp("cases")
+    source = open_imagenet(tree)
+    for name in ("planned", "worked"):
+        (base / name).mkdir()
+    make_plan(source, base / "planned/out", RECIPE)
+    shutil.copytree(base / "planned/out", base / "worked/out")
+    work(base / "worked/out", WORK)
+    for container in ("npy", "hdf5"):
+        build(source, base / container / "out", replace(RECIPE, container=container), WORK)
+        damaged = base / f"damaged-{container}/out"
+        shutil.copytree(base / container / "out", damaged)
+        (damaged / ".repair").mkdir()
+        (damaged / ".repair/left").write_bytes(b"by a kill")
+        for path in damaged.iterdir():
+            if path.is_file() and path.name not in ("store.json", "rejects.tsv"):
+                data = bytearray(path.read_bytes())
+                data[-1] ^= 1
+                path.write_bytes(data + b"too long")
+    store = open_store(base / "npy/out")
+    killed_at(stage, "_publish", lambda: stage.stage_store(store, base / "part/out", rows=range(2)))
+    (base / "export").mkdir()
+    exported = base / "export/out"
+
+    def is_last(path: Path, dest: Path) -> bool:
+        return dest == exported
+
+    killed_at(disk, "replace", lambda: export_store(store, exported, ExportSettings()), is_last)
+    assert ExportPaths(exported).claim.exists()
+    (base / "jobs").mkdir()
+    run(SUBMIT, tree, base, base / "jobs")
+    repair = ["repair HERE/out --source TREE", "finish HERE/out"]
+    return {
+        "planned": Case(base / "planned", [f"build imagenet TREE HERE/out {FLAGS}"], {"out"}),
+        "worked": Case(base / "worked", ["finish HERE/out --max-bad 2"], {"out"}),
+        "damaged npy": Case(base / "damaged-npy", repair, {"out"}),
+        "damaged hdf5": Case(base / "damaged-hdf5", repair, {"out"}),
+        "part": Case(base / "part", ["stage BASE/npy/out HERE/out --node 0 --nodes 2"], {"out"}),
+        "export": Case(base / "export", ["export BASE/npy/out HERE/out --as folder"], set()),
+        "jobs": Case(base / "jobs", [SUBMIT], set()),
+    }
+
+
+def run(line: str, tree: Path, base: Path, here: Path) -> int:
+    """Run a command in this process; return its exit code."""
+    put = {"TREE": str(tree), "BASE": str(base), "HERE": str(here)}
+    for name, value in put.items():
+        line = line.replace(name, value)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["prep", *line.split()])
+        return _run() or 0
+
+
+@pytest.mark.parametrize("name", ["planned", "worked", "damaged npy", "damaged hdf5", "part", "export", "jobs"])
+def test_nothing_is_written_through_a_link(
+    cases: dict[str, Case], name: str, tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = cases[name]
+    base = case.found.parent
+    names = case.names()
+    assert len(names) >= 4
+    shutil.copytree(case.found, tmp_path / "unlinked")
+    assert [run(command, tree, base, tmp_path / "unlinked") for command in case.commands] == [0] * len(case.commands)
+    for number, linked in enumerate(names):
+        here, foreign = tmp_path / f"here{number}", tmp_path / f"foreign{number}"
+        shutil.copytree(case.found, here)
+        shutil.copytree(case.found, foreign)
+        before = tree_bytes(foreign)
+        if (here / linked).is_dir():
+            shutil.rmtree(here / linked)
+        else:
+            (here / linked).unlink()
+        (here / linked).symlink_to(foreign / linked)
+        codes = [run(command, tree, base, here) for command in case.commands]
+        told = capsys.readouterr().err
+        assert tree_bytes(foreign) == before, (linked, codes, told)
+        assert not any(codes) or "symbolic link" in told, (linked, codes, told)
+
+
+def test_every_private_folder_is_known_by_its_name(tmp_path: Path) -> None:
+    paths, export = StorePaths(tmp_path / "out"), ExportPaths(tmp_path / "out")
+    for path in (paths.build, paths.staging, paths.repair, paths.jobs, export.work):
+        assert PRIVATE_FOLDER.fullmatch(path.name), path
+    assert not PRIVATE_FOLDER.fullmatch(paths.root.name)
+
+
+def test_links_on_the_way_to_a_store_are_followed(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to("disk")
+    build(open_imagenet(tree), tmp_path / "link/out", RECIPE, WORK)
+    assert sorted(os.listdir(tmp_path)) == ["disk", "link"]
+    assert (tmp_path / "disk/out/store.json").is_file()
