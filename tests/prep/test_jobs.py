@@ -51,7 +51,7 @@ def test_what_slurm_gets(tmp_path: Path) -> None:
     assert {"#SBATCH --output=plan-%j.log", "#SBATCH --cpus-per-task=4"} < set(scripts["plan.slurm"])
     assert not [line for line in scripts["finish.slurm"] if "--array" in line or "--signal" in line]
     assert [line for line in scripts["submit.sh"] if line.startswith("submit ")] == [
-        "submit plan.slurm",
+        "submit --hold plan.slurm",
         'submit --dependency="afterok:$plan" --kill-on-invalid-dep=yes array.slurm',
         'submit --dependency="afterok:$plan,afterany:$id" --kill-on-invalid-dep=yes array.slurm'
         "  # what is done is skipped",
@@ -78,12 +78,13 @@ def test_what_pbs_gets(tmp_path: Path) -> None:
         "exec timeout --preserve-status --signal=USR1 3480 prep work OUT",
     ]
     assert [line for line in scripts["submit.sh"] if line.startswith("submit ")] == [
-        "submit plan.pbs",
+        "submit -h plan.pbs",
         'submit -W depend="afterok:$plan" array.pbs',
         'submit -W depend="afterok:$plan,afterany:$id" finish.pbs',
     ]
     assert not [line for line in written(tmp_path, PBS, Chain(tasks=1, cpus=1))["array.pbs"] if "-J" in line]
 
+    assert scripts["submit.sh"][-2:] == ['qrls "$plan"', 'echo "${jobs[*]}"']
 
 def test_several_nodes_an_element_are_started_by_the_sites_launcher(tmp_path: Path) -> None:
     chain = Chain(tasks=4, cpus=8, nodes=2, seconds=400)
@@ -124,16 +125,30 @@ def test_the_chain_is_submitted_whole_or_not_at_all(tmp_path: Path) -> None:
     log, folder = tmp_path / "log", tmp_path / "bin"
     folder.mkdir()
     log_ = shlex.quote(str(log))
-    refuse = f'echo "$@" >> {log_}; case "$*" in *finish*) exit 1;; esac; echo $(wc -l < {log_})'
-    for name, body in {"sbatch": refuse, "scancel": f'echo "cancel $*" >> {log_}'}.items():
-        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
-        (folder / name).chmod(0o755)
-    done = subprocess.run(["bash", submit], env={"PATH": f"{folder}:/bin:/usr/bin"}, capture_output=True, text=True)
+
+    def run(**programs: str) -> subprocess.CompletedProcess[str]:
+        for name, body in programs.items():
+            (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+            (folder / name).chmod(0o755)
+        log.write_text("")
+        environ = {"PATH": f"{folder}:/bin:/usr/bin"}
+        return subprocess.run(["bash", submit], env=environ, capture_output=True, text=True)
+
+    number = f'echo "$@" >> {log_}; echo "$(wc -l < {log_});far"'
+    refuse = f'case "$*" in *finish*) exit 1;; esac; {number}'
+    note = f'echo "$SLURM_CLUSTERS $(basename $0) $*" >> {log_}'
+    done = run(sbatch=number, scancel=note, scontrol=note)
+    assert (done.returncode, done.stdout) == (0, "1 2 3\n")
+    shown = [f"far scontrol show job {job}" for job in (1, 2, 3)]
+    assert log.read_text().splitlines()[3:] == [*shown, "far scontrol release 1"]
+    done = run(sbatch=refuse)
     assert (done.returncode != 0, done.stdout) == (True, "")
-    assert [line for line in log.read_text().splitlines() if "cancel" in line] == ["cancel 1 2"]
-    (folder / "scancel").write_text("#!/bin/sh\nexit 1\n")
-    done = subprocess.run(["bash", submit], env={"PATH": f"{folder}:/bin:/usr/bin"}, capture_output=True, text=True)
-    assert done.stderr.startswith("still queued: ")
+    assert log.read_text().splitlines()[2:] == ["far scancel 2", "far scancel 1"]
+    done = run(scancel="exit 1")
+    assert done.stderr == "could not cancel 2\ncould not cancel 1\n"
+    done = run(sbatch=number, scancel=note, scontrol=f'{note}; [ "$1" = show ]')
+    assert (done.returncode != 0, done.stdout) == (True, "")
+    assert log.read_text().splitlines()[-3:] == [f"far scancel {job}" for job in (3, 2, 1)]
 
 
 @pytest.mark.parametrize("name", site_names())

@@ -74,6 +74,9 @@ class Scheduler(Protocol):
 
     suffix: str
     submit: str  # prints the id of the job it submits
+    hold: str  # the option that keeps a job from starting until `release`
+    release: str
+    show: str  # fails if the job is not in the queue
     cancel: str
     with_store: str  # has a job see the variable STORE
     unfit: str  # characters that a folder of logs must not have

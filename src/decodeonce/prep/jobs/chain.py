@@ -67,17 +67,21 @@ def _submission(paths: StorePaths, scheduler: Scheduler, chain: Chain, folder: P
         "set -Eeuo pipefail",
         f"cd -- {quoted(str(paths.jobs.absolute()))}",
         "jobs=()",
-        "undo() {",
-        "  [ ${#jobs[@]} = 0 ] || " + scheduler.cancel + ' "${jobs[@]}" || echo "still queued: ${jobs[*]}" >&2',
+        "undo() { # the last job first: PBS deletes the jobs that wait for a deleted one",
+        "  for ((i = ${#jobs[@]} - 1; i >= 0; i--)); do",
+        f'    {scheduler.cancel} "${{jobs[i]}}" || echo "could not cancel ${{jobs[i]}}" >&2',
+        "  done",
         "}",
         "trap undo ERR",
         "trap 'undo; exit 130' INT TERM HUP",
         "submit() { # [OPTION...] SCRIPT",
         f'  id=$(trap - ERR; {scheduler.submit} "$@")',
-        "  id=${id%%;*}  # of several clusters, Slurm names the one, too",
+        '  [[ $id != *";"* ]] || export SLURM_CLUSTERS="${id#*;}"  # Slurm prints ID;CLUSTER if there are several',
+        "  id=${id%%;*}",
         '  jobs+=("$id")',
         "}",
-        f"submit plan{scheduler.suffix}",
+        "# The plan is held until the chain is complete: PBS may drop a job that waits for one that has ended already.",
+        f"submit {scheduler.hold} plan{scheduler.suffix}",
         "plan=$id",
         f"submit {scheduler.after('afterok:$plan')} {array}",
         *[f"submit {later} {array}  # what is done is skipped" for _ in range(chain.rounds - 1)],
@@ -86,7 +90,17 @@ def _submission(paths: StorePaths, scheduler: Scheduler, chain: Chain, folder: P
     if chain.then is not None:
         lines += [f"cd -- {quoted(str(folder))}", f"export STORE={quoted(str(paths.root.absolute()))}"]
         lines += [f"submit {scheduler.after('afterok:$id')} {scheduler.with_store}{quoted(no_option(chain.then))}"]
-    return [*lines, 'echo "${jobs[*]}"']
+    return [
+        *lines,
+        'for id in "${jobs[@]}"; do',
+        f'  {scheduler.show} "$id" > /dev/null || {{',
+        '    echo "job $id was accepted but is not in the queue; the other jobs of the chain are cancelled" >&2',
+        "    false",
+        "  }",
+        "done",
+        f'{scheduler.release} "$plan"',
+        'echo "${jobs[*]}"',
+    ]
 
 
 def _write(path: Path, lines: Sequence[str]) -> None:

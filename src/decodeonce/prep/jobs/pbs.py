@@ -11,6 +11,9 @@ class PBS:
 
     suffix = ".pbs"
     submit = "qsub"
+    hold = "-h"
+    release = "qrls"
+    show = "qstat"
     cancel = "qdel"
     with_store = "-v STORE "  # by name alone: its value may have commas
     unfit = ""

@@ -11,6 +11,9 @@ class Slurm:
 
     suffix = ".slurm"
     submit = "sbatch --parsable"
+    hold = "--hold"
+    release = "scontrol release"
+    show = "scontrol show job"
     cancel = "scancel"
     with_store = "--export=ALL "  # the default, but for sites and scripts that say otherwise
     unfit = "%\\"  # replaced also in the path of the folder; with a backslash nothing is, and all logs are one

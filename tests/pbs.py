@@ -1,0 +1,183 @@
+"""Small qsub, qrls, qstat, qdel and pbsdsh that behave as those of a real OpenPBS whose job history is disabled.
+
+Measured there: qsub accepts a dependency on a job that has ended, prints an id, returns 0 and drops the new job. pbsdsh
+starts a process per `mpiprocs` of each node, numbers them by PBS_NODENUM and a hexadecimal PBS_TASKNUM, and returns 0
+whatever their exit status. From its source: they start in the home folder, without the variables of the batch script.
+
+The server is as fast, and qsub as slow, as can be: whatever may run has ended before qsub and qrls return.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+PROGRAMS = ("qsub", "qrls", "qstat", "qdel", "pbsdsh")
+UNKNOWN_JOB = 153  # the exit status of PBS's commands
+
+Job = dict[str, Any]
+
+
+def install(folder: Path) -> dict[str, str]:
+    """Write the programs into a folder; returns the environment of a shell there."""
+    (folder / "bin").mkdir(parents=True)
+    (folder / "home").mkdir()
+    (folder / "queue.json").write_text('{"last": 0, "jobs": []}')
+    for name in PROGRAMS:
+        program = folder / "bin" / name
+        command = shlex.join([sys.executable, "-SE", __file__, str(folder), name])
+        program.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        program.chmod(0o755)
+    return {"PATH": f"{folder}/bin:/usr/bin:/bin", "HOME": str(folder / "home")}
+
+
+def queued(folder: Path) -> list[str]:
+    """The names of the jobs in the queue."""
+    return [job["name"] for job in json.loads((folder / "queue.json").read_text())["jobs"]]
+
+
+class Server:
+    """The queue, kept in a file from one command to the next."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._file = folder, folder / "queue.json"
+        queue = json.loads(self._file.read_text())
+        self._last: int = queue["last"]
+        self._jobs: list[Job] = queue["jobs"]
+
+    def save(self) -> None:
+        self._file.write_text(json.dumps({"last": self._last, "jobs": self._jobs}))
+
+    def qsub(self, *words: str) -> int:
+        """qsub [-h] [-W depend=...] [-v STORE] SCRIPT."""
+        *options, script = words
+        self._run_all()
+        text = Path(script).read_text(errors="surrogateescape")
+        directives = re.findall("^#PBS (-.) ?(.*)$", text, re.MULTILINE)
+        given = dict(directives)
+        chunks = re.findall(r"select=(\d+):.*mpiprocs=(\d+)", text)
+        array = re.match(r"0-(\d+)", given.get("-J", ""))
+        self._last += 1
+        job: Job = {
+            "id": f"{self._last}{'[]' if array else ''}.pbs",
+            "name": given.get("-N", Path(script).name),
+            "script": text,
+            "folder": os.getcwd(),
+            "held": "-h" in options,
+            "waits": {},
+            "elements": int(array[1]) + 1 if array else None,
+            "nodes": list(map(int, chunks[0])) if chunks else [1, 1],
+            "variables": {name: os.environ[name] for flag, name in pairwise(options) if flag == "-v"},
+        }
+        for option in options:
+            for kind, ids in re.findall(r"(after\w+):([^,]+)", option):
+                job["waits"].update(dict.fromkeys(ids.split(":"), kind))
+        known = {other["id"] for other in self._jobs}
+        if job["name"] not in os.environ.get("PBS_DROPS", "").split() and known.issuperset(job["waits"]):
+            self._jobs.append(job)
+        print(job["id"])
+        return 0
+
+    def qrls(self, *ids: str) -> int:
+        status = self.qstat(*ids)
+        for job in self._jobs:
+            job["held"] = job["held"] and job["id"] not in ids
+        self._run_all()
+        return status
+
+    def qstat(self, *ids: str) -> int:
+        if unknown := set(ids) - {job["id"] for job in self._jobs}:
+            print(f"qstat: Unknown Job Id {min(unknown)}", file=sys.stderr)
+        return UNKNOWN_JOB if unknown else 0
+
+    def qdel(self, *ids: str) -> int:
+        status = self.qstat(*ids)
+        for name in ids:
+            self._end(name, status=1)
+        return status
+
+    def _run_all(self) -> None:
+        """Run every job that may run, and those that may run after it."""
+        while ready := [job for job in self._jobs if not job["held"] and not job["waits"]]:
+            self._end(ready[0]["id"], self._run(ready[0]))
+
+    def _end(self, name: str, status: int) -> None:
+        """Forget a job; let the jobs that wait for it start, or delete them."""
+        self._jobs = [job for job in self._jobs if job["id"] != name]
+        for job in list(self._jobs):
+            kind = job["waits"].pop(name, None)
+            if kind == "afterok" and status:
+                self._end(job["id"], status=1)
+        self.save()
+
+    def _run(self, job: Job) -> int:
+        status = 0
+        number = job["id"].partition("[")[0].partition(".")[0]
+        for index in range(job["elements"] or 1):
+            subjob = job["id"].replace("[]", f"[{index}]")
+            log = f"{job['name']}.o{number}" + (f".{index}" if job["elements"] else "")
+            own = {"PBS_JOBID": subjob, "PBS_O_WORKDIR": job["folder"], **job["variables"]}
+            if job["elements"]:
+                own["PBS_ARRAY_INDEX"] = str(index)
+            scratch = self._folder / f"job-{subjob}"
+            scratch.mkdir()
+            nodes, procs = job["nodes"]
+            (scratch / "nodes").write_text("".join(f"host{node}\n" * procs for node in range(nodes)))
+            (scratch / "job.json").write_text(json.dumps({"nodes": nodes, "procs": procs, "variables": own}))
+            (scratch / "script").write_text(job["script"], errors="surrogateescape")
+            of_script = {"PBS_NODENUM": "0", "PBS_TASKNUM": "1", "PBS_NODEFILE": str(scratch / "nodes")}
+            with (Path(job["folder"]) / log).open("ab") as output:
+                done = subprocess.run(
+                    ["bash", scratch / "script"],
+                    cwd=os.environ["HOME"],
+                    env={"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], **own, **of_script},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                )
+            status = status or done.returncode
+        return status
+
+
+def pbsdsh(folder: Path, *words: str) -> int:
+    """pbsdsh [--] PROGRAM ARGUMENT..."""
+    scratch = folder / f"job-{os.environ['PBS_JOBID']}"
+    job = json.loads((scratch / "job.json").read_text())
+    count = job["nodes"] * job["procs"]
+    started = Counter({int(node): number for node, number in job.get("started", {"0": 1}).items()})
+    running = []
+    for process in range(count):
+        node = process // job["procs"]
+        started[node] += 1
+        numbers = {
+            "PBS_NODENUM": str(node),
+            "PBS_TASKNUM": f"{node << (32 - count.bit_length()) | started[node]:08X}",
+        }
+        environ = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], **job["variables"], **numbers}
+        program = words[1:] if words[0] == "--" else words
+        running.append(subprocess.Popen(program, cwd=os.environ["HOME"], env=environ))
+    for each in running:
+        each.wait()
+    (scratch / "job.json").write_text(json.dumps({**job, "started": started}))
+    return 0
+
+
+def main(folder: str, program: str, *words: str) -> int:
+    if program == "pbsdsh":
+        return pbsdsh(Path(folder), *words)
+    server = Server(Path(folder))
+    status: int = getattr(server, program)(*words)
+    server.save()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
