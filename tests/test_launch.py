@@ -69,6 +69,7 @@ def slurm_array(element: int, first: int = 0, step: int = 1, count: int = 8, las
     }
 
 
+PBSDSH = r"pbsdsh numbers the nodes .* --task \$PBS_NODENUM --tasks NODES"
 ALONE = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "0"}
 FROM_A_SHELL_OF_SRUN = ALONE | {"SLURM_NTASKS": "4"}  # sbatch -n 4 typed there
 BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}  # of a batch script, which is one process
@@ -100,8 +101,8 @@ BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}  # of a batch script, which i
         ({"PBS_ARRAY_INDEX": "3"}, 8, (3, 8)),
         ({"PBS_ARRAY_INDEX": "3", "PBS_TASKNUM": "1"}, 8, (3, 8)),
         ({"PBS_ARRAY_INDEX": "3"} | PMI, 24, (21, 24)),
-        ({"PBS_TASKNUM": "5"}, 8, (5, 8)),
-        ({"PBS_TASKNUM": "146"}, 8, (2, 8)),
+        ({"PBS_TASKNUM": "20000001", "PBS_NODENUM": "1"}, None, None),
+        ({"PBS_TASKNUM": "20000001", "PBS_NODENUM": "1", "PBS_ARRAY_INDEX": "3"}, 8, (3, 8)),
     ],
 )
 def test_the_task_of_arrays_and_the_ranks_in_them(
@@ -120,7 +121,10 @@ def test_a_task_says_who_said_so() -> None:
     ("environ", "tasks", "message"),
     [
         ({}, 8, "which of the 8 tasks this is nobody says"),
-        ({"PBS_TASKNUM": "1"}, 8, "which of the 8 tasks this is nobody says"),
+        ({"PBS_TASKNUM": "1", "PBS_NODENUM": "0"}, 8, "which of the 8 tasks this is nobody says"),
+        ({"PBS_TASKNUM": "00000002", "PBS_NODENUM": "0"}, 4, PBSDSH),
+        ({"PBS_TASKNUM": "0000000A", "PBS_NODENUM": "0"}, 10, PBSDSH),
+        ({"PBS_TASKNUM": "20000001", "PBS_NODENUM": "1"}, 4, PBSDSH),
         ({"PALS_RANKID": "3", "PBS_ARRAY_INDEX": "1"}, 16, "PALS_RANKID is 3, but nobody says of how many; set RANK"),
         ({"PMIX_RANK": "0"}, None, "PMIX_RANK is 0, but nobody says"),
         (

@@ -41,9 +41,11 @@ SLURM_RESERVED_STEPS = 0xFFFFFFF0
 SLURM_ARRAY = ("SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_STEP", "SLURM_ARRAY_TASK_COUNT")
 # PBS says which element of an array this is, not how many there are.
 ARRAY_INDEXES = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX")
-# Where PBS itself starts processes (pbsdsh), it numbers them on each node, from 2 on, since the batch script is 1. How
-# many there are it does not tell, so it is asked last, and taken modulo the tasks that the user names.
-PBS_PROCESS, PBS_SCRIPT = "PBS_TASKNUM", 1
+# pbsdsh gives each process the index of its node, from 0 on, and a hexadecimal number that is unique in the job. No
+# variable says how many processes there are on a node, or in all, so these do not tell which task a process is.
+PBS_PROCESS, PBS_NODE, PBS_SCRIPT = "PBS_TASKNUM", "PBS_NODENUM", "1"
+# The number of ranks on this host, as mpiexec of Open MPI and of MPICH say it.
+RANKS_HERE = {"Open MPI": "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI": "MPI_LOCALNRANKS"}
 # Launchers of these (PMIx, as PALS on Aurora has it) tell a rank but not how many there are.
 RANKS_ALONE = ("PALS_RANKID", "PMIX_RANK")
 
@@ -92,7 +94,10 @@ def find_task(tasks: int | None = None, environ: Mapping[str, str] | None = None
     alone = rank.world_size == 1  # as in an interactive shell of srun's
     element = _array_element(environ, wanted=tasks // rank.world_size if tasks else None)
     if element is None:
-        return _numbered_by_pbs(environ, tasks) if alone else _of_ranks(rank, tasks)
+        if not alone:
+            return _of_ranks(rank, tasks)
+        _check_alone(environ, tasks)
+        return None
     index, count, source = element
     whole = tasks or count * rank.world_size
     if whole % rank.world_size:
@@ -161,13 +166,15 @@ def _array_element(environ: Mapping[str, str], wanted: int | None) -> tuple[int,
     return index, wanted, source
 
 
-def _numbered_by_pbs(environ: Mapping[str, str], tasks: int | None) -> Task | None:
+def _check_alone(environ: Mapping[str, str], tasks: int | None) -> None:
     if tasks in (None, 1):
-        return None
-    number = _number(environ, PBS_PROCESS) if environ.get(PBS_PROCESS) else PBS_SCRIPT
-    if number == PBS_SCRIPT:
-        raise ValueError(f"which of the {tasks} tasks this is nobody says, neither a launcher nor an array; name it")
-    return Task(number % tasks, tasks, f"{PBS_PROCESS}={number}")
+        return
+    if environ.get(PBS_PROCESS, PBS_SCRIPT) != PBS_SCRIPT:
+        raise ValueError(
+            f"cannot tell which of the {tasks} tasks this is: pbsdsh numbers the nodes of a job, not its processes; "
+            f"start one process per node: pbsdsh -- bash -c 'prep work OUT --task ${PBS_NODE} --tasks NODES'"
+        )
+    raise ValueError(f"which of the {tasks} tasks this is nobody says, neither a launcher nor an array; name it")
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

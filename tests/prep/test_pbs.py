@@ -1,8 +1,9 @@
-"""The real scripts of a chain under the small PBS of tests/pbs.py."""
+"""The real scripts of a chain, and processes of pbsdsh, under the small PBS of tests/pbs.py."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -56,3 +57,52 @@ def test_a_store_is_built_when_qsub_is_slower_than_the_plan(tmp_path: Path) -> N
     subprocess.run([*PREP, "submit", "pbs", *words], cwd=tmp_path, env=environ, check=True)
     subprocess.run([*PREP, "build", "imagenet", str(tree), "alone"], cwd=tmp_path, check=True)
     assert tree_bytes(tmp_path / "OUT") == tree_bytes(tmp_path / "alone")
+
+
+def run_job(folder: Path, select: str, command: str) -> str:
+    """Run a job in `folder` whose script is one command; returns what its processes printed."""
+    environ = pbs.install(folder / "pbs")
+    script = folder / "job.pbs"
+    script.write_text(f"#!/bin/bash\n#PBS -N job\n#PBS -l select={select}\n{command}\necho returned $?\n")
+    for program in (["qsub", "-h", str(script)], ["qrls", "1.pbs"]):
+        subprocess.run(program, cwd=folder, env=environ, check=True, stdout=subprocess.DEVNULL)
+    return (folder / "job.o1").read_text()
+
+
+@pytest.mark.parametrize(
+    ("select", "expected"),
+    [
+        ("2:ncpus=2:mpiprocs=2", ["0 00000002", "0 00000003", "1 20000001", "1 20000002"]),
+        ("1:ncpus=10:mpiprocs=10", [f"0 {number:08X}" for number in range(2, 12)]),
+    ],
+)
+def test_processes_of_pbsdsh_are_numbered_as_on_a_real_pbs(tmp_path: Path, select: str, expected: list[str]) -> None:
+    printed = run_job(tmp_path, select, """pbsdsh -- sh -c 'echo "$PBS_NODENUM $PBS_TASKNUM"'""")
+    assert sorted(printed.splitlines()) == [*expected, "returned 0"]
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Path:
+    """A store that is planned, in a folder of its own."""
+    out = tmp_path / "OUT"
+    tree = make_tree(tmp_path / "src", classes=2)
+    subprocess.run([*PREP, "plan", "imagenet", tree, out], check=True)
+    return out
+
+
+@pytest.mark.long
+def test_processes_of_pbsdsh_that_name_no_task_are_refused_with_the_command_to_run(planned: Path) -> None:
+    work = shlex.join([*PREP, "work", str(planned), "--tasks", "4", "--workers", "1"])
+    printed = run_job(planned.parent, "2:ncpus=2:mpiprocs=2", f"pbsdsh -- {work}")
+    assert printed.count("--task $PBS_NODENUM --tasks NODES") == 4
+    assert not list((planned / "journals").glob("*"))
+
+
+@pytest.mark.long
+def test_processes_of_pbsdsh_that_name_their_node_do_all_blocks(planned: Path, tmp_path: Path) -> None:
+    work = f"{shlex.join(PREP)} work OUT --task $PBS_NODENUM --tasks 2 --workers 1"
+    command = f"pbsdsh -- bash -c 'cd $PBS_O_WORKDIR && exec {work}'"
+    printed = run_job(tmp_path, "2:ncpus=1:mpiprocs=1", command)
+    assert "task 0 of 2 is done" in printed
+    assert "task 1 of 2 is done" in printed
+    subprocess.run([*PREP, "finish", planned], check=True)

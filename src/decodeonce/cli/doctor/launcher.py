@@ -11,7 +11,7 @@ from decodeonce.cli.doctor.check import Check
 def variables() -> Check:
     """The environment variables of launchers that are set here."""
     named = [name for each in launch.LAUNCHERS for name in (each.rank, each.world_size, each.needs) if name]
-    named += [*launch.ARRAY_INDEXES, *launch.SLURM_ARRAY, launch.PBS_PROCESS, *launch.RANKS_ALONE]
+    named += [*launch.ARRAY_INDEXES, *launch.SLURM_ARRAY, launch.PBS_PROCESS, launch.PBS_NODE, *launch.RANKS_ALONE]
     found = [f"{name}={os.environ[name]}" for name in dict.fromkeys(named) if name in os.environ]
     return Check("launcher", "ok", " ".join(found) or "no launcher's variables")
 
