@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodeonce.launch import Rank, Task, find_rank, find_task
+from decodeonce.launch import Rank, Task, find_idle_hosts, find_rank, find_task
 
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "5"}
 PMI = {"PMI_RANK": "3", "PMI_SIZE": "6"}
@@ -149,6 +149,33 @@ def test_a_task_says_who_said_so() -> None:
 def test_tasks_that_make_no_sense(environ: dict[str, str], tasks: int | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         find_task(tasks, environ)
+
+
+@pytest.mark.parametrize(
+    ("rank", "ranks", "here", "hosts", "expected"),
+    [
+        (0, 2, 2, "a b", "2 of 2 ranks run on this host, but the PBS job has 2 hosts"),
+        (0, 4, 4, "a a b b", "4 of 4 ranks run on this host, but the PBS job has 2 hosts"),
+        (0, 4, 3, "a b", "3 of 4 ranks run on this host"),
+        (1, 2, 2, "a b", None),
+        (0, 2, 1, "a b", None),
+        (0, 3, 2, "a b", None),
+        (0, 2, 2, "a a", None),
+        (0, 2, 2, "", None),
+    ],
+)
+def test_ranks_that_crowd_on_one_host_of_a_pbs_job(
+    tmp_path: Path, rank: int, ranks: int, here: int, hosts: str, expected: str | None
+) -> None:
+    nodefile = tmp_path / "nodes"
+    nodefile.write_text(hosts.replace(" ", "\n"))
+    job = {"PBS_NODEFILE": str(nodefile)}
+    for names in ((*OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE"), (*PMI, "MPI_LOCALNRANKS")):
+        environ = dict(zip(names, map(str, (rank, ranks, here)), strict=True))
+        found = find_idle_hosts(environ | job)
+        assert found is None if expected is None else found and found.startswith(expected)
+        assert find_idle_hosts(environ) is None
+    assert find_idle_hosts(job) is None
 
 
 @given(ranks=st.integers(1, 5), elements=st.integers(1, 9), first=st.integers(0, 3), step=st.integers(1, 3))

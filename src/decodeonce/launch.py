@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,26 @@ def find_task(tasks: int | None = None, environ: Mapping[str, str] | None = None
     if not 0 <= task < whole:
         raise ValueError(f"{source} is task {task}, expected one below {whole}; number the array from 0")
     return Task(task, whole, source)
+
+
+def find_idle_hosts(environ: Mapping[str, str] | None = None) -> str | None:
+    """Describe how ranks crowd on this host of a PBS job while its other hosts idle; None if they do not, or unknown.
+
+    An mpiexec that does not know PBS starts all ranks on the first host. Only rank 0 gets the text, so it appears once.
+    """
+    environ = os.environ if environ is None else environ
+    rank = _launched(environ)
+    name, nodefile = RANKS_HERE.get(rank.source, "") if rank else "", environ.get("PBS_NODEFILE")
+    if rank is None or rank.rank or not environ.get(name) or not nodefile or not Path(nodefile).exists():
+        return None  # only the first host of a job has the file
+    here, hosts = _number(environ, name), len(set(Path(nodefile).read_text().split()))
+    if here * hosts < rank.world_size + hosts:  # at most the share of each host, rounded up
+        return None
+    return (
+        f"{here} of {rank.world_size} ranks run on this host, but the PBS job has {hosts} hosts: others idle. "
+        "If 'mpiexec -n 2 hostname' prints one name twice, this mpiexec does not know PBS; use one that does "
+        "(launch in a site profile), or one node per element instead of --nodes"
+    )
 
 
 def check_rank(rank: int, world_size: int, rank_name: str = "rank", size_name: str = "world_size") -> None:

@@ -122,10 +122,13 @@ def test_ranks_of_mpiexec_share_a_build(mpi: str, out: Path, undisturbed: dict[s
     # Both at once, and the second with another number of tasks: they do some blocks twice.
     shared = subprocess.Popen([*PREP, "work", out, "--task", "2", "--tasks", "3", "--workers", "1"])
     until(lambda: read_status(out).tasks, "the first block of the task beside")  # before nothing is left for it
-    mpiexec(mpi, 2, "sh", "-c", f'exec {shlex.join(PREP)} work "$0" --workers 1 >> {shlex.quote(str(log))}', str(out))
+    (tmp_path / "hosts").write_text("one\nanother\n")
+    command = f"PBS_NODEFILE={shlex.quote(str(tmp_path))}/hosts exec {shlex.join(PREP)} work"
+    mpiexec(mpi, 2, "sh", "-c", f'{command} "$0" --workers 1 >> {shlex.quote(str(log))} 2>&1', str(out))
     assert shared.wait(timeout=60) == 0
     for rank in range(2):
         assert f"{out}: task {rank} of 2 ({'PMI' if mpi == 'MPICH' else mpi})\n" in log.read_text()
+    assert log.read_text().count("warning: 2 of 2 ranks run on this host, but the PBS job has 2 hosts") == 1
     status = read_status(out)
     assert {(task.task, task.tasks) for task in status.tasks} == {(0, 2), (1, 2), (2, 3)}
     assert status.blocks_done == BLOCKS

@@ -16,6 +16,8 @@ COMMANDS = [["prep", "plan", "imagenet", "my src", "OUT"], ["prep", "work", "OUT
 SLURM = Site("here", "slurm", "nowhere", "--qos", "srun --ntasks={nodes} --cpus-per-task={cpus}", ("-C cpu",))
 PBS = Site("there", "pbs", "nowhere", "-q", "mpiexec -n {nodes}", ("-l place=scatter",), ("module load python",))
 
+PBS_FREE = Site("free", "pbs", "nowhere", "-q", "mpiexec -n {nodes}", ("-l place=free:excl",))
+
 
 def written(tmp_path: Path, site: Site, chain: Chain) -> dict[str, list[str]]:
     """The lines of each script, by name."""
@@ -82,9 +84,9 @@ def test_what_pbs_gets(tmp_path: Path) -> None:
         'submit -W depend="afterok:$plan" array.pbs',
         'submit -W depend="afterok:$plan,afterany:$id" finish.pbs',
     ]
+    assert scripts["submit.sh"][-2:] == ['qrls "$plan"', 'echo "${jobs[*]}"']
     assert not [line for line in written(tmp_path, PBS, Chain(tasks=1, cpus=1))["array.pbs"] if "-J" in line]
 
-    assert scripts["submit.sh"][-2:] == ['qrls "$plan"', 'echo "${jobs[*]}"']
 
 def test_several_nodes_an_element_are_started_by_the_sites_launcher(tmp_path: Path) -> None:
     chain = Chain(tasks=4, cpus=8, nodes=2, seconds=400)
@@ -95,6 +97,10 @@ def test_several_nodes_an_element_are_started_by_the_sites_launcher(tmp_path: Pa
     started = "exec mpiexec -n 2 timeout --preserve-status --signal=USR1 300 prep work OUT"
     assert pbs["array.pbs"][-1] == started
     assert "#PBS -l select=2:ncpus=8:mpiprocs=1" in pbs["array.pbs"]
+    generic = written(tmp_path, read_site("generic-pbs"), chain)
+    for scripts, count in ((pbs, 1), (generic, 1), (written(tmp_path, PBS_FREE, chain), 0)):
+        assert scripts["array.pbs"].count("#PBS -l place=scatter") == count
+    assert "#PBS -l place=scatter" not in generic["plan.pbs"]
 
 
 @pytest.mark.parametrize("site", [SLURM, PBS])

@@ -404,6 +404,7 @@ def work(
     """
     from decodeonce import prep
     from decodeonce.cli.progress import build_progress
+    from decodeonce.launch import find_idle_hosts
     from decodeonce.store import StorePaths
 
     share = _share(task, tasks)
@@ -411,6 +412,8 @@ def work(
     if StorePaths(out).manifest.exists():
         return say_built(out)
     say(f"{out}: {share}")
+    if task is None and (idle := find_idle_hosts()):
+        say(f"warning: {idle}", err=True)
     with build_progress() as progress:
         prep.work(out, how, progress)
     if StorePaths(out).manifest.exists():

@@ -32,6 +32,8 @@ class PBS:
         ]
         if job.array and chain.tasks > 1:  # PBS knows no array of one
             options.append(f"-J 0-{chain.tasks - 1}" + (f"%{chain.throttle}" if chain.throttle else ""))
+        if job.nodes > 1 and not any("place=" in directive for directive in site.directives):
+            options.append("-l place=scatter")  # by default PBS may put all chunks of `select` on one host
         return [f"#PBS {option}" for option in (*options, *site.directives)]
 
     def warned(self, command: str, chain: Chain) -> str:
