@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import typer
 
-from decodeonce.cli.app import app
+from decodeonce.cli.app import COMMANDS, make_app
 from decodeonce.cli.examples import EXAMPLES
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
 def commands() -> Iterator[tuple[str, Any]]:
     """Every command that is not hidden as ("prep submit slurm", its parser), groups before what is in them."""
-    waiting = [("prep", typer.main.get_command(app))]
+    waiting = [("prep", typer.main.get_command(make_app(*COMMANDS)))]
     while waiting:
         path, command = waiting.pop(0)
         yield path, command

@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner, Result
 
-from decodeonce.cli.app import app
 from decodeonce.cli.export import As
 from decodeonce.prep.export_pictures import FORMS
+from tests.app import app
 from tests.pictures import tree_bytes
 from tests.stores import make_store, random_images
 

@@ -21,12 +21,12 @@ from typer.testing import CliRunner
 
 from decodeonce import __version__
 from decodeonce.cli import build, log, parse
-from decodeonce.cli.app import app
 from decodeonce.cli.command import USAGE_ERROR
 from decodeonce.cli.examples import EXAMPLES
 from decodeonce.cli.mistakes import usage_text
 from decodeonce.errors import DecodeonceError, failure_from
 from decodeonce.store import disk
+from tests.app import app
 from tests.cli.test_commands import assert_fails, prep
 from tests.pictures import make_tree
 from tests.stores import make_store, random_images
@@ -245,9 +245,10 @@ def test_quiet_commands_show_no_bar(tmp_path: Path) -> None:
 )
 def test_colours_are_for_terminals_that_want_them(environ: dict[str, str], coloured: bool) -> None:
     script = (
-        "from decodeonce.cli import app, command, output\n"
-        "app.app.command('mark', cls=command.Command)(lambda: output.say_marked('bad', 'red', 'all'))\n"
-        "app.app(['mark'], standalone_mode=False)"
+        "from decodeonce.cli import command, output\n"
+        "from tests.app import app\n"
+        "app.command('mark', cls=command.Command)(lambda: output.say_marked('bad', 'red', 'all'))\n"
+        "app(['mark'], standalone_mode=False)"
     )
     ours, its = pty.openpty()
     variables = {**os.environ, "TERM": "xterm", **environ}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from decodeonce.cli.app import app
 from decodeonce.prep import FolderSource, Recipe
+from tests.app import app
 from tests.forms.folder import write_folder
 from tests.pictures import tree_bytes
 from tests.prep.building import built

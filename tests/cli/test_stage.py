@@ -16,9 +16,9 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from decodeonce import open_store
-from decodeonce.cli.app import app
 from decodeonce.store import part_rows
 from tests import disks
+from tests.app import app
 from tests.stores import make_store, random_images
 
 COUNT = 50

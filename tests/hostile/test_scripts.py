@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 import decodeonce
 from decodeonce.cli import printable
-from decodeonce.cli.app import app
 from decodeonce.errors import BuildError
 from decodeonce.prep.jobs import Chain, read_site, write_scripts
 from decodeonce.prep.jobs.site import parse_site
+from tests.app import app
 from tests.pictures import make_tree
 
 SRC = Path(decodeonce.__file__).parent

@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def _run() -> int | None:
-    from decodeonce.cli.app import app
+    from decodeonce.cli.app import COMMANDS, make_app
     from decodeonce.cli.command import USAGE_ERROR
     from decodeonce.cli.mistakes import usage_text
 
@@ -39,6 +39,7 @@ def _run() -> int | None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # names need not be UTF-8
     try:
+        app = make_app(*([sys.argv[1]] if sys.argv[1:2] and sys.argv[1] in COMMANDS else COMMANDS))
         code: int | None = app(sys.argv[1:] or ["--help"], prog_name="prep", standalone_mode=False)
         return code
     except USAGE_ERROR as error:

@@ -149,7 +149,7 @@ class Job:
     dry_run: bool
 
 
-def command(run: Callable[[Job], None]) -> Callable[..., None]:
+def command(run: Callable[[Job], None], help_text: str = "") -> Callable[..., None]:
     """The command line of `prep build` and `prep plan`, the same for both; `run` does what each is for."""
 
     def parsed(
@@ -212,6 +212,7 @@ def command(run: Callable[[Job], None]) -> Callable[..., None]:
             raise typer.BadParameter(str(error)) from None
         run(Job(source, out, recipe, how, dry_run))
 
+    parsed.__doc__ = help_text
     return parsed
 
 
@@ -329,6 +330,10 @@ def run_plan(job: Job) -> None:
         return say_built(job.out)
     planned = f"{counted(plan.count, 'row')} in {counted(len(plan.blocks), 'block')}"
     say(f"{job.out}: {planned} planned; next: prep work {quoted(str(job.out))}")
+
+
+build = command(run_build, "Plan, decode and finish: pictures to a store.")
+plan = command(run_plan, "The first step of a build alone, with the same flags.")
 
 
 def say_built(out: Path) -> None:

@@ -87,9 +87,9 @@ def make_folder(path: Path) -> None:
 
 def _is_folder_or_gone(path: Path) -> bool:
     try:
-        return stat.S_ISDIR(os.stat(path).st_mode)
+        return stat.S_ISDIR(path.lstat().st_mode) or path.is_dir()
     except FileNotFoundError:  # `locked` of another process has just removed it
-        return not path.is_symlink()
+        return True
 
 
 def remove_tree(path: Path) -> None:
