@@ -286,7 +286,7 @@ def test_a_signal_at_any_moment_ends_the_command_with_one_line(tree: Path, tmp_p
 
 @pytest.mark.parametrize(
     "module",
-    ["decodeonce.cli.app", "typer", "decodeonce.cli.build", "numpy", "decodeonce.prep.plan", "decodeonce.prep.beat"],
+    ["decodeonce.cli.app", "typer", "decodeonce.prep", "numpy", "decodeonce.prep.plan", "decodeonce.prep.beat"],
 )
 def test_a_signal_while_a_module_is_imported_ends_the_command_with_one_line(
     module: str, tree: Path, tmp_path: Path
