@@ -15,7 +15,7 @@ from decodeonce.errors import BuildError, DecodeonceError, Stopped, failure_from
         (errno.EIO, "/data/a", Stopped, "/data/a: why; run the same command again"),
         (errno.ESTALE, b"/data/a", Stopped, "/data/a: why; run the same command again"),
         (errno.ENOSPC, None, BuildError, "OUT: why; make room and run the same command again"),
-        (errno.EACCES, "/data/a", BuildError, "/data/a: why; mend that and run the same command again"),
+        (errno.EACCES, "/data/a", BuildError, "/data/a: why; change its permissions and run the same command again"),
     ],
 )
 def test_an_error_of_a_file_system_says_what_to_do(

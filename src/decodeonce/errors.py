@@ -7,6 +7,8 @@ import os
 
 # A file system's passing trouble, not the picture's fault: the task stops, and the same command goes on later.
 PASSING_ERRORS = {errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ETIMEDOUT, errno.EAGAIN}
+# Not the picture's fault either, or the rows of a store would depend on who builds it.
+FORBIDDEN_ERRORS = {errno.EACCES, errno.EPERM}
 
 
 class DecodeonceError(Exception):
@@ -38,5 +40,18 @@ def failure_from(error: OSError, at: object) -> BuildError | Stopped:
     what = f"{os.fsdecode(name) if isinstance(name, bytes) else name}: {error.strerror or error}"
     if error.errno in PASSING_ERRORS:
         return Stopped(f"{what}; run the same command again")
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return BuildError(f"{what}; {'make room' if full else 'mend that'} and run the same command again")
+    advice = "mend that"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        advice = "make room"
+    elif error.errno in FORBIDDEN_ERRORS:
+        advice = "change its permissions"
+    return BuildError(f"{what}; {advice} and run the same command again")
+
+
+def raise_unless_its_own(error: OSError, at: object) -> None:
+    """Raise Stopped if the file system fails, BuildError if it forbids access; return if the fault is the file's own.
+
+    Only such a fault may make a picture a reject.
+    """
+    if error.errno in PASSING_ERRORS | FORBIDDEN_ERRORS:
+        raise failure_from(error, at) from None

@@ -1,9 +1,12 @@
-"""Modes of everything that is written: the user's umask, and never for everybody to write."""
+"""Modes: everything written follows the umask; what the user may not read stops a build and is no reject."""
 
 from __future__ import annotations
 
+import json
 import os
 import stat
+import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +20,13 @@ from decodeonce.prep.export import export_store
 from decodeonce.prep.export_pictures import ExportSettings
 from decodeonce.prep.jobs import Chain, read_site, write_scripts
 from decodeonce.prep.sample import write_sample_tree
+from decodeonce.prep.sources.links import OUTSIDE
 from decodeonce.store import open_store, stage_store
+from decodeonce.store.table import read_rejects
+from tests.forms.boxed import XML
+from tests.forms.imagenet import zip_bytes
+from tests.forms.parquet import images, write_table
+from tests.forms.webdataset import sample, write_tar
 from tests.pictures import jpeg
 from tests.stores import make_store, random_images
 
@@ -86,3 +95,108 @@ def test_the_modes_of_hdf5_shards_and_of_an_unfinished_export(tmp_path: Path, um
         export_store(store, tmp_path / "pictures", ExportSettings("folder"), progress=interrupt)
     (tmp_path / "store").rename(tmp_path / "src/store")  # which a test made
     assert_modes(tmp_path, umask, least=10)
+
+
+# Root without these is held to permission bits like everybody else.
+AS_A_USER = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all"] if os.geteuid() == 0 else []
+# Runs lines of words in one process: a line that begins with a mode changes that of a path, others are of `prep`.
+RUN = """
+import json, os, sys
+from decodeonce.cli import _run
+codes = []
+for first, *others in json.loads(sys.argv[1]):
+    if first.isdecimal():
+        os.chmod(others[0], int(first, 8))
+    else:
+        sys.argv = ["prep", first, *others]
+        codes.append(_run() or 0)
+print(json.dumps(codes))
+"""
+ADVICE = "Permission denied; change its permissions and run the same command again"
+# What is forbidden by which mode, the source, and the path that the error names.
+FORBIDDEN = (
+    ("tree/cat/0.jpg", 0o000, "folder tree", "tree/cat/0.jpg"),
+    ("tree/cat", 0o000, "folder tree", "tree/cat"),
+    ("tree/cat", 0o644, "folder tree", "tree/cat/0.jpg"),
+    ("tree", 0o644, "folder tree", "tree/cat"),
+    ("tree/cat", 0o644, "imagenet tree", "tree/cat/0.jpg"),
+    ("tree/dog/1.jpg", 0o000, "list list.txt", "tree/dog/1.jpg"),
+    ("list.txt", 0o000, "list list.txt", "list.txt"),
+    ("tree/cat/0.jpg", 0o000, "folder links --follow-links", "links/cat/0.jpg"),
+    ("tars/x.tar", 0o000, "webdataset tars", "tars/x.tar"),
+    ("zips/x.zip", 0o000, "imagenet zips", "zips/x.zip"),
+    ("x.parquet", 0o000, "parquet x.parquet", "x.parquet"),
+    ("xml/0.xml", 0o000, "folder tree --boxes xml", "xml/0.xml"),
+)
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two pictures in every form of source, below the current folder."""
+    pictures = [("cat", jpeg(24, 20, seed=0)), ("dog", jpeg(24, 20, seed=1))]
+    for number, (name, data) in enumerate(pictures):
+        for folder in ("tree", "links"):
+            (tmp_path / folder / name).mkdir(parents=True)
+        (tmp_path / f"tree/{name}/{number}.jpg").write_bytes(data)
+        (tmp_path / f"links/{name}/{number}.jpg").symlink_to(tmp_path / f"tree/{name}/{number}.jpg")
+    (tmp_path / "xml").mkdir()
+    (tmp_path / "xml/0.xml").write_text(XML.format("cat"))
+    (tmp_path / "list.txt").write_text("tree/cat/0.jpg\ntree/dog/1.jpg\n")
+    write_tar(tmp_path / "tars/x.tar", [part for name, data in pictures for part in sample(name, data, cls=0)])
+    (tmp_path / "zips").mkdir()
+    files = {f"ILSVRC/Data/CLS-LOC/train/{name}/0.JPEG": data for name, data in pictures}
+    (tmp_path / "zips/x.zip").write_bytes(zip_bytes(files))
+    table = {"image": images([(data, None) for _, data in pictures]), "label": ["cat", "dog"]}
+    write_table(tmp_path / "x.parquet", table)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run_as_a_user(lines: list[list[str]]) -> tuple[list[int], list[str]]:
+    """The exit codes of these lines, see RUN, and the errors that they print, as one who may not read everything."""
+    command = [*AS_A_USER, sys.executable, "-c", RUN, json.dumps(lines)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended
+    errors = [line for line in ended.stderr.splitlines() if line.startswith(("prep: error: ", "prep: stopped: "))]
+    return json.loads(ended.stdout.splitlines()[-1]), errors
+
+
+def forbidding(path: str, mode: int, line: list[str]) -> list[list[str]]:
+    """The line, while the path has another mode."""
+    return [[f"{mode:o}", path], line, [f"{stat.S_IMODE(os.stat(path).st_mode):o}", path]]
+
+
+def test_what_may_not_be_read_stops_a_plan_and_is_no_reject(sources: Path) -> None:
+    lines = []
+    for path, mode, source, _ in FORBIDDEN:
+        kind, src, *flags = source.replace("boxes ", f"boxes {sources}/").split()
+        lines += forbidding(path, mode, ["plan", kind, str(sources / src), "out", "--size", "8", *flags])
+    codes, errors = run_as_a_user(lines)
+    assert errors == [f"prep: error: {sources / named}: {ADVICE}" for _, _, _, named in FORBIDDEN]
+    assert codes == [1] * len(FORBIDDEN)
+    assert not (sources / "out").exists()
+
+
+def test_what_may_not_be_read_after_the_plan_stops_a_task_and_is_no_reject(sources: Path) -> None:
+    """With the permissions of before, the same command makes a store of all pictures."""
+    kinds = {"folder tree": ("tree/cat", 0o644, "tree/cat/0.jpg"), "webdataset tars": ("tars/x.tar", 0, "tars/x.tar")}
+    flags = ["--max-bad", "100%", "--workers", "1"]
+    lines = []
+    for source, (path, mode, _) in kinds.items():
+        kind, src = source.split()
+        line = [kind, str(sources / src), kind, "--size", "8"]
+        lines += [["plan", *line], *forbidding(path, mode, ["work", kind, *flags]), ["build", *line, *flags]]
+    codes, errors = run_as_a_user(lines)
+    assert errors == [f"prep: error: {sources / named}: {ADVICE}" for _, _, named in kinds.values()]
+    assert codes == [0, 1, 0] * len(kinds)
+    for source in kinds:
+        assert len(open_store(source.split()[0])) == 2
+
+
+def test_a_link_out_of_a_source_is_a_reject_whoever_builds(sources: Path) -> None:
+    (sources / "secret").mkdir(mode=0)
+    (sources / "tree/cat/out.jpg").symlink_to(sources / "secret/x.jpg")
+    codes, errors = run_as_a_user([["plan", "folder", "tree", "out", "--size", "8"]])
+    assert (codes, errors) == ([0], [])
+    (reject,) = read_rejects(sources / "out/.build/plan-rejects.tsv")
+    assert reject.reason == OUTSIDE

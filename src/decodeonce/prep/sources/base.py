@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.errors import PASSING_ERRORS, BuildError, Stopped, failure_from
+from decodeonce.errors import FORBIDDEN_ERRORS, BuildError, Stopped, failure_from, raise_unless_its_own
 from decodeonce.prep.geometry import Box
 from decodeonce.prep.sources.links import OUTSIDE, Links
 from decodeonce.prep.sources.regular import open_regular
@@ -190,8 +190,8 @@ class Source(ABC):
 def read_file(root: Path, entry: Entry, links: Links | None = None) -> bytes:
     """The bytes of the file `entry.name` below `root`, if size and mtime are still those of the listing.
 
-    Raises Stopped (the sample is named) where the file vanished, changed, may not be read or the file system fails, or
-    where it is a link to what `links` does not allow.
+    Raises Stopped (the sample is named) where the file vanished, changed or the file system fails, BuildError where it
+    may not be read, or is a link to what `links` does not allow.
     """
     path = os.path.join(os.fsencode(root), entry.name)
     fd = open_listed(path, entry.size, entry.mtime_ns, links)
@@ -243,13 +243,16 @@ def read_range(fd: int, path: bytes, offset: int, size: int) -> bytes:
 def _failed(path: bytes, error: OSError) -> BuildError | Stopped:
     if error.errno == errno.EXDEV:  # a link that leads out of SRC, of which Links.open says so: no rerun will help
         return BuildError(f"{os.fsdecode(path)}: {error.strerror}")
+    if error.errno in FORBIDDEN_ERRORS:
+        return failure_from(error, path)
     return Stopped(f"{os.fsdecode(path)}: {error.strerror}; make it readable and run the same command again")
 
 
 def file_entry(root: Path, name: bytes, label: int, links: Links | None = None) -> Entry:
-    """The entry of the file `name` below `root`, with its problem where it is missing, forbidden or no regular file.
+    """The entry of the file `name` below `root`, with its problem where it is missing or no regular file.
 
-    Or where it is, or lies behind, a link that leads out; without `links` they may lead anywhere.
+    Or where it is, or lies behind, a link that leads out; without `links` they may lead anywhere. Raises BuildError
+    where it may not be read, Stopped where the file system fails.
     """
     path = os.path.join(os.fsencode(root), name)
     if links is not None and links.folder_leads_out(path.rpartition(b"/")[0]):
@@ -261,8 +264,9 @@ def file_entry(root: Path, name: bytes, label: int, links: Links | None = None) 
             if links is not None and links.lead_out(path):
                 return Entry(name, label, 0, 0, OUTSIDE)
     except OSError as error:
-        if error.errno in PASSING_ERRORS:
-            raise failure_from(error, os.fsdecode(path)) from None
+        if links is not None and links.lead_out(path):  # whoever may look there
+            return Entry(name, label, 0, 0, OUTSIDE)
+        raise_unless_its_own(error, path)
         link = " (a dangling link)" if os.path.islink(path) else ""
         return Entry(name, label, 0, 0, f"{error.strerror}{link}")
     if problem := _problem(path, facts):
@@ -281,5 +285,14 @@ def _problem(path: bytes, facts: os.stat_result) -> str:
         return f"{facts.st_size} bytes, more than any picture has"
     # access(2) costs a round trip on a network file system; who may read is plain where everyone may
     if facts.st_mode & 0o444 != 0o444 and not os.access(path, os.R_OK):
-        return "permission denied"
+        raise failure_from(PermissionError(errno.EACCES, os.strerror(errno.EACCES)), path)
     return ""
+
+
+def mode_of(path: bytes) -> int:
+    """The st_mode of what a path leads to, 0 for nothing; raises BuildError or Stopped if that cannot be seen."""
+    try:
+        return os.stat(path).st_mode
+    except OSError as error:
+        raise_unless_its_own(error, path)
+        return 0

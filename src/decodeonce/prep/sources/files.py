@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from decodeonce.errors import BuildError, Stopped
+from decodeonce.errors import BuildError, Stopped, raise_unless_its_own
 from decodeonce.prep.sources.base import mtime_of, name_bytes, open_listed, read_range
 from decodeonce.prep.sources.links import Links
 
@@ -37,6 +37,7 @@ def source_file(root: Path, name: str, links: Links | None = None) -> SourceFile
     try:
         facts = os.stat(path)
     except OSError as error:
+        raise_unless_its_own(error, path)
         raise BuildError(f"{os.fsdecode(path)}: {error.strerror}; expected a file of pictures") from None
     if not stat.S_ISREG(facts.st_mode):
         raise BuildError(f"{os.fsdecode(path)}: not a regular file; expected a file of pictures")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from decodeonce.errors import BuildError, failure_from
+from decodeonce.errors import BuildError, failure_from, raise_unless_its_own
 from decodeonce.prep.sources.asking import Map, asking, file_entries
-from decodeonce.prep.sources.base import Entry, Source, name_bytes, name_text, read_file
+from decodeonce.prep.sources.base import Entry, Source, mode_of, name_bytes, name_text, read_file
 from decodeonce.prep.sources.links import Links
 from decodeonce.store.manifest import PictureClass
 
@@ -66,7 +67,7 @@ def list_folders(root: Path, folder: str, names: Sequence[str], links: Links) ->
     with asking(root / folder) as each:
         for label, name in enumerate(names):
             start = os.path.join(name_bytes(folder), name_bytes(name))
-            if os.path.isdir(os.path.join(os.fsencode(root), start)):
+            if stat.S_ISDIR(mode_of(os.path.join(os.fsencode(root), start))):
                 yield from _walk(root, start, label, each, links)
 
 
@@ -116,5 +117,6 @@ def class_folders(top: Path) -> list[str]:
         with os.scandir(os.fsencode(top)) as listing:
             names = [item.name for item in listing if item.is_dir() and not item.name.startswith(b".")]
     except OSError as error:
+        raise_unless_its_own(error, top)
         raise BuildError(f"{top}: {error.strerror}; expected a folder of class folders") from None
     return [name_text(name) for name in sorted(names)]

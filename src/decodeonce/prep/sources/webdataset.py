@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from decodeonce.errors import BuildError, Stopped
+from decodeonce.errors import BuildError, Stopped, raise_unless_its_own
 from decodeonce.host import network_file_system, usable_cores
 from decodeonce.prep.sources.asking import STAT_THREADS
 from decodeonce.prep.sources.base import Entry, name_bytes, name_text, open_listed, read_range
@@ -145,4 +145,5 @@ def _begins(root: Path, name: str) -> bytes:
         with open(open_regular(path), "rb") as file:
             return file.read(len(MAGIC))
     except OSError as error:
+        raise_unless_its_own(error, path)
         raise BuildError(f"{os.fsdecode(path)}: {error.strerror}; expected a tar that can be read") from None

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers.expat import ExpatError, ParserCreate
 
-from decodeonce.errors import PASSING_ERRORS, BuildError, failure_from
+from decodeonce.errors import BuildError, raise_unless_its_own
 from decodeonce.prep.geometry import Box
 from decodeonce.prep.recipe import BoxRules
 from decodeonce.prep.sources.base import name_text
@@ -53,7 +53,7 @@ class Annotations:
             raise BuildError(f"{top}: no *.xml in it; expected annotations, unpacked: n01440764/n01440764_10040.xml")
 
     def read(self, name: bytes) -> Annotation:
-        """What was drawn in the picture `name`, or NOT_ANNOTATED; raises Stopped where the file system fails."""
+        """What was drawn in the picture `name`, or NOT_ANNOTATED; raises Stopped or BuildError if it cannot be read."""
         stem = stem_of(name)
         if stem not in self._folders:
             return NOT_ANNOTATED
@@ -62,8 +62,7 @@ class Annotations:
             with open(self._links.open(path), "rb", buffering=0) as file:
                 return parse(file.read(MAX_BYTES + 1))
         except OSError as error:
-            if error.errno in PASSING_ERRORS:
-                raise failure_from(error, path) from None
+            raise_unless_its_own(error, path)
             problem = error.strerror
         except ValueError as error:
             problem = str(error)

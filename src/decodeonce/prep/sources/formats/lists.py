@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from decodeonce.errors import BuildError
+from decodeonce.errors import BuildError, raise_unless_its_own
 from decodeonce.prep.sources.folder import PICTURE_SUFFIXES
 from decodeonce.prep.sources.regular import open_regular
 
@@ -92,6 +92,7 @@ def _check_text(file: Path) -> None:
         with open(open_regular(file), "rb") as opened:
             begin = opened.read(LOOKED_AT)
     except OSError as error:
+        raise_unless_its_own(error, file)
         raise BuildError(f"{file}: {error.strerror}; expected a list of pictures") from None
     if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise BuildError(f"{file}: UTF-16, expected UTF-8 text; convert it: iconv -f UTF-16 -t UTF-8")
@@ -109,6 +110,7 @@ def _rows(file: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
                 if any(map(str.strip, fields)):
                     yield number, fields
     except OSError as error:
+        raise_unless_its_own(error, file)
         raise BuildError(f"{file}: {error.strerror}; expected a list of pictures") from None
 
 

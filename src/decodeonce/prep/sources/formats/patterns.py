@@ -5,12 +5,13 @@ from __future__ import annotations
 import glob
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources.base import name_text
+from decodeonce.prep.sources.base import mode_of, name_text
 from decodeonce.prep.sources.links import Links
 
 _RANGE = re.compile(r"(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.(-?[0-9]+))?")
@@ -60,7 +61,7 @@ def _files_of(part: str, suffixes: tuple[str, ...], deep: bool, follow_links: bo
         links = Links(Path(part), follow=follow_links)
         folders, ends = links.walk(), tuple(map(os.fsencode, suffixes))
         every = (os.path.join(top, name) for top, names in (folders if deep else islice(folders, 1)) for name in names)
-        found = sorted(path for path in every if path.endswith(ends) and os.path.isfile(path))
+        found = sorted(path for path in every if path.endswith(ends) and stat.S_ISREG(mode_of(path)))
         for path in found:
             links.check(path)
         return list(map(os.fsdecode, found))

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from decodeonce.errors import BuildError
+from decodeonce.errors import BuildError, raise_unless_its_own
 from decodeonce.prep.sources.base import name_bytes
 from decodeonce.prep.sources.formats.gzipped import MAGIC, GzipStream
 from decodeonce.prep.sources.formats.tar import Window, list_tar
@@ -74,6 +74,7 @@ def _content(path: Path) -> bytes | None:
     try:
         return read_small(path) if os.path.isfile(path) else None
     except OSError as error:
+        raise_unless_its_own(error, path)
         raise BuildError(f"{path}: {error.strerror}; make it readable, or remove it") from None
 
 
@@ -87,6 +88,7 @@ def _in_tar(path: Path, name: str) -> bytes | None:
                     tar.seek(member.place)
                     return tar.read(member.size)
     except OSError as error:
+        raise_unless_its_own(error, path)
         raise BuildError(f"{path}: {error.strerror}; make it readable, or remove it") from None
     return None
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources.base import name_text
+from decodeonce.prep.sources.base import mode_of, name_text
 from decodeonce.prep.sources.files import source_file
 from decodeonce.prep.sources.folder import class_folders
 from decodeonce.prep.sources.imagenet.archive import ImagenetTarSource
@@ -36,7 +37,7 @@ def forms_in(root: Path, split: str, links: Links) -> Iterator[ImagenetSplit]:
 def forms_of(root: Path, folder: str, split: str, links: Links) -> Iterator[ImagenetSplit]:
     """A folder as class folders, as val pictures, or as class tars."""
     top = root / folder if folder else root
-    if not os.path.isdir(top):
+    if not stat.S_ISDIR(mode_of(os.fsencode(top))):
         return
     classes = class_folders(top)
     names = sorted(name_text(name) for name in os.listdir(os.fsencode(top)))
