@@ -360,14 +360,12 @@ def test_a_damaged_small_file_is_found_before_anything_is_written(tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("change", "told"), [({"label": 1}, "row 3 has label 1"), ({"digest": "sha:1"}, "digest 'sha:1'")]
-)
-def test_samples_that_cannot_be_carried_over_are_refused(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+@pytest.mark.parametrize("change", [{"label": 1}, {"digest": "sha:1"}])
+def test_samples_that_cannot_be_carried_over_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     store = small_store(tmp_path / "a", ["a", "b", "c"])
     samples = [Sample(**{**vars(s), **change}) if s.row == 3 else s for s in open_store(store).samples]
     replace_file(store, "samples.tsv", line(SAMPLE_COLUMNS) + b"".join(map(sample_line, samples)))
-    with pytest.raises(StoreError, match=told):
+    with pytest.raises(StoreError, match=r"row 3 is wrong, expected label 0, as in labels\.npy, and a digest of 16"):
         convert([store], tmp_path / "out")
 
 

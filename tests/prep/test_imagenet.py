@@ -323,14 +323,14 @@ def test_numbers_without_meta_mat_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("ILSVRC2012_validation_ground_truth.txt", b"1\n4\n", "line 2 is '4', expected the number of a class"),
-        ("ILSVRC2012_validation_ground_truth.txt", b"1\nx\n", "line 2 is 'x', expected"),
+        ("ILSVRC2012_validation_ground_truth.txt", b"1\n4\n", "line 2: expected the number of a class"),
+        ("ILSVRC2012_validation_ground_truth.txt", b"1\nx\n", "line 2: expected"),
         ("meta.mat", b"MATLAB", "no MATLAB file, or a damaged one; get the development kit again, or move the file"),
         ("meta.mat", made.other_mat(), "not ILSVRC2012's meta.mat, for it has no list of synsets; get the devel"),
         (
             "LOC_val_solution.csv",
             b"ImageId,PredictionString\nILSVRC2012_val_00000001,\n",
-            "line 2 is .*expected picture",
+            "line 2: expected picture",
         ),
     ],
 )

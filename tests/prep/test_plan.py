@@ -351,3 +351,11 @@ def test_what_can_be_no_row_is_part_of_the_source(tmp_path: Path) -> None:
 def test_decoders_are_named_with_what_they_read_formats_with() -> None:
     names = {name.partition("'s ")[2] for name in decoder_versions("npy")}
     assert {"libjpeg", "libwebp", "libtiff"} <= names
+
+
+@pytest.mark.parametrize("content", [b"root:secret", b"PK\3\4", b"\x93NUMPY\1\0\x06\0secret", b""])
+def test_a_damaged_file_of_a_plan_is_named_and_its_content_is_not_told(tmp_path: Path, content: bytes) -> None:
+    plan = make_plan(open_imagenet(make_tree(tmp_path / "src")), tmp_path / "out", SMALL)
+    plan.paths.plan_rows.write_bytes(content)
+    with pytest.raises(BuildError, match=r"plan-rows\.npy: damaged; remove .*out and build again$"):
+        _ = read_plan(plan.paths).rows

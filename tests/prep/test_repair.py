@@ -281,7 +281,7 @@ def test_a_shard_with_holes_has_no_head_until_all_its_rows_are_there(store: Path
     told = "images-00000.npy: gets its head when all its rows are right (1 row to go); see to those, and run this again"
     assert repair.unmended[0].endswith(told)
     assert f"row 2: {lost.relative_to(tree)}: not in {tree}" in repair.unmended[1]
-    with pytest.raises(StoreError, match="begins with"):
+    with pytest.raises(StoreError, match="does not begin as an npy file"):
         open_store(store)
     told = "gets its head when all its rows are right; give what the store was built from with --source (1 row)"
     assert unmended(store, None).endswith(told)

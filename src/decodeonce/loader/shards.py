@@ -14,6 +14,7 @@ from decodeonce.errors import DecodeonceError, StoreError
 from decodeonce.loader.steps import Rows
 from decodeonce.store import Store
 from decodeonce.store.checks import check_in_place, check_shard, unreadable
+from decodeonce.store.layout import verify_command
 
 
 class Span(NamedTuple):
@@ -94,7 +95,8 @@ class ShardFiles:
 
 def ends_early(path: Path, found: int, expected: int) -> StoreError:
     """What is to be said of a shard that was cut short."""
-    return StoreError(f"{path}: ends at byte {found}, expected {expected} at least; run `prep verify`")
+    told = f"ends at byte {found}, expected {expected} at least; run {verify_command(path.parent)}"
+    return StoreError(f"{path}: {told}")
 
 
 def _close_all(fds: dict[int, int]) -> None:

@@ -22,6 +22,7 @@ from decodeonce.prep.sources.base import name_bytes
 from decodeonce.store import Sample, Store
 from decodeonce.store.files import naming, write_atomic
 from decodeonce.store.hashing import row_checksum
+from decodeonce.store.layout import verify_command
 
 FORMS = ("folder", "webdataset")
 SHARD_ROWS = 10_000
@@ -167,7 +168,7 @@ class PictureWriter:
                 raise StoreError(f"{self._source.paths.samples}: {found}; build the store again")
             pixels = self._source.images[sample.row].tobytes()
             if row_checksum(pixels) != int(self._source.checksums[sample.row]):
-                raise StoreError(f"{root}: row {sample.row} is not what was written; run `prep verify {root}`")
+                raise StoreError(f"{root}: row {sample.row} is not what was written; run {verify_command(root)}")
             yield sample, _picture(Image.frombytes(MODES[channels], (width, height), pixels), self._settings.quality)
             self._progress(1)
 

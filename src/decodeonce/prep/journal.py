@@ -70,9 +70,9 @@ def _parse(encoded: bytes, path: Path) -> BlockRecord:
         for name in ("rejects", "left_out", "oddities", "turns", "boxes"):
             facts[name] = [(row, said) for row, said in facts[name]]
         return BlockRecord(**facts)
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, RecursionError):
         again = "remove it and run the same command again: its blocks are done anew"
-        raise BuildError(f"{path}: a record of another release ({error}); {again}") from None
+        raise BuildError(f"{path}: a record of another release; {again}") from None
 
 
 LINE = re.compile(rb"([0-9]{1,18})\t([0-9]{1,18})\t(-?[0-9]{1,18}\.[0-9]{3})\t(.+)")

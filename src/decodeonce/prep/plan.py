@@ -198,16 +198,21 @@ class Plan:
     @cached_property
     def rows(self) -> NDArray[np.void]:
         """One record (dtype ROW) a planned row, mapped."""
-        records: NDArray[np.void] = np.load(self.paths.plan_rows, mmap_mode="r", allow_pickle=False)
-        return records
+        return self._mapped(self.paths.plan_rows)
 
     @cached_property
     def boxes(self) -> NDArray[np.float64]:
         """(count, K, 4) float64, mapped: the boxes of each planned row, NaN where it has fewer; empty without boxes."""
         if not self.recipe.boxes_a_row:
             return np.empty((0, 0, 4))
-        held: NDArray[np.float64] = np.load(self.paths.plan_boxes, mmap_mode="r", allow_pickle=False)
-        return held
+        return self._mapped(self.paths.plan_boxes)
+
+    def _mapped(self, path: Path) -> NDArray[Any]:
+        try:
+            array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
+        except ValueError:  # which quotes what is in the file
+            raise BuildError(f"{path}: damaged; remove {self.paths.root} and build again") from None
+        return array
 
     @cached_property
     def _names(self) -> NDArray[np.uint8]:

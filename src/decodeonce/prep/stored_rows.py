@@ -12,6 +12,7 @@ from decodeonce.errors import BuildError, StoreError
 from decodeonce.prep.sources.files import SourceFiles, source_file
 from decodeonce.store.checks import check_file
 from decodeonce.store.hashing import row_checksum
+from decodeonce.store.layout import verify_command
 from decodeonce.store.reader import open_store
 from decodeonce.store.select import MappedSamples
 from decodeonce.store.table import Reject, Sample, read_rejects
@@ -64,14 +65,14 @@ class StoreRows:
         data = self._files.read(index, shard.data_offset + (row - shard.first_row) * size, size)
         if row_checksum(data) != int(self.store.checksums[row]):
             root = self.store.paths.root
-            raise BuildError(f"{root}: row {row} is not what was written; `prep verify {root}` finds all such rows")
+            raise BuildError(f"{root}: row {row} is not what was written; {verify_command(root)} finds all such rows")
         return data
 
     def sample(self, row: int) -> Sample:
         """What samples.tsv says of a row; StoreError where that is not what the format asks for."""
         sample = self._samples.at(row)
         if sample.label != int(self.store.labels[row]) or not DIGEST.fullmatch(sample.digest):
-            found = f"row {row} has label {sample.label} and digest {sample.digest!r:.40}"
-            expected = f"label {self.store.labels[row]}, as in labels.npy, and 16 hexadecimal digits"
-            raise StoreError(f"{self.store.paths.samples}: {found}, expected {expected}")
+            expected = f"label {self.store.labels[row]}, as in labels.npy, and a digest of 16 hexadecimal digits"
+            verify = verify_command(self.store.paths.root)
+            raise StoreError(f"{self.store.paths.samples}: row {row} is wrong, expected {expected}; run {verify}")
         return sample

@@ -19,6 +19,7 @@ from decodeonce.host import allow_open_files
 from decodeonce.store.checks import unreadable
 from decodeonce.store.files import PAGE, ShardFile, naming, page_aligned_buffer, read_at
 from decodeonce.store.hashing import row_checksum
+from decodeonce.store.layout import verify_command
 from decodeonce.store.manifest import Manifest
 from decodeonce.store.reader import Store
 
@@ -131,13 +132,13 @@ class RowCopier:
                 got = target.read(data, offset)
             if got == data.nbytes and self._bad_row(piece, data) is None:
                 return 0
-        path = self._source.paths.root / shard.file
+        path, verify = self._source.paths.root / shard.file, verify_command(self._source.paths.root)
         with naming(path):
             got = read_at(self._fds[piece.shard], data, offset)
         if got < data.nbytes:
-            raise StoreError(f"{path}: ends at byte {offset + got}, expected {shard.bytes}; run `prep verify`")
+            raise StoreError(f"{path}: ends at byte {offset + got}, expected {shard.bytes}; run {verify}")
         if (bad := self._bad_row(piece, data)) is not None:
-            raise StoreError(f"{path}: row {bad} is not what was written; run `prep verify {self._source.paths.root}`")
+            raise StoreError(f"{path}: row {bad} is not what was written; run {verify}")
         with naming(target.path):
             target.write(data, offset)
         return rows

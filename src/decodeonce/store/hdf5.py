@@ -57,7 +57,7 @@ class Hdf5Container:
     def check_magic(self, path: Path, head: bytes) -> None:
         """Raise StoreError unless `head` begins as this container's files do."""
         if not head.startswith(MAGIC):
-            raise StoreError(f"{path}: begins with {head[:8]!r}, expected {MAGIC!r} (HDF5); {repair_advice(path)}")
+            raise StoreError(f"{path}: does not begin as an HDF5 file does; {repair_advice(path)}")
 
 
 def virtual_bytes(manifest: Manifest, *, labels: Path) -> bytes:

@@ -107,6 +107,11 @@ class StorePaths:
         return self.build / "journals"
 
 
+def verify_command(root: Path) -> str:
+    """The command that finds all damage of the store, or of the staged part, at `root`."""
+    return f"`prep verify {quoted(str(root))}`"
+
+
 def repair_advice(path: Path) -> str:
     """What to do about a bad file of a store, or of a staged part."""
     return f"mend it with `prep repair {quoted(str(path.parent))} --source SRC`"

@@ -151,8 +151,7 @@ def parse_manifest(encoded: bytes, path: Path) -> Manifest:
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{path}: not JSON ({error}); restore it from a copy, or {REBUILD}") from None
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-        found = facts.get("format") if isinstance(facts, dict) else facts
-        what = f'not a decodeonce manifest: found "format" {found!r:.80}, expected "{FORMAT}"'
+        what = f'not a decodeonce manifest: "format" is not "{FORMAT}"'
         raise StoreError(f"{path}: {what}; give a store, or restore the file from a copy of this one")
     version = facts.get("version")
     if type(version) is not int or version != VERSION:

@@ -32,4 +32,4 @@ class NpyContainer:
     def check_magic(self, path: Path, head: bytes) -> None:
         """Raise StoreError unless `head` begins as this container's files do."""
         if not head.startswith(MAGIC):
-            raise StoreError(f"{path}: begins with {head[:8]!r}, expected {MAGIC!r} (npy v1.0); {repair_advice(path)}")
+            raise StoreError(f"{path}: does not begin as an npy file (v1.0) does; {repair_advice(path)}")

@@ -18,8 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 from decodeonce.errors import StoreError
 from decodeonce.host import allow_open_files
 from decodeonce.store.checks import check_file, check_in_place, check_shard, check_size, not_held, unreadable
-from decodeonce.store.layout import StorePaths
-from decodeonce.store.manifest import Manifest, PictureClass, read_manifest
+from decodeonce.store.layout import StorePaths, verify_command
+from decodeonce.store.manifest import Column, Manifest, PictureClass, read_manifest
 from decodeonce.store.npy import npy_header
 from decodeonce.store.part import Part, read_part, rows_text
 from decodeonce.store.table import Samples
@@ -103,10 +103,14 @@ class Store:
     @cached_property
     def columns(self) -> dict[str, NDArray[Any]]:
         """The other per-row arrays by name, each (count, ...), mapped read-only."""
-        columns = {c.name: self._array(c.file, c.dtype, c.shape) for c in self.manifest.columns}
+        columns = {column.name: self.column(column) for column in self.manifest.columns}
         if columns:
             check_in_place(self.paths.root, self.manifest, self.paths.manifest)
         return columns
+
+    def column(self, column: Column) -> NDArray[Any]:
+        """One of them; raises StoreError where its file is no array of this dtype and shape."""
+        return self._array(column.file, column.dtype, column.shape)
 
     def take(self, rows: ArrayLike, out: Pixels | None = None) -> Pixels:
         """Shorthand for `images.take`."""
@@ -119,8 +123,7 @@ class Store:
         with open(path, "rb", buffering=0) as file:
             found = file.read(len(header))
         if found != header:
-            begins = f"begins with {found[10:].rstrip()[:90]!r}, expected {header[10:].rstrip()!r}"
-            raise StoreError(f"{path}: {begins}; run `prep verify`")
+            raise StoreError(f"{path}: no npy file of {dtype} {whole_shape}; run {verify_command(self.paths.root)}")
         check_size(path, len(header) + np.dtype(dtype).itemsize * math.prod(whole_shape))
         return np.memmap(path, dtype, "r", offset=len(header), shape=whole_shape)
 

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from decodeonce.errors import StoreError
 from decodeonce.store.manifest import PictureClass
 from decodeonce.store.reader import Store
-from decodeonce.store.table import Sample, Samples, unescape
+from decodeonce.store.table import Sample, Samples, no_sample, unescape
 
 _ROWS = re.compile("(-?[0-9]{1,18})?:(-?[0-9]{1,18})?")
 
@@ -68,8 +67,8 @@ def selected_lines(
             try:
                 if chosen(encoded):
                     yield row, encoded
-            except (ValueError, IndexError) as error:
-                raise StoreError(f"{path}: no sample in the line of row {row} ({error}); run `prep verify`") from None
+            except (ValueError, IndexError):
+                raise no_sample(path, row) from None
 
 
 def _chooser(labels: frozenset[int] | None, source: str | None) -> Callable[[bytes], bool]:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.errors import StoreError
+from decodeonce.store.layout import verify_command
 
 _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 _SPECIAL = re.compile("[\\\\\t\n\r\udc80-\udcff]")
@@ -106,9 +107,14 @@ def read_rejects(path: Path) -> Iterator[Reject]:
         for number, encoded in enumerate(file, 2):
             try:
                 source, reason, action = fields(encoded)
-            except ValueError as error:
-                raise StoreError(f"{path}: no reject in line {number} ({error}); run `prep verify`") from None
+            except ValueError:
+                raise StoreError(f"{path}: no reject in line {number}; run {verify_command(path.parent)}") from None
             yield Reject(source, reason, action)
+
+
+def no_sample(path: Path, row: int) -> StoreError:
+    """The error for a line of a samples.tsv that cannot be parsed."""
+    return StoreError(f"{path}: no sample in the line of row {row}; run {verify_command(path.parent)}")
 
 
 class Samples(Sequence[Sample]):
@@ -117,6 +123,7 @@ class Samples(Sequence[Sample]):
     def __init__(self, path: Path, count: int) -> None:
         self._path = path
         self._count = count
+        self._verify = verify_command(path.parent)
         self._starts: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
@@ -145,15 +152,15 @@ class Samples(Sequence[Sample]):
 
     def _check_lines(self, found: int) -> None:
         if found != self._count:
-            raise StoreError(f"{self._path}: {found} lines of rows, expected {self._count}; run `prep verify`")
+            raise StoreError(f"{self._path}: {found} lines of rows, expected {self._count}; run {self._verify}")
 
     def _parse(self, encoded: bytes, row: int) -> Sample:
         try:
             sample = parse_sample(encoded)
-        except ValueError as error:
-            raise StoreError(f"{self._path}: no sample in the line of row {row} ({error}); run `prep verify`") from None
+        except ValueError:
+            raise no_sample(self._path, row) from None
         if sample.row != row:
-            raise StoreError(f"{self._path}: found row {sample.row}, expected {row}; run `prep verify`")
+            raise StoreError(f"{self._path}: found row {sample.row}, expected {row}; run {self._verify}")
         return sample
 
 

@@ -66,11 +66,10 @@ def verify_store(
     except StoreError as error:
         return Report(False, 0, [], [paths.part.name], [str(error)])
     problems = dict(bad_files(paths, manifest))
-    checksums, trouble = _checksums(store, problems.get(paths.checksums.name, ""))
-    if trouble:
-        problems[paths.checksums.name] = trouble
+    trusted = paths.checksums.name not in problems
+    checksums = store.checksums if trusted else read_checksums(store)
     bad, unknown = _bad_row_numbers(store, checksums, threads, progress or (lambda rows: None))
-    if not trouble:
+    if trusted:
         bad, unknown = sorted([*bad, *unknown]), []
     return Report(
         ok=not bad and not problems,
@@ -96,16 +95,6 @@ def row_sentences(root: Path, report: Report, *, most: int) -> Iterator[str]:
         yield f"{root}: {rows_text(range(first, last + 1))} of {files} {'is' if first == last else 'are'} {what}"
     if len(told) > most:
         yield f"{root}: and {counted(len(told) - most, 'more run', 'more runs')} of rows; --json lists them all"
-
-
-def _checksums(store: Store, problem: str) -> tuple[Checksums, str]:
-    """(count,) uint64, and what is wrong with their file, given what is known of it; "" for nothing."""
-    if not problem:
-        try:
-            return store.checksums, ""
-        except StoreError as error:  # signed as it is, and no file of this shape
-            problem = str(error)
-    return read_checksums(store), problem
 
 
 def read_checksums(store: Store) -> Checksums:
@@ -135,12 +124,17 @@ def _unreadable_is_bad(path: Path) -> Iterator[None]:
 
 
 def bad_files(paths: StorePaths, manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """(name, what is wrong with it) of each file that is not as the manifest says; of shards heads and sizes only."""
+    """(name, what is wrong with it) of each file that is not as the manifest says; of shards heads and sizes only.
+
+    Also of those that are as they were signed, and no arrays that the Loader would take.
+    """
+    store = Store(paths, manifest)
     for name, facts in manifest.files.items():
         file = paths.root / name
         try:
             with _unreadable_is_bad(file):
                 check_file(file, facts)
+                _check_arrays(store, name)
         except StoreError as error:
             yield name, str(error)
     for shard in manifest.shards:
@@ -151,6 +145,17 @@ def bad_files(paths: StorePaths, manifest: Manifest) -> Iterator[tuple[str, str]
                 check_size(file, shard.bytes)
         except StoreError as error:
             yield shard.file, str(error)
+
+
+def _check_arrays(store: Store, name: str) -> None:
+    """Raise StoreError unless a file of this name holds the arrays that the store reads from it."""
+    if name == store.paths.checksums.name:
+        _ = store.checksums
+    elif name == store.paths.labels.name:
+        _ = store.labels
+    for column in store.manifest.columns:
+        if column.file == name:
+            store.column(column)
 
 
 def _bad_row_numbers(

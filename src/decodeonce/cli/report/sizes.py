@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from decodeonce.errors import StoreError
 from decodeonce.store import Store
+from decodeonce.store.layout import verify_command
+from decodeonce.store.table import no_sample
 
 Sides = NDArray[np.int64]
 CHUNK = 1 << 16  # lines
@@ -46,8 +48,8 @@ def read_sizes(store: Store, wanted: Set[bytes]) -> Sizes:
             try:
                 _, _, _, name, width, height, box, _ = line.split(b"\t")
                 sides.append(_box_sides(box) if box else (int(width), int(height)))
-            except ValueError as error:
-                raise StoreError(f"{path}: no sample in the line of row {row} ({error}); run `prep verify`") from None
+            except ValueError:
+                raise no_sample(path, row) from None
             boxes += bool(box)
             if name in wanted:
                 found.setdefault(name, row)
@@ -55,7 +57,7 @@ def read_sizes(store: Store, wanted: Set[bytes]) -> Sizes:
                 chunks.append(_array(sides))
                 sides = []
     if row + 1 != len(store):
-        raise StoreError(f"{path}: {row + 1} lines of rows, expected {len(store)}; run `prep verify`")
+        raise StoreError(f"{path}: {row + 1} lines of rows, expected {len(store)}; run {verify_command(path.parent)}")
     both = np.concatenate([*chunks, _array(sides)])
     known = both[(both > 0).all(axis=1)]
     return Sizes(known[:, 0], known[:, 1], len(both) - len(known), boxes, found)

@@ -66,8 +66,8 @@ def find_layout(file: Path) -> Layout:
         return Layout(separator, path, label, header=True)
     if path is not None or label is not None or len(names) > 2:
         raise BuildError(
-            f"{file}: columns {', '.join(fields)}; expected a path and a label, or a header line that names one of "
-            f"{', '.join(PATH_COLUMNS)} and one of {', '.join(LABEL_COLUMNS)}"
+            f"{file}: columns {', '.join(fields)[:200]}; expected a path and a label, or a header line that names "
+            f"one of {', '.join(PATH_COLUMNS)} and one of {', '.join(LABEL_COLUMNS)}"
         )
     return Layout(separator, 0, 1 if len(names) == 2 else None)
 

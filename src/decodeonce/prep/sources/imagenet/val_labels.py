@@ -84,7 +84,7 @@ def _of_solution(file: Companion) -> ValLabels:
         if not line.strip() or name == "ImageId":
             continue
         if not groups.split():
-            raise BuildError(f"{file.path}: line {number} is {line[:60]!r}, expected picture,wnid and a box")
+            raise BuildError(f"{file.path}: line {number}: expected picture,wnid and a box")
         wnids[name.strip().encode()] = groups.split()[0]
     return ValLabels(file.origin, wnids)
 
@@ -99,7 +99,7 @@ def _of_truth(file: Companion, beside: Beside) -> ValLabels:
     for number, line in enumerate(file.data.decode("utf-8", "replace").splitlines(), 1):
         text = line.strip()
         if not (text.isdecimal() and len(text) <= MAX_DIGITS) or int(text) not in numbers:
-            raise BuildError(f"{file.path}: line {number} is {text[:60]!r}, expected the number of a class in {META}")
+            raise BuildError(f"{file.path}: line {number}: expected the number of a class in {META}")
         wnids[f"{PICTURE_ID}{number:08d}".encode()] = numbers[int(text)]
     return ValLabels(file.origin, wnids)
 
