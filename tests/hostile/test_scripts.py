@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 import decodeonce
 from decodeonce.cli import printable
 from decodeonce.errors import BuildError
+from decodeonce.prep.allowance import Allowance
 from decodeonce.prep.jobs import Chain, read_site, write_scripts
 from decodeonce.prep.jobs.site import parse_site
 from tests.app import app
@@ -159,6 +161,19 @@ def test_no_name_commands_a_terminal(tmp_path: Path) -> None:
 
 
 MODULES = sorted(SRC.rglob("*.py"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_command_in_an_error_can_be_pasted(tmp_path: Path, recorder: Recorder, name: str) -> None:
+    with pytest.raises(BuildError, match="status") as caught:
+        Allowance.parse("0").check(1, 2, "a.jpg: empty file", Path(name))
+    command = re.search("`(prep status .*)` lists them", str(caught.value))
+    assert command is not None
+    (tmp_path / "pasted").write_text(command[1])
+    assert [call[2:] for call in recorder.run(tmp_path / "pasted")] == [["prep", "status", name]]
+    assert not list(tmp_path.rglob("hacked"))
+
+
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "dbm"}
 UNSAFE_MODULES |= {"multiprocessing", "copyreg", "code", "pty"}
 

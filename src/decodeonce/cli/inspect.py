@@ -14,7 +14,7 @@ import typer
 from decodeonce.cli import printable
 from decodeonce.cli.complete import class_names
 from decodeonce.cli.output import JsonFlag, give, say, show_facts
-from decodeonce.wording import duration_text
+from decodeonce.wording import duration_text, quoted
 
 if TYPE_CHECKING:
     from decodeonce.store import Store
@@ -202,7 +202,8 @@ def show(
     found = (row for row, _ in _lines(opened, selected))
     chosen = drawn(found, random, seed or 0) if random else list(islice(found, count or 64))
     if not chosen:
-        raise StoreError(f"{store}: no row here is selected; `prep ls {store}` lists rows, classes and sources")
+        listing = f"`prep ls {quoted(str(store))}`"
+        raise StoreError(f"{store}: no row here is selected; {listing} lists rows, classes and sources")
     checked = CheckedRows(opened)
     shown = list(shown_rows(opened, chosen, checked))
     write_out(out, draw_sheet(shown))

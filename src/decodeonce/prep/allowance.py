@@ -8,6 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from decodeonce.errors import BuildError
+from decodeonce.wording import quoted
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,6 @@ class Allowance:
         if rejects > allowed:
             raise BuildError(
                 f"{rejects} of {candidates} pictures are rejects, --max-bad {self.text} allows {allowed}; first "
-                f"{first}; `prep status {out}` lists them; run the same command with a higher --max-bad: what is done "
-                "is kept"
+                f"{first}; `prep status {quoted(str(out))}` lists them; run the same command with a higher --max-bad: "
+                "what is done is kept"
             )

@@ -87,8 +87,8 @@ def _next_step(paths: StorePaths) -> str:
     """The one command that does what is missing: the chain of jobs again, where there is one."""
     if paths.submit.exists():
         return f"bash {quoted(str(paths.submit))}"
-    out = quoted(str(paths.root))
-    return f"prep work {out} && prep finish {out}"
+    out = str(paths.root)
+    return f"prep work {quoted(out)} && prep finish {quoted(out)}"
 
 
 @dataclass(frozen=True)
