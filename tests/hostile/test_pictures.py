@@ -301,12 +301,12 @@ def test_a_read_that_hangs_is_not_the_pictures_fault(tmp_path: Path, monkeypatch
         assert (worker.row, worker.read_row) == (None, 7)
         worker.kill_if_stuck()
         worker.kill_if_stuck()
-        assert not worker.timed_out
+        assert not worker.limit_passed
         beat.decoding(7)
         assert (worker.row, worker.read_row) == (7, None)
         worker.kill_if_stuck()
         worker.kill_if_stuck()
-        assert worker.timed_out
+        assert worker.limit_passed
     finally:
         worker.end()
 

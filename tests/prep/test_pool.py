@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from decodeonce.errors import Stopped
 from decodeonce.prep import Recipe, Work, finish, make_plan, open_imagenet, open_webdataset, pool, work
 from decodeonce.prep.allowance import Allowance
 from decodeonce.prep.journal import Journals
-from decodeonce.prep.pool import Pool, WorkerSettings
+from decodeonce.prep.pool import Pool, WorkerSettings, processor_seconds
 from decodeonce.prep.status import read_status
 from decodeonce.store.table import read_rejects
 from tests.pictures import encoded, jpeg, make_tree, picture
@@ -79,6 +80,34 @@ def test_a_picture_that_takes_too_long_is_a_reject(
     (reject,) = read_status(tmp_path / "out").rejects
     assert reject.reason == "the decoder took more than 0.1 s, 2 times"
     assert finish(tmp_path / "out", Allowance.parse("1")).count == 8
+
+
+def test_a_decoder_that_gets_no_processor_is_given_an_hour(
+    slow_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "PICTURE_SECONDS", 0.1)
+    crew, slow, blocks = planned(slow_tree, tmp_path / "out")
+    running = crew.run(blocks)
+    held = next(worker for _ in running for worker in crew.crew if worker.row == slow)
+    os.kill(held.process.pid, signal.SIGSTOP)
+    stopped = time.monotonic()
+    while time.monotonic() < stopped + 0.5:
+        next(running)
+    assert held in crew.crew
+    monkeypatch.setattr(pool, "HANGING_SECONDS", 0.1)
+    while held in crew.crew:
+        next(running)
+    assert held.limit_passed == 0.1
+    running.close()
+
+
+def test_processor_time_is_that_of_the_process() -> None:
+    before = processor_seconds(os.getpid(), unknown=-1.0)
+    own = time.process_time()
+    assert before == pytest.approx(own, abs=0.1)
+    while processor_seconds(os.getpid(), unknown=-1.0) < before + 0.05:
+        assert time.process_time() < own + 1
+    assert processor_seconds(2**30, unknown=-1.0) == -1.0
 
 
 def test_files_in_the_current_folder_are_not_mistaken_for_modules(

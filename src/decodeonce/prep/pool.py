@@ -17,15 +17,17 @@ from collections.abc import Container, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.beat import Beat
 from decodeonce.prep.deal import Deal, Span
 from decodeonce.prep.spawn import signals_held, spawn
 
-# Of the largest that are decoded at all, 178 Mpixel, a progressive CMYK JPEG took 10 s, a lossless WebP 8 s.
+# Of the largest that are decoded at all, 178 Mpixel, a progressive CMYK JPEG took 10 s, a lossless WebP 8 s. This much
+# processor time, if the system says how much a process took: a machine that is busy or swaps must not make rejects.
 PICTURE_SECONDS = 120.0
+HANGING_SECONDS = 3600.0  # by the clock: a --map may wait for ever without a processor
 STRIKES = 2
 TICK_SECONDS = 1.0
 NOT_THE_PICTURE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGXCPU)  # an operator, the OOM killer, a limit
@@ -41,6 +43,14 @@ class WorkerSettings:
     task: int
     tasks: int
     fail_on_bad: bool
+
+
+class Watched(NamedTuple):
+    """The picture that a worker is at, since when, and the processor time that the worker had taken by then."""
+
+    row: int | None = None
+    since: float = 0.0
+    spent: float = 0.0
 
 
 _alive: set[int] = set()
@@ -80,9 +90,9 @@ class Worker:
         self.in_hand: list[int] = []
         self.last: int | None = None
         self.dismissed = False
-        self.timed_out = False
+        self.limit_passed = 0.0
         self._unread = b""
-        self._watched: tuple[int | None, float] = (None, 0.0)
+        self._watched = Watched()
         self._looked = 0.0
 
     @property
@@ -96,14 +106,20 @@ class Worker:
         return self._beat.read_row
 
     def kill_if_stuck(self) -> None:
-        """Kill the worker once calls to this have seen it at the same picture for more than PICTURE_SECONDS."""
+        """Kill the worker once calls to this have seen it at the same picture for more than a limit."""
         row, now = self.row, time.monotonic()
         unwatched = now - self._looked > 5 * TICK_SECONDS  # this process was itself stopped, or starved
         self._looked = now
-        if row is None or row != self._watched[0] or unwatched:
-            self._watched = (row, now)
-        elif now - self._watched[1] > PICTURE_SECONDS:
-            self.timed_out = True
+        spent = processor_seconds(self.process.pid, unknown=now)
+        if row is None or row != self._watched.row or unwatched:
+            self._watched = Watched(row, now, spent)
+            return
+        clock = now - self._watched.since
+        if min(clock, spent - self._watched.spent) > PICTURE_SECONDS:  # a --map may run on several processors
+            self.limit_passed = PICTURE_SECONDS
+        elif clock > HANGING_SECONDS:
+            self.limit_passed = HANGING_SECONDS
+        if self.limit_passed:
             self.process.kill()
 
     def order(self, block: int, round_: int, poison: dict[int, str]) -> None:
@@ -169,15 +185,17 @@ class Pool:
         Raises Stopped or BuildError as the first failing worker says, and Stopped after end_with_blocks(). Whatever
         ends the loop, all workers are killed and reaped: a killed one loses only blocks that nobody was told are done.
         """
-        self._left = Deal(blocks, self.spans)
+        self._left, looked = Deal(blocks, self.spans), 0.0
         try:
             for _ in range(min(self.workers, len(blocks))):
                 self._hire()
             while self.crew:
                 for key, _ in self._selector.select(TICK_SECONDS):
                     yield from self._hear(key.data)
-                for worker in self.crew:
-                    worker.kill_if_stuck()
+                if time.monotonic() - looked >= TICK_SECONDS:  # answers may come a thousand times a second
+                    looked = time.monotonic()
+                    for worker in self.crew:
+                        worker.kill_if_stuck()
                 yield None
         finally:
             for worker in self.crew:
@@ -237,7 +255,7 @@ class Pool:
         self._left.put_back(worker.in_hand)
         if status == 0 and not worker.in_hand:
             return
-        if row is None or (status in NOT_THE_PICTURE and not worker.timed_out):
+        if row is None or (status in NOT_THE_PICTURE and not worker.limit_passed):
             self._idle_deaths += 1
             if self._idle_deaths > self.workers + STRIKES:
                 hint = "fewer --workers need less memory; " if status in NOT_THE_PICTURE else "see above; "
@@ -245,5 +263,15 @@ class Pool:
             return
         self._strikes[row] += 1
         if self._strikes[row] >= STRIKES:
-            died = f"took more than {PICTURE_SECONDS:.4g} s" if worker.timed_out else f"died with exit status {status}"
+            limit = worker.limit_passed
+            died = f"took more than {limit:.4g} s" if limit else f"died with exit status {status}"
             self._poison[row] = f"the decoder {died}, {STRIKES} times"
+
+
+def processor_seconds(pid: int, *, unknown: float) -> float:
+    """The processor time that a process has taken, in seconds; `unknown` if the system does not say."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return unknown
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
