@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,28 @@ def test_a_command_in_an_error_can_be_pasted(tmp_path: Path, recorder: Recorder,
     (tmp_path / "pasted").write_text(command[1])
     assert [call[2:] for call in recorder.run(tmp_path / "pasted")] == [["prep", "status", name]]
     assert not list(tmp_path.rglob("hacked"))
+
+
+COMMAND = re.compile(r"\b(?:prep [a-z]+|bash) (?:[-\w]+ )*$")  # a value that follows is an argument in a command
+NO_PATHS = ("__version__", "profile.scheduler")
+
+
+def arguments_of_commands(tree: ast.AST) -> list[str]:
+    """The expressions that stand as arguments of commands in a module's texts."""
+    return [
+        ast.unparse(value.value)
+        for text in ast.walk(tree)
+        if isinstance(text, ast.JoinedStr)
+        for before, value in pairwise(text.values)
+        if isinstance(before, ast.Constant) and isinstance(value, ast.FormattedValue)
+        if COMMAND.search(str(before.value))
+    ]
+
+
+def test_every_path_in_a_command_of_a_message_is_quoted() -> None:
+    found = [(path, said) for path in MODULES for said in arguments_of_commands(ast.parse(path.read_bytes()))]
+    assert len(found) > 10
+    assert [one for one in found if not one[1].startswith("quoted(") and one[1] not in NO_PATHS] == []
 
 
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "dbm"}
