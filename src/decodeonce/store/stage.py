@@ -33,7 +33,7 @@ from decodeonce.store.files import (
     write_atomic,
 )
 from decodeonce.store.hashing import file_chunks, hexdigest
-from decodeonce.store.layout import StorePaths
+from decodeonce.store.layout import StorePaths, verify_command
 from decodeonce.store.manifest import Manifest, Shard, SmallFile, parse_manifest
 from decodeonce.store.part import Part, read_part, rows_text
 from decodeonce.store.reader import Store, open_store
@@ -197,7 +197,7 @@ def _copy_small(source: Path, dest: Path, facts: SmallFile, scratch: Path) -> No
                 state.update(chunk)
                 yield chunk
         if state.hexdigest() != facts.xxh3:  # before it has its name
-            raise StoreError(f"{source}: its bytes are not those written; run `prep verify {source.parent}`")
+            raise StoreError(f"{source}: its bytes are not those written; run {verify_command(source.parent)}")
 
     with naming(dest):
         write_atomic(dest, checked(), scratch=scratch)
@@ -212,7 +212,8 @@ def _make_shard(source: Path, dest: Path, manifest: Manifest, shard: Shard, rows
     with open(source, "rb", buffering=0) as file:
         head = file.read(shard.data_offset)
     if hexdigest(head) != shard.meta_xxh3:
-        raise StoreError(f"{source}: its first {shard.data_offset} bytes are not those written; run `prep verify`")
+        what = f"its first {shard.data_offset} bytes are not those written"
+        raise StoreError(f"{source}: {what}; run {verify_command(source.parent)}")
     held, size = shard.held_rows(rows), manifest.row_bytes
     start, end = (shard.data_offset + row * size for row in (held.start, held.stop))
     fd = disk.open_file(dest, os.O_RDWR | os.O_CREAT)
