@@ -5,8 +5,9 @@ The names below are imported when first used, so that ``import decodeonce`` cost
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from decodeonce.lazy import importing
 
 if TYPE_CHECKING:
     from decodeonce.errors import DecodeonceError, Stopped, StoreError
@@ -27,12 +28,4 @@ _HOME = {
 }
 __all__ = ["Batch", "DecodeonceError", "Loader", "Stopped", "Store", "StoreDataset", "StoreError", "open_store"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'decodeonce' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+__getattr__, __dir__ = importing(__name__, _HOME)

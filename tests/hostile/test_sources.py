@@ -333,7 +333,7 @@ def test_a_class_list_that_is_no_file_is_a_usage_error(tmp_path: Path) -> None:
 
 
 OF_A_STORE = ("images-00000.npy", "labels.npy", "checksums.npy", "samples.tsv", "rejects.tsv", "store.json")
-OF_A_PLAN = ("plan.json", "plan-rows.npy", "plan-names.bin", "plan-rejects.tsv")
+OF_A_PLAN = ("lock", "plan.json", "plan-rows.npy", "plan-names.bin", "plan-rejects.tsv")
 KNOWN_FILES = (
     "x.tar",
     "x.zip",

@@ -37,9 +37,9 @@ RowsOption = Annotated[
 
 def info(store: StoreArgument, as_json: JsonFlag = False) -> None:
     """What a store is: counts, shape, shards, statistics, recipe."""
-    from decodeonce.store import open_store
+    from decodeonce.store.checks import check_store  # needs no NumPy, whose import takes longer than the rest
 
-    opened = open_store(store)
+    opened = check_store(store)
     manifest = opened.manifest
     facts = {
         "store": str(store),

@@ -5,14 +5,40 @@ from __future__ import annotations
 import errno
 import stat
 from pathlib import Path
+from typing import NamedTuple
 
 from decodeonce.errors import PASSING_ERRORS, Stopped, StoreError
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.files import read_regular
 from decodeonce.store.hashing import file_chunks, file_hexdigest, hexdigest
 from decodeonce.store.layout import StorePaths, repair_advice
-from decodeonce.store.manifest import Manifest, Shard, SmallFile
-from decodeonce.store.part import rows_text
+from decodeonce.store.manifest import Manifest, Shard, SmallFile, read_manifest
+from decodeonce.store.part import Part, read_part, rows_text
+
+
+class CheckedStore(NamedTuple):
+    """The facts of a store, or of a staged part, whose files have the sizes and heads of its manifest."""
+
+    paths: StorePaths
+    manifest: Manifest
+    part: Part | None
+
+    @property
+    def rows(self) -> range:
+        """The rows whose images are here."""
+        return self.part.held if self.part else range(self.manifest.count)
+
+
+def check_store(root: Path) -> CheckedStore:
+    """Read the manifest of a store, and check the sizes and heads of its files; no row is read. Raises StoreError."""
+    paths = StorePaths(root)
+    manifest = read_manifest(paths.manifest)
+    part = read_part(paths.part, manifest)
+    for shard in manifest.shards:
+        check_shard(paths.root / shard.file, shard, manifest.container)
+    for name, facts in manifest.files.items():
+        check_size(paths.root / name, facts.bytes)
+    return CheckedStore(paths, manifest, part)
 
 
 def unreadable(path: Path, error: OSError) -> StoreError | Stopped:

@@ -17,11 +17,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from decodeonce.errors import StoreError
 from decodeonce.host import allow_open_files
-from decodeonce.store.checks import check_file, check_in_place, check_shard, check_size, not_held, unreadable
+from decodeonce.store.checks import check_file, check_in_place, check_size, check_store, not_held, unreadable
 from decodeonce.store.layout import StorePaths, verify_command
-from decodeonce.store.manifest import Column, Manifest, PictureClass, read_manifest
+from decodeonce.store.manifest import Column, Manifest, PictureClass
 from decodeonce.store.npy import npy_header
-from decodeonce.store.part import Part, read_part, rows_text
+from decodeonce.store.part import Part, rows_text
 from decodeonce.store.table import Samples
 
 Pixels = NDArray[np.uint8]
@@ -32,15 +32,9 @@ def open_store(path: str | os.PathLike[str]) -> Store:
 
     Raises StoreError, which names the file, what was found and what was expected.
     """
-    paths = StorePaths(Path(path))
-    manifest = read_manifest(paths.manifest)
-    part = read_part(paths.part, manifest)
-    allow_open_files(2 * len(manifest.shards))  # a mapping keeps a descriptor, the Loader another
-    for shard in manifest.shards:
-        check_shard(paths.root / shard.file, shard, manifest.container)
-    for name, facts in manifest.files.items():
-        check_size(paths.root / name, facts.bytes)
-    return Store(paths, manifest, part)
+    checked = check_store(Path(path))
+    allow_open_files(2 * len(checked.manifest.shards))  # a mapping keeps a descriptor, the Loader another
+    return Store(checked.paths, checked.manifest, checked.part)
 
 
 class Store:

@@ -1,0 +1,27 @@
+"""Packages whose names are imported when first used: `import decodeonce` and `prep info` need no NumPy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def importing(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Make the module functions `__getattr__` and `__dir__` (PEP 562) of a package.
+
+    Args:
+        package: The package's own `__name__`.
+        homes: The module in which each name is defined.
+    """
+
+    def import_name(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(homes[name]), name)
+
+    def list_names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *homes})
+
+    return import_name, list_names
