@@ -13,7 +13,7 @@ from typing import Any
 
 from decodeonce import errors
 from decodeonce.errors import DecodeonceError
-from decodeonce.prep.spawn import signals_held, spawn
+from decodeonce.prep.spawn import end_with_parent, signals_held, spawn
 
 Tell = Callable[[Any], None]
 
@@ -97,8 +97,9 @@ def _hear(worker: _Worker, orders: Iterator[Any], take: Tell) -> bool:
 def serve(fd: int, start: Callable[[Any, Tell], Tell]) -> None:
     """The life of a worker at its descriptor `fd`: `start(task, tell)` gives what is called with every order.
 
-    That its parent is gone is found where it tells something, and where it waits for an order.
+    That its parent is gone is found where it tells something, where it waits for an order, and by the kernel.
     """
+    end_with_parent()
     with socket.socket(fileno=fd) as parent, suppress(ConnectionError):
         try:
             messages = _messages(parent)

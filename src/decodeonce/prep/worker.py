@@ -25,6 +25,7 @@ from decodeonce.prep.decode import Decoder
 from decodeonce.prep.journal import BlockRecord, Journal
 from decodeonce.prep.plan import Plan, read_plan
 from decodeonce.prep.sources.base import Entry, LeftOut, Undecodable
+from decodeonce.prep.spawn import end_with_parent
 from decodeonce.store import Reject, StorePaths
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.files import ShardFile, page_aligned_buffer
@@ -193,6 +194,7 @@ class Answers:
 
 def main(arguments: list[str]) -> int:
     """Serve; what ends it early is told to the parent, which makes one error of it."""
+    end_with_parent()
     say = Answers().say
     out, task, tasks, beat_fd, on_bad = arguments
     try:
