@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -21,9 +22,9 @@ from decodeonce.errors import DecodeonceError, Stopped, StoreError
 from decodeonce.prep import FolderSource, Recipe, Work, build, open_webdataset
 from decodeonce.prep.export import export_store
 from decodeonce.prep.export_pictures import ExportPaths, ExportSettings
-from decodeonce.store import PictureClass, Store, StorePaths, open_store, part_rows, stage_store
+from decodeonce.store import PictureClass, Store, StorePaths, disk, open_store, part_rows, stage_store
 from decodeonce.store.hashing import hexdigest
-from decodeonce.store.manifest import SmallFile, read_manifest
+from decodeonce.store.manifest import SmallFile, parse_manifest, read_manifest
 from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, sample_line
 from tests import disks
 from tests.pictures import jpeg, picture, tree_bytes
@@ -201,6 +202,18 @@ def test_a_damaged_row_is_no_picture(store: Path, tmp_path: Path, workers: int) 
         with pytest.raises(StoreError, match=r"damaged: row 270 is not what was written; run `prep verify .*damaged`"):
             export_store(damaged, tmp_path / settings.form, settings, workers=workers)
         assert not (tmp_path / settings.form).exists()
+
+
+def test_a_row_that_the_disk_cannot_read_is_no_picture(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def preadv(fd: int, buffers: list[memoryview], offset: int) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(disk, "preadv", preadv)  # a mapping of a real bad disk would end the process
+    source = Store(StorePaths(store), parse_manifest((store / "store.json").read_bytes(), store))
+    with pytest.raises(StoreError, match=r"row 0 is not what was written; run `prep verify "):
+        export_store(source, tmp_path / "out", FOLDER)
 
 
 @pytest.mark.parametrize("name", ["samples.tsv", "checksums.npy", "labels.npy"])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from decodeonce.errors import StoreError
 from decodeonce.store.checks import check_file, check_shard, check_size
-from decodeonce.store.files import open_regular, page_aligned_buffer, read_at
+from decodeonce.store.files import naming, open_regular, page_aligned_buffer, read_at
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import StorePaths
 from decodeonce.store.manifest import Manifest, Shard, read_manifest
@@ -198,7 +198,8 @@ def read_rows(store: Store, shard: Shard, first: int, last: int) -> list[memoryv
         return [None] * rows
     try:
         offset, buffer = shard.data_offset + first * size, page_aligned_buffer(rows * size)
-        held = _held(fd, buffer, offset, size)
+        with naming(store.paths.root / shard.file):
+            held = _held(fd, buffer, offset, size)
         return [buffer[i * size : (i + 1) * size] if held[i] else None for i in range(rows)]
     finally:
         os.close(fd)
