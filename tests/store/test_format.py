@@ -10,6 +10,7 @@ import io
 import json
 import os
 import re
+import resource
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -209,6 +210,17 @@ def test_hdf5_heads_of_one_byte_and_of_a_hundred_gigabytes(tmp_path: Path, shape
     with h5py.File(tmp_path / "sparse.h5", "r") as opened:
         assert (opened["images"].shape, opened["images"].id.get_offset()) == (shape, DATA_OFFSET)
         assert opened["images"][shape[0] - 1].sum() == 0
+
+
+def test_an_hdf5_head_that_cannot_be_laid_out_is_an_error_of_a_file(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(OSError, match=f"errno = 27.*'{tmp_path}"):
+            CONTAINERS["hdf5"].head((500_000, 256, 256, 3), size=DATA_OFFSET, scratch=tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_hdf5_files_hold_no_time(tmp_path: Path) -> None:

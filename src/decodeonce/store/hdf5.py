@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -51,6 +52,8 @@ class Hdf5Container:
                 raise StoreError(f"libhdf5 put the rows at byte {offset}, expected {size}; use --format npy")
             with open(template, "rb") as laid_out:
                 return laid_out.read(size)
+        except RuntimeError as error:  # libhdf5's error for a file that it cannot extend has no errno
+            raise OSError(errno.EIO, str(error), name) from error
         finally:
             template.unlink()
 
