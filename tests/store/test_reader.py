@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,12 @@ from numpy.typing import NDArray
 from decodeonce import open_store
 from decodeonce.errors import StoreError
 from decodeonce.store import PictureClass, Sample, Store
+from decodeonce.store.checks import check_shard
 from decodeonce.store.containers import CONTAINERS
+from decodeonce.store.hashing import file_chunks
+from decodeonce.store.manifest import Shard
+from decodeonce.store.select import selected_lines
+from decodeonce.store.table import Samples, read_rejects
 from tests.stores import make_store, random_images
 
 COUNT, SHAPE = 10, (4, 3, 3)
@@ -330,3 +336,22 @@ def test_a_store_travels_to_another_process_without_its_rows(tmp_path: Path) -> 
     travelled = pickle.dumps(store)
     assert len(travelled) < images.nbytes // 8
     same(pickle.loads(travelled).images[:], images)
+
+
+UNREADABLE = Path("/proc/self/mem")  # opens, and reading its beginning is EIO
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda: list(file_chunks(UNREADABLE)),
+        lambda: check_shard(UNREADABLE, Shard("", 0, 0, 4096, 0, ""), "npy"),
+        lambda: list(read_rejects(UNREADABLE)),
+        lambda: list(Samples(UNREADABLE, 1)),
+        lambda: Samples(UNREADABLE, 1)[0],
+        lambda: list(selected_lines(UNREADABLE, range(1))),
+    ],
+)
+def test_an_error_of_reading_names_the_file(read: Callable[[], object]) -> None:
+    with pytest.raises(OSError, match=str(UNREADABLE)):
+        read()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from decodeonce.errors import PASSING_ERRORS, Stopped, StoreError
 from decodeonce.store.containers import CONTAINERS
-from decodeonce.store.files import read_regular
+from decodeonce.store.files import naming, read_regular
 from decodeonce.store.hashing import file_chunks, file_hexdigest, hexdigest
 from decodeonce.store.layout import StorePaths, repair_advice
 from decodeonce.store.manifest import Manifest, Shard, SmallFile, read_manifest
@@ -103,7 +103,7 @@ def check_file(path: Path, facts: SmallFile) -> None:
 def check_shard(path: Path, shard: Shard, container: str) -> None:
     """Raise StoreError unless size, magic and head of a shard are as the manifest says."""
     check_size(path, shard.bytes, longer_is_fine=True)
-    with open(path, "rb", buffering=0) as file:
+    with naming(path), open(path, "rb", buffering=0) as file:
         head = file.read(shard.data_offset)
     CONTAINERS[container].check_magic(path, head)
     if hexdigest(head) != shard.meta_xxh3:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from decodeonce.store.files import naming
 from decodeonce.store.manifest import PictureClass
 from decodeonce.store.reader import Store
 from decodeonce.store.table import Sample, Samples, no_sample, unescape
@@ -61,7 +62,7 @@ def selected_lines(
 ) -> Iterator[tuple[int, bytes]]:
     """(row, line) of the lines of a samples.tsv that are of these rows and labels, with sources like `source`."""
     chosen = _chooser(labels, source)
-    with open(path, "rb") as file:
+    with naming(path), open(path, "rb") as file:
         next(file, None)
         for row, encoded in zip(rows, islice(file, rows.start, rows.stop), strict=False):
             try:
@@ -105,7 +106,7 @@ class MappedSamples(Samples):
         """The sample of a row."""
         if self._mapped is None:
             self[row]  # finds where the lines begin, and checks how many there are
-            with open(self._path, "rb") as file:
+            with naming(self._path), open(self._path, "rb") as file:
                 self._mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         assert self._starts is not None
         return self._parse(self._mapped[self._starts[row + 1] : self._starts[row + 2]], row)
