@@ -7,12 +7,14 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from decodeonce.prep import Recipe, Work, build, open_imagenet
+from tests.cluster.until import until
 from tests.pictures import encoded, make_tree, picture, tree_bytes
 
 SLOW = 6
@@ -74,6 +76,33 @@ def test_a_worker_that_is_ended_alone_is_replaced(
 ) -> None:
     assert build_and_send(tree, tmp_path / "out", signal_, worker_of) == (0, "")
     assert tree_bytes(tmp_path / "out") == undisturbed
+
+
+IMPATIENT = """
+from decodeonce.cli import main
+from decodeonce.prep import pool
+pool.PICTURE_SECONDS, pool.HANGING_SECONDS, pool.TICK_SECONDS, pool.STRIKES = 2.0, 2.0, 0.02, 1
+main()
+"""
+
+
+@pytest.mark.long
+def test_a_build_that_stands_still_for_longer_than_a_picture_may_take_has_no_reject(
+    tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    impatient = [sys.executable, "-c", IMPATIENT, *command(tree, out)[3:]]
+    process = subprocess.Popen(impatient, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    until(lambda: process.poll() is not None or [*out.glob(".build/journals/*.log")], "a worker at its first block")
+    for _ in range(4):
+        time.sleep(0.3)  # into a picture
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGSTOP)
+            time.sleep(2.5)
+            os.killpg(process.pid, signal.SIGCONT)
+    _, told = process.communicate(timeout=300)
+    assert (process.returncode, without_progress(told)) == (0, "")
+    assert tree_bytes(out) == undisturbed
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""What Apart is asked in test_bounds.py: it dies as libraries do."""
+"""What Apart is asked in test_bounds.py: it dies as libraries do; and a map that stops its worker."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 from decodeonce.errors import BuildError
 from decodeonce.prep.sources.apart import APART_BYTES
 from decodeonce.prep.sources.formats import tables
+from decodeonce.prep.usermap import MapSample, Pixels
 
 
 def answer(what: str, file: str = "") -> object:
@@ -29,3 +30,10 @@ def answer(what: str, file: str = "") -> object:
         raise BuildError("x: damaged")
     print("this is no answer")
     return what
+
+
+def stops(pixels: Pixels, sample: MapSample) -> Pixels:
+    """Stop this process at the picture hostile.jpg, as a debugger would; all others stay as they are."""
+    if sample.source.endswith("hostile.jpg"):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return pixels

@@ -20,7 +20,7 @@ import pytest
 from PIL import Image
 
 from decodeonce.errors import Stopped
-from decodeonce.prep import FolderSource, Recipe, Work, build, memory, pool
+from decodeonce.prep import FolderSource, Recipe, Work, build, find_map, memory, pool
 from decodeonce.prep.decode import Decoder
 from decodeonce.prep.memory import PICTURE_BYTES, MemoryBound, TooMuchMemory, could_take
 from decodeonce.prep.sources.base import Entry, Row, Undecodable
@@ -246,6 +246,18 @@ def test_scans_without_end_cost_one_reject(tmp_path: Path, monkeypatch: pytest.M
         FolderSource(tree(tmp_path / "src", endless)),
         tmp_path / "out",
         Recipe(height=8, width=8),
+        Work(workers=1, max_bad="1"),
+    )
+    assert_one_reject(tmp_path / "out", "the decoder took more than 0.2 s, 2 times")
+
+
+def test_a_picture_that_stops_its_worker_twice_is_a_reject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "HANGING_SECONDS", 0.2)
+    monkeypatch.setattr(pool, "TICK_SECONDS", 0.1)
+    build(
+        FolderSource(tree(tmp_path / "src", JPEG)),
+        tmp_path / "out",
+        Recipe(height=8, width=8, map=find_map("tests.hostile.dying:stops")),
         Work(workers=1, max_bad="1"),
     )
     assert_one_reject(tmp_path / "out", "the decoder took more than 0.2 s, 2 times")
