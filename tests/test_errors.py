@@ -15,6 +15,12 @@ from decodeonce.errors import BuildError, DecodeonceError, Stopped, failure_from
         (errno.EIO, "/data/a", Stopped, "/data/a: why; run the same command again"),
         (errno.ESTALE, b"/data/a", Stopped, "/data/a: why; run the same command again"),
         (errno.ENOSPC, None, BuildError, "OUT: why; make room and run the same command again"),
+        (
+            errno.EFBIG,
+            None,
+            BuildError,
+            "OUT: why; choose a smaller --shard-size, or another file system, and run the same command again",
+        ),
         (errno.EACCES, "/data/a", BuildError, "/data/a: why; change its permissions and run the same command again"),
     ],
 )

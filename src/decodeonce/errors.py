@@ -45,6 +45,8 @@ def failure_from(error: OSError, at: object) -> BuildError | Stopped:
         advice = "make room"
     elif error.errno in FORBIDDEN_ERRORS:
         advice = "change its permissions"
+    elif error.errno == errno.EFBIG:
+        advice = "choose a smaller --shard-size, or another file system,"
     return BuildError(f"{what}; {advice} and run the same command again")
 
 

@@ -20,7 +20,17 @@ from decodeonce.prep.sources import Source
 from decodeonce.prep.work import Progress, Work, work
 from decodeonce.store import Manifest, StorePaths, disk
 from decodeonce.store.containers import CONTAINERS
-from decodeonce.store.files import LOCK, PAGE, empty_folder, locked, make_folder, remove_file, reserve, sync_folder
+from decodeonce.store.files import (
+    LOCK,
+    PAGE,
+    empty_folder,
+    locked,
+    make_folder,
+    naming,
+    remove_file,
+    reserve,
+    sync_folder,
+)
 from decodeonce.store.manifest import canonical
 
 
@@ -147,7 +157,8 @@ def _reserve_shards(plan: Plan) -> None:
         fd = disk.open_file(path, os.O_RDWR | os.O_CREAT)
         try:
             if not reserve(fd, size, path):
-                disk.ftruncate(fd, size)
+                with naming(path):
+                    disk.ftruncate(fd, size)
         finally:
             os.close(fd)
     sync_folder(plan.paths.root)

@@ -209,7 +209,7 @@ def _make_shard(source: Path, dest: Path, manifest: Manifest, shard: Shard, rows
     Returns where something was written by an earlier attempt: looked up once, and before space is reserved, because
     a tmpfs goes through every page, reserved ones too, to find the next hole or data.
     """
-    with open(source, "rb", buffering=0) as file:
+    with naming(source), open(source, "rb", buffering=0) as file:
         head = file.read(shard.data_offset)
     if hexdigest(head) != shard.meta_xxh3:
         what = f"its first {shard.data_offset} bytes are not those written"
