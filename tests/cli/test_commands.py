@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,24 +19,9 @@ from decodeonce.prep import decode, recipe
 from decodeonce.prep.sources import SOURCES
 from decodeonce.store import manifest
 from decodeonce.store.containers import CONTAINERS
+from tests.command import assert_fails, prep
 from tests.pictures import encoded, jpeg, make_tree, picture, tree_bytes
 from tests.stores import make_store, random_images
-
-
-def prep(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run `prep` as a person would; nothing on standard input."""
-    command = [sys.executable, "-m", "decodeonce.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=cwd, check=False)
-
-
-def assert_fails(result: subprocess.CompletedProcess[str], code: int, *told: str) -> None:
-    """The exit code, one line `prep: …` that tells these things; standard output at most says what was found at SRC."""
-    assert result.returncode == code, result.stderr
-    assert result.stderr.startswith("prep: stopped: " if code == 75 else "prep: error: ")
-    assert result.stderr.count("\n") == 1, result.stderr
-    assert result.stdout.count("\n") == len(re.findall(" class(?:es)?\n", result.stdout)) <= 1
-    for text in told:
-        assert text in result.stderr
 
 
 @pytest.fixture(scope="module")

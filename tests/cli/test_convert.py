@@ -17,7 +17,7 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.chosen import SORTS
 from decodeonce.prep.convert import Conversion, convert
 from decodeonce.store import open_store, verify_store
-from tests.cli.test_commands import assert_fails, prep
+from tests.command import assert_fails, prep
 from tests.pictures import tree_bytes
 from tests.stores import make_store, random_images
 

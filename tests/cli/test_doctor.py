@@ -21,7 +21,7 @@ from decodeonce.prep import preflight
 from decodeonce.prep.pillow import Pillow
 from decodeonce.prep.preflight import Quota, Storage
 from decodeonce.store import disk
-from tests.cli.test_commands import prep
+from tests.command import prep_process
 
 COMMAND = [sys.executable, "-m", "decodeonce.cli", "doctor", "--json"]
 NO_TORCH = "raise ImportError('libcudart.so.13: cannot open shared object file')\n"
@@ -200,7 +200,7 @@ def test_it_is_told_in_lines_of_words(site: Path, tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.setenv("PMI_RANK", "1")
     monkeypatch.setenv("PMI_SIZE", "2")
-    told = prep("doctor", tmp_path, "/dev/shm", "/proc")
+    told = prep_process("doctor", tmp_path, "/dev/shm", "/proc")
     assert told.returncode == 1
     lines = told.stdout.splitlines()
     width = lines[0].index("3.")

@@ -20,7 +20,7 @@ from decodeonce.prep import FolderSource, Recipe, Source, Work, build, find_map,
 from decodeonce.prep.allowance import Allowance
 from decodeonce.prep.jobs import Chain
 from decodeonce.prep.preflight import Need
-from tests.cli.test_commands import prep
+from tests.command import prep
 from tests.forms import folder, imagenet, listed, parquet, webdataset
 from tests.forms.form import Form, Pic
 from tests.pictures import jpeg, make_tree, tree_bytes

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from decodeonce.cli.export import As
 from decodeonce.prep.export_pictures import FORMS
-from tests.app import app
+from tests.command import app, assert_fails, prep
 from tests.pictures import tree_bytes
 from tests.stores import make_store, random_images
 
@@ -25,18 +25,6 @@ COUNT = 50
 def run(*arguments: object) -> Result:
     """Run `prep` within this process."""
     return CliRunner().invoke(app, list(map(str, arguments)))
-
-
-def prep(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """The same in a process of its own."""
-    command = [sys.executable, "-m", "decodeonce.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-
-
-def assert_fails(result: subprocess.CompletedProcess[str], told: str) -> None:
-    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1), result.stderr
-    assert result.stderr.startswith("prep: error: ")
-    assert told in result.stderr
 
 
 @pytest.fixture(scope="module")
@@ -95,16 +83,16 @@ def test_wrong_usage(store: Path, tmp_path: Path, arguments: tuple[object, ...],
 
 
 def test_failures_are_one_line(store: Path, tmp_path: Path) -> None:
-    assert_fails(prep("export", store, tmp_path, "--as", "folder"), f"{tmp_path}: is here already")
-    assert_fails(prep("export", store, "/proc/out", "--as", "folder"), "/proc/.out.export")
+    assert_fails(prep("export", store, tmp_path, "--as", "folder"), 1, f"{tmp_path}: is here already")
+    assert_fails(prep("export", store, "/proc/out", "--as", "folder"), 1, "/proc/.out.export")
     damaged = Path(shutil.copytree(store, tmp_path / "damaged"))
     with open(damaged / "images-00001.npy", "r+b") as shard:
         shard.seek(4096 + 3 * 144)
         shard.write(bytes(144))
     command = ("export", damaged, tmp_path / "out", "--as", "webdataset", "--shard-rows", 20)
-    assert_fails(prep(*command, "--workers", 2), "damaged: row 23 is not what was written; run `prep verify")
+    assert_fails(prep(*command, "--workers", 2), 1, "damaged: row 23 is not what was written; run `prep verify")
     told = "an unfinished export is here: --shard-rows 20, not 30; go on as it was begun, or remove "
-    assert_fails(prep(*command[:-1], 30), f"{told}{tmp_path}/.out.export")
+    assert_fails(prep(*command[:-1], 30), 1, f"{told}{tmp_path}/.out.export")
 
 
 @pytest.mark.parametrize("group", [False, True])

@@ -26,8 +26,7 @@ from decodeonce.cli.examples import EXAMPLES
 from decodeonce.cli.mistakes import usage_text
 from decodeonce.errors import DecodeonceError, failure_from
 from decodeonce.store import disk
-from tests.app import app
-from tests.cli.test_commands import assert_fails, prep
+from tests.command import app, assert_fails, prep, prep_process
 from tests.pictures import make_tree
 from tests.stores import make_store, random_images
 
@@ -246,7 +245,7 @@ def test_quiet_commands_show_no_bar(tmp_path: Path) -> None:
 def test_colours_are_for_terminals_that_want_them(environ: dict[str, str], coloured: bool) -> None:
     script = (
         "from decodeonce.cli import command, output\n"
-        "from tests.app import app\n"
+        "from tests.command import app\n"
         "app.command('mark', cls=command.Command)(lambda: output.say_marked('bad', 'red', 'all'))\n"
         "app(['mark'], standalone_mode=False)"
     )
@@ -274,7 +273,7 @@ def events(path: Path) -> list[dict[str, Any]]:
 
 def test_a_log_tells_what_happened(tree: Path, tmp_path: Path) -> None:
     words = ["build", "imagenet", tree, "out", "--size", 8, "--workers", 1, "--log", "log.jsonl"]
-    assert prep(*words, cwd=tmp_path).returncode == 0
+    assert prep_process(*words, cwd=tmp_path).returncode == 0
     start, *between, outcome = events(tmp_path / "log.jsonl")
     assert start["event"] == "start"
     assert start["version"] == __version__
@@ -308,7 +307,7 @@ def test_a_log_ends_with_the_outcome_and_goes_on_in_the_next_run(tmp_path: Path)
 
 def test_a_log_that_cannot_be_written_fails_nothing(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", random_images(9))
-    result = prep("verify", store, "--log", "/dev/full")
+    result = prep_process("verify", store, "--log", "/dev/full")
     assert (result.returncode, result.stdout) == (0, f"{store}: whole, 9 rows\n")
     assert result.stderr == "prep: --log /dev/full: No space left on device; going on without it\n"
 
@@ -316,7 +315,7 @@ def test_a_log_that_cannot_be_written_fails_nothing(tmp_path: Path) -> None:
 def test_what_is_no_log_is_left_as_it_is(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", random_images(9))
     for name in ("store.json", "samples.tsv", "images-00000.npy"):
-        result = prep("verify", store, "--log", store / name)
+        result = prep_process("verify", store, "--log", store / name)
         assert (result.returncode, result.stdout) == (0, f"{store}: whole, 9 rows\n")
         assert result.stderr.endswith(
             "holds something else than JSON lines, and is left as it is; going on without it\n"

@@ -16,7 +16,7 @@ from decodeonce.errors import StoreError
 from decodeonce.store import PictureClass, open_store, stage_store
 from decodeonce.store.select import Selection, labels_of, row_range, select_lines
 from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, sample_line
-from tests.cli.test_commands import assert_fails, prep
+from tests.command import assert_fails, prep
 from tests.store.signing import replace_file
 from tests.stores import make_store, random_images
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from decodeonce.prep import FolderSource, Recipe
-from tests.app import app
+from tests.command import app
 from tests.forms.folder import write_folder
 from tests.pictures import tree_bytes
 from tests.prep.building import built

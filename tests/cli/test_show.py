@@ -16,7 +16,7 @@ from decodeonce.cli.sheet import GAP, LINE, Words, default_font, draw_sheet
 from decodeonce.cli.thumbnail import SIDE, Shown, legible, thumbnail
 from decodeonce.cli.written import write_out
 from decodeonce.store import PictureClass, Store, disk, open_store, stage_store
-from tests.cli.test_commands import assert_fails, prep
+from tests.command import assert_fails, prep
 from tests.store.signing import replace_file, resign
 from tests.stores import make_store, random_images
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -18,28 +17,20 @@ from typer.testing import CliRunner, Result
 from decodeonce import open_store
 from decodeonce.store import part_rows
 from tests import disks
-from tests.app import app
+from tests.command import OF_THIS_JOB, Ended, app, prep
 from tests.stores import make_store, random_images
 
 COUNT = 50
 IMAGES = random_images(COUNT)
-LAUNCHERS = ("RANK", "WORLD_SIZE", "OMPI_", "PMI_", "SLURM_")
 
 
 def run(*arguments: object, **variables: str) -> Result:
     """Run `prep` within this process, with these variables of a launcher and no other."""
-    environ: dict[str, str | None] = {name: None for name in os.environ if name.startswith(LAUNCHERS)}
+    environ: dict[str, str | None] = dict.fromkeys(OF_THIS_JOB)
     return CliRunner().invoke(app, list(map(str, arguments)), env={**environ, **variables})
 
 
-def prep(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    """The same in a process of its own, as a person would."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    command = [sys.executable, "-m", "decodeonce.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env={**environ, **variables})
-
-
-def assert_fails(result: subprocess.CompletedProcess[str], code: int, told: str) -> None:
+def assert_fails(result: Ended, code: int, told: str) -> None:
     assert (result.returncode, result.stderr.count("\n")) == (code, 1), result.stderr
     assert result.stderr.startswith("prep: error: ")
     assert told in result.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_commands import assert_fails, prep
+from tests.command import assert_fails, prep
 from tests.pictures import make_tree
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import typer
 
-from tests.app import app
+from tests.command import app
 from tests.docs.pages import GENERATED, SHELL, WRITTEN, blocks, is_pinned, name_of, prose
 from tools import command_reference
 

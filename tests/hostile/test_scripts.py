@@ -21,7 +21,7 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.allowance import Allowance
 from decodeonce.prep.jobs import Chain, read_site, write_scripts
 from decodeonce.prep.jobs.site import parse_site
-from tests.app import app
+from tests.command import app
 from tests.pictures import make_tree
 
 SRC = Path(decodeonce.__file__).parent

@@ -9,7 +9,7 @@ import numpy as np
 from decodeonce.cli.report import facts as gathering
 from decodeonce.store import open_store
 from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Reject, Sample, line, reject_line, sample_line
-from tests.cli.test_commands import prep
+from tests.command import prep
 from tests.pictures import encoded, jpeg, picture, replaced
 from tests.store.signing import Facts, replace_file, resign
 from tests.stores import make_store, random_images

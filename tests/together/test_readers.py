@@ -18,7 +18,7 @@ from decodeonce.loader.shards import ShardFiles
 from decodeonce.prep import Recipe, Work, finish, make_plan, open_imagenet, work
 from decodeonce.prep.allowance import Allowance
 from decodeonce.prep.status import read_status
-from tests.app import app
+from tests.command import app
 from tests.stores import make_store, random_images
 from tests.together.processes import Prep, build_words
 

@@ -1,0 +1,62 @@
+"""`prep` for tests: in this process, or in its own for what a process adds (signals, streams, workers' output)."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from decodeonce.cli import _end_log, _run, log
+from decodeonce.cli.app import COMMANDS, make_app
+
+Ended = subprocess.CompletedProcess[str]
+# The variables of the job that the tests run in, if any: the commands are not its ranks.
+OF_THIS_JOB = [
+    name for name in os.environ if name.startswith(("RANK", "WORLD_SIZE", "OMPI_", "PMI_", "SLURM_", "PBS_"))
+]
+
+app = make_app(*COMMANDS)
+
+
+def prep(*arguments: object, cwd: Path | None = None, **environ: str) -> Ended:
+    """Run `prep` in this process, with nothing on standard input; a process of its own takes 0.3 s more."""
+    words = list(map(str, arguments))
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        for name in OF_THIS_JOB:
+            patch.delenv(name, raising=False)
+        for name, value in environ.items():
+            patch.setenv(name, value)
+        patch.setattr(sys, "argv", ["prep", *words])
+        patch.setattr(sys, "stdin", io.StringIO())
+        patch.setattr(log, "_log", None)
+        if cwd is not None:
+            patch.chdir(cwd)
+        code = _run() or 0
+        _end_log(code)
+    return Ended(words, code, *(stream.buffer.getvalue().decode() for stream in (out, err)))
+
+
+def prep_process(*arguments: object, cwd: Path | None = None, **environ: str) -> Ended:
+    """Run `prep` as a person would."""
+    command = [sys.executable, "-m", "decodeonce.cli", *map(str, arguments)]
+    kept = {name: value for name, value in os.environ.items() if name not in OF_THIS_JOB}
+    return subprocess.run(
+        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=cwd, env={**kept, **environ}, check=False
+    )
+
+
+def assert_fails(result: Ended, code: int, *told: str) -> None:
+    """The exit code, one line `prep: …` that tells these things; standard output at most says what was found at SRC."""
+    assert result.returncode == code, result.stderr
+    assert result.stderr.startswith("prep: stopped: " if code == 75 else "prep: error: ")
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert result.stdout.count("\n") == len(re.findall(" class(?:es)?\n", result.stdout)) <= 1
+    for text in told:
+        assert text in result.stderr
