@@ -6,7 +6,7 @@ VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' src/decodeonce/__ini
 # Modules of another environment would shadow what .venv has.
 unexport PYTHONPATH PYTHONHOME
 
-.PHONY: help demo test lint docs linkcheck notebook dist image release-check bench peers test-long test-oldest soak fuzz clean env
+.PHONY: help demo test lint docs linkcheck notebook dist image release-check bench peers test-all test-oldest soak fuzz clean env
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 20
@@ -14,7 +14,7 @@ help: ## this list
 demo: env $(if $(IMAGENET),,$(SAMPLE).done) ## pictures to a store to batches, with rates (IMAGENET=/path: from a real tree)
 	$(RUN) examples/demo.py "$(or $(IMAGENET),$(SAMPLE))"
 
-test: env ## the tests
+test: env ## the tests, in five minutes: every module, command and promise once
 	$(RUN) -m pytest -n 2 --dist loadgroup
 
 lint: env ## ruff and mypy
@@ -54,7 +54,7 @@ bench: env ## how fast it is, beside what bounds it and beside other loaders (fi
 peers: env ## other loaders alone: building and loading the same pictures, 15 minutes (first: 10 to install them)
 	$(RUN) -m bench.peers
 
-test-long: env ## the tests, those that take minutes too
+test-all: env ## the tests at full depth: crash points, hostile input, Slurm, network file systems, examples, documentation
 	$(RUN) -m pytest -n 2 --dist loadgroup -m "" --timeout 1800
 
 fuzz: env ## bytes that nobody chose, through every reader and decoder: 30 minutes (SECONDS=10: so long for each)

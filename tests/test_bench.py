@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.stores import make_store, random_images
 
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 
 
+@pytest.mark.long
 def test_the_one_for_accelerators_runs_on_a_cpu(tmp_path: Path) -> None:
     store = make_store(tmp_path / "s", random_images(9, shape=(32, 32, 3)))
     options = ["--device", "cpu", "--batch-size", "2", "--steps", "1", "--repeats", "1", "--json"]
@@ -24,6 +27,7 @@ def test_the_one_for_accelerators_runs_on_a_cpu(tmp_path: Path) -> None:
     assert facts["bottleneck"]
 
 
+@pytest.mark.long
 def test_memory_of_plan_and_finish_stays_small_a_sample(tmp_path: Path) -> None:
     counts = 30_000, 200_000
     options = ["--counts", *map(str, counts), "--scratch", str(tmp_path), "--json"]

@@ -80,6 +80,7 @@ def images_per_second(printed: list[str]) -> int:
     return int(found[1])
 
 
+@pytest.mark.long
 def test_jpegs_are_fed_and_an_epoch_is_begun_again(tree: Path, tmp_path: Path) -> None:
     checkpoint = tmp_path / "c.pt"
     options = ("--checkpoint", checkpoint, "--print-every", 4)
@@ -96,6 +97,7 @@ def test_jpegs_are_fed_and_an_epoch_is_begun_again(tree: Path, tmp_path: Path) -
     assert (torch.load(checkpoint)["step"], torch.load(checkpoint)["feed"]["epoch"]) == (9 + 6, 2)
 
 
+@pytest.mark.long
 def test_a_store_is_resumed_where_it_was_left(store: Path, tmp_path: Path) -> None:
     whole, parts, profile = tmp_path / "whole.pt", tmp_path / "parts.pt", tmp_path / "profile"
     printed = lines(train(store, "--checkpoint", whole, "--profile", profile))

@@ -54,6 +54,7 @@ def cells() -> list[dict[str, Any]]:
     return list(json.loads(NOTEBOOK.read_text())["cells"])
 
 
+@pytest.mark.long
 def test_notebook_and_twin_are_one(python: Path, tmp_path: Path) -> None:
     text = run(python.with_name("jupytext"), "--to", "py:percent", "--output", "-", NOTEBOOK, cwd=tmp_path)
     assert text == TWIN.read_text()
@@ -81,6 +82,7 @@ def test_all_that_the_environment_has_of_its_own_is_pinned(python: Path) -> None
     assert len(has) > 20
 
 
+@pytest.mark.long
 def test_the_notebook_makes_a_store_looks_at_it_and_draws_its_rates(python: Path, tmp_path: Path) -> None:
     notebook = tmp_path / NOTEBOOK.name
     notebook.write_bytes(NOTEBOOK.read_bytes())

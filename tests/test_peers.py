@@ -39,6 +39,7 @@ def begin(scratch: Path, *, repeats: int = 1, per_class: int = 4) -> Run:
     return Run(source, folder, repeats, 0.01, Journal(folder / "run.jsonl", {"of": "a test"}))
 
 
+@pytest.mark.long
 def test_what_is_wrong_is_left_out_and_the_rest_goes_on(tmp_path: Path) -> None:
     def find(name: str, peer: Peer) -> Path:
         if name != "hdf5":

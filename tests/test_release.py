@@ -251,6 +251,7 @@ def check_types(python: Path, scratch: Path, *, torch: bool) -> None:
     )
 
 
+@pytest.mark.long
 def test_the_wheel_runs_in_a_new_environment_beside_its_dependencies(built: Built, tmp_path: Path) -> None:
     python = new_venv(tmp_path / "venv")
     install(python, "--no-deps", "--no-index", built.wheel)

@@ -11,6 +11,8 @@ import pytest
 
 from tests.pictures import make_tree
 
+pytestmark = pytest.mark.long
+
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 
 

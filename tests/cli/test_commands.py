@@ -212,7 +212,9 @@ def test_a_closed_pipe_is_no_failure(tmp_path: Path) -> None:
     assert result.stderr == ""
 
 
-@pytest.mark.parametrize("signal_", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "signal_", [signal.SIGTERM, *(pytest.param(one, marks=pytest.mark.long) for one in (signal.SIGINT, signal.SIGUSR1))]
+)
 def test_a_signal_stops_a_build_with_75_and_the_same_command_goes_on(signal_: signal.Signals, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
     slow = encoded(picture(400, 400).resize((4000, 4000)), progressive=True)

@@ -17,7 +17,7 @@ from tests.cluster.slurm import Cluster
 from tests.cluster.until import until
 
 # The first test on a fresh machine installs Slurm.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from tests.cluster.launchers import MPIEXEC, mpiexec, recorded, recorder
 from tests.cluster.slurm import Cluster
 
 # The first test on a fresh machine installs Slurm.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 RANKS = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE")
 STEP = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID")

@@ -22,7 +22,7 @@ from tests.cluster.until import until
 from tests.pictures import make_tree
 
 # The first test on a fresh machine installs Slurm; a rank takes seconds to import torch.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TRAIN = EXAMPLES / "train_resnet50.py"

@@ -24,5 +24,5 @@ several of them, and three shards, the last of which goes when four bad pictures
 
 `python -m tests.crash npy:faults npy:power:30 stage:again` tries those (all, or so many that are drawn) and prints how
 many, and what was wrong; --forget fsync shows what a disk that ignores a flush comes to. `make test` tries a sample,
-`make test-long` all. Real disks that are full at any page are in test_points.py, real processes in test_processes.py.
+`make test-all` all. Real disks that are full at any page are in test_points.py, real processes in test_processes.py.
 """

@@ -18,9 +18,9 @@ from tests.disks import small_disk
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = (
-    *("npy:faults:45", "npy:power:15", "npy:again:2", "npy:signals:1", "hdf5:faults:8", "boxes:faults:4"),
-    *("convert:faults:5", "stage:faults:6", "folder:faults:5", "webdataset:faults:5", "repair:faults:5"),
-    *("stage:again:2", "folder:again:1"),
+    *("npy:faults:20", "npy:power:8", "npy:again:1", "npy:signals:1", "hdf5:faults:4", "boxes:faults:2"),
+    *("convert:faults:3", "stage:faults:4", "folder:faults:3", "webdataset:faults:3", "repair:faults:3"),
+    *("stage:again:1", "folder:again:1"),
 )
 # Each line is a process; the longest first.
 ALL = (
@@ -50,7 +50,7 @@ def crash(*what: str) -> dict[str, Any]:
 def test_a_sample_of_all_points(record_property: Record) -> None:
     result = crash(*SAMPLE)
     assert result["wrong"] == []
-    assert sum(result["tried"].values()) > 100
+    assert sum(result["tried"].values()) > 50
     record_property("tried", result["tried"])
 
 

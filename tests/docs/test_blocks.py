@@ -32,6 +32,7 @@ OPTIONAL = ("accelerate", "pytorch_lightning")  # not for Python 3.10 in the ver
 ON_THE_CPU = (('"cuda"', '"cpu"'), (".cuda()", ".cpu()"), ('"nccl"', '"gloo"'))
 PAGES = {name_of(page): page for page in WRITTEN}
 PYTHON = {name: found for name, page in PAGES.items() if (found := [b for b in blocks(page) if b.language == "python"])}
+EACH = [pytest.param(name, marks=[pytest.mark.long] if name.startswith("docs") else []) for name in PYTHON]
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +100,7 @@ def run(block: Block, page: Path, names: dict[str, object]) -> None:
     exec(compile(source, str(page), "exec", dont_inherit=True), names)
 
 
-@pytest.mark.parametrize("name", PYTHON)
+@pytest.mark.parametrize("name", EACH)
 @pytest.mark.usefixtures("folder", "one_rank")
 @pytest.mark.filterwarnings("ignore")  # Lightning has advice for machines with srun
 def test_the_blocks_of_a_page_run(name: str) -> None:

@@ -25,6 +25,8 @@ from playwright.sync_api import Browser
 from tests.browser import chromium
 from tools.site import listed
 
+pytestmark = pytest.mark.long
+
 DOCS = ROOT / "docs"
 # How shards, tables and their paths are named: of use to who writes a container, whom docs/format.md serves.
 INTERNAL = {"Reject", "StorePaths"}

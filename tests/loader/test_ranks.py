@@ -144,7 +144,7 @@ def together(points: Sequence[str], *ranks: Rank, go: bool = True) -> None:
                 rank.go()
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [3, *(pytest.param(size, marks=pytest.mark.long) for size in (1, 2))])
 def test_after_a_killed_rank_each_row_is_seen_once(
     store: Path, interrupted: Path, tmp_path: Path, world_size: int
 ) -> None:

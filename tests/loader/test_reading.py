@@ -188,6 +188,7 @@ def read_all(path: Path, *arguments: object) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reader", KINDS)
 def test_more_shards_than_files_may_be_open_at_first(many_shards: Path, reader: str) -> None:
     assert read_all(many_shards, reader, 128, 4096) == "True"

@@ -366,7 +366,7 @@ def die_at(number: int) -> None:
     sys.addaudithook(hook)
 
 
-@pytest.mark.parametrize(("form", "steps"), [("webdataset", 15), ("folder", 30)])
+@pytest.mark.parametrize(("form", "steps"), [("webdataset", 15), pytest.param("folder", 30, marks=pytest.mark.long)])
 def test_kill_9_at_any_step_loses_nothing(tmp_path: Path, form: str, steps: int) -> None:
     store = make_store(tmp_path / "store", random_images(10))
     call = f"kill_at_each_step(Path({str(store)!r}), Path({str(tmp_path)!r}), {form!r})"

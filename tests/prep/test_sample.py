@@ -31,6 +31,7 @@ def contents(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
+@pytest.mark.long
 def test_the_report_counts_what_is_there(tree: tuple[Path, SampleTree]) -> None:
     root, report = tree
     sizes = [Image.open(path).size for path in pictures(root)]
@@ -100,6 +101,7 @@ def kind(path: Path) -> str:
         return f"{picture.format} {picture.mode}"
 
 
+@pytest.mark.long
 def test_bytes_do_not_depend_on_workers(tmp_path: Path) -> None:
     reports = [write_sample_tree(tmp_path / str(n), count=50, classes=7, seed=5, workers=n) for n in (1, 2)]
     assert reports[0] == reports[1]

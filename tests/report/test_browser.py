@@ -56,7 +56,7 @@ def shown(browser: Browser, path: Path, **options: object) -> Iterator[Page]:
     context.close()
 
 
-@pytest.mark.parametrize("name", ["hostile", "many"])
+@pytest.mark.parametrize("name", ["hostile", pytest.param("many", marks=pytest.mark.long)])
 def test_a_page_asks_for_nothing_runs_nothing_and_fits(name: str, pages: dict[str, Path], browser: Browser) -> None:
     with shown(browser, pages[name], viewport={"width": PHONE, "height": 800}) as page:
         for width in (PHONE, DESKTOP):
@@ -108,6 +108,7 @@ def test_without_scripts_all_is_shown(pages: dict[str, Path], browser: Browser) 
     assert all(part.std() > 3 for part in np.array_split(pixels, len(pixels) // 300))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "scheme"), [("hostile", "dark"), ("many", "light"), ("many", "dark")])
 def test_axe_finds_nothing(name: str, scheme: str, pages: dict[str, Path], browser: Browser) -> None:
     with shown(browser, pages[name], color_scheme=scheme) as page:

@@ -112,7 +112,7 @@ def test_a_plan_during_which_the_store_is_finished_leaves_it_alone(
         shutil.rmtree(out)
 
 
-@pytest.mark.parametrize("times", [20, pytest.param(300, marks=pytest.mark.long)])
+@pytest.mark.parametrize("times", [5, pytest.param(300, marks=pytest.mark.long)])
 def test_finishes_and_plans_at_the_same_moment_make_one_store(times: int) -> None:
     command = [sys.executable, "-m", "tests.together.at_once", str(times)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
