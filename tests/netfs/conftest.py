@@ -1,0 +1,42 @@
+"""A GlusterFS volume that all tests of this folder share, started when the first asks for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.netfs.gluster import PACKAGES, Gluster, running
+from tests.packages import is_fatal, need
+
+
+@pytest.fixture(scope="session")
+def programs() -> None:
+    """GlusterFS is installed and can be mounted, else these tests are skipped; with CI set they fail."""
+    if os.geteuid() or not os.access("/dev/fuse", os.W_OK):
+        (pytest.fail if is_fatal(os.environ) else pytest.skip)("mounting GlusterFS takes root and /dev/fuse")
+    need(PACKAGES)
+
+
+@pytest.fixture(scope="session")
+def volume(programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gluster]:
+    """A volume of two bricks, mounted on two nodes."""
+    with running(tmp_path_factory.mktemp("gluster")) as gluster:
+        yield gluster
+
+
+@pytest.fixture
+def gluster(volume: Gluster) -> Iterator[Gluster]:
+    """The volume with everything running, empty."""
+    volume.start()
+    yield volume
+    volume.start()
+    volume.clear()
+
+
+@pytest.fixture
+def nodes(gluster: Gluster) -> list[Path]:
+    """The same folder as two nodes see it."""
+    return [node.mount for node in gluster.nodes]
