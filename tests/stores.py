@@ -15,7 +15,7 @@ from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import StorePaths
 from decodeonce.store.manifest import DATA_OFFSET, Column, Manifest, PictureClass
 from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Sample, line, sample_line
-from decodeonce.store.writer import seal_store, shard_ranges, write_array
+from decodeonce.store.writer import seal_store, shard_ranges, write_array, write_small
 
 
 def random_images(count: int, *, shape: tuple[int, int, int] = (8, 6, 3), seed: int = 0) -> NDArray[np.uint8]:
@@ -50,18 +50,18 @@ def make_store(
     for index, (first, rows) in enumerate(shard_ranges(count, shard_rows)):
         path = paths.shard(index, CONTAINERS[container].suffix)
         path.write_bytes(bytes(DATA_OFFSET) + images[first : first + rows].tobytes())
-    write_array(paths.labels, (count,), np.dtype("<i8"), [labels])
+    files = {"labels.npy": write_array(paths.labels, (count,), np.dtype("<i8"), [labels])}
     sums = np.array([row_checksum(image.tobytes()) for image in images], np.uint64)
-    write_array(paths.checksums, (count,), np.dtype("<u8"), [sums])
+    files["checksums.npy"] = write_array(paths.checksums, (count,), np.dtype("<u8"), [sums])
     samples = [
         Sample(row, int(label), f"class{label}", f"class{label}/{row}.jpg", 9, 9, "", f"{row:016x}")
         for row, label in enumerate(labels)
     ]
-    paths.samples.write_bytes(line(SAMPLE_COLUMNS) + b"".join(map(sample_line, samples)))
-    paths.rejects.write_bytes(line(REJECT_COLUMNS))
+    files["samples.tsv"] = write_small(paths.samples, [line(SAMPLE_COLUMNS), *map(sample_line, samples)])
+    files["rejects.tsv"] = write_small(paths.rejects, [line(REJECT_COLUMNS)])
     columns = columns or {}
     for name, array in columns.items():
-        write_array(root / f"{name}.npy", array.shape, array.dtype, [array])
+        files[f"{name}.npy"] = write_array(root / f"{name}.npy", array.shape, array.dtype, [array])
     mean, std = pixel_statistics(images)
     draft = Manifest(
         count=count,
@@ -77,5 +77,5 @@ def make_store(
         columns=tuple(Column(name, f"{name}.npy", a.dtype.str, a.shape[1:]) for name, a in columns.items()),
         files={},
     )
-    seal_store(paths, draft, shard_rows=shard_rows, scratch=root)
+    seal_store(paths, draft, shard_rows=shard_rows, scratch=root, files=files, labels=[labels])
     return root

@@ -5,8 +5,12 @@ from __future__ import annotations
 import errno
 import os
 
-# A file system's passing trouble, not the picture's fault: the task stops, and the same command goes on later.
-PASSING_ERRORS = {errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ETIMEDOUT, errno.EAGAIN}
+# Errors of a network file system whose server or connection is away. Systems other than Linux lack some of them.
+_AWAY = "ENOTCONN ECONNABORTED ECONNREFUSED ECONNRESET ESHUTDOWN ETIMEDOUT EHOSTDOWN EHOSTUNREACH ENETDOWN ENETRESET "
+_AWAY += "ENETUNREACH ENOLINK ECOMM EREMOTEIO EBADFD EPROTO"
+SERVER_AWAY = {getattr(errno, name) for name in _AWAY.split() if hasattr(errno, name)}
+# Errors that say nothing about a picture or a store: the task stops, and the same command resumes it later.
+PASSING_ERRORS = {errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ESTALE, *SERVER_AWAY}
 # Not the picture's fault either, or the rows of a store would depend on who builds it.
 FORBIDDEN_ERRORS = {errno.EACCES, errno.EPERM}
 
@@ -31,6 +35,12 @@ class Stopped(DecodeonceError):
     """A build stopped early with all that is done kept: run the same command again (exit code 75)."""
 
 
+def again(error: OSError) -> str:
+    """The advice for one of PASSING_ERRORS."""
+    away = "its file server may be away; " if error.errno in SERVER_AWAY else ""
+    return f"{away}run the same command again"
+
+
 def failure_from(error: OSError, at: object) -> BuildError | Stopped:
     """What an OSError means for a command: Stopped where it may pass, BuildError where somebody must act first.
 
@@ -39,7 +49,7 @@ def failure_from(error: OSError, at: object) -> BuildError | Stopped:
     name = error.filename or at
     what = f"{os.fsdecode(name) if isinstance(name, bytes) else name}: {error.strerror or error}"
     if error.errno in PASSING_ERRORS:
-        return Stopped(f"{what}; run the same command again")
+        return Stopped(f"{what}; {again(error)}")
     advice = "mend that"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         advice = "make room"

@@ -35,7 +35,7 @@ def store(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = prep("build", "imagenet", tree, out, "--size", 24)
     assert result.returncode == 0, result.stderr
     found = f"{tree}: class folders in train, 3 classes"
-    assert result.stdout == f"{found}\n{out}: 15 rows, 0 rejects, 0 oddities (rejects.tsv)\n"
+    assert result.stdout == f"{found}\n{out}: 15 rows in 3 classes, 0 rejects, 0 oddities (rejects.tsv)\n"
     return out
 
 

@@ -13,6 +13,7 @@ import subprocess
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from tests.cluster.until import until
@@ -32,20 +33,24 @@ class Gluster:
 
     def start(self) -> None:
         """Start everything that is not running; returns when both mounts answer."""
-        for part in (*self.bricks, *self.nodes):
-            part.start()
-        for node in self.nodes:
+        for brick in self.bricks:
+            brick.start()
+        for node in self.nodes:  # one after the other: the first to look lays out the root
+            node.start()
             node.wait_for(self.bricks)
+            os.listdir(node.mount)
 
     def clear(self) -> None:
         """Remove all files."""
         for item in self.nodes[0].mount.iterdir():
-            shutil.rmtree(item)
+            shutil.rmtree(item) if item.is_dir() else item.unlink()
 
     def stop(self) -> None:
         """Unmount, and end every process, whatever state it is in."""
-        for part in (*self.nodes, *self.bricks):
-            part.stop()
+        for node in self.nodes:
+            node.stop()
+        for brick in self.bricks:
+            brick.kill()
 
 
 class Brick:
@@ -66,8 +71,8 @@ class Brick:
         if self._process is None:
             self._process = _daemon("glusterfsd", "-f", str(self._volume), "-l", str(self._log))
 
-    def stop(self) -> None:
-        """Die as by a power failure."""
+    def kill(self) -> None:
+        """Die as by a power failure; `start` serves the same files again."""
         _killed(self._process)
         self._process = None
 
@@ -85,21 +90,29 @@ class Node:
     def start(self) -> None:
         """Mount; returns when the mount is there."""
         if self._process is None:
+            self.stop()  # a mount that has lost its client is in the way
             options = ["-f", str(self._volume), "-l", str(self._log), "--process-name", "fuse"]
             self._process = _daemon("glusterfs", *options, str(self.mount))
             until(lambda: os.path.ismount(self.mount), f"{self.mount}: not mounted")
 
-    def stop(self) -> None:
-        """Die as a node does: whatever is open there becomes useless."""
+    def kill(self) -> None:
+        """Let the client die: the folder stays mounted, and every call in it fails."""
         _killed(self._process)
         self._process = None
+
+    def stop(self) -> None:
+        """Unmount, whatever is open."""
+        self.kill()
         subprocess.run(["umount", "-l", str(self.mount)], capture_output=True, check=False)
 
     def wait_for(self, bricks: list[Brick]) -> None:
         """Return when the client is connected to these bricks; after a restart that takes some 3 s."""
         for brick in bricks:
-            state = self.mount / ".meta/graphs/active" / f"client-{brick.name}" / "private"
-            until(lambda state=state: "connected = 1" in state.read_text(), f"{self.mount}: {brick.name} is away")
+            until(partial(self._is_connected, brick), f"{self.mount}: {brick.name} is away")
+
+    def _is_connected(self, brick: Brick) -> bool:
+        state = self.mount / ".meta/graphs/active" / f"client-{brick.name}" / "private"
+        return "connected = 1" in state.read_text()
 
 
 VOLUME = uuid.UUID("0b870f47-e6e1-4f6a-99db-8daa0c45ff8c")

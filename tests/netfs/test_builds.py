@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.builds import PREP, digests
+from tests.cluster.until import until
 from tests.netfs.gluster import Gluster
 from tests.pictures import jpeg
 
@@ -40,6 +42,10 @@ def undisturbed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return {container: digests(folder / container) for container in ("npy", "hdf5")}
 
 
+def start(words: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
 def build_words(tree: Path, out: Path, container: str = "npy") -> list[str]:
     """The build that these tests are about."""
     return [*PREP, "build", "folder", str(tree), str(out), "--format", container, *FLAGS]
@@ -50,9 +56,42 @@ def test_equal_builds_from_two_nodes_give_one_store(
     nodes: list[Path], tree: Path, undisturbed: dict[str, dict[str, str]], pair: int
 ) -> None:
     container = ("npy", "hdf5")[pair % 2]
-    words = [build_words(tree, node / "store", container) for node in nodes]
-    started = [subprocess.Popen(w, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for w in words]
+    stores = [node / f"store{pair}" for node in nodes]  # a node remembers for a second what had a name before
+    words = [build_words(tree, store, container) for store in stores]
+    started = [start(command) for command in words]
     ended = [(process.communicate()[0], process.returncode) for process in started]
-    assert [code for _, code in ended] == [0, 0], ended
-    for node in nodes:
-        assert digests(node / "store") == undisturbed[container]
+    assert [code for _, code in ended] == [0, 0], "\n".join(said for said, _ in ended)
+    for store in stores:
+        assert digests(store) == undisturbed[container]
+
+
+def test_two_nodes_build_while_a_server_is_stopped_and_started(
+    gluster: Gluster, nodes: list[Path], tree: Path, undisturbed: dict[str, dict[str, str]]
+) -> None:
+    out = [node / "store" for node in nodes]
+    words = [build_words(tree, store) for store in out]
+    started = [start(command) for command in words]
+    journals = out[0] / ".build" / "journals"
+    until(lambda: any(path.stat().st_size for path in journals.glob("*.log")), "no block is done")
+    gluster.bricks[0].kill()
+    until(lambda: any(process.poll() is not None for process in started), "both builds hang")
+    gluster.start()
+    ended = [(process.communicate()[0], process.returncode) for process in started]
+    for said, code in ended:
+        assert code in (0, 75) or "its file server may be away" in said, said
+    for command in words:  # what an exit code of 75 asks for
+        again = start(command)
+        said = again.communicate()[0]
+        assert again.returncode == 0, said
+    for store in out:
+        assert digests(store) == undisturbed["npy"]
+
+
+def test_a_listing_that_a_lost_server_has_cut_short_is_refused(gluster: Gluster, nodes: list[Path], tree: Path) -> None:
+    shutil.copytree(tree, nodes[0] / "pictures")
+    gluster.bricks[0].kill()
+    words = [*build_words(nodes[0] / "pictures", nodes[0] / "store"), "--expect", "26"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode in (1, 75)
+    assert "--expect says 26" in done.stderr or "its file server may be away" in done.stderr
+    assert not (nodes[0] / "store").exists()

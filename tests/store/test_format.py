@@ -310,7 +310,14 @@ def test_place_and_repetition_change_no_byte(tmp_path: Path, container: str) -> 
     draft = read_manifest(first / "store.json")
     (first / "store.json").unlink()
     (tmp_path / "scratch").mkdir()
-    seal_store(StorePaths(first), draft, shard_rows=SHARD_ROWS, scratch=tmp_path / "scratch")
+    seal_store(
+        StorePaths(first),
+        draft,
+        shard_rows=SHARD_ROWS,
+        scratch=tmp_path / "scratch",
+        files=draft.files,
+        labels=[np.load(first / "labels.npy")],
+    )
     assert file_bytes(first) == before
 
 

@@ -45,7 +45,7 @@ def test_two_builds_share_the_work_say_so_and_both_end_well(
     assert ended.told.count("\n") == 1
     assert BUILDING in ended.told
     assert BUILDING in late.told or FINISHED in late.told
-    assert all("13 rows, 2 rejects" in each.said for each in (ended, late))
+    assert all("13 rows in 3 classes, 2 rejects" in each.said for each in (ended, late))
     assert tree_bytes(tmp_path / "store") == undisturbed
     times = Counter(done.read_text().split())
     assert len(times) == 13

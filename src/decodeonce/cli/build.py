@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from decodeonce.cli.dryrun import Workplace
     from decodeonce.launch import Task
     from decodeonce.prep import BoxRules, Recipe, Source, Work
+    from decodeonce.store import Manifest
 
 
 class Kind(str, Enum):
@@ -108,6 +109,10 @@ Classes = Annotated[
 ]
 FollowLinks = Annotated[bool, typer.Option("--follow-links", help="Read what links below SRC lead to outside of it.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be built; write nothing.")]
+Expect = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="Stop unless SRC lists exactly N pictures, rejects included. (default: any)"),
+]
 SplitOption = Annotated[Split | None, typer.Option(help="Which part of ImageNet. (default: auto)")]
 Root = Annotated[
     Path | None, typer.Option(metavar="DIR", help="What a list's paths are relative to. (default: the list's folder)")
@@ -147,6 +152,7 @@ class Job:
     recipe: Recipe
     work: Work
     dry_run: bool
+    expect: int | None
 
 
 def command(run: Callable[[Job], None], help_text: str = "") -> Callable[..., None]:
@@ -181,6 +187,7 @@ def command(run: Callable[[Job], None], help_text: str = "") -> Callable[..., No
         user_map: MapOption = None,
         follow_links: FollowLinks = False,
         dry_run: DryRun = False,
+        expect: Expect = None,
     ) -> None:
         height, width = parse.picture_size(size)
         shard_bytes, seed = parse.byte_size(shard_size), parse.shuffle_seed(shuffle_seed)
@@ -210,7 +217,7 @@ def command(run: Callable[[Job], None], help_text: str = "") -> Callable[..., No
             )
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
-        run(Job(source, out, recipe, how, dry_run))
+        run(Job(source, out, recipe, how, dry_run, expect))
 
     parsed.__doc__ = help_text
     return parsed
@@ -312,8 +319,8 @@ def run_build(job: Job) -> None:
         prep.finish(job.out, job.work.allowance)  # which clears up where one was killed
         return say_built(job.out)
     with build_progress() as progress:
-        manifest = prep.build(job.source, job.out, job.recipe, job.work, progress)
-    _say_finished(job.out, manifest.count)
+        manifest = prep.build(job.source, job.out, job.recipe, job.work, progress, job.expect)
+    _say_finished(job.out, manifest)
 
 
 def run_plan(job: Job) -> None:
@@ -325,11 +332,12 @@ def run_plan(job: Job) -> None:
     if job.dry_run:
         return say_dry_run(job)
     say_storage(job.out)
-    plan = prep.plan_unless_built(job.source, job.out, job.recipe)
+    plan = prep.plan_unless_built(job.source, job.out, job.recipe, job.expect)
     if plan is None:
         return say_built(job.out)
+    found = f"{counted(plan.candidates, 'picture')} found in {counted(len(plan.classes), 'class', 'classes')}"
     planned = f"{counted(plan.count, 'row')} in {counted(len(plan.blocks), 'block')}"
-    say(f"{job.out}: {planned} planned; next: prep work {quoted(str(job.out))}")
+    say(f"{job.out}: {found}, {planned} planned; next: prep work {quoted(str(job.out))}")
 
 
 build = command(run_build, "Plan, decode and finish: pictures to a store.")
@@ -376,18 +384,19 @@ def say_dry_run(job: Job, where: Workplace | None = None) -> None:
     if is_built(job.source, job.out, job.recipe):
         return say_built(job.out)
     where = where or Here(job.work.workers)
-    for line in dry_run(job.source, job.out, job.recipe, where, job.work.allowance):
+    for line in dry_run(job.source, job.out, job.recipe, where, job.work.allowance, expect=job.expect):
         say(line)
 
 
-def _say_finished(out: Path, count: int) -> None:
+def _say_finished(out: Path, manifest: Manifest) -> None:
     from decodeonce.store import StorePaths
     from decodeonce.store.table import read_rejects
 
     listed = Counter(reject.action for reject in read_rejects(StorePaths(out).rejects))
     left_out = f"{listed['left out']} left out, " if listed["left out"] else ""
     rejects, oddities = counted(listed["rejected"], "reject"), counted(listed["kept"], "oddity", "oddities")
-    say(f"{out}: {counted(count, 'row')}, {left_out}{rejects}, {oddities} (rejects.tsv)")
+    rows = f"{counted(manifest.count, 'row')} in {counted(len(manifest.classes), 'class', 'classes')}"
+    say(f"{out}: {rows}, {left_out}{rejects}, {oddities} (rejects.tsv)")
 
 
 def work(
@@ -453,4 +462,4 @@ def finish(out: Begun, max_bad: MaxBad = "0.1%") -> None:
     manifest = prep.finish(out, allowance)  # which clears up where one was killed
     if was_finished:
         return say_built(out)
-    _say_finished(out, manifest.count)
+    _say_finished(out, manifest)

@@ -14,7 +14,7 @@ from decodeonce.host import usable_cores
 from decodeonce.prep import Recipe, Source
 from decodeonce.prep.allowance import Allowance
 from decodeonce.prep.blocks import Blocks
-from decodeonce.prep.build import check_listing, check_same, need
+from decodeonce.prep.build import check_expected, check_listing, check_same, need
 from decodeonce.prep.crew import WorkerDied
 from decodeonce.prep.jobs.base import clock
 from decodeonce.prep.place import check_place
@@ -94,7 +94,13 @@ def rounds_needed(seconds: float, limit: float) -> int:
 
 
 def dry_run(
-    source: Source, out: Path, recipe: Recipe, where: Workplace, allowance: Allowance, seconds: float = SECONDS
+    source: Source,
+    out: Path,
+    recipe: Recipe,
+    where: Workplace,
+    allowance: Allowance,
+    seconds: float = SECONDS,
+    expect: int | None = None,
 ) -> Iterator[str]:
     """The lines to tell; raises what keeps such a build from being begun, room that is missing last of all."""
     paths = StorePaths(out)
@@ -102,6 +108,7 @@ def dry_run(
     decoders = decoder_versions(recipe.container)
     listing = scan(source, recipe.boxes_a_row)
     check_listing(source, listing)
+    check_expected(source, listing.candidates, expect)
     facts = plan_facts(source, listing, recipe, decoders)
     if begun := paths.plan.exists():
         check_same(read_plan(paths), listing, facts)

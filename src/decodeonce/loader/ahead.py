@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from decodeonce.errors import StoreError
+from decodeonce.errors import DecodeonceError
 from decodeonce.host import available_memory, network_file_system, read_ahead_bytes
 from decodeonce.loader.order import WINDOW_BLOCKS, WindowOrder
 from decodeonce.loader.partition import Partition
@@ -47,7 +47,7 @@ class ReadAhead:
         """
         if not len(rows) or not hasattr(os, "posix_fadvise"):
             return None
-        with suppress(StoreError):  # of a shard that is amiss: its reader will say so, when it comes to it
+        with suppress(DecodeonceError):  # of a shard that is amiss: its reader will say so, when it comes to it
             if self._hints % LOOK_EVERY == 0:
                 self._cold = self._any_cold(rows[:: -(-len(rows) // LOOKS)])
             self._hints += 1

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import mmap
+import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -10,13 +14,13 @@ from typing import Protocol
 import numpy as np
 import xxhash
 
-from decodeonce.errors import StoreError
+from decodeonce.errors import SERVER_AWAY, StoreError
 from decodeonce.host import available_memory, network_file_system
 from decodeonce.loader.ring import Pixels
 from decodeonce.loader.shards import ShardFiles, Span, ends_early
 from decodeonce.loader.steps import Rows
 from decodeonce.store import Store
-from decodeonce.store.checks import bad_row, check_file
+from decodeonce.store.checks import bad_row, check_file, unreadable
 from decodeonce.store.files import read_at
 
 READERS = ("auto", "pread", "mmap")
@@ -24,6 +28,7 @@ READERS = ("auto", "pread", "mmap")
 # beside one that never waits, 600 rows of 192 KiB were hashed a second in one piece each, 114,000 in pieces (alone
 # 376,000 and 253,000).
 HASHED_AT_ONCE = 64 << 10
+MADV_POPULATE_READ = 22  # of linux/mman.h
 
 Part = Callable[[], object]
 
@@ -41,7 +46,9 @@ class MmapReader:
     """Copies out of mappings: Images.take straight into the slot.
 
     Where a file is cut short, reading its mapping kills the process (SIGBUS), so sizes are looked at before each batch;
-    what happens after the look is the system's to punish. PreadReader gets an error at any time.
+    what happens after the look is the system's to punish. PreadReader gets an error at any time. The same signal comes
+    where a file server goes away. So on a network file system the kernel is asked to map the pages first, and rows that
+    it cannot map are left to PreadReader.
     """
 
     name = "mmap"
@@ -53,10 +60,21 @@ class MmapReader:
     def __init__(self, store: Store, files: ShardFiles) -> None:
         self._images = store.images
         self._files = files
+        self._remote = network_file_system(store.paths.root) is not None
+        self._pread = PreadReader(files)
 
     def parts(self, rows: Rows, out: Pixels, threads: int) -> list[Part]:
         self._files.check(rows)
-        return [partial(self._images.take, rows[a:b], out[a:b]) for a, b in _shares(len(rows), threads)]
+        copy = self._copy_remote if self._remote else self._images.take
+        return [partial(copy, rows[a:b], out[a:b]) for a, b in _shares(len(rows), threads)]
+
+    def _copy_remote(self, rows: Rows, out: Pixels) -> None:
+        for span in self._files.spans(rows):
+            first, some = int(rows[span.first]), slice(span.first, span.last)
+            if _map_pages(self._images[first], (span.last - span.first) * self._files.row_bytes):
+                self._images.take(rows[some], out[some])
+            else:
+                self._pread.read(rows[some], out[some])
 
 
 class PreadReader:
@@ -69,9 +87,10 @@ class PreadReader:
 
     def parts(self, rows: Rows, out: Pixels, threads: int) -> list[Part]:
         self._files.open(rows)  # here, on one thread
-        return [partial(self._read, rows[a:b], out[a:b]) for a, b in _shares(len(rows), threads)]
+        return [partial(self.read, rows[a:b], out[a:b]) for a, b in _shares(len(rows), threads)]
 
-    def _read(self, rows: Rows, out: Pixels) -> None:
+    def read(self, rows: Rows, out: Pixels) -> None:
+        """Fill out[i] with row rows[i]; their shards are open."""
         target, size = out.data.cast("B"), self._files.row_bytes
         for span in self._files.spans(rows):
             self._read_span(span, int(rows[span.first]), target[span.first * size : span.last * size])
@@ -81,6 +100,8 @@ class PreadReader:
         try:
             got = read_at(self._files.fd(span.shard), target, span.offset)
         except OSError as error:
+            if error.errno in (errno.ESTALE, *SERVER_AWAY):
+                raise unreadable(path, error) from error
             raise StoreError(f"{path}: row {row} cannot be read: {error.strerror}") from error
         if got < target.nbytes:
             raise ends_early(path, span.offset + got, span.offset + target.nbytes)
@@ -115,6 +136,19 @@ class CheckedReader:
             if state.intdigest() != expected:
                 raise bad_row(self._store.paths.root, self._store.manifest, int(rows[index]))
             state.reset()
+
+
+def _map_pages(start: Pixels, nbytes: int) -> bool:
+    """Have the kernel map the pages of `nbytes` from the start of an array; False where it cannot (before Linux 5.14).
+
+    Reading them could otherwise end this process with SIGBUS.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    first = start.ctypes.data & -mmap.PAGESIZE
+    length = start.ctypes.data + nbytes - first
+    madvise = ctypes.CDLL(None).madvise
+    return bool(madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), MADV_POPULATE_READ) == 0)
 
 
 def make_reader(store: Store, files: ShardFiles, name: str) -> tuple[Reader, str]:

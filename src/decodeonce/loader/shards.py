@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from decodeonce.errors import DecodeonceError, StoreError
 from decodeonce.loader.steps import Rows
-from decodeonce.store import Store
+from decodeonce.store import Store, disk
 from decodeonce.store.checks import check_in_place, check_shard, unreadable
 from decodeonce.store.layout import verify_command
 
@@ -50,9 +51,13 @@ class ShardFiles:
     def check(self, rows: Rows) -> None:
         """Raise StoreError where a file that `rows` lie in has become shorter than the manifest says."""
         for shard in self.open(rows):
-            found, expected = os.fstat(self._fds[shard]).st_size, self._manifest.shards[shard].bytes
+            path, expected = self.paths[shard], self._manifest.shards[shard].bytes
+            try:
+                found = os.fstat(self._fds[shard]).st_size
+            except OSError as error:
+                raise unreadable(path, error) from error
             if found < expected:
-                raise ends_early(self.paths[shard], found, expected)
+                raise ends_early(path, found, expected)
 
     def fd(self, shard: int) -> int:
         """The descriptor of a shard that is open."""
@@ -84,12 +89,13 @@ class ShardFiles:
         try:
             check_in_place(path.parent, manifest, path)
         except DecodeonceError:  # Stopped, too, where a passing error keeps the manifest from being read
-            os.close(fd)
+            disk.close(fd)
             raise
         if hasattr(os, "posix_fadvise"):
             # What the kernel would read besides, where it takes rows for a stream, costs more than it gives: 1.45 GB/s
             # of random rows from a cold disk with this, 0.94 without. What comes next is asked for: see ahead.py.
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+            with suppress(OSError):  # whoever reads will say so
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         return fd
 
 
@@ -101,4 +107,4 @@ def ends_early(path: Path, found: int, expected: int) -> StoreError:
 
 def _close_all(fds: dict[int, int]) -> None:
     while fds:
-        os.close(fds.popitem()[1])
+        disk.close(fds.popitem()[1])

@@ -32,10 +32,13 @@ from decodeonce.store.files import (
     sync_folder,
 )
 from decodeonce.store.manifest import canonical
+from decodeonce.wording import counted
 
 
-def make_plan(source: Source, out: Path, recipe: Recipe) -> Plan:
+def make_plan(source: Source, out: Path, recipe: Recipe, expect: int | None = None) -> Plan:
     """Scan `source` and freeze which sample goes to which row of the store `out`; space is checked and reserved.
+
+    BuildError unless the source lists `expect` pictures, rejects included.
 
     Where a plan is there already, it is returned if source, recipe and decoders are still the same; else, and where
     `out` is a finished store or something else, BuildError says what differs.
@@ -46,8 +49,10 @@ def make_plan(source: Source, out: Path, recipe: Recipe) -> Plan:
     if paths.plan.exists():
         sync_folder(paths.build)  # who wrote it may have been killed before this
         if (plan := _stamped_plan(paths, source, recipe.facts(decoders))) is not None:
+            check_expected(source, plan.candidates, expect)
             return plan
     listing = scan(source, recipe.boxes_a_row)
+    check_expected(source, listing.candidates, expect)
     facts = plan_facts(source, listing, recipe, decoders)
     if not paths.plan.exists():
         check_listing(source, listing)
@@ -69,6 +74,16 @@ def check_listing(source: Source, listing: Listing) -> None:
         tried = f"; all {listing.candidates} candidates are rejects, first "
         why = f"{tried}{listing.rejects[0]}" if listing.rejects else ""
         raise BuildError(f"{source.root}: no picture in it{why}; taken for {source.found}")
+
+
+def check_expected(source: Source, found: int, expect: int | None) -> None:
+    """Raise BuildError unless a source lists as many pictures as expected."""
+    if expect is not None and found != expect:
+        what = f"{counted(found, 'picture')} found in {counted(len(source.classes()), 'class', 'classes')}"
+        raise BuildError(
+            f"{source.root}: {what}, --expect says {expect}; look for what is missing or new (a file server that is "
+            "away hides its files), or give the right number"
+        )
 
 
 def _stamped_plan(paths: StorePaths, source: Source, recipe: dict[str, Any]) -> Plan | None:
@@ -160,17 +175,17 @@ def _reserve_shards(plan: Plan) -> None:
                 with naming(path):
                     disk.ftruncate(fd, size)
         finally:
-            os.close(fd)
+            disk.close(fd)
     sync_folder(plan.paths.root)
 
 
-def plan_unless_built(source: Source, out: Path, recipe: Recipe) -> Plan | None:
+def plan_unless_built(source: Source, out: Path, recipe: Recipe, expect: int | None = None) -> Plan | None:
     """`make_plan`; None where `out` is this very store, finished before or meanwhile. Raises as `is_built`, too."""
     if is_built(source, out, recipe):
         return None
     try:
-        return make_plan(source, out, recipe)
-    except (BuildError, FileNotFoundError):
+        return make_plan(source, out, recipe, expect)
+    except (BuildError, OSError):
         if not is_built(source, out, recipe):
             raise
         return None
@@ -182,6 +197,7 @@ def build(
     recipe: Recipe,
     how: Work | None = None,
     progress: Callable[[Progress], None] | None = None,
+    expect: int | None = None,
 ) -> Manifest:
     """Plan, decode and finish in one call; the same call goes on where an earlier one was stopped, at any moment.
 
@@ -189,7 +205,7 @@ def build(
     builds of one `out` at once all go on, and end in the same bytes.
     """
     how = how or Work()
-    plan = plan_unless_built(source, out, recipe)
+    plan = plan_unless_built(source, out, recipe, expect)
     if plan is not None:
         work(out, how, progress)
     manifest = finish(out, how.allowance)

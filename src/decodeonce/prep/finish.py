@@ -32,12 +32,11 @@ from decodeonce.store.files import (
     remove_file,
     remove_tree,
     sync_folder,
-    write_atomic,
 )
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.manifest import read_manifest
 from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, escape, escaped_sample_line, line, reject_line
-from decodeonce.store.writer import seal_store, trim_shards, write_array
+from decodeonce.store.writer import seal_store, trim_shards, write_array, write_small
 from decodeonce.wording import quoted
 
 CHUNK_ROWS = 1 << 18
@@ -50,14 +49,15 @@ def finish(out: Path, allowance: Allowance) -> Manifest:
     finish was killed, completes it.
     """
     paths = StorePaths(out)
+    manifest = None
     if not paths.manifest.exists():
         try:
-            _finish_planned(paths, allowance)
-        except (BuildError, FileNotFoundError):
+            manifest = _finish_planned(paths, allowance)
+        except (BuildError, OSError):
             # Another finish may have come first, cut the shards and removed .build under this one: then all is done.
             if not paths.manifest.exists():
                 raise
-    manifest = read_manifest(paths.manifest)
+    manifest = manifest or read_manifest(paths.manifest)
     sync_folder(paths.root)  # once more: the finish that wrote store.json may have failed just here
     trim_shards(paths, manifest)
     if paths.build.exists():
@@ -67,11 +67,11 @@ def finish(out: Path, allowance: Allowance) -> Manifest:
     return manifest
 
 
-def _finish_planned(paths: StorePaths, allowance: Allowance) -> None:
+def _finish_planned(paths: StorePaths, allowance: Allowance) -> Manifest:
     """All up to store.json; the plan's mappings end with this call, so that NFS lets go of their files."""
     plan, journals = read_plan(paths), Journals(paths.journals)
     _check_complete(plan, journals)
-    _Finisher(plan, journals).finish(allowance)
+    return _Finisher(plan, journals).finish(allowance)
 
 
 def _check_complete(plan: Plan, journals: Journals) -> None:
@@ -134,7 +134,7 @@ class _Finisher:
             self._squares += np.array(record.squares, object)
         self._moves = _moves(plan.count, [row for row, _ in [*self._rejects, *self._left_out]])
 
-    def finish(self, allowance: Allowance) -> None:
+    def finish(self, allowance: Allowance) -> Manifest:
         plan, paths, count = self._plan, self._paths, self._moves.count
         rejects = [*plan.rejects, *(Reject(plan.entry(row).text, why, "rejected") for row, why in self._rejects)]
         allowance.check(len(rejects), plan.candidates, str(rejects[0]) if rejects else "", paths.root)
@@ -143,14 +143,27 @@ class _Finisher:
             raise BuildError(f"{paths.root}: every picture is a reject, or left out; see them with: {see}")
         self._fill_holes()
         scratch = paths.build  # what a kill leaves there goes with it
-        write_array(paths.labels, (count,), np.dtype("<i8"), self._labels(), scratch=scratch)
-        write_array(paths.checksums, (count,), np.dtype("<u8"), self._checksums(), scratch=scratch)
-        for column in self._columns:
-            shape, dtype = (count, *column.column.shape), np.dtype(column.column.dtype)
-            write_array(paths.root / column.column.file, shape, dtype, self._column(column), scratch=scratch)
-        write_atomic(paths.samples, self._sample_lines(), scratch=scratch)
-        write_atomic(paths.rejects, self._reject_lines(), scratch=scratch)
-        seal_store(paths, self._draft(), shard_rows=plan.blocks.shard_rows, scratch=scratch)
+        wanted: list[tuple[Path, tuple[int, ...], str, Iterator[NDArray[Any]]]] = [
+            (paths.labels, (), "<i8", self._labels()),
+            (paths.checksums, (), "<u8", self._checksums()),
+        ]
+        for planned in self._columns:
+            column = planned.column
+            wanted.append((paths.root / column.file, column.shape, column.dtype, self._column(planned)))
+        files = {
+            path.name: write_array(path, (count, *shape), np.dtype(dtype), parts, scratch=scratch)
+            for path, shape, dtype, parts in wanted
+        }
+        for path, lines in ((paths.samples, self._sample_lines()), (paths.rejects, self._reject_lines())):
+            files[path.name] = write_small(path, lines, scratch=scratch)
+        return seal_store(
+            paths,
+            self._draft(),
+            shard_rows=plan.blocks.shard_rows,
+            scratch=scratch,
+            files=files,
+            labels=self._labels(),
+        )
 
     def _fill_holes(self) -> None:
         buffer = page_aligned_buffer(self._plan.recipe.row_bytes)

@@ -105,7 +105,7 @@ class Journal:
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._fd)
+        disk.close(self._fd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +170,12 @@ class Journals:
             for line in map(self._lines.__getitem__, blocks):
                 if line.path not in files:
                     if len(files) == OPEN_FILES:
-                        os.close(files.pop(next(iter(files))))
+                        disk.close(files.pop(next(iter(files))))
                     files[line.path] = os.open(line.path, os.O_RDONLY)
                 yield _parse(os.pread(files[line.path], line.length, line.offset), line.path)
         finally:
             for fd in files.values():
-                os.close(fd)
+                disk.close(fd)
 
     def times(self) -> Iterator[tuple[int, Path, float]]:
         """(block, journal, time) of the blocks that are done."""

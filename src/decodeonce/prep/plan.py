@@ -23,14 +23,15 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from decodeonce.errors import BuildError
+from decodeonce.errors import BuildError, Stopped
 from decodeonce.mix import GOLDEN, mix
 from decodeonce.prep.blocks import Blocks
 from decodeonce.prep.geometry import Box
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Entry, Source, open_source
 from decodeonce.store import PictureClass, Reject, StorePaths
-from decodeonce.store.files import write_atomic
+from decodeonce.store.files import REPLACED, write_atomic
+from decodeonce.store.layout import missing_advice
 from decodeonce.store.manifest import canonical, manifest_digest
 from decodeonce.store.table import REJECT_COLUMNS, line, read_rejects, reject_line
 from decodeonce.store.writer import write_array
@@ -258,9 +259,8 @@ def read_plan(paths: StorePaths) -> Plan:
     try:
         encoded = paths.plan.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        raise BuildError(
-            f"{paths.root}: no plan here (no {paths.plan}); run `prep plan` or `prep build` first"
-        ) from None
+        advice = f"{missing_advice(paths.root)}run `prep plan` or `prep build` first"
+        raise BuildError(f"{paths.root}: no plan here (no {paths.plan}); {advice}") from None
     try:
         facts = json.loads(encoded)
         whole, version = facts["digest"] == manifest_digest(facts), facts["version"]
@@ -272,6 +272,14 @@ def read_plan(paths: StorePaths) -> Plan:
         found = f"a plan of version {version!r}, this decodeonce goes on with {PLAN_VERSION}"
         raise BuildError(f"{paths.plan}: {found}; finish with the release that made it, or remove {paths.root}")
     return Plan(paths, facts)
+
+
+def removed(error: OSError, out: Path) -> Stopped | None:
+    """What a task says when a file of its build, which was there when it began, is there no more; None otherwise."""
+    if error.errno not in REPLACED:
+        return None
+    what = f"{error.filename or out}: {error.strerror}; another process has removed it"
+    return Stopped(f"{what}; {missing_advice(out)}run the same command again")
 
 
 def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[str, str]) -> dict[str, Any]:

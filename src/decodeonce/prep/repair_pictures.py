@@ -22,6 +22,7 @@ from decodeonce.prep.sources.formats.patterns import find_files
 from decodeonce.prep.sources.formats.tar import Window, list_tar
 from decodeonce.prep.sources.formats.zipped import list_zip, read_member
 from decodeonce.prep.sources.webdataset import SUFFIXES
+from decodeonce.store import disk
 from decodeonce.store.files import read_regular
 
 Found = Iterator[tuple[bytes, bytes]]
@@ -86,7 +87,9 @@ def _place(root: bytes, name: bytes) -> tuple[bytes, bytes]:
         path = os.path.join(root, *parts[:cut])
         try:
             mode = os.stat(path).st_mode
-        except OSError:
+        except OSError as error:
+            if error.errno in PASSING_ERRORS:
+                raise failure_from(error, path) from None
             return b"", b""
         if stat.S_ISREG(mode):
             return path, b"/".join(parts[cut:])
@@ -124,7 +127,7 @@ def _in_archive(path: Path, inner: dict[bytes, bytes], wanted: Wanted) -> Found:
         else:
             yield from _in_tar(fd, path, 0, file.size, inner, wanted)
     finally:
-        os.close(fd)
+        disk.close(fd)
 
 
 def _in_tar(fd: int, path: Path, first: int, size: int, inner: dict[bytes, bytes], wanted: Wanted) -> Found:

@@ -15,7 +15,7 @@ from decodeonce.prep.allowance import Allowance
 from decodeonce.prep.blocks import overlap
 from decodeonce.prep.deal import block_spans
 from decodeonce.prep.journal import Journals, Writer
-from decodeonce.prep.plan import Plan, read_plan
+from decodeonce.prep.plan import Plan, read_plan, removed
 from decodeonce.prep.pool import Pool, WorkerSettings
 from decodeonce.prep.recipe import decoder_versions, differences
 from decodeonce.prep.status import done_rejects
@@ -78,8 +78,10 @@ def work(out: Path, how: Work | None = None, progress: Callable[[Progress], None
         plan = read_plan(paths)
         _check_decoders(plan)
         _Task(plan, how or Work()).run(progress or (lambda done: None))
-    except (BuildError, Stopped, FileNotFoundError):
+    except (BuildError, Stopped, OSError) as error:
         if not paths.manifest.exists():
+            if isinstance(error, OSError) and (stopped := removed(error, out)):
+                raise stopped from None
             raise
         _warn("%s: another process has finished this build: there is no more to do", out)
 

@@ -23,7 +23,7 @@ from decodeonce.prep.beat import Beat
 from decodeonce.prep.blocks import Block
 from decodeonce.prep.decode import Decoder
 from decodeonce.prep.journal import BlockRecord, Journal
-from decodeonce.prep.plan import Plan, read_plan
+from decodeonce.prep.plan import Plan, read_plan, removed
 from decodeonce.prep.sources.base import Entry, LeftOut, Undecodable
 from decodeonce.prep.spawn import end_with_parent
 from decodeonce.store import Reject, StorePaths
@@ -204,6 +204,6 @@ def main(arguments: list[str]) -> int:
     except BrokenPipeError:
         return 1
     except (DecodeonceError, OSError) as error:
-        failure = failure_from(error, out) if isinstance(error, OSError) else error
+        failure = (removed(error, Path(out)) or failure_from(error, out)) if isinstance(error, OSError) else error
         say({"failed": str(failure), "stopped": isinstance(failure, Stopped)})
     return 0

@@ -7,11 +7,11 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
-from decodeonce.errors import PASSING_ERRORS, Stopped, StoreError
+from decodeonce.errors import PASSING_ERRORS, Stopped, StoreError, again
 from decodeonce.store.containers import CONTAINERS
-from decodeonce.store.files import naming, read_regular
+from decodeonce.store.files import read_regular, reading
 from decodeonce.store.hashing import file_chunks, file_hexdigest, hexdigest
-from decodeonce.store.layout import StorePaths, repair_advice
+from decodeonce.store.layout import StorePaths, missing_advice, repair_advice
 from decodeonce.store.manifest import Manifest, Shard, SmallFile, read_manifest
 from decodeonce.store.part import Part, read_part, rows_text
 
@@ -42,9 +42,9 @@ def check_store(root: Path) -> CheckedStore:
 
 
 def unreadable(path: Path, error: OSError) -> StoreError | Stopped:
-    """What is to be said when the operating system does not open or map a shard; Stopped where that may pass."""
+    """What is to be said when the operating system does not open, map or read a shard; Stopped where that may pass."""
     if error.errno in PASSING_ERRORS - {errno.EMFILE, errno.ENFILE}:
-        return Stopped(f"{path}: {error.strerror}; run the same command again")
+        return Stopped(f"{path}: {error.strerror}; {again(error)}")
     advice = "; allow more of them with `ulimit -n`" if error.errno == errno.EMFILE else ""
     return StoreError(f"{path}: cannot be opened: {error.strerror}{advice}")
 
@@ -83,7 +83,8 @@ def check_size(path: Path, expected: int, *, longer_is_fine: bool = False) -> No
     try:
         status = path.stat()
     except FileNotFoundError:
-        raise StoreError(f"{path}: missing, expected a file of {expected} bytes; {repair_advice(path)}") from None
+        away = missing_advice(path.parent)
+        raise StoreError(f"{path}: missing, expected a file of {expected} bytes; {away}{repair_advice(path)}") from None
     if not stat.S_ISREG(status.st_mode):
         what = f"a folder, pipe or device, expected a file of {expected} bytes"
         raise StoreError(f"{path}: {what}; remove it, then {repair_advice(path)}")
@@ -103,7 +104,7 @@ def check_file(path: Path, facts: SmallFile) -> None:
 def check_shard(path: Path, shard: Shard, container: str) -> None:
     """Raise StoreError unless size, magic and head of a shard are as the manifest says."""
     check_size(path, shard.bytes, longer_is_fine=True)
-    with naming(path), open(path, "rb", buffering=0) as file:
+    with reading(path, buffering=0) as file:
         head = file.read(shard.data_offset)
     CONTAINERS[container].check_magic(path, head)
     if hexdigest(head) != shard.meta_xxh3:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from decodeonce.errors import StoreError
 from decodeonce.host import allow_open_files
+from decodeonce.store import disk
 from decodeonce.store.checks import unreadable
 from decodeonce.store.files import PAGE, ShardFile, naming, page_aligned_buffer, read_at
 from decodeonce.store.hashing import row_checksum
@@ -104,7 +105,7 @@ class RowCopier:
                 fd = os.open(self._source.paths.root / name, os.O_RDONLY)
             except OSError as error:
                 raise unreadable(self._source.paths.root / name, error) from error
-            self._opened.callback(os.close, fd)
+            self._opened.callback(disk.close, fd)
             _advise(fd)
             self._fds[index] = fd
             self._targets[index] = self._opened.enter_context(ShardFile(self._dest / name))

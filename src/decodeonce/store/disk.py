@@ -15,7 +15,7 @@ import ctypes
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from decodeonce.store.layout import PRIVATE_FOLDER
@@ -59,6 +59,16 @@ def rmdir(path: Path) -> None:
         os.rmdir(name, dir_fd=folder)
 
 
+def close(fd: int) -> None:
+    """Close a descriptor. An error here tells nothing new, and would hide the one that led to it.
+
+    What was written is flushed before. The system closes the descriptor even when it reports an error, as FUSE does
+    when the server is away.
+    """
+    with suppress(OSError):
+        os.close(fd)
+
+
 def mkdir(path: Path) -> None:
     """Make one folder."""
     with _parent(path) as (folder, name):
@@ -82,7 +92,7 @@ def _parent(path: Path) -> Iterator[tuple[int | None, str]]:
                 if os.path.islink(within := Path(*parts[: index + 1])):
                     raise _link_error(within)
                 folder = os.open(parts[index], flags, dir_fd=outer)
-                os.close(outer)
+                close(outer)
         yield folder, parts[-1] if private else str(path)
     except OSError as error:
         if error.errno != errno.ELOOP:
@@ -90,7 +100,7 @@ def _parent(path: Path) -> Iterator[tuple[int | None, str]]:
         raise
     finally:
         if folder is not None:
-            os.close(folder)
+            close(folder)
 
 
 def _link_error(path: Path) -> OSError:

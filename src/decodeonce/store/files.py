@@ -10,14 +10,19 @@ import mmap
 import os
 import secrets
 import stat
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from decodeonce.errors import StoreError
 from decodeonce.store import disk
 
 PAGE = 4096
+# What reading gives where another process has renamed a new file over an open one, or removed it, on another node.
+REPLACED = {errno.ENOENT, errno.ESTALE}
+NAME_SECONDS = 1.1  # FUSE file systems remember for one second which file a name was
 GATHERED = 1 << 20  # small chunks are written so many bytes at a time
 _FALLOC_UNSUPPORTED = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 _LOCK_UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
@@ -44,7 +49,7 @@ def write_atomic(path: Path, chunks: Iterable[bytes | memoryview], *, scratch: P
                     append(fd, data)
                 disk.fsync(fd)
             finally:
-                os.close(fd)
+                disk.close(fd)
             disk.replace(temporary, path)
     except BaseException:
         with suppress(OSError):  # what came first is what is to be told
@@ -126,7 +131,7 @@ def cut_file(path: Path, nbytes: int) -> None:
             disk.ftruncate(fd, nbytes)
             disk.fsync(fd)
     finally:
-        os.close(fd)
+        disk.close(fd)
 
 
 def sync_folder(path: Path) -> None:
@@ -142,7 +147,7 @@ def sync_folder(path: Path) -> None:
         if error.errno not in (errno.EINVAL, errno.EBADF, errno.EROFS):
             raise
     finally:
-        os.close(fd)
+        disk.close(fd)
 
 
 def sync_file(path: Path) -> None:
@@ -152,7 +157,7 @@ def sync_file(path: Path) -> None:
         with naming(path):
             disk.fsync(fd)
     finally:
-        os.close(fd)
+        disk.close(fd)
 
 
 @contextmanager
@@ -172,7 +177,7 @@ def locked(folder: Path, *, waits_for: str = "") -> Iterator[None]:
                 disk.unlink(folder / LOCK)
                 disk.rmdir(folder)
         if fd is not None:
-            os.close(fd)
+            disk.close(fd)
 
 
 def _lock(folder: Path, waits_for: str) -> int | None:
@@ -193,12 +198,12 @@ def _lock(folder: Path, waits_for: str) -> int | None:
                 return fd
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ESTALE):
-                os.close(fd)
+                disk.close(fd)
                 raise
         except BaseException:  # Ctrl-C while waiting
-            os.close(fd)
+            disk.close(fd)
             raise
-        os.close(fd)  # the holder before removed this file: lock the one that has its name now
+        disk.close(fd)  # the holder before removed this file: lock the one that has its name now
 
 
 def _flock(fd: int, folder: Path, waits_for: str) -> None:
@@ -225,17 +230,59 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def open_regular(path: Path) -> int:
-    """A descriptor of a file, to read; StoreError where a pipe, folder or device lies there: none is waited for."""
+    """A descriptor of a file, to read; StoreError where a pipe, folder or device lies there: none is waited for.
+
+    Where another process has just put a new file in its place, a network file system may still give the old one, which
+    cannot be read any more: then the name is asked for again when nobody remembers it.
+    """
+    fd = _open(path)
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for a writer
+        regular = _is_regular(fd, path)
+    except OSError as error:
+        disk.close(fd)
+        if error.errno not in REPLACED:
+            raise
+        time.sleep(NAME_SECONDS)
+        fd = _open(path)
+        regular = _is_regular(fd, path)
+    if not regular:
+        disk.close(fd)
+        raise _not_regular(path)
+    return fd
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for a writer
     except OSError as error:
         if error.errno != errno.ENXIO:  # a socket
             raise
         raise _not_regular(path) from None
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise _not_regular(path)
-    return fd
+
+
+def _is_regular(fd: int, path: Path) -> bool:
+    """Whether an open file is a regular one; raises one of REPLACED if it cannot be read any more."""
+    with naming(path):
+        regular = stat.S_ISREG(os.fstat(fd).st_mode)
+        try:
+            if regular:
+                disk.pread(fd, 1, 0)
+        except OSError as error:
+            if error.errno in REPLACED:  # other errors are raised again by whoever reads there
+                raise
+        return regular
+
+
+@contextmanager
+def reading(path: Path, *, buffering: int = -1) -> Iterator[BinaryIO]:
+    """A file opened as by `open_regular`; every OSError meanwhile names it, and closing it raises none."""
+    with naming(path):
+        fd = open_regular(path)
+        try:
+            with open(fd, "rb", buffering=buffering, closefd=False) as file:
+                yield file
+        finally:
+            disk.close(fd)
 
 
 def _not_regular(path: Path) -> StoreError:
@@ -250,7 +297,7 @@ def read_regular(path: Path, *, most: int | None = None) -> bytes:
             data = bytearray(checked_size(fd, path, most))
             return bytes(data[: read_at(fd, memoryview(data), 0)])
     finally:
-        os.close(fd)
+        disk.close(fd)
 
 
 def checked_size(fd: int, path: Path, most: int | None) -> int:
@@ -336,7 +383,7 @@ class ShardFile:
             self._opened.append(self._direct)
         except OSError as error:
             if error.errno != errno.EINVAL:
-                os.close(self._fd)
+                disk.close(self._fd)
                 raise
 
     def write(self, data: memoryview, offset: int) -> None:
@@ -365,7 +412,7 @@ class ShardFile:
     def close(self) -> None:
         """Close; a second call does nothing."""
         while self._opened:
-            os.close(self._opened.pop())
+            disk.close(self._opened.pop())
         self._fd, self._direct = -1, None
 
     def __enter__(self) -> ShardFile:

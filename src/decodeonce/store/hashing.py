@@ -7,7 +7,7 @@ from pathlib import Path
 
 import xxhash
 
-from decodeonce.store.files import naming
+from decodeonce.store.files import reading
 
 row_checksum = xxhash.xxh3_64_intdigest
 
@@ -19,7 +19,7 @@ def hexdigest(data: bytes | memoryview) -> str:
 
 def file_chunks(path: Path, size: int = 1 << 22) -> Iterator[bytes]:
     """The bytes of a file in pieces of `size`."""
-    with naming(path), open(path, "rb") as file:
+    with reading(path) as file:
         while chunk := file.read(size):
             yield chunk
 

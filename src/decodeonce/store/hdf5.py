@@ -6,10 +6,15 @@ import errno
 import os
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from decodeonce.errors import StoreError
 from decodeonce.store.layout import repair_advice
 from decodeonce.store.manifest import Manifest
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 
@@ -63,14 +68,13 @@ class Hdf5Container:
             raise StoreError(f"{path}: does not begin as an HDF5 file does; {repair_advice(path)}")
 
 
-def virtual_bytes(manifest: Manifest, *, labels: Path) -> bytes:
+def virtual_bytes(manifest: Manifest, *, labels: NDArray[np.int64]) -> bytes:
     """What becomes store.h5: /images, a virtual dataset over all shards, and /labels, a copy.
 
     Made in memory: where a disk is full, libhdf5 may end the process by SIGSEGV. The low-level calls are there for one
     of them: h5py's VirtualLayout would write the time of day into the file.
     """
     import h5py
-    import numpy as np
 
     create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     create.set_layout(h5py.h5d.VIRTUAL)
@@ -81,9 +85,9 @@ def virtual_bytes(manifest: Manifest, *, labels: Path) -> bytes:
         whole.select_hyperslab((shard.first_row, 0, 0, 0), part)
         create.set_virtual(whole, os.fsencode(shard.file), b"images", h5py.h5s.create_simple(part))
     whole.select_all()
-    with h5py.File(labels.stem, "w", libver=("earliest", "v110"), driver="core", backing_store=False) as file:
+    with h5py.File("store.h5", "w", libver=("earliest", "v110"), driver="core", backing_store=False) as file:
         h5py.h5d.create(file.id, b"images", h5py.h5t.STD_U8LE, whole, create)
-        file.create_dataset("labels", data=np.load(labels, mmap_mode="r"))
+        file.create_dataset("labels", data=labels)
         file.flush()
         image: bytes = file.id.get_file_image()
     return image

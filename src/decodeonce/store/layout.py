@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from decodeonce.host import network_file_system
 from decodeonce.wording import quoted
 
 # Folders that commands make for themselves: in a store, next to an export, next to a store.
@@ -115,3 +116,9 @@ def verify_command(root: Path) -> str:
 def repair_advice(path: Path) -> str:
     """What to do about a bad file of a store, or of a staged part."""
     return f"mend it with `prep repair {quoted(str(path.parent))} --source SRC`"
+
+
+def missing_advice(folder: Path) -> str:
+    """What to look at before a missing file of a folder is taken for lost: a server that is away hides its files."""
+    kind = folder.is_dir() and network_file_system(folder)
+    return f"its file server may be away ({kind}): look there first; else " if kind else ""

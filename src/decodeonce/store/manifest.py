@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from decodeonce.errors import StoreError
 from decodeonce.store.files import read_regular
 from decodeonce.store.hashing import hexdigest
+from decodeonce.store.layout import missing_advice
 from decodeonce.store.npy import npy_header
 
 FORMAT = "decodeonce"
@@ -141,7 +142,8 @@ def _no_manifest(path: Path) -> StoreError:
     if (folder / ".stage").exists():
         return StoreError(f"{folder}: an unfinished part (no {path.name}); run the same `prep stage` again to go on")
     what = f"not a store: it has no {path.name}; expected the folder that `prep build` makes"
-    return StoreError(f"{folder}: {what}: give that, or restore {path.name} from a copy of the store")
+    advice = f"{missing_advice(folder)}give that, or restore {path.name} from a copy of the store"
+    return StoreError(f"{folder}: {what}: {advice}")
 
 
 def parse_manifest(encoded: bytes, path: Path) -> Manifest:

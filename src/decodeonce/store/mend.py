@@ -81,7 +81,7 @@ def _npy(values: NDArray[np.int64] | NDArray[np.uint64], dtype: str) -> Iterator
 def write_virtual_again(store: Store, *, scratch: Path) -> None:
     """Make store.h5 of the manifest and labels.npy; StoreError as `write_checked`, or for another libhdf5."""
     path, manifest = store.paths.virtual, store.manifest
-    made = virtual_bytes(manifest, labels=store.paths.labels)
+    made = virtual_bytes(manifest, labels=np.load(store.paths.labels, mmap_mode="r"))
     try:
         write_checked(path, manifest.files[path.name], [made], scratch=scratch)
     except StoreError as error:
@@ -118,7 +118,7 @@ def head_is_right(path: Path, shard: Shard) -> bool:
     try:
         return read_at(fd, memoryview(head), 0) == len(head) and hexdigest(bytes(head)) == shard.meta_xxh3
     finally:
-        os.close(fd)
+        disk.close(fd)
 
 
 def restore_size(path: Path, manifest: Manifest, shard: Shard, held: range) -> None:
@@ -127,7 +127,7 @@ def restore_size(path: Path, manifest: Manifest, shard: Shard, held: range) -> N
     Of a shard with holes the head is zeros: no reader takes it for whole before `write_head`.
     """
     try:
-        os.close(open_regular(path))
+        disk.close(open_regular(path))
         nbytes = path.stat().st_size
     except FileNotFoundError:
         nbytes = 0
@@ -147,5 +147,5 @@ def restore_size(path: Path, manifest: Manifest, shard: Shard, held: range) -> N
                 reserve(fd, last - first, path, offset=first)
             disk.fsync(fd)
     finally:
-        os.close(fd)
+        disk.close(fd)
     return sync_folder(path.parent)

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from decodeonce.errors import StoreError
 from decodeonce.host import allow_open_files
 from decodeonce.store.checks import check_file, check_in_place, check_size, check_store, not_held, unreadable
-from decodeonce.store.files import naming
+from decodeonce.store.files import reading
 from decodeonce.store.layout import StorePaths, verify_command
 from decodeonce.store.manifest import Column, Manifest, PictureClass
 from decodeonce.store.npy import npy_header
@@ -115,7 +115,7 @@ class Store:
         """Map an npy file whose header is, byte for byte, the only one that this dtype and shape can have."""
         path, whole_shape = self.paths.root / name, (len(self), *shape)
         header = npy_header(whole_shape, dtype)
-        with naming(path), open(path, "rb", buffering=0) as file:
+        with reading(path, buffering=0) as file:
             found = file.read(len(header))
         if found != header:
             raise StoreError(f"{path}: no npy file of {dtype} {whole_shape}; run {verify_command(self.paths.root)}")
@@ -219,7 +219,7 @@ class Images:
         path, shard = self._paths[index], self._shards[index]
         check_size(path, shard.bytes, longer_is_fine=True)
         try:
-            with open(path, "rb") as file:
+            with reading(path) as file:
                 mapping = mmap.mmap(file.fileno(), shard.bytes, prot=mmap.PROT_READ)
         except OSError as error:
             raise unreadable(path, error) from error

@@ -226,7 +226,7 @@ def _make_shard(source: Path, dest: Path, manifest: Manifest, shard: Shard, rows
             write_at(fd, memoryview(head), 0)
             return written
     finally:
-        os.close(fd)
+        disk.close(fd)
 
 
 def _publish(source: Store, paths: StorePaths, part: Part) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.errors import StoreError
-from decodeonce.store.files import naming
+from decodeonce.store.files import reading
 from decodeonce.store.layout import verify_command
 
 _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
@@ -103,7 +103,7 @@ def reject_line(reject: Reject) -> bytes:
 
 def read_rejects(path: Path) -> Iterator[Reject]:
     """The lines of a rejects.tsv, in their order; StoreError where one is not of three fields in UTF-8."""
-    with naming(path), open(path, "rb") as file:
+    with reading(path) as file:
         next(file, None)
         for number, encoded in enumerate(file, 2):
             try:
@@ -131,7 +131,7 @@ class Samples(Sequence[Sample]):
         return self._count
 
     def __iter__(self) -> Iterator[Sample]:
-        with naming(self._path), open(self._path, "rb") as file:
+        with reading(self._path) as file:
             next(file, None)
             row = -1
             for row, encoded in enumerate(file):
@@ -147,7 +147,7 @@ class Samples(Sequence[Sample]):
         if self._starts is None:
             self._starts = _line_starts(self._path)
             self._check_lines(len(self._starts) - 2)
-        with naming(self._path), open(self._path, "rb") as file:
+        with reading(self._path) as file:
             file.seek(int(self._starts[row + 1]))
             return self._parse(file.readline(), row)
 
@@ -167,7 +167,7 @@ class Samples(Sequence[Sample]):
 
 def _line_starts(path: Path) -> NDArray[np.int64]:
     starts, offset = [np.zeros(1, np.int64)], 0
-    with naming(path), open(path, "rb") as file:
+    with reading(path) as file:
         while chunk := file.read(1 << 24):
             starts.append(np.flatnonzero(np.frombuffer(chunk, np.uint8) == 10) + offset + 1)
             offset += len(chunk)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.errors import StoreError
+from decodeonce.store import disk
 from decodeonce.store.checks import check_file, check_shard, check_size
 from decodeonce.store.files import naming, open_regular, page_aligned_buffer, read_at
 from decodeonce.store.hashing import row_checksum
@@ -106,7 +107,7 @@ def read_checksums(store: Store) -> Checksums:
             try:
                 read_at(fd, memoryview(found), len(npy_header((len(store),), "<u8")))
             finally:
-                os.close(fd)
+                disk.close(fd)
     except (FileNotFoundError, StoreError):
         pass
     return np.frombuffer(found, "<u8").astype(np.uint64)
@@ -202,7 +203,7 @@ def read_rows(store: Store, shard: Shard, first: int, last: int) -> list[memoryv
             held = _held(fd, buffer, offset, size)
         return [buffer[i * size : (i + 1) * size] if held[i] else None for i in range(rows)]
     finally:
-        os.close(fd)
+        disk.close(fd)
 
 
 def _held(fd: int, buffer: memoryview, offset: int, size: int) -> list[bool]:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from decodeonce.store import disk
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.files import cut_file, naming, remove_file, sync_file, sync_folder, write_at, write_atomic
-from decodeonce.store.hashing import file_chunks, file_hexdigest, hexdigest
+from decodeonce.store.hashing import hexdigest
 from decodeonce.store.hdf5 import virtual_bytes
 from decodeonce.store.layout import StorePaths
-from decodeonce.store.manifest import DATA_OFFSET, Manifest, Shard, SmallFile
+from decodeonce.store.manifest import DATA_OFFSET, Manifest, Shard, SmallFile, parse_manifest
 from decodeonce.store.npy import npy_header
 
 
@@ -33,7 +34,7 @@ def write_array(
     parts: Iterable[NDArray[Any]],
     *,
     scratch: Path | None = None,
-) -> None:
+) -> SmallFile:
     """Write an npy file of `shape` from arrays that follow each other, atomically and in their memory only."""
 
     def chunks() -> Iterator[bytes | memoryview]:
@@ -41,28 +42,54 @@ def write_array(
         for part in parts:
             yield np.ascontiguousarray(part, dtype).tobytes()
 
-    write_atomic(path, chunks(), scratch=scratch)
+    return write_small(path, chunks(), scratch=scratch)
 
 
-def seal_store(paths: StorePaths, draft: Manifest, *, shard_rows: int, scratch: Path) -> Manifest:
+def write_small(path: Path, chunks: Iterable[bytes | memoryview], *, scratch: Path | None = None) -> SmallFile:
+    """Write a small file as `write_atomic`, and return its facts.
+
+    It is not read again for them: another finish may replace it by its own, and a network file system then fails to
+    read it by this name for a second.
+    """
+    size, state = 0, xxhash.xxh3_64()
+
+    def counted() -> Iterator[bytes | memoryview]:
+        nonlocal size
+        for chunk in chunks:
+            size += len(chunk)
+            state.update(chunk)
+            yield chunk
+
+    write_atomic(path, counted(), scratch=scratch)
+    return SmallFile(size, state.hexdigest())
+
+
+def seal_store(
+    paths: StorePaths,
+    draft: Manifest,
+    *,
+    shard_rows: int,
+    scratch: Path,
+    files: Mapping[str, SmallFile],
+    labels: Iterable[NDArray[np.int64]],
+) -> Manifest:
     """Write heads, store.h5 and, last and atomically, store.json; returns the manifest.
 
-    The rows, labels.npy, checksums.npy, samples.tsv, rejects.tsv and the columns must be in place. `draft` is the
-    manifest without shards and files; `scratch` is a folder for temporary files. May be repeated after a crash.
+    The rows, labels.npy, checksums.npy, samples.tsv, rejects.tsv and the columns must be in place, as `files` says.
+    `draft` is the manifest without shards and files; `scratch` is a folder for temporary files. May be repeated after a
+    crash.
     """
     shards = tuple(
         _seal_shard(paths, draft, index, first, rows, scratch)
         for index, (first, rows) in enumerate(shard_ranges(draft.count, shard_rows))
     )
     manifest = replace(draft, shards=shards)
-    names = [p.name for p in (paths.labels, paths.checksums, paths.samples, paths.rejects)]
-    names += [column.file for column in draft.columns]
     if draft.container == "hdf5":
-        write_atomic(paths.virtual, [virtual_bytes(manifest, labels=paths.labels)], scratch=scratch)
-        names.append(paths.virtual.name)
-    manifest = replace(manifest, files={name: _small_file(paths.root / name) for name in names})
-    write_atomic(paths.manifest, [manifest.to_bytes()], scratch=scratch)
-    return manifest
+        virtual = virtual_bytes(manifest, labels=np.concatenate(list(labels)))
+        files = {**files, paths.virtual.name: write_small(paths.virtual, [virtual], scratch=scratch)}
+    encoded = replace(manifest, files=dict(files)).to_bytes()
+    write_atomic(paths.manifest, [encoded], scratch=scratch)
+    return parse_manifest(encoded, paths.manifest)
 
 
 def _seal_shard(paths: StorePaths, draft: Manifest, index: int, first: int, rows: int, scratch: Path) -> Shard:
@@ -81,11 +108,7 @@ def write_head(path: Path, head: bytes) -> None:
             write_at(fd, memoryview(head), 0)
             disk.fsync(fd)
     finally:
-        os.close(fd)
-
-
-def _small_file(path: Path) -> SmallFile:
-    return SmallFile(path.stat().st_size, file_hexdigest(file_chunks(path)))
+        disk.close(fd)
 
 
 def trim_shards(paths: StorePaths, manifest: Manifest) -> None:

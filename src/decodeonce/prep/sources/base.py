@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.errors import FORBIDDEN_ERRORS, BuildError, Stopped, failure_from, raise_unless_its_own
+from decodeonce.errors import FORBIDDEN_ERRORS, PASSING_ERRORS, BuildError, Stopped, failure_from, raise_unless_its_own
 from decodeonce.prep.geometry import Box
 from decodeonce.prep.sources.links import OUTSIDE, Links
 from decodeonce.prep.sources.regular import open_regular
@@ -198,7 +198,7 @@ def read_file(root: Path, entry: Entry, links: Links | None = None) -> bytes:
     try:
         data = read_range(fd, path, 0, entry.size + 1)
     finally:
-        os.close(fd)
+        disk.close(fd)
     if len(data) != entry.size:
         raise Stopped(f"{os.fsdecode(path)}: {len(data)} bytes could be read, expected {entry.size}; run again")
     return data
@@ -213,11 +213,15 @@ def open_listed(path: bytes, size: int, mtime_ns: int, links: Links | None = Non
     """A descriptor of the file that was listed with this size and mtime; raises Stopped where it is another now."""
     try:
         fd = open_regular(path) if links is None else links.open(path)
-        facts = os.fstat(fd)
     except OSError as error:
         raise _failed(path, error) from None
+    try:
+        facts = os.fstat(fd)
+    except OSError as error:
+        disk.close(fd)
+        raise _failed(path, error) from None
     if (facts.st_size, mtime_of(facts)) != (size, mtime_ns):
-        os.close(fd)
+        disk.close(fd)
         if facts.st_size != size:
             how = f"{facts.st_size} bytes, {size} in the plan"
         else:
@@ -243,7 +247,7 @@ def read_range(fd: int, path: bytes, offset: int, size: int) -> bytes:
 def _failed(path: bytes, error: OSError) -> BuildError | Stopped:
     if error.errno == errno.EXDEV:  # a link that leads out of SRC, of which Links.open says so: no rerun will help
         return BuildError(f"{os.fsdecode(path)}: {error.strerror}")
-    if error.errno in FORBIDDEN_ERRORS:
+    if error.errno in PASSING_ERRORS | FORBIDDEN_ERRORS:
         return failure_from(error, path)
     return Stopped(f"{os.fsdecode(path)}: {error.strerror}; make it readable and run the same command again")
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from decodeonce.errors import BuildError, Stopped, raise_unless_its_own
 from decodeonce.prep.sources.base import mtime_of, name_bytes, open_listed, read_range
 from decodeonce.prep.sources.links import Links
+from decodeonce.store import disk
 
 OPEN_FILES = 64
 
@@ -80,11 +81,11 @@ class SourceFiles:
         _, size, mtime_ns = self.files[number]
         fd = open_listed(self.path(number), size, mtime_ns)
         if len(self._fds) == OPEN_FILES:
-            os.close(self._fds.popitem(last=False)[1])
+            disk.close(self._fds.popitem(last=False)[1])
         self._fds[number] = fd
         return fd
 
     def close(self) -> None:
         """Close what is open; reading opens again."""
         while self._fds:
-            os.close(self._fds.popitem()[1])
+            disk.close(self._fds.popitem()[1])

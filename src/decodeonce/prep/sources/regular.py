@@ -7,6 +7,8 @@ import os
 import stat
 from pathlib import Path
 
+from decodeonce.store import disk
+
 # O_NONBLOCK: a FIFO without a writer would be waited for, and is no picture; regular files do not know it.
 FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 MAX_TEXT_BYTES = 1 << 26  # of a file that is read whole; LOC_val_solution.csv, the largest of ImageNet's, has 2.3 MB
@@ -23,7 +25,7 @@ def open_regular(path: str | bytes | Path, flags: int = FLAGS) -> int:
         if not stat.S_ISREG(mode):
             raise OSError(errno.EINVAL, KINDS.get(stat.S_IFMT(mode), "not a regular file"), path)
     except OSError:
-        os.close(fd)
+        disk.close(fd)
         raise
     return fd
 

@@ -21,6 +21,7 @@ from decodeonce.prep.sources.formats.patterns import find_files, told
 from decodeonce.prep.sources.formats.samples import Sample, SampleIndex, samples
 from decodeonce.prep.sources.formats.tar import Window, list_tar
 from decodeonce.prep.sources.regular import open_regular
+from decodeonce.store import disk
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
 
@@ -121,7 +122,7 @@ class WebdatasetSource(LabelledSource):
                 yield from samples(list_tar(stream), lambda member: _read_member(stream, member))
                 stream.read_to_end()
         finally:
-            os.close(fd)
+            disk.close(fd)
 
 
 def _read_member(stream: GzipStream, member: Member) -> bytes:

@@ -7,7 +7,7 @@ import os
 import sys
 import zlib
 
-from decodeonce.errors import DecodeonceError
+from decodeonce.errors import SERVER_AWAY, DecodeonceError, failure_from
 from decodeonce.prep.sources.formats.tar import Window
 
 MAGIC = b"\x1f\x8b"
@@ -52,6 +52,8 @@ class GzipStream(Window):
             found = self._stream.seek(at)
             data = self._stream.read(size) if found == at else b""
         except (OSError, *_DAMAGED) as error:
+            if isinstance(error, OSError) and error.errno in SERVER_AWAY:
+                raise failure_from(error, self.path) from None
             cure = "get it again, or run the same command again if its disk failed"
             raise self._failure(f"{self.path}: cannot be unpacked at byte {at}: {error}; {cure}") from None
         if len(data) < size:

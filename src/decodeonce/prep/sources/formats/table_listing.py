@@ -16,6 +16,7 @@ from decodeonce.prep.sources.files import SourceFiles
 from decodeonce.prep.sources.formats import table_columns, tables
 from decodeonce.prep.sources.formats.member import MAX_MEMBERS, MAX_NAME_BYTES
 from decodeonce.prep.sources.formats.tables import Columns
+from decodeonce.store import disk
 
 ROWS_AT_ONCE = 4096
 MAX_LABELS_BYTES = 1 << 28  # of the different labels of a row group, which are held
@@ -50,7 +51,7 @@ def _opened(file: list[Any]) -> Any:
         try:
             _table = (file, tables.open_table(file[0], fd))
         finally:
-            os.close(fd)
+            disk.close(fd)
     return _table[1]
 
 

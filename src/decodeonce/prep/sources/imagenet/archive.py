@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from decodeonce.prep.sources.formats.member import Member, in_order
 from decodeonce.prep.sources.formats.tar import Window, list_tar
 from decodeonce.prep.sources.imagenet.files import is_picture
 from decodeonce.prep.sources.imagenet.split import ImagenetSplit
+from decodeonce.store import disk
 
 TARS_AT_ONCE = 64  # listed ahead: 83,000 pictures of ImageNet, 20 MB
 
@@ -146,4 +146,4 @@ class ImagenetTarSource(ArchiveSource):
             named = name_text(path + (b": " + tar.inner if tar.inner else b""))
             return list(list_tar(Window(fd, named, tar.first, tar.size)))
         finally:
-            os.close(fd)
+            disk.close(fd)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from decodeonce.errors import BuildError
+from decodeonce.errors import BuildError, raise_unless_its_own
 from decodeonce.prep.sources.files import source_file
 from decodeonce.prep.sources.formats.tar import Window, list_tar
 from decodeonce.prep.sources.imagenet.archive import ImagenetTarSource
@@ -118,6 +118,7 @@ def _unrecognised(root: Path, split: str) -> str:
     try:
         os.listdir(root)
     except OSError as error:
+        raise_unless_its_own(error, root)
         return f"{root}: {error.strerror}; expected a folder with {KNOWN}; or one of these archives itself"
     if split == "auto":
         return f"{root}: no ImageNet recognised in it; expected {KNOWN}"

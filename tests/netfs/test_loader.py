@@ -1,0 +1,67 @@
+"""Loading from a network file system whose server or client dies in the middle of an epoch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.netfs.gluster import Gluster
+from tests.stores import make_store, random_images
+
+pytestmark = pytest.mark.long
+
+# Epochs until something fails. The process says when it has a batch, and at the end what failed and what is still open.
+EPOCHS = """
+import os, sys
+from decodeonce import DecodeonceError, Loader
+
+store, reader = sys.argv[1:]
+loader = Loader(store, batch_size=64, reader=reader)
+try:
+    with loader:
+        while True:
+            for number, batch in enumerate(loader):
+                if number == 0:
+                    print("begun", flush=True)
+except DecodeonceError as error:
+    print(f"{type(error).__name__}: {error}")
+links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+mapped = open("/proc/self/maps").read()
+files = {os.readlink(link) for link in links if os.path.islink(link)}
+print([file for file in files if file.startswith(store) and file not in mapped])
+"""
+
+
+@pytest.mark.parametrize("dying", ["brick", "client"])
+@pytest.mark.parametrize("reader", ["pread", "mmap"])
+def test_a_server_that_dies_in_an_epoch_is_one_error_that_names_a_file(
+    gluster: Gluster, reader: str, dying: str
+) -> None:
+    images = random_images(1024, shape=(256, 256, 3))
+    make_store(gluster.nodes[0].mount / "store", images, shard_rows=64)
+    node = gluster.nodes[1]
+    node.stop()  # so that nothing is in its cache
+    gluster.start()
+    store = str(node.mount / "store")
+    process = subprocess.Popen([sys.executable, "-c", EPOCHS, store, reader], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    (gluster.bricks[0] if dying == "brick" else node).kill()
+    *_, told, open_files = process.communicate(timeout=60)[0].splitlines()
+    assert process.returncode == 0
+    assert told.startswith(f"Stopped: {store}/"), told
+    assert told.endswith("; its file server may be away; run the same command again")
+    assert open_files == "[]"
+
+
+def test_a_shard_on_a_server_that_is_away_is_not_called_damaged(gluster: Gluster, tmp_path: Path) -> None:
+    store = make_store(gluster.nodes[0].mount / "store", random_images(32, shape=(8, 8, 3)), shard_rows=2)
+    gluster.bricks[0].kill()
+    done = subprocess.run(
+        [sys.executable, "-m", "decodeonce.cli", "info", str(store)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode in (1, 75)
+    assert "server may be away" in done.stderr
