@@ -15,7 +15,8 @@ settings.load_profile("decodeonce")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """On several processes the tests of a file stay together, for its fixtures' sake, and all of the one Slurm.
+    """On several processes the tests of a file stay together, for its fixtures' sake, and so do those of the
+    one Slurm and of the one GlusterFS.
 
     Marks for that (xdist_group) are of no use: pytest 9.2 does not see what pytest-xdist 3.8 makes of them.
     """
@@ -27,9 +28,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def stays_together(nodeid: str) -> str:
-    """The name of a test's group: its file's, or that of all of the cluster's files."""
+    """The name of a test's group: its file, or the folder whose files share one Slurm or one GlusterFS."""
     path = nodeid.partition("::")[0]
-    return "cluster" if "cluster" in path.split("/") else path
+    return next((folder for folder in ("cluster", "netfs") if folder in path.split("/")), path)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

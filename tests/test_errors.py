@@ -14,6 +14,7 @@ from decodeonce.errors import BuildError, DecodeonceError, Stopped, failure_from
     [
         (errno.EIO, "/data/a", Stopped, "/data/a: why; run the same command again"),
         (errno.ESTALE, b"/data/a", Stopped, "/data/a: why; run the same command again"),
+        (errno.EBADFD, "/a", Stopped, "/a: why; its file server may be away; run the same command again"),
         (errno.ENOSPC, None, BuildError, "OUT: why; make room and run the same command again"),
         (
             errno.EFBIG,
@@ -30,3 +31,10 @@ def test_an_error_of_a_file_system_says_what_to_do(
     failure = failure_from(OSError(code, "why", name), "OUT")
     assert type(failure) is kind
     assert str(failure) == told
+
+
+@pytest.mark.parametrize("name", ["ENOTCONN", "ECONNABORTED", "ECONNRESET", "EHOSTDOWN", "ENETUNREACH", "EREMOTEIO"])
+def test_a_lost_server_is_a_passing_error(name: str) -> None:
+    failure = failure_from(OSError(getattr(errno, name), "why"), "OUT")
+    assert str(failure) == "OUT: why; its file server may be away; run the same command again"
+    assert isinstance(failure, Stopped)

@@ -330,3 +330,14 @@ def test_help_needs_neither_torch_nor_numpy_nor_pillow() -> None:
         "doctor",
     ):
         assert f"\n  {name} " in result.stdout
+
+
+@pytest.mark.parametrize("command", ["build", "plan"])
+def test_another_number_of_pictures_than_expected_is_refused(tree: Path, tmp_path: Path, command: str) -> None:
+    words = [command, "imagenet", tree, tmp_path / "out", "--size", 24]
+    for more in ([], ["--dry-run"]):
+        result = prep(*words, "--expect", 14, *more)
+        assert result.returncode == 1
+        assert result.stderr.startswith(f"prep: error: {tree}: 15 pictures found in 3 classes, --expect says 14; look")
+    assert not (tmp_path / "out").exists()
+    assert prep(*words, "--expect", 15).returncode == 0

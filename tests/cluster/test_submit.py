@@ -74,7 +74,7 @@ def test_a_chain_from_a_folder_with_a_name_of_any_kind(
     for task in range(4):
         assert f"task {task} of 4 (SLURM_ARRAY_TASK_ID={task})" in logs(out, f"array-{first}_{task}.log")
         assert f"task {task} of 4 is done" in logs(out, f"array-{second}_{task}.log")
-    assert "240 rows, 0 rejects" in logs(out, f"finish-{finish}.log")
+    assert "240 rows in 24 classes, 0 rejects" in logs(out, f"finish-{finish}.log")
     ends = [json.loads(text.splitlines()[-1]) for text in map(Path.read_text, (jobs_of(out) / "logs").iterdir())]
     assert [end["event"] for end in ends] == ["finished"] * (1 + 2 * 4 + 1)
 

@@ -16,7 +16,7 @@ from decodeonce.prep.allowance import Allowance
 from decodeonce.prep.journal import BlockRecord, Journal
 from decodeonce.prep.plan import Plan, plan_facts, scan, write_plan
 from decodeonce.prep.sources import Entry, Source
-from decodeonce.store import PictureClass, StorePaths, open_store, verify_store
+from decodeonce.store import PictureClass, StorePaths, disk, open_store, verify_store
 from decodeonce.store.hashing import row_checksum
 
 COUNT = 400
@@ -98,3 +98,20 @@ def test_every_row_is_what_the_plan_and_its_record_say(
     numbers = np.ascontiguousarray(store.images[...]).reshape(kept, -1)[:, :4].copy().view("<u4").ravel()
     assert numbers.tolist() == planned
     assert verify_store(out).ok
+
+
+def test_what_another_finish_replaces_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a network file system the files of another finish make this one's own unreadable for a second."""
+    real = disk.replace
+
+    def replace(source: Path, dest: Path) -> None:
+        real(source, dest)
+        if dest.name != "store.json":
+            dest.write_bytes(b"")
+
+    whole, out = tmp_path / "whole", tmp_path / "store"
+    for folder in (whole, out):
+        worked(folder, {3, 7})
+    expected = finish(whole, Allowance.parse("2"))
+    monkeypatch.setattr(disk, "replace", replace)
+    assert finish(out, Allowance.parse("2")) == expected

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from decodeonce.store import disk, files
 from decodeonce.store.files import (
     PAGE,
     ShardFile,
@@ -25,6 +26,8 @@ from decodeonce.store.files import (
     locked,
     page_aligned_buffer,
     read_at,
+    read_regular,
+    reading,
     reserve,
     write_at,
     write_atomic,
@@ -350,3 +353,37 @@ def test_a_full_disk_leaves_the_old_file_and_no_other(small_disk: Path) -> None:
     assert caught.value.errno == errno.ENOSPC
     assert path.read_bytes() == b"old"
     assert list(small_disk.iterdir()) == [path]
+
+
+# --- files that another node replaces
+
+
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.ESTALE])
+def test_a_file_that_was_replaced_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    path, calls = tmp_path / "a", []
+
+    def pread(fd: int, size: int, offset: int) -> bytes:
+        """What a network file system does whose client still has the old file under this name."""
+        calls.append(fd)
+        if len(calls) == 1:
+            write_atomic(path, [b"new"])
+            raise OSError(code, os.strerror(code))
+        return os.pread(fd, size, offset)
+
+    monkeypatch.setattr(disk, "pread", pread)
+    monkeypatch.setattr(files, "NAME_SECONDS", 0.0)
+    path.write_bytes(b"old")
+    assert read_regular(path) == b"new"
+    assert len(calls) == 2
+
+
+def test_an_error_while_reading_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"abc")
+    with pytest.raises(OSError, match="bad state") as held, reading(path):
+        raise OSError(errno.EBADFD, os.strerror(errno.EBADFD))
+    assert held.value.filename == str(path)
+
+
+def test_closing_hides_no_error() -> None:
+    disk.close(2**20)  # not open

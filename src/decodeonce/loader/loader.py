@@ -49,7 +49,7 @@ class Loader:
     a StoreError at next() that names it. docs/verify-and-repair.md says what that costs.
 
     Raises ValueError for settings that make no sense together, StoreError for a damaged store, and for a staged part
-    that does not hold the rank's rows: a part goes with partition="range".
+    that does not hold the rank's rows: a part goes with partition="range". Raises Stopped if a file server is away.
     """
 
     def __init__(
