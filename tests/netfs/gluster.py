@@ -42,8 +42,13 @@ class Gluster:
 
     def clear(self) -> None:
         """Remove all files."""
+        until(self._is_empty, "the volume cannot be emptied")
+
+    def _is_empty(self) -> bool:
+        """Remove what is there; whether that was nothing. A folder that was just removed may still be listed."""
         for item in self.nodes[0].mount.iterdir():
-            shutil.rmtree(item) if item.is_dir() else item.unlink()
+            shutil.rmtree(item, ignore_errors=True)
+        return not os.listdir(self.nodes[0].mount)
 
     def stop(self) -> None:
         """Unmount, and end every process, whatever state it is in."""

@@ -181,23 +181,25 @@ def locked(folder: Path, *, waits_for: str = "") -> Iterator[None]:
 
 
 def _lock(folder: Path, waits_for: str) -> int | None:
-    path = folder / LOCK
+    path, deadline = folder / LOCK, time.monotonic() + 10 * NAME_SECONDS
     while True:
-        make_folder(folder)
         try:
+            make_folder(folder)
             fd = disk.open_file(path, os.O_RDWR | os.O_CREAT)
-        except FileNotFoundError:  # the holder before has just removed the folder
-            continue
         except OSError as error:
-            if error.errno in _UNWRITABLE:
+            if error.errno in _UNWRITABLE and folder.is_dir():
                 return None
-            raise
+            # The holder before has just removed the folder, or another node has just made it.
+            if error.errno not in REPLACED or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+            continue
         try:
             _flock(fd, folder, waits_for)
             if os.path.samestat(os.fstat(fd), os.lstat(path)):
                 return fd
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ESTALE):
+            if error.errno not in REPLACED:
                 disk.close(fd)
                 raise
         except BaseException:  # Ctrl-C while waiting
