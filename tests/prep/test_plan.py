@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep import FolderSource, Recipe, make_plan, open_imagenet, work
+from decodeonce.prep import FolderSource, Recipe, Work, make_plan, open_imagenet, work
 from decodeonce.prep.changes import changes
 from decodeonce.prep.plan import plan_facts, read_plan, scan, shuffled, write_facts, write_plan
 from decodeonce.prep.recipe import decoder_versions
@@ -24,7 +24,7 @@ from decodeonce.prep.sources import Entry, Source, asking
 from decodeonce.prep.sources.base import file_entry
 from decodeonce.prep.sources.links import Links
 from decodeonce.store import PictureClass, StorePaths
-from tests.pictures import jpeg, make_tree
+from tests.pictures import jpeg, make_tree, tree_bytes
 
 SMALL = Recipe(height=16, width=16, shuffle_seed=0)
 
@@ -131,6 +131,17 @@ def test_what_a_killed_plan_left_is_cleared(tmp_path: Path) -> None:
     plan.paths.plan.unlink()
     make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".build", "images-00000.npy"]
+
+
+def test_without_its_plan_a_build_with_done_blocks_is_left_alone(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "src")
+    plan = make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
+    work(tmp_path / "out", Work(workers=1))
+    plan.paths.plan.unlink()
+    before = tree_bytes(tmp_path / "out")
+    with pytest.raises(BuildError, match=r"plan.json: missing, though blocks of this build are done; remove .*out and"):
+        make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
+    assert tree_bytes(tmp_path / "out") == before
 
 
 def test_labels_follow_the_class_list_and_names_the_mapping(tmp_path: Path) -> None:

@@ -31,8 +31,9 @@ from decodeonce.store.files import (
     reserve,
     sync_folder,
 )
+from decodeonce.store.layout import missing_advice
 from decodeonce.store.manifest import canonical
-from decodeonce.wording import counted
+from decodeonce.wording import counted, quoted
 
 
 def make_plan(source: Source, out: Path, recipe: Recipe, expect: int | None = None) -> Plan:
@@ -95,6 +96,9 @@ def _stamped_plan(paths: StorePaths, source: Source, recipe: dict[str, Any]) -> 
 
 
 def _new_plan(paths: StorePaths, listing: Listing, facts: dict[str, Any]) -> Plan:
+    if paths.journals.is_dir() and any(paths.journals.iterdir()):  # a plan is written before any journal
+        advice = f"{missing_advice(paths.build)}remove {quoted(str(paths.root))} and build again"
+        raise BuildError(f"{paths.plan}: missing, though blocks of this build are done; {advice}")
     _clear_leftovers(paths)
     plan = Plan(paths, facts)
     check_room(paths.root, find_storage(paths.root), need(plan))
