@@ -206,3 +206,11 @@ def test_an_initialised_process_group_is_believed_first(tmp_path: Path) -> None:
 def test_asking_does_not_import_torch() -> None:
     code = "import sys; from decodeonce.launch import find_rank; find_rank(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("name", "value"), [("MPI_LOCALNRANKS", "x"), ("PBS_NODEFILE", "/"), ("PMI_RANK", "-")])
+def test_odd_variables_warn_of_nothing(name: str, value: str, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("a\nb\n")
+    environ = {"PMI_RANK": "0", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "4", "PBS_NODEFILE": str(tmp_path / "hosts")}
+    assert find_idle_hosts(environ)
+    assert find_idle_hosts({**environ, name: value}) is None

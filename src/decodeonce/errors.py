@@ -53,6 +53,8 @@ def failure_from(error: OSError, at: object) -> BuildError | Stopped:
     advice = "mend that"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         advice = "make room"
+    elif error.errno == errno.ELOOP:
+        advice = "put the file or folder itself there"
     elif error.errno in FORBIDDEN_ERRORS:
         advice = "change its permissions"
     elif error.errno == errno.EFBIG:

@@ -116,6 +116,13 @@ def find_idle_hosts(environ: Mapping[str, str] | None = None) -> str | None:
     An mpiexec that does not know PBS starts all ranks on the first host. Only rank 0 gets the text, so it appears once.
     """
     environ = os.environ if environ is None else environ
+    try:
+        return _idle_hosts(environ)
+    except (ValueError, OSError):  # odd variables must not end the work for the sake of a warning
+        return None
+
+
+def _idle_hosts(environ: Mapping[str, str]) -> str | None:
     rank = _launched(environ)
     name, nodefile = RANKS_HERE.get(rank.source, "") if rank else "", environ.get("PBS_NODEFILE")
     if rank is None or rank.rank or not environ.get(name) or not nodefile or not Path(nodefile).exists():

@@ -341,3 +341,5 @@ def test_another_number_of_pictures_than_expected_is_refused(tree: Path, tmp_pat
         assert result.stderr.startswith(f"prep: error: {tree}: 15 pictures found in 3 classes, --expect says 14; look")
     assert not (tmp_path / "out").exists()
     assert prep(*words, "--expect", 15).returncode == 0
+    told = prep(*words, "--expect", 16).stderr
+    assert told.startswith(f"prep: error: {tree}: 15 pictures found in 3 classes, --expect says 16; look")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -30,6 +31,7 @@ from decodeonce.prep.sources import (
     open_source,
     open_webdataset,
 )
+from decodeonce.prep.sources.base import file_entry
 from decodeonce.prep.sources.files import source_file
 from decodeonce.prep.sources.folder import MAX_DEPTH
 from decodeonce.prep.sources.formats.annotations import Annotations
@@ -412,3 +414,22 @@ def test_names_in_archives_are_names_and_nothing_else(
 def test_scan_tells_names_that_lead_elsewhere_as_they_are(tmp_path: Path) -> None:
     write_tar(tmp_path / "x.tar", [part for name in EVIL[:2] for part in sample(name, PICTURE, cls="k")])
     assert bytes(scan(open_webdataset(str(tmp_path))).names) == b"x.tar/../../evil.jpgx.tar/etc/evil.jpg"
+
+
+def test_a_server_that_is_away_behind_a_link_to_src_makes_no_reject(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "src/a").mkdir(parents=True)
+    (tmp_path / "src/a/1.jpg").write_bytes(jpeg(20, 20))
+    (tmp_path / "link").symlink_to("src")
+    links, lstat = Links(tmp_path / "link"), os.lstat
+    assert not file_entry(tmp_path / "link", b"a/1.jpg", 0, links).problem
+
+    def away(path: Any, **options: Any) -> os.stat_result:
+        if b"/link/a/" in os.fsencode(path):
+            raise OSError(errno.ENOTCONN, "Transport endpoint is not connected", path)
+        return lstat(path, **options)
+
+    monkeypatch.setattr(os, "lstat", away)
+    with pytest.raises(Stopped, match="its file server may be away"):
+        file_entry(tmp_path / "link", b"a/1.jpg", 0, Links(tmp_path / "link"))

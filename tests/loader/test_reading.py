@@ -129,6 +129,19 @@ def test_a_read_error_is_the_shards(store: Path, monkeypatch: pytest.MonkeyPatch
     os.close(folder)
 
 
+@pytest.mark.parametrize("mapped", [True, False])
+def test_on_a_network_rows_that_cannot_be_mapped_are_read(
+    tmp_path: Path, images: NDArray[np.uint8], monkeypatch: pytest.MonkeyPatch, mapped: bool
+) -> None:
+    path, rows = make_store(tmp_path / "s", images, shard_rows=25), [0, 3, 4, 5, 26, 59]
+    monkeypatch.setattr(reading, "network_file_system", lambda place: "NFS")
+    if not mapped:
+        monkeypatch.setattr(reading, "_map_pages", lambda start, nbytes: False)
+    out = np.zeros((len(rows), *images.shape[1:]), np.uint8)
+    read(path, "mmap", rows, out)
+    assert np.array_equal(out, images[rows])
+
+
 def test_auto_takes_mmap_for_a_small_local_store(store: Path) -> None:
     name, why = choose_reader(open_store(store))
     assert (name, "local" in why) == ("mmap", True)

@@ -95,7 +95,7 @@ def test_processes_of_pbsdsh_that_name_no_task_are_refused_with_the_command_to_r
     work = shlex.join([*PREP, "work", str(planned), "--tasks", "4", "--workers", "1"])
     printed = run_job(planned.parent, "2:ncpus=2:mpiprocs=2", f"pbsdsh -- {work}")
     assert printed.count("--task $PBS_NODENUM --tasks NODES") == 4
-    assert not list((planned / "journals").glob("*"))
+    assert not list((planned / ".build/journals").iterdir())
 
 
 @pytest.mark.long

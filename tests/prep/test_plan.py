@@ -133,6 +133,23 @@ def test_what_a_killed_plan_left_is_cleared(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".build", "images-00000.npy"]
 
 
+def test_files_that_appear_in_out_while_the_source_is_listed_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = open_imagenet(make_tree(tmp_path / "src")), tmp_path / "out"
+    entries = source.entries
+
+    def listed_while_another_store_is_copied_there() -> Iterator[Entry]:
+        out.mkdir(exist_ok=True)
+        (out / "images-00000.npy").write_bytes(b"mine")
+        yield from entries()
+
+    monkeypatch.setattr(source, "entries", listed_while_another_store_is_copied_there)
+    with pytest.raises(BuildError, match="no unfinished build: it is not empty"):
+        make_plan(source, out, SMALL)
+    assert tree_bytes(out) == {"images-00000.npy": b"mine"}
+
+
 def test_without_its_plan_a_build_with_done_blocks_is_left_alone(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
     plan = make_plan(open_imagenet(tree), tmp_path / "out", SMALL)

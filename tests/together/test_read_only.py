@@ -16,6 +16,7 @@ import pytest
 from decodeonce import Loader, open_store
 from decodeonce.cli import _run
 from decodeonce.prep import Recipe, Work, make_plan, open_imagenet, work
+from decodeonce.store import stage_store
 from tests import disks
 from tests.pictures import tree_bytes
 from tests.together.processes import ROOT, build_words
@@ -29,7 +30,7 @@ WRITING = {
     "plan imagenet TREE DISK/new FLAGS": "disk/new",
     "work DISK/planned": "disk/planned/.build/journals/0of1",
     "finish DISK/worked --max-bad 2": "disk/worked/",
-    "stage DISK/store DISK/part --node 0 --nodes 1": "disk/part",
+    "stage DISK/store DISK/new --node 0 --nodes 1": "disk/new",
     "stage DISK/store DISK/empty --node 0 --nodes 1": "disk/empty/.stage",
     "export DISK/store DISK/exported --as folder": "disk/.exported.export",
     "convert DISK/store DISK/converted --format hdf5": "disk/converted",
@@ -48,6 +49,8 @@ READING = {
     "status DISK/store": "13",
     "status DISK/worked": "15",
     "show DISK/store --out HERE/sheet.png": "13 pictures",
+    "repair DISK/store": "whole, 13 rows",
+    "stage DISK/store DISK/part --node 0 --nodes 2": "rows 0..5 of the 13",
     "stage DISK/store HERE/part --node 0 --nodes 2": "done",
     "export DISK/store HERE/exported --as folder": "13 pictures",
 }
@@ -63,6 +66,7 @@ def disk(
             (disk / name).mkdir()
         for name, data in undisturbed.items():
             (disk / "store" / name).write_bytes(data)
+        stage_store(open_store(disk / "store"), disk / "part", rows=range(6))
         make_plan(open_imagenet(tree), disk / "planned", recipe)
         shutil.copytree(disk / "planned", disk / "worked")
         work(disk / "worked", Work(max_bad="2"))

@@ -315,7 +315,7 @@ def run_build(job: Job) -> None:
     say_found(job)
     if job.dry_run:
         return say_dry_run(job)
-    if prep.is_built(job.source, job.out, job.recipe):
+    if prep.is_built(job.source, job.out, job.recipe, job.expect):
         prep.finish(job.out, job.work.allowance)  # which clears up where one was killed
         return say_built(job.out)
     with build_progress() as progress:
@@ -381,7 +381,7 @@ def say_dry_run(job: Job, where: Workplace | None = None) -> None:
     from decodeonce.cli.dryrun import Here, dry_run
     from decodeonce.prep import is_built
 
-    if is_built(job.source, job.out, job.recipe):
+    if is_built(job.source, job.out, job.recipe, job.expect):
         return say_built(job.out)
     where = where or Here(job.work.workers)
     for line in dry_run(job.source, job.out, job.recipe, where, job.work.allowance, expect=job.expect):

@@ -14,11 +14,11 @@ from decodeonce.host import usable_cores
 from decodeonce.prep import Recipe, Source
 from decodeonce.prep.allowance import Allowance
 from decodeonce.prep.blocks import Blocks
-from decodeonce.prep.build import check_expected, check_listing, check_same, need
+from decodeonce.prep.build import check_listing, check_same, need
 from decodeonce.prep.crew import WorkerDied
 from decodeonce.prep.jobs.base import clock
 from decodeonce.prep.place import check_place
-from decodeonce.prep.plan import Listing, Plan, plan_facts, read_plan, scan
+from decodeonce.prep.plan import Listing, Plan, check_expected, plan_facts, read_plan, scan
 from decodeonce.prep.preflight import Need, check_room, find_storage, room_sentences, stripe_advice
 from decodeonce.prep.recipe import decoder_versions
 from decodeonce.store import StorePaths

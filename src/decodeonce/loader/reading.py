@@ -5,11 +5,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import mmap
-import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
@@ -143,12 +142,15 @@ def _map_pages(start: Pixels, nbytes: int) -> bool:
 
     Reading them could otherwise end this process with SIGBUS.
     """
-    if not sys.platform.startswith("linux"):
-        return False
     first = start.ctypes.data & -mmap.PAGESIZE
-    length = start.ctypes.data + nbytes - first
+    return bool(_madvise()(first, start.ctypes.data + nbytes - first, MADV_POPULATE_READ) == 0)
+
+
+@cache
+def _madvise() -> Any:
     madvise = ctypes.CDLL(None).madvise
-    return bool(madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), MADV_POPULATE_READ) == 0)
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return madvise
 
 
 def make_reader(store: Store, files: ShardFiles, name: str) -> tuple[Reader, str]:

@@ -13,7 +13,7 @@ from decodeonce.host import network_file_system
 from decodeonce.prep.changes import changes
 from decodeonce.prep.finish import finish
 from decodeonce.prep.place import check_place, is_built
-from decodeonce.prep.plan import Listing, Plan, plan_facts, read_plan, scan, write_facts, write_plan
+from decodeonce.prep.plan import Listing, Plan, check_expected, plan_facts, read_plan, scan, write_facts, write_plan
 from decodeonce.prep.preflight import OTHER_FILES, Need, check_room, find_storage
 from decodeonce.prep.recipe import Recipe, decoder_versions, differences
 from decodeonce.prep.sources import Source
@@ -33,7 +33,7 @@ from decodeonce.store.files import (
 )
 from decodeonce.store.layout import missing_advice
 from decodeonce.store.manifest import canonical
-from decodeonce.wording import counted, quoted
+from decodeonce.wording import quoted
 
 
 def make_plan(source: Source, out: Path, recipe: Recipe, expect: int | None = None) -> Plan:
@@ -59,6 +59,7 @@ def make_plan(source: Source, out: Path, recipe: Recipe, expect: int | None = No
         check_listing(source, listing)
     make_folder(paths.root)
     with locked(paths.build):  # of two plans at once, as of a job that was sent twice, the later one finds the other's
+        make_folder(paths.build)  # which says so where nothing can be written
         planned = paths.plan.exists()  # asked first: a finish writes store.json before it removes the plan
         check_place(paths, source)
         if planned:
@@ -75,16 +76,6 @@ def check_listing(source: Source, listing: Listing) -> None:
         tried = f"; all {listing.candidates} candidates are rejects, first "
         why = f"{tried}{listing.rejects[0]}" if listing.rejects else ""
         raise BuildError(f"{source.root}: no picture in it{why}; taken for {source.found}")
-
-
-def check_expected(source: Source, found: int, expect: int | None) -> None:
-    """Raise BuildError unless a source lists as many pictures as expected."""
-    if expect is not None and found != expect:
-        what = f"{counted(found, 'picture')} found in {counted(len(source.classes()), 'class', 'classes')}"
-        raise BuildError(
-            f"{source.root}: {what}, --expect says {expect}; look for what is missing or new (a file server that is "
-            "away hides its files), or give the right number"
-        )
 
 
 def _stamped_plan(paths: StorePaths, source: Source, recipe: dict[str, Any]) -> Plan | None:
@@ -185,12 +176,12 @@ def _reserve_shards(plan: Plan) -> None:
 
 def plan_unless_built(source: Source, out: Path, recipe: Recipe, expect: int | None = None) -> Plan | None:
     """`make_plan`; None where `out` is this very store, finished before or meanwhile. Raises as `is_built`, too."""
-    if is_built(source, out, recipe):
+    if is_built(source, out, recipe, expect):
         return None
     try:
         return make_plan(source, out, recipe, expect)
     except (BuildError, OSError):
-        if not is_built(source, out, recipe):
+        if not is_built(source, out, recipe, expect):
             raise
         return None
 

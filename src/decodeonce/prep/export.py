@@ -64,6 +64,7 @@ def export_store(
     paths, facts = ExportPaths(Path(dest)), settings.facts(source)
     _check_place(source, paths)
     with locked(paths.work):
+        make_folder(paths.work)  # which says so where nothing can be written
         claimed = _is_claimed(paths, facts)
         renamed = claimed and not paths.pictures.exists()  # by a run that was killed just then
         there = os.path.lexists(paths.dest)

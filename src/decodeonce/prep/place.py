@@ -8,10 +8,11 @@ import re
 from pathlib import Path
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.plan import Listing, scan
+from decodeonce.prep.plan import Listing, check_expected, scan
 from decodeonce.prep.recipe import Recipe, decoder_versions, differences
 from decodeonce.prep.sources import Source
 from decodeonce.store import Manifest, StorePaths, open_store
+from decodeonce.store.files import LOCK
 from decodeonce.store.manifest import canonical
 from decodeonce.store.table import read_rejects
 from decodeonce.wording import counted
@@ -23,7 +24,7 @@ OURS_IN_BUILD = re.compile(
 )
 
 
-def is_built(source: Source, out: Path, recipe: Recipe) -> bool:
+def is_built(source: Source, out: Path, recipe: Recipe, expect: int | None = None) -> bool:
     """Whether `out` is the finished store of this source and recipe, with all its files; nothing is decoded for that.
 
     Raises BuildError, which says what differs, where it is another store, StoreError where it is damaged. The source
@@ -38,6 +39,7 @@ def is_built(source: Source, out: Path, recipe: Recipe) -> bool:
     if told := _differences(source.manifest_facts(planned, "")["recipe"], found.recipe):
         raise BuildError(_is_here(out, told))
     listing = scan(source, recipe.boxes_a_row)
+    check_expected(source, listing.candidates, expect)
     wanted = source.manifest_facts(planned, listing.digest)["source"]
     if told := _differences(wanted, found.source):
         if wanted["digest"] == listing.digest != found.source.get("digest"):  # no store's that is converted
@@ -77,6 +79,8 @@ def check_place(paths: StorePaths, source: Source) -> None:
     foreign = [path for path in paths.root.iterdir() if path.name not in ours and not OURS.fullmatch(path.name)]
     if paths.build.exists():
         foreign += [path for path in paths.build.iterdir() if not OURS_IN_BUILD.fullmatch(path.name)]
-    if foreign or (any(paths.root.iterdir()) and not paths.build.exists()):
+    # A plan that is being made locks `.build` before it makes anything else there.
+    begun = paths.build.exists() and os.listdir(paths.build) != [LOCK]
+    if foreign or (not begun and {path.name for path in paths.root.iterdir()} - {paths.build.name}):
         found = f"{foreign[0].name} is in it" if foreign else "it is not empty"
         raise BuildError(f"{paths.root}: no unfinished build: {found}; choose another OUT")

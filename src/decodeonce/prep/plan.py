@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -35,6 +36,7 @@ from decodeonce.store.layout import missing_advice
 from decodeonce.store.manifest import canonical, manifest_digest
 from decodeonce.store.table import REJECT_COLUMNS, line, read_rejects, reject_line
 from decodeonce.store.writer import write_array
+from decodeonce.wording import counted, quoted
 
 PLAN_VERSION = 2
 ROW = np.dtype(
@@ -212,7 +214,7 @@ class Plan:
         try:
             array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
         except ValueError:  # which quotes what is in the file
-            raise BuildError(f"{path}: damaged; remove {self.paths.root} and build again") from None
+            raise BuildError(f"{path}: damaged; remove {quoted(str(self.paths.root))} and build again") from None
         return array
 
     @cached_property
@@ -275,11 +277,22 @@ def read_plan(paths: StorePaths) -> Plan:
 
 
 def removed(error: OSError, out: Path) -> Stopped | None:
-    """What a task says when a file of its build, which was there when it began, is there no more; None otherwise."""
-    if error.errno not in REPLACED:
+    """What a task says when its build was removed, or may be out of sight, while it worked; None for all else."""
+    hidden = missing_advice(out)
+    if error.errno not in REPLACED or (StorePaths(out).plan.exists() and not hidden and error.errno != errno.ESTALE):
         return None
-    what = f"{error.filename or out}: {error.strerror}; another process has removed it"
-    return Stopped(f"{what}; {missing_advice(out)}run the same command again")
+    what = f"{error.filename or out}: {error.strerror}"
+    return Stopped(f"{what}; {hidden or 'another process has removed it: '}run the same command again")
+
+
+def check_expected(source: Source, found: int, expect: int | None) -> None:
+    """Raise BuildError unless a source lists as many pictures as expected."""
+    if expect is not None and found != expect:
+        what = f"{counted(found, 'picture')} found in {counted(len(source.classes()), 'class', 'classes')}"
+        raise BuildError(
+            f"{source.root}: {what}, --expect says {expect}; look for what is missing or new (a file server that is "
+            "away hides its files), or give the right number"
+        )
 
 
 def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[str, str]) -> dict[str, Any]:

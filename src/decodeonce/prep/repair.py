@@ -27,6 +27,7 @@ from decodeonce.host import allow_open_files, usable_cores
 from decodeonce.prep.recipe import decoder_versions
 from decodeonce.prep.repair_reasons import Reason, row_sentences
 from decodeonce.store import Report, Sample, Shard, Store, StorePaths, mend, verify_store
+from decodeonce.store.disk import LINK
 from decodeonce.store.files import LOCK, ShardFile, empty_folder, locked
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.lines import FoundLines
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from decodeonce.prep.repair_rows import Origin, Right
     from decodeonce.prep.sources.base import Row
 
-LINK = "a symbolic link, and nothing is written through links; put the file itself there and run this again"
+REPLACE_LINK = "put the file itself there and run this again"
 NOTHING_GIVEN = Reason("give what the store was built from, or a store that has it, with --source")
 
 
@@ -332,7 +333,7 @@ class _Mending:
             if (name := self._shard_of(row).file) in self._file_reasons:
                 self._row_files[row] = name
             elif (self._paths.root / name).is_symlink():
-                self._row_reasons[row] = Reason(f"{name} is {LINK}")
+                self._row_reasons[row] = Reason(f"{name} is {LINK}; {REPLACE_LINK}")
             elif self._origin is None:
                 self._row_reasons[row] = NOTHING_GIVEN
             elif (sample := self._sample(row)) is None:
@@ -389,7 +390,7 @@ def _no_file(path: Path, *, shard: bool = False) -> str:
     if stat.S_ISREG(mode):
         return ""
     if stat.S_ISLNK(mode):
-        return f"{path}: {LINK}"
+        return f"{path}: {LINK}; {REPLACE_LINK}"
     return f"{path}: a folder, pipe or device, expected a file; remove it and run this again"
 
 

@@ -18,8 +18,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from decodeonce.store.layout import PRIVATE_FOLDER
+from decodeonce.store.layout import INSIDE_PRIVATE, PRIVATE_FOLDER
 
+LINK = "a symbolic link, and nothing is written through links in a store"
 # Never for everybody to write, whatever the umask.
 FILE_MODE, FOLDER_MODE = 0o664, 0o775
 
@@ -80,15 +81,20 @@ def _parent(path: Path) -> Iterator[tuple[int | None, str]]:
     """The parent folder of `path` as a descriptor, and the name in it; no descriptor outside of private folders.
 
     From the innermost private folder on, each folder is opened in turn, none through a link. Errors name `path`.
+    A folder of the user's own with such a name is no private one: what lies in it has other names.
     """
     parts = path.parts
-    private = [index for index, part in enumerate(parts[:-1]) if PRIVATE_FOLDER.fullmatch(part)]
+    private = [
+        index
+        for index, part in enumerate(parts[:-1])
+        if PRIVATE_FOLDER.fullmatch(part) and INSIDE_PRIVATE.fullmatch("/".join(parts[index + 1 : -1]))
+    ]
     folder: int | None = None
     try:
         if private:
             folder = os.open(Path(*parts[: private[-1]]), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             for index in range(private[-1], len(parts) - 1):
-                outer, flags = folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+                outer, flags = folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
                 if os.path.islink(within := Path(*parts[: index + 1])):
                     raise _link_error(within)
                 folder = os.open(parts[index], flags, dir_fd=outer)
@@ -104,8 +110,7 @@ def _parent(path: Path) -> Iterator[tuple[int | None, str]]:
 
 
 def _link_error(path: Path) -> OSError:
-    what = "a symbolic link; decodeonce does not write through links in a store: put the file or folder itself there"
-    return OSError(errno.ELOOP, what, str(path))
+    return OSError(errno.ELOOP, LINK, str(path))
 
 
 def fallocate(fd: int, offset: int, nbytes: int) -> None:

@@ -12,7 +12,7 @@ import secrets
 import stat
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,6 +28,7 @@ _FALLOC_UNSUPPORTED = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 _LOCK_UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 _UNWRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM}
 LOCK = "lock"  # in the private folder that `locked` guards
+LOCK_TRIES = 1000  # ten seconds
 
 
 def page_aligned_buffer(nbytes: int) -> memoryview:
@@ -172,52 +173,54 @@ def locked(folder: Path, *, waits_for: str = "") -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):
-            if os.listdir(folder) == [LOCK]:
-                disk.unlink(folder / LOCK)
-                disk.rmdir(folder)
         if fd is not None:
-            disk.close(fd)
+            with suppress(OSError):
+                if os.listdir(folder) == [LOCK]:
+                    disk.unlink(folder / LOCK)
+            disk.close(fd)  # before the folder goes: NFS keeps a name for a removed file that is open
+            with suppress(OSError):  # not empty, above all
+                disk.rmdir(folder)
 
 
 def _lock(folder: Path, waits_for: str) -> int | None:
-    path, deadline = folder / LOCK, time.monotonic() + 10 * NAME_SECONDS
+    """A descriptor of the folder's lock file, locked; None if nothing can be written there."""
+    path, tries = folder / LOCK, 0
     while True:
-        try:
-            make_folder(folder)
-            fd = disk.open_file(path, os.O_RDWR | os.O_CREAT)
-        except OSError as error:
-            if error.errno in _UNWRITABLE and folder.is_dir():
-                return None
-            # The holder before has just removed the folder, or another node has just made it.
-            if error.errno not in REPLACED or time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-            continue
-        try:
-            _flock(fd, folder, waits_for)
-            if os.path.samestat(os.fstat(fd), os.lstat(path)):
-                return fd
-        except OSError as error:
-            if error.errno not in REPLACED:
-                disk.close(fd)
-                raise
-        except BaseException:  # Ctrl-C while waiting
-            disk.close(fd)
-            raise
-        disk.close(fd)  # the holder before removed this file: lock the one that has its name now
+        with ExitStack() as opened:
+            try:
+                make_folder(folder)
+                fd = disk.open_file(path, os.O_RDWR | os.O_CREAT)
+                opened.callback(disk.close, fd)
+                if _waited_for_lock(fd, folder, waits_for):
+                    tries = 0
+                if os.path.samestat(os.fstat(fd), os.lstat(path)):
+                    opened.pop_all()
+                    return fd
+                error = OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+            except OSError as failed:
+                error = failed
+        if error.errno in _UNWRITABLE and folder.parent.is_dir():
+            return None
+        # The holder before has just removed the file or the folder, or another node has just made them.
+        tries += 1
+        if error.errno not in REPLACED or tries > LOCK_TRIES:
+            raise error
+        time.sleep(0.01)
 
 
-def _flock(fd: int, folder: Path, waits_for: str) -> None:
+def _waited_for_lock(fd: int, folder: Path, waits_for: str) -> bool:
+    """Lock a file; return whether another process had it locked."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         if waits_for:
             logging.getLogger("decodeonce").warning("%s: waits for %s, which is at it", folder.parent, waits_for)
         fcntl.flock(fd, fcntl.LOCK_EX)
+        return True
     except OSError as error:
         if error.errno not in _LOCK_UNSUPPORTED:
             raise
+    return False
 
 
 @contextmanager
@@ -237,16 +240,16 @@ def open_regular(path: Path) -> int:
     Where another process has just put a new file in its place, a network file system may still give the old one, which
     cannot be read any more: then the name is asked for again when nobody remembers it.
     """
-    fd = _open(path)
-    try:
-        regular = _is_regular(fd, path)
-    except OSError as error:
-        disk.close(fd)
-        if error.errno not in REPLACED:
-            raise
-        time.sleep(NAME_SECONDS)
+    for last in (False, True):
         fd = _open(path)
-        regular = _is_regular(fd, path)
+        try:
+            regular = _is_regular(fd, path)
+            break
+        except OSError as error:
+            disk.close(fd)
+            if last or error.errno not in REPLACED:
+                raise
+            time.sleep(NAME_SECONDS)
     if not regular:
         disk.close(fd)
         raise _not_regular(path)

@@ -11,6 +11,8 @@ from decodeonce.wording import quoted
 
 # Folders that commands make for themselves: in a store, next to an export, next to a store.
 PRIVATE_FOLDER = re.compile(r"\.(build|stage|repair)|\..+\.export|.+\.jobs", re.DOTALL)
+# The folders in them, the last of which are the classes of an export.
+INSIDE_PRIVATE = re.compile(r"|journals|scratch|pictures(/[^/]+)?", re.DOTALL)
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,7 @@ def stage_store(
             if claimed:
                 sync_folder(paths.staging)  # who claimed it may have been killed before this
             else:
+                make_folder(paths.staging)  # which says so where nothing can be written
                 write_atomic(paths.claim, [part.to_bytes()])
             copied = _fill(source, paths, rows, threads, progress or (lambda rows: None))
             _publish(source, paths, part)

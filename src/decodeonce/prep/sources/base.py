@@ -268,6 +268,8 @@ def file_entry(root: Path, name: bytes, label: int, links: Links | None = None) 
             if links is not None and links.lead_out(path):
                 return Entry(name, label, 0, 0, OUTSIDE)
     except OSError as error:
+        if error.errno in PASSING_ERRORS:  # a server that is away answers no question about links either
+            raise failure_from(error, path) from None
         if links is not None and links.lead_out(path):  # whoever may look there
             return Entry(name, label, 0, 0, OUTSIDE)
         raise_unless_its_own(error, path)
