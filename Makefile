@@ -6,15 +6,16 @@ VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' src/decodeonce/__ini
 # Modules of another environment would shadow what .venv has.
 unexport PYTHONPATH PYTHONHOME
 
-.PHONY: help demo test lint docs linkcheck notebook dist image release-check bench peers test-all test-oldest soak fuzz clean env
+.PHONY: help demo test test-all lint docs linkcheck notebook dist image release-check bench peers test-oldest soak fuzz \
+	lock lock-check clean env env-demo env-test env-dev
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 20
 
-demo: env $(if $(IMAGENET),,$(SAMPLE).done) ## pictures to a store to batches, with rates (IMAGENET=/path: from a real tree)
+demo: env-demo $(if $(IMAGENET),,$(SAMPLE).done) ## pictures to a store to batches, with rates (IMAGENET=/path: from a real tree)
 	$(RUN) examples/demo.py "$(or $(IMAGENET),$(SAMPLE))"
 
-test: env ## the tests, in five minutes: every module, command and promise once
+test: env-test ## the tests, in five minutes: every module, command and promise once
 	$(RUN) -m pytest -n 2 --dist loadgroup
 
 lint: env ## ruff and mypy
@@ -71,14 +72,21 @@ soak: env ## does anything grow? 10 GB built, verified, streamed for half an hou
 clean: ## remove what these made, all but .venv
 	rm -rf build .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-# Every time, for it is quick: headers may have been installed since, or a second Pillow.
-env:
+lock: env ## resolve pyproject.toml into constraints.txt, for every declared Python
+	$(RUN) -m tools.lock
+
+lock-check: env ## check that constraints.txt resolves on every declared Python, without installing anything
+	$(RUN) -m tools.lock --check
+
+# Every time, since it is quick: headers may have been installed since, or a second Pillow.
+env: env-dev
+env-demo env-test env-dev:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo 'setup: error: Python 3.10 or newer is needed: make PYTHON=python3.11 ...' >&2; exit 1; }
-	@$(PYTHON) tools/setup_env.py
+	@$(PYTHON) tools/setup_env.py $(@:env-%=%)
 
 # A tree without its .done was left half made.
-$(SAMPLE).done: | env
+$(SAMPLE).done: | env-demo
 	@rm -rf $(SAMPLE)
 	.venv/bin/prep sample $(SAMPLE)
 	@touch $@

@@ -1,4 +1,7 @@
-"""Make `.venv` and install this project in it for development; under a second when nothing is to be done.
+"""Make `.venv` and install this project in it; under a second when nothing is to be done.
+
+The level says what for: demo (run it), test (run its tests, too) or dev (everything). A later run for a higher level
+adds to the same `.venv`.
 
 pillow-simd is compiled for this machine's CPU. Where that cannot be, stock Pillow goes in, and a later run tries again;
 so it does where headers of WebP or TIFF have come since.
@@ -8,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import hashlib
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -28,6 +33,13 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "setup.json"
 LOG = VENV / "setup.log"
+TEMPORARY = VENV / "tmp"
+LEVELS = ("demo", "test", "dev")  # extras of pyproject.toml
+STARTED = time.monotonic()
+# Seconds between two lines about a command that runs, where they do not go to a terminal.
+REPORT_SECONDS = 15
+# What pip prints when it begins something.
+ACTION = re.compile(r"Collecting|Downloading|Processing|Preparing|Building|Installing|WARNING: Retrying")
 INPUTS = ("pyproject.toml", "constraints.txt", "tools/setup_env.py")
 PILS = ("pillow", "pillow-simd")
 BEST_PIL = "pillow-simd" if (sys.platform, platform.machine()) == ("linux", "x86_64") else "pillow"
@@ -81,28 +93,93 @@ def say(text: str) -> None:
 
 
 def run(*command: str | Path, venv: Path = VENV, **variables: str) -> None:
-    """Run a command with its output into the environment's log; SetupError with the line that tells why it failed."""
+    """Run a command, its output in the environment's log; raise SetupError with the lines that say why it failed."""
     environment = {name: value for name, value in os.environ.items() if name not in MISLEADING} | variables
     path = venv / LOG.name
     with path.open("a+") as log:
         print("$", *command, file=log, flush=True)
-        status = subprocess.run(
+        begin = path.stat().st_size
+        with subprocess.Popen(
             command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
-        ).returncode
-    if status:
-        lines = [line.strip() for line in path.read_text(errors="replace").rpartition("\n$ ")[2].splitlines()]
-        # Where pip shows a build's output whole, the last line of that says more than pip's own.
-        lines = lines[: lines.index("[end of output]")] if "[end of output]" in lines else lines
-        telling = [line for line in lines if line.startswith(("ERROR:", "E:"))] or [line for line in lines if line]
-        raise SetupError(f"{' '.join(map(str, command))}: {telling[-1]} (exit {status}; all of it in {path})")
+        ) as process:
+            show_progress(process, path, begin)
+    if process.returncode:
+        why = "\n  ".join(telling_lines(output_since(path, begin)))
+        raise SetupError(f"{' '.join(map(str, command))} failed (exit {process.returncode}; log: {path}):\n  {why}")
+
+
+def output_since(log: Path, begin: int) -> list[str]:
+    """The lines that a log got since it had so many bytes."""
+    lines = log.read_bytes()[begin:].decode(errors="replace").splitlines()
+    return [line.strip() for line in lines if line.strip()]
+
+
+def telling_lines(lines: list[str]) -> list[str]:
+    """Those lines of a failed command's output that say why: pip's errors with the conflict they name, or the last."""
+    if "[end of output]" in lines:  # pip shows a failed compilation's output whole
+        return lines[: lines.index("[end of output]")][-5:]
+    first = next((number for number, line in enumerate(lines) if line.startswith(("ERROR:", "E:"))), -1)
+    lines = lines[first:]
+    end = next((number for number, line in enumerate(lines) if line.startswith("To fix this")), len(lines))
+    # One of pip's lines lists every release that needs another Python.
+    return [line if len(line) < 400 else f"{line[:100]} … {line[-250:]}" for line in lines[:end][:20]]
+
+
+def show_progress(process: subprocess.Popen[bytes], log: Path, begin: int) -> None:
+    """Wait for a process; show the elapsed time, the size of the environment and the last line of the log meanwhile."""
+    terminal, shown, cuda = sys.stdout.isatty(), time.monotonic(), False
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1)
+            break
+        lines = output_since(log, begin)
+        if not cuda and any(re.match(r"(Collecting|Downloading) (nvidia|cuda)", line) for line in lines):
+            cuda = True
+            say("pip found torch with CUDA only: about 2.5 GB to download, 5.5 GB in .venv")
+        if terminal or time.monotonic() - shown >= REPORT_SECONDS:
+            shown = time.monotonic()
+            minutes, seconds = divmod(round(shown - STARTED), 60)
+            text = f"setup:   {minutes}:{seconds:02}, {megabytes(log.parent):,} MB in {log.parent.name}: "
+            text = (text + next(filter(ACTION.match, reversed(lines)), ""))[
+                : shutil.get_terminal_size((120, 24)).columns - 1
+            ]
+            print(f"\r\x1b[K{text}" if terminal else text, end="" if terminal else "\n", flush=True)
+    if terminal:
+        print("\r\x1b[K", end="", flush=True)
+
+
+def megabytes(folder: Path) -> int:
+    """The size of a folder's files, without following links; files that vanish meanwhile count as none."""
+    total = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(path, name)).st_size
+    return total // 1_000_000
 
 
 def pip(*arguments: str, venv: Path = VENV, **variables: str) -> None:
     """Run pip in .venv, its build environments under the constraints too (newer releases have a variable for those)."""
-    pins = {"PIP_CONSTRAINT": "constraints.txt", "PIP_BUILD_CONSTRAINT": "constraints.txt"}
+    pins = {"PIP_CONSTRAINT": "constraints.txt", "PIP_BUILD_CONSTRAINT": "constraints.txt", "PIP_PROGRESS_BAR": "off"}
     python = venv / "bin" / "python"
     options = ("--disable-pip-version-check", "--no-input")
-    run(python, "-m", "pip", *options, *arguments, venv=venv, **{**pins, **variables})
+    scratch = venv / TEMPORARY.name  # where downloads show in the size of the environment, and /tmp may be small
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    try:
+        run(
+            python,
+            "-m",
+            "pip",
+            *arguments[:1],
+            *options,
+            *arguments[1:],
+            venv=venv,
+            TMPDIR=str(scratch),
+            **{**pins, **variables},
+        )
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def answer(code: str) -> str:
@@ -124,7 +201,7 @@ def make_venv() -> None:
         return
     if not util.find_spec("ensurepip"):
         raise SetupError("this Python cannot make environments; apt-get install python3-venv, then run make again")
-    say(f"making .venv with Python {platform.python_version()}")
+    say(f"1/3 .venv with Python {platform.python_version()}")
     shutil.rmtree(VENV, ignore_errors=True)
     VENV.mkdir(exist_ok=True)
     base = getattr(sys, "_base_executable", sys.executable)  # the running one may just have been removed
@@ -185,8 +262,8 @@ def cure(pieces: Collection[Piece]) -> str:
     return f"apt-get install {debian} (Fedora, RHEL: dnf install {fedora}), then run make again"
 
 
-def choose_pil(*, apt: bool, failed: bool) -> str:
-    """The best PIL that can be installed here; says why where that is not the best there is."""
+def choose_pil(live: str, *, apt: bool, failed: bool) -> str:
+    """The best PIL that can be installed here; if that is not the best there is, say why when it is installed."""
     missing = missing_pieces() if BEST_PIL == "pillow-simd" else []
     if missing and apt:
         apt_install(missing)
@@ -196,7 +273,8 @@ def choose_pil(*, apt: bool, failed: bool) -> str:
     why, remedy = f"pillow-simd did not compile (see {LOG})", f"remove {STAMP} and run make again"
     if missing:
         why, remedy = f"pillow-simd needs {', '.join(piece.name for piece in missing)}", cure(missing)
-    say(f"stock Pillow, 1.6 times slower at decoding and resizing: {why}; {remedy}")
+    if live != "pillow":
+        say(f"stock Pillow decodes and resizes 1.6 times slower than pillow-simd, but {why}. For pillow-simd: {remedy}")
     return "pillow"
 
 
@@ -214,20 +292,20 @@ def formats_to_gain(*, apt: bool) -> tuple[str, ...]:
 def settle_pil(*, apt: bool, changed: bool, past: Past) -> Past:
     """Leave exactly one PIL in .venv, the best to be had; `changed`: the pins may have."""
     live = live_pil()
-    wanted = BEST_PIL if live == BEST_PIL else choose_pil(apt=apt, failed=past.failed)
+    wanted = BEST_PIL if live == BEST_PIL else choose_pil(live, apt=apt, failed=past.failed)
     gain = formats_to_gain(apt=apt) if wanted == "pillow-simd" else ()
     again = live == wanted and not set(gain) <= set(past.tried)
     if live == wanted and not changed and not again:
         return past
     if live != wanted or again:
-        say(f"installing {wanted}" + (", compiled for this CPU: half a minute" if wanted == "pillow-simd" else ""))
+        say(f"3/3 {wanted}" + (", compiled for this CPU" if wanted == "pillow-simd" else ""))
     if live != wanted:
         pip("uninstall", "-y", *PILS)
     # A wheel in pip's cache may come from another CPU, without AVX2 or with more than this one has.
     options = ["--no-cache-dir", "--no-binary", "pillow-simd"] if wanted == "pillow-simd" else []
     options += ["--force-reinstall", "--no-deps"] if again else []  # the old one stays where this fails
     try:
-        pip("install", *options, wanted, CC=shlex.join(compiler()))
+        pip("install", "--no-compile", *options, wanted, CC=shlex.join(compiler()))
     except SetupError:
         if wanted == "pillow":
             raise
@@ -255,25 +333,31 @@ def remake(make: Callable[[], None], *, stamp: Path, inputs: Iterable[Path]) -> 
 def main() -> int:
     """Bring .venv up to date."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("level", nargs="?", choices=LEVELS, default=LEVELS[-1], help="what to install (default: dev)")
     parser.add_argument("--apt", action="store_true", help="install missing Debian packages with apt-get; needs root")
-    apt = parser.parse_args().apt
-    started = time.monotonic()
+    options = parser.parse_args()
     inputs = hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in INPUTS)).hexdigest()
     try:
         make_venv()
         stamp = read_stamp()
-        if changed := stamp.get("inputs") != inputs:
-            say("installing decodeonce and its tools; the first time takes minutes, most of them for torch")
-            pip("install", "-e", ".[dev]", "simplejpeg")
+        level = max(options.level, stamp.get("level", LEVELS[0]), key=LEVELS.index)
+        if changed := (stamp.get("inputs"), stamp.get("level")) != (inputs, level):
+            torch = (
+                ""
+                if list(VENV.glob("lib/python3*/site-packages/torch"))
+                else "; with torch: 0.2 GB to download for CPUs only, 2.5 GB with CUDA"
+            )
+            say(f"2/3 packages for `{level}`{torch}")
+            pip("install", "--no-compile", "-e", f".[{level}]")  # Python compiles what is imported, in half the time
         known = Past(stamp.get("failed") == inputs, () if changed else tuple(stamp.get("tried", "").split()))
-        past = settle_pil(apt=apt, changed=changed, past=known)
+        past = settle_pil(apt=options.apt, changed=changed, past=known)
     except SetupError as error:
         print(f"setup: error: {error}", file=sys.stderr)
         return 1
     found = {"failed": inputs if past.failed else "", "tried": " ".join(past.tried)}
-    STAMP.write_text(json.dumps({"root": str(ROOT), "inputs": inputs, **found}))
+    STAMP.write_text(json.dumps({"root": str(ROOT), "inputs": inputs, "level": level, **found}))
     if changed:
-        say(f".venv is ready after {time.monotonic() - started:.0f} s, with {live_pil()}")
+        say(f".venv is ready after {time.monotonic() - STARTED:.0f} s: {megabytes(VENV):,} MB, with {live_pil()}")
     return 0
 
 
