@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+import pytest
+from PIL import Image, features
+
+# What PIL.features calls the libraries that a PIL can do without, by how the formats that need them begin.
+OPTIONAL_FORMATS = {"WEBP": "webp", "TIFF": "libtiff"}
 
 
 def picture(width: int, height: int, *, seed: int = 0, mode: str = "RGB") -> Image.Image:
@@ -59,6 +63,13 @@ def without_segments(data: bytes, marker: int) -> bytes:
 def segment(marker: int, content: bytes) -> bytes:
     """One segment of a JPEG."""
     return struct.pack(">BBH", 0xFF, marker, len(content) + 2) + content
+
+
+def need_format(name: str) -> None:
+    """Skip a test whose format, or name that begins with it, the installed PIL was built without."""
+    module = next((module for start, module in OPTIONAL_FORMATS.items() if name.upper().startswith(start)), "")
+    if module and not features.check(module):
+        pytest.skip(f"this PIL was built without {module}")
 
 
 def lossless_jpeg(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:

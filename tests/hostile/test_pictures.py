@@ -26,7 +26,7 @@ from decodeonce.prep.memory import PICTURE_BYTES, MemoryBound, TooMuchMemory, co
 from decodeonce.prep.sources.base import Entry, Row, Undecodable
 from decodeonce.store import open_store
 from decodeonce.store.table import read_rejects
-from tests.pictures import crc, encoded, jpeg, picture, segment
+from tests.pictures import crc, encoded, jpeg, need_format, picture, segment
 
 MIB = 1 << 20
 
@@ -134,6 +134,7 @@ BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
 def test_a_bomb_is_a_row_or_a_reject_within_the_bound(name: str, exif: str, recwarn: pytest.WarningsRecorder) -> None:
     before = resource.getrlimit(resource.RLIMIT_DATA)[0]
     make, told = BOMBS[name]
+    need_format(name)
     if told:
         with pytest.raises(Undecodable, match=f"^({told})"):
             decode(make(), exif=exif)

@@ -23,7 +23,7 @@ from PIL import Image
 
 from decodeonce.prep.geometry import Box, Fit, PixelBox, fit_to, pixel_box, upright
 from decodeonce.prep.memory import PICTURE_BYTES, MemoryBound, TooMuchMemory, could_take
-from decodeonce.prep.reasons import reason
+from decodeonce.prep.reasons import is_lossless, reason
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.base import Entry, LeftOut, Row, Undecodable
 from decodeonce.prep.usermap import MapError, MapSample, load_map, mapped
@@ -291,6 +291,8 @@ def _check_size(width: int, height: int) -> None:
 def _open(data: bytes) -> Image.Image:
     image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
     _check_size(*image.size)
+    if image.format == "JPEG" and is_lossless(data):
+        raise OSError("libjpeg-turbo 3 reads some of these and 2 none: a store must not depend on Pillow's")
     return image
 
 

@@ -70,6 +70,12 @@ def _unread(data: bytes) -> str:
     return next((name for start, name in UNREAD.items() if data.startswith(start)), "")
 
 
+def is_lossless(data: bytes) -> bool:
+    """Whether a JPEG's frame header says that it is lossless."""
+    frame = _frame_at(data)
+    return frame is not None and data[frame + 1] in LOSSLESS
+
+
 def _special_jpeg(data: bytes) -> str:
     """What is special about a JPEG by its frame header; "" for nothing."""
     frame = _frame_at(data)
