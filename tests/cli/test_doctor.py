@@ -113,6 +113,7 @@ def test_a_pillow_is_advised_that_pip_would_install(monkeypatch: pytest.MonkeyPa
     """Of one for SSE4 alone, of one whose files went with another's, and of none."""
     mend = 'pip uninstall -y pillow pillow-simd, then pip install "decodeonce[prep]"'
     monkeypatch.setattr(pil, "_who_needs_pillow", list)
+    monkeypatch.setattr(pil, "_has_compiler", lambda: True)
     monkeypatch.setattr(pil, "_cpu_flags", lambda: {"avx2"})
     for live, level, advice in (
         (Pillow("pillow-simd", "12.0.0.post1", "SSE4", ("pillow-simd",)), "warn", pil.FOR_AVX2),
@@ -122,6 +123,51 @@ def test_a_pillow_is_advised_that_pip_would_install(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr("decodeonce.prep.pillow.find_pillow", lambda live=live: live)
         check = pil.pillow()
         assert (check.level, check.advice) == (level, advice)
+
+
+def test_without_a_compiler_stock_pillow_is_advised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip would remove Pillow, then fail to compile pillow-simd, and leave no PIL."""
+    monkeypatch.setattr(pil, "_who_needs_pillow", list)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setenv("CC", "/nowhere/cc -mavx2")
+    for live in (Pillow("pillow", "12.0.0", "no SIMD", ("pillow",)), Pillow("", "", "", ())):
+        monkeypatch.setattr("decodeonce.prep.pillow.find_pillow", lambda live=live: live)
+        advice = pil.pillow().advice
+        assert '"decodeonce[prep-pillow]"' in advice
+        assert "uninstall" not in advice
+
+
+def test_with_a_compiler_pillow_is_removed_once_pillow_simd_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pil, "_who_needs_pillow", list)
+    monkeypatch.setattr(pil, "_has_compiler", lambda: True)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    stock = Pillow("pillow", "12.0.0", "no SIMD", ("pillow",))
+    monkeypatch.setattr("decodeonce.prep.pillow.find_pillow", lambda: stock)
+    advice = pil.pillow().advice
+    assert advice.index("pip wheel") < advice.index("pip uninstall") < advice.index("pip install")
+
+
+@pytest.mark.parametrize(("simd", "compiler"), [("AVX2", 'CC="cc -mavx2" pip '), ("SSE4", "then pip ")])
+def test_missing_formats_are_named_with_a_command_that_compiles_as_before(
+    simd: str, compiler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = Pillow("pillow-simd", "12.0.0.post1", simd, ("pillow-simd",))
+    monkeypatch.setattr("decodeonce.prep.pillow.find_pillow", lambda: live)
+    monkeypatch.setattr("PIL.features.check", lambda name: name != "webp")
+    check = pil.formats_of_pil()
+    assert (check.level, check.found) == ("warn", "built without WebP: such pictures are rejected")
+    assert "install libwebp-dev (Fedora, RHEL: libwebp-devel)" in check.advice
+    assert f"{compiler}install --force-reinstall" in check.advice
+    monkeypatch.setattr("PIL.features.check", lambda name: True)
+    assert pil.formats_of_pil().level == "ok"
+
+
+def test_two_pils_are_replaced_by_one_compiled_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pil, "_who_needs_pillow", list)
+    monkeypatch.setattr(pil, "_has_compiler", lambda: True)
+    live = Pillow("", "", "AVX2", ("pillow-simd",))
+    monkeypatch.setattr("decodeonce.prep.pillow.find_pillow", lambda: live)
+    assert 'CC="cc -mavx2" pip install --no-cache-dir --no-binary pillow-simd "decodeonce[prep]"' in pil.pillow().advice
 
 
 def test_a_package_that_cannot_be_imported_is_red(site: Path) -> None:

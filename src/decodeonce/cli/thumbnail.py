@@ -48,7 +48,7 @@ def need_pillow(what: str) -> None:
     try:
         import PIL.Image  # noqa: F401
     except ImportError:
-        raise DecodeonceError(f'no Pillow here to {what}; install it with: pip install "decodeonce[prep]"') from None
+        raise DecodeonceError(f'no Pillow here to {what}; run: pip install "decodeonce[prep-pillow]"') from None
 
 
 def thumbnail(pixels: NDArray[np.uint8]) -> Image:

@@ -17,7 +17,7 @@ EXIF = ("ignore", "apply")
 ODD = ("keep", "reject")
 NO_BOX = ("whole", "skip")
 MOST_BOXES = 1000
-INSTALL = 'install them with: pip install "decodeonce[prep]"'
+INSTALL = 'run: pip install "decodeonce[prep]" (without a C compiler: "decodeonce[prep-pillow]")'
 
 
 @dataclass(frozen=True)

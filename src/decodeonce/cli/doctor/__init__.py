@@ -22,6 +22,7 @@ CHECKS: tuple[Callable[[], Check], ...] = (
     pil.pillow,
     pil.one_pil,
     pil.libjpeg_of_pil,
+    pil.formats_of_pil,
     software.simplejpeg,
     software.numpy,
     software.h5py,

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
+import shutil
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from decodeonce.cli.doctor.check import Check
 
-FOR_AVX2 = (
-    'CC="cc -mavx2" pip install --force-reinstall --no-deps --no-cache-dir --no-binary pillow-simd '
-    "pillow-simd (a store that is being built has to be finished first: other decoders, other plan)"
+if TYPE_CHECKING:
+    from decodeonce.prep.pillow import Pillow
+
+FINISH_FIRST = "(finish stores that are being built first: other decoders, other plan)"
+RECOMPILE = "pip install --force-reinstall --no-deps --no-cache-dir --no-binary pillow-simd pillow-simd"
+CC = 'CC="cc -mavx2" '
+FOR_AVX2 = f"{CC}{RECOMPILE} {FINISH_FIRST}"
+# In this order a compilation that fails leaves Pillow installed.
+TO_SIMD = "pip wheel --no-deps --no-cache-dir pillow-simd && pip uninstall -y pillow && pip install pillow_simd-*.whl"
+NO_COMPILER = (
+    'keep it: this is what "decodeonce[prep-pillow]" installs. '
+    "pillow-simd resizes in a third of the time, but needs a C compiler, and there is none here"
 )
-UNINSTALL = "pip uninstall -y pillow pillow-simd, then pip install"
+# By what PIL.features calls them: the format, and the packages on Debian and on Fedora.
+FORMATS = {
+    "webp": ("WebP", "libwebp-dev", "libwebp-devel"),
+    "libtiff": ("compressed TIFF", "libtiff-dev", "libtiff-devel"),
+}
+UNINSTALL = "pip uninstall -y pillow pillow-simd, then"
 NEEDS_PILLOW = re.compile(r"pillow(?![\w.-])(?!.*\bextra\b)", re.IGNORECASE)
 
 
@@ -23,16 +40,16 @@ def pillow() -> Check:
 
     found = find_pillow()
     if not found.name and found.installed:  # as after an uninstall of one of two
-        return Check("pillow", "bad", f"the files of {found.installed[0]} are gone", f"{UNINSTALL} {_fitting()}")
+        return Check("pillow", "bad", f"the files of {found.installed[0]} are gone", f"{UNINSTALL} {_install(found)}")
     if not found.name:
-        return Check("pillow", "warn", "not installed, so no `prep build` here", f"pip install {_fitting()}")
+        return Check("pillow", "warn", "not installed, so no `prep build` here", _install(found))
     if len(found.installed) > 1:
         return Check("pillow", "warn", found.description, "see one pil")
     if found.simd == "SSE4" and "avx2" in _cpu_flags():
         return Check("pillow", "warn", f"{found.description}, though this CPU has AVX2", FOR_AVX2)
     if found.name == "pillow" and platform.machine() == "x86_64" and not _who_needs_pillow():
-        advice = 'pip uninstall -y pillow, then pip install "decodeonce[prep]": resizes in a third of the time'
-        return Check("pillow", "warn", found.description, advice)
+        advice = f"{CC if 'avx2' in _cpu_flags() else ''}{TO_SIMD}: resizes in a third of the time {FINISH_FIRST}"
+        return Check("pillow", "warn", found.description, advice if _has_compiler() else NO_COMPILER)
     return Check("pillow", "ok", found.description)
 
 
@@ -40,23 +57,24 @@ def one_pil() -> Check:
     """Whether Pillow and pillow-simd are installed over each other: some files are then of one, some of the other."""
     from decodeonce.prep.pillow import find_pillow
 
-    installed = find_pillow().installed
-    if len(installed) < 2:
-        return Check("one pil", "ok", installed[0] if installed else "none")
-    both = " and ".join(f"{name} {metadata.version(name)}" for name in installed)
-    return Check("one pil", "bad", f"{both} are installed over each other", f"{UNINSTALL} {_fitting()}")
+    found = find_pillow()
+    if len(found.installed) < 2:
+        return Check("one pil", "ok", found.installed[0] if found.installed else "none")
+    both = " and ".join(f"{name} {metadata.version(name)}" for name in found.installed)
+    return Check("one pil", "bad", f"{both} are installed over each other", f"{UNINSTALL} {_install(found)}")
 
 
 def libjpeg_of_pil() -> Check:
     """Which libjpeg Pillow decodes with: odd pictures go through it."""
     from decodeonce.prep.pillow import find_pillow
 
-    if not find_pillow().name:
+    found = find_pillow()
+    if not found.name:
         return Check("libjpeg of pil", "warn", "no Pillow", "see pillow")
     try:
         from PIL import features
     except ImportError as error:
-        return Check("libjpeg of pil", "bad", f"Pillow cannot be imported: {error}", f"{UNINSTALL} {_fitting()}")
+        return Check("libjpeg of pil", "bad", f"Pillow cannot be imported: {error}", f"{UNINSTALL} {_install(found)}")
     turbo = features.version("libjpeg_turbo")
     if turbo:
         return Check("libjpeg of pil", "ok", f"libjpeg-turbo {turbo}")
@@ -64,10 +82,47 @@ def libjpeg_of_pil() -> Check:
     return Check("libjpeg of pil", "warn", f"libjpeg {features.version('jpg') or 'is missing'}, not -turbo", advice)
 
 
+def formats_of_pil() -> Check:
+    """Which formats Pillow was built without: pictures in them are rejected."""
+    from decodeonce.prep.pillow import find_pillow
+
+    found = find_pillow()
+    try:
+        from PIL import features
+    except ImportError:
+        return Check("formats of pil", "warn", "no Pillow", "see pillow")
+    missing = [names for module, names in FORMATS.items() if not features.check(module)]
+    if not missing:
+        return Check("formats of pil", "ok", " and ".join(names[0] for names in FORMATS.values()))
+    formats, debian, fedora = (list(names) for names in zip(*missing, strict=True))
+    packages = f"install {' '.join(debian)} (Fedora, RHEL: {' '.join(fedora)})"
+    command = f"{CC if found.simd == 'AVX2' else ''}{RECOMPILE}"
+    if found.name == "pillow":
+        packages, command = "take the wheel", "pip install --force-reinstall --no-deps --only-binary pillow pillow"
+    text = f"{packages}, then {command} {FINISH_FIRST}"
+    return Check("formats of pil", "warn", f"built without {' and '.join(formats)}: such pictures are rejected", text)
+
+
+def _install(found: Pillow) -> str:
+    """The pip command for the extra that fits here; one compiled for AVX2 replaces one that was."""
+    fitting = _fitting()
+    compiled = found.simd == "AVX2" and "prep-pillow" not in fitting
+    command = f"{CC}pip install --no-cache-dir --no-binary pillow-simd" if compiled else "pip install"
+    return f"{command} {fitting}"
+
+
 def _fitting() -> str:
-    """What to install: where another package wants Pillow by that name, pillow-simd would have it installed, too."""
-    needed = _who_needs_pillow()
-    return f'"decodeonce[prep-pillow]" ({needed[0]} needs pillow)' if needed else '"decodeonce[prep]"'
+    """What to install: pillow-simd is for where a compiler is, and no other package asks for Pillow by that name."""
+    if needed := _who_needs_pillow():
+        return f'"decodeonce[prep-pillow]" ({needed[0]} needs pillow)'
+    return '"decodeonce[prep]"' if _has_compiler() else '"decodeonce[prep-pillow]" (there is no C compiler here)'
+
+
+def _has_compiler() -> bool:
+    """Whether pip finds a C compiler here, if it needs one for pillow-simd."""
+    if platform.machine() != "x86_64":
+        return True
+    return shutil.which((os.environ.get("CC") or "cc").split()[0]) is not None
 
 
 def _who_needs_pillow() -> list[str]:

@@ -106,7 +106,7 @@ def simplejpeg() -> Check:
     version = installed_version("simplejpeg")
     library = find_spec("simplejpeg._jpeg") if find_spec("simplejpeg") else None
     if version is None or library is None or library.origin is None:
-        advice = 'pip install "decodeonce[prep]"'
+        advice = "pip install simplejpeg"  # an extra would bring a second PIL
         return Check("simplejpeg", "warn", "not installed, so no `prep build` here", advice)
     written = re.search(rb"libjpeg-turbo version ([0-9.]+)", Path(library.origin).read_bytes())
     inside = f"libjpeg-turbo {written[1].decode()} in it" if written else "of no known libjpeg-turbo"
