@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from collections.abc import Generator
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from tests.packages import is_fatal
 
 # No deadline: on a busy machine with two cores an example's time says nothing.
 settings.register_profile("decodeonce", deadline=None)
@@ -44,3 +48,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section(f"{sum(tried.values())} crash points tried")
         for kind, number in sorted(tried.items()):
             terminalreporter.line(f"{number:6} {kind}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    return unskipped((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
+    return unskipped((yield))
+
+
+def unskipped(report: Any) -> Any:
+    """The report of a test or a module; with CI set, one that was skipped failed, unless it needs an accelerator."""
+    if report.skipped and not hasattr(report, "wasxfail") and is_fatal(os.environ):
+        why = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if "accelerator" not in why:
+            report.outcome, report.longrepr = "failed", f"with CI set, nothing may be skipped ({why})"
+    return report

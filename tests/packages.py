@@ -17,6 +17,8 @@ import pytest
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 LOCK = Path(tempfile.gettempdir()) / f"decodeonce-packages-{os.geteuid()}.lock"
 
+# Why a test that needs a package of the extra `dev` is skipped.
+NOT_DEV = "{} is not installed; .venv has only what `make test` needs, `make env` adds the rest"
 Packages = Mapping[str, str]  # a package, and the program it is recognised by
 
 
@@ -70,8 +72,8 @@ def apt_get(packages: list[str]) -> str:
 
 
 def is_fatal(environ: Mapping[str, str]) -> bool:
-    """Whether a run without these programs is a failure: where CI is set, nothing may be skipped unseen."""
-    return bool(environ.get("CI"))
+    """Whether a skipped test is a failure: in CI, except in runs that set ALLOW_SKIPS since they lack something."""
+    return bool(environ.get("CI")) and not environ.get("ALLOW_SKIPS")
 
 
 def need(packages: Packages) -> None:

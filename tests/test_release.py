@@ -10,16 +10,22 @@ import tarfile
 import zipfile
 from email.message import Message
 from email.parser import Parser
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from markdown_it import MarkdownIt
 from packaging.requirements import Requirement
-from readme_renderer.clean import clean
 
 import decodeonce
+from tests.packages import NOT_DEV
 from tests.stores import make_store, random_images
+
+if not find_spec("readme_renderer"):
+    pytest.skip(NOT_DEV.format("readme-renderer"), allow_module_level=True)
+
+from markdown_it import MarkdownIt
+from readme_renderer.clean import clean
 
 ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"

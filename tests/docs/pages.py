@@ -49,7 +49,9 @@ def blocks(page: Path) -> Iterator[Block]:
 
 def is_pinned(distribution: str) -> bool:
     """Whether the release that constraints.txt names is installed: another one tells and warns otherwise."""
-    pins = re.findall(rf"^{distribution}==([^\s;]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    pins = re.findall(
+        rf"^{distribution}==([^\s;]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE | re.IGNORECASE
+    )
     return find_spec(distribution.lower()) is not None and version(distribution) in pins
 
 

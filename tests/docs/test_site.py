@@ -17,7 +17,7 @@ from decodeonce import prep, store
 from tests.docs.pages import ROOT, is_ci_of_all, is_pinned
 
 if not is_pinned("Sphinx") and not is_ci_of_all():
-    why = "not the Sphinx of constraints.txt, which make installs for Python 3.11 and newer"
+    why = "not the Sphinx of constraints.txt, which `make env` installs for Python 3.11 and newer"
     pytest.skip(why, allow_module_level=True)
 
 from playwright.sync_api import Browser

@@ -5,15 +5,22 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
-from playwright.sync_api import Browser, Page
 
 from decodeonce.cli.report.page import page as made_page
+from tests.packages import NOT_DEV
+
+if not find_spec("axe_playwright_python"):
+    pytest.skip(NOT_DEV.format("axe-playwright-python"), allow_module_level=True)
+
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page
+
 from tests.browser import chromium
 from tests.report.made import ATTACKS, gathered, hostile_store, hostile_tree, many_classes
 
