@@ -18,7 +18,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import decodeonce
-from tools import setup_env, setup_oldest
+from tools import lock, setup_env, setup_oldest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
@@ -38,24 +43,39 @@ def pins() -> dict[str, set[str]]:
 
 
 def installed_needs(name: str, extra: str = "") -> Iterator[str]:
-    """What this environment has because of a distribution, without the CUDA libraries of another build of torch."""
+    """What this environment has because of a distribution; the level of its setup decides what is there."""
     for need in map(Requirement, metadata.requires(name) or ()):
         wanted = need.marker is None or need.marker.evaluate({"extra": extra})
-        if wanted and not need.name.startswith(("cuda", "nvidia", "triton")):
+        if wanted and next(iter(metadata.distributions(name=need.name)), None):
             yield canonicalize_name(need.name)
 
 
 def test_constraints_pin_all_that_development_installs() -> None:
-    seen: set[str] = set()
-    waiting = {"simplejpeg", "pybind11", "pillow", "pillow-simd", *installed_needs("decodeonce", "dev")}
-    assert waiting <= set(pins())
-    waiting -= {"pybind11", "pillow", "pillow-simd"}  # not all installed, and none has needs
+    assert {"pybind11", "pillow", "pillow-simd"} <= set(pins())  # not all installed
+    seen = {"decodeonce"}
+    waiting = {need for extra in ("parquet", *setup_env.LEVELS) for need in installed_needs("decodeonce", extra)} - seen
+    assert "simplejpeg" in waiting
     while waiting:
         name = waiting.pop()
         seen.add(name)
         waiting |= set(installed_needs(name)) - seen
-    assert seen <= set(pins())
+    assert seen - {"decodeonce"} <= set(pins())
     assert all(version.startswith("==") for versions in pins().values() for version in versions)
+
+
+@pytest.mark.parametrize("version", lock.declared())
+def test_every_declared_python_gets_one_release_of_each_package(version: str) -> None:
+    here = {"python_version": version, "python_full_version": f"{version}.2", "extra": ""}
+    lines = [line for line in lock.LOCK.read_text().splitlines() if not line.startswith("#")]
+    needs = [need for need in map(Requirement, lines) if need.marker is None or need.marker.evaluate(here)]
+    names = [canonicalize_name(need.name) for need in needs]
+    assert len(names) == len(set(names))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = [Requirement(line) for lines in (project["dependencies"], *extras.values()) for line in lines]
+    wanted = [need for need in wanted if need.name != "decodeonce" and (not need.marker or need.marker.evaluate(here))]
+    pinned = {canonicalize_name(need.name): next(iter(need.specifier)).version for need in needs}
+    assert all(need.specifier.contains(pinned[canonicalize_name(need.name)]) for need in wanted)
 
 
 def test_constraints_pin_the_torch_that_has_a_cpu_build() -> None:
@@ -213,3 +233,41 @@ def test_importing_a_part_leaves_the_others_alone(part: str, unloaded: set[str])
     loaded = modules_after(f"import decodeonce.{part}")
     assert f"decodeonce.{part}" in loaded
     assert not loaded & unloaded
+
+
+def test_a_failed_install_shows_the_conflict_that_pip_names() -> None:
+    told = """\
+Collecting a==1
+ERROR: Cannot install a and b because these package versions have conflicting dependencies.
+The conflict is caused by:
+The user requested a==1
+The user requested (constraint) a==2
+To fix this you could try to:
+1. loosen the range of package versions you've specified
+ERROR: ResolutionImpossible: for help visit a page
+"""
+    lines = setup_env.telling_lines(told.splitlines())
+    assert lines[0].startswith("ERROR: Cannot install a and b")
+    assert lines[-1] == "The user requested (constraint) a==2"
+
+
+def test_a_failed_compilation_shows_its_last_lines() -> None:
+    lines = ["Building wheel", "gcc -c x.c", "error: command 'gcc' failed", "[end of output]", "ERROR: Failed"]
+    assert setup_env.telling_lines(lines)[-1] == "error: command 'gcc' failed"
+
+
+def test_a_command_that_takes_long_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(setup_env, "REPORT_SECONDS", 0)
+    code = "import time; print('Downloading nvidia-x.whl (9 MB)', flush=True); time.sleep(1.5)"
+    setup_env.run(sys.executable, "-c", code, venv=tmp_path)
+    told = capsys.readouterr().out
+    assert "MB in" in told
+    assert told.rstrip().endswith(": Downloading nvidia-x.whl (9 MB)")
+    assert "torch with CUDA only: about 2.5 GB to download" in told
+
+
+def test_a_failed_command_is_told_with_its_log(tmp_path: Path) -> None:
+    with pytest.raises(setup_env.SetupError, match=r"exit 3; log: .*setup\.log\):\n  why$"):
+        setup_env.run(sys.executable, "-c", "print('why'); raise SystemExit(3)", venv=tmp_path)

@@ -22,7 +22,7 @@ def make_venv() -> None:
     VENV.mkdir(parents=True)
     run(sys.executable, "-m", "venv", VENV, venv=VENV)
     # What is compiled is compiled for this CPU, and is not what another build of the same version left in pip's cache.
-    options = ("--no-cache-dir", "--no-binary", "pillow-simd", "-e", ".[dev,parquet,prep]")
+    options = ("--no-cache-dir", "--no-binary", "pillow-simd", "-e", ".[test,prep]", "accelerate", "pytorch-lightning")
     pip("install", *options, venv=VENV, PIP_CONSTRAINT=str(PINS), CC=shlex.join(compiler()))
 
 
