@@ -83,7 +83,7 @@ def test_what_is_broken_is_red_with_what_mends_it(site: Path, tmp_path: Path) ->
     install(site, "pillow", "12.0.0")
     install(site, "pillow-simd", "12.0.0.post1")
     (tmp_path / "torch.py").write_text("raise ImportError('of this folder')\n")  # which is not asked
-    code, facts = examined(cwd=tmp_path, PYTHONPATH=site, RANK=5, WORLD_SIZE=2)
+    code, facts = examined(cwd=tmp_path, PYTHONPATH=site, CC=sys.executable, RANK=5, WORLD_SIZE=2)
     assert (code, facts["ok"]) == (1, False)
     both = "pillow-simd 12.0.0.post1 and pillow 12.0.0 are installed over each other"
     mend = "pip uninstall -y pillow pillow-simd, then pip install "
@@ -218,6 +218,7 @@ def test_where_another_package_needs_pillow_that_is_what_to_install(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(site)
+    monkeypatch.setenv("CC", sys.executable)  # a program that is there
     install(site, "elsewhere", "1.0", needs='pillow>=8; extra == "pictures"')
     install(site, "similar", "1.0", needs="pillow-avif-plugin")
     install(site, "pillow", "1.0")

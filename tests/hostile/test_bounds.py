@@ -179,7 +179,7 @@ def test_a_size_below_nothing_is_damage(tmp_path: Path) -> None:
     data[124:136] = b"\xff" * 11 + b"\xfe"  # -2, base 256
     data[148:156] = b"%06o\0 " % (sum(data[:148]) + 8 * 32 + sum(data[156:BLOCK]))
     (tmp_path / "x.tar").write_bytes(data)
-    refused(listing(tmp_path / "x.tar"), "bad header at byte 0")()
+    refused(listing(tmp_path / "x.tar"), "bad header at byte 0|invalid offset")()  # the latter before Python 3.11.3
 
 
 def test_an_archive_has_so_many_members_and_bytes_of_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

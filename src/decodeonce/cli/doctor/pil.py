@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shutil
 from importlib import metadata
 from pathlib import Path
+from shutil import which
 from typing import TYPE_CHECKING
 
 from decodeonce.cli.doctor.check import Check
@@ -122,7 +122,7 @@ def _has_compiler() -> bool:
     """Whether pip finds a C compiler here, if it needs one for pillow-simd."""
     if platform.machine() != "x86_64":
         return True
-    return shutil.which((os.environ.get("CC") or "cc").split()[0]) is not None
+    return which((os.environ.get("CC") or "cc").split()[0]) is not None
 
 
 def _who_needs_pillow() -> list[str]:
