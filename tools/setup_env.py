@@ -140,9 +140,8 @@ def show_progress(process: subprocess.Popen[bytes], log: Path, begin: int) -> No
             shown = time.monotonic()
             minutes, seconds = divmod(round(shown - STARTED), 60)
             text = f"setup:   {minutes}:{seconds:02}, {megabytes(log.parent):,} MB in {log.parent.name}: "
-            text = (text + next(filter(ACTION.match, reversed(lines)), ""))[
-                : shutil.get_terminal_size((120, 24)).columns - 1
-            ]
+            text += next(filter(ACTION.match, reversed(lines)), "")
+            text = text[: shutil.get_terminal_size().columns - 1 if terminal else 160]
             print(f"\r\x1b[K{text}" if terminal else text, end="" if terminal else "\n", flush=True)
     if terminal:
         print("\r\x1b[K", end="", flush=True)

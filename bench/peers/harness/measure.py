@@ -65,7 +65,7 @@ def _leave_out(run: Run, name: str, error: Exception, arm: Arm | None = None) ->
     if name == OURS:
         raise error
     peer = run.peers[name] if arm else run.peers.pop(name)
-    what, why = arm.name if arm else peer.title, str(error)
+    what, why = arm.name if arm else peer.title, " ".join(str(error).split())  # pip's takes lines
     if peer.debian:
         why += f"; it needs Debian's {' '.join(peer.debian)}, see --apt"
     run.missing[what] = why
