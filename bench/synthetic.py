@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import StorePaths
 from decodeonce.store.manifest import DATA_OFFSET, Manifest, PictureClass
 from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Sample, line, sample_line
-from decodeonce.store.writer import seal_store, shard_ranges, write_array
+from decodeonce.store.writer import seal_store, shard_ranges, write_array, write_small
 
 SHAPE = (256, 256, 3)
 ROW_BYTES = 256 * 256 * 3
@@ -36,11 +37,13 @@ def synthetic_store(root: Path, rows: int, *, shards: int = 1, sparse: bool = Fa
     for index, (first, count) in enumerate(shard_ranges(rows, shard_rows)):
         _write_shard(paths.shard(index, ".npy"), first, sums[first : first + count], sparse=sparse)
     labels = np.arange(rows) % CLASSES
-    write_array(paths.labels, (rows,), np.dtype("<i8"), [labels])
-    write_array(paths.checksums, (rows,), np.dtype("<u8"), [sums])
     samples = (Sample(row, int(label), f"{label}", "", 0, 0, "", "0" * 16) for row, label in enumerate(labels))
-    paths.samples.write_bytes(line(SAMPLE_COLUMNS) + b"".join(map(sample_line, samples)))
-    paths.rejects.write_bytes(line(REJECT_COLUMNS))
+    files = {
+        "labels.npy": write_array(paths.labels, (rows,), np.dtype("<i8"), [labels]),
+        "checksums.npy": write_array(paths.checksums, (rows,), np.dtype("<u8"), [sums]),
+        "samples.tsv": write_small(paths.samples, chain([line(SAMPLE_COLUMNS)], map(sample_line, samples))),
+        "rejects.tsv": write_small(paths.rejects, [line(REJECT_COLUMNS)]),
+    }
     draft = Manifest(
         count=rows,
         shape=SHAPE,
@@ -55,7 +58,7 @@ def synthetic_store(root: Path, rows: int, *, shards: int = 1, sparse: bool = Fa
         columns=(),
         files={},
     )
-    seal_store(paths, draft, shard_rows=shard_rows, scratch=root)
+    seal_store(paths, draft, shard_rows=shard_rows, scratch=root, files=files, labels=[labels])
     return root
 
 

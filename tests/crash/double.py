@@ -19,7 +19,7 @@ from decodeonce.store import disk
 SECTOR = 512
 # Whatever the layer has; with O_CREAT open_file is another call, "create", for that one needs room.
 NAMES = [name for name, value in vars(disk).items() if callable(value) and not isinstance(value, type)]
-NAMES = [name for name in NAMES if name != "contextmanager" and not name.startswith("_")]
+NAMES = [name for name in NAMES if name not in ("close", "contextmanager", "suppress") and not name.startswith("_")]
 LABELS = [*NAMES, "create"]
 WRITES, READS = {"write", "pwrite"}, {"pread", "preadv"}
 # NFS tells of a full disk when it is flushed.

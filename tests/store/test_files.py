@@ -351,7 +351,7 @@ def test_a_file_that_stays_stale_is_an_error_and_no_descriptor_is_left(
         raise OSError(errno.ESTALE, "Stale file handle")
 
     (tmp_path / "file").write_bytes(b"data")
-    monkeypatch.setattr(disk, "pread", stale)
+    monkeypatch.setattr(os, "pread", stale)
     monkeypatch.setattr(files, "NAME_SECONDS", 0.0)
     opened = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="Stale file handle"):

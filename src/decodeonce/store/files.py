@@ -271,7 +271,7 @@ def _is_regular(fd: int, path: Path) -> bool:
         regular = stat.S_ISREG(os.fstat(fd).st_mode)
         try:
             if regular:
-                disk.pread(fd, 1, 0)
+                os.pread(fd, 1, 0)
         except OSError as error:
             if error.errno in REPLACED:  # other errors are raised again by whoever reads there
                 raise

@@ -115,8 +115,7 @@ class WebdatasetSource(LabelledSource):
         fd = open_listed(path, size, mtime_ns)
         try:
             if number not in self._gzipped:
-                members = list_tar(Window(fd, text, 0, size))
-                yield from samples(members, lambda member: read_range(fd, path, member.place, member.size))
+                yield from samples(list_tar(Window(fd, text, 0, size)), lambda m: read_range(fd, path, m.place, m.size))
                 return
             with closing(GzipStream(fd, text, BuildError)) as stream:
                 yield from samples(list_tar(stream), lambda member: _read_member(stream, member))
