@@ -420,7 +420,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_other(small_disk: Path) -> None:
 
 @pytest.mark.parametrize("code", [errno.ENOENT, errno.ESTALE])
 def test_a_file_that_was_replaced_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    path, calls = tmp_path / "a", []
+    path, calls, really = tmp_path / "a", [], os.pread
 
     def pread(fd: int, size: int, offset: int) -> bytes:
         """What a network file system does whose client still has the old file under this name."""
@@ -428,9 +428,9 @@ def test_a_file_that_was_replaced_is_opened_again(tmp_path: Path, monkeypatch: p
         if len(calls) == 1:
             write_atomic(path, [b"new"])
             raise OSError(code, os.strerror(code))
-        return os.pread(fd, size, offset)
+        return really(fd, size, offset)
 
-    monkeypatch.setattr(disk, "pread", pread)
+    monkeypatch.setattr(os, "pread", pread)
     monkeypatch.setattr(files, "NAME_SECONDS", 0.0)
     path.write_bytes(b"old")
     assert read_regular(path) == b"new"

@@ -9,6 +9,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from decodeonce import Loader, open_store
+import decodeonce
+from decodeonce import open_store
 from decodeonce.errors import DecodeonceError, StoreError
 from decodeonce.prep.convert import Conversion, convert
 from decodeonce.prep.export import export_store
@@ -76,7 +78,7 @@ def assert_facts(store: Store) -> None:
 
 def loaded(store: Path, **options: Any) -> tuple[list[int], list[int], NDArray[np.uint8], NDArray[np.float32]]:
     """An epoch's rows in their order, and the labels, images and boxes that came with them."""
-    with Loader(store, batch_size=3, tail="keep", **options) as loader:
+    with decodeonce.Loader(store, batch_size=3, tail="keep", **options) as loader:
         batches = [
             (batch.rows.numpy(), batch.labels.numpy(), batch.images.numpy(), batch.columns["boxes"].numpy())
             for batch in loader
@@ -94,6 +96,10 @@ def test_a_released_store_is_read_whole(name: str) -> None:
     assert verify_store(RELEASED / name).ok
 
 
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+
+
+@needs_torch
 @pytest.mark.parametrize("reader", ["mmap", "pread"])
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_released_store_is_loaded(name: str, reader: str) -> None:
@@ -101,6 +107,7 @@ def test_a_released_store_is_loaded(name: str, reader: str) -> None:
     assert (rows, labels, sha256(images), sha256(boxes)) == (list(range(13)), LABELS, ROWS, BOXES)
 
 
+@needs_torch
 def test_a_released_part_is_read_and_loaded() -> None:
     store = open_store(RELEASED / "v1/part")
     assert_facts(store)
@@ -178,14 +185,16 @@ def test_what_is_not_known_does_not_keep_a_store_from_being_converted_or_exporte
 
 READERS: dict[str, Callable[[Path, Path], object]] = {
     "open_store": lambda store, out: open_store(store),
-    "Loader": lambda store, out: Loader(store, batch_size=2),
+    "Loader": lambda store, out: decodeonce.Loader(store, batch_size=2),
     "stage": lambda store, out: stage_store(open_store(store), out, rows=range(4, 8)),
     "convert": lambda store, out: convert([store], out),
     "export": lambda store, out: export_store(open_store(store), out, ExportSettings("folder")),
 }
 
 
-@pytest.mark.parametrize("what", READERS)
+@pytest.mark.parametrize(
+    "what", [pytest.param(name, marks=[needs_torch] if name == "Loader" else []) for name in READERS]
+)
 @pytest.mark.parametrize(("name", "file"), [("v1/npy", "store.json"), ("v1/part", "stage.json")])
 def test_a_newer_version_is_refused_by_name(name: str, file: str, what: str, tmp_path: Path) -> None:
     store, out = Path(shutil.copytree(RELEASED / name, tmp_path / "s")), tmp_path / "out"
