@@ -30,6 +30,8 @@ from decodeonce.store.files import (
     read_at,
     read_regular,
     reading,
+    remove_file,
+    remove_tree,
     reserve,
     write_at,
     write_atomic,
@@ -435,6 +437,21 @@ def test_a_file_that_was_replaced_is_opened_again(tmp_path: Path, monkeypatch: p
     path.write_bytes(b"old")
     assert read_regular(path) == b"new"
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.ESTALE])
+def test_what_another_node_has_removed_need_not_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def gone(path: Path) -> None:
+        raise OSError(code, os.strerror(code), str(path))
+
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/file").touch()
+    monkeypatch.setattr(disk, "unlink", gone)
+    monkeypatch.setattr(disk, "rmdir", gone)
+    remove_file(tmp_path / "folder/file")
+    remove_tree(tmp_path / "folder")
 
 
 def test_an_error_while_reading_names_the_file(tmp_path: Path) -> None:

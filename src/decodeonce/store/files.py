@@ -98,9 +98,19 @@ def _is_folder_or_gone(path: Path) -> bool:
         return True
 
 
+@contextmanager
+def _gone_is_fine() -> Iterator[None]:
+    """Ignore that a file is gone, also where its folder was removed through another node (ESTALE)."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in REPLACED:
+            raise
+
+
 def remove_tree(path: Path) -> None:
     """Remove a folder with everything in it. Links are removed, not followed; what is gone already is fine."""
-    with suppress(FileNotFoundError):
+    with _gone_is_fine():
         if path.is_symlink():
             return disk.unlink(path)
         empty_folder(path)
@@ -120,7 +130,7 @@ def empty_folder(path: Path, *, keep: str = "") -> None:
 
 def remove_file(path: Path) -> None:
     """Remove a file, if it is there."""
-    with suppress(FileNotFoundError):
+    with _gone_is_fine():
         disk.unlink(path)
 
 
