@@ -62,7 +62,7 @@ def test_every_point(record_property: Record) -> None:
     tried = Counter[str]()
     for result in results:
         tried.update(result["tried"])
-    record_property("tried", tried)
+    record_property("tried", dict(tried))
     assert [wrong for result in results for wrong in result["wrong"]] == []
     assert sum(tried.values()) >= AT_LEAST
     assert {f"npy: {kind}" for kind in KINDS} <= set(tried)
