@@ -27,6 +27,7 @@ from decodeonce.prep.sources.base import name_bytes, name_text
 from decodeonce.store import Manifest, Reject, StorePaths
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.files import (
+    REPLACED,
     ShardFile,
     page_aligned_buffer,
     remove_file,
@@ -53,9 +54,9 @@ def finish(out: Path, allowance: Allowance) -> Manifest:
     if not paths.manifest.exists():
         try:
             manifest = _finish_planned(paths, allowance)
-        except (BuildError, OSError):
+        except (BuildError, OSError) as error:
             # Another finish may have come first, cut the shards and removed .build under this one: then all is done.
-            if not paths.manifest.exists():
+            if (isinstance(error, OSError) and error.errno not in REPLACED) or not paths.manifest.exists():
                 raise
     manifest = manifest or read_manifest(paths.manifest)
     sync_folder(paths.root)  # once more: the finish that wrote store.json may have failed just here
