@@ -20,10 +20,9 @@ from decodeonce.errors import StoreError
 from decodeonce.prep.journal import BlockRecord, Journal
 from decodeonce.prep.sources.base import name_bytes
 from decodeonce.store import Sample, Store
-from decodeonce.store.files import naming, write_atomic
+from decodeonce.store.files import naming, page_aligned_buffer, read_at, reading, write_atomic
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import verify_command
-from decodeonce.store.verify import read_rows
 
 FORMS = ("folder", "webdataset")
 SHARD_ROWS = 10_000
@@ -163,14 +162,16 @@ class PictureWriter:
     def _pictures(self, samples: list[Sample]) -> Iterator[tuple[Sample, bytes]]:
         """Each row's picture as a file's bytes, made of the very memory that was checked."""
         root, (height, width, channels) = self._source.paths.root, self._source.manifest.shape
+        pixels = page_aligned_buffer(height * width * channels)
         for sample in samples:
             if sample.label != (label := int(self._source.labels[sample.row])):
                 found = f"row {sample.row} has label {sample.label}, labels.npy says {label}"
                 raise StoreError(f"{self._source.paths.samples}: {found}; build the store again")
             shard = self._source.manifest.shard_of(sample.row)
-            first = sample.row - shard.first_row
-            (pixels,) = read_rows(self._source, shard, first, first + 1)  # a mapping on a bad disk ends in SIGBUS
-            if pixels is None or row_checksum(pixels) != int(self._source.checksums[sample.row]):
+            offset = shard.data_offset + (sample.row - shard.first_row) * len(pixels)
+            with reading(root / shard.file) as file:  # a mapping on a bad disk ends in SIGBUS
+                read_at(file.fileno(), pixels, offset)
+            if row_checksum(pixels) != int(self._source.checksums[sample.row]):
                 raise StoreError(f"{root}: row {sample.row} is not what was written; run {verify_command(root)}")
             image = Image.frombytes(MODES[channels], (width, height), bytes(pixels))
             yield sample, _picture(image, self._settings.quality)
