@@ -115,20 +115,22 @@ def side_by_side(script: str, paths: list[str], workers: int, arguments: list[st
 
 def steady_build(source: Path, out: Path, workers: int) -> dict[str, float]:
     """A real build: pictures a second between its first and last block, and the largest worker's anonymous memory."""
-    from decodeonce import prep
+    from decodeonce.prep.build import Progress, Work, make_plan, work
+    from decodeonce.prep.recipe import Recipe
+    from decodeonce.prep.sources import open_imagenet
 
     marks: list[tuple[float, int]] = []
     anonymous = 0
 
-    def note(progress: prep.Progress) -> None:
+    def note(progress: Progress) -> None:
         nonlocal anonymous
         if progress.new_rows and (not marks or progress.new_rows != marks[-1][1]):
             marks.append((time.perf_counter(), progress.new_rows))
         if len(marks) % 8 == 0:
             anonymous = max(anonymous, largest_child_anonymous())
 
-    prep.make_plan(prep.open_imagenet(source), out, prep.Recipe(shuffle_seed=0))
-    prep.work(out, prep.Work(workers=workers, max_bad="1%"), note)
+    make_plan(open_imagenet(source), out, Recipe(shuffle_seed=0))
+    work(out, Work(workers=workers, max_bad="1%"), note)
     (first, before), (last, after) = marks[0], marks[-1]
     return {"rate": (after - before) / (last - first), "anonymous": anonymous}
 

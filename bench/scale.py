@@ -22,14 +22,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from decodeonce.prep import Recipe, Work, finish, work
-from decodeonce.prep.allowance import Allowance
-from decodeonce.prep.blocks import Block
-from decodeonce.prep.journal import BlockRecord, journal_line
-from decodeonce.prep.plan import plan_facts, read_plan, scan, write_plan
-from decodeonce.prep.recipe import decoder_versions
-from decodeonce.prep.sources import Entry, Source
-from decodeonce.prep.status import read_status
+from decodeonce.prep.build import Work, finish, work
+from decodeonce.prep.build.blocks import Block
+from decodeonce.prep.build.journal import BlockRecord, journal_line
+from decodeonce.prep.build.max_bad import Allowance
+from decodeonce.prep.build.plan import plan_facts, read_plan, scan, write_plan
+from decodeonce.prep.build.status import read_status
+from decodeonce.prep.entry import Entry
+from decodeonce.prep.pixels.versions import decoder_versions
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import Source
 from decodeonce.store import PictureClass, StorePaths
 from decodeonce.store.hashing import row_checksum
 

@@ -77,17 +77,19 @@ def cold(root: Path) -> None:
 
 def build_times(root: Path, workers: int, prepare: Callable[[Path], None]) -> tuple[float, float]:
     """(seconds of planning, pictures a second of working) of a build from `root`; `prepare` is called before each."""
-    from decodeonce import prep
+    from decodeonce.prep.build import Work, make_plan, work
+    from decodeonce.prep.recipe import Recipe
+    from decodeonce.prep.sources import open_imagenet
 
     with tempfile.TemporaryDirectory(dir=SCRATCH) as scratch:
         out = Path(scratch, "store")
         prepare(root)
         start = time.perf_counter()
-        plan = prep.make_plan(prep.open_imagenet(root), out, prep.Recipe(shuffle_seed=0))
+        plan = make_plan(open_imagenet(root), out, Recipe(shuffle_seed=0))
         planned = time.perf_counter() - start
         prepare(root)
         start = time.perf_counter()
-        prep.work(out, prep.Work(workers=workers, max_bad="1%"))
+        work(out, Work(workers=workers, max_bad="1%"))
         return planned, plan.count / (time.perf_counter() - start)
 
 

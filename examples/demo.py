@@ -88,7 +88,7 @@ def decode_per_step(source: Path, store: Store) -> float:
     """The same batches decoded step by step, as a training loop without a store does; returns pictures a second."""
     from PIL import Image
 
-    from decodeonce.prep.geometry import fit_to
+    from decodeonce.prep.pixels.geometry import fit_to
 
     names = [sample.source for sample in store.samples]
     names = random.Random(0).sample(names, min(DECODED_PER_STEP, len(names)))

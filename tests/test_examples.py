@@ -21,7 +21,9 @@ import pytest
 import torch
 
 from decodeonce import open_store
-from decodeonce.prep import Recipe, Work, build, open_imagenet
+from decodeonce.prep.build import Work, build
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import open_imagenet
 from tests.pictures import make_tree
 
 ROOT = Path(__file__).resolve().parent.parent

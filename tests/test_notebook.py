@@ -68,7 +68,7 @@ def test_the_notebook_holds_no_outputs() -> None:
 
 
 def test_the_environment_has_one_pil_and_it_is_the_stock_one(python: Path, tmp_path: Path) -> None:
-    code = "from decodeonce.prep.pillow import find_pillow as f; print(f().name, f().version, *f().installed)"
+    code = "from decodeonce.prep.pixels.versions import find_pillow as f; print(f().name, f().version, *f().installed)"
     name, version, *installed = run(python, "-c", code, cwd=tmp_path).split()
     assert [name] == installed == ["pillow"]
     assert f"\npillow=={version} " in (ROOT / "constraints.txt").read_text()

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from decodeonce.wording import counted, duration_text, quoted, size_text
+from decodeonce.formatting import counted, duration_text, quoted, size_text
 
 
 @pytest.mark.parametrize(

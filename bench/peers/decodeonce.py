@@ -13,10 +13,13 @@ from bench.peers.harness.peer import Arm, Batches, Peer, Source
 
 def build(source: Source, folder: Path) -> None:
     """A store, as `prep build imagenet --workers 2` builds it."""
-    from decodeonce import prep
+    from decodeonce.prep.build import Work
+    from decodeonce.prep.build import build as build_store
+    from decodeonce.prep.recipe import Recipe
+    from decodeonce.prep.sources import open_imagenet
 
-    recipe = prep.Recipe(height=source.size, width=source.size, shuffle_seed=0)
-    prep.build(prep.open_imagenet(source.tree), folder / "store", recipe, prep.Work(workers=source.workers))
+    recipe = Recipe(height=source.size, width=source.size, shuffle_seed=0)
+    build_store(open_imagenet(source.tree), folder / "store", recipe, Work(workers=source.workers))
 
 
 def read(source: Source, folder: Path) -> Callable[[], Batches]:

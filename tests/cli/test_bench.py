@@ -38,10 +38,10 @@ from decodeonce.host import lies_in_memory
 from decodeonce.loader.backend import InlineBackend
 from decodeonce.loader.partition import make_partition
 from decodeonce.loader.shards import ShardFiles
-from decodeonce.prep import FolderSource, Recipe
-from decodeonce.prep.plan import read_plan, scan
-from decodeonce.prep.sources import Entry, ListSource
-from decodeonce.prep.sources.base import Row
+from decodeonce.prep.build.plan import read_plan, scan
+from decodeonce.prep.entry import Entry, Row
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import FolderSource, ListSource
 from decodeonce.store import StorePaths, open_store, part_rows, stage_store
 from tests.cli.test_dry_run import FORMS, PICS
 from tests.pictures import make_tree, tree_bytes

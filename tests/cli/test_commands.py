@@ -15,7 +15,8 @@ import pytest
 
 from decodeonce.cli.build import Exif, Filter, Fit, Format, Kind, OnOdd
 from decodeonce.cli.doctor import launcher
-from decodeonce.prep import decode, recipe
+from decodeonce.prep import recipe
+from decodeonce.prep.pixels import decode
 from decodeonce.prep.sources import SOURCES
 from decodeonce.store import manifest
 from decodeonce.store.containers import CONTAINERS
@@ -272,7 +273,14 @@ def test_a_signal_at_any_moment_ends_the_command_with_one_line(tree: Path, tmp_p
 
 @pytest.mark.parametrize(
     "module",
-    ["decodeonce.cli.app", "typer", "decodeonce.prep", "numpy", "decodeonce.prep.plan", "decodeonce.prep.beat"],
+    [
+        "decodeonce.cli.app",
+        "typer",
+        "decodeonce.prep",
+        "numpy",
+        "decodeonce.prep.build.plan",
+        "decodeonce.prep.build.heartbeat",
+    ],
 )
 def test_a_signal_while_a_module_is_imported_ends_the_command_with_one_line(
     module: str, tree: Path, tmp_path: Path

@@ -14,8 +14,8 @@ import pytest
 
 from decodeonce.cli.convert import Sort
 from decodeonce.errors import BuildError
-from decodeonce.prep.chosen import SORTS
-from decodeonce.prep.convert import Conversion, convert
+from decodeonce.prep.convert.convert import Conversion, convert
+from decodeonce.prep.convert.selection import SORTS
 from decodeonce.store import open_store, verify_store
 from tests.command import assert_fails, prep
 from tests.pictures import tree_bytes

@@ -17,9 +17,8 @@ import pytest
 from decodeonce.cli import doctor
 from decodeonce.cli.doctor import launcher, pil, software, storage
 from decodeonce.cli.doctor.check import Check
-from decodeonce.prep import preflight
-from decodeonce.prep.pillow import Pillow
-from decodeonce.prep.preflight import Quota, Storage
+from decodeonce.prep.build.free_space import Quota, Storage
+from decodeonce.prep.pixels.versions import Pillow
 from decodeonce.store import disk
 from tests.command import prep_process
 
@@ -120,7 +119,7 @@ def test_a_pillow_is_advised_that_pip_would_install(monkeypatch: pytest.MonkeyPa
         (Pillow("", "", "", ("pillow-simd",)), "bad", mend),
         (Pillow("", "", "", ()), "warn", 'pip install "decodeonce[prep]"'),
     ):
-        monkeypatch.setattr("decodeonce.prep.pillow.find_pillow", lambda live=live: live)
+        monkeypatch.setattr("decodeonce.prep.pixels.versions.find_pillow", lambda live=live: live)
         check = pil.pillow()
         assert (check.level, check.advice) == (level, advice)
 
@@ -131,7 +130,7 @@ def test_without_a_compiler_stock_pillow_is_advised(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setenv("CC", "/nowhere/cc -mavx2")
     for live in (Pillow("pillow", "12.0.0", "no SIMD", ("pillow",)), Pillow("", "", "", ())):
-        monkeypatch.setattr("decodeonce.prep.pillow.find_pillow", lambda live=live: live)
+        monkeypatch.setattr("decodeonce.prep.pixels.versions.find_pillow", lambda live=live: live)
         advice = pil.pillow().advice
         assert '"decodeonce[prep-pillow]"' in advice
         assert "uninstall" not in advice
@@ -142,7 +141,7 @@ def test_with_a_compiler_pillow_is_removed_once_pillow_simd_is_compiled(monkeypa
     monkeypatch.setattr(pil, "_has_compiler", lambda: True)
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     stock = Pillow("pillow", "12.0.0", "no SIMD", ("pillow",))
-    monkeypatch.setattr("decodeonce.prep.pillow.find_pillow", lambda: stock)
+    monkeypatch.setattr("decodeonce.prep.pixels.versions.find_pillow", lambda: stock)
     advice = pil.pillow().advice
     assert advice.index("pip wheel") < advice.index("pip uninstall") < advice.index("pip install")
 
@@ -152,7 +151,7 @@ def test_missing_formats_are_named_with_a_command_that_compiles_as_before(
     simd: str, compiler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = Pillow("pillow-simd", "12.0.0.post1", simd, ("pillow-simd",))
-    monkeypatch.setattr("decodeonce.prep.pillow.find_pillow", lambda: live)
+    monkeypatch.setattr("decodeonce.prep.pixels.versions.find_pillow", lambda: live)
     monkeypatch.setattr("PIL.features.check", lambda name: name != "webp")
     check = pil.formats_of_pil()
     assert (check.level, check.found) == ("warn", "built without WebP: such pictures are rejected")
@@ -166,7 +165,7 @@ def test_two_pils_are_replaced_by_one_compiled_as_before(monkeypatch: pytest.Mon
     monkeypatch.setattr(pil, "_who_needs_pillow", list)
     monkeypatch.setattr(pil, "_has_compiler", lambda: True)
     live = Pillow("", "", "AVX2", ("pillow-simd",))
-    monkeypatch.setattr("decodeonce.prep.pillow.find_pillow", lambda: live)
+    monkeypatch.setattr("decodeonce.prep.pixels.versions.find_pillow", lambda: live)
     assert 'CC="cc -mavx2" pip install --no-cache-dir --no-binary pillow-simd "decodeonce[prep]"' in pil.pillow().advice
 
 
@@ -347,7 +346,7 @@ def test_room_is_that_of_the_tightest_quota(tmp_path: Path, monkeypatch: pytest.
     assert told(roomy) == Check("room", "ok", found)
     assert told(roomy, Quota("group 7", 10**8, None)).level == "warn"
     assert told(roomy, Quota("group 7", None, 3)).level == "warn"
-    monkeypatch.setattr(preflight, "_output", lambda *command: "stripe_count:  1\n")
+    monkeypatch.setattr(storage, "_output", lambda *command: "stripe_count:  1\n")
     lustre = storage.Place(tmp_path, Storage(tmp_path, "Lustre", 10**12, None, ()))
     assert "lfs setstripe -c 8" in storage.stripes(lustre).advice
 

@@ -16,10 +16,13 @@ from decodeonce.cli import dryrun
 from decodeonce.cli.dryrun import Here, InJobs, dry_run, rounds_needed, task_seconds
 from decodeonce.errors import BuildError
 from decodeonce.host import usable_cores
-from decodeonce.prep import FolderSource, Recipe, Source, Work, build, find_map, make_plan
-from decodeonce.prep.allowance import Allowance
+from decodeonce.prep.build import Work, build, make_plan
+from decodeonce.prep.build.free_space import Need
+from decodeonce.prep.build.max_bad import Allowance
 from decodeonce.prep.jobs import Chain
-from decodeonce.prep.preflight import Need
+from decodeonce.prep.pixels.user_map import find_map
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import FolderSource, Source
 from tests.command import prep
 from tests.forms import folder, imagenet, listed, parquet, webdataset
 from tests.forms.form import Form, Pic

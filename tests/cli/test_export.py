@@ -14,7 +14,7 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from decodeonce.cli.export import As
-from decodeonce.prep.export_pictures import FORMS
+from decodeonce.prep.export.pictures import FORMS
 from tests.command import app, assert_fails, prep
 from tests.pictures import tree_bytes
 from tests.stores import make_store, random_images

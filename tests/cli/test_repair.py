@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from decodeonce.prep import FolderSource, Recipe
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import FolderSource
 from tests.command import app
 from tests.forms.folder import write_folder
 from tests.pictures import tree_bytes

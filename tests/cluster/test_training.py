@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from decodeonce.prep import Recipe, Work, build, open_imagenet
+from decodeonce.prep.build import Work, build
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import open_imagenet
 from tests.cluster.slurm import Cluster
 from tests.cluster.until import until
 from tests.pictures import make_tree

@@ -20,11 +20,6 @@ import h5py  # noqa: F401
 import typer.main
 from PIL import Image
 
-import decodeonce.cli.progress
-import decodeonce.prep.convert
-import decodeonce.prep.export
-import decodeonce.prep.repair_rows
-import decodeonce.prep.worker  # noqa: F401
 from decodeonce.cli import _run
 from tests.crash.points import Crasher, adopt_orphans, in_a_child, run_command
 from tests.crash.suites import Suites

@@ -14,7 +14,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import IO
 
-from decodeonce.prep import spawn as real
+from decodeonce.prep.processes import spawn as real
 
 BEGINNINGS: list[Callable[[], None]] = []  # called by every worker first
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from decodeonce.errors import BuildError, StoreError
-from decodeonce.prep import blocks
-from decodeonce.prep.status import read_status
+from decodeonce.prep.build import blocks
+from decodeonce.prep.build.status import read_status
 from decodeonce.store import StorePaths, open_store, verify_store
 from decodeonce.store.manifest import DATA_OFFSET
 from tests.forms.boxed import XML

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from decodeonce.prep import Recipe, Work, build, open_imagenet
+from decodeonce.prep.build import Work, build
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import open_imagenet
 from tests.cluster.until import until
 from tests.pictures import encoded, make_tree, picture, tree_bytes
 

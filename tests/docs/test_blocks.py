@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from decodeonce.prep import Recipe, Work, build, open_imagenet
+from decodeonce.prep.build import Work, build
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import open_imagenet
 from tests.docs.pages import SHELL, WRITTEN, Block, blocks, name_of
 from tests.pictures import jpeg
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import decodeonce
-from decodeonce import prep, store
+from decodeonce import store
+from decodeonce.prep import build, sources
 from tests.docs.pages import ROOT, is_ci_of_all, is_pinned
 
 if not is_pinned("Sphinx") and not is_ci_of_all():
@@ -100,7 +101,7 @@ def test_links_out_of_docs_lead_to_pages_or_come_along(site: Path) -> None:
     assert not [link for link in links if link.startswith("..")]
 
 
-@pytest.mark.parametrize("module", [decodeonce, prep, store], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [decodeonce, build, sources, store], ids=lambda module: module.__name__)
 def test_public_names_are_in_the_reference(module: Any) -> None:
     text = (DOCS / "api.md").read_text()
     shown = {name.rpartition(".")[2] for name in re.findall(r"^\.\. auto\w+:: ([\w.]+)", text, re.MULTILINE)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
-from decodeonce.prep.geometry import pixel_box
+from decodeonce.prep.pixels.geometry import pixel_box
 from decodeonce.prep.recipe import BoxRules
 from decodeonce.prep.sources.formats.annotations import Annotation, parse, usable_box
 from tests.fuzz import Mutate

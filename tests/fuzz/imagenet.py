@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from random import Random
 
 from decodeonce.errors import BuildError, Stopped
+from decodeonce.prep.entry import Undecodable
 from decodeonce.prep.sources import open_imagenet
-from decodeonce.prep.sources.base import Undecodable
 from tests.forms.form import Pic
 from tests.forms.imagenet import ZIP, class_tars, flat, kaggle, solution, tar_bytes, zip_bytes
 from tests.fuzz import Mutate, tar, zip

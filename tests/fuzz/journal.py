@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.journal import BlockRecord, Journals, journal_line
+from decodeonce.prep.build.journal import BlockRecord, Journals, journal_line
 from tests.fuzz.scratch import scratch
 
 FOLDER = scratch("journal")

@@ -10,10 +10,10 @@ from unittest.mock import patch
 import numpy as np
 from PIL import Image, features
 
-from decodeonce.prep import decode
-from decodeonce.prep.decode import Decoder
+from decodeonce.prep.entry import Entry, Undecodable
+from decodeonce.prep.pixels import decode
+from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.recipe import EXIF, FITS, ODD, BoxRules, Recipe
-from decodeonce.prep.sources.base import Entry, Undecodable
 from tests.fuzz import Mutate
 from tests.pictures import encoded, jpeg, lossless_jpeg, picture, raw_png, segment
 

@@ -10,8 +10,8 @@ from random import Random
 from typing import Any
 
 from decodeonce.errors import DecodeonceError
-from decodeonce.prep import merge
-from decodeonce.prep.stored_rows import StoreRows
+from decodeonce.prep.convert import merge
+from decodeonce.prep.convert.rows import StoreRows
 from decodeonce.store import open_store, verify_store
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.part import Part

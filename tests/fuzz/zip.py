@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from random import Random
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep.sources.base import MAX_FILE_BYTES, Undecodable
+from decodeonce.prep.entry import Undecodable
+from decodeonce.prep.sources.base import MAX_FILE_BYTES
 from decodeonce.prep.sources.files import SourceFiles, source_file
 from decodeonce.prep.sources.formats.zipped import list_zip, read_member
 from tests.fuzz import Mutate

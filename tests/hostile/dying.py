@@ -6,9 +6,9 @@ import os
 import signal
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources.apart import APART_BYTES
+from decodeonce.prep.pixels.user_map import MapSample, Pixels
+from decodeonce.prep.processes.isolated import APART_BYTES
 from decodeonce.prep.sources.formats import tables
-from decodeonce.prep.usermap import MapSample, Pixels
 
 
 def answer(what: str, file: str = "") -> object:

@@ -19,9 +19,11 @@ import pyarrow as pa
 import pytest
 
 from decodeonce.errors import BuildError, DecodeonceError, Stopped
-from decodeonce.prep.sources import apart, open_imagenet, open_list, open_parquet, open_webdataset, regular
-from decodeonce.prep.sources.apart import Apart
-from decodeonce.prep.sources.base import MAX_FILE_BYTES, Undecodable
+from decodeonce.prep.entry import Undecodable
+from decodeonce.prep.processes import isolated
+from decodeonce.prep.processes.isolated import Apart
+from decodeonce.prep.sources import open_imagenet, open_list, open_parquet, open_webdataset, safe_open
+from decodeonce.prep.sources.base import MAX_FILE_BYTES
 from decodeonce.prep.sources.files import SourceFiles, source_file
 from decodeonce.prep.sources.folder import MAX_DEPTH
 from decodeonce.prep.sources.formats import annotations as xml
@@ -103,7 +105,7 @@ def bounds() -> dict[str, int]:
     """The constants that the table of docs/sources.md names, by their names there."""
     modules = {"tar": tar, "member": member, "zipped": zipped, "lists": lists, "samples": samples, "tables": tables}
     modules |= {"labels": labels, "annotations": xml, "matlab": matlab, "patterns": patterns}
-    modules |= {"regular": regular, "apart": apart, "table_listing": table_listing}
+    modules |= {"regular": safe_open, "apart": isolated, "table_listing": table_listing}
     found = {f"{name}.{key}": value for name, module in modules.items() for key, value in vars(module).items()}
     return {**found, "base.MAX_FILE_BYTES": MAX_FILE_BYTES, "folder.MAX_DEPTH": MAX_DEPTH}
 
@@ -112,7 +114,7 @@ SHARED = {
     "base.MAX_FILE_BYTES",
     "member.MAX_MEMBERS",
     "member.MAX_NAME_BYTES",
-    "apart.APART_BYTES",
+    "isolated.APART_BYTES",
 }  # others import them
 UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
@@ -428,7 +430,7 @@ def test_what_dies_apart_is_an_error_here(monkeypatch: pytest.MonkeyPatch) -> No
             with pytest.raises(error, match=told):
                 asked.ask("x", what=what)
         assert asked.ask("x", what="again") == "again"
-        monkeypatch.setattr(apart, "ANSWER_SECONDS", 0.1)
+        monkeypatch.setattr(isolated, "ANSWER_SECONDS", 0.1)
         with pytest.raises(Stopped, match=r"x: could not be read in 0.1 s; run the same command again"):
             asked.ask("x", what="waits")
 
@@ -436,7 +438,7 @@ def test_what_dies_apart_is_an_error_here(monkeypatch: pytest.MonkeyPatch) -> No
 def test_answers_belong_to_their_questions_after_an_interrupt_and_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(Apart("tests.hostile.dying")) as asked:
         with monkeypatch.context() as patched:
-            patched.setattr(apart, "_line", interrupted)
+            patched.setattr(isolated, "_line", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 asked.ask("x", what="first")
         assert asked.ask("x", what="second") == "second"

@@ -18,9 +18,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from decodeonce.cli import _run
-from decodeonce.prep import Recipe, Work, build, make_plan, open_imagenet, work
-from decodeonce.prep.export import export_store
-from decodeonce.prep.export_pictures import ExportPaths, ExportSettings
+from decodeonce.prep.build import Work, build, make_plan, work
+from decodeonce.prep.export.export import export_store
+from decodeonce.prep.export.pictures import ExportPaths, ExportSettings
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import StorePaths, disk, open_store, stage
 from decodeonce.store.layout import PRIVATE_FOLDER
 from tests.pictures import make_tree, tree_bytes

@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 
 from decodeonce.cli.written import write_out
-from decodeonce.prep import FolderSource, Recipe, Work, build, finish, make_plan, work
-from decodeonce.prep.allowance import Allowance
-from decodeonce.prep.export import export_store
-from decodeonce.prep.export_pictures import ExportSettings
+from decodeonce.prep.build import Work, build, finish, make_plan, work
+from decodeonce.prep.build.max_bad import Allowance
+from decodeonce.prep.export.export import export_store
+from decodeonce.prep.export.pictures import ExportSettings
 from decodeonce.prep.jobs import Chain, read_site, write_scripts
+from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sample import write_sample_tree
+from decodeonce.prep.sources import FolderSource
 from decodeonce.prep.sources.links import OUTSIDE
 from decodeonce.store import open_store, stage_store
 from decodeonce.store.table import read_rejects

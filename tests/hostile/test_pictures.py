@@ -20,10 +20,14 @@ import pytest
 from PIL import Image
 
 from decodeonce.errors import Stopped
-from decodeonce.prep import FolderSource, Recipe, Work, build, find_map, memory, pool
-from decodeonce.prep.decode import Decoder
-from decodeonce.prep.memory import PICTURE_BYTES, MemoryBound, TooMuchMemory, could_take
-from decodeonce.prep.sources.base import Entry, Row, Undecodable
+from decodeonce.prep.build import Work, build, worker_pool
+from decodeonce.prep.entry import Entry, Row, Undecodable
+from decodeonce.prep.pixels import memory_limit
+from decodeonce.prep.pixels.decode import Decoder
+from decodeonce.prep.pixels.memory_limit import PICTURE_BYTES, MemoryBound, TooMuchMemory, could_take
+from decodeonce.prep.pixels.user_map import find_map
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import FolderSource
 from decodeonce.store import open_store
 from decodeonce.store.table import read_rejects
 from tests.pictures import crc, encoded, jpeg, need_format, picture, segment
@@ -185,7 +189,7 @@ def test_a_picture_that_takes_more_is_a_reject(
     """256 MB in NumPy; if it is progressive 384 in libjpeg, which speaks of it as of broken data."""
     large = encoded(Image.new("RGB", (8000, 8000)), progressive=progressive, subsampling=0)
     with monkeypatch.context() as patched:
-        patched.setattr(memory, "PICTURE_BYTES", mebibytes * MIB)
+        patched.setattr(memory_limit, "PICTURE_BYTES", mebibytes * MIB)
         with pytest.raises(Undecodable, match="takes more than 4 GiB of memory to decode"):
             decode(large)
         assert decode(JPEG).width == 64
@@ -194,7 +198,7 @@ def test_a_picture_that_takes_more_is_a_reject(
 
 LIMITED = """
 import resource, sys
-from decodeonce.prep.decode import Decoder
+from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.base import Entry
 decoder, data = Decoder(Recipe(height=32, width=32)), [open(path, "rb").read() for path in sys.argv[2:]]
@@ -240,8 +244,8 @@ def assert_one_reject(out: Path, reason: str) -> None:
 
 
 def test_scans_without_end_cost_one_reject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "PICTURE_SECONDS", 0.2)
-    monkeypatch.setattr(pool, "TICK_SECONDS", 0.02)
+    monkeypatch.setattr(worker_pool, "PICTURE_SECONDS", 0.2)
+    monkeypatch.setattr(worker_pool, "TICK_SECONDS", 0.02)
     endless = scans(4000, 60_000)  # 1 MB, 4000x4000 pixels, a minute
     build(
         FolderSource(tree(tmp_path / "src", endless)),
@@ -253,8 +257,8 @@ def test_scans_without_end_cost_one_reject(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_picture_that_stops_its_worker_twice_is_a_reject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "HANGING_SECONDS", 0.2)
-    monkeypatch.setattr(pool, "TICK_SECONDS", 0.1)
+    monkeypatch.setattr(worker_pool, "HANGING_SECONDS", 0.2)
+    monkeypatch.setattr(worker_pool, "TICK_SECONDS", 0.1)
     build(
         FolderSource(tree(tmp_path / "src", JPEG)),
         tmp_path / "out",
@@ -303,12 +307,12 @@ def test_what_fails_beneath_a_read_is_no_reject(tmp_path: Path, deadly: Callable
 
 
 def test_a_read_that_hangs_is_not_the_pictures_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from decodeonce.prep.beat import Beat
-    from decodeonce.prep.pool import Worker, WorkerSettings
+    from decodeonce.prep.build.heartbeat import Beat
+    from decodeonce.prep.build.worker_pool import Worker, WorkerSettings
 
     worker = Worker(WorkerSettings(tmp_path, 0, 1, fail_on_bad=False))
     beat: Beat = worker._beat
-    monkeypatch.setattr(pool, "PICTURE_SECONDS", -1.0)  # at the second look
+    monkeypatch.setattr(worker_pool, "PICTURE_SECONDS", -1.0)  # at the second look
     try:
         beat.reading(7)
         assert (worker.row, worker.read_row) == (None, 7)

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import decodeonce
 from decodeonce.cli import printable
 from decodeonce.errors import BuildError
-from decodeonce.prep.allowance import Allowance
+from decodeonce.prep.build.max_bad import Allowance
 from decodeonce.prep.jobs import Chain, read_site, write_scripts
 from decodeonce.prep.jobs.site import parse_site
 from tests.command import app

@@ -18,9 +18,9 @@ import typer
 from decodeonce.cli import build as build_command
 from decodeonce.cli import submit
 from decodeonce.errors import BuildError, DecodeonceError, Stopped
-from decodeonce.prep import Recipe, Work, build, make_plan
-from decodeonce.prep.plan import scan
-from decodeonce.prep.recipe import BoxRules
+from decodeonce.prep.build import Work, build, make_plan
+from decodeonce.prep.build.plan import scan
+from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.sources import (
     BoxedSource,
     FolderSource,
@@ -37,7 +37,7 @@ from decodeonce.prep.sources.folder import MAX_DEPTH
 from decodeonce.prep.sources.formats.annotations import Annotations
 from decodeonce.prep.sources.imagenet.beside import Beside
 from decodeonce.prep.sources.links import OUTSIDE, Links
-from decodeonce.prep.sources.regular import open_regular, read_small
+from decodeonce.prep.sources.safe_open import open_regular, read_small
 from tests.forms.boxed import XML
 from tests.forms.form import Pic
 from tests.forms.imagenet import class_tars, tar_bytes, zip_bytes
@@ -219,7 +219,7 @@ def test_files_that_are_no_links_cost_one_question_each(place: Place, monkeypatc
 
 def test_threads_ask_about_links_too(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     linked(place.files[1], place.outside / "private.JPEG")
-    monkeypatch.setattr("decodeonce.prep.sources.asking.network_file_system", lambda top: "NFS")
+    monkeypatch.setattr("decodeonce.prep.sources.parallel_stat.network_file_system", lambda top: "NFS")
     assert problems(place.open()) == ["", OUTSIDE]
 
 

@@ -33,7 +33,7 @@ from decodeonce.loader.augment import (
     mix_words,
 )
 from decodeonce.loader.order import derive_key
-from decodeonce.mix import mix
+from decodeonce.splitmix import mix
 from tests.loader.conftest import COUNT
 from tests.stores import make_store, pixel_statistics, random_images
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from decodeonce.prep import Recipe, Source, finish, make_plan
-from decodeonce.prep.allowance import Allowance
-from decodeonce.prep.beat import Beat
-from decodeonce.prep.journal import Journal
-from decodeonce.prep.worker import BlockDecoder, BlockWriter
+from decodeonce.prep.build import finish, make_plan
+from decodeonce.prep.build.heartbeat import Beat
+from decodeonce.prep.build.journal import Journal
+from decodeonce.prep.build.max_bad import Allowance
+from decodeonce.prep.build.worker import BlockDecoder, BlockWriter
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import Source
 from decodeonce.store.files import page_aligned_buffer
 
 

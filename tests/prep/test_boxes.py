@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep.geometry import pixel_box
+from decodeonce.prep.entry import Entry
+from decodeonce.prep.pixels.geometry import pixel_box
 from decodeonce.prep.recipe import BoxRules
-from decodeonce.prep.sources import FolderSource, Source, asking, boxed, open_source
-from decodeonce.prep.sources.base import Entry, file_entry, read_file
+from decodeonce.prep.sources import FolderSource, Source, boxed, open_source, parallel_stat
+from decodeonce.prep.sources.base import file_entry, read_file
 from decodeonce.prep.sources.boxed import BoxedSource
 from decodeonce.prep.sources.formats.annotations import (
     MAX_BYTES,
@@ -467,7 +468,7 @@ def test_on_a_network_file_system_they_are_read_many_at_a_time_in_order(
         return read(self, name)
 
     monkeypatch.setattr(Annotations, "read", reading)
-    monkeypatch.setattr(asking, "network_file_system", lambda path: "NFS")
+    monkeypatch.setattr(parallel_stat, "network_file_system", lambda path: "NFS")
     monkeypatch.setattr(boxed, "STATS_AT_ONCE", 8)
     assert listed(trial)[0] == expected
     assert len(expected) == 43
@@ -485,7 +486,8 @@ def test_names_that_are_not_utf8_are_found(tmp_path: Path) -> None:
 
 
 def test_pixels_are_those_of_the_box(tmp_path: Path) -> None:
-    from decodeonce.prep import Recipe, Work, build
+    from decodeonce.prep.build import Work, build
+    from decodeonce.prep.recipe import Recipe
     from decodeonce.store import open_store
     from tests.pictures import picture
 

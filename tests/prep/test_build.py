@@ -19,11 +19,13 @@ import numpy as np
 import pytest
 
 from decodeonce.errors import BuildError, Stopped, StoreError
-from decodeonce.prep import Recipe, Work, build, finish, make_plan, open_imagenet, work
-from decodeonce.prep.allowance import Allowance
-from decodeonce.prep.journal import BlockRecord, Journal, Journals
-from decodeonce.prep.plan import Plan
-from decodeonce.prep.status import read_status
+from decodeonce.prep.build import Work, build, finish, make_plan, work
+from decodeonce.prep.build.journal import BlockRecord, Journal, Journals
+from decodeonce.prep.build.max_bad import Allowance
+from decodeonce.prep.build.plan import Plan
+from decodeonce.prep.build.status import read_status
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import StorePaths, open_store, verify_store
 from decodeonce.store.table import read_rejects
 from tests import disks
@@ -202,8 +204,8 @@ def test_finishes_at_the_same_time_make_one_store(tree: Path, undisturbed: dict[
 def test_a_block_written_again_after_finish_changes_no_row(
     tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
-    from decodeonce.prep.beat import Beat
-    from decodeonce.prep.worker import BlockDecoder, BlockWriter
+    from decodeonce.prep.build.heartbeat import Beat
+    from decodeonce.prep.build.worker import BlockDecoder, BlockWriter
     from decodeonce.store.files import page_aligned_buffer
 
     out = tmp_path / "store"
@@ -233,7 +235,7 @@ def test_of_two_plans_at_once_the_later_one_finds_the_other(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, source, recipe = tmp_path / "store", open_imagenet(tree), Recipe(**LARGE_ROWS)
-    build_module = sys.modules["decodeonce.prep.build"]  # the package has the function by that name
+    build_module = sys.modules["decodeonce.prep.build.build"]  # the package has the function by that name
     write, plans = vars(build_module)["write_plan"], ThreadPoolExecutor(2)
     later: list[Future[Plan]] = []
 
@@ -384,7 +386,7 @@ def test_a_finish_that_was_killed_is_not_another_sources(tmp_path: Path, monkeyp
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(sys.modules["decodeonce.prep.finish"], "trim_shards", killed)
+        patched.setattr(sys.modules["decodeonce.prep.build.finish"], "trim_shards", killed)
         with pytest.raises(KeyboardInterrupt):
             build(open_imagenet(one), out, recipe, Work(workers=1))
     with pytest.raises(BuildError, match=r"a finished store is here already"):

@@ -18,11 +18,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from decodeonce.errors import BuildError, StoreError
-from decodeonce.prep import BoxedSource, BoxRules, FolderSource, Recipe, Work, build, make_plan, open_imagenet
-from decodeonce.prep.blocks import block_rows_for
-from decodeonce.prep.convert import Conversion, convert, open_conversion, smaller_size
-from decodeonce.prep.merge import converted_recipe
-from decodeonce.prep.plan import shuffled
+from decodeonce.prep.build import Work, build, make_plan
+from decodeonce.prep.build.blocks import block_rows_for
+from decodeonce.prep.build.plan import shuffled
+from decodeonce.prep.convert.convert import Conversion, convert, open_conversion, smaller_size
+from decodeonce.prep.convert.merge import converted_recipe
+from decodeonce.prep.recipe import BoxRules, Recipe
+from decodeonce.prep.sources import BoxedSource, FolderSource, open_imagenet
 from decodeonce.store import open_store, stage_store, verify_store
 from decodeonce.store.select import Selection
 from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, read_rejects, sample_line

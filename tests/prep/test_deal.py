@@ -8,8 +8,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodeonce.prep import FolderSource, Recipe, make_plan
-from decodeonce.prep.deal import Deal, block_spans
+from decodeonce.prep.build import make_plan
+from decodeonce.prep.build.block_queue import Deal, block_spans
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import FolderSource
 from tests.pictures import make_tree
 
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from decodeonce.prep.decode import Decoder
-from decodeonce.prep.geometry import fit_to
+from decodeonce.prep.entry import Entry, Row
+from decodeonce.prep.pixels.decode import Decoder
+from decodeonce.prep.pixels.geometry import fit_to
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources.base import Entry, Row
 from tests.pictures import encoded, jpeg, reference_row
 
 

@@ -19,9 +19,11 @@ import pytest
 from PIL import Image
 
 from decodeonce.errors import DecodeonceError, Stopped, StoreError
-from decodeonce.prep import FolderSource, Recipe, Work, build, open_webdataset
-from decodeonce.prep.export import export_store
-from decodeonce.prep.export_pictures import ExportPaths, ExportSettings
+from decodeonce.prep.build import Work, build
+from decodeonce.prep.export.export import export_store
+from decodeonce.prep.export.pictures import ExportPaths, ExportSettings
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import FolderSource, open_webdataset
 from decodeonce.store import PictureClass, Store, StorePaths, disk, open_store, part_rows, stage_store
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.manifest import SmallFile, parse_manifest, read_manifest
@@ -382,8 +384,8 @@ def test_workers_do_not_outlive_a_killed_parent(
 ) -> None:
     script = (
         "import os, signal\n"
-        "from decodeonce.prep.export import export_store\n"
-        "from decodeonce.prep.export_pictures import ExportSettings\n"
+        "from decodeonce.prep.export.export import export_store\n"
+        "from decodeonce.prep.export.pictures import ExportSettings\n"
         "from decodeonce.store import open_store\n"
         f"left = {at}\n"
         "def progress(rows):\n"

@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decodeonce.prep import Recipe, finish
-from decodeonce.prep.allowance import Allowance
-from decodeonce.prep.journal import BlockRecord, Journal
-from decodeonce.prep.plan import Plan, plan_facts, scan, write_plan
-from decodeonce.prep.sources import Entry, Source
+from decodeonce.prep.build import finish
+from decodeonce.prep.build.journal import BlockRecord, Journal
+from decodeonce.prep.build.max_bad import Allowance
+from decodeonce.prep.build.plan import Plan, plan_facts, scan, write_plan
+from decodeonce.prep.entry import Entry
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import Source
 from decodeonce.store import PictureClass, StorePaths, disk, open_store, verify_store
 from decodeonce.store.hashing import row_checksum
 

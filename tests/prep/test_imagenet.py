@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep import Recipe, Work, build
-from decodeonce.prep.sources import Entry, Source, asking, open_imagenet
-from decodeonce.prep.sources.base import Undecodable
+from decodeonce.prep.build import Work, build
+from decodeonce.prep.entry import Entry, Undecodable
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import Source, open_imagenet, parallel_stat
 from decodeonce.prep.sources.formats.member import Member, in_order, plain_name
 from decodeonce.prep.sources.formats.tar import Window, list_tar
 from decodeonce.prep.sources.imagenet import archive
@@ -524,7 +525,7 @@ def test_threads_on_a_network_file_system_list_the_same(tmp_path: Path, monkeypa
         return list_tar(window)
 
     source = open_imagenet(tmp_path)
-    monkeypatch.setattr(asking, "network_file_system", lambda top: "NFS")
+    monkeypatch.setattr(parallel_stat, "network_file_system", lambda top: "NFS")
     monkeypatch.setattr(archive, "TARS_AT_ONCE", 2)
     assert list(source.entries()) == alone
     monkeypatch.setattr(archive, "list_tar", asked)

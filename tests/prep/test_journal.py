@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodeonce.prep import journal
-from decodeonce.prep.journal import BlockRecord, Journal, Journals, Writer
+from decodeonce.prep.build import journal
+from decodeonce.prep.build.journal import BlockRecord, Journal, Journals, Writer
 
 
 def write(folder: Path, *records: tuple[BlockRecord, int], task: int = 0, tasks: int = 8) -> Path:

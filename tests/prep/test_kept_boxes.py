@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from decodeonce.errors import BuildError
-from decodeonce.prep import BoxedSource, BoxRules, FolderSource, Recipe, Work, build, make_plan
+from decodeonce.prep.build import Work, build, make_plan
+from decodeonce.prep.recipe import BoxRules, Recipe
+from decodeonce.prep.sources import BoxedSource, FolderSource
 from decodeonce.store import Store, open_store, verify_store
 from tests.pictures import encoded, reference_row
 

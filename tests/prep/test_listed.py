@@ -15,10 +15,11 @@ from typer import BadParameter
 
 from decodeonce.cli.build import _class_list
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources import Entry, FolderSource, ListSource, asking, open_list, open_source
+from decodeonce.prep.entry import Entry
+from decodeonce.prep.sources import FolderSource, ListSource, open_list, open_source, parallel_stat
+from decodeonce.prep.sources.file_list import path_below
 from decodeonce.prep.sources.folder import ClassList
 from decodeonce.prep.sources.formats.lists import find_layout
-from decodeonce.prep.sources.listed import path_below
 from tests.forms.listed import write_list
 
 NAMES = [b"cat/1.jpg", b"dog/2.jpg", b"cat/3, 4.jpg"]
@@ -252,8 +253,8 @@ def test_a_store_may_lie_beside_the_list(root: Path) -> None:
 def test_a_network_file_system_is_asked_for_many_at_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "cat/1.jpg\ndog/2.jpg\ncat/3, 4.jpg\n"
     one_by_one = list(listed(root, text).entries())
-    monkeypatch.setattr(asking, "network_file_system", lambda path: "NFS")
-    monkeypatch.setattr(asking, "STATS_AT_ONCE", 2)
+    monkeypatch.setattr(parallel_stat, "network_file_system", lambda path: "NFS")
+    monkeypatch.setattr(parallel_stat, "STATS_AT_ONCE", 2)
     used: list[int] = []
     pool = ThreadPoolExecutor.map
 

@@ -18,9 +18,12 @@ import pytest
 import simplejpeg
 from PIL import Image, ImageOps, features
 
-from decodeonce.prep import FolderSource, Recipe, Work, build, reasons
-from decodeonce.prep.decode import Decoder
-from decodeonce.prep.sources.base import Entry, Row, Undecodable
+from decodeonce.prep.build import Work, build
+from decodeonce.prep.entry import Entry, Row, Undecodable
+from decodeonce.prep.pixels import failure_reasons
+from decodeonce.prep.pixels.decode import Decoder
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import FolderSource
 from decodeonce.store import open_store
 from decodeonce.store.table import read_rejects
 from tests.hostile import test_pictures as hostile
@@ -480,7 +483,7 @@ def test_a_pillow_without_webp_says_what_to_install(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("PIL.WebPImagePlugin.SUPPORTED", False)
     monkeypatch.setattr("PIL.features.check", lambda name: False)
     assert_rejected(data, "webp-not-built", name="x.webp")
-    assert "libwebp-dev" in reasons.NO_WEBP
+    assert "libwebp-dev" in failure_reasons.NO_WEBP
 
 
 def test_a_pillow_without_libtiff_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,7 +491,7 @@ def test_a_pillow_without_libtiff_says_what_to_install(monkeypatch: pytest.Monke
     data = encoded(picture(50, 60), "TIFF", compression="tiff_lzw")
     monkeypatch.delattr("PIL.Image.core.libtiff_decoder")
     assert_rejected(data, "tiff-not-built", name="x.tif")
-    assert "libtiff-dev" in reasons.NO_TIFF
+    assert "libtiff-dev" in failure_reasons.NO_TIFF
 
 
 NAMES = {"name-newline": b"a\nb.JPEG", "name-not-utf8": b"caf\xe9.JPEG", "name-tab": b"tab\t\\.JPEG"}

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from decodeonce.errors import BuildError, Stopped
+from decodeonce.prep.entry import Undecodable
 from decodeonce.prep.sources import ParquetSource, open_parquet, open_source
-from decodeonce.prep.sources.base import Undecodable
 from decodeonce.prep.sources.formats import tables
 from decodeonce.prep.sources.formats.tables import damaged
 from tests.forms.parquet import images, write_table

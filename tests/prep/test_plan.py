@@ -16,11 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep import FolderSource, Recipe, Work, make_plan, open_imagenet, work
-from decodeonce.prep.changes import changes
-from decodeonce.prep.plan import plan_facts, read_plan, scan, shuffled, write_facts, write_plan
-from decodeonce.prep.recipe import decoder_versions
-from decodeonce.prep.sources import Entry, Source, asking
+from decodeonce.prep.build import Work, make_plan, work
+from decodeonce.prep.build.plan import plan_facts, read_plan, scan, shuffled, write_facts, write_plan
+from decodeonce.prep.build.plan_diff import changes
+from decodeonce.prep.entry import Entry
+from decodeonce.prep.pixels.versions import decoder_versions
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import FolderSource, Source, open_imagenet, parallel_stat
 from decodeonce.prep.sources.base import file_entry
 from decodeonce.prep.sources.links import Links
 from decodeonce.store import PictureClass, StorePaths
@@ -283,10 +285,10 @@ def test_threads_on_a_network_file_system_list_the_same(tmp_path: Path, monkeypa
         askers.add(threading.current_thread())
         return file_entry(root, name, label, links)
 
-    monkeypatch.setattr(asking, "file_entry", asked)
-    monkeypatch.setattr(asking, "network_file_system", lambda top: "NFS")
+    monkeypatch.setattr(parallel_stat, "file_entry", asked)
+    monkeypatch.setattr(parallel_stat, "network_file_system", lambda top: "NFS")
     for at_once in (3, 4096):
-        monkeypatch.setattr(asking, "STATS_AT_ONCE", at_once)
+        monkeypatch.setattr(parallel_stat, "STATS_AT_ONCE", at_once)
         assert list(open_imagenet(tree).entries()) == alone
     assert sum(bool(entry.problem) for entry in alone) == 3
     assert threading.main_thread() not in askers
@@ -297,8 +299,8 @@ def test_a_failing_stat_in_a_thread_stops_the_plan(tmp_path: Path, monkeypatch: 
         raise Stopped(f"{name.decode()}: Stale file handle")
 
     tree = make_tree(tmp_path / "src")
-    monkeypatch.setattr(asking, "file_entry", fails)
-    monkeypatch.setattr(asking, "network_file_system", lambda top: "NFS")
+    monkeypatch.setattr(parallel_stat, "file_entry", fails)
+    monkeypatch.setattr(parallel_stat, "network_file_system", lambda top: "NFS")
     with pytest.raises(Stopped, match=r"n00000000_0.JPEG: Stale"):
         scan(open_imagenet(tree))
 

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from decodeonce.errors import Stopped
-from decodeonce.prep import Recipe, Work, finish, make_plan, open_imagenet, open_webdataset, pool, work
-from decodeonce.prep.allowance import Allowance
-from decodeonce.prep.journal import Journals
-from decodeonce.prep.pool import Pool, WorkerSettings, processor_seconds
-from decodeonce.prep.status import read_status
+from decodeonce.prep.build import Work, finish, make_plan, work, worker_pool
+from decodeonce.prep.build.journal import Journals
+from decodeonce.prep.build.max_bad import Allowance
+from decodeonce.prep.build.status import read_status
+from decodeonce.prep.build.worker_pool import Pool, WorkerSettings, processor_seconds
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import open_imagenet, open_webdataset
 from decodeonce.store.table import read_rejects
 from tests.pictures import encoded, jpeg, make_tree, picture
 
@@ -32,7 +34,7 @@ def slow_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "TICK_SECONDS", 0.02)
+    monkeypatch.setattr(worker_pool, "TICK_SECONDS", 0.02)
 
 
 def planned(tree: Path, out: Path) -> tuple[Pool, int, list[int]]:
@@ -74,7 +76,7 @@ def test_a_worker_killed_from_outside_costs_no_picture(slow_tree: Path, tmp_path
 def test_a_picture_that_takes_too_long_is_a_reject(
     slow_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "PICTURE_SECONDS", 0.1)
+    monkeypatch.setattr(worker_pool, "PICTURE_SECONDS", 0.1)
     make_plan(open_imagenet(slow_tree), tmp_path / "out", Recipe(height=64, width=64))
     work(tmp_path / "out", Work(workers=1, max_bad="1"))
     (reject,) = read_status(tmp_path / "out").rejects
@@ -85,7 +87,7 @@ def test_a_picture_that_takes_too_long_is_a_reject(
 def test_a_decoder_that_gets_no_processor_is_given_an_hour(
     slow_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "PICTURE_SECONDS", 0.1)
+    monkeypatch.setattr(worker_pool, "PICTURE_SECONDS", 0.1)
     crew, slow, blocks = planned(slow_tree, tmp_path / "out")
     running = crew.run(blocks)
     held = next(worker for _ in running for worker in crew.crew if worker.row == slow)
@@ -94,7 +96,7 @@ def test_a_decoder_that_gets_no_processor_is_given_an_hour(
     while time.monotonic() < stopped + 0.5:
         next(running)
     assert held in crew.crew
-    monkeypatch.setattr(pool, "HANGING_SECONDS", 0.1)
+    monkeypatch.setattr(worker_pool, "HANGING_SECONDS", 0.1)
     while held in crew.crew:
         next(running)
     assert held.limit_passed == 0.1

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from decodeonce.errors import BuildError
-from decodeonce.prep import preflight
-from decodeonce.prep.preflight import (
+from decodeonce.prep.build import free_space
+from decodeonce.prep.build.free_space import (
     Need,
     Quota,
     Storage,
@@ -96,7 +96,7 @@ def test_what_quota_prints(printed: str, quotas: tuple[Quota, ...], tool: Tool, 
 
 
 def test_what_lustre_prints(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "network_file_system", lambda place: "Lustre")
+    monkeypatch.setattr(free_space, "network_file_system", lambda place: "Lustre")
     tool("lfs", **{"-u ": LFS_QUOTA, "-g ": LFS_NO_LIMIT, "-p 77": LFS_DEFAULT, "project": "   77 P /lustre\n"})
     storage = find_storage(tmp_path)
     left = (2 << 30, 10)
@@ -121,7 +121,7 @@ def test_a_link_leads_to_its_own_file_system(tmp_path: Path) -> None:
 
 
 def test_a_tool_that_hangs_is_not_waited_for(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "QUOTA_SECONDS", 0.05)
+    monkeypatch.setattr(free_space, "QUOTA_SECONDS", 0.05)
     (tmp_path / "bin" / "quota").write_text("#!/bin/sh\nexec tail -f /dev/null\n")
     (tmp_path / "bin" / "quota").chmod(0o755)
     assert find_storage(tmp_path).quotas == ()

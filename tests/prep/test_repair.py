@@ -20,12 +20,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decodeonce.errors import BuildError, DecodeonceError, StoreError
-from decodeonce.prep import BoxedSource, BoxRules, FolderSource, Recipe, Source, blocks, find_map
-from decodeonce.prep.convert import Conversion, open_conversion
-from decodeonce.prep.recipe import decoder_versions
-from decodeonce.prep.repair import Repair, repair_store
-from decodeonce.prep.repair_pictures import Wanted, find_pictures
-from decodeonce.prep.repair_reasons import Reason, row_sentences
+from decodeonce.prep.build import blocks
+from decodeonce.prep.convert.convert import Conversion, open_conversion
+from decodeonce.prep.pixels.user_map import find_map
+from decodeonce.prep.pixels.versions import decoder_versions
+from decodeonce.prep.recipe import BoxRules, Recipe
+from decodeonce.prep.repair.pictures import Wanted, find_pictures
+from decodeonce.prep.repair.reasons import Reason, row_sentences
+from decodeonce.prep.repair.repair import Repair, repair_store
+from decodeonce.prep.sources import BoxedSource, FolderSource, Source
 from decodeonce.store import disk, open_store, stage_store, verify_store
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.manifest import DATA_OFFSET, read_manifest

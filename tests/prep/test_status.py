@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from decodeonce.prep import Recipe, Work, finish, make_plan, open_imagenet, work
-from decodeonce.prep.allowance import Allowance
-from decodeonce.prep.status import read_status
+from decodeonce.prep.build import Work, finish, make_plan, work
+from decodeonce.prep.build.max_bad import Allowance
+from decodeonce.prep.build.status import read_status
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import StorePaths
 from tests.pictures import jpeg, make_tree
 

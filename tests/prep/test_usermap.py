@@ -12,7 +12,10 @@ import pytest
 from PIL import Image
 
 from decodeonce.errors import BuildError
-from decodeonce.prep import BoxRules, FolderSource, Recipe, Work, build, find_map, make_plan, work
+from decodeonce.prep.build import Work, build, make_plan, work
+from decodeonce.prep.pixels.user_map import find_map
+from decodeonce.prep.recipe import BoxRules, Recipe
+from decodeonce.prep.sources import FolderSource
 from decodeonce.store import open_store
 from decodeonce.store.table import Reject, read_rejects
 from tests.pictures import encoded, jpeg, picture, reference_row
@@ -100,7 +103,7 @@ def test_what_it_raises_is_the_reason_of_a_reject(module: Path, tree: Path, tmp_
         built(tree, tmp_path / "out", "telling")
     with pytest.raises(BuildError, match="every picture is a reject"):
         built(tree, tmp_path / "out2", "telling", max_bad="100%")
-    from decodeonce.prep.status import read_status
+    from decodeonce.prep.build.status import read_status
 
     told = {reject.source: reject.reason for reject in read_status(tmp_path / "out2").rejects}
     assert told["dog/c.jpg"] == (

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep.sources import Entry, WebdatasetSource, open_source, open_webdataset, webdataset
-from decodeonce.prep.sources.asking import STAT_THREADS
+from decodeonce.prep.entry import Entry
+from decodeonce.prep.sources import WebdatasetSource, open_source, open_webdataset, webdataset
 from decodeonce.prep.sources.formats.gzipped import GzipStream
+from decodeonce.prep.sources.parallel_stat import STAT_THREADS
 from tests.forms.webdataset import sample, write_tar
 from tests.pictures import jpeg
 

@@ -20,7 +20,7 @@ from decodeonce.cli.report.broken import broken_pictures
 from decodeonce.cli.report.histogram import Histogram
 from decodeonce.cli.report.sizes import Sizes, enlarged, read_sizes
 from decodeonce.cli.rows import evenly_spaced
-from decodeonce.prep.geometry import fit_to
+from decodeonce.prep.pixels.geometry import fit_to
 from decodeonce.store import Reject, open_store, stage_store
 from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Sample, line, reject_line, sample_line
 from tests.forms.webdataset import write_tar

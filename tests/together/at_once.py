@@ -14,8 +14,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from decodeonce.prep import Work, finish, make_plan, open_imagenet, plan_unless_built, work
-from decodeonce.prep.allowance import Allowance
+from decodeonce.prep.build import Work, finish, make_plan, plan_unless_built, work
+from decodeonce.prep.build.max_bad import Allowance
+from decodeonce.prep.sources import open_imagenet
 from tests.pictures import make_tree, tree_bytes
 from tests.together.processes import RECIPE
 

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from decodeonce.prep import Recipe, Work, build, find_map, open_imagenet
+from decodeonce.prep.build import Work, build
+from decodeonce.prep.pixels.user_map import find_map
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import verify_store
 from tests.pictures import make_tree, tree_bytes
 from tests.together.processes import MAP, RECIPE

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from decodeonce.prep.usermap import MapSample, Pixels
+from decodeonce.prep.pixels.user_map import MapSample, Pixels
 from decodeonce.store import disk
 
 gates = dict(line.split(" ", 1) for line in os.environ.get("GATES", "").splitlines())

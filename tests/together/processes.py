@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from decodeonce.prep import Recipe
+from decodeonce.prep.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
 MAP = "tests.together.gates:unchanged"
@@ -20,7 +20,7 @@ FLAGS += ["--max-bad", "2", "--map", MAP]
 START = """
 import sys
 import decodeonce.prep
-module = sys.modules["decodeonce.prep.work"]
+module = sys.modules["decodeonce.prep.build.task"]
 module.LOOK_SECONDS, module.LOOKING = 0.0, 1.0
 from decodeonce.cli import main
 main()

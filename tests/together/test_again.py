@@ -15,8 +15,10 @@ import pytest
 
 from decodeonce.cli import _run
 from decodeonce.errors import BuildError, StoreError
-from decodeonce.prep import Recipe, Work, build, finish, is_built, make_plan, open_imagenet, plan_unless_built, work
-from decodeonce.prep.allowance import Allowance
+from decodeonce.prep.build import Work, build, finish, is_built, make_plan, plan_unless_built, work
+from decodeonce.prep.build.max_bad import Allowance
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import open_store, stage_store
 from tests.pictures import make_tree, tree_bytes
 from tests.together.processes import ROOT, build_words
@@ -90,7 +92,7 @@ def test_what_another_build_would_have_different_is_said(
 def test_a_plan_during_which_the_store_is_finished_leaves_it_alone(
     tree: Path, recipe: Recipe, undisturbed: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, source = sys.modules["decodeonce.prep.build"], open_imagenet(tree)
+    module, source = sys.modules["decodeonce.prep.build.build"], open_imagenet(tree)
     check, out, calls = vars(module)["check_place"], tmp_path / "store", 0
 
     def check_then_be_overtaken(*arguments: Any) -> None:

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from decodeonce.errors import Stopped
-from decodeonce.prep import Progress, Recipe, Work, finish, make_plan, open_imagenet, work
-from decodeonce.prep.allowance import Allowance
+from decodeonce.prep.build import Progress, Work, finish, make_plan, work
+from decodeonce.prep.build.max_bad import Allowance
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import StorePaths, verify_store
 from tests.pictures import tree_bytes
 from tests.together.processes import Prep, build_words, prep

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from decodeonce.prep import Recipe, Work, build, finish, make_plan, open_imagenet, work
-from decodeonce.prep.allowance import Allowance
-from decodeonce.prep.journal import Journals
-from decodeonce.prep.status import Status, read_status
+from decodeonce.prep.build import Work, build, finish, make_plan, work
+from decodeonce.prep.build.journal import Journals
+from decodeonce.prep.build.max_bad import Allowance
+from decodeonce.prep.build.status import Status, read_status
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import StorePaths
 from tests.packages import need
 from tests.pictures import tree_bytes

@@ -15,7 +15,9 @@ import pytest
 
 from decodeonce import Loader, open_store
 from decodeonce.cli import _run
-from decodeonce.prep import Recipe, Work, make_plan, open_imagenet, work
+from decodeonce.prep.build import Work, make_plan, work
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import stage_store
 from tests import disks
 from tests.pictures import tree_bytes

@@ -15,9 +15,11 @@ import pytest
 
 from decodeonce import Batch, Loader, StoreError, open_store
 from decodeonce.loader.shards import ShardFiles
-from decodeonce.prep import Recipe, Work, finish, make_plan, open_imagenet, work
-from decodeonce.prep.allowance import Allowance
-from decodeonce.prep.status import read_status
+from decodeonce.prep.build import Work, finish, make_plan, work
+from decodeonce.prep.build.max_bad import Allowance
+from decodeonce.prep.build.status import read_status
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import open_imagenet
 from tests.command import app
 from tests.stores import make_store, random_images
 from tests.together.processes import Prep, build_words

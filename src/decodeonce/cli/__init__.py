@@ -73,7 +73,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
     for later in STOPPING:
         signal.signal(later, signal.SIG_DFL)
     # No such module yet, or one that is still being imported: then there are no workers.
-    kill_workers = getattr(sys.modules.get("decodeonce.prep.pool"), "kill_workers", None)
+    kill_workers = getattr(sys.modules.get("decodeonce.prep.build.worker_pool"), "kill_workers", None)
     if kill_workers is not None:
         kill_workers()
     remove_scratch = getattr(sys.modules.get("decodeonce.cli.bench.scratch"), "remove_scratch", None)
@@ -87,7 +87,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 def _end_with_blocks(number: int, frame: FrameType | None) -> None:
     """Begin no further block; where no pool can be, end as with the other signals."""
-    end = getattr(sys.modules.get("decodeonce.prep.pool"), "end_with_blocks", None)
+    end = getattr(sys.modules.get("decodeonce.prep.build.worker_pool"), "end_with_blocks", None)
     if end is None:
         _stop(number, frame)
     else:

@@ -13,12 +13,14 @@ import typer
 
 from decodeonce.cli import parse
 from decodeonce.cli.output import say
-from decodeonce.wording import counted, quoted
+from decodeonce.formatting import counted, quoted
 
 if TYPE_CHECKING:
     from decodeonce.cli.dryrun import Workplace
     from decodeonce.launch import Task
-    from decodeonce.prep import BoxRules, Recipe, Source, Work
+    from decodeonce.prep.build import Work
+    from decodeonce.prep.recipe import BoxRules, Recipe
+    from decodeonce.prep.sources import Source
     from decodeonce.store import Manifest
 
 
@@ -196,7 +198,9 @@ def command(run: Callable[[Job], None], help_text: str = "") -> Callable[..., No
         names = _class_list(classes)
         columns = {"picture": picture_column, "label": label_column}
         source = _source(kind, src, names, split=split, root=root, **columns, follow_links=follow_links)
-        from decodeonce.prep import BoxedSource, Recipe, find_map
+        from decodeonce.prep.pixels.user_map import find_map
+        from decodeonce.prep.recipe import Recipe
+        from decodeonce.prep.sources import BoxedSource
 
         if boxes is not None and rules is not None:
             source = BoxedSource(source, boxes, rules, follow_links=follow_links)
@@ -269,7 +273,7 @@ def _box_rules(boxes: Path | None, *, without: NoBox | None, **numbers: float | 
         if given:
             raise typer.BadParameter("--box-margin, --min-box, --no-box and --keep-boxes go with --boxes DIR")
         return None
-    from decodeonce.prep import BoxRules
+    from decodeonce.prep.recipe import BoxRules
 
     try:
         return BoxRules(**given)
@@ -278,7 +282,7 @@ def _box_rules(boxes: Path | None, *, without: NoBox | None, **numbers: float | 
 
 
 def _work(workers: int | None, max_bad: str, on_bad: OnBad, task: int = 0, tasks: int = 1) -> Work:
-    from decodeonce.prep import Work
+    from decodeonce.prep.build import Work
 
     try:
         return Work(workers=workers, task=task, tasks=tasks, max_bad=max_bad, on_bad=on_bad.value)
@@ -290,7 +294,7 @@ def _class_list(path: Path | None) -> list[str] | None:
     if path is None:
         return None
     from decodeonce.prep.sources.folder import ClassList
-    from decodeonce.prep.sources.regular import read_small
+    from decodeonce.prep.sources.safe_open import read_small
 
     try:
         lines = [line.strip() for line in read_small(path).decode("utf-8-sig").splitlines()]
@@ -308,31 +312,31 @@ def _class_list(path: Path | None) -> list[str] | None:
 
 def run_build(job: Job) -> None:
     """Plan, decode, finish; say what came of it."""
-    from decodeonce import prep
     from decodeonce.cli.progress import build_progress
+    from decodeonce.prep import build as builds
 
     check_alone(SHARED)
     say_found(job)
     if job.dry_run:
         return say_dry_run(job)
-    if prep.is_built(job.source, job.out, job.recipe, job.expect):
-        prep.finish(job.out, job.work.allowance)  # which clears up where one was killed
+    if builds.is_built(job.source, job.out, job.recipe, job.expect):
+        builds.finish(job.out, job.work.allowance)  # which clears up where one was killed
         return say_built(job.out)
     with build_progress() as progress:
-        manifest = prep.build(job.source, job.out, job.recipe, job.work, progress, job.expect)
+        manifest = builds.build(job.source, job.out, job.recipe, job.work, progress, job.expect)
     _say_finished(job.out, manifest)
 
 
 def run_plan(job: Job) -> None:
     """Write the plan and reserve the space; say what to do next."""
-    from decodeonce import prep
+    from decodeonce.prep import build as builds
 
     check_alone(SHARED)
     say_found(job)
     if job.dry_run:
         return say_dry_run(job)
     say_storage(job.out)
-    plan = prep.plan_unless_built(job.source, job.out, job.recipe, job.expect)
+    plan = builds.plan_unless_built(job.source, job.out, job.recipe, job.expect)
     if plan is None:
         return say_built(job.out)
     found = f"{counted(plan.candidates, 'picture')} found in {counted(len(plan.classes), 'class', 'classes')}"
@@ -368,7 +372,7 @@ def check_alone(advice: str = "") -> None:
 
 def say_storage(out: Path) -> None:
     """Tell, before anything is written, what the storage offers and asks for."""
-    from decodeonce.prep.preflight import find_storage, sentences, stripe_advice
+    from decodeonce.prep.build.free_space import find_storage, sentences, stripe_advice
 
     storage = find_storage(out)
     advice = stripe_advice(out, storage)
@@ -379,7 +383,7 @@ def say_storage(out: Path) -> None:
 def say_dry_run(job: Job, where: Workplace | None = None) -> None:
     """Tell what a build would take there (default: here): bytes, files, room and time; write nothing."""
     from decodeonce.cli.dryrun import Here, dry_run
-    from decodeonce.prep import is_built
+    from decodeonce.prep.build import is_built
 
     if is_built(job.source, job.out, job.recipe, job.expect):
         return say_built(job.out)
@@ -416,9 +420,9 @@ def work(
     Without either, every block that no journal has done: so a task that is lost is taken over. SIGUSR1 has it stop at
     the end of the blocks it is at, with exit code 75.
     """
-    from decodeonce import prep
     from decodeonce.cli.progress import build_progress
     from decodeonce.launch import find_idle_hosts
+    from decodeonce.prep import build as builds
     from decodeonce.store import StorePaths
 
     share = _share(task, tasks)
@@ -429,7 +433,7 @@ def work(
     if task is None and (idle := find_idle_hosts()):
         say(f"warning: {idle}", err=True)
     with build_progress() as progress:
-        prep.work(out, how, progress)
+        builds.work(out, how, progress)
     if StorePaths(out).manifest.exists():
         return say_built(out)
     say(f"{out}: task {share.task} of {share.tasks} is done; when all are: prep finish {quoted(str(out))}")
@@ -450,8 +454,8 @@ def _share(task: int | None, tasks: int | None) -> Task:
 
 def finish(out: Begun, max_bad: MaxBad = "0.1%") -> None:
     """Close the gaps of rejects and write the manifest: a planned and worked store becomes a finished one."""
-    from decodeonce import prep
-    from decodeonce.prep.allowance import Allowance
+    from decodeonce.prep import build as builds
+    from decodeonce.prep.build.max_bad import Allowance
     from decodeonce.store import StorePaths
 
     try:
@@ -459,7 +463,7 @@ def finish(out: Begun, max_bad: MaxBad = "0.1%") -> None:
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     was_finished = StorePaths(out).manifest.exists()
-    manifest = prep.finish(out, allowance)  # which clears up where one was killed
+    manifest = builds.finish(out, allowance)  # which clears up where one was killed
     if was_finished:
         return say_built(out)
     _say_finished(out, manifest)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from decodeonce.wording import quoted
+from decodeonce.formatting import quoted
 
 
 def class_names(ctx: typer.Context) -> list[str]:

@@ -12,7 +12,7 @@ from decodeonce.cli import parse
 from decodeonce.cli.build import Filter, Format, Out, Workers, check_alone, say_built
 from decodeonce.cli.inspect import ClassOption, RowsOption, SourceOption, selection
 from decodeonce.cli.output import say
-from decodeonce.wording import counted
+from decodeonce.formatting import counted
 
 if TYPE_CHECKING:
     from decodeonce.store import Manifest
@@ -54,9 +54,9 @@ def convert(
     selected = selection(names, source, rows)
     check_alone()
     from decodeonce.cli.progress import build_progress
-    from decodeonce.prep import finish, is_built
-    from decodeonce.prep.allowance import Allowance
-    from decodeonce.prep.convert import Conversion, open_conversion, run_conversion
+    from decodeonce.prep.build import finish, is_built
+    from decodeonce.prep.build.max_bad import Allowance
+    from decodeonce.prep.convert.convert import Conversion, open_conversion, run_conversion
 
     try:
         conversion = Conversion(

@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Protocol
 
 from decodeonce.cli.bench.build import check_decoded, killed_text
 from decodeonce.cli.bench.sample import Pace, fair_runs, measure_pace
+from decodeonce.formatting import counted, duration_text, size_text
 from decodeonce.host import usable_cores
-from decodeonce.prep import Recipe, Source
-from decodeonce.prep.allowance import Allowance
-from decodeonce.prep.blocks import Blocks
-from decodeonce.prep.build import check_listing, check_same, need
-from decodeonce.prep.crew import WorkerDied
+from decodeonce.prep.build.blocks import Blocks
+from decodeonce.prep.build.build import check_listing, check_same, need
+from decodeonce.prep.build.free_space import Need, check_room, find_storage, room_sentences, stripe_advice
+from decodeonce.prep.build.max_bad import Allowance
+from decodeonce.prep.build.output_dir import check_place
+from decodeonce.prep.build.plan import Listing, Plan, check_expected, plan_facts, read_plan, scan
 from decodeonce.prep.jobs.base import clock
-from decodeonce.prep.place import check_place
-from decodeonce.prep.plan import Listing, Plan, check_expected, plan_facts, read_plan, scan
-from decodeonce.prep.preflight import Need, check_room, find_storage, room_sentences, stripe_advice
-from decodeonce.prep.recipe import decoder_versions
+from decodeonce.prep.pixels.versions import decoder_versions
+from decodeonce.prep.processes.workers import WorkerDied
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import Source
 from decodeonce.store import StorePaths
-from decodeonce.wording import counted, duration_text, size_text
 
 if TYPE_CHECKING:
     from decodeonce.prep.jobs import Chain

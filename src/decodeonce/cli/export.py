@@ -35,8 +35,8 @@ def export(
         raise typer.BadParameter("--shard-rows is for --as webdataset")
     from decodeonce.cli.progress import count_bar
     from decodeonce.host import usable_cores
-    from decodeonce.prep.export import export_store
-    from decodeonce.prep.export_pictures import SHARD_ROWS, ExportSettings
+    from decodeonce.prep.export.export import export_store
+    from decodeonce.prep.export.pictures import SHARD_ROWS, ExportSettings
     from decodeonce.store import open_store
 
     opened = open_store(store)

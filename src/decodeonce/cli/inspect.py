@@ -14,7 +14,7 @@ import typer
 from decodeonce.cli import printable
 from decodeonce.cli.complete import class_names
 from decodeonce.cli.output import JsonFlag, give, say, show_facts
-from decodeonce.wording import duration_text, quoted
+from decodeonce.formatting import duration_text, quoted
 
 if TYPE_CHECKING:
     from decodeonce.store import Store
@@ -68,7 +68,7 @@ def status(
     out: Annotated[Path, typer.Argument(help="A build, or a store.", metavar="OUT")], as_json: JsonFlag = False
 ) -> None:
     """How far a build is, from any node, while it runs; and its rejects so far."""
-    from decodeonce.prep.status import read_status
+    from decodeonce.prep.build.status import read_status
 
     facts = asdict(read_status(out))
     if as_json:
@@ -105,11 +105,11 @@ def _show_tasks(tasks: list[dict[str, Any]]) -> None:
 def verify(store: StoreArgument, as_json: JsonFlag = False) -> None:
     """Read all of a store and check it against what was written: exit code 0 whole, 1 damaged."""
     from decodeonce.cli.progress import count_bar
+    from decodeonce.formatting import counted
     from decodeonce.host import usable_cores
     from decodeonce.store import verify_store
     from decodeonce.store.layout import repair_advice
     from decodeonce.store.verify import row_sentences
-    from decodeonce.wording import counted
 
     with count_bar("rows") as bar:
         report = verify_store(store, threads=usable_cores(), progress=bar.update)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from decodeonce.cli import log
 from decodeonce.cli.output import is_quiet
-from decodeonce.wording import counted
+from decodeonce.formatting import counted
 
 if TYPE_CHECKING:
-    from decodeonce.prep import Progress
+    from decodeonce.prep.build import Progress
 
 LOG_SECONDS = 30.0
 

@@ -10,7 +10,7 @@ from decodeonce.cli.inspect import StoreArgument
 from decodeonce.cli.output import say
 
 if TYPE_CHECKING:
-    from decodeonce.prep.repair import Repair
+    from decodeonce.prep.repair.repair import Repair
 
 SourceOption = Annotated[
     str | None,
@@ -26,7 +26,7 @@ def repair(store: StoreArgument, source: SourceOption = None) -> None:
     Run it again after a kill. It says what it cannot mend, and what to do then.
     """
     from decodeonce.cli.progress import count_bar
-    from decodeonce.prep.repair import repair_store
+    from decodeonce.prep.repair.repair import repair_store
 
     with count_bar("rows") as bar:
         done = repair_store(store, source, progress=bar.update)
@@ -39,7 +39,7 @@ def repair(store: StoreArgument, source: SourceOption = None) -> None:
 
 
 def _told(done: Repair) -> str:
-    from decodeonce.wording import counted
+    from decodeonce.formatting import counted
 
     parts = [counted(done.mended_rows, "row")] if done.mended_rows else []
     mended = ", ".join([*parts, *done.mended_files])

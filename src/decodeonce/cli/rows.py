@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 
 from decodeonce.cli.thumbnail import Shown, thumbnail
 from decodeonce.errors import StoreError
-from decodeonce.mix import GOLDEN, mix
+from decodeonce.formatting import counted
+from decodeonce.splitmix import GOLDEN, mix
 from decodeonce.store import Store
 from decodeonce.store.checks import check_file
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import repair_advice
 from decodeonce.store.part import rows_text
 from decodeonce.store.verify import read_rows, row_ranges
-from decodeonce.wording import counted
 
 Pixels = NDArray[np.uint8]
 TOLD = 20  # runs of damaged rows; `prep verify --json` names them all

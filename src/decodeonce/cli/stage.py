@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from decodeonce.cli.output import say
-from decodeonce.wording import quoted, size_text
+from decodeonce.formatting import quoted, size_text
 
 Dest = Annotated[Path, typer.Argument(help="A new folder on the node's own disk, or in /dev/shm.", metavar="DEST")]
 

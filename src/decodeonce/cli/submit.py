@@ -14,7 +14,7 @@ import typer
 from decodeonce.cli import build, parse
 from decodeonce.cli.command import Group, Working
 from decodeonce.cli.output import say
-from decodeonce.wording import quoted
+from decodeonce.formatting import quoted
 
 if TYPE_CHECKING:
     from decodeonce.prep.jobs import Chain, Site

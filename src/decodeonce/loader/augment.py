@@ -17,7 +17,7 @@ from torch import Tensor
 
 from decodeonce.loader.batch import Batch
 from decodeonce.loader.order import derive_key
-from decodeonce.mix import FACTOR_1, FACTOR_2, GOLDEN
+from decodeonce.splitmix import FACTOR_1, FACTOR_2, GOLDEN
 from decodeonce.store import Store, open_store
 
 IMAGENET = ((0.485 * 255, 0.456 * 255, 0.406 * 255), (0.229 * 255, 0.224 * 255, 0.225 * 255))
@@ -28,7 +28,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def mix_words(words: Tensor) -> Tensor:
-    """`decodeonce.mix.mix` on a device: an int64 tensor stands for 64-bit words of the same bits."""
+    """`decodeonce.splitmix.mix` on a device: an int64 tensor stands for 64-bit words of the same bits."""
     words = (words ^ _shift_right(words, 30)) * _signed(FACTOR_1)
     words = (words ^ _shift_right(words, 27)) * _signed(FACTOR_2)
     return words ^ _shift_right(words, 31)

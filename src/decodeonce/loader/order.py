@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.mix import GOLDEN, mix
+from decodeonce.splitmix import GOLDEN, mix
 
 Integers = NDArray[np.int64]
 Words = NDArray[np.uint64]

@@ -5,10 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from decodeonce.errors import BuildError
-from decodeonce.host import installed_version
-from decodeonce.prep.pillow import find_pillow
-from decodeonce.prep.usermap import UserMap
 from decodeonce.store.manifest import CONTAINERS
 
 FITS = ("crop", "stretch", "pad")
@@ -17,7 +13,14 @@ EXIF = ("ignore", "apply")
 ODD = ("keep", "reject")
 NO_BOX = ("whole", "skip")
 MOST_BOXES = 1000
-INSTALL = 'run: pip install "decodeonce[prep]" (without a C compiler: "decodeonce[prep-pillow]")'
+
+
+@dataclass(frozen=True)
+class UserMap:
+    """A map as recipes name it: `package.module:function`, and the xxh3_64 of its module's source."""
+
+    function: str
+    xxh3: str
 
 
 @dataclass(frozen=True)
@@ -113,27 +116,6 @@ class Recipe:
     def facts(self, decoders: dict[str, str]) -> dict[str, Any]:
         """The recipe as manifests and plans write it."""
         return {**asdict(self), "decoders": decoders}
-
-
-def decoder_versions(container: str) -> dict[str, str]:
-    """Name and version of everything whose release may change a store's bytes; BuildError where one is missing."""
-    pillow = find_pillow()
-    if not pillow.name:
-        raise BuildError(f"no picture decoder: neither pillow-simd nor Pillow is installed; {INSTALL}")
-    from PIL import features
-
-    simplejpeg = installed_version("simplejpeg")
-    if simplejpeg is None:
-        raise BuildError(f"no JPEG decoder: simplejpeg is not installed; {INSTALL}")
-    libjpeg = features.version("libjpeg_turbo") or features.version("jpg") or "none"
-    found = {"simplejpeg": simplejpeg, pillow.name: pillow.version, f"{pillow.name}'s libjpeg": libjpeg}
-    for library, feature in (("libwebp", "webp"), ("libtiff", "libtiff")):  # without them such files are rejects
-        found[f"{pillow.name}'s {library}"] = features.version(feature) or "none"
-    if container == "hdf5":
-        import h5py
-
-        found["libhdf5"] = h5py.version.hdf5_version
-    return found
 
 
 def differences(wanted: dict[str, Any], planned: dict[str, Any], *, of: str = "plan") -> list[str]:

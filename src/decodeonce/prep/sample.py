@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageChops, ImageColor, ImageDraw, ImageFilter
 
 from decodeonce.errors import DecodeonceError
-from decodeonce.prep.crew import WorkerDied, run_crew, serve
+from decodeonce.prep.processes.workers import WorkerDied, run_crew, serve
 from decodeonce.store import disk
 from decodeonce.store.files import append, make_folder
 

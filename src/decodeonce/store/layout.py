@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from decodeonce.formatting import quoted
 from decodeonce.host import network_file_system
-from decodeonce.wording import quoted
 
 # Folders that commands make for themselves: in a store, next to an export, next to a store.
 PRIVATE_FOLDER = re.compile(r"\.(build|stage|repair)|\..+\.export|.+\.jobs", re.DOTALL)

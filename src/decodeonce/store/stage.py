@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 
 from decodeonce.errors import StageError, StoreError
+from decodeonce.formatting import size_text
 from decodeonce.store import disk
 from decodeonce.store.checks import check_file
 from decodeonce.store.copying import RowCopier
@@ -37,7 +38,6 @@ from decodeonce.store.layout import StorePaths, verify_command
 from decodeonce.store.manifest import Manifest, Shard, SmallFile, parse_manifest
 from decodeonce.store.part import Part, read_part, rows_text
 from decodeonce.store.reader import Store, open_store
-from decodeonce.wording import size_text
 
 # More than the cores: most of the time they wait for storage, each for one read or write.
 THREADS = 8

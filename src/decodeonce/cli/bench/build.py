@@ -16,16 +16,17 @@ from decodeonce.cli.bench.trial import trial_rate
 from decodeonce.cli.bench.verdicts import BuildRates, build_verdict
 from decodeonce.cli.bench.writes import write_rate
 from decodeonce.errors import BuildError
+from decodeonce.formatting import counted, duration_text
 from decodeonce.host import usable_cores
-from decodeonce.prep import Recipe, Source
-from decodeonce.prep.blocks import block_rows_for
-from decodeonce.prep.build import check_listing
-from decodeonce.prep.crew import WorkerDied
-from decodeonce.prep.place import check_place
-from decodeonce.prep.plan import scan
-from decodeonce.prep.recipe import decoder_versions
+from decodeonce.prep.build.blocks import block_rows_for
+from decodeonce.prep.build.build import check_listing
+from decodeonce.prep.build.output_dir import check_place
+from decodeonce.prep.build.plan import scan
+from decodeonce.prep.pixels.versions import decoder_versions
+from decodeonce.prep.processes.workers import WorkerDied
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import Source
 from decodeonce.store import StorePaths
-from decodeonce.wording import counted, duration_text
 
 SCRATCH_BYTES = 1 << 30  # that are written, at most
 PLACES = 64  # that are looked at to see whether pages were dropped

@@ -57,7 +57,7 @@ def build(
     from decodeonce.cli.bench import shown
     from decodeonce.cli.bench.build import measure_build
     from decodeonce.cli.bench.kinds import find_source
-    from decodeonce.prep import Recipe
+    from decodeonce.prep.recipe import Recipe
 
     source = find_source(kind.value, src)
     recipe = Recipe(height=height, width=width, shuffle_seed=None if source.keeps_order else 0)

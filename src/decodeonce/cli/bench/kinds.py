@@ -7,7 +7,7 @@ import re
 from itertools import islice
 from pathlib import Path
 
-from decodeonce.prep import FolderSource, Source, open_imagenet, open_list, open_parquet, open_webdataset
+from decodeonce.prep.sources import FolderSource, Source, open_imagenet, open_list, open_parquet, open_webdataset
 
 TARS = (".tar", ".tar.gz", ".tgz")
 OF_IMAGENET = re.compile(r"ILSVRC.*|n\d{8}\.tar")

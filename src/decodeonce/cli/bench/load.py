@@ -23,12 +23,12 @@ from decodeonce.cli.bench.reads import (
 )
 from decodeonce.cli.bench.transfer import transfer_rate
 from decodeonce.cli.bench.verdicts import load_verdict
+from decodeonce.formatting import size_text
 from decodeonce.host import available_memory
 from decodeonce.loader.ahead import AHEAD_BYTES
 from decodeonce.loader.device import find_device
 from decodeonce.loader.shards import ShardFiles
 from decodeonce.store import open_store
-from decodeonce.wording import size_text
 
 WARM_BYTES = 1 << 30  # of rows that warm figures are taken from, at most
 PLACES = 64  # that are looked at to see whether pages were dropped

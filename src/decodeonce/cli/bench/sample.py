@@ -15,15 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.errors import Stopped
-from decodeonce.prep.crew import Tell, run_crew, serve
-from decodeonce.prep.plan import Listing, row_order
+from decodeonce.prep.build.plan import Listing, row_order
+from decodeonce.prep.entry import Entry, LeftOut, Undecodable, name_bytes, name_text
+from decodeonce.prep.processes.workers import Tell, run_crew, serve
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources import Entry, Source, open_source
-from decodeonce.prep.sources.base import LeftOut, Undecodable, name_bytes, name_text
+from decodeonce.prep.sources import Source, open_source
 from decodeonce.store.hashing import row_checksum
 
 if TYPE_CHECKING:
-    from decodeonce.prep.decode import Decoder
+    from decodeonce.prep.pixels.decode import Decoder
 
 RUN_ROWS, RUNS = 16, 256
 UNIT_ROWS = 256  # of a unit that is read anyway, at most
@@ -165,7 +165,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _start(task: dict[str, Any], tell: Tell) -> Tell:
-    from decodeonce.prep.decode import Decoder
+    from decodeonce.prep.pixels.decode import Decoder
     from decodeonce.prep.sources.formats.tables import pyarrow
 
     source = open_source(task["kind"], Path(task["root"]), task["facts"])

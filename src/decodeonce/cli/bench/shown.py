@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from decodeonce.wording import counted, duration_text, size_text
+from decodeonce.formatting import counted, duration_text, size_text
 
 NOT_MEASURED = "-"
 Line = tuple[str, float | None, float | None]  # what, bytes a second, pictures a second

@@ -8,8 +8,10 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from decodeonce.prep import Progress, Recipe, Source, Work, make_plan, work
-from decodeonce.prep.sources import Entry
+from decodeonce.prep.build import Progress, Work, make_plan, work
+from decodeonce.prep.entry import Entry
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import Source
 from decodeonce.store.manifest import PictureClass
 
 BLOCKS_A_WORKER = 4  # at least: the rate is that from the first block that is done to the last

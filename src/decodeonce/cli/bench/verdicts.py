@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from decodeonce.wording import counted
+from decodeonce.formatting import counted
 
 WHAT = {
     "storage": "storage",

@@ -13,7 +13,7 @@ import typer
 from decodeonce.cli.doctor import launcher, machine, pil, software, storage
 from decodeonce.cli.doctor.check import IMPORT_ERRORS, Check
 from decodeonce.cli.output import JsonFlag, give, say, say_marked
-from decodeonce.wording import counted
+from decodeonce.formatting import counted
 
 CHECKS: tuple[Callable[[], Check], ...] = (
     software.python,

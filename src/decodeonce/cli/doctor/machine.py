@@ -7,8 +7,8 @@ import resource
 from pathlib import Path
 
 from decodeonce.cli.doctor.check import Check
+from decodeonce.formatting import size_text
 from decodeonce.host import available_memory, cgroup_cores, cgroup_memory, usable_cores
-from decodeonce.wording import size_text
 
 FEW_CORES = 4
 LITTLE_MEMORY, WORKER_MEMORY = 1 << 30, 100 << 20

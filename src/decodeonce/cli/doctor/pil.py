@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from decodeonce.cli.doctor.check import Check
 
 if TYPE_CHECKING:
-    from decodeonce.prep.pillow import Pillow
+    from decodeonce.prep.pixels.versions import Pillow
 
 FINISH_FIRST = "(finish stores that are being built first: other decoders, other plan)"
 RECOMPILE = "pip install --force-reinstall --no-deps --no-cache-dir --no-binary pillow-simd pillow-simd"
@@ -36,7 +36,7 @@ NEEDS_PILLOW = re.compile(r"pillow(?![\w.-])(?!.*\bextra\b)", re.IGNORECASE)
 
 def pillow() -> Check:
     """The PIL that an import gives, and its SIMD level against the CPU's."""
-    from decodeonce.prep.pillow import find_pillow
+    from decodeonce.prep.pixels.versions import find_pillow
 
     found = find_pillow()
     if not found.name and found.installed:  # as after an uninstall of one of two
@@ -55,7 +55,7 @@ def pillow() -> Check:
 
 def one_pil() -> Check:
     """Whether Pillow and pillow-simd are installed over each other: some files are then of one, some of the other."""
-    from decodeonce.prep.pillow import find_pillow
+    from decodeonce.prep.pixels.versions import find_pillow
 
     found = find_pillow()
     if len(found.installed) < 2:
@@ -66,7 +66,7 @@ def one_pil() -> Check:
 
 def libjpeg_of_pil() -> Check:
     """Which libjpeg Pillow decodes with: odd pictures go through it."""
-    from decodeonce.prep.pillow import find_pillow
+    from decodeonce.prep.pixels.versions import find_pillow
 
     found = find_pillow()
     if not found.name:
@@ -84,7 +84,7 @@ def libjpeg_of_pil() -> Check:
 
 def formats_of_pil() -> Check:
     """Which formats Pillow was built without: pictures in them are rejected."""
-    from decodeonce.prep.pillow import find_pillow
+    from decodeonce.prep.pixels.versions import find_pillow
 
     found = find_pillow()
     try:

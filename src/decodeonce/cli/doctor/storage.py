@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from decodeonce.cli.doctor.check import IMPORT_ERRORS, Check
-from decodeonce.wording import size_text
+from decodeonce.formatting import size_text
 
 if TYPE_CHECKING:
-    from decodeonce.prep.preflight import Storage
+    from decodeonce.prep.build.free_space import Storage
 
 LITTLE_ROOM, FEW_FILES = 10**9, 1000
 MOUNTINFO = Path("/proc/self/mountinfo")
@@ -42,7 +42,7 @@ class Mount:
 def find_place(path: Path) -> Place:
     """What is there for a store at `path`, which need not exist."""
     try:
-        from decodeonce.prep.preflight import find_storage
+        from decodeonce.prep.build.free_space import find_storage
 
         return Place(path, find_storage(path))
     except OSError as error:
@@ -166,7 +166,7 @@ def stripes(place: Place) -> Check:
     """Whether large files lie on several servers, where that has to be asked for."""
     if place.storage is None:
         return Check("stripes", "bad", f"{place.path}: unknown", "see file system")
-    from decodeonce.prep.preflight import stripe_advice
+    from decodeonce.prep.build.free_space import stripe_advice
 
     advice = stripe_advice(place.path, place.storage)
     if advice:

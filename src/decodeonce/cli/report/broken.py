@@ -15,9 +15,9 @@ from PIL import Image
 from decodeonce.cli.report import leniently
 from decodeonce.cli.report.pictures import encoded
 from decodeonce.cli.thumbnail import SIDE
-from decodeonce.prep.repair_pictures import Wanted, find_pictures, roots_of
-from decodeonce.prep.sources.base import name_bytes
-from decodeonce.prep.spawn import signals_held, spawn
+from decodeonce.prep.entry import name_bytes
+from decodeonce.prep.processes.spawn import signals_held, spawn
+from decodeonce.prep.repair.pictures import Wanted, find_pictures, roots_of
 from decodeonce.store import Manifest, Reject
 
 MOST_BYTES = 64 << 20  # of a file

@@ -6,9 +6,9 @@ from decodeonce.cli.report.blocks import paragraph, section, table
 from decodeonce.cli.report.facts import SHOWN, Facts
 from decodeonce.cli.report.markup import Markup, element
 from decodeonce.cli.report.words import count
+from decodeonce.formatting import counted
 from decodeonce.store.part import rows_text
 from decodeonce.store.verify import row_ranges
-from decodeonce.wording import counted
 
 RUNS = 20  # of damaged rows
 

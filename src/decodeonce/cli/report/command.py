@@ -34,8 +34,8 @@ def report(
     from decodeonce.cli.rows import damage_told
     from decodeonce.cli.thumbnail import need_pillow
     from decodeonce.cli.written import check_out, write_out
+    from decodeonce.formatting import size_text
     from decodeonce.store import open_store
-    from decodeonce.wording import size_text
 
     opened = open_store(store)
     check_out(opened, out)

@@ -12,9 +12,9 @@ from decodeonce.cli.report.markup import Markup, element
 from decodeonce.cli.report.rejects import ODD, Rejects
 from decodeonce.cli.report.words import count, number_of
 from decodeonce.cli.thumbnail import legible
+from decodeonce.formatting import size_text
 from decodeonce.store import Reject
 from decodeonce.store.manifest import VERSION
-from decodeonce.wording import size_text
 
 MOST = 300  # characters of a value
 KINDS = 50  # kinds of reasons that are counted one by one

@@ -11,7 +11,7 @@ from decodeonce.cli.report.markup import Markup, element
 from decodeonce.cli.report.style import STYLE
 from decodeonce.cli.report.words import count, number_of
 from decodeonce.cli.thumbnail import legible
-from decodeonce.wording import size_text
+from decodeonce.formatting import size_text
 
 # Nothing is fetched and nothing runs, whatever a name in a store says.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decodeonce.wording import counted
+from decodeonce.formatting import counted
 
 
 def count(number: int) -> str:

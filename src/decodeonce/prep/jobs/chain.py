@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from decodeonce.errors import BuildError
+from decodeonce.formatting import quoted
 from decodeonce.prep.jobs.base import Chain, Job, Scheduler, no_option
 from decodeonce.prep.jobs.pbs import PBS
 from decodeonce.prep.jobs.site import Site
 from decodeonce.prep.jobs.slurm import Slurm
 from decodeonce.store import StorePaths
 from decodeonce.store.files import make_folder, write_atomic
-from decodeonce.wording import quoted
 
 # plan and finish are one process each, which waits for the file system more than it computes; where memory comes with
 # cores, so many bring what a plan of tens of millions needs.

@@ -7,21 +7,19 @@ import os
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.errors import FORBIDDEN_ERRORS, PASSING_ERRORS, BuildError, Stopped, failure_from, raise_unless_its_own
-from decodeonce.prep.geometry import Box
+from decodeonce.formatting import counted
+from decodeonce.prep.entry import Entry, RowMaker
 from decodeonce.prep.sources.links import OUTSIDE, Links
-from decodeonce.prep.sources.regular import open_regular
+from decodeonce.prep.sources.safe_open import open_regular
 from decodeonce.store import disk
 from decodeonce.store.manifest import Column, PictureClass
-from decodeonce.wording import counted
 
 if TYPE_CHECKING:
     from decodeonce.prep.recipe import Recipe
@@ -29,73 +27,6 @@ if TYPE_CHECKING:
 
 WITH_BOXES = "+boxes"  # ends the kind of a source whose entries were given boxes
 MAX_FILE_BYTES = 1 << 30  # a picture is read whole; this is somebody's archive or film
-
-
-class Undecodable(Exception):
-    """This content cannot become a row; the text is the reason that rejects.tsv gives."""
-
-
-class LeftOut(Exception):
-    """The user's map wants no row of this picture; the text says so."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One candidate: `name` is its path relative to SRC as bytes, `problem` why it can be no row ("" if it can).
-
-    `size` is in bytes, of the encoded picture, 0 where it is not known before it is read; `mtime_ns` is that of the
-    file it lies in. `unit` and `place` are for the source's own use: which of its files or row groups holds the sample,
-    and where in it. `boxes` are parts of the picture.
-    """
-
-    name: bytes
-    label: int
-    size: int
-    mtime_ns: int
-    problem: str = ""
-    unit: int = 0
-    place: int = 0
-    boxes: tuple[Box, ...] = ()
-
-    @property
-    def text(self) -> str:
-        """The name as tables write it, the same in every locale."""
-        return name_text(self.name)
-
-
-def name_bytes(text: str) -> bytes:
-    """The inverse of `name_text`."""
-    return text.encode("utf-8", "surrogateescape")
-
-
-def name_text(name: bytes) -> str:
-    """A file name as text: UTF-8, other bytes as lone surrogates (os.fsdecode would follow the locale)."""
-    return name.decode("utf-8", "surrogateescape")
-
-
-@dataclass(frozen=True)
-class Row:
-    """A picture as a row: its H*W*3 bytes, the source's size in pixels and digest, and its oddity ("" for none).
-
-    `turn` is the EXIF orientation that was applied, 1 for none, `box` what samples.tsv is to say: "" for all of it.
-    """
-
-    pixels: bytes
-    width: int
-    height: int
-    oddity: str
-    digest: str
-    turn: int = 1
-    box: str = ""
-
-
-class RowMaker(Protocol):
-    """Turns what a source reads into rows; `histogram` counts the values of all rows so far, (3, 256)."""
-
-    histogram: NDArray[np.int64]
-
-    def row(self, data: bytes, entry: Entry) -> Row:
-        """One row; raises Undecodable with the reason, or LeftOut."""
 
 
 class Source(ABC):

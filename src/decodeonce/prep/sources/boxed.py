@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.geometry import Box
-from decodeonce.prep.sources.asking import STATS_AT_ONCE, asking
-from decodeonce.prep.sources.base import WITH_BOXES, Entry, RowMaker, Source
+from decodeonce.prep.entry import Box, Entry, RowMaker
+from decodeonce.prep.sources.base import WITH_BOXES, Source
 from decodeonce.prep.sources.formats.annotations import NOT_ANNOTATED, Annotation, Annotations, stem_of, usable_box
 from decodeonce.prep.sources.formats.labels import words_of
 from decodeonce.prep.sources.links import Links
+from decodeonce.prep.sources.parallel_stat import STATS_AT_ONCE, asking
 from decodeonce.store.manifest import PictureClass
 
 if TYPE_CHECKING:

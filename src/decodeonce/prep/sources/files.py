@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from decodeonce.errors import BuildError, Stopped, raise_unless_its_own
-from decodeonce.prep.sources.base import mtime_of, name_bytes, open_listed, read_range
+from decodeonce.prep.entry import name_bytes
+from decodeonce.prep.sources.base import mtime_of, open_listed, read_range
 from decodeonce.prep.sources.links import Links
 from decodeonce.store import disk
 

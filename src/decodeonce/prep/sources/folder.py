@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from decodeonce.errors import BuildError, failure_from, raise_unless_its_own
-from decodeonce.prep.sources.asking import Map, asking, file_entries
-from decodeonce.prep.sources.base import Entry, Source, mode_of, name_bytes, name_text, read_file
+from decodeonce.prep.entry import Entry, name_bytes, name_text
+from decodeonce.prep.sources.base import Source, mode_of, read_file
 from decodeonce.prep.sources.links import Links
+from decodeonce.prep.sources.parallel_stat import Map, asking, file_entries
 from decodeonce.store.manifest import PictureClass
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from decodeonce.errors import BuildError, failure_from
-from decodeonce.prep.sources.regular import FLAGS, open_regular
+from decodeonce.prep.sources.safe_open import FLAGS, open_regular
 
 OUTSIDE = "a link that leads out of SRC: build with --follow-links, or let SRC be a folder that holds both"
 

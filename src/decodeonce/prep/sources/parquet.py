@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources.base import Entry, name_bytes
+from decodeonce.prep.entry import Entry, name_bytes
 from decodeonce.prep.sources.files import SourceFiles, source_file
 from decodeonce.prep.sources.formats import tables
 from decodeonce.prep.sources.formats.labels import LabelledSource

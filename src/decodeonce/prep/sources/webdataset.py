@@ -11,8 +11,8 @@ from typing import Any
 
 from decodeonce.errors import BuildError, Stopped, raise_unless_its_own
 from decodeonce.host import network_file_system, usable_cores
-from decodeonce.prep.sources.asking import STAT_THREADS
-from decodeonce.prep.sources.base import Entry, name_bytes, name_text, open_listed, read_range
+from decodeonce.prep.entry import Entry, name_bytes, name_text
+from decodeonce.prep.sources.base import open_listed, read_range
 from decodeonce.prep.sources.files import SourceFiles, source_file
 from decodeonce.prep.sources.formats.gzipped import MAGIC, GzipStream
 from decodeonce.prep.sources.formats.labels import LabelledSource
@@ -20,7 +20,8 @@ from decodeonce.prep.sources.formats.member import Member
 from decodeonce.prep.sources.formats.patterns import find_files, told
 from decodeonce.prep.sources.formats.samples import Sample, SampleIndex, samples
 from decodeonce.prep.sources.formats.tar import Window, list_tar
-from decodeonce.prep.sources.regular import open_regular
+from decodeonce.prep.sources.parallel_stat import STAT_THREADS
+from decodeonce.prep.sources.safe_open import open_regular
 from decodeonce.store import disk
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")

@@ -14,9 +14,8 @@ from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers.expat import ExpatError, ParserCreate
 
 from decodeonce.errors import BuildError, raise_unless_its_own
-from decodeonce.prep.geometry import Box
+from decodeonce.prep.entry import Box, name_text
 from decodeonce.prep.recipe import BoxRules
-from decodeonce.prep.sources.base import name_text
 from decodeonce.prep.sources.links import Links
 
 SUFFIX = b".xml"

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources.base import Source, name_bytes
+from decodeonce.prep.entry import name_bytes
+from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.folder import ClassList, check_once
 from decodeonce.store.manifest import PictureClass
 

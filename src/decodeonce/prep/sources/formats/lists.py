@@ -12,7 +12,7 @@ from typing import NamedTuple, TextIO
 
 from decodeonce.errors import BuildError, raise_unless_its_own
 from decodeonce.prep.sources.folder import PICTURE_SUFFIXES
-from decodeonce.prep.sources.regular import open_regular
+from decodeonce.prep.sources.safe_open import open_regular
 
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img")
 LABEL_COLUMNS = ("label", "labels", "class", "cls", "class_name", "class_id", "target", "category")

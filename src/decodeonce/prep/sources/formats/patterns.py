@@ -11,7 +11,8 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources.base import mode_of, name_text
+from decodeonce.prep.entry import name_text
+from decodeonce.prep.sources.base import mode_of
 from decodeonce.prep.sources.links import Links
 
 _RANGE = re.compile(r"(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.(-?[0-9]+))?")

@@ -10,7 +10,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
-from decodeonce.prep.sources.base import name_text
+from decodeonce.prep.entry import name_text
 from decodeonce.prep.sources.formats.member import Member
 
 PICTURES = (b"jpg", b"jpeg", b"png")

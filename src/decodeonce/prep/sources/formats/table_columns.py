@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources.base import name_bytes
+from decodeonce.prep.entry import name_bytes
 from decodeonce.prep.sources.formats.tables import Columns, pyarrow
 
 PICTURE_COLUMNS = ("image", "img", "picture", "jpg", "jpeg", "png")

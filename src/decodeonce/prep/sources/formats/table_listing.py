@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources.apart import APART_BYTES, Apart
+from decodeonce.prep.processes.isolated import APART_BYTES, Apart
 from decodeonce.prep.sources.base import open_listed
 from decodeonce.prep.sources.files import SourceFiles
 from decodeonce.prep.sources.formats import table_columns, tables

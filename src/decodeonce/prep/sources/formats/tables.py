@@ -9,8 +9,9 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from decodeonce.errors import PASSING_ERRORS, BuildError, failure_from
-from decodeonce.prep.memory import MemoryBound, TooMuchMemory
-from decodeonce.prep.sources.base import MAX_FILE_BYTES, Undecodable
+from decodeonce.prep.entry import Undecodable
+from decodeonce.prep.pixels.memory_limit import MemoryBound, TooMuchMemory
+from decodeonce.prep.sources.base import MAX_FILE_BYTES
 from decodeonce.prep.sources.formats.member import size_problem
 
 MAX_FOOTER_BYTES = 1 << 26  # read whole: that of a file with 10,000 row groups of three columns has some 4 MB

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import IO, cast
 
 from decodeonce.errors import BuildError, failure_from
-from decodeonce.prep.sources.base import name_bytes
+from decodeonce.prep.entry import name_bytes
 from decodeonce.prep.sources.formats.member import Member, Tally, plain_name, size_problem
 from decodeonce.store import disk
 

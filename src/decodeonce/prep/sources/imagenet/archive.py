@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources.asking import asking
-from decodeonce.prep.sources.base import Entry, name_bytes, name_text, open_listed
+from decodeonce.prep.entry import Entry, name_bytes, name_text
+from decodeonce.prep.sources.base import open_listed
 from decodeonce.prep.sources.files import SourceFiles
 from decodeonce.prep.sources.formats.member import Member, in_order
 from decodeonce.prep.sources.formats.tar import Window, list_tar
 from decodeonce.prep.sources.imagenet.files import is_picture
 from decodeonce.prep.sources.imagenet.split import ImagenetSplit
+from decodeonce.prep.sources.parallel_stat import asking
 from decodeonce.store import disk
 
 TARS_AT_ONCE = 64  # listed ahead: 83,000 pictures of ImageNet, 20 MB

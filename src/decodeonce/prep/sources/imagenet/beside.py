@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from decodeonce.errors import BuildError, raise_unless_its_own
-from decodeonce.prep.sources.base import name_bytes
+from decodeonce.prep.entry import name_bytes
 from decodeonce.prep.sources.formats.gzipped import MAGIC, GzipStream
 from decodeonce.prep.sources.formats.tar import Window, list_tar
-from decodeonce.prep.sources.regular import MAX_TEXT_BYTES, open_regular, read_small
+from decodeonce.prep.sources.safe_open import MAX_TEXT_BYTES, open_regular, read_small
 
 MAPPING = "LOC_synset_mapping.txt"
 SOLUTION = "LOC_val_solution.csv"

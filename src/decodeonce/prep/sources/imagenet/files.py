@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from decodeonce.prep.sources.asking import asking, file_entries
-from decodeonce.prep.sources.base import Entry, name_bytes, name_text, read_file
+from decodeonce.prep.entry import Entry, name_bytes, name_text
+from decodeonce.prep.sources.base import read_file
 from decodeonce.prep.sources.folder import (
     SUFFIXES,
     check_classes,
@@ -17,6 +17,7 @@ from decodeonce.prep.sources.folder import (
 )
 from decodeonce.prep.sources.imagenet.split import ImagenetSplit
 from decodeonce.prep.sources.links import Links
+from decodeonce.prep.sources.parallel_stat import asking, file_entries
 
 
 class ImagenetFiles(ImagenetSplit):

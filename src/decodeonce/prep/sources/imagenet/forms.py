@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources.base import mode_of, name_text
+from decodeonce.prep.entry import name_text
+from decodeonce.prep.sources.base import mode_of
 from decodeonce.prep.sources.files import source_file
 from decodeonce.prep.sources.folder import class_folders
 from decodeonce.prep.sources.imagenet.archive import ImagenetTarSource

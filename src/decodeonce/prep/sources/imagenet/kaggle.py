@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources.base import Entry, Undecodable, name_bytes, name_text
+from decodeonce.prep.entry import Entry, Undecodable, name_bytes, name_text
 from decodeonce.prep.sources.files import SourceFile, SourceFiles
 from decodeonce.prep.sources.formats.member import Member, in_order
 from decodeonce.prep.sources.formats.zipped import list_zip, read_member

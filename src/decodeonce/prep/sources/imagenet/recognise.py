@@ -18,7 +18,7 @@ from decodeonce.prep.sources.imagenet.kaggle import ImagenetZip, ImagenetZipSour
 from decodeonce.prep.sources.imagenet.split import SPLITS, ImagenetSplit
 from decodeonce.prep.sources.imagenet.synsets import find_synsets
 from decodeonce.prep.sources.links import Links
-from decodeonce.prep.sources.regular import open_regular
+from decodeonce.prep.sources.safe_open import open_regular
 
 VAL_NAMES = ("val", "validation")
 KNOWN = (

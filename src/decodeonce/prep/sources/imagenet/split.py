@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep.sources.base import Entry, Source
+from decodeonce.formatting import counted
+from decodeonce.prep.entry import Entry
+from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.imagenet.beside import Beside
 from decodeonce.prep.sources.imagenet.class_order import ClassOrder
 from decodeonce.prep.sources.imagenet.val_labels import ValLabels, find_val_labels
 from decodeonce.store.manifest import PictureClass
-from decodeonce.wording import counted
 
 SPLITS = ("train", "val")
 WHOLE = {"train": 1_281_167, "val": 50_000}  # pictures of ILSVRC2012

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources.base import Entry
+from decodeonce.prep.entry import Entry
 from decodeonce.prep.sources.imagenet.beside import DEVKIT_TAR, META, SOLUTION, TRUTH, Beside, Companion
 from decodeonce.prep.sources.imagenet.synsets import read_meta
 from decodeonce.store.hashing import hexdigest

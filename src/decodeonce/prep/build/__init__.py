@@ -1,0 +1,8 @@
+"""Make a store of a source's pictures: plan, decode, finish; safe to kill and run again at any moment."""
+
+from decodeonce.prep.build.build import build, make_plan, plan_unless_built
+from decodeonce.prep.build.finish import finish
+from decodeonce.prep.build.output_dir import is_built
+from decodeonce.prep.build.task import Progress, Work, work
+
+__all__ = ["Progress", "Work", "build", "finish", "is_built", "make_plan", "plan_unless_built", "work"]

@@ -1,0 +1,87 @@
+"""What may lie at OUT already: nothing, an unfinished build, or this very store."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+from decodeonce.errors import BuildError
+from decodeonce.formatting import counted
+from decodeonce.prep.build.plan import Listing, check_expected, scan
+from decodeonce.prep.pixels.versions import decoder_versions
+from decodeonce.prep.recipe import Recipe, differences
+from decodeonce.prep.sources import Source
+from decodeonce.store import Manifest, StorePaths, open_store
+from decodeonce.store.files import LOCK
+from decodeonce.store.manifest import canonical
+from decodeonce.store.table import read_rejects
+
+# What may lie in an OUT that a killed build left, and in its .build; anything else is somebody's own.
+OURS = re.compile(r"images-\d{5}\.(npy|h5)|(labels|checksums|boxes|box_count)\.npy|(samples|rejects)\.tsv|store\.h5")
+OURS_IN_BUILD = re.compile(
+    r"lock|journals|plan-(rows\.npy|names\.bin|boxes\.npy|rejects\.tsv)|plan\.json|store\.h5|\..*\.tmp|tmp.*\.h5"
+)
+
+
+def is_built(source: Source, out: Path, recipe: Recipe, expect: int | None = None) -> bool:
+    """Whether `out` is the finished store of this source and recipe, with all its files; nothing is decoded for that.
+
+    Raises BuildError, which says what differs, where it is another store, StoreError where it is damaged. The source
+    is listed, unless the recipe tells already: by names, sizes and classes, not by content.
+    """
+    paths = StorePaths(out)
+    if not paths.manifest.exists():
+        return False
+    if paths.part.exists():
+        raise BuildError(f"{out}: a staged part of a store is here; choose another OUT, or remove it first")
+    found, planned = open_store(out).manifest, recipe.facts(decoder_versions(recipe.container))
+    if told := _differences(source.manifest_facts(planned, "")["recipe"], found.recipe):
+        raise BuildError(_is_here(out, told))
+    listing = scan(source, recipe.boxes_a_row)
+    check_expected(source, listing.candidates, expect)
+    wanted = source.manifest_facts(planned, listing.digest)["source"]
+    if told := _differences(wanted, found.source):
+        if wanted["digest"] == listing.digest != found.source.get("digest"):  # no store's that is converted
+            raise BuildError(_is_here(out, f"{_others(source, listing, paths, found)} ({told})"))
+        raise BuildError(_is_here(out, f"the source's {told}"))
+    return True
+
+
+def _others(source: Source, listing: Listing, paths: StorePaths, store: Manifest) -> str:
+    """That the source lists others than the store was built of, with the counts of both."""
+    gone = sum(reject.action != "kept" for reject in read_rejects(paths.rejects))
+    here, there = (counted(number, "class", "classes") for number in (len(source.classes()), len(store.classes)))
+    return (
+        f"{source.root} lists other pictures (names, sizes or classes) than it was built of: {listing.candidates} in "
+        f"{here}; the store has {counted(store.count, 'row')} in {there}, and {gone} became none"
+    )
+
+
+def _differences(wanted: dict[str, object], found: dict[str, object]) -> str:
+    """What differs, as the manifest would write it."""
+    return "; ".join(differences(json.loads(canonical(wanted)), found, of="store"))
+
+
+def _is_here(out: Path, told: str) -> str:
+    return f"{out}: a finished store is here already, not this build's: {told}; choose another OUT, or remove it first"
+
+
+def check_place(paths: StorePaths, source: Source) -> None:
+    """Raise BuildError where no store of this source can be made, or gone on with."""
+    if paths.manifest.exists():
+        raise BuildError(f"{paths.root}: a finished store is here already; choose another OUT, or remove it first")
+    if Path(os.path.realpath(paths.root)).is_relative_to(os.path.realpath(source.top)):
+        raise BuildError(f"{paths.root}: lies in the source, {source.top}; choose an OUT outside it")
+    if not paths.root.exists():
+        return
+    ours = {paths.build.name, *(column.file for column in source.columns())}
+    foreign = [path for path in paths.root.iterdir() if path.name not in ours and not OURS.fullmatch(path.name)]
+    if paths.build.exists():
+        foreign += [path for path in paths.build.iterdir() if not OURS_IN_BUILD.fullmatch(path.name)]
+    # A plan that is being made locks `.build` before it makes anything else there.
+    begun = paths.build.exists() and os.listdir(paths.build) != [LOCK]
+    if foreign or (not begun and {path.name for path in paths.root.iterdir()} - {paths.build.name}):
+        found = f"{foreign[0].name} is in it" if foreign else "it is not empty"
+        raise BuildError(f"{paths.root}: no unfinished build: {found}; choose another OUT")

@@ -1,0 +1,209 @@
+"""The process that decodes blocks: `main([OUT, TASK, TASKS, BEAT_FD, ON_BAD])`, started by pool.py.
+
+It reads one JSON order a line from standard input (a block, its round, and rows known to kill decoders) and answers on
+standard output: {"ready"} when it can take a block, {"done"} when one is durable and journalled, {"failed"} before it
+ends early. While a picture is read or decoded its row stands in the shared page BEAT_FD (beat.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from decodeonce.errors import BuildError, DecodeonceError, Stopped, failure_from
+from decodeonce.prep.build.blocks import Block
+from decodeonce.prep.build.heartbeat import Beat
+from decodeonce.prep.build.journal import BlockRecord, Journal
+from decodeonce.prep.build.plan import Plan, read_plan, removed
+from decodeonce.prep.entry import Entry, LeftOut, Undecodable
+from decodeonce.prep.pixels.decode import Decoder
+from decodeonce.prep.processes.spawn import end_with_parent
+from decodeonce.store import Reject, StorePaths
+from decodeonce.store.containers import CONTAINERS
+from decodeonce.store.files import ShardFile, page_aligned_buffer
+from decodeonce.store.hashing import row_checksum
+from decodeonce.store.manifest import read_manifest
+from decodeonce.store.writer import trim_shards
+
+VALUES = np.arange(256)
+NOTHING = "0" * 16
+
+
+class RowFacts(NamedTuple):
+    """What a block's record says of one row; the defaults are those of a row without pixels."""
+
+    checksum: str = NOTHING
+    digest: str = NOTHING
+    width: int = 0
+    height: int = 0
+    oddity: str = ""
+    reject: str = ""
+    left_out: str = ""
+    turn: int = 1
+    box: str = ""
+
+
+class BlockDecoder:
+    """Decodes a block's rows into a buffer and says what became of each."""
+
+    def __init__(self, plan: Plan, beat: Beat, *, fail_on_bad: bool) -> None:
+        self._plan = plan
+        self._source = plan.source()
+        self._maker = self._source.row_maker(plan.recipe) or Decoder(plan.recipe, [c.name for c in plan.classes])
+        self._beat = beat
+        self._fail_on_bad = fail_on_bad
+
+    def decode(self, block: Block, poison: dict[int, str], buffer: memoryview) -> BlockRecord:
+        """Fill `buffer` with the block's rows, leaving rejects' places alone; returns the block's record."""
+        size = self._plan.recipe.row_bytes
+        self._maker.histogram[:] = 0
+        numbers = range(block.first, block.last)
+        rows = []
+        for number, entry in zip(numbers, self._plan.entries(block.first, block.last), strict=True):
+            start = (number - block.first) * size
+            rows.append(self._row(number, entry, poison.get(number), buffer[start : start + size]))
+        histogram = self._maker.histogram
+        return BlockRecord(
+            block.index,
+            checksums="".join(row.checksum for row in rows),
+            digests="".join(row.digest for row in rows),
+            sizes=[side for row in rows for side in (row.width, row.height)],
+            rejects=[(number, row.reject) for number, row in zip(numbers, rows, strict=True) if row.reject],
+            left_out=[(number, row.left_out) for number, row in zip(numbers, rows, strict=True) if row.left_out],
+            turns=[(number, row.turn) for number, row in zip(numbers, rows, strict=True) if row.turn != 1],
+            boxes=[(number, row.box) for number, row in zip(numbers, rows, strict=True) if row.box],
+            oddities=[(number, row.oddity) for number, row in zip(numbers, rows, strict=True) if row.oddity],
+            sums=(histogram @ VALUES).tolist(),
+            squares=(histogram @ VALUES**2).tolist(),
+            crashes=sum(number in poison for number in numbers),
+        )
+
+    def _row(self, number: int, entry: Entry, killer: str | None, view: memoryview) -> RowFacts:
+        name = entry.text
+        try:
+            if killer:
+                raise Undecodable(killer)
+            self._beat.reading(number)
+            data = self._source.read(entry)
+            self._beat.decoding(number)  # it stays there if this process dies of the picture, by whatever exception
+            done = self._maker.row(data, entry)
+        except MemoryError:
+            raise Stopped(f"{name}: out of memory; fewer --workers need less; run the same command again") from None
+        except Undecodable as reason:
+            self._beat.idle()
+            if self._fail_on_bad:
+                raise BuildError(f"{name}: {reason}; mend or remove it, or build with --on-bad reject") from None
+            return RowFacts(reject=str(reason))
+        except LeftOut as reason:
+            self._beat.idle()
+            return RowFacts(left_out=str(reason))
+        self._beat.idle()
+        view[:] = done.pixels
+        checksum = f"{row_checksum(done.pixels):016x}"
+        return RowFacts(checksum, done.digest, done.width, done.height, done.oddity, turn=done.turn, box=done.box)
+
+
+class BlockWriter:
+    """Writes decoded blocks to their shards, flushes, and journals them; one block behind the decoder."""
+
+    def __init__(self, plan: Plan, journal: Journal) -> None:
+        self._plan = plan
+        self._journal = journal
+        self._shard: tuple[int, ShardFile] | None = None
+
+    def write(self, block: Block, round_: int, record: BlockRecord, buffer: memoryview) -> dict[str, Any]:
+        """Make a block durable, data before journal line; returns the answer for the parent."""
+        self._check_there()
+        size, written = self._plan.recipe.row_bytes, 0
+        shard = self._open(block.shard)
+        self._check_there()  # once more: else it may be a shard of another build, in the place of this one
+        for first, last in runs_between(block, record.holes):
+            start, end = (first - block.first) * size, (last - block.first) * size
+            shard.write(buffer[start:end], block.offset + start)
+            written += end - start
+        shard.sync()
+        if self._plan.paths.manifest.exists():  # finished meanwhile: its last shard may have grown by this
+            trim_shards(self._plan.paths, read_manifest(self._plan.paths.manifest))
+            raise Stopped(f"{self._plan.paths.root}: the build was finished by another process")
+        self._journal.append(record, round_)
+        rejects = [Reject(self._plan.entry(row).text, reason, "rejected") for row, reason in record.rejects]
+        told = {"done": block.index, "rows": block.rows, "bytes": written, "rejects": len(rejects)}
+        return {**told, "first_reject": str(rejects[0]) if rejects else ""}
+
+    def _check_there(self) -> None:
+        """Raise Stopped where this very build is no more: the journal has a name that no other ever had."""
+        if not (self._plan.paths.plan.exists() and self._journal.path.exists()):
+            raise Stopped(f"{self._plan.paths.root}: the build was finished, or removed, by another process")
+
+    def _open(self, index: int) -> ShardFile:
+        if self._shard is None or self._shard[0] != index:
+            if self._shard is not None:
+                self._shard[1].close()
+            suffix = CONTAINERS[self._plan.recipe.container].suffix
+            self._shard = (index, ShardFile(self._plan.paths.shard(index, suffix)))
+        return self._shard[1]
+
+
+def runs_between(block: Block, holes: list[int]) -> list[tuple[int, int]]:
+    """The runs of rows [first, last) of a block that are not holes."""
+    edges = [block.first - 1, *holes, block.last]
+    return [(a + 1, b) for a, b in pairwise(edges) if a + 1 < b]
+
+
+def serve(decoder: BlockDecoder, writer: BlockWriter, plan: Plan, say: Callable[[dict[str, Any]], None]) -> None:
+    """Do the blocks that come on standard input; two buffers, so that one block is written while the next decodes."""
+    buffers = [page_aligned_buffer(plan.blocks.block_rows * plan.recipe.row_bytes) for _ in range(2)]
+    pending: Future[dict[str, Any]] | None = None
+    with ThreadPoolExecutor(1) as flusher:
+        say({"ready": True})
+        for order in map(json.loads, sys.stdin.buffer):
+            block = plan.blocks[order["block"]]
+            poison = {int(row): reason for row, reason in order["poison"].items()}
+            record = decoder.decode(block, poison, buffers[0])
+            if pending is not None:
+                say(pending.result())
+            pending = flusher.submit(writer.write, block, order["round"], record, buffers[0])
+            buffers.reverse()
+            say({"ready": True})
+        if pending is not None:
+            say(pending.result())
+
+
+class Answers:
+    """The way back to the parent: what was standard output, which from now on leads to standard error.
+
+    So nothing that a library prints can come between two answers.
+    """
+
+    def __init__(self) -> None:
+        self._fd = os.dup(1)
+        os.dup2(2, 1)
+
+    def say(self, answer: dict[str, Any]) -> None:
+        """One answer, whole."""
+        os.write(self._fd, json.dumps(answer).encode() + b"\n")
+
+
+def main(arguments: list[str]) -> int:
+    """Serve; what ends it early is told to the parent, which makes one error of it."""
+    end_with_parent()
+    say = Answers().say
+    out, task, tasks, beat_fd, on_bad = arguments
+    try:
+        plan = read_plan(StorePaths(Path(out)))
+        decoder = BlockDecoder(plan, Beat(int(beat_fd)), fail_on_bad=on_bad == "fail")
+        serve(decoder, BlockWriter(plan, Journal(plan.paths.journals, int(task), int(tasks))), plan, say)
+    except BrokenPipeError:
+        return 1
+    except (DecodeonceError, OSError) as error:
+        failure = (removed(error, Path(out)) or failure_from(error, out)) if isinstance(error, OSError) else error
+        say({"failed": str(failure), "stopped": isinstance(failure, Stopped)})
+    return 0

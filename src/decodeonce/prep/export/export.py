@@ -1,0 +1,215 @@
+"""A finished store back to pictures: a folder a class, or WebDataset's tars; all of them, or nothing at DEST.
+
+They are made in a hidden folder beside DEST, which is renamed to DEST as the last step. A block of rows is durable
+before the journal says so: what a kill leaves is known to be done, or is done once more, with the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from decodeonce.errors import DecodeonceError, Stopped, StoreError
+from decodeonce.prep.build.journal import Journals
+from decodeonce.prep.export.pictures import MODES, ExportPaths, ExportSettings, PictureWriter, encoded_name
+from decodeonce.prep.processes.workers import WorkerDied, run_crew, serve
+from decodeonce.store import Sample, Store, disk, open_store
+from decodeonce.store.checks import check_file
+from decodeonce.store.files import LOCK, locked, make_folder, remove_file, remove_tree, sync_folder, write_atomic
+
+CLASS_LIST = "classes.txt"  # the names in label order, as --classes takes them; a name that is no line goes without
+Order = tuple[int, list[Sample]]  # a block, and the samples of its rows
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What lies at DEST now; `sorted_classes` says whether labels follow the names, as in a build from a folder."""
+
+    pictures: int
+    classes: int
+    sorted_classes: bool
+
+
+def export_store(
+    source: Store,
+    dest: str | os.PathLike[str],
+    settings: ExportSettings,
+    *,
+    workers: int = 1,
+    progress: Callable[[int], None] | None = None,
+) -> Exported:
+    """Write every row of `source` as a picture into the new folder `dest`, each checked on its way.
+
+    "folder": DEST/<class>/<row>_<stem of its source>.png, the row in eight digits: such a name needs no look at any
+    other row, no two are the same, and none is hidden. A class without rows is an empty folder. "webdataset":
+    DEST/shard-000000.tar and so on, which hold of each row <row>.png, <row>.cls (its label) and <row>.json (its line
+    of samples.tsv, and what columns have). DEST/classes.txt has the classes in label order. PNG keeps every pixel. The
+    bytes follow from store, settings and encoder, not from `workers`.
+
+    May be killed at any moment and called again: it goes on, and `dest` is not there before it is whole. `progress`
+    gets the number of rows since its last call, at first those of an earlier run. Raises DecodeonceError where the
+    place, or an unfinished export of another kind, forbids it; StoreError where the store is damaged, a staged part, or
+    has classes that no folder can be named after; Stopped where a worker process died; OSError.
+    """
+    folders = _class_folders(source) if settings.form == "folder" else []
+    _check_source(source)
+    paths, facts = ExportPaths(Path(dest)), settings.facts(source)
+    _check_place(source, paths)
+    with locked(paths.work):
+        make_folder(paths.work)  # which says so where nothing can be written
+        claimed = _is_claimed(paths, facts)
+        renamed = claimed and not paths.pictures.exists()  # by a run that was killed just then
+        there = os.path.lexists(paths.dest)
+        if there and not renamed:
+            raise _is_here(paths)
+        if not there:
+            if renamed or not claimed:
+                _begin(paths, facts, folders, [cls.name for cls in source.classes])
+            _write_blocks(source, paths, settings, workers, progress or (lambda rows: None))
+            disk.replace(paths.pictures, paths.dest)
+        sync_folder(paths.work.parent)  # where it was renamed before, too: that run may have been killed before this
+        if _removed(paths.journals, paths.scratch):
+            sync_folder(paths.work)  # the claim goes last: without it nobody knows whose the rest is
+            _removed(paths.work)
+    names = [encoded_name(cls.name) for cls in source.classes]
+    return Exported(len(source), len(source.classes), names == sorted(names))
+
+
+def _removed(*folders: Path) -> bool:
+    """Whether these are gone; all is there without that, and a rerun may do it."""
+    try:
+        for folder in folders:
+            remove_tree(folder)
+    except OSError:
+        return False
+    return True
+
+
+def _class_folders(source: Store) -> list[str]:
+    """The folders of the classes, by label; StoreError for a name that leads elsewhere, or that a build passes over."""
+    folders: dict[bytes, None] = {}
+    for label, cls in enumerate(source.classes):
+        name = encoded_name(cls.name)
+        if not name or name.startswith(b".") or b"/" in name or b"\0" in name or len(name) > 255 or name in folders:
+            raise StoreError(
+                f"{source.paths.root}: class {label} is {cls.name[:99]!r}, expected a name that a folder of its own "
+                "can have: not hidden, without '/', at most 255 bytes; export it --as webdataset"
+            )
+        folders[name] = None
+    return [os.fsdecode(name) for name in folders]
+
+
+def _check_source(source: Store) -> None:
+    source.check_held(range(len(source)), "export from the whole store")
+    channels = source.manifest.shape[2]
+    if channels not in MODES:
+        raise StoreError(f"{source.paths.root}: rows have {channels} channels; of 1 or 3 pictures can be made")
+    for path in (source.paths.samples, source.paths.checksums):
+        check_file(path, source.manifest.files[path.name])
+
+
+def _is_here(paths: ExportPaths) -> DecodeonceError:
+    return DecodeonceError(f"{paths.dest}: is here already; choose another DEST, or remove it first")
+
+
+def _check_place(source: Store, paths: ExportPaths) -> None:
+    if os.path.lexists(paths.dest) and not paths.work.exists():
+        raise _is_here(paths)
+    for folder in Path(os.path.realpath(paths.work)).parents:
+        if folder.exists() and folder.samefile(source.paths.root):
+            raise DecodeonceError(f"{paths.dest}: lies in the store to be exported; choose a DEST elsewhere")
+
+
+def _is_claimed(paths: ExportPaths, facts: dict[str, Any]) -> bool:
+    """Whether this very export was begun; DecodeonceError where another one was."""
+    if not paths.claim.exists():
+        return False
+    try:
+        found = json.loads(paths.claim.read_bytes())
+    except ValueError as error:
+        raise DecodeonceError(f"{paths.claim}: not JSON ({error}); remove {paths.work} and export again") from None
+    differ = [
+        f"{key} {found.get(key, 'absent')}, not {facts.get(key, 'absent')}"
+        for key in {**found, **facts}
+        if found.get(key) != facts.get(key)
+    ]
+    if differ:
+        advice = f"go on as it was begun, or remove {paths.work}"
+        raise DecodeonceError(f"{paths.dest}: an unfinished export is here: {'; '.join(differ)}; {advice}")
+    return True
+
+
+def _begin(paths: ExportPaths, facts: dict[str, Any], folders: list[str], names: list[str]) -> None:
+    """Make the folders anew, and say last what they are for."""
+    ours = (paths.journals, paths.scratch, paths.pictures)
+    foreign = {*os.listdir(paths.work)} - {LOCK, *(path.name for path in (*ours, paths.claim))}
+    if foreign:
+        found = f"{min(foreign)!r} is in it, expected an unfinished export"
+        raise DecodeonceError(f"{paths.work}: {found}; move that, or choose another DEST")
+    remove_file(paths.claim)
+    for folder in ours:
+        remove_tree(folder)
+        make_folder(folder)
+    for name in folders:
+        disk.mkdir(paths.pictures / name)
+    if CLASS_LIST not in folders and all(name == name.strip() and name.isprintable() for name in names):
+        write_atomic(paths.pictures / CLASS_LIST, [b"".join(encoded_name(name) + b"\n" for name in names)])
+    sync_folder(paths.pictures)
+    write_atomic(paths.claim, [json.dumps(facts).encode()], scratch=paths.scratch)
+
+
+def _write_blocks(
+    source: Store, paths: ExportPaths, settings: ExportSettings, workers: int, progress: Callable[[int], None]
+) -> None:
+    """Write every block that no journal has done."""
+    remove_tree(paths.scratch)
+    make_folder(paths.scratch)
+    done, size = set(Journals(paths.journals).blocks()), settings.block_rows(source)
+    left = -(-len(source) // size) - len(done)
+    progress(sum(min(size, len(source) - block * size) for block in done))
+    orders = _orders(source, size, done)
+    if min(workers, left) > 1:
+        return _run_crew(source, paths, settings, min(workers, left), orders, progress)
+    with closing(PictureWriter(source, paths, settings, progress)) as writer:
+        for block, samples in orders:
+            writer.write(block, samples)
+
+
+def _orders(source: Store, size: int, done: set[int]) -> Iterator[Order]:
+    samples = iter(source.samples)
+    for block in range(-(-len(source) // size)):
+        taken = list(islice(samples, size))
+        if block not in done:
+            yield block, taken
+
+
+def _run_crew(
+    source: Store, paths: ExportPaths, settings: ExportSettings, size: int, orders: Iterator[Order], progress: Progress
+) -> None:
+    """Have the orders done by so many processes; Stopped where one of them dies."""
+    task = {"store": str(source.paths.root), "dest": str(paths.dest.absolute()), "settings": asdict(settings)}
+    samples = ((block, [asdict(sample) for sample in taken]) for block, taken in orders)
+    try:
+        run_crew(__name__, size, task, samples, progress)
+    except WorkerDied as died:
+        hint = "fewer --workers need less memory" if died.status == -signal.SIGKILL else "see above"
+        raise Stopped(f"{died}; {hint}; what is done is kept: run the same command again") from None
+
+
+def main(arguments: list[str]) -> None:
+    """The life of a worker, at the descriptor that is its only argument; it tells of every row."""
+
+    def start(task: dict[str, Any], tell: Progress) -> Callable[[tuple[int, list[Any]]], None]:
+        settings = ExportSettings(**task["settings"])
+        writer = PictureWriter(open_store(task["store"]), ExportPaths(Path(task["dest"])), settings, tell)
+        return lambda order: writer.write(order[0], [Sample(**sample) for sample in order[1]])
+
+    serve(int(arguments[0]), start)

@@ -1,0 +1,92 @@
+"""Sizes only: what a picture of some size is resized to, and what is cut from or put around it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from decodeonce.prep.entry import Box
+
+PixelBox = tuple[int, int, int, int]
+_ALMOST = 1e-6  # 0.29 * 100 is 28.999999999999996
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Resize to (width, height), then take the window of the row's size whose corner is at (left, top).
+
+    With fit "pad" the corner is negative or 0: the resized picture lies inside the row.
+    """
+
+    width: int
+    height: int
+    left: int
+    top: int
+
+
+@lru_cache(maxsize=4096)
+def fit_to(fit: str, source: tuple[int, int], row: tuple[int, int]) -> Fit:
+    """The Fit of a source (width, height) to a row (width, height).
+
+    "crop" has the integers of torchvision's Resize(size) and CenterCrop(size) on a PIL image: the long side is
+    int(size * long / short), the corner int(round(excess / 2.0)) with Python's round-half-to-even
+    (torchvision.transforms.functional: _compute_resized_output_size and center_crop).
+    """
+    (w, h), (row_w, row_h) = source, row
+    if fit == "stretch":
+        return Fit(row_w, row_h, 0, 0)
+    width_leads = row_w * h >= row_h * w if fit == "crop" else row_w * h <= row_h * w
+    if width_leads:
+        width, height = row_w, max(1, int(row_w * h / w))
+    else:
+        width, height = max(1, int(row_h * w / h)), row_h
+    if fit == "crop":
+        return Fit(width, height, round((width - row_w) / 2.0), round((height - row_h) / 2.0))
+    return Fit(width, height, -((row_w - width) // 2), -((row_h - height) // 2))
+
+
+def pixel_box(box: Box, width: int, height: int) -> PixelBox:
+    """The whole pixels (left, top, right, bottom; right and bottom are outside) that a box of a picture touches."""
+    left = min(math.floor(box[0] * width + _ALMOST), width - 1)
+    top = min(math.floor(box[1] * height + _ALMOST), height - 1)
+    right = min(math.ceil(box[2] * width - _ALMOST), width)
+    bottom = min(math.ceil(box[3] * height - _ALMOST), height)
+    return (left, top, max(right, left + 1), max(bottom, top + 1))
+
+
+def upright(size: tuple[int, int], turn: int) -> tuple[int, int]:
+    """(width, height) after a turn by EXIF orientation (1 to 8), or before it."""
+    return (size[1], size[0]) if turn >= 5 else size
+
+
+# Where the point (x, y) of a picture is after it was turned as its EXIF orientation asks.
+_TURNED: dict[int, Callable[[float, float], tuple[float, float]]] = {
+    1: lambda x, y: (x, y),
+    2: lambda x, y: (1 - x, y),
+    3: lambda x, y: (1 - x, 1 - y),
+    4: lambda x, y: (x, 1 - y),
+    5: lambda x, y: (y, x),
+    6: lambda x, y: (1 - y, x),
+    7: lambda x, y: (1 - y, 1 - x),
+    8: lambda x, y: (y, 1 - x),
+}
+
+
+def turned_box(box: Box, turn: int) -> Box:
+    """Where a box lies after its picture was turned as EXIF orientation `turn` (1 to 8) asks."""
+    (x0, y0), (x1, y1) = _TURNED[turn](*box[:2]), _TURNED[turn](*box[2:])
+    return (min(x0, x1), min(y0, y1), max(x0, x1), max(y0, y1))
+
+
+def boxes_in_row(boxes: Sequence[Box], fit: Fit, row: tuple[int, int]) -> list[Box]:
+    """Boxes as (left, top, right, bottom) in the pixels of a row (width, height), clipped; none that lie outside."""
+    placed = []
+    for left, top, right, bottom in boxes:
+        xs = (min(max(x * fit.width - fit.left, 0.0), float(row[0])) for x in (left, right))
+        ys = (min(max(y * fit.height - fit.top, 0.0), float(row[1])) for y in (top, bottom))
+        (x0, x1), (y0, y1) = xs, ys
+        if x0 < x1 and y0 < y1:
+            placed.append((x0, y0, x1, y1))
+    return placed
