@@ -1,4 +1,4 @@
-"""What Apart is asked in test_bounds.py: it dies as libraries do; and a map that stops its worker."""
+"""What Isolated is asked in test_bounds.py: it dies as libraries do; and a map that stops its worker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.pixels.user_map import MapSample, Pixels
-from decodeonce.prep.processes.isolated import APART_BYTES
+from decodeonce.prep.processes.isolated import MEMORY_BYTES, answer_questions
 from decodeonce.prep.sources.formats import tables
 
 
@@ -20,7 +20,7 @@ def answer(what: str, file: str = "") -> object:
     if what == "waits":
         signal.pause()
     if what == "much":
-        return len(bytearray(APART_BYTES))
+        return len(bytearray(MEMORY_BYTES))
     if what == "unpacks":
         tables.MORE_BYTES = 64 << 20
         with open(file, "rb") as opened:
@@ -30,6 +30,11 @@ def answer(what: str, file: str = "") -> object:
         raise BuildError("x: damaged")
     print("this is no answer")
     return what
+
+
+def main(arguments: list[str]) -> int:
+    """Answer questions."""
+    return answer_questions(arguments, answer)
 
 
 def stops(pixels: Pixels, sample: MapSample) -> Pixels:

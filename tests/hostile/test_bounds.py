@@ -21,7 +21,8 @@ import pytest
 from decodeonce.errors import BuildError, DecodeonceError, Stopped
 from decodeonce.prep.entry import Undecodable
 from decodeonce.prep.processes import isolated
-from decodeonce.prep.processes.isolated import Apart
+from decodeonce.prep.processes.child import Child
+from decodeonce.prep.processes.isolated import Isolated
 from decodeonce.prep.sources import open_imagenet, open_list, open_parquet, open_webdataset, safe_open
 from decodeonce.prep.sources.base import MAX_FILE_BYTES
 from decodeonce.prep.sources.files import SourceFiles, source_file
@@ -412,14 +413,14 @@ def test_a_row_group_that_unpacks_to_more_than_it_says_is_refused(tmp_path: Path
     columns = {"image": pa.array([bytes(1 << 16)] * 3000, pa.binary()), "label": [1] * 3000}
     path = write_table(tmp_path / "x.parquet", columns, group=3000)
     assert path.stat().st_size < MB
-    with closing(Apart("tests.hostile.dying")) as asked:
+    with closing(Isolated("tests.hostile.dying")) as asked:
         refused(
             lambda: asked.ask("x", what="unpacks", file=str(path)), r"x.parquet: row group 0: takes more than \d+ bytes"
         )()
 
 
 def test_what_dies_apart_is_an_error_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(Apart("tests.hostile.dying")) as asked:
+    with closing(Isolated("tests.hostile.dying")) as asked:
         assert asked.ask("x", what="é\udcff") == "é\udcff"
         for what, error, told in (
             ("fails", BuildError, "x: damaged"),
@@ -436,9 +437,9 @@ def test_what_dies_apart_is_an_error_here(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_answers_belong_to_their_questions_after_an_interrupt_and_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(Apart("tests.hostile.dying")) as asked:
+    with closing(Isolated("tests.hostile.dying")) as asked:
         with monkeypatch.context() as patched:
-            patched.setattr(isolated, "_line", interrupted)
+            patched.setattr(Child, "receive", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 asked.ask("x", what="first")
         assert asked.ask("x", what="second") == "second"

@@ -8,10 +8,8 @@ import signal
 import struct
 import subprocess
 import sys
-import threading
 import zlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -22,9 +20,10 @@ from PIL import Image
 from decodeonce.errors import Stopped
 from decodeonce.prep.build import Work, build, worker_pool
 from decodeonce.prep.entry import Entry, Row, Undecodable
+from decodeonce.prep.pixels import decode as decode_module
 from decodeonce.prep.pixels import memory_limit
 from decodeonce.prep.pixels.decode import Decoder
-from decodeonce.prep.pixels.memory_limit import PICTURE_BYTES, MemoryBound, TooMuchMemory, could_take
+from decodeonce.prep.pixels.memory_limit import PICTURE_BYTES, SPARE_BYTES, could_take, limited_memory
 from decodeonce.prep.pixels.user_map import find_map
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import FolderSource
@@ -149,48 +148,34 @@ def test_a_bomb_is_a_row_or_a_reject_within_the_bound(name: str, exif: str, recw
 
 
 def test_memory_up_to_the_bound_is_given_and_no_more() -> None:
-    if not could_take(PICTURE_BYTES):
-        pytest.skip("this machine does not give 4 GiB")
-    bound = MemoryBound()
-    assert bound.call(lambda: np.empty(PICTURE_BYTES - 64 * MIB, np.uint8)).nbytes
-    with pytest.raises(TooMuchMemory):
-        bound.call(lambda: np.empty(PICTURE_BYTES + 64 * MIB, np.uint8))
-    with pytest.raises(TooMuchMemory):
-        bound.call(lambda: [np.empty(PICTURE_BYTES // 8, np.uint8) for _ in range(9)])
-    assert np.empty(PICTURE_BYTES + 64 * MIB, np.uint8).nbytes  # nothing is forbidden any more
-
-
-def test_bounds_of_several_threads_add_up_and_leave_the_limit_as_it_was() -> None:
+    if not could_take(PICTURE_BYTES + 2 * SPARE_BYTES):
+        pytest.skip("this machine does not give 6 GiB")
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    if not could_take(PICTURE_BYTES):
-        pytest.skip("this machine gives no more than a picture may take")
-    inside, leave = threading.Barrier(3), threading.Event()
-
-    def stay() -> int:
-        inside.wait()
-        leave.wait()
-        return resource.getrlimit(resource.RLIMIT_DATA)[0]
-
-    with ThreadPoolExecutor(2) as threads:
-        calls = [threads.submit(MemoryBound().call, stay) for _ in range(2)]
-        inside.wait()
-        limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
-        leave.set()
-        assert {call.result() for call in calls} <= {limit, *before}
-    assert limit > 2 * PICTURE_BYTES
+    most = PICTURE_BYTES + SPARE_BYTES
+    with limited_memory():
+        assert np.empty(most - 64 * MIB, np.uint8).nbytes
+        with pytest.raises(MemoryError):
+            np.empty(most + 64 * MIB, np.uint8)
+        with pytest.raises(MemoryError):
+            [np.empty(most // 8, np.uint8) for _ in range(9)]
+        with limited_memory(2 * PICTURE_BYTES):
+            assert np.empty(most + 64 * MIB, np.uint8).nbytes
+        with pytest.raises(MemoryError):
+            np.empty(most + 64 * MIB, np.uint8)
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
-# Far less than they take: what earlier tests of this process freed, malloc(3) may still have, and that is not bounded.
+# Far less than they take: what earlier tests of this process freed, malloc(3) may still have, and that is not limited.
 @pytest.mark.parametrize(("progressive", "mebibytes"), [(False, 50), (True, 100)])
 def test_a_picture_that_takes_more_is_a_reject(
     progressive: bool, mebibytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """256 MB in NumPy; if it is progressive 384 in libjpeg, which speaks of it as of broken data."""
+    """256 MB in NumPy; if it is progressive 384 in libjpeg, which calls the lack of memory damaged data."""
     large = encoded(Image.new("RGB", (8000, 8000)), progressive=progressive, subsampling=0)
-    with monkeypatch.context() as patched:
-        patched.setattr(memory_limit, "PICTURE_BYTES", mebibytes * MIB)
-        with pytest.raises(Undecodable, match="takes more than 4 GiB of memory to decode"):
+    monkeypatch.setattr(memory_limit, "SPARE_BYTES", 8 * MIB)
+    monkeypatch.setattr(decode_module, "PICTURE_BYTES", mebibytes * MIB)
+    with limited_memory(mebibytes * MIB):
+        with pytest.raises(Undecodable, match=r"takes more than \d GiB of memory to decode"):
             decode(large)
         assert decode(JPEG).width == 64
     assert decode(large).width == 8000
@@ -200,7 +185,7 @@ LIMITED = """
 import resource, sys
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources.base import Entry
+from decodeonce.prep.entry import Entry
 decoder, data = Decoder(Recipe(height=32, width=32)), [open(path, "rb").read() for path in sys.argv[2:]]
 taken = int(open("/proc/self/statm").read().split()[5 if sys.argv[1] == "DATA" else 0]) * resource.getpagesize()
 resource.setrlimit(getattr(resource, "RLIMIT_" + sys.argv[1]), (taken + (60 << 20),) * 2)
@@ -307,25 +292,24 @@ def test_what_fails_beneath_a_read_is_no_reject(tmp_path: Path, deadly: Callable
 
 
 def test_a_read_that_hangs_is_not_the_pictures_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from decodeonce.prep.build.heartbeat import Beat
     from decodeonce.prep.build.worker_pool import Worker, WorkerSettings
 
-    worker = Worker(WorkerSettings(tmp_path, 0, 1, fail_on_bad=False))
-    beat: Beat = worker._beat
+    worker = Worker(WorkerSettings(str(tmp_path), 0, 1, fail_on_bad=False))
+    heartbeat = worker.process.heartbeat
     monkeypatch.setattr(worker_pool, "PICTURE_SECONDS", -1.0)  # at the second look
     try:
-        beat.reading(7)
-        assert (worker.row, worker.read_row) == (None, 7)
+        heartbeat.start_reading(7)
+        assert (heartbeat.decoding, heartbeat.reading) == (None, 7)
         worker.kill_if_stuck()
         worker.kill_if_stuck()
         assert not worker.limit_passed
-        beat.decoding(7)
-        assert (worker.row, worker.read_row) == (7, None)
+        heartbeat.start_decoding(7)
+        assert (heartbeat.decoding, heartbeat.reading) == (7, None)
         worker.kill_if_stuck()
         worker.kill_if_stuck()
         assert worker.limit_passed
     finally:
-        worker.end()
+        worker.process.end()
 
 
 def test_damaged_exif_says_nothing(recwarn: pytest.WarningsRecorder) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from decodeonce.prep.build import finish, make_plan
-from decodeonce.prep.build.heartbeat import Beat
 from decodeonce.prep.build.journal import Journal
 from decodeonce.prep.build.max_bad import Allowance
 from decodeonce.prep.build.worker import BlockDecoder, BlockWriter
+from decodeonce.prep.processes.heartbeat import Heartbeat
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source
 from decodeonce.store.files import page_aligned_buffer
@@ -17,7 +17,7 @@ from decodeonce.store.files import page_aligned_buffer
 def built(source: Source, out: Path, recipe: Recipe) -> Path:
     """The store `out` of this source, whose pictures may all be rejects but one; returns it."""
     plan = make_plan(source, out, recipe)
-    decoder = BlockDecoder(plan, Beat(Beat.new_fd()), fail_on_bad=False)
+    decoder = BlockDecoder(plan, Heartbeat(Heartbeat.new_fd()), fail_on_bad=False)
     writer = BlockWriter(plan, Journal(plan.paths.journals, 0, 1))
     for block in map(plan.blocks.__getitem__, range(len(plan.blocks))):
         buffer = page_aligned_buffer(block.rows * recipe.row_bytes)

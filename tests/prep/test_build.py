@@ -204,13 +204,13 @@ def test_finishes_at_the_same_time_make_one_store(tree: Path, undisturbed: dict[
 def test_a_block_written_again_after_finish_changes_no_row(
     tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
-    from decodeonce.prep.build.heartbeat import Beat
     from decodeonce.prep.build.worker import BlockDecoder, BlockWriter
+    from decodeonce.prep.processes.heartbeat import Heartbeat
     from decodeonce.store.files import page_aligned_buffer
 
     out = tmp_path / "store"
     plan = worked(tree, out)
-    decoder = BlockDecoder(plan, Beat(Beat.new_fd()), fail_on_bad=False)
+    decoder = BlockDecoder(plan, Heartbeat(Heartbeat.new_fd()), fail_on_bad=False)
     journal = Journal(plan.paths.journals, 0, 1)
     writer = BlockWriter(plan, journal)
     exists = StorePaths(out).plan

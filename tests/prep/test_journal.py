@@ -34,7 +34,7 @@ def test_records_come_back_whole(tmp_path: Path) -> None:
     journals = Journals(tmp_path)
     assert journals.blocks() == [1, 3]
     assert journals.record(3) == record
-    assert journals.writers == {path: Writer(5, 8, socket.gethostname(), os.getpid())}
+    assert journals.writers == {path: Writer(5, 8, socket.gethostname())}
     assert [(block, written) for block, written, _ in journals.times()] == [(1, path), (3, path)]
     assert all(before - 0.001 <= at <= time.time() + 0.001 for _, _, at in journals.times())
     assert 2 not in journals
@@ -92,28 +92,6 @@ def test_equal_records_agree_and_unequal_ones_are_redone(tmp_path: Path) -> None
     settled = Journals(tmp_path)
     assert settled.record(0) == other
     assert settled.round(1) == 0
-
-
-def test_a_later_look_reads_on_and_tells_who_wrote(tmp_path: Path) -> None:
-    writers = [Journal(tmp_path, task, 2) for task in range(2)]
-    writers[0].append(BlockRecord(0), 0)
-    journals = Journals(tmp_path)
-    assert journals.look() == []
-    path, whole = writers[1].path, journal.journal_line(BlockRecord(5), 0, 1.0)
-    with open(path, "ab", buffering=0) as file:
-        file.write(whole[:-7])  # still being written
-        assert journals.look() == []
-        file.write(whole[-7:])
-    assert [writer.task for writer in journals.look()] == [1]
-    assert journals.blocks() == [0, 5]
-    writers[0].append(BlockRecord(1), 0)
-    assert journals.look(lambda writer: writer.task == 0) == []
-    assert [writer.task for writer in journals.look()] == [0]
-    new = write(tmp_path)
-    assert journals.look() == [journals.writers[new]]
-    assert journals.blocks() == [0, 1, 5]
-    for writer in writers:
-        writer.close()
 
 
 def test_few_journals_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from decodeonce.cli.report.histogram import Histogram
 from decodeonce.cli.report.sizes import Sizes, enlarged, read_sizes
 from decodeonce.cli.rows import evenly_spaced
 from decodeonce.prep.pixels.geometry import fit_to
+from decodeonce.prep.processes import isolated
 from decodeonce.store import Reject, open_store, stage_store
 from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Sample, line, reject_line, sample_line
 from tests.forms.webdataset import write_tar
@@ -231,13 +232,12 @@ def test_what_ends_its_decoder_shows_nothing_and_ends_nothing_else(
 
 def test_what_decodes_leniently_has_little_time_and_memory() -> None:
     script = (
-        "import resource, sys\nfrom decodeonce.cli.report import leniently\n"
-        "try:\n    leniently.main(['9'])\nexcept OSError:\n    names = ('DATA', 'CPU', 'CORE')\n"
+        "import resource\nfrom decodeonce.cli.report import leniently\n"
+        "try:\n    leniently.answer('none', 9)\nexcept OSError:\n    names = ('DATA', 'CPU')\n"
         "    print([resource.getrlimit(getattr(resource, f'RLIMIT_{name}'))[0] for name in names])\n"
-        "print('complaint', file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", script], input="none", capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == (f"{[2 << 30, 10, 0]}\n", "")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{[2 << 30, 10]}\n"
 
 
 def test_what_is_too_large_is_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +246,7 @@ def test_what_is_too_large_is_not_tried(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_what_takes_too_long_shows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broken, "SECONDS", 1e-3)
+    monkeypatch.setattr(isolated, "ANSWER_SECONDS", 1e-3)
     assert rejected(tmp_path, {"a.jpg": jpeg()}) == {}
 
 

@@ -20,8 +20,7 @@ METHODS |= {"chmod", "tofile"}
 # and a log or an --out may be a link or a device of the user's.
 ELSEWHERE = {
     "store/disk.py": CALLS | {"os.open"},
-    "prep/build/heartbeat.py": {"truncate"},
-    "prep/build/worker.py": {"write"},
+    "prep/processes/heartbeat.py": {"truncate"},
     "prep/processes/isolated.py": {"open", "os.open"},
     "store/hdf5.py": {"unlink"},
     "cli/__init__.py": {"write", "os.open"},

@@ -72,10 +72,10 @@ def _stop(number: int, frame: FrameType | None) -> None:
     """
     for later in STOPPING:
         signal.signal(later, signal.SIG_DFL)
-    # No such module yet, or one that is still being imported: then there are no workers.
-    kill_workers = getattr(sys.modules.get("decodeonce.prep.build.worker_pool"), "kill_workers", None)
-    if kill_workers is not None:
-        kill_workers()
+    # No such module yet, or one that is still being imported: then there are no children.
+    kill_children = getattr(sys.modules.get("decodeonce.prep.processes.child"), "kill_children", None)
+    if kill_children is not None:
+        kill_children()
     remove_scratch = getattr(sys.modules.get("decodeonce.cli.bench.scratch"), "remove_scratch", None)
     if remove_scratch is not None:
         remove_scratch()

@@ -20,7 +20,7 @@ from decodeonce.prep.build.output_dir import check_place
 from decodeonce.prep.build.plan import Listing, Plan, check_expected, plan_facts, read_plan, scan
 from decodeonce.prep.jobs.base import clock
 from decodeonce.prep.pixels.versions import decoder_versions
-from decodeonce.prep.processes.workers import WorkerDied
+from decodeonce.prep.processes.child import ChildDied
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source
 from decodeonce.store import StorePaths
@@ -153,7 +153,7 @@ def _sampled(
     runs = fair_runs(source, listing, recipe.shuffle_seed)
     try:
         pace = measure_pace(source, recipe, runs, workers=1, seconds=seconds)
-    except WorkerDied as died:
+    except ChildDied as died:
         yield killed_text(source, died)
         return
     check_decoded(source, pace)

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageChops, ImageColor, ImageDraw, ImageFilter
 
 from decodeonce.errors import DecodeonceError
-from decodeonce.prep.processes.workers import WorkerDied, run_crew, serve
+from decodeonce.prep.processes.child import ChildDied, Parent
+from decodeonce.prep.processes.workers import run_workers
 from decodeonce.store import disk
 from decodeonce.store.files import append, make_folder
 
@@ -162,19 +163,18 @@ def _write_pictures(train: Path, seed: int, jobs: list[Job], workers: int, take:
             take(_write_picture(train, seed, job))
         return
     try:
-        run_crew(__name__, workers, [str(train.absolute()), seed], iter(jobs), take)
-    except WorkerDied as died:
+        run_workers(__name__, workers, [str(train.absolute()), seed], iter(jobs), take)
+    except ChildDied as died:
         raise DecodeonceError(f"{train.parent}: {died}; see above; remove it and run the same command again") from None
 
 
-def main(arguments: list[str]) -> None:
-    """The life of a worker, at the descriptor that is its only argument; it tells of every picture."""
-
-    def start(task: tuple[str, int], tell: Take) -> Callable[[Job], None]:
-        train, seed = task
-        return lambda job: tell(_write_picture(Path(train), seed, job))
-
-    serve(int(arguments[0]), start)
+def main(arguments: list[str]) -> int:
+    """Write the images that a parent orders; tell of each."""
+    with Parent(arguments) as parent:
+        train, seed = parent.receive()
+        for job in parent.orders():
+            parent.tell(_write_picture(Path(train), seed, job))
+    return 0
 
 
 def _odd_kinds(count: int) -> tuple[str, ...]:

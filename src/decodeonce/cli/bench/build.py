@@ -23,7 +23,7 @@ from decodeonce.prep.build.build import check_listing
 from decodeonce.prep.build.output_dir import check_place
 from decodeonce.prep.build.plan import scan
 from decodeonce.prep.pixels.versions import decoder_versions
-from decodeonce.prep.processes.workers import WorkerDied
+from decodeonce.prep.processes.child import ChildDied
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source
 from decodeonce.store import StorePaths
@@ -87,11 +87,11 @@ def _paces(source: Source, recipe: Recipe, runs: list[Run], workers: int, second
         one = measure(known, workers=1, seconds=seconds, part="decode")
         check_decoded(source, one)
         return Paces(cold, warm, one, measure(known, workers=workers, seconds=seconds, again=True), why_warm)
-    except WorkerDied as died:
+    except ChildDied as died:
         raise BuildError(killed_text(source, died)) from None
 
 
-def killed_text(source: Source, died: WorkerDied) -> str:
+def killed_text(source: Source, died: ChildDied) -> str:
     """What to say of a picture that killed its decoder."""
     return (
         f"{source.root}: a picture of the sample killed its decoder (exit status {died.status}), so nothing can be "

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from decodeonce.errors import Stopped
 from decodeonce.prep.build.plan import Listing, row_order
 from decodeonce.prep.entry import Entry, LeftOut, Undecodable, name_bytes, name_text
-from decodeonce.prep.processes.workers import Tell, run_crew, serve
+from decodeonce.prep.pixels.memory_limit import limited_memory
+from decodeonce.prep.processes.child import Parent
+from decodeonce.prep.processes.workers import run_workers
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source, open_source
 from decodeonce.store.hashing import row_checksum
@@ -132,7 +134,7 @@ def measure_pace(
     """Do runs on so many processes for about so long: each run once, or `again` and again.
 
     `part` is "read", "make" (read and make rows) or "decode" (decode once more for itself, too). Raises what reading
-    raises, and WorkerDied where a picture kills its decoder.
+    raises, and ChildDied where a picture kills its decoder.
     """
     pace = Pace()
     task = {
@@ -143,7 +145,7 @@ def measure_pace(
         "classes": [cls.name for cls in source.classes()],
     }
     rounds = chain.from_iterable(runs for _ in (count() if again else range(1)))
-    run_crew(__name__, min(workers, len(runs)), task, _orders(rounds, seconds, part, pace.begun), pace.take)
+    run_workers(__name__, min(workers, len(runs)), task, _orders(rounds, seconds, part, pace.begun), pace.take)
     return pace
 
 
@@ -159,20 +161,20 @@ def _orders(runs: Iterable[Run], seconds: float, part: str, begun: list[Run]) ->
 
 
 def main(arguments: list[str]) -> int:
-    """A process of measure_pace."""
-    serve(int(arguments[0]), _start)
-    return 0
-
-
-def _start(task: dict[str, Any], tell: Tell) -> Tell:
+    """Do the runs that a parent orders; tell of each."""
     from decodeonce.prep.pixels.decode import Decoder
     from decodeonce.prep.sources.formats.tables import pyarrow
 
-    source = open_source(task["kind"], Path(task["root"]), task["facts"])
-    if source.kind.startswith("parquet"):
-        pyarrow()  # imported here, else reading the first picture would take that long
-    decoder = Decoder(Recipe.from_facts(task["recipe"]), task["classes"])
-    return lambda order: tell({"process": os.getpid(), "done": asdict(_do(source, decoder, order))})
+    with Parent(arguments) as parent:
+        task = parent.receive()
+        source = open_source(task["kind"], Path(task["root"]), task["facts"])
+        if source.kind.startswith("parquet"):
+            pyarrow()  # imported here, else reading the first picture would take that long
+        decoder = Decoder(Recipe.from_facts(task["recipe"]), task["classes"])
+        with limited_memory():
+            for order in parent.orders():
+                parent.tell({"process": os.getpid(), "done": asdict(_do(source, decoder, order))})
+    return 0
 
 
 def _do(source: Source, decoder: Decoder, order: dict[str, Any]) -> Done:

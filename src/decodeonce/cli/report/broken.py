@@ -5,9 +5,9 @@ A reject may be one that ended its decoder, or was made to do harm: see `lenient
 
 from __future__ import annotations
 
+import base64
 import io
 import os
-import subprocess
 from collections.abc import Iterable
 
 from PIL import Image
@@ -15,13 +15,13 @@ from PIL import Image
 from decodeonce.cli.report import leniently
 from decodeonce.cli.report.pictures import encoded
 from decodeonce.cli.thumbnail import SIDE
+from decodeonce.errors import DecodeonceError
 from decodeonce.prep.entry import name_bytes
-from decodeonce.prep.processes.spawn import signals_held, spawn
+from decodeonce.prep.processes.isolated import Isolated
 from decodeonce.prep.repair.pictures import Wanted, find_pictures, roots_of
 from decodeonce.store import Manifest, Reject
 
 MOST_BYTES = 64 << 20  # of a file
-SECONDS = 60.0  # of a clock, where the process hangs
 
 
 def broken_pictures(manifest: Manifest, source: str, rejects: Iterable[Reject]) -> dict[str, bytes]:
@@ -51,15 +51,12 @@ def _inside(root: bytes, name: bytes) -> bool:
 
 def _seen(data: bytes) -> bytes:
     """A small picture of what can be decoded; b"" for nothing."""
-    with signals_held():
-        process = spawn(leniently.__name__, [str(SIDE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    decoder = Isolated(leniently.__name__)
     try:
-        png, _ = process.communicate(data, timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
+        png = decoder.ask("", data=base64.b64encode(data).decode(), side=SIDE)
+    except (DecodeonceError, OSError):
         return b""
-    if process.returncode:
-        return b""
-    with Image.open(io.BytesIO(png)) as image:
+    finally:
+        decoder.close()
+    with Image.open(io.BytesIO(base64.b64decode(png))) as image:
         return encoded(image)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -22,7 +21,7 @@ def block_spans(plan: Plan, blocks: Sequence[int]) -> dict[int, Span]:
     return {b: (int(units[plan.blocks[b].first]), int(units[plan.blocks[b].last - 1])) for b in blocks}
 
 
-class Deal:
+class BlockQueue:
     """The blocks not yet given out, ascending.
 
     Without `spans` they go out in their order. With them, what shares a read unit stays with one worker as far as it
@@ -48,18 +47,6 @@ class Deal:
             return
         for start, end in runs(np.diff(blocks) != 1):
             self._runs.append(list(reversed(blocks[start:end])))
-
-    def take_out(self, blocks: Container[int]) -> list[int]:
-        """Give none of these out any more; returns those that were still to be given."""
-        gone = [block for run in self._runs for block in run if block in blocks]
-        self._runs = [[block for block in run if block not in blocks] for run in self._runs]
-        return gone
-
-    def shuffle(self) -> None:
-        """Go on in an order that no other process has, where samples are read by themselves."""
-        if not self._spans:
-            for run in self._runs:
-                random.SystemRandom().shuffle(run)
 
     def next(self, after: int | None, others: Collection[int]) -> int | None:
         """A block for a worker whose last one was `after`; `others` are the last ones of all other workers.

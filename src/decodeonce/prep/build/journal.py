@@ -76,17 +76,16 @@ def _parse(encoded: bytes, path: Path) -> BlockRecord:
 
 
 LINE = re.compile(rb"([0-9]{1,18})\t([0-9]{1,18})\t(-?[0-9]{1,18}\.[0-9]{3})\t(.+)")
-NAME = re.compile(r"([0-9]+)of([0-9]+)-(.+)-([0-9]+)-[0-9a-f]+\.log")
+NAME = re.compile(r"([0-9]+)of([0-9]+)-(.+)-[0-9]+-[0-9a-f]+\.log")
 
 
 @dataclass(frozen=True)
 class Writer:
-    """Who wrote a journal: process `pid` of task `task` of `tasks`, on node `host`."""
+    """Who wrote a journal: a process of task `task` of `tasks`, on node `host`."""
 
     task: int
     tasks: int
     host: str
-    pid: int
 
 
 class Journal:
@@ -121,30 +120,20 @@ class Line:
 
 
 class Journals:
-    """The journals of a build as they were when last looked at: which blocks are done, and their records.
+    """The journals of a build as they are now: which blocks are done, and their records.
 
-    `of` chooses, by the number of a task and of tasks, whose journals are read.
+    `of` chooses, by the number of a task and of tasks, which journals are read.
     """
 
     def __init__(self, folder: Path, of: Callable[[int, int], bool] = lambda task, tasks: True) -> None:
         self._lines: dict[int, Line] = {}
         self._disputed: set[int] = set()
         self.writers: dict[Path, Writer] = {}
-        self._folder, self._of = folder, of
-        self._read: dict[Path, int] = {}
-        self.look()
-
-    def look(self, skip: Callable[[Writer], bool] = lambda writer: False) -> list[Writer]:
-        """Read what has come since, of all but whom `skip` names; returns whose journals are new, or have grown."""
-        told = []
-        for name in sorted(os.listdir(self._folder)):
-            path, match = self._folder / name, NAME.fullmatch(name)
-            if not match or not self._of(int(match[1]), int(match[2])):
-                continue
-            writer = self.writers.setdefault(path, Writer(int(match[1]), int(match[2]), match[3], int(match[4])))
-            if not skip(writer) and self._scan(path):
-                told.append(writer)
-        return told
+        for name in sorted(os.listdir(folder)):
+            match = NAME.fullmatch(name)
+            if match and of(int(match[1]), int(match[2])):
+                self.writers[folder / name] = Writer(int(match[1]), int(match[2]), match[3])
+                self._scan(folder / name)
 
     def __contains__(self, block: object) -> bool:
         """Whether a block is done, and all journals agree on it."""
@@ -181,12 +170,9 @@ class Journals:
         """(block, journal, time) of the blocks that are done."""
         return ((block, self._lines[block].path, self._lines[block].time) for block in self.blocks())
 
-    def _scan(self, path: Path) -> bool:
-        """Read on in a journal; returns whether it is new, or has grown by whole lines."""
-        before = self._read.get(path)
-        offset = before or 0
+    def _scan(self, path: Path) -> None:
+        offset = 0
         with open(path, "rb") as file:
-            file.seek(offset)
             for encoded in file:
                 if not encoded.endswith(b"\n"):
                     break  # torn, or still being written
@@ -196,8 +182,6 @@ class Journals:
                     line = Line(path, offset, len(encoded), hexdigest(facts), int(round_), float(at))
                     self._note(int(block), line)
                 offset += len(encoded)
-        self._read[path] = offset
-        return offset != before
 
     def _note(self, block: int, line: Line) -> None:
         """Keep the record of the latest round; two different records of one round dispute each other."""

@@ -1,16 +1,11 @@
-"""The process that decodes blocks: `main([OUT, TASK, TASKS, BEAT_FD, ON_BAD])`, started by pool.py.
+"""The process that decodes blocks, started by worker_pool.py.
 
-It reads one JSON order a line from standard input (a block, its round, and rows known to kill decoders) and answers on
-standard output: {"ready"} when it can take a block, {"done"} when one is durable and journalled, {"failed"} before it
-ends early. While a picture is read or decoded its row stands in the shared page BEAT_FD (beat.py).
+An order is a block, its round, and the rows known to kill decoders. What it tells is that a block is durable and in the
+journal. While an image is read or decoded its row stands in the heartbeat.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -18,14 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from decodeonce.errors import BuildError, DecodeonceError, Stopped, failure_from
+from decodeonce.errors import BuildError, Stopped, failure_from
 from decodeonce.prep.build.blocks import Block
-from decodeonce.prep.build.heartbeat import Beat
 from decodeonce.prep.build.journal import BlockRecord, Journal
 from decodeonce.prep.build.plan import Plan, read_plan, removed
 from decodeonce.prep.entry import Entry, LeftOut, Undecodable
 from decodeonce.prep.pixels.decode import Decoder
-from decodeonce.prep.processes.spawn import end_with_parent
+from decodeonce.prep.pixels.memory_limit import limited_memory
+from decodeonce.prep.processes.child import Parent
+from decodeonce.prep.processes.heartbeat import Heartbeat
 from decodeonce.store import Reject, StorePaths
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.files import ShardFile, page_aligned_buffer
@@ -54,11 +50,11 @@ class RowFacts(NamedTuple):
 class BlockDecoder:
     """Decodes a block's rows into a buffer and says what became of each."""
 
-    def __init__(self, plan: Plan, beat: Beat, *, fail_on_bad: bool) -> None:
+    def __init__(self, plan: Plan, heartbeat: Heartbeat, *, fail_on_bad: bool) -> None:
         self._plan = plan
         self._source = plan.source()
         self._maker = self._source.row_maker(plan.recipe) or Decoder(plan.recipe, [c.name for c in plan.classes])
-        self._beat = beat
+        self._heartbeat = heartbeat
         self._fail_on_bad = fail_on_bad
 
     def decode(self, block: Block, poison: dict[int, str], buffer: memoryview) -> BlockRecord:
@@ -91,21 +87,23 @@ class BlockDecoder:
         try:
             if killer:
                 raise Undecodable(killer)
-            self._beat.reading(number)
+            self._heartbeat.start_reading(number)
             data = self._source.read(entry)
-            self._beat.decoding(number)  # it stays there if this process dies of the picture, by whatever exception
+            self._heartbeat.start_decoding(
+                number
+            )  # it stays there if this process dies of the picture, by whatever exception
             done = self._maker.row(data, entry)
         except MemoryError:
             raise Stopped(f"{name}: out of memory; fewer --workers need less; run the same command again") from None
         except Undecodable as reason:
-            self._beat.idle()
+            self._heartbeat.idle()
             if self._fail_on_bad:
                 raise BuildError(f"{name}: {reason}; mend or remove it, or build with --on-bad reject") from None
             return RowFacts(reject=str(reason))
         except LeftOut as reason:
-            self._beat.idle()
+            self._heartbeat.idle()
             return RowFacts(left_out=str(reason))
-        self._beat.idle()
+        self._heartbeat.idle()
         view[:] = done.pixels
         checksum = f"{row_checksum(done.pixels):016x}"
         return RowFacts(checksum, done.digest, done.width, done.height, done.oddity, turn=done.turn, box=done.box)
@@ -135,7 +133,7 @@ class BlockWriter:
             raise Stopped(f"{self._plan.paths.root}: the build was finished by another process")
         self._journal.append(record, round_)
         rejects = [Reject(self._plan.entry(row).text, reason, "rejected") for row, reason in record.rejects]
-        told = {"done": block.index, "rows": block.rows, "bytes": written, "rejects": len(rejects)}
+        told = {"block": block.index, "rows": block.rows, "bytes": written, "rejects": len(rejects)}
         return {**told, "first_reject": str(rejects[0]) if rejects else ""}
 
     def _check_there(self) -> None:
@@ -158,52 +156,34 @@ def runs_between(block: Block, holes: list[int]) -> list[tuple[int, int]]:
     return [(a + 1, b) for a, b in pairwise(edges) if a + 1 < b]
 
 
-def serve(decoder: BlockDecoder, writer: BlockWriter, plan: Plan, say: Callable[[dict[str, Any]], None]) -> None:
-    """Do the blocks that come on standard input; two buffers, so that one block is written while the next decodes."""
+def serve(parent: Parent, plan: Plan, decoder: BlockDecoder, writer: BlockWriter) -> None:
+    """Do the blocks that the parent orders; two buffers, so that one block is written while the next is decoded."""
     buffers = [page_aligned_buffer(plan.blocks.block_rows * plan.recipe.row_bytes) for _ in range(2)]
     pending: Future[dict[str, Any]] | None = None
-    with ThreadPoolExecutor(1) as flusher:
-        say({"ready": True})
-        for order in map(json.loads, sys.stdin.buffer):
+    with ThreadPoolExecutor(1) as flusher, limited_memory():
+        for order in parent.orders():
             block = plan.blocks[order["block"]]
             poison = {int(row): reason for row, reason in order["poison"].items()}
             record = decoder.decode(block, poison, buffers[0])
             if pending is not None:
-                say(pending.result())
+                parent.tell(pending.result())
             pending = flusher.submit(writer.write, block, order["round"], record, buffers[0])
             buffers.reverse()
-            say({"ready": True})
         if pending is not None:
-            say(pending.result())
-
-
-class Answers:
-    """The way back to the parent: what was standard output, which from now on leads to standard error.
-
-    So nothing that a library prints can come between two answers.
-    """
-
-    def __init__(self) -> None:
-        self._fd = os.dup(1)
-        os.dup2(2, 1)
-
-    def say(self, answer: dict[str, Any]) -> None:
-        """One answer, whole."""
-        os.write(self._fd, json.dumps(answer).encode() + b"\n")
+            parent.tell(pending.result())
 
 
 def main(arguments: list[str]) -> int:
-    """Serve; what ends it early is told to the parent, which makes one error of it."""
-    end_with_parent()
-    say = Answers().say
-    out, task, tasks, beat_fd, on_bad = arguments
-    try:
-        plan = read_plan(StorePaths(Path(out)))
-        decoder = BlockDecoder(plan, Beat(int(beat_fd)), fail_on_bad=on_bad == "fail")
-        serve(decoder, BlockWriter(plan, Journal(plan.paths.journals, int(task), int(tasks))), plan, say)
-    except BrokenPipeError:
-        return 1
-    except (DecodeonceError, OSError) as error:
-        failure = (removed(error, Path(out)) or failure_from(error, out)) if isinstance(error, OSError) else error
-        say({"failed": str(failure), "stopped": isinstance(failure, Stopped)})
+    """Do a parent's orders."""
+    with Parent(arguments) as parent:
+        if (settings := parent.receive()) is None:
+            return 0
+        out = Path(settings["out"])
+        try:
+            plan = read_plan(StorePaths(out))
+            decoder = BlockDecoder(plan, parent.heartbeat, fail_on_bad=settings["fail_on_bad"])
+            journal = Journal(plan.paths.journals, settings["task"], settings["tasks"])
+            serve(parent, plan, decoder, BlockWriter(plan, journal))
+        except OSError as error:
+            raise removed(error, out) or failure_from(error, out) from None
     return 0

@@ -1,29 +1,22 @@
-"""Worker processes and the blocks they are given: who is at what, what a dead one was doing, when to stop.
-
-Workers are plain subprocesses of this Python, not multiprocessing: no fork of a program with threads, no second import
-of the caller's script, nothing shared but pipes and one page each.
-"""
+"""The worker processes of a task: which block each one has, what a dead one was working on, when to stop."""
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import signal
-import subprocess
 import time
 from collections import Counter
-from collections.abc import Container, Generator, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep.build.block_queue import Deal, Span
-from decodeonce.prep.build.heartbeat import Beat
-from decodeonce.prep.processes.spawn import signals_held, spawn
+from decodeonce.errors import Stopped
+from decodeonce.prep.build.block_queue import BlockQueue
+from decodeonce.prep.processes.child import child_of
 
+WORKER = "decodeonce.prep.build.worker"
 # Of the largest that are decoded at all, 178 Mpixel, a progressive CMYK JPEG took 10 s, a lossless WebP 8 s. This much
 # processor time, if the system says how much a process took: a machine that is busy or swaps must not make rejects.
 PICTURE_SECONDS = 120.0
@@ -39,74 +32,48 @@ OF_READING = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGILL, -signal.SIGFPE)
 class WorkerSettings:
     """What every worker of a task is told at its start."""
 
-    out: Path
+    out: str
     task: int
     tasks: int
     fail_on_bad: bool
 
 
 class Watched(NamedTuple):
-    """The picture that a worker is at, since when, and the processor time that the worker had taken by then."""
+    """The image that a worker is decoding, since when, and the processor time that the worker had used by then."""
 
     row: int | None = None
     since: float = 0.0
     spent: float = 0.0
 
 
-_alive: set[int] = set()
 _ending = False
 
 
 def end_with_blocks() -> None:
-    """Have this process's pool begin no further block, and stop when those in hand are done; for a signal handler."""
+    """Have this process's pool start no further block, and stop once those in hand are done; for a signal handler."""
     global _ending
     _ending = True
 
 
-def kill_workers() -> None:
-    """Kill and reap every worker of this process; for a signal handler that then ends the process."""
-    for pid in list(_alive):
-        with suppress(ProcessLookupError, ChildProcessError):
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-
-
 class Worker:
-    """One worker process: its pipes, its blocks in hand, and the picture it is at."""
+    """One worker process, the blocks it has in hand, and the image it is decoding."""
 
     def __init__(self, settings: WorkerSettings) -> None:
-        beat_fd = Beat.new_fd()
-        self._beat = Beat(beat_fd)
-        on_bad = "fail" if settings.fail_on_bad else "reject"
-        arguments = [str(settings.out), str(settings.task), str(settings.tasks), str(beat_fd), on_bad]
-        module, pipe = "decodeonce.prep.build.worker", subprocess.PIPE
-        with signals_held():
-            self.process = spawn(module, arguments, fd=beat_fd, stdin=pipe, stdout=pipe)
-            _alive.add(self.process.pid)
-        os.close(beat_fd)
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self._input, self.output = self.process.stdin, self.process.stdout
+        self.process = child_of(WORKER)
+        self.process.send(vars(settings))
         self.in_hand: list[int] = []
         self.last: int | None = None
-        self.dismissed = False
         self.limit_passed = 0.0
-        self._unread = b""
         self._watched = Watched()
         self._looked = 0.0
 
     @property
     def row(self) -> int | None:
-        """The planned row whose picture is being decoded, if any."""
-        return self._beat.row
-
-    @property
-    def read_row(self) -> int | None:
-        """The planned row that is being read, if any."""
-        return self._beat.read_row
+        """The planned row whose image is being decoded, if any."""
+        return self.process.heartbeat.decoding
 
     def kill_if_stuck(self) -> None:
-        """Kill the worker once calls to this have seen it at the same picture for more than a limit."""
+        """Kill the worker once calls to this have seen it at the same image for longer than a limit."""
         row, now = self.row, time.monotonic()
         unwatched = now - self._looked > 5 * TICK_SECONDS  # this process was itself stopped, or starved
         self._looked = now
@@ -122,150 +89,102 @@ class Worker:
         if self.limit_passed:
             self.process.kill()
 
-    def order(self, block: int, round_: int, poison: dict[int, str]) -> None:
-        """Give the worker a block; one that has died is found at its end of file."""
-        self.in_hand.append(block)
-        self.last = block
-        self._tell(json.dumps({"block": block, "round": round_, "poison": poison}).encode() + b"\n")
 
-    def dismiss(self) -> None:
-        """No more blocks: the worker ends when what it has in hand is durable."""
-        self.dismissed = True
-        self._tell(b"")
+class WorkerPool:
+    """Runs blocks on up to `size` worker processes; `workers` are those alive."""
 
-    def answers(self) -> Iterator[dict[str, Any]] | None:
-        """The answers that have come, or None at the worker's end; call when its output is readable."""
-        chunk = os.read(self.output.fileno(), 1 << 16)
-        if not chunk:
-            return None
-        *lines, self._unread = (self._unread + chunk).split(b"\n")
-        return map(json.loads, lines)
+    def __init__(self, settings: WorkerSettings, size: int, queue: BlockQueue, rounds: dict[int, int]) -> None:
+        self.workers: set[Worker] = set()
+        self._settings, self._size, self._queue, self._rounds = settings, size, queue, rounds
+        self._selector = selectors.DefaultSelector()
+        self._strikes: Counter[int] = Counter()
+        self._poison: dict[int, str] = {}
+        self._idle_deaths = 0
 
-    def end(self) -> None:
-        """Kill if still alive, reap, close."""
-        self.process.kill()
-        self.process.wait()
-        _alive.discard(self.process.pid)
-        with suppress(BrokenPipeError):  # closing flushes, and there is nobody to read
-            self._input.close()
-        self.output.close()
-        self._beat.close()
+    def run(self) -> Generator[dict[str, Any] | None, None, None]:
+        """Do the blocks; yield what BlockWriter.write returns of each, and None about once a second.
 
-    def _tell(self, encoded: bytes) -> None:
-        with suppress(BrokenPipeError):  # it has died: its end of file says so, and with which status
-            if encoded:
-                self._input.write(encoded)
-                self._input.flush()
-            else:
-                self._input.close()
-
-
-@dataclass
-class Pool:
-    """Runs blocks on `workers` processes, each block in its round; `crew` are those alive, `hired` all process ids.
-
-    `spans` are the blocks' read units, where samples are not read by themselves.
-    """
-
-    settings: WorkerSettings
-    workers: int
-    rounds: dict[int, int]
-    spans: dict[int, Span] = field(default_factory=dict)
-    crew: set[Worker] = field(default_factory=set)
-    hired: set[int] = field(default_factory=set)
-    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
-    _left: Deal = field(default_factory=lambda: Deal([], {}))
-    _strikes: Counter[int] = field(default_factory=Counter)
-    _poison: dict[int, str] = field(default_factory=dict)
-    _idle_deaths: int = 0
-
-    def run(self, blocks: list[int]) -> Generator[dict[str, Any] | None, None, None]:
-        """Do the blocks; yields what BlockWriter.write returns of each, and None about once a second.
-
-        Raises Stopped or BuildError as the first failing worker says, and Stopped after end_with_blocks(). Whatever
-        ends the loop, all workers are killed and reaped: a killed one loses only blocks that nobody was told are done.
+        Raises:
+            DecodeonceError, OSError: What the first failing worker raised.
+            Stopped: After end_with_blocks(), or workers keep dying. However the loop ends, all workers are killed and
+                reaped: a killed one loses only blocks that were not yet reported as done.
         """
-        self._left, looked = Deal(blocks, self.spans), 0.0
+        count, looked = len(self._queue), 0.0
         try:
-            for _ in range(min(self.workers, len(blocks))):
-                self._hire()
-            while self.crew:
+            for _ in range(min(self._size, count)):
+                self._start_worker()
+            while self.workers:
                 for key, _ in self._selector.select(TICK_SECONDS):
                     yield from self._hear(key.data)
                 if time.monotonic() - looked >= TICK_SECONDS:  # answers may come a thousand times a second
                     looked = time.monotonic()
-                    for worker in self.crew:
+                    for worker in self.workers:
                         worker.kill_if_stuck()
                 yield None
         finally:
-            for worker in self.crew:
-                worker.end()
-            self.crew.clear()
+            for worker in self.workers:
+                worker.process.end()
+            self.workers.clear()
             self._selector.close()
-        if self._left:
-            left = f"ended with the blocks in hand, {len(self._left)} of {len(blocks)} are left"
+        if self._queue:
+            left = f"ended with the blocks in hand, {len(self._queue)} of {count} are left"
             raise Stopped(f"SIGUSR1: {left}; what is done is kept: run the same command again to go on")
 
-    def leave(self, blocks: Container[int]) -> list[int]:
-        """Begin none of these blocks, which another process has done; returns those that were still to be begun."""
-        return self._left.take_out(blocks)
-
-    def part_ways(self) -> None:
-        """Go on in an order of this process's own: another one is at the same blocks."""
-        self._left.shuffle()
-
-    def _hire(self) -> None:
-        worker = Worker(self.settings)
-        self.crew.add(worker)
-        self.hired.add(worker.process.pid)
-        self._selector.register(worker.output, selectors.EVENT_READ, worker)
+    def _start_worker(self) -> None:
+        worker = Worker(self._settings)
+        self.workers.add(worker)
+        self._selector.register(worker.process.socket, selectors.EVENT_READ, worker)
 
     def _hear(self, worker: Worker) -> Iterator[dict[str, Any]]:
-        answers = worker.answers()
-        if answers is None:
-            self._selector.unregister(worker.output)
-            self.crew.remove(worker)
-            self._bury(worker)
-            # Blocks that are left may be somebody's to come, and one who was dismissed for that would be so again.
-            if self._left and not _ending and not (worker.dismissed and any(not w.dismissed for w in self.crew)):
-                self._hire()
+        messages = worker.process.receive()
+        if messages is None:
+            self._selector.unregister(worker.process.socket)
+            self.workers.remove(worker)
+            if self._died(worker) and self._queue and not _ending:
+                self._start_worker()
             return
-        for answer in answers:
-            if "failed" in answer:
-                raise (Stopped if answer["stopped"] else BuildError)(answer["failed"])
-            if "done" in answer:
-                worker.in_hand.remove(answer["done"])
+        for message in messages:
+            if "told" in message:
+                worker.in_hand.remove(message["told"]["block"])
                 self._idle_deaths = 0
-                yield answer
-            elif (block := self._next_for(worker)) is not None:
-                worker.order(block, self.rounds.get(block, 0), self._poison)
+                yield message["told"]
             else:
-                worker.dismiss()
+                worker.process.send(self._order(worker))
 
-    def _next_for(self, worker: Worker) -> int | None:
-        others = {other.last for other in self.crew if other is not worker and other.last is not None}
-        return None if _ending else self._left.next(worker.last, others)
+    def _order(self, worker: Worker) -> dict[str, Any] | None:
+        """What the worker is to do next; None for nothing: it ends when what it has in hand is durable."""
+        others = {other.last for other in self.workers if other is not worker and other.last is not None}
+        block = None if _ending else self._queue.next(worker.last, others)
+        if block is None:
+            return None
+        worker.in_hand.append(block)
+        worker.last = block
+        return {"block": block, "round": self._rounds.get(block, 0), "poison": self._poison}
 
-    def _bury(self, worker: Worker) -> None:
-        """Put a dead worker's blocks back; a picture that killed its decoder STRIKES times will be a reject."""
+    def _died(self, worker: Worker) -> bool:
+        """Put a dead worker's blocks back; an image that killed its decoder STRIKES times will be a reject.
+
+        Returns whether it had not been dismissed.
+        """
         row, status = worker.row, worker.process.wait()
         if status in OF_READING and row is None:
-            row = worker.read_row
-        worker.end()
-        self._left.put_back(worker.in_hand)
+            row = worker.process.heartbeat.reading
+        worker.process.end()
+        self._queue.put_back(worker.in_hand)
         if status == 0 and not worker.in_hand:
-            return
+            return False
         if row is None or (status in NOT_THE_PICTURE and not worker.limit_passed):
             self._idle_deaths += 1
-            if self._idle_deaths > self.workers + STRIKES:
+            if self._idle_deaths > self._size + STRIKES:
                 hint = "fewer --workers need less memory; " if status in NOT_THE_PICTURE else "see above; "
                 raise Stopped(f"workers keep dying (exit status {status}); {hint}then run the same command again")
-            return
+            return True
         self._strikes[row] += 1
         if self._strikes[row] >= STRIKES:
             limit = worker.limit_passed
             died = f"took more than {limit:.4g} s" if limit else f"died with exit status {status}"
             self._poison[row] = f"the decoder {died}, {STRIKES} times"
+        return True
 
 
 def processor_seconds(pid: int, *, unknown: float) -> float:

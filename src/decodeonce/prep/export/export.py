@@ -19,7 +19,8 @@ from typing import Any
 from decodeonce.errors import DecodeonceError, Stopped, StoreError
 from decodeonce.prep.build.journal import Journals
 from decodeonce.prep.export.pictures import MODES, ExportPaths, ExportSettings, PictureWriter, encoded_name
-from decodeonce.prep.processes.workers import WorkerDied, run_crew, serve
+from decodeonce.prep.processes.child import ChildDied, Parent
+from decodeonce.prep.processes.workers import run_workers
 from decodeonce.store import Sample, Store, disk, open_store
 from decodeonce.store.checks import check_file
 from decodeonce.store.files import LOCK, locked, make_folder, remove_file, remove_tree, sync_folder, write_atomic
@@ -177,7 +178,7 @@ def _write_blocks(
     progress(sum(min(size, len(source) - block * size) for block in done))
     orders = _orders(source, size, done)
     if min(workers, left) > 1:
-        return _run_crew(source, paths, settings, min(workers, left), orders, progress)
+        return _run_workers(source, paths, settings, min(workers, left), orders, progress)
     with closing(PictureWriter(source, paths, settings, progress)) as writer:
         for block, samples in orders:
             writer.write(block, samples)
@@ -191,25 +192,25 @@ def _orders(source: Store, size: int, done: set[int]) -> Iterator[Order]:
             yield block, taken
 
 
-def _run_crew(
+def _run_workers(
     source: Store, paths: ExportPaths, settings: ExportSettings, size: int, orders: Iterator[Order], progress: Progress
 ) -> None:
     """Have the orders done by so many processes; Stopped where one of them dies."""
     task = {"store": str(source.paths.root), "dest": str(paths.dest.absolute()), "settings": asdict(settings)}
     samples = ((block, [asdict(sample) for sample in taken]) for block, taken in orders)
     try:
-        run_crew(__name__, size, task, samples, progress)
-    except WorkerDied as died:
+        run_workers(__name__, size, task, samples, progress)
+    except ChildDied as died:
         hint = "fewer --workers need less memory" if died.status == -signal.SIGKILL else "see above"
         raise Stopped(f"{died}; {hint}; what is done is kept: run the same command again") from None
 
 
-def main(arguments: list[str]) -> None:
-    """The life of a worker, at the descriptor that is its only argument; it tells of every row."""
-
-    def start(task: dict[str, Any], tell: Progress) -> Callable[[tuple[int, list[Any]]], None]:
-        settings = ExportSettings(**task["settings"])
-        writer = PictureWriter(open_store(task["store"]), ExportPaths(Path(task["dest"])), settings, tell)
-        return lambda order: writer.write(order[0], [Sample(**sample) for sample in order[1]])
-
-    serve(int(arguments[0]), start)
+def main(arguments: list[str]) -> int:
+    """Write the blocks that a parent orders; tell of every row."""
+    with Parent(arguments) as parent:
+        task = parent.receive()
+        paths, settings = ExportPaths(Path(task["dest"])), ExportSettings(**task["settings"])
+        writer = PictureWriter(open_store(task["store"]), paths, settings, parent.tell)
+        for block, samples in parent.orders():
+            writer.write(block, [Sample(**sample) for sample in samples])
+    return 0

@@ -12,9 +12,8 @@ import struct
 import warnings
 import zlib
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 import simplejpeg
@@ -24,7 +23,7 @@ from PIL import Image
 from decodeonce.prep.entry import Box, Entry, LeftOut, Row, Undecodable
 from decodeonce.prep.pixels.failure_reasons import is_lossless, reason
 from decodeonce.prep.pixels.geometry import Fit, PixelBox, fit_to, pixel_box, upright
-from decodeonce.prep.pixels.memory_limit import PICTURE_BYTES, MemoryBound, TooMuchMemory, could_take
+from decodeonce.prep.pixels.memory_limit import PICTURE_BYTES, could_take
 from decodeonce.prep.pixels.user_map import MapError, MapSample, load_map, mapped
 from decodeonce.prep.recipe import Recipe
 from decodeonce.store.hashing import hexdigest
@@ -72,9 +71,6 @@ BAD_CONTENT = (
 )
 
 
-T = TypeVar("T")
-
-
 @dataclass(frozen=True)
 class Picture:
     """A decoded picture: the source's size in pixels as stored, its format, and what is odd about it ("" for nothing).
@@ -109,44 +105,36 @@ class Decoder:
         self._row = (recipe.width, recipe.height)
         self._filter = FILTERS[recipe.filter]
         self._buffer = np.empty(0, np.uint8)
-        self._memory = MemoryBound()
         self._cuts = recipe.boxes is not None and not recipe.kept_boxes
         self._map = load_map(recipe.map) if recipe.map else None
         self._class_names = class_names
         self.histogram: NDArray[np.int64] = np.zeros((3, 256), np.int64)
 
     def row(self, data: bytes, entry: Entry) -> Row:
-        """Decode, cut out, map, resize, crop and pack one picture; raises Undecodable with the reason, or LeftOut.
+        """Decode, cut out, map, resize, crop and pack one image.
 
-        All but the map, which is the user's own, may take PICTURE_BYTES of memory. MemoryError: there is not even that.
+        Raises:
+            Undecodable: With the reason, such as more than PICTURE_BYTES of memory within `limited_memory`.
+            LeftOut: The map wants no row of it.
+            MemoryError: The machine, or a limit of the user's, does not have that much memory.
         """
-        box = entry.boxes[0] if self._cuts and entry.boxes else None
-        if self._map is None:
-            return self._bounded(data, lambda: self._fitted(data, entry, self.picture(data, box)))
-        picture = self._bounded(data, lambda: self.picture(data, box))
-        made = self._mapped(picture, entry)
-        return self._bounded(data, lambda: self._fitted(data, entry, picture, made))
-
-    def _bounded(self, data: bytes, make: Callable[[], T]) -> T:
         try:
-            return self._memory.call(make)
-        except TooMuchMemory:
-            raise Undecodable(f"takes more than {PICTURE_BYTES >> 30} GiB of memory to decode") from None
+            picture = self.picture(data, entry.boxes[0] if self._cuts and entry.boxes else None)
+            if self._map is None:
+                return self._fitted(data, entry, picture, picture.image, picture.shown_size)
+            made = self._mapped(picture, entry)
+            return self._fitted(data, entry, picture, made, made.size)
+        except MemoryError:
+            if could_take(PICTURE_BYTES):
+                raise Undecodable(f"takes more than {PICTURE_BYTES >> 30} GiB of memory to decode") from None
+            raise
         except Undecodable:
-            if not self._had_memory(data):
+            if not could_take(PIXEL_BYTES * _pixels(data)):  # several libraries call a lack of memory damaged data
                 raise MemoryError from None
             raise
 
-    def _had_memory(self, data: bytes) -> bool:
-        """Whether memory was there for a picture that was refused: several libraries call its want broken data."""
-        try:
-            return could_take(PIXEL_BYTES * self._memory.call(lambda: _pixels(data)))
-        except TooMuchMemory:
-            return True
-
-    def _fitted(self, data: bytes, entry: Entry, picture: Picture, made: Image.Image | None = None) -> Row:
-        """The row of a picture, or of what a map made of it."""
-        image, size = (made, made.size) if made else (picture.image, picture.shown_size)
+    def _fitted(self, data: bytes, entry: Entry, picture: Picture, image: Image.Image, size: tuple[int, int]) -> Row:
+        """The row of `image`, which is the picture or what a map made of it; `size` is its size in source pixels."""
         fit = fit_to(self._recipe.fit, size, self._row)
         extreme = fit.width * fit.height > MAX_RESIZED_PIXELS
         image = self._resize_region(image, fit) if extreme else self._resize(image, fit)

@@ -1,129 +1,86 @@
-"""Reading in a process of its own what libraries crash on: it is asked through pipes, and nothing else comes back."""
+"""Ask questions of code that may crash its process, take too much memory or hang: it runs in a process of its own."""
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import selectors
 import signal
-import subprocess
-import sys
 import threading
 import weakref
-from contextlib import suppress
-from importlib import import_module
+from collections.abc import Callable
 from typing import Any
 
-from decodeonce.errors import BuildError, DecodeonceError, Stopped
-from decodeonce.prep.processes.spawn import signals_held, spawn
+from decodeonce.errors import BuildError, Stopped
+from decodeonce.prep.processes.child import Child, Parent
 
-APART_BYTES = 8 << 30  # of memory that such a process may take; labels and paths of a row group take megabytes
+MEMORY_BYTES = 8 << 30  # that such a process may take; labels and paths of a row group take megabytes
 ANSWER_SECONDS = 600.0  # the labels of a row group of 100,000 rows take less than one
-KILLED = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGXCPU)  # an operator, the OOM killer, a limit
+KILLED = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGXCPU)  # by an operator, the OOM killer, a limit
 
 
-class Apart:
-    """A process that answers with what `module`.answer(**question) returns, JSON-ready; started when first asked."""
+class Isolated:
+    """A process that answers questions; it starts when first asked. Its module's `main` calls `answer_questions`."""
 
     def __init__(self, module: str) -> None:
         self._module = module
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
 
     def ask(self, path: str, **question: Any) -> Any:
-        """The answer about the file `path`.
+        """Return the answer to a question about the file `path`.
 
-        Raises what answer() raised, BuildError where the process died of it, Stopped where it was killed or took long.
+        Raises:
+            DecodeonceError, OSError: What the answering function raised.
+            BuildError: The process died of the question.
+            Stopped: The process was killed, or took longer than ANSWER_SECONDS.
         """
         with self._lock:
             try:
-                line, status = self._asked(question)
+                return self._answer(path, question)
             except BaseException:
-                self.close()  # else the next question gets the answer of this one
+                self.close()  # otherwise the next question would get the answer to this one
                 raise
-            if line is None:
-                self.close()
-        if line is None:
-            again = "run the same command again"
-            if status is None:
-                raise Stopped(f"{path}: could not be read in {ANSWER_SECONDS:.4g} s; {again}")
-            if status in KILLED:
-                raise Stopped(
-                    f"{path}: its reader was killed ({signal.Signals(-status).name}); {again} with more memory"
-                )
-            raise BuildError(f"{path}: its reader died with exit status {status}: damaged; copy or download it again")
-        told = json.loads(line)
-        if "failed" in told:
-            raise (Stopped if told["stopped"] else BuildError)(told["failed"])
-        return told["answer"]
 
-    def _asked(self, question: dict[str, Any]) -> tuple[bytes | None, int | None]:
-        """The line that is the answer, if there is one, and the exit status of the process, if it has ended."""
-        process = self._started()
-        assert process.stdin is not None
-        with suppress(BrokenPipeError):  # it has died: its end of file says so
-            process.stdin.write(json.dumps(question).encode() + b"\n")
-            process.stdin.flush()
-        line = _line(process)
-        return line, process.poll()
+    def _answer(self, path: str, question: dict[str, Any]) -> Any:
+        if self._child is None:
+            self._child = Child(self._module)
+            weakref.finalize(self, self._child.end)
+        self._child.send(question)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._child.socket, selectors.EVENT_READ)
+            while selector.select(ANSWER_SECONDS):
+                messages = self._child.receive()
+                if messages is None:
+                    raise _death(path, self._child.wait())
+                if messages:
+                    return messages[0]["told"]
+        raise Stopped(f"{path}: could not be read in {ANSWER_SECONDS:.4g} s; run the same command again")
 
     def close(self) -> None:
         """End the process; the next question starts another."""
-        if self._process is not None:
-            _end(self._process)
-            self._process = None
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            pipe = subprocess.PIPE
-            with signals_held():
-                self._process = spawn(__name__, [self._module], stdin=pipe, stdout=pipe)
-            weakref.finalize(self, _end, self._process)
-        return self._process
+        if self._child is not None:
+            self._child.end()
+            self._child = None
 
 
-def _line(process: subprocess.Popen[bytes]) -> bytes | None:
-    """What the process says, to the end of the line; None where it has ended, or says nothing for too long."""
-    assert process.stdout is not None
-    parts: list[bytes] = []
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        while not (parts and parts[-1].endswith(b"\n")):
-            if not selector.select(ANSWER_SECONDS):
-                return None
-            if not (part := os.read(process.stdout.fileno(), 1 << 20)):
-                process.wait()
-                return None
-            parts.append(part)
-    return b"".join(parts)
+def _death(path: str, status: int) -> BuildError | Stopped:
+    if status in KILLED:
+        name = signal.Signals(-status).name
+        return Stopped(f"{path}: its reader was killed ({name}); run the same command again with more memory")
+    return BuildError(f"{path}: its reader died with exit status {status}: damaged; copy or download it again")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with suppress(BrokenPipeError):  # closing flushes, and there is nobody to read
-                pipe.close()
-
-
-def main(arguments: list[str]) -> int:
-    """Answer questions from standard input until its end, with no more memory than APART_BYTES."""
-    out, silent = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silent, 1)
-    os.dup2(silent, 2)  # what a library says when it dies; its parent says it in a line
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    if hard < 0 or hard > APART_BYTES:  # below 0 there is none
-        resource.setrlimit(resource.RLIMIT_DATA, (APART_BYTES, hard))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    answer = import_module(arguments[0]).answer
-    with open(out, "wb") as answers:
-        for question in map(json.loads, sys.stdin.buffer):
-            try:
-                told = {"answer": answer(**question)}
-            except DecodeonceError as error:
-                told = {"failed": str(error), "stopped": isinstance(error, Stopped)}
-            answers.write(json.dumps(told).encode() + b"\n")
-            answers.flush()
+def answer_questions(arguments: list[str], answer: Callable[..., Any]) -> int:
+    """Answer a parent's questions with `answer(**question)` until it is gone, within MEMORY_BYTES of memory."""
+    with Parent(arguments) as parent:
+        silent = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silent, 1)
+        os.dup2(silent, 2)  # what a library prints when it dies; the parent says it in one line
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        if hard < 0 or hard > MEMORY_BYTES:  # -1 is no limit
+            resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, hard))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        while (question := parent.receive()) is not None:
+            parent.tell(answer(**question))
     return 0

@@ -1,4 +1,7 @@
-"""Processes that work for this one: plain subprocesses of this Python, which import from where it does."""
+"""Start processes that work for this one: plain subprocesses of this Python, with this process's import path.
+
+They are not multiprocessing's: no fork of a program with threads, no second import of the user's script.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,9 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Hold SIGINT and SIGUSR1 back; whoever is spawned meanwhile has them blocked for good.
+    """Hold SIGINT and SIGUSR1 back; a process that is started meanwhile has them blocked for good.
 
-    These two reach the whole group, or every process of a job, and the parent decides.
+    These two reach the whole process group, or every process of a job, and the parent decides what they mean.
     """
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR1})
     try:
@@ -34,15 +37,12 @@ def signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
 
 
-def spawn(
-    module: str, arguments: Sequence[str], *, stdin: int, stdout: int | None = None, fd: int | None = None
-) -> subprocess.Popen[bytes]:
-    """Start `main(arguments)` of a module in a process of its own, which has this process's descriptor `fd`, if any."""
+def spawn(module: str, fds: Sequence[int]) -> subprocess.Popen[bytes]:
+    """Start `main(arguments)` of a module in a process; it inherits the descriptors `fds`, which are its arguments."""
     return subprocess.Popen(
-        [sys.executable, "-c", START, "\n".join(sys.path), module, *arguments],
-        stdin=stdin,
-        stdout=stdout,
-        pass_fds=[] if fd is None else [fd],
+        [sys.executable, "-c", START, "\n".join(sys.path), module, *map(str, fds)],
+        stdin=subprocess.DEVNULL,
+        pass_fds=fds,
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
     )
 
@@ -50,6 +50,6 @@ def spawn(
 def end_with_parent() -> None:
     """Have the kernel kill this process when the thread that started it ends.
 
-    A closed pipe ends a worker only at its next message, which never comes if a picture hangs it.
+    A closed socket ends a worker only at its next message, which never comes if an image hangs it.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.processes.isolated import APART_BYTES, Apart
+from decodeonce.prep.processes.isolated import MEMORY_BYTES, Isolated, answer_questions
 from decodeonce.prep.sources.base import open_listed
 from decodeonce.prep.sources.files import SourceFiles
 from decodeonce.prep.sources.formats import table_columns, tables
@@ -21,7 +21,7 @@ from decodeonce.store import disk
 ROWS_AT_ONCE = 4096
 MAX_LABELS_BYTES = 1 << 28  # of the different labels of a row group, which are held
 
-_reader = Apart(__name__)
+_reader = Isolated(__name__)
 _table: tuple[list[Any], Any] | None = None  # the last file that was asked for
 _rows: tuple[list[Any], int, tables.Rows] | None = None
 
@@ -38,7 +38,7 @@ def answer(ask: str, file: list[Any], **facts: Any) -> Any:
     try:
         return ASKED[ask](file, **facts)
     except MemoryError:
-        raise BuildError(f"{file[0]}: takes more than {APART_BYTES} bytes of memory to be listed") from None
+        raise BuildError(f"{file[0]}: takes more than {MEMORY_BYTES} bytes of memory to be listed") from None
     except damaged as error:
         raise tables.damaged(file[0], error) from None
 
@@ -89,3 +89,8 @@ def _rows_from(file: list[Any], columns: list[str], group: int, first: int) -> l
 
 
 ASKED: dict[str, Callable[..., Any]] = {"columns": _columns, "facts": _facts, "labels": _labels, "rows": _rows_from}
+
+
+def main(arguments: list[str]) -> int:
+    """Answer the questions of `ask_about`."""
+    return answer_questions(arguments, answer)

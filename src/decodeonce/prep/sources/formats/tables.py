@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from decodeonce.errors import PASSING_ERRORS, BuildError, failure_from
 from decodeonce.prep.entry import Undecodable
-from decodeonce.prep.pixels.memory_limit import MemoryBound, TooMuchMemory
+from decodeonce.prep.pixels.memory_limit import limited_memory
 from decodeonce.prep.sources.base import MAX_FILE_BYTES
 from decodeonce.prep.sources.formats.member import size_problem
 
@@ -72,9 +72,9 @@ def read_group(path: str, table: Any, group: int, columns: list[str]) -> Any:
         cure = "write the file with smaller ones"
         raise BuildError(f"{path}: row group {group}: {size} bytes, expected at most {MAX_GROUP_BYTES}; {cure}")
     try:
-        bound = MemoryBound(most := GROUP_TIMES * size + MORE_BYTES)
-        return bound.call(lambda: table.read_row_group(group, columns=columns, use_threads=False))
-    except (MemoryError, TooMuchMemory):
+        with limited_memory(most := GROUP_TIMES * size + MORE_BYTES):
+            return table.read_row_group(group, columns=columns, use_threads=False)
+    except MemoryError:
         more = f"takes more than {most} bytes of memory, or than there is"
         raise BuildError(f"{path}: row group {group}: {more}; write the file anew") from None
     except (*DAMAGED, arrow.ArrowException) as error:

@@ -13,10 +13,11 @@ import pytest
 
 from decodeonce.errors import Stopped
 from decodeonce.prep.build import Work, finish, make_plan, work, worker_pool
+from decodeonce.prep.build.block_queue import BlockQueue
 from decodeonce.prep.build.journal import Journals
 from decodeonce.prep.build.max_bad import Allowance
 from decodeonce.prep.build.status import read_status
-from decodeonce.prep.build.worker_pool import Pool, WorkerSettings, processor_seconds
+from decodeonce.prep.build.worker_pool import WorkerPool, WorkerSettings, processor_seconds
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet, open_webdataset
 from decodeonce.store.table import read_rejects
@@ -37,18 +38,19 @@ def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_pool, "TICK_SECONDS", 0.02)
 
 
-def planned(tree: Path, out: Path) -> tuple[Pool, int, list[int]]:
-    """A pool over a fresh plan, the row of the slow picture, and all blocks."""
+def planned(tree: Path, out: Path) -> tuple[WorkerPool, int]:
+    """A pool for all blocks of a fresh plan, and the row of the slow picture."""
     plan = make_plan(open_imagenet(tree), out, Recipe(height=1024, width=1024))
     (slow,) = [row for row in range(plan.count) if plan.entry(row).name.endswith(b"slow.JPEG")]
-    return Pool(WorkerSettings(out, 0, 1, fail_on_bad=False), 2, {}), slow, list(range(len(plan.blocks)))
+    queue = BlockQueue(range(len(plan.blocks)), {})
+    return WorkerPool(WorkerSettings(str(out), 0, 1, fail_on_bad=False), 2, queue, {}), slow
 
 
-def run_and_strike(crew: Pool, blocks: list[int], row: int, signal_: int) -> int:
+def run_and_strike(pool: WorkerPool, row: int, signal_: int) -> int:
     """Run the blocks; send the signal to whichever worker is at `row`, each time it is seen there; returns strikes."""
     struck: set[int] = set()
-    for _ in crew.run(blocks):
-        for worker in crew.crew:
+    for _ in pool.run():
+        for worker in pool.workers:
             if worker.row == row and worker.process.pid not in struck:
                 struck.add(worker.process.pid)
                 os.kill(worker.process.pid, signal_)
@@ -56,8 +58,8 @@ def run_and_strike(crew: Pool, blocks: list[int], row: int, signal_: int) -> int
 
 
 def test_a_picture_that_kills_its_decoder_twice_is_a_reject(slow_tree: Path, tmp_path: Path) -> None:
-    crew, slow, blocks = planned(slow_tree, tmp_path / "out")
-    assert run_and_strike(crew, blocks, slow, signal.SIGSEGV) == 2
+    pool, slow = planned(slow_tree, tmp_path / "out")
+    assert run_and_strike(pool, slow, signal.SIGSEGV) == 2
     manifest = finish(tmp_path / "out", Allowance.parse("1"))
     (reject,) = [reject for reject in read_rejects(tmp_path / "out/rejects.tsv") if reject.action == "rejected"]
     assert reject.source == "train/n00000001/slow.JPEG"
@@ -66,9 +68,9 @@ def test_a_picture_that_kills_its_decoder_twice_is_a_reject(slow_tree: Path, tmp
 
 
 def test_a_worker_killed_from_outside_costs_no_picture(slow_tree: Path, tmp_path: Path) -> None:
-    crew, slow, blocks = planned(slow_tree, tmp_path / "out")
+    pool, slow = planned(slow_tree, tmp_path / "out")
     with pytest.raises(Stopped, match="workers keep dying"):
-        run_and_strike(crew, blocks, slow, signal.SIGKILL)
+        run_and_strike(pool, slow, signal.SIGKILL)
     work(tmp_path / "out", Work(workers=2))
     assert finish(tmp_path / "out", Allowance.parse("0")).count == 9
 
@@ -88,16 +90,16 @@ def test_a_decoder_that_gets_no_processor_is_given_an_hour(
     slow_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_pool, "PICTURE_SECONDS", 0.1)
-    crew, slow, blocks = planned(slow_tree, tmp_path / "out")
-    running = crew.run(blocks)
-    held = next(worker for _ in running for worker in crew.crew if worker.row == slow)
+    pool, slow = planned(slow_tree, tmp_path / "out")
+    running = pool.run()
+    held = next(worker for _ in running for worker in pool.workers if worker.row == slow)
     os.kill(held.process.pid, signal.SIGSTOP)
     stopped = time.monotonic()
     while time.monotonic() < stopped + 0.5:
         next(running)
-    assert held in crew.crew
+    assert held in pool.workers
     monkeypatch.setattr(worker_pool, "HANGING_SECONDS", 0.1)
-    while held in crew.crew:
+    while held in pool.workers:
         next(running)
     assert held.limit_passed == 0.1
     running.close()
@@ -124,10 +126,10 @@ def test_files_in_the_current_folder_are_not_mistaken_for_modules(
 
 
 def test_leaving_the_loop_leaves_no_worker(slow_tree: Path, tmp_path: Path) -> None:
-    crew, _, blocks = planned(slow_tree, tmp_path / "out")
-    running = crew.run(blocks)
+    pool, _ = planned(slow_tree, tmp_path / "out")
+    running = pool.run()
     next(running)
-    pids = [worker.process.pid for worker in crew.crew]
+    pids = [worker.process.pid for worker in pool.workers]
     assert len(pids) == 2
     running.close()
     for pid in pids:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decodeonce.prep.build import make_plan
-from decodeonce.prep.build.block_queue import Deal, block_spans
+from decodeonce.prep.build.block_queue import BlockQueue, block_spans
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import FolderSource
 from tests.pictures import make_tree
@@ -22,14 +22,14 @@ def spans_of(block_rows: int, unit_rows: list[int]) -> dict[int, tuple[int, int]
     return {k: (units[first], units[min(first + block_rows, len(units)) - 1]) for k, first in enumerate(firsts)}
 
 
-def deal_out(deal: Deal, turns: list[int]) -> dict[int, list[int]]:
+def hand_out(queue: BlockQueue, turns: list[int]) -> dict[int, list[int]]:
     """Have workers ask in the order of `turns`, over and over, until nobody gets any more; what each was given."""
     given_: dict[int, list[int]] = {worker: [] for worker in turns}
     idle: set[int] = set()
     while len(idle) < len(given_):
         for worker in turns:
             others = {blocks[-1] for other, blocks in given_.items() if other != worker and blocks}
-            block = deal.next(given_[worker][-1] if given_[worker] else None, others)
+            block = queue.next(given_[worker][-1] if given_[worker] else None, others)
             if block is None:
                 idle.add(worker)
             else:
@@ -53,7 +53,7 @@ turns = st.lists(st.integers(0, 4), min_size=1, max_size=12)
 
 @given(st.integers(0, 40), turns)
 def test_blocks_go_out_in_their_order(count: int, order: list[int]) -> None:
-    given_ = deal_out(Deal(list(range(count)), {}), order)
+    given_ = hand_out(BlockQueue(list(range(count)), {}), order)
     assert sorted(chain(*given_.values())) == list(range(count))
     assert all(blocks == sorted(blocks) for blocks in given_.values())
 
@@ -65,7 +65,7 @@ def test_a_unit_is_read_once_but_for_one_at_each_cut(
     spans = spans_of(block_rows, unit_rows)
     done = data.draw(st.sets(st.sampled_from(sorted(spans))))
     todo = sorted(set(spans) - done)
-    given_ = deal_out(Deal(todo, spans), order)
+    given_ = hand_out(BlockQueue(todo, spans), order)
     assert sorted(chain(*given_.values())) == todo
     jumps = sum(k == 0 or blocks[k - 1] != block - 1 for blocks in given_.values() for k, block in enumerate(blocks))
     units = {unit for block in todo for unit in range(spans[block][0], spans[block][1] + 1)}
@@ -74,42 +74,24 @@ def test_a_unit_is_read_once_but_for_one_at_each_cut(
 
 @given(st.integers(2, 60), turns)
 def test_a_single_unit_is_one_workers(count: int, order: list[int]) -> None:
-    given_ = deal_out(Deal(list(range(count)), spans_of(1, [count])), order)
+    given_ = hand_out(BlockQueue(list(range(count)), spans_of(1, [count])), order)
     assert sorted(map(len, given_.values()))[-1] == count
 
 
 def test_many_units_are_shared_evenly() -> None:
-    given_ = deal_out(Deal(list(range(400)), spans_of(17, [10] * 680)), [0, 1, 2, 3])
+    given_ = hand_out(BlockQueue(list(range(400)), spans_of(17, [10] * 680)), [0, 1, 2, 3])
     assert min(map(len, given_.values())) > 80
 
 
 def test_what_a_dead_worker_had_goes_out_again() -> None:
     for spans in ({}, spans_of(1, [3] * 4)):
-        deal = Deal(list(range(12)), spans)
-        first = deal.next(None, ())
+        queue = BlockQueue(list(range(12)), spans)
+        first = queue.next(None, ())
         assert first == 0
-        deal.put_back([first])
-        assert sorted(chain(*deal_out(deal, [0, 1]).values())) == list(range(12))
+        queue.put_back([first])
+        assert sorted(chain(*hand_out(queue, [0, 1]).values())) == list(range(12))
 
 
 def test_samples_that_are_read_by_themselves_have_no_spans(tmp_path: Path) -> None:
     plan = make_plan(FolderSource(make_tree(tmp_path / "src") / "train"), tmp_path / "out", Recipe(height=8, width=8))
     assert block_spans(plan, [0]) == {}
-
-
-def test_what_others_have_done_is_taken_out_and_the_rest_still_goes_out_once() -> None:
-    for spans in ({}, spans_of(1, [3] * 4)):
-        deal = Deal(list(range(12)), spans)
-        assert deal.next(None, ()) == 0
-        assert sorted(deal.take_out({0, 3, 4, 11, 99})) == [3, 4, 11]
-        deal.shuffle()
-        assert len(deal) == 8
-        assert sorted(chain(*deal_out(deal, [0, 1]).values())) == [1, 2, 5, 6, 7, 8, 9, 10]
-
-
-def test_of_two_in_the_same_order_each_goes_on_in_its_own() -> None:
-    one, other = (Deal(list(range(1000)), {}) for _ in range(2))
-    one.shuffle()
-    other.shuffle()
-    firsts = ({deal.next(None, ()) for _ in range(100)} for deal in (one, other))
-    assert len(set.intersection(*firsts)) < 50  # 10 are expected; 50, once in 10**20

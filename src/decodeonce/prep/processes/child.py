@@ -1,0 +1,169 @@
+"""One way to talk to worker processes: JSON messages, one per line, through a socket to each of them.
+
+A parent has a `Child` per process. In the process, `main` opens the other end as a `Parent`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+from decodeonce import errors
+from decodeonce.errors import DecodeonceError
+from decodeonce.prep.processes.heartbeat import Heartbeat
+from decodeonce.prep.processes.spawn import end_with_parent, signals_held, spawn
+
+_alive: set[int] = set()
+_started_early: dict[str, list[Child]] = defaultdict(list)
+
+
+class ChildDied(Exception):
+    """A process ended, with this exit status, before it was asked to."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"a worker process died (exit status {status})")
+        self.status = status
+
+
+class Child:
+    """A process that runs `main` of a module: this process's end of the conversation."""
+
+    def __init__(self, module: str) -> None:
+        page, (self.socket, theirs) = Heartbeat.new_fd(), socket.socketpair()
+        self.heartbeat = Heartbeat(page)
+        with theirs, signals_held():
+            self._process = spawn(module, (theirs.fileno(), page))
+            _alive.add(self._process.pid)
+        os.close(page)
+        self._unread = b""
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def send(self, message: Any) -> None:
+        """Send a message. If the process has died, its exit status will say why."""
+        with suppress(ConnectionError):
+            self.socket.sendall(_encoded(message))
+
+    def receive(self) -> list[dict[str, Any]] | None:
+        """The messages that have arrived, or None if the process has ended; call when `socket` is readable.
+
+        Raises the DecodeonceError or OSError with which the process ended.
+        """
+        try:
+            chunk = self.socket.recv(1 << 20)
+        except ConnectionError:
+            chunk = b""
+        if not chunk:
+            return None
+        *lines, self._unread = (self._unread + chunk).split(b"\n")
+        messages = [json.loads(line) for line in lines]
+        for message in messages:
+            if "failed" in message:
+                raise _raised(*message["failed"])
+        return messages
+
+    def wait(self) -> int:
+        """Wait for the end of the process; return its exit status, negative for a signal."""
+        return self._process.wait()
+
+    def kill(self) -> None:
+        """Kill the process, if it is still alive."""
+        self._process.kill()
+
+    def end(self) -> None:
+        """Kill the process if it is still alive, and release everything."""
+        self.kill()
+        self.wait()
+        _alive.discard(self.pid)
+        self.socket.close()
+        self.heartbeat.close()
+
+
+def start_early(module: str) -> None:
+    """Start a process that the next `child_of(module)` takes: it imports its modules meanwhile."""
+    _started_early[module].append(Child(module))
+
+
+def child_of(module: str) -> Child:
+    """Return a process that runs `main` of a module."""
+    early = _started_early[module]
+    return early.pop() if early else Child(module)
+
+
+def kill_children() -> None:
+    """Kill and reap every child; for a signal handler that then ends this process."""
+    for pid in list(_alive):
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+class Parent:
+    """The process that started this one: this process's end of the conversation.
+
+    As a context manager it tells the parent which DecodeonceError or OSError ended the block. It ends quietly if the
+    parent is gone, which is found when this process sends something or waits for an order, and by the kernel.
+    """
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        end_with_parent()
+        os.dup2(2, 1)  # what a library prints must not get into the parent's output
+        fd, page = map(int, arguments)
+        self._socket = socket.socket(fileno=fd)
+        self._lines = self._socket.makefile("rb")
+        self.heartbeat = Heartbeat(page)
+
+    def __enter__(self) -> Parent:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        with self._socket, suppress(ConnectionError):
+            if isinstance(error, (DecodeonceError, OSError)) and not isinstance(error, ConnectionError):
+                self._send({"failed": _described(error)})
+        return isinstance(error, (DecodeonceError, OSError))
+
+    def receive(self) -> Any:
+        """The next message; None once the parent has sent None or is gone."""
+        line = self._lines.readline()
+        return json.loads(line) if line.endswith(b"\n") else None
+
+    def orders(self) -> Iterator[Any]:
+        """Ask for an order, yield it, and so on until there is none."""
+        self._send({"ready": True})
+        while (order := self.receive()) is not None:
+            yield order
+            self._send({"ready": True})
+
+    def tell(self, message: Any) -> None:
+        """Send a message that is no request for an order."""
+        self._send({"told": message})
+
+    def _send(self, message: Any) -> None:
+        self._socket.sendall(_encoded(message))
+
+
+def _encoded(message: Any) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def _described(error: DecodeonceError | OSError) -> tuple[str, list[Any]]:
+    if isinstance(error, OSError):
+        name = error.filename
+        return "OSError", [error.errno, error.strerror or str(error), None if name is None else os.fsdecode(name)]
+    return next(cls.__name__ for cls in type(error).__mro__ if cls.__module__ == errors.__name__), [str(error)]
+
+
+def _raised(name: str, arguments: list[Any]) -> Exception:
+    return OSError(*arguments) if name == "OSError" else getattr(errors, name)(*arguments)
