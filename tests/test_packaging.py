@@ -6,6 +6,7 @@ import ast
 import base64
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -204,6 +205,15 @@ def test_nothing_imports_a_part_by_its_bare_name() -> None:
         for path in sorted((ROOT / folder).rglob("*.py")):
             wrong = [name for name in imported(path) if name.split(".")[0] in PARTS]
             assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
+
+
+def test_no_module_imports_a_test_module() -> None:
+    """What tests share is in a conftest.py or in a helper module; scripts in strings are looked at, too."""
+    pattern = re.compile(r"^.*\b(?:from|import) [^\n]*\btest_\w.*$", re.MULTILINE)
+    for folder in ("src", "tests", "bench", "examples", "tools"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            found = pattern.findall(path.read_text())
+            assert not found, f"{path.relative_to(ROOT)}: {found}; move what is shared to a helper module"
 
 
 def modules_after(code: str) -> set[str]:

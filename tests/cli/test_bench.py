@@ -43,7 +43,7 @@ from decodeonce.prep.entry import Entry, Row
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import FolderSource, ListSource
 from decodeonce.store import StorePaths, open_store, part_rows, stage_store
-from tests.cli.test_dry_run import FORMS, PICS
+from tests.forms.all_forms import PICS, PLAIN_FORMS
 from tests.pictures import make_tree, tree_bytes
 from tests.stores import make_store, random_images
 
@@ -262,7 +262,7 @@ def test_a_sample_is_fair_and_whole_where_it_can_be(tree: Path) -> None:
 
 
 def test_of_read_units_a_sample_begins_where_they_do(tmp_path: Path) -> None:
-    source = FORMS["webdataset-gzip"].make(tmp_path, PICS)
+    source = PLAIN_FORMS["webdataset-gzip"].make(tmp_path, PICS)
     listing = scan(source)
     units: list[int] = listing.units.tolist()
     assert len(set(units)) > 1
@@ -382,9 +382,9 @@ def test_a_build_is_measured_and_nothing_stays(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", sorted(FORMS.keys() - {"imagenet-train-tar-itself"}))  # which has no tar's name
+@pytest.mark.parametrize("name", sorted(PLAIN_FORMS.keys() - {"imagenet-train-tar-itself"}))  # which has no tar's name
 def test_what_src_is_can_be_seen(name: str, tmp_path: Path) -> None:
-    source = FORMS[name].make(tmp_path, PICS)
+    source = PLAIN_FORMS[name].make(tmp_path, PICS)
     src = source.file if isinstance(source, ListSource) else source.root
     found = find_source("auto", str(src))
     wanted = "imagenet" if source.kind == "folder" else source.kind

@@ -24,14 +24,10 @@ from decodeonce.prep.pixels.user_map import find_map
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import FolderSource, Source
 from tests.command import prep
-from tests.forms import folder, imagenet, listed, parquet, webdataset
-from tests.forms.form import Form, Pic
-from tests.pictures import jpeg, make_tree, tree_bytes
+from tests.forms.all_forms import PICS, PLAIN_FORMS
+from tests.pictures import make_tree, tree_bytes
 from tests.prep.building import built
 
-PICS = [Pic(f"n{n % 3:08d}", f"n{n % 3:08d}_{n}", jpeg(40 + n, 50, seed=n)) for n in range(9)]
-# One of each way to read: a file, a tar, a gzip stream, a row group.
-FORMS = {form.name: form for form in (*folder.FORMS, *imagenet.FORMS, *listed.FORMS, *webdataset.FORMS, *parquet.FORMS)}
 NONE_BAD = Allowance.parse("0")
 ALL_RATES = st.floats(1e-3, 1e6)
 
@@ -74,10 +70,10 @@ def test_a_build_keeps_to_what_was_told(tree: Path, tmp_path: Path) -> None:
         assert sum(path.stat().st_size for path in files if path.name.startswith("images-")) < 0.8e6
 
 
+# One of each way to read: a file, a tar, a gzip stream, a row group.
 @pytest.mark.parametrize("name", ["folder", "imagenet-train-tar", "webdataset-gzip", "parquet"])
 def test_whatever_holds_the_pictures_a_time_is_told(name: str, tmp_path: Path) -> None:
-    form: Form = FORMS[name]
-    source = form.make(tmp_path, PICS)
+    source = PLAIN_FORMS[name].make(tmp_path, PICS)
     before = tree_bytes(tmp_path)
     told = lines(source, tmp_path / "out")
     assert told[2].startswith("time: ")

@@ -13,10 +13,10 @@ from typer.testing import CliRunner, Result
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import FolderSource
 from tests.command import app
+from tests.forms.all_forms import PICS
 from tests.forms.folder import write_folder
 from tests.pictures import tree_bytes
 from tests.prep.building import built
-from tests.prep.test_sources import PICS
 from tests.stores import make_store, random_images
 
 # click before 8.2 mixes what goes to stderr into the rest unless told not to; later ones cannot be told.

@@ -18,16 +18,9 @@ from decodeonce.loader.cache import DeviceCache
 from decodeonce.loader.device import StreamSide
 from tests.loader.conftest import COUNT
 from tests.loader.fake_device import FakeBackend, raw_bytes
-from tests.loader.test_device import sides, without
+from tests.loader.sides import Contents, contents, sides, without
 
 BATCH = 7
-Seen = list[tuple[list[int], int, list[int], bytes]]
-
-
-def contents(loader: Loader, epochs: int) -> Seen:
-    return [
-        (b.rows.tolist(), b.valid, b.labels.tolist(), b.images.numpy().tobytes()) for _ in range(epochs) for b in loader
-    ]
 
 
 @pytest.mark.parametrize("shuffle", ["full", "window", "none"])
@@ -101,10 +94,10 @@ def test_what_the_user_does_to_a_batch_stays_there(store: Path, images: NDArray[
             assert np.array_equal(batch.images.numpy(), images[batch.rows.numpy()])
 
 
-def late_epochs(store: Path, make: Callable[..., StreamSide] = StreamSide) -> Seen:
+def late_epochs(store: Path, make: Callable[..., StreamSide] = StreamSide) -> Contents:
     """Two epochs on a device that is late; the Loader is gone, and its memory another's, before the device works."""
     backend = FakeBackend()
-    seen: Seen = []
+    seen: Contents = []
 
     def look(valid: int, *memory: NDArray[np.uint8]) -> None:
         rows, labels, pixels = (part.copy() for part in memory)
@@ -125,7 +118,7 @@ def late_epochs(store: Path, make: Callable[..., StreamSide] = StreamSide) -> Se
     return seen
 
 
-def plain_epochs(store: Path) -> Seen:
+def plain_epochs(store: Path) -> Contents:
     with Loader(store, batch_size=BATCH, tail="keep", seed=4) as loader:
         return contents(loader, 2)
 

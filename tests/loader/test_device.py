@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
-import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,23 +14,14 @@ import torch
 from numpy.typing import NDArray
 
 import decodeonce.loader.device as device_module
-import decodeonce.loader.loader as loader_module
 from decodeonce import Batch, Loader
 from decodeonce.loader.backend import TorchBackend
-from decodeonce.loader.device import Side
 from tests.loader.conftest import COUNT
 from tests.loader.fake_device import FakeBackend, raw_bytes
+from tests.loader.sides import sides, without
 
 BATCH = 4
 Seen = list[tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]]
-
-
-@contextmanager
-def sides(make: Callable[..., Side]) -> Iterator[None]:
-    """Loaders made inside get their side from `make(shape)`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loader_module, "make_side", lambda _, shape, *__: make(shape))
-        yield
 
 
 def train(
@@ -84,16 +72,6 @@ def add_constant(backend: FakeBackend) -> Callable[[Batch], Batch]:
         return dataclasses.replace(batch, images=result)
 
     return transform
-
-
-def without(line: str) -> Any:
-    """StreamSide as it would be without one line."""
-    source = inspect.getsource(device_module)
-    assert source.count(line) == 1
-    mutant = types.ModuleType("mutant")
-    vars(mutant)["__name__"] = device_module.__name__  # dataclasses look their module up
-    exec(compile(source.replace(line, "pass"), "mutant", "exec"), vars(mutant))
-    return mutant.StreamSide
 
 
 def test_batches_arrive_whole_on_a_late_device(store: Path) -> None:

@@ -18,7 +18,7 @@ from decodeonce.loader.reading import HASHED_AT_ONCE, READERS
 from decodeonce.store import part_rows, stage_store
 from decodeonce.store.manifest import DATA_OFFSET
 from tests.loader.conftest import COUNT
-from tests.loader.test_cache import contents
+from tests.loader.sides import contents
 from tests.stores import make_store, random_images
 
 KINDS = [name for name in READERS if name != "auto"]

@@ -325,55 +325,11 @@ def test_what_is_done_is_not_done_again(
     assert os.listdir(tmp_path) == ["out"]
 
 
-def kill_at_each_step(store: Path, folder: Path, form: str) -> None:
-    """For each step of an export: die there, look, go on, look. Prints how many steps there are.
-
-    A step is a file system call that Python tells audit hooks of. This is run in a process without threads, for it
-    forks.
-    """
-    source, settings = open_store(store), ExportSettings(form, shard_rows=5)
-    export_store(source, folder / "undisturbed", settings)
-    expected, number, died = tree_bytes(folder / "undisturbed"), 0, True
-    while died:
-        number += 1
-        out = folder / str(number)
-        child = os.fork()
-        if not child:
-            die_at(number)
-            export_store(source, out, settings)
-            os._exit(0)
-        died = os.waitpid(child, 0)[1] != 0
-        if out.exists():  # the rename was the last step but for clearing up
-            assert tree_bytes(out) == expected
-        if not out.exists() or ExportPaths(out).claim.exists():
-            export_store(source, out, settings)
-        assert tree_bytes(out) == expected
-        assert [path.name for path in folder.glob(".*.export") if any(path.iterdir())] == []
-        shutil.rmtree(out)
-    print(number)
-
-
-def die_at(number: int) -> None:
-    """Have this process die of SIGKILL at its number-th call that changes a file system."""
-    left = number
-
-    def hook(event: str, args: tuple[object, ...]) -> None:
-        nonlocal left
-        changes = event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir")
-        if changes or (event == "open" and isinstance(args[2], int) and args[2] & os.O_CREAT):
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(hook)
-
-
 @pytest.mark.parametrize(("form", "steps"), [("webdataset", 15), pytest.param("folder", 30, marks=pytest.mark.long)])
 def test_kill_9_at_any_step_loses_nothing(tmp_path: Path, form: str, steps: int) -> None:
     store = make_store(tmp_path / "store", random_images(10))
-    call = f"kill_at_each_step(Path({str(store)!r}), Path({str(tmp_path)!r}), {form!r})"
-    script = f"from tests.prep.test_export import *\n{call}"
-    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "tests.prep.killed_exports", str(store), str(tmp_path), form]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert int(result.stdout) > steps
 

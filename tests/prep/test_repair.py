@@ -33,13 +33,13 @@ from decodeonce.store import disk, open_store, stage_store, verify_store
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.manifest import DATA_OFFSET, read_manifest
 from decodeonce.store.select import Selection
+from tests.forms.all_forms import FORMS, PICS
 from tests.forms.boxed import XML
 from tests.forms.folder import write_folder
 from tests.forms.form import Form, Pic
 from tests.forms.webdataset import write_tar
 from tests.pictures import jpeg, picture, tree_bytes
 from tests.prep.building import built
-from tests.prep.test_sources import FORMS, PICS
 from tests.store.signing import replace_file, resign
 from tests.stores import make_store, random_images
 

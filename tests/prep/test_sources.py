@@ -20,17 +20,9 @@ from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import SOURCES, Source, open_source
 from decodeonce.prep.sources.base import WITH_BOXES
 from decodeonce.store import open_store
-from tests.forms import boxed, folder, imagenet, listed, parquet, webdataset
+from tests.forms.all_forms import FORMS, PICS
 from tests.forms.form import Form, Pic
-from tests.pictures import jpeg, reference_row
-
-FORMS = [*folder.FORMS, *boxed.FORMS, *imagenet.FORMS, *listed.FORMS, *webdataset.FORMS, *parquet.FORMS]
-# Not in the order of classes or names, and not all classes of one size.
-PICS = [
-    Pic(f"n{label:08d}", f"n{label:08d}_{number}", jpeg(30 + 7 * number, 40 + 5 * label, seed=10 * label + number))
-    for number, labels in enumerate([(2, 0, 1), (1, 2, 0), (0, 2), (2,), (0,)])
-    for label in labels
-]
+from tests.pictures import reference_row
 
 
 @pytest.fixture(params=FORMS, ids=lambda form: form.name)

@@ -1,0 +1,19 @@
+"""All forms, and the pictures that tests write in them."""
+
+from __future__ import annotations
+
+from tests.forms import boxed, folder, imagenet, listed, parquet, webdataset
+from tests.forms.form import Form, Pic
+from tests.pictures import jpeg
+
+# Those without boxes, by name.
+PLAIN_FORMS: dict[str, Form] = {
+    form.name: form for form in (*folder.FORMS, *imagenet.FORMS, *listed.FORMS, *webdataset.FORMS, *parquet.FORMS)
+}
+FORMS = [*PLAIN_FORMS.values(), *boxed.FORMS]
+# Not in the order of classes or names, and not all classes of one size.
+PICS = [
+    Pic(f"n{label:08d}", f"n{label:08d}_{number}", jpeg(30 + 7 * number, 40 + 5 * label, seed=10 * label + number))
+    for number, labels in enumerate([(2, 0, 1), (1, 2, 0), (0, 2), (2,), (0,)])
+    for label in labels
+]

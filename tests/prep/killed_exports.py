@@ -1,0 +1,61 @@
+"""An export that dies at each of its steps: python -m tests.prep.killed_exports STORE FOLDER FORM."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+from decodeonce.prep.export import export_store
+from decodeonce.prep.export_pictures import ExportPaths, ExportSettings
+from decodeonce.store import open_store
+from tests.pictures import tree_bytes
+
+
+def kill_at_each_step(store: Path, folder: Path, form: str) -> int:
+    """For each step of an export: die there, look, go on, look. Returns how many steps there are.
+
+    A step is a file system call that Python tells audit hooks of. This is run in a process without threads, because it
+    forks.
+    """
+    source, settings = open_store(store), ExportSettings(form, shard_rows=5)
+    export_store(source, folder / "undisturbed", settings)
+    expected, number, died = tree_bytes(folder / "undisturbed"), 0, True
+    while died:
+        number += 1
+        out = folder / str(number)
+        child = os.fork()
+        if not child:
+            die_at(number)
+            export_store(source, out, settings)
+            os._exit(0)
+        died = os.waitpid(child, 0)[1] != 0
+        if out.exists():  # the rename was the last step but for clearing up
+            assert tree_bytes(out) == expected
+        if not out.exists() or ExportPaths(out).claim.exists():
+            export_store(source, out, settings)
+        assert tree_bytes(out) == expected
+        assert [path.name for path in folder.glob(".*.export") if any(path.iterdir())] == []
+        shutil.rmtree(out)
+    return number
+
+
+def die_at(number: int) -> None:
+    """Have this process die of SIGKILL at its number-th call that changes a file system."""
+    left = number
+
+    def hook(event: str, args: tuple[object, ...]) -> None:
+        nonlocal left
+        changes = event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir")
+        if changes or (event == "open" and isinstance(args[2], int) and args[2] & os.O_CREAT):
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+
+
+if __name__ == "__main__":
+    print(kill_at_each_step(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]))
