@@ -1,4 +1,4 @@
-"""`prep` for tests: in this process, or in its own for what a process adds (signals, streams, workers' output)."""
+"""`prep` in this process, or in its own for what a process adds (signals, streams, workers' output); any command."""
 
 from __future__ import annotations
 
@@ -50,6 +50,21 @@ def prep_process(*arguments: object, cwd: Path | None = None, **environ: str) ->
     return subprocess.run(
         command, capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=cwd, env={**kept, **environ}, check=False
     )
+
+
+def run(*command: object, cwd: Path | None = None, **environ: str) -> str:
+    """What any command prints; a failure shows both of its outputs."""
+    done = subprocess.run(
+        list(map(str, command)),
+        cwd=cwd,
+        env={**os.environ, **environ},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
 
 
 def assert_fails(result: Ended, code: int, *told: str) -> None:

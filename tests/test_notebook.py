@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from decodeonce.store.manifest import PictureClass
+from tests.command import run
 from tests.packages import is_fatal
 from tests.stores import make_store, random_images
 from tools import setup_env, setup_notebook
@@ -41,14 +42,10 @@ def python() -> Path:
     return setup_notebook.PYTHON
 
 
-def run(*command: object, cwd: Path, **variables: str) -> str:
-    """What a command prints; a failure shows what it said."""
-    environment = os.environ | {"MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"} | variables
-    done = subprocess.run(
-        list(map(str, command)), cwd=cwd, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
+@pytest.fixture(autouse=True)
+def _drawn_without_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def cells() -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import decodeonce
+from tests.command import run
 from tests.packages import NOT_DEV
 from tests.stores import make_store, random_images
 
@@ -73,13 +74,6 @@ def source_names() -> list[str]:
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return [name for name in listed.stdout.split("\0") if name]
-
-
-def run(*command: object, cwd: Path | None = None) -> str:
-    """What a command prints; a failure shows both of its outputs."""
-    done = subprocess.run(list(map(str, command)), cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
 
 
 @pytest.fixture(scope="module")

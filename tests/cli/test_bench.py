@@ -43,6 +43,7 @@ from decodeonce.prep.entry import Entry, Row
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import FolderSource, ListSource
 from decodeonce.store import StorePaths, open_store, part_rows, stage_store
+from tests.command import Ended, prep
 from tests.forms.all_forms import PICS, PLAIN_FORMS
 from tests.pictures import make_tree, tree_bytes
 from tests.stores import make_store, random_images
@@ -67,12 +68,11 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int | None:
-    """The exit code of `prep bench ...` in this process, each probe of which takes no time."""
+def bench(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> Ended:
+    """`prep bench ...`, each probe of which takes no time."""
     monkeypatch.setattr(commands, "BUILD_SECONDS", 0.02)
     monkeypatch.setattr(commands, "LOAD_SECONDS", 0.02)
-    monkeypatch.setattr(sys, "argv", ["prep", "bench", *map(str, arguments)])
-    return cli._run()
+    return prep("bench", *arguments)
 
 
 @given(named_rates)
@@ -192,9 +192,10 @@ def test_what_another_process_uses_stays_and_is_said(tmp_path: Path) -> None:
     assert make_cold([path], places) == "100% of the pages stayed, as those do that another process uses"
 
 
-def test_a_store_is_measured(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(monkeypatch, "load", store, "--json", "--batch-size", 4, "--gpu-rate", 1e9) is None
-    check_facts(json.loads(capsys.readouterr().out), rows=60)
+def test_a_store_is_measured(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = bench(monkeypatch, "load", store, "--json", "--batch-size", 4, "--gpu-rate", 1e9)
+    assert result.returncode == 0
+    check_facts(json.loads(result.stdout), rows=60)
 
 
 def test_a_staged_part_is_measured(store: Path, tmp_path: Path) -> None:
@@ -361,12 +362,11 @@ with scratch_folder(Path()) as folder:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_build_is_measured_and_nothing_stays(
-    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_build_is_measured_and_nothing_stays(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = tree_bytes(tree)
-    assert run(monkeypatch, "build", tree, "--out", tmp_path, "--size", "24x32", "--workers", 2, "--json") is None
-    facts = json.loads(capsys.readouterr().out)
+    result = bench(monkeypatch, "build", tree, "--out", tmp_path, "--size", "24x32", "--workers", 2, "--json")
+    assert result.returncode == 0
+    facts = json.loads(result.stdout)
     row_bytes = 24 * 32 * 3
     assert (facts["samples"], facts["workers"], facts["row_bytes"]) == (37, 2, row_bytes)
     positive = [name for name, value in facts.items() if name.endswith("_per_s") and value is not None]
@@ -396,11 +396,10 @@ def test_kinds_are_those_of_a_build_and_auto() -> None:
     assert {kind.value for kind in commands.AnyKind} == {"auto", *(kind.value for kind in Kind)}
 
 
-def test_the_command_prints_a_table_and_a_sentence(
-    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "load", store, "--batch-size", 8, "--gpu-rate", 1) is None
-    told = capsys.readouterr().out.splitlines()
+def test_the_command_prints_a_table_and_a_sentence(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = bench(monkeypatch, "load", store, "--batch-size", 8, "--gpu-rate", 1)
+    assert result.returncode == 0
+    told = result.stdout.splitlines()
     assert told[-1].startswith("Every epoch is limited by the training step, at 1 pictures/s")
     assert "training step (--gpu-rate)" in "\n".join(told)
 
@@ -429,13 +428,13 @@ def test_bad_use_is_one_line(
     tree: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty/n0").mkdir(parents=True)
     words = {"STORE": str(store), "TREE": str(tree), "EMPTY": "empty", "TREE/train": str(tree / "train")}
-    assert run(monkeypatch, *(words.get(word, word) for word in arguments)) == code
-    error = capsys.readouterr().err
+    result = bench(monkeypatch, *(words.get(word, word) for word in arguments))
+    error = result.stderr
+    assert result.returncode == code
     assert error.startswith("prep: error: ")
     assert told in error
     assert error.count("\n") == 1

@@ -11,20 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner, Result
 
 from decodeonce.cli.export import As
 from decodeonce.prep.export.pictures import FORMS
-from tests.command import app, assert_fails, prep
+from tests.command import assert_fails, prep
 from tests.pictures import tree_bytes
 from tests.stores import make_store, random_images
 
 COUNT = 50
-
-
-def run(*arguments: object) -> Result:
-    """Run `prep` within this process."""
-    return CliRunner().invoke(app, list(map(str, arguments)))
 
 
 @pytest.fixture(scope="module")
@@ -38,29 +32,29 @@ def test_choices_are_those_that_the_export_knows() -> None:
 
 def test_a_store_becomes_a_folder(store: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    result = run("export", store, out, "--as", "folder")
-    assert (result.exit_code, result.stdout) == (0, f"{out}: {COUNT} pictures in 3 classes\n")
+    result = prep("export", store, out, "--as", "folder")
+    assert (result.returncode, result.stdout) == (0, f"{out}: {COUNT} pictures in 3 classes\n")
     with Image.open(out / "class1/00000004_4.png") as image:
         np.testing.assert_array_equal(np.asarray(image), random_images(COUNT)[4])
-    assert run("export", store, tmp_path / "jpegs", "--as", "folder", "--quality", 95).exit_code == 0
+    assert prep("export", store, tmp_path / "jpegs", "--as", "folder", "--quality", 95).returncode == 0
     assert (tmp_path / "jpegs/class1/00000004_4.jpg").read_bytes()[:2] == b"\xff\xd8"
 
 
 def test_a_store_becomes_tars_whatever_the_workers(store: Path, tmp_path: Path) -> None:
     for workers in (1, 2):
         options = ("--as", "webdataset", "--shard-rows", 20, "--workers", workers)
-        result = run("export", store, tmp_path / f"out{workers}", *options)
-        assert (result.exit_code, result.stdout) == (0, f"{tmp_path}/out{workers}: {COUNT} pictures in 3 classes\n")
+        result = prep("export", store, tmp_path / f"out{workers}", *options)
+        assert (result.returncode, result.stdout) == (0, f"{tmp_path}/out{workers}: {COUNT} pictures in 3 classes\n")
     assert list(tree_bytes(tmp_path / "out1")) == ["classes.txt", *(f"shard-{k:06d}.tar" for k in range(3))]
     assert tree_bytes(tmp_path / "out1") == tree_bytes(tmp_path / "out2")
 
 
 def test_labels_that_do_not_follow_the_names_are_told(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", random_images(11), classes=11)  # class10 comes before class2
-    told = run("export", store, tmp_path / "out", "--as", "folder").stdout
+    told = prep("export", store, tmp_path / "out", "--as", "folder").stdout
     assert told.startswith(f"{tmp_path}/out: 11 pictures in 11 classes; labels are not in the order of the names")
     assert "--classes" in told
-    assert run("export", store, tmp_path / "tars", "--as", "webdataset").stdout.endswith(" in 11 classes\n")
+    assert prep("export", store, tmp_path / "tars", "--as", "webdataset").stdout.endswith(" in 11 classes\n")
 
 
 @pytest.mark.parametrize(
@@ -76,9 +70,9 @@ def test_labels_that_do_not_follow_the_names_are_told(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_usage(store: Path, tmp_path: Path, arguments: tuple[object, ...], told: str) -> None:
-    result = run("export", store, tmp_path / "out", *arguments)
-    assert result.exit_code == 2
-    assert told in " ".join(result.output.split())
+    result = prep("export", store, tmp_path / "out", *arguments)
+    assert result.returncode == 2
+    assert told in " ".join(result.stderr.split())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -127,7 +121,7 @@ def test_a_signal_stops_it_with_75_and_the_same_command_goes_on(store: Path, tmp
     assert os.listdir(tmp_path) == [".out.export"]
     assert prep(*command[1:]).returncode == 0
     assert os.listdir(tmp_path) == ["out"]
-    run("export", store, tmp_path / "undisturbed", *command[4:])
+    prep("export", store, tmp_path / "undisturbed", *command[4:])
     assert tree_bytes(out) == tree_bytes(tmp_path / "undisturbed")
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from decodeonce import __version__
 from decodeonce.cli import build, log, parse
@@ -67,7 +66,7 @@ def test_every_example_is_one_that_its_command_takes(name: str, line: str) -> No
 
 @pytest.mark.parametrize("name", ["build", "submit pbs"])
 def test_help_ends_with_the_examples_a_line_each(name: str) -> None:
-    shown = CliRunner().invoke(app, [*name.split(), "--help"]).stdout.splitlines()
+    shown = prep(*name.split(), "--help").stdout.splitlines()
     count = len(EXAMPLES[name])
     assert shown[-count - 1 :] == ["Examples:", *(f"  {line}" for line in EXAMPLES[name])]
 
@@ -195,11 +194,11 @@ def test_quiet_commands_print_nothing_but_data(tree: Path, tmp_path: Path, monke
         ["stage", "out", "part", "--node", "0", "--nodes", "2"],
         ["export", "out", "pictures", "--as", "folder"],
     ):
-        quiet = CliRunner().invoke(app, [*words, "-q"])
-        assert (quiet.exit_code, quiet.output) == (0, ""), (words, quiet.output)
-    assert json.loads(CliRunner().invoke(app, ["verify", "out", "--quiet", "--json"]).stdout)["ok"]
-    assert CliRunner().invoke(app, ["info", "out"]).stdout.startswith("store ")  # the next command is not quiet
-    assert CliRunner().invoke(app, ["verify", "out"]).stdout == "out: whole, 15 rows\n"
+        quiet = prep(*words, "-q")
+        assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", ""), words
+    assert json.loads(prep("verify", "out", "--quiet", "--json").stdout)["ok"]
+    assert prep("info", "out").stdout.startswith("store ")  # the next command is not quiet
+    assert prep("verify", "out").stdout == "out: whole, 15 rows\n"
 
 
 def test_quiet_commands_tell_errors_and_keep_their_exit_codes(tmp_path: Path) -> None:
@@ -385,7 +384,7 @@ def test_progress_is_logged_every_so_often(tmp_path: Path, monkeypatch: pytest.M
 
 def test_jobs_log_into_a_folder_beside_their_scripts(tree: Path, tmp_path: Path) -> None:
     words = ["submit", "slurm", "build", "imagenet", tree, tmp_path / "out", "--size", 8, "--tasks", 1, "--cpus", 1]
-    assert CliRunner().invoke(app, list(map(str, words))).exit_code == 0
+    assert prep(*words).returncode == 0
     subprocess.run(["bash", tmp_path / "out.jobs/plan.slurm"], check=True, capture_output=True)
     [file] = (tmp_path / "out.jobs/logs").iterdir()
     assert events(file)[0]["command"][1] == "plan"

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import os
-from inspect import signature
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import FolderSource
-from tests.command import app
+from tests.command import prep
 from tests.forms.all_forms import PICS
 from tests.forms.folder import write_folder
 from tests.pictures import tree_bytes
 from tests.prep.building import built
 from tests.stores import make_store, random_images
-
-# click before 8.2 mixes what goes to stderr into the rest unless told not to; later ones cannot be told.
-APART: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner(**APART).invoke(app, list(map(str, arguments)))
 
 
 @pytest.fixture
@@ -45,48 +35,48 @@ def damage(path: Path, offset: int) -> None:
 
 def test_it_says_what_it_did_and_nothing_of_a_whole_store(store: Path, tree: Path) -> None:
     before = tree_bytes(store)
-    result = run("repair", store)
-    assert (result.exit_code, result.stdout) == (0, f"{store}: whole, 10 rows; nothing to mend\n")
+    result = prep("repair", store)
+    assert (result.returncode, result.stdout) == (0, f"{store}: whole, 10 rows; nothing to mend\n")
     damage(store / "images-00000.npy", 4096 + 3 * 768)
     damage(store / "images-00000.npy", 7)
     damage(store / "labels.npy", 140)
-    assert run("verify", store).exit_code == 1
-    result = run("repair", store, "--source", tree)
+    assert prep("verify", store).returncode == 1
+    result = prep("repair", store, "--source", tree)
     told = f"{store}: mended 1 row, images-00000.npy, labels.npy; whole, 10 rows\n"
-    assert (result.exit_code, result.stdout, result.stderr) == (0, told, "")
+    assert (result.returncode, result.stdout, result.stderr) == (0, told, "")
     assert tree_bytes(store) == before
-    assert run("verify", store).exit_code == 0
+    assert prep("verify", store).returncode == 0
 
 
 def test_it_says_a_line_each_for_what_it_cannot_mend(store: Path, tree: Path) -> None:
     damage(store / "rejects.tsv", 3)
     damage(store / "images-00000.npy", 4096)
-    result = run("repair", store)
-    assert (result.exit_code, result.stdout) == (1, f"{store}: mended nothing; not whole\n")
+    result = prep("repair", store)
+    assert (result.returncode, result.stdout) == (1, f"{store}: mended nothing; not whole\n")
     first, second = result.stderr.splitlines()
     assert first.startswith(f"prep: error: {store / 'rejects.tsv'}: ")
     assert second.startswith(f"prep: error: {store}: row 0: give what the store was built from")
-    result = run("repair", store, "--source", tree)
-    assert (result.exit_code, result.stdout) == (1, f"{store}: mended 1 row; not whole\n")
+    result = prep("repair", store, "--source", tree)
+    assert (result.returncode, result.stdout) == (1, f"{store}: mended 1 row; not whole\n")
     assert len(result.stderr.splitlines()) == 1
 
 
 def test_verify_says_what_it_could_not_check(store: Path) -> None:
     damage(store / "checksums.npy", 128 + 16)
-    result = run("verify", store)
-    assert result.exit_code == 1
+    result = prep("verify", store)
+    assert result.returncode == 1
     told = f"{store}: row 2 of images-00000.npy is not known to be right: checksums.npy is damaged"
     assert result.stderr.splitlines()[1] == f"prep: error: {told}"
     damage(store / "store.json", 9)
-    result = run("verify", store)
+    result = prep("verify", store)
     assert result.stderr.count("\n") == 1
     assert result.stderr.endswith("; no row was checked\n")
 
 
 def test_a_place_without_a_store(tmp_path: Path) -> None:
     os.mkdir(tmp_path / "empty")
-    result = run("repair", tmp_path / "empty")
-    assert (result.exit_code, result.stdout) == (1, "")
+    result = prep("repair", tmp_path / "empty")
+    assert (result.returncode, result.stdout) == (1, "")
     assert "not a store" in result.stderr
 
 
@@ -94,9 +84,9 @@ def test_verify_names_rows_files_and_the_next_step_in_few_lines(tmp_path: Path) 
     store = make_store(tmp_path / "s", random_images(50), shard_rows=10)
     for row in (8, 9, 10, 11, *range(14, 50, 2)):
         damage(store / f"images-0000{row // 10}.npy", 4096 + row % 10 * 144)
-    result = run("verify", store)
+    result = prep("verify", store)
     lines = result.stderr.splitlines()
-    assert (result.exit_code, len(lines)) == (1, 20)
+    assert (result.returncode, len(lines)) == (1, 20)
     assert lines[0] == (
         f"prep: error: {store}: rows 8..11 of images-00000.npy to images-00001.npy are not what was written"
     )
@@ -104,6 +94,6 @@ def test_verify_names_rows_files_and_the_next_step_in_few_lines(tmp_path: Path) 
     assert lines[-1] == f"prep: error: {store}: mend it with `prep repair {store} --source SRC`"
     for row in (1, 3, 5):
         damage(store / "images-00000.npy", 4096 + row * 144)
-    lines = run("verify", store).stderr.splitlines()
+    lines = prep("verify", store).stderr.splitlines()
     assert len(lines) == 22
     assert lines[20] == f"prep: error: {store}: and 2 more runs of rows; --json lists them all"

@@ -12,22 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner, Result
 
 from decodeonce import open_store
 from decodeonce.store import part_rows
 from tests import disks
-from tests.command import OF_THIS_JOB, Ended, app, prep
+from tests.command import Ended, prep
 from tests.stores import make_store, random_images
 
 COUNT = 50
 IMAGES = random_images(COUNT)
-
-
-def run(*arguments: object, **variables: str) -> Result:
-    """Run `prep` within this process, with these variables of a launcher and no other."""
-    environ: dict[str, str | None] = dict.fromkeys(OF_THIS_JOB)
-    return CliRunner().invoke(app, list(map(str, arguments)), env={**environ, **variables})
 
 
 def assert_fails(result: Ended, code: int, told: str) -> None:
@@ -59,8 +52,8 @@ def test_a_node_gets_its_rows_and_is_told_which(
     who: str,
 ) -> None:
     dest = tmp_path / "local/part"
-    result = run("stage", store, dest, *arguments, **variables)
-    assert result.exit_code == 0
+    result = prep("stage", store, dest, *arguments, cwd=None, **variables)
+    assert result.returncode == 0
     rows = part_rows(COUNT, *share)
     first, second = result.stdout.splitlines()
     assert first == f"{dest}: rows {rows[0]}..{rows[-1]} of the {COUNT} of {store}, for {who}"
@@ -69,8 +62,8 @@ def test_a_node_gets_its_rows_and_is_told_which(
     staged = open_store(dest)
     assert staged.rows == rows
     np.testing.assert_array_equal(staged.images[rows.start : rows.stop], IMAGES[rows.start : rows.stop])
-    again = run("stage", store, dest, *arguments, **variables)
-    assert again.exit_code == 0
+    again = prep("stage", store, dest, *arguments, cwd=None, **variables)
+    assert again.returncode == 0
     there = f"{dest}: is there already, by its files' names, sizes and heads; prep verify {dest} reads its rows"
     assert again.stdout.splitlines()[1] == there
 
@@ -91,15 +84,15 @@ def test_a_node_gets_its_rows_and_is_told_which(
     ],
 )
 def test_wrong_usage(store: Path, tmp_path: Path, arguments: tuple[object, ...], told: str) -> None:
-    result = run("stage", store, tmp_path / "p", *arguments)
-    assert result.exit_code == 2
-    assert told in " ".join(result.output.split())
+    result = prep("stage", store, tmp_path / "p", *arguments)
+    assert result.returncode == 2
+    assert told in " ".join(result.stderr.split())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_it_is_among_the_commands_and_explains_itself() -> None:
-    assert "\n  stage " in run("--help").output
-    told = run("stage", "--help").output
+    assert "\n  stage " in prep("--help").stdout
+    told = prep("stage", "--help").stdout
     assert all(
         option in told for option in ("--rank", "--world-size", "--node", "--nodes", "--threads", "a Loader with")
     )
@@ -140,23 +133,23 @@ def test_a_full_disk_is_one_line_too(store: Path, full_disk: Path) -> None:
 
 def test_a_part_says_what_it_is(store: Path, tmp_path: Path) -> None:
     part = tmp_path / "part"
-    assert run("stage", store, part, "--node", 1, "--nodes", 5).exit_code == 0
-    info, whole = (json.loads(run("info", path, "--json").stdout) for path in (part, store))
+    assert prep("stage", store, part, "--node", 1, "--nodes", 5).returncode == 0
+    info, whole = (json.loads(prep("info", path, "--json").stdout) for path in (part, store))
     assert (info.pop("store"), whole.pop("store")) == (str(part), str(store))
     staged = {"staged_part": True, "first_row": 10, "held_rows": 10}
     assert whole == {**info, "staged_part": False, "first_row": 0, "held_rows": COUNT}
     assert info == {**info, **staged}
-    assert json.loads(run("verify", part, "--json").stdout) == {
+    assert json.loads(prep("verify", part, "--json").stdout) == {
         "ok": True,
         "rows": 10,
         "bad_rows": [],
         "unknown_rows": [],
         "bad_files": [],
     }
-    lines = run("ls", store).stdout.splitlines(keepends=True)
+    lines = prep("ls", store).stdout.splitlines(keepends=True)
     assert len(lines) == COUNT + 1
-    assert run("ls", part).stdout.splitlines(keepends=True) == [lines[0], *lines[11:21]]
-    assert run("show", part, "--out", tmp_path / "sheet.png").exit_code == 0
+    assert prep("ls", part).stdout.splitlines(keepends=True) == [lines[0], *lines[11:21]]
+    assert prep("show", part, "--out", tmp_path / "sheet.png").returncode == 0
     with Image.open(tmp_path / "sheet.png") as sheet:
         np.testing.assert_array_equal(np.asarray(sheet)[8:136:16, 8:104:16], IMAGES[10])  # enlarged 16 times
 

@@ -96,7 +96,7 @@ def as_here(text: str) -> str:
     return text.replace('"/data/imagenet', '"imagenet')
 
 
-def run(block: Block, page: Path, names: dict[str, object]) -> None:
+def run_block(block: Block, page: Path, names: dict[str, object]) -> None:
     """Run a block with its line numbers in the page, so that a traceback leads there."""
     source = "\n" * (block.line - 1) + as_here(block.text)
     exec(compile(source, str(page), "exec", dont_inherit=True), names)
@@ -113,7 +113,7 @@ def test_the_blocks_of_a_page_run(name: str) -> None:
     try:
         for block in PYTHON[name]:
             if not block.not_run:
-                run(block, PAGES[name], names)
+                run_block(block, PAGES[name], names)
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -17,14 +16,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from decodeonce.cli import _run
 from decodeonce.prep.build import Work, build, make_plan, work
+from decodeonce.prep.export import export_store
 from decodeonce.prep.export.export import export_store
 from decodeonce.prep.export.pictures import ExportPaths, ExportSettings
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import StorePaths, disk, open_store, stage
 from decodeonce.store.layout import PRIVATE_FOLDER
+from tests.command import Ended, prep
 from tests.pictures import make_tree, tree_bytes
 
 RECIPE = Recipe(height=64, width=64, shard_size=4 * 64 * 64 * 3, shuffle_seed=0)
@@ -104,7 +104,7 @@ def cases(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cas
     killed_at(disk, "replace", lambda: export_store(store, exported, ExportSettings()), is_last)
     assert ExportPaths(exported).claim.exists()
     (base / "jobs").mkdir()
-    run(SUBMIT, tree, base, base / "jobs")
+    prep_line(SUBMIT, tree, base, base / "jobs")
     repair = ["repair HERE/out --source TREE", "finish HERE/out"]
     return {
         "planned": Case(base / "planned", [f"build imagenet TREE HERE/out {FLAGS}"], {"out"}),
@@ -117,26 +117,21 @@ def cases(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cas
     }
 
 
-def run(line: str, tree: Path, base: Path, here: Path) -> int:
-    """Run a command in this process; return its exit code."""
-    put = {"TREE": str(tree), "BASE": str(base), "HERE": str(here)}
-    for name, value in put.items():
-        line = line.replace(name, value)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["prep", *line.split()])
-        return _run() or 0
+def prep_line(line: str, tree: Path, base: Path, here: Path) -> Ended:
+    """Run a command with these folders in place of their names."""
+    for name, folder in {"TREE": tree, "BASE": base, "HERE": here}.items():
+        line = line.replace(name, str(folder))
+    return prep(*line.split())
 
 
 @pytest.mark.parametrize("name", ["planned", "worked", "damaged npy", "damaged hdf5", "part", "export", "jobs"])
-def test_nothing_is_written_through_a_link(
-    cases: dict[str, Case], name: str, tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_written_through_a_link(cases: dict[str, Case], name: str, tree: Path, tmp_path: Path) -> None:
     case = cases[name]
     base = case.found.parent
     names = case.names()
     assert len(names) >= 4
     shutil.copytree(case.found, tmp_path / "unlinked")
-    assert [run(command, tree, base, tmp_path / "unlinked") for command in case.commands] == [0] * len(case.commands)
+    assert not any(prep_line(line, tree, base, tmp_path / "unlinked").returncode for line in case.commands)
     for number, linked in enumerate(names):
         here, foreign = tmp_path / f"here{number}", tmp_path / f"foreign{number}"
         shutil.copytree(case.found, here)
@@ -147,8 +142,8 @@ def test_nothing_is_written_through_a_link(
         else:
             (here / linked).unlink()
         (here / linked).symlink_to(foreign / linked)
-        codes = [run(command, tree, base, here) for command in case.commands]
-        told = capsys.readouterr().err
+        results = [prep_line(line, tree, base, here) for line in case.commands]
+        codes, told = [result.returncode for result in results], "".join(result.stderr for result in results)
         assert tree_bytes(foreign) == before, (linked, codes, told)
         assert not any(codes) or "symbolic link" in told, (linked, codes, told)
 

@@ -13,7 +13,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import decodeonce
 from decodeonce.cli import printable
@@ -21,7 +20,7 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.build.max_bad import Allowance
 from decodeonce.prep.jobs import Chain, read_site, write_scripts
 from decodeonce.prep.jobs.site import parse_site
-from tests.command import app
+from tests.command import prep
 from tests.pictures import make_tree
 
 SRC = Path(decodeonce.__file__).parent
@@ -113,8 +112,8 @@ def test_what_was_typed_arrives_whatever_it_is(tmp_path: Path, monkeypatch: pyte
     (folder / "-then").touch()
     monkeypatch.chdir(folder)
     words = ["submit", "slurm", "build", "folder", f"./{name}/train", "./-out", "--tasks", "1", "--cpus", "1"]
-    result = CliRunner().invoke(app, [*words, "--then", "./-then"])
-    assert result.exit_code == 0, result.output
+    result = prep(*words, "--then", "./-then")
+    assert result.returncode == 0, result.stderr
     recorder = Recorder(tmp_path, "sbatch", "scontrol", "prep")
     jobs = folder / "-out.jobs"
     for script in jobs.glob("*.slurm"):  # in place of the prep that stands there

@@ -82,7 +82,7 @@ def ranks(
                 process.kill()
 
 
-def run(store: Path, folder: Path, world_size: int, *loaders: dict[str, Any], state: Any = None) -> None:
+def train(store: Path, folder: Path, world_size: int, *loaders: dict[str, Any], state: Any = None) -> None:
     """A training that ends well."""
     with ranks(store, folder, world_size, list(loaders), state) as started:
         for rank in started:
@@ -106,7 +106,7 @@ def rows_seen(folder: Path, world_size: int, loader: int = 0) -> list[list[int]]
 
 def test_ranks_have_different_rows_in_the_same_number_of_steps(store: Path, tmp_path: Path) -> None:
     kinds = list(itertools.product(["global", "range"], ["drop", "pad", "keep"]))
-    run(store, tmp_path, 2, *({**SETTINGS, "partition": partition, "tail": tail} for partition, tail in kinds))
+    train(store, tmp_path, 2, *({**SETTINGS, "partition": partition, "tail": tail} for partition, tail in kinds))
     for loader, (_, tail) in enumerate(kinds):
         seen = rows_seen(tmp_path, 2, loader)
         assert len(set(seen[0] + seen[1])) == len(seen[0] + seen[1]) == (COUNT if tail != "drop" else 56)
@@ -153,7 +153,7 @@ def test_after_a_killed_rank_each_row_is_seen_once(
     common = max(saved[0].keys() & saved[1].keys())
     before = saved[0][common]["rows"] + saved[1][common]["rows"]
     assert len(before) == 3 * 2 * 4
-    run(store, tmp_path, world_size, SETTINGS, state=saved[0][common]["state"])
+    train(store, tmp_path, world_size, SETTINGS, state=saved[0][common]["state"])
     after = rows_seen(tmp_path, world_size)
     assert all(after)
     assert sorted(itertools.chain(before, *after)) == list(range(COUNT))

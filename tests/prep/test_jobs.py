@@ -132,7 +132,7 @@ def test_the_chain_is_submitted_whole_or_not_at_all(tmp_path: Path) -> None:
     folder.mkdir()
     log_ = shlex.quote(str(log))
 
-    def run(**programs: str) -> subprocess.CompletedProcess[str]:
+    def submit_with(**programs: str) -> subprocess.CompletedProcess[str]:
         for name, body in programs.items():
             (folder / name).write_text(f"#!/bin/sh\n{body}\n")
             (folder / name).chmod(0o755)
@@ -143,16 +143,16 @@ def test_the_chain_is_submitted_whole_or_not_at_all(tmp_path: Path) -> None:
     number = f'echo "$@" >> {log_}; echo "$(wc -l < {log_});far"'
     refuse = f'case "$*" in *finish*) exit 1;; esac; {number}'
     note = f'echo "$SLURM_CLUSTERS $(basename $0) $*" >> {log_}'
-    done = run(sbatch=number, scancel=note, scontrol=note)
+    done = submit_with(sbatch=number, scancel=note, scontrol=note)
     assert (done.returncode, done.stdout) == (0, "1 2 3\n")
     shown = [f"far scontrol show job {job}" for job in (1, 2, 3)]
     assert log.read_text().splitlines()[3:] == [*shown, "far scontrol release 1"]
-    done = run(sbatch=refuse)
+    done = submit_with(sbatch=refuse)
     assert (done.returncode != 0, done.stdout) == (True, "")
     assert log.read_text().splitlines()[2:] == ["far scancel 2", "far scancel 1"]
-    done = run(scancel="exit 1")
+    done = submit_with(scancel="exit 1")
     assert done.stderr == "could not cancel 2\ncould not cancel 1\n"
-    done = run(sbatch=number, scancel=note, scontrol=f'{note}; [ "$1" = show ]')
+    done = submit_with(sbatch=number, scancel=note, scontrol=f'{note}; [ "$1" = show ]')
     assert (done.returncode != 0, done.stdout) == (True, "")
     assert log.read_text().splitlines()[-3:] == [f"far scancel {job}" for job in (3, 2, 1)]
 

@@ -588,11 +588,11 @@ def test_a_store_that_became_another_is_not_published(whole: Path, tmp_path: Pat
 
 
 def test_who_comes_second_waits_and_finds_it_done(large: Path, tmp_path: Path) -> None:
-    def run(number: int) -> int:
+    def stage(number: int) -> int:
         return stage_store(open_store(large), tmp_path / "p", rows=LARGE_HELD, threads=2).copied
 
     with ThreadPoolExecutor(3) as pool:
-        assert sorted(pool.map(run, range(3))) == [0, 0, len(LARGE_HELD)]
+        assert sorted(pool.map(stage, range(3))) == [0, 0, len(LARGE_HELD)]
     assert_part(tmp_path / "p", large, LARGE, LARGE_HELD)
 
 
@@ -600,13 +600,13 @@ def test_without_locks_two_do_no_harm(large: Path, tmp_path: Path, monkeypatch: 
     def no_locks(fd: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    def run(number: int) -> None:
+    def stage(number: int) -> None:
         with suppress(FileNotFoundError):  # the other one tidied up its folder for temporary files
             stage_store(open_store(large), tmp_path / "p", rows=LARGE_HELD, threads=2)
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(run, range(2)))
+        list(pool.map(stage, range(2)))
     stage_store(open_store(large), tmp_path / "p", rows=LARGE_HELD)
     assert_part(tmp_path / "p", large, LARGE, LARGE_HELD)
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from decodeonce.cli import _run
 from decodeonce.errors import BuildError, StoreError
 from decodeonce.prep.build import Work, build, finish, is_built, make_plan, plan_unless_built, work
 from decodeonce.prep.build.max_bad import Allowance
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import open_store, stage_store
+from tests.command import prep
 from tests.pictures import make_tree, tree_bytes
 from tests.together.processes import ROOT, build_words
 
@@ -45,26 +45,21 @@ def stamps(root: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in [root, *root.iterdir()]}
 
 
-def test_a_job_that_is_sent_again_after_the_end_has_nothing_to_do(
-    tree: Path, store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_that_is_sent_again_after_the_end_has_nothing_to_do(tree: Path, store: Path) -> None:
     before, words = stamps(store), build_words(tree, store)
     for again in (words, [*words, "--dry-run"], ["plan", *words[1:]], ["work", store, *TASK], ["finish", store]):
-        monkeypatch.setattr(sys, "argv", ["prep", *map(str, again)])
-        assert not _run()
-        told = capsys.readouterr()
-        assert told.out.endswith(f"{store}: finished already, nothing to do\n")
-        assert told.err == ""
+        result = prep(*again)
+        assert (result.returncode, result.stderr) == (0, "")
+        assert result.stdout.endswith(f"{store}: finished already, nothing to do\n")
     assert stamps(store) == before
 
 
 def test_a_finish_that_was_killed_is_cleared_up_by_the_same_build(
-    tree: Path, store: Path, undisturbed: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+    tree: Path, store: Path, undisturbed: dict[str, bytes]
 ) -> None:
     (store / ".build/journals").mkdir(parents=True)
     os.truncate(store / "images-00006.npy", 4096 + 2 * ROW)
-    monkeypatch.setattr(sys, "argv", ["prep", *map(str, build_words(tree, store))])
-    assert not _run()
+    assert prep(*build_words(tree, store)).returncode == 0
     assert tree_bytes(store) == undisturbed
     assert not (store / ".build").exists()
 

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from decodeonce import Loader, open_store
-from decodeonce.cli import _run
 from decodeonce.prep.build import Work, make_plan, work
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import stage_store
 from tests import disks
+from tests.command import prep
 from tests.pictures import tree_bytes
 from tests.together.processes import ROOT, build_words
 
@@ -94,12 +94,10 @@ def test_what_writes_fails_with_one_line(
     tree: Path,
     disk: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["prep", *words(line, tree, disk, tmp_path)])
-    code, told = _run(), capsys.readouterr().err
-    assert (code, told.count("\n")) == (1, 1), told
+    result = prep(*words(line, tree, disk, tmp_path))
+    told = result.stderr
+    assert (result.returncode, told.count("\n")) == (1, 1), told
     assert told.startswith("prep: error: ")
     assert place in told
     assert told.endswith(f"Read-only file system; {SHORT}\n")
@@ -112,14 +110,11 @@ def test_what_reads_goes_on(
     tree: Path,
     disk: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["prep", *words(line, tree, disk, tmp_path)])
-    assert not _run()
-    printed = capsys.readouterr()
-    assert said in printed.out
-    assert "error" not in printed.err
+    result = prep(*words(line, tree, disk, tmp_path))
+    assert result.returncode == 0
+    assert said in result.stdout
+    assert "error" not in result.stderr
 
 
 def test_the_loader_reads(disk: Path, undisturbed: dict[str, bytes]) -> None:
