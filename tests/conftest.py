@@ -1,16 +1,23 @@
-"""Options of every test run."""
+"""Options of every test run; the pictures and the store that tests read and never change."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import settings
+from numpy.typing import NDArray
 
 from tests.packages import is_fatal
+from tests.pictures import make_tree
+from tests.stores import make_store, random_images
+
+COUNT = 60
 
 # No deadline: on a busy machine with two cores an example's time says nothing.
 settings.register_profile("decodeonce", deadline=None)
@@ -67,3 +74,21 @@ def unskipped(report: Any) -> Any:
         if "accelerator" not in why:
             report.outcome, report.longrepr = "failed", f"with CI set, nothing may be skipped ({why})"
     return report
+
+
+@pytest.fixture(scope="session")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An ImageNet tree of 15 pictures in 3 classes, all of which can be rows."""
+    return make_tree(tmp_path_factory.mktemp("src"))
+
+
+@pytest.fixture(scope="session")
+def images() -> NDArray[np.uint8]:
+    """The rows of `store`."""
+    return random_images(COUNT)
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory, images: NDArray[np.uint8]) -> Path:
+    """60 rows of 8x6x3 in shards of 25, 25 and 10, label row % 3."""
+    return make_store(tmp_path_factory.mktemp("stores") / "s", images, shard_rows=25)

@@ -26,11 +26,6 @@ from tests.stores import make_store, random_images
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tree(tmp_path_factory.mktemp("src"))
-
-
-@pytest.fixture(scope="module")
 def store(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("built") / "train.store"
     result = prep("build", "imagenet", tree, out, "--size", 24)

@@ -32,11 +32,6 @@ NONE_BAD = Allowance.parse("0")
 ALL_RATES = st.floats(1e-3, 1e6)
 
 
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tree(tmp_path_factory.mktemp("src"))
-
-
 def lines(source: Source, out: Path, recipe: Recipe | None = None, allowance: Allowance = NONE_BAD) -> list[str]:
     """What a dry run tells; a source as small is sampled whole."""
     return list(dry_run(source, out, recipe or Recipe(height=24, width=24), Here(2), allowance, seconds=30))

@@ -10,32 +10,27 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 from decodeonce.cli.export import As
 from decodeonce.prep.export.pictures import FORMS
 from tests.command import assert_fails, prep
+from tests.conftest import COUNT
 from tests.pictures import tree_bytes
 from tests.stores import make_store, random_images
-
-COUNT = 50
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("export") / "train.store", random_images(COUNT), shard_rows=20)
 
 
 def test_choices_are_those_that_the_export_knows() -> None:
     assert tuple(As) == FORMS
 
 
-def test_a_store_becomes_a_folder(store: Path, tmp_path: Path) -> None:
+def test_a_store_becomes_a_folder(store: Path, images: NDArray[np.uint8], tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = prep("export", store, out, "--as", "folder")
     assert (result.returncode, result.stdout) == (0, f"{out}: {COUNT} pictures in 3 classes\n")
     with Image.open(out / "class1/00000004_4.png") as image:
-        np.testing.assert_array_equal(np.asarray(image), random_images(COUNT)[4])
+        np.testing.assert_array_equal(np.asarray(image), images[4])
     assert prep("export", store, tmp_path / "jpegs", "--as", "folder", "--quality", 95).returncode == 0
     assert (tmp_path / "jpegs/class1/00000004_4.jpg").read_bytes()[:2] == b"\xff\xd8"
 
@@ -84,7 +79,7 @@ def test_failures_are_one_line(store: Path, tmp_path: Path) -> None:
         shard.seek(4096 + 3 * 144)
         shard.write(bytes(144))
     command = ("export", damaged, tmp_path / "out", "--as", "webdataset", "--shard-rows", 20)
-    assert_fails(prep(*command, "--workers", 2), 1, "damaged: row 23 is not what was written; run `prep verify")
+    assert_fails(prep(*command, "--workers", 2), 1, "damaged: row 28 is not what was written; run `prep verify")
     told = "an unfinished export is here: --shard-rows 20, not 30; go on as it was begun, or remove "
     assert_fails(prep(*command[:-1], 30), 1, f"{told}{tmp_path}/.out.export")
 

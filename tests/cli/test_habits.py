@@ -173,11 +173,6 @@ def test_those_that_work_can_be_quiet_and_logged() -> None:
         assert (flags >= {"--quiet", "-q", "--log"}) == (name in WORKING or name.startswith("bench ")), name
 
 
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tree(tmp_path_factory.mktemp("src"))
-
-
 def test_quiet_commands_print_nothing_but_data(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     made = ["imagenet", str(tree), "out", "--size", "8"]

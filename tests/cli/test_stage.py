@@ -11,27 +11,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 from decodeonce import open_store
 from decodeonce.store import part_rows
 from tests import disks
 from tests.command import Ended, prep
-from tests.stores import make_store, random_images
-
-COUNT = 50
-IMAGES = random_images(COUNT)
+from tests.conftest import COUNT
 
 
 def assert_fails(result: Ended, code: int, told: str) -> None:
     assert (result.returncode, result.stderr.count("\n")) == (code, 1), result.stderr
     assert result.stderr.startswith("prep: error: ")
     assert told in result.stderr
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("stage") / "train.store", IMAGES, shard_rows=20)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +38,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_a_node_gets_its_rows_and_is_told_which(
     store: Path,
+    images: NDArray[np.uint8],
     tmp_path: Path,
     arguments: tuple[object, ...],
     variables: dict[str, str],
@@ -61,7 +55,7 @@ def test_a_node_gets_its_rows_and_is_told_which(
     assert second.endswith(f"; 0 of {len(rows)} rows were there already")
     staged = open_store(dest)
     assert staged.rows == rows
-    np.testing.assert_array_equal(staged.images[rows.start : rows.stop], IMAGES[rows.start : rows.stop])
+    np.testing.assert_array_equal(staged.images[rows.start : rows.stop], images[rows.start : rows.stop])
     again = prep("stage", store, dest, *arguments, cwd=None, **variables)
     assert again.returncode == 0
     there = f"{dest}: is there already, by its files' names, sizes and heads; prep verify {dest} reads its rows"
@@ -104,7 +98,7 @@ def test_wrong_usage_and_a_launcher_that_makes_no_sense_are_one_line(store: Path
 
 
 def test_failures_are_one_line(store: Path, tmp_path: Path) -> None:
-    assert_fails(prep("stage", store, tmp_path / "p", "--node", 0, "--nodes", 51), 1, "no rows to stage")
+    assert_fails(prep("stage", store, tmp_path / "p", "--node", 0, "--nodes", COUNT + 1), 1, "no rows to stage")
     assert_fails(prep("stage", store, store / "p"), 1, "lies in the store to be staged")
     assert_fails(prep("stage", tmp_path, tmp_path / "p"), 1, "not a store")
     assert_fails(prep("stage", store, "/proc/p"), 1, "/proc/p")
@@ -112,7 +106,7 @@ def test_failures_are_one_line(store: Path, tmp_path: Path) -> None:
     with open(damaged / "images-00001.npy", "r+b") as shard:
         shard.seek(4096 + 3 * 144)
         shard.write(bytes(144))
-    assert_fails(prep("stage", damaged, tmp_path / "p"), 1, "images-00001.npy: row 23 is not what was written")
+    assert_fails(prep("stage", damaged, tmp_path / "p"), 1, "images-00001.npy: row 28 is not what was written")
     assert_fails(prep("info", tmp_path / "p"), 1, "an unfinished part")
 
 
@@ -126,32 +120,32 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_is_one_line_too(store: Path, full_disk: Path) -> None:
     (full_disk / "hog").write_bytes(bytes(96 << 10))  # the bytes fit, but not the pages that they lie in
     assert_fails(prep("stage", store, full_disk / "p"), 1, "No space left on device; make room")
-    assert_fails(prep("stage", store, full_disk / "q"), 1, " KB needed for rows 0..49 of 50; make room")
+    assert_fails(prep("stage", store, full_disk / "q"), 1, " KB needed for rows 0..59 of 60; make room")
     (full_disk / "hog").unlink()
     assert prep("stage", store, full_disk / "p").returncode == 0
 
 
-def test_a_part_says_what_it_is(store: Path, tmp_path: Path) -> None:
+def test_a_part_says_what_it_is(store: Path, images: NDArray[np.uint8], tmp_path: Path) -> None:
     part = tmp_path / "part"
     assert prep("stage", store, part, "--node", 1, "--nodes", 5).returncode == 0
     info, whole = (json.loads(prep("info", path, "--json").stdout) for path in (part, store))
     assert (info.pop("store"), whole.pop("store")) == (str(part), str(store))
-    staged = {"staged_part": True, "first_row": 10, "held_rows": 10}
+    staged = {"staged_part": True, "first_row": 12, "held_rows": 12}
     assert whole == {**info, "staged_part": False, "first_row": 0, "held_rows": COUNT}
     assert info == {**info, **staged}
     assert json.loads(prep("verify", part, "--json").stdout) == {
         "ok": True,
-        "rows": 10,
+        "rows": 12,
         "bad_rows": [],
         "unknown_rows": [],
         "bad_files": [],
     }
     lines = prep("ls", store).stdout.splitlines(keepends=True)
     assert len(lines) == COUNT + 1
-    assert prep("ls", part).stdout.splitlines(keepends=True) == [lines[0], *lines[11:21]]
+    assert prep("ls", part).stdout.splitlines(keepends=True) == [lines[0], *lines[13:25]]
     assert prep("show", part, "--out", tmp_path / "sheet.png").returncode == 0
     with Image.open(tmp_path / "sheet.png") as sheet:
-        np.testing.assert_array_equal(np.asarray(sheet)[8:136:16, 8:104:16], IMAGES[10])  # enlarged 16 times
+        np.testing.assert_array_equal(np.asarray(sheet)[8:136:16, 8:104:16], images[12])  # enlarged 16 times
 
 
 @pytest.mark.parametrize("rename", [1, 7])
@@ -190,6 +184,6 @@ def test_two_ranks_of_a_node_by_mistake(store: Path, tmp_path: Path) -> None:
     ]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     told = sorted(process.communicate()[0].splitlines()[1].split("; ")[1] for process in both)
-    assert told == ["0 of 25 rows were there already", f"prep verify {tmp_path / 'p'} reads its rows"]
+    assert told == ["0 of 30 rows were there already", f"prep verify {tmp_path / 'p'} reads its rows"]
     assert [process.returncode for process in both] == [0, 0]
     assert prep("verify", tmp_path / "p").returncode == 0

@@ -116,7 +116,7 @@ def test_what_the_users_own_limit_forbids_is_no_reject(tmp_path: Path, limit: st
     assert done.stdout.split() == ["MemoryError", "MemoryError", "MemoryError", "row", "Undecodable"]
 
 
-def tree(root: Path, hostile: bytes) -> Path:
+def ten_pictures(root: Path, hostile: bytes) -> Path:
     """Nine pictures, and a tenth."""
     (root / "cat").mkdir(parents=True)
     for number in range(9):
@@ -136,7 +136,7 @@ def test_scans_without_end_cost_one_reject(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(worker_pool, "TICK_SECONDS", 0.02)
     endless = scans(4000, 60_000)  # 1 MB, 4000x4000 pixels, a minute
     build(
-        FolderSource(tree(tmp_path / "src", endless)),
+        FolderSource(ten_pictures(tmp_path / "src", endless)),
         tmp_path / "out",
         Recipe(height=8, width=8),
         Work(workers=1, max_bad="1"),
@@ -148,7 +148,7 @@ def test_a_picture_that_stops_its_worker_twice_is_a_reject(tmp_path: Path, monke
     monkeypatch.setattr(worker_pool, "HANGING_SECONDS", 0.2)
     monkeypatch.setattr(worker_pool, "TICK_SECONDS", 0.1)
     build(
-        FolderSource(tree(tmp_path / "src", JPEG)),
+        FolderSource(ten_pictures(tmp_path / "src", JPEG)),
         tmp_path / "out",
         Recipe(height=8, width=8, map=find_map("tests.hostile.dying:stops")),
         Work(workers=1, max_bad="1"),
@@ -175,7 +175,7 @@ def deadly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], P
         (tmp_path / "site").mkdir()
         (tmp_path / "site/sitecustomize.py").write_text(DEADLY.format(signal=int(number)))
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), *filter(None, sys.path)]))
-        return tree(tmp_path / "src", jpeg(40, 30))
+        return ten_pictures(tmp_path / "src", jpeg(40, 30))
 
     return prepared
 

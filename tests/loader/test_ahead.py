@@ -21,7 +21,7 @@ from decodeonce.loader.order import WINDOW_BLOCKS, WindowOrder, derive_key
 from decodeonce.loader.partition import make_partition
 from decodeonce.loader.shards import ShardFiles
 from decodeonce.loader.steps import Step, plan_steps
-from tests.loader.conftest import COUNT
+from tests.conftest import COUNT
 from tests.stores import make_store, random_images
 
 ROW_BYTES = 8 * 6 * 3

@@ -16,7 +16,7 @@ from decodeonce import Loader
 from decodeonce.loader.backend import InlineBackend
 from decodeonce.loader.cache import DeviceCache
 from decodeonce.loader.device import StreamSide
-from tests.loader.conftest import COUNT
+from tests.conftest import COUNT
 from tests.loader.fake_device import FakeBackend, raw_bytes
 from tests.loader.sides import Contents, contents, sides, without
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from decodeonce import StoreDataset, open_store
-from tests.loader.conftest import COUNT
+from tests.conftest import COUNT
 
 
 def invert(image: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 import decodeonce.loader.device as device_module
 from decodeonce import Batch, Loader
 from decodeonce.loader.backend import TorchBackend
-from tests.loader.conftest import COUNT
+from tests.conftest import COUNT
 from tests.loader.fake_device import FakeBackend, raw_bytes
 from tests.loader.sides import sides, without
 

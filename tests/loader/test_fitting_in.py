@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from decodeonce import Batch, Loader
-from tests.loader.conftest import COUNT
+from tests.conftest import COUNT
 
 BATCH = 4
 STEPS = COUNT // BATCH

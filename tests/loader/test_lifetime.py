@@ -27,7 +27,7 @@ from decodeonce.loader.meter import Meter
 from decodeonce.loader.reading import MmapReader, Part
 from decodeonce.loader.shards import ShardFiles
 from decodeonce.loader.steps import Step
-from tests.loader.conftest import COUNT
+from tests.conftest import COUNT
 
 
 def drain(loader: Loader) -> None:

@@ -20,7 +20,7 @@ from decodeonce.loader import reading
 from decodeonce.loader.order import SHUFFLES
 from decodeonce.loader.partition import TAILS, RangePartition
 from decodeonce.store import part_rows, stage_store
-from tests.loader.conftest import COUNT
+from tests.conftest import COUNT
 from tests.loader.sides import contents
 from tests.stores import make_store, random_images
 

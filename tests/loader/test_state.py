@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from decodeonce import Batch, Loader
-from tests.loader.conftest import COUNT
+from tests.conftest import COUNT
 from tests.stores import make_store, random_images
 
 

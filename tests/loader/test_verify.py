@@ -17,7 +17,7 @@ from decodeonce.loader.order import SHUFFLES
 from decodeonce.loader.reading import HASHED_AT_ONCE, READERS
 from decodeonce.store import part_rows, stage_store
 from decodeonce.store.manifest import DATA_OFFSET
-from tests.loader.conftest import COUNT
+from tests.conftest import COUNT
 from tests.loader.sides import contents
 from tests.stores import make_store, random_images
 
