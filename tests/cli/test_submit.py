@@ -13,11 +13,11 @@ from tests.pictures import make_tree
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def src(tmp_path: Path) -> Path:
     return make_tree(tmp_path / "src", classes=1)
 
 
-def test_scripts_run_what_was_typed_where_it_was_typed(tree: Path, tmp_path: Path) -> None:
+def test_scripts_run_what_was_typed_where_it_was_typed(src: Path, tmp_path: Path) -> None:
     (tmp_path / "train.sh").touch()
     flags = ["--size", "64", "--workers", "2", "--max-bad=5", "--on-bad", "reject", "--shuffle-seed", "none"]
     words = ["submit", "slurm", "build", "imagenet", "src", "out", *flags, "--tasks", 3, "--cpus", 2, "--nodes", 2]
@@ -42,17 +42,17 @@ def test_scripts_run_what_was_typed_where_it_was_typed(tree: Path, tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
-def test_a_command_with_a_name_of_any_kind_can_be_pasted(tree: Path, tmp_path: Path) -> None:
+def test_a_command_with_a_name_of_any_kind_can_be_pasted(src: Path, tmp_path: Path) -> None:
     out = tmp_path / "new\nline\x1b[1m it's"
-    words = ["submit", "slurm", "build", "imagenet", tree, out, "--tasks", 2, "--cpus", 1]
+    words = ["submit", "slurm", "build", "imagenet", src, out, "--tasks", 2, "--cpus", 1]
     command = prep(*words).stdout.splitlines()[-1].removeprefix("submit them with: bash ")
     assert command.isprintable()
     told = subprocess.run(["bash", "-c", f"printf %s {command}"], capture_output=True, text=True, check=True)
     assert told.stdout == f"{out}.jobs/submit.sh"
 
 
-def test_what_a_site_says_is_told_and_used(tree: Path, tmp_path: Path) -> None:
-    words = ["submit", "pbs", "build", "imagenet", tree, tmp_path / "out", "--tasks", 2, "--site", "polaris"]
+def test_what_a_site_says_is_told_and_used(src: Path, tmp_path: Path) -> None:
+    words = ["submit", "pbs", "build", "imagenet", src, tmp_path / "out", "--tasks", 2, "--site", "polaris"]
     assert_fails(prep(*words), 2, "--account is needed (ALCF Polaris)")
     result = prep(*words, "--account", "mine", "--time", "0:30:00")
     assert "ALCF Polaris: " in result.stdout
@@ -61,8 +61,8 @@ def test_what_a_site_says_is_told_and_used(tree: Path, tmp_path: Path) -> None:
     assert {"#PBS -A mine", "#PBS -l walltime=0:30:00", "#PBS -l filesystems=home:eagle"} < set(array)
 
 
-def test_bad_use_is_one_line(tree: Path, tmp_path: Path) -> None:
-    words = ["submit", "slurm", "build", "imagenet", tree, tmp_path / "out", "--tasks", 2]
+def test_bad_use_is_one_line(src: Path, tmp_path: Path) -> None:
+    words = ["submit", "slurm", "build", "imagenet", src, tmp_path / "out", "--tasks", 2]
     assert_fails(prep(*words), 2, "--cpus is needed (Slurm); as in prep submit slurm build")
     assert_fails(prep("submit", "pbs", *words[2:]), 2, "--cpus is needed (PBS); as in prep submit pbs build")
     words += ["--cpus", 1]
@@ -85,12 +85,12 @@ def test_bad_use_is_one_line(tree: Path, tmp_path: Path) -> None:
 
 
 def test_where_nothing_can_be_submitted_the_scripts_stay(
-    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/bash").symlink_to(shutil.which("bash") or "/bin/bash")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    words = ["submit", "slurm", "build", "imagenet", tree, tmp_path / "out", "--tasks", 2, "--cpus", 1, "--submit"]
+    words = ["submit", "slurm", "build", "imagenet", src, tmp_path / "out", "--tasks", 2, "--cpus", 1, "--submit"]
     result = prep(*words)
     assert result.returncode == 1
     assert result.stderr.startswith(f"prep: error: {tmp_path}/out.jobs/submit.sh: not submitted: ")

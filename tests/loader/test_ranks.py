@@ -27,7 +27,7 @@ MISLEADING = {"RANK": "0", "WORLD_SIZE": "1"}
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uneven_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_store(tmp_path_factory.mktemp("stores") / "s", random_images(COUNT), shard_rows=25)
 
 
@@ -104,9 +104,9 @@ def rows_seen(folder: Path, world_size: int, loader: int = 0) -> list[list[int]]
     return [steps[max(steps)]["rows"] for steps in saved]
 
 
-def test_ranks_have_different_rows_in_the_same_number_of_steps(store: Path, tmp_path: Path) -> None:
+def test_ranks_have_different_rows_in_the_same_number_of_steps(uneven_store: Path, tmp_path: Path) -> None:
     kinds = list(itertools.product(["global", "range"], ["drop", "pad", "keep"]))
-    train(store, tmp_path, 2, *({**SETTINGS, "partition": partition, "tail": tail} for partition, tail in kinds))
+    train(uneven_store, tmp_path, 2, *({**SETTINGS, "partition": partition, "tail": tail} for partition, tail in kinds))
     for loader, (_, tail) in enumerate(kinds):
         seen = rows_seen(tmp_path, 2, loader)
         assert len(set(seen[0] + seen[1])) == len(seen[0] + seen[1]) == (COUNT if tail != "drop" else 56)
@@ -117,11 +117,11 @@ def test_ranks_have_different_rows_in_the_same_number_of_steps(store: Path, tmp_
 
 
 @pytest.fixture(scope="module")
-def interrupted(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def interrupted(uneven_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of two ranks of which one was killed in the fourth step of eight, before its checkpoint of it."""
     folder = tmp_path_factory.mktemp("interrupted")
     points = [f"{done} {step}" for step in range(1, 4) for done in ("reduced", "saved")]
-    with ranks(store, folder, 2, [SETTINGS]) as (survivor, victim):
+    with ranks(uneven_store, folder, 2, [SETTINGS]) as (survivor, victim):
         together(points, survivor, victim)
         together(["reduced 4"], survivor, victim, go=False)
         survivor.go()
@@ -146,14 +146,14 @@ def together(points: Sequence[str], *ranks: Rank, go: bool = True) -> None:
 
 @pytest.mark.parametrize("world_size", [3, *(pytest.param(size, marks=pytest.mark.long) for size in (1, 2))])
 def test_after_a_killed_rank_each_row_is_seen_once(
-    store: Path, interrupted: Path, tmp_path: Path, world_size: int
+    uneven_store: Path, interrupted: Path, tmp_path: Path, world_size: int
 ) -> None:
     saved = [checkpoints(interrupted, rank) for rank in range(2)]
     assert [sorted(steps) for steps in saved] == [[1, 2, 3, 4], [1, 2, 3]]
     common = max(saved[0].keys() & saved[1].keys())
     before = saved[0][common]["rows"] + saved[1][common]["rows"]
     assert len(before) == 3 * 2 * 4
-    train(store, tmp_path, world_size, SETTINGS, state=saved[0][common]["state"])
+    train(uneven_store, tmp_path, world_size, SETTINGS, state=saved[0][common]["state"])
     after = rows_seen(tmp_path, world_size)
     assert all(after)
     assert sorted(itertools.chain(before, *after)) == list(range(COUNT))

@@ -22,7 +22,7 @@ BOXES = {"a": [(20, 10, 60, 40)], "b": [(0, 0, 30, 64), (70, 30, 96, 60), (40, 1
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def with_boxes(tmp_path: Path) -> Path:
     """Pictures of 96x64, grey with red rectangles, as PNG; their annotations are of twice the size."""
     for folder in ("src/thing", "xml"):
         (tmp_path / folder).mkdir(parents=True)
@@ -57,8 +57,8 @@ def red(image: NDArray[np.uint8], near: int = 60) -> NDArray[np.bool_]:
 
 
 @pytest.mark.parametrize(("fit", "keep"), [("crop", 1), ("crop", 2), ("pad", 2), ("stretch", 5)])
-def test_kept_boxes_are_in_pixels_of_the_row(tree: Path, fit: str, keep: int) -> None:
-    store = built(tree, BoxRules(keep=keep), fit=fit)
+def test_kept_boxes_are_in_pixels_of_the_row(with_boxes: Path, fit: str, keep: int) -> None:
+    store = built(with_boxes, BoxRules(keep=keep), fit=fit)
     assert [column.name for column in store.manifest.columns] == ["boxes", "box_count"]
     boxes, counts = store.columns["boxes"], store.columns["box_count"]
     assert (boxes.shape, boxes.dtype.str, counts.dtype.str) == ((3, keep, 4), "<f4", "<i4")
@@ -78,14 +78,14 @@ def test_kept_boxes_are_in_pixels_of_the_row(tree: Path, fit: str, keep: int) ->
 
 
 @pytest.mark.parametrize(("fit", "width"), [("stretch", 48), ("crop", 36)])
-def test_kept_boxes_turn_with_their_picture(tree: Path, fit: str, width: int) -> None:
-    image, drawn = Image.open(tree / "src/thing/a.png"), (tree / "xml/a.xml").read_text()
+def test_kept_boxes_turn_with_their_picture(with_boxes: Path, fit: str, width: int) -> None:
+    image, drawn = Image.open(with_boxes / "src/thing/a.png"), (with_boxes / "xml/a.xml").read_text()
     for turn in range(1, 9):
         exif = Image.Exif()
         exif[0x0112] = turn
-        (tree / f"src/thing/turn{turn}.png").write_bytes(encoded(image, "PNG", exif=exif))
-        (tree / f"xml/turn{turn}.xml").write_text(drawn)
-    store = built(tree, BoxRules(keep=1), exif="apply", fit=fit, width=width)
+        (with_boxes / f"src/thing/turn{turn}.png").write_bytes(encoded(image, "PNG", exif=exif))
+        (with_boxes / f"xml/turn{turn}.xml").write_text(drawn)
+    store = built(with_boxes, BoxRules(keep=1), exif="apply", fit=fit, width=width)
     turned = [row for row, sample in enumerate(store.samples) if "turn" in sample.source]
     assert len(turned) == 8
     for row in turned:
@@ -95,31 +95,31 @@ def test_kept_boxes_turn_with_their_picture(tree: Path, fit: str, width: int) ->
         assert (red(store.images[row]) != expected).mean() < 0.08
 
 
-def test_every_object_is_a_row_cut_at_the_pictures_own_size(tree: Path) -> None:
-    store = built(tree, BoxRules(without="skip"), shuffle_seed=None)
+def test_every_object_is_a_row_cut_at_the_pictures_own_size(with_boxes: Path) -> None:
+    store = built(with_boxes, BoxRules(without="skip"), shuffle_seed=None)
     assert [sample.box for sample in store.samples] == ["20,10,60,40", "0,0,30,64", "70,30,96,60", "40,10,64,30"]
     assert all(red(image, 3).all() for image in store.images)
     assert {(sample.width, sample.height) for sample in store.samples} == {(96, 64)}
 
 
-def test_a_margin_takes_more_and_a_picture_without_a_box_is_whole(tree: Path) -> None:
-    store = built(tree, BoxRules(margin=0.25), shuffle_seed=None)
+def test_a_margin_takes_more_and_a_picture_without_a_box_is_whole(with_boxes: Path) -> None:
+    store = built(with_boxes, BoxRules(margin=0.25), shuffle_seed=None)
     assert [sample.box for sample in store.samples] == ["10,2,70,48", "0,0,38,64", "63,22,96,64", "34,5,70,35", ""]
-    cut = Image.open(tree / "src/thing/a.png").crop((10, 2, 70, 48))
+    cut = Image.open(with_boxes / "src/thing/a.png").crop((10, 2, 70, 48))
     np.testing.assert_array_equal(store.images[0], reference_row(encoded(cut, "PNG"), 48, 48))
-    whole = (tree / "src/thing/c.png").read_bytes()
+    whole = (with_boxes / "src/thing/c.png").read_bytes()
     np.testing.assert_array_equal(store.images[4], reference_row(whole, 48, 48))
 
 
-def test_the_same_rows_however_many_workers_and_rejects(tree: Path) -> None:
-    (tree / "src/thing/b0.png").write_bytes((tree / "src/thing/a.png").read_bytes()[:200])
+def test_the_same_rows_however_many_workers_and_rejects(with_boxes: Path) -> None:
+    (with_boxes / "src/thing/b0.png").write_bytes((with_boxes / "src/thing/a.png").read_bytes()[:200])
     rules, manifests = BoxRules(keep=2), []
     for workers in (1, 2):
-        source = BoxedSource(FolderSource(tree / "src"), tree / "xml", rules)
+        source = BoxedSource(FolderSource(with_boxes / "src"), with_boxes / "xml", rules)
         recipe = Recipe(height=300, width=300, boxes=rules, shuffle_seed=0)
-        manifests.append(build(source, tree / f"out{workers}", recipe, Work(workers=workers, max_bad="50%")))
+        manifests.append(build(source, with_boxes / f"out{workers}", recipe, Work(workers=workers, max_bad="50%")))
     assert manifests[0] == manifests[1]
-    store = open_store(tree / "out1")
+    store = open_store(with_boxes / "out1")
     counts = {Path(s.source).stem: int(n) for s, n in zip(store.samples, store.columns["box_count"], strict=True)}
     assert counts == {"a": 1, "b": 2, "c": 0}
 
@@ -140,14 +140,14 @@ def test_scaled_decoding_leaves_enough_of_a_box(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("change", "told"), [("picture", r"1 changed \(first thing/b.png\)"), ("box", "other boxes")])
-def test_what_changed_is_told_where_a_picture_has_several_rows(tree: Path, change: str, told: str) -> None:
+def test_what_changed_is_told_where_a_picture_has_several_rows(with_boxes: Path, change: str, told: str) -> None:
     rules = BoxRules()
-    source = BoxedSource(FolderSource(tree / "src"), tree / "xml", rules)
-    make_plan(source, tree / "out", Recipe(boxes=rules))
+    source = BoxedSource(FolderSource(with_boxes / "src"), with_boxes / "xml", rules)
+    make_plan(source, with_boxes / "out", Recipe(boxes=rules))
     if change == "picture":
-        os.utime(tree / "src/thing/b.png", ns=(1, 1))
+        os.utime(with_boxes / "src/thing/b.png", ns=(1, 1))
     else:
-        path = tree / "xml/b.xml"
+        path = with_boxes / "xml/b.xml"
         path.write_text(path.read_text().replace("<xmin>140</xmin>", "<xmin>150</xmin>"))
     with pytest.raises(BuildError, match=told):
-        make_plan(source, tree / "out", Recipe(boxes=rules))
+        make_plan(source, with_boxes / "out", Recipe(boxes=rules))

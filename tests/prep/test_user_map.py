@@ -59,7 +59,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def src(tmp_path: Path) -> Path:
     for name, width in (("cat/a.jpg", 50), ("cat/b.jpg", 70), ("dog/c.jpg", 90)):
         path = tmp_path / "src" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,37 +73,39 @@ def built(tree: Path, out: Path, function: str, max_bad: str = "0") -> Path:
     return out
 
 
-def test_it_comes_before_the_fit(module: Path, tree: Path, tmp_path: Path) -> None:
-    store = open_store(built(tree, tmp_path / "out", "inverted"))
+def test_it_comes_before_the_fit(module: Path, src: Path, tmp_path: Path) -> None:
+    store = open_store(built(src, tmp_path / "out", "inverted"))
     for row, name in enumerate(("cat/a.jpg", "cat/b.jpg", "dog/c.jpg")):
-        inverted = 255 - np.asarray(Image.open(tree / name))
+        inverted = 255 - np.asarray(Image.open(src / name))
         np.testing.assert_array_equal(
             store.images[row], reference_row(encoded(Image.fromarray(inverted), "PNG"), 24, 24)
         )
-        assert store.samples[row].width == Image.open(tree / name).width
+        assert store.samples[row].width == Image.open(src / name).width
 
 
-def test_it_may_change_the_size(module: Path, tree: Path, tmp_path: Path) -> None:
-    store = open_store(built(tree, tmp_path / "out", "halved"))
-    half = Image.open(tree / "dog/c.jpg").crop((0, 0, 45, 24))
+def test_it_may_change_the_size(module: Path, src: Path, tmp_path: Path) -> None:
+    store = open_store(built(src, tmp_path / "out", "halved"))
+    half = Image.open(src / "dog/c.jpg").crop((0, 0, 45, 24))
     np.testing.assert_array_equal(store.images[2], reference_row(encoded(half, "PNG"), 24, 24))
     assert (store.samples[2].width, store.samples[2].height) == (90, 48)
 
 
-def test_what_it_wants_no_row_of_is_listed_and_no_reject(module: Path, tree: Path, tmp_path: Path) -> None:
-    out = built(tree, tmp_path / "out", "large_only")
+def test_what_it_wants_no_row_of_is_listed_and_no_reject(module: Path, src: Path, tmp_path: Path) -> None:
+    out = built(src, tmp_path / "out", "large_only")
     assert [sample.source for sample in open_store(out).samples] == ["dog/c.jpg", "cat/b.jpg"]
     assert list(read_rejects(out / "rejects.tsv")) == [
         Reject("cat/a.jpg", "left out by maps_of_a_user:large_only", "left out")
     ]
 
 
-def test_what_it_raises_is_the_reason_of_a_reject(module: Path, tree: Path, tmp_path: Path) -> None:
+def test_what_it_raises_is_the_reason_of_a_reject(module: Path, src: Path, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="3 of 3 pictures are rejects"):
-        built(tree, tmp_path / "out", "telling")
+        built(src, tmp_path / "out", "telling")
     with pytest.raises(BuildError, match="every picture is a reject"):
         built(tree, tmp_path / "out2", "telling", max_bad="100%")
     from decodeonce.prep.build.status import read_status
+        built(src, tmp_path / "out2", "telling", max_bad="100%")
+    from decodeonce.prep.status import read_status
 
     told = {reject.source: reject.reason for reject in read_status(tmp_path / "out2").rejects}
     assert told["dog/c.jpg"] == (
@@ -116,23 +118,23 @@ def test_what_it_raises_is_the_reason_of_a_reject(module: Path, tree: Path, tmp_
     ("function", "reason"),
     [("wrong", r"returned float32 \(48, 90, 3\), expected uint8"), ("empty", "returned an empty picture")],
 )
-def test_what_is_no_picture_is_a_reject(module: Path, tree: Path, tmp_path: Path, function: str, reason: str) -> None:
-    source = FolderSource(tree, classes=["dog", "cat"])
+def test_what_is_no_picture_is_a_reject(module: Path, src: Path, tmp_path: Path, function: str, reason: str) -> None:
+    source = FolderSource(src, classes=["dog", "cat"])
     recipe = Recipe(height=24, width=24, map=find_map(f"maps_of_a_user:{function}"))
     with pytest.raises(BuildError, match=rf"maps_of_a_user:{function}: {reason}"):
         build(source, tmp_path / "out", recipe, Work(workers=1, on_bad="fail"))
 
 
-def test_the_recipe_names_it_and_a_changed_one_is_refused(module: Path, tree: Path, tmp_path: Path) -> None:
+def test_the_recipe_names_it_and_a_changed_one_is_refused(module: Path, src: Path, tmp_path: Path) -> None:
     recipe = Recipe(height=24, width=24, map=find_map("maps_of_a_user:inverted"))
-    plan = make_plan(FolderSource(tree), tmp_path / "out", recipe)
+    plan = make_plan(FolderSource(src), tmp_path / "out", recipe)
     assert plan.facts["recipe"]["map"]["function"] == "maps_of_a_user:inverted"
     module.write_text(MODULE + "\n")
     with pytest.raises(BuildError, match="the map maps_of_a_user:inverted changed since the plan"):
         work(tmp_path / "out", Work(workers=1))
     with pytest.raises(BuildError, match="planned with another recipe: xxh3 is"):
         make_plan(
-            FolderSource(tree), tmp_path / "out", Recipe(height=24, width=24, map=find_map("maps_of_a_user:inverted"))
+            FolderSource(src), tmp_path / "out", Recipe(height=24, width=24, map=find_map("maps_of_a_user:inverted"))
         )
     module.write_text(MODULE)
     work(tmp_path / "out", Work(workers=1))

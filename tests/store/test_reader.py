@@ -48,7 +48,7 @@ def path(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
 
 
 @pytest.fixture
-def store(path: Path) -> Store:
+def opened(path: Path) -> Store:
     return open_store(path)
 
 
@@ -66,24 +66,24 @@ def same(found: Any, expected: Any) -> None:
 # --- indexing
 
 
-def test_an_integer_is_a_row(store: Store) -> None:
+def test_an_integer_is_a_row(opened: Store) -> None:
     for row in range(-COUNT, COUNT):
-        same(store.images[row], IMAGES[row])
-        same(store.images[np.int32(row)], IMAGES[row])
+        same(opened.images[row], IMAGES[row])
+        same(opened.images[np.int32(row)], IMAGES[row])
 
 
 @pytest.mark.parametrize("row", [COUNT, -COUNT - 1, 2**63, np.int64(COUNT)])
-def test_a_row_outside_is_an_index_error_that_names_it(store: Store, row: int) -> None:
+def test_a_row_outside_is_an_index_error_that_names_it(opened: Store, row: int) -> None:
     with pytest.raises(IndexError, match=f"row {row} of a store with {COUNT}"):
-        _ = store.images[row]
+        _ = opened.images[row]
     with pytest.raises(IndexError, match=f"row {row} of a store with {COUNT}"):
-        _ = store.images[row, 0]
+        _ = opened.images[row, 0]
 
 
 @pytest.mark.parametrize("index", [1.0, None, "1", np.bool_(True), True, [0.5], ["a"], object()])
-def test_what_is_not_a_row_is_an_index_error(store: Store, index: Any) -> None:
+def test_what_is_not_a_row_is_an_index_error(opened: Store, index: Any) -> None:
     with pytest.raises(IndexError):
-        _ = store.images[index]
+        _ = opened.images[index]
 
 
 INDEXES: list[Any] = [
@@ -131,8 +131,8 @@ INDEXES: list[Any] = [
 
 
 @pytest.mark.parametrize("index", INDEXES, ids=[str(index).replace("\n", " ") for index in INDEXES])
-def test_an_index_means_what_it_means_to_numpy(store: Store, index: Any) -> None:
-    same(store.images[index], IMAGES[index])
+def test_an_index_means_what_it_means_to_numpy(opened: Store, index: Any) -> None:
+    same(opened.images[index], IMAGES[index])
 
 
 @given(hnp.basic_indices((COUNT, *SHAPE), allow_newaxis=False, allow_ellipsis=True))
@@ -158,9 +158,9 @@ def test_index_expressions_give_the_same_array_or_the_same_error(several: Store,
         same(several.images[index], expected)
 
 
-def test_a_mask_of_another_length_is_refused(store: Store) -> None:
+def test_a_mask_of_another_length_is_refused(opened: Store) -> None:
     with pytest.raises(IndexError, match=r"a mask of shape \(9,\), expected \(10,\)"):
-        _ = store.images[np.ones(COUNT - 1, bool)]
+        _ = opened.images[np.ones(COUNT - 1, bool)]
 
 
 # --- views and copies
@@ -185,8 +185,8 @@ def test_slices_across_shards_and_lists_are_copies(several: Store) -> None:
     same(several.images[:], IMAGES)
 
 
-def test_views_cannot_be_written(store: Store) -> None:
-    for view in (store.images[0], store.images[0:1], store.images.shard(0), store.labels, store.columns["weight"]):
+def test_views_cannot_be_written(opened: Store) -> None:
+    for view in (opened.images[0], opened.images[0:1], opened.images.shard(0), opened.labels, opened.columns["weight"]):
         with pytest.raises(ValueError, match="read-only"):
             view[...] = 0
 
@@ -202,12 +202,12 @@ def test_a_view_outlives_its_store(path: Path) -> None:
 @pytest.mark.parametrize(
     "rows", [[0], [9, 0, 4], [3, 3, 3], [-1, -10], list(range(COUNT)), [8, 1, 9, 2, 7, 3], [], np.array([7], np.uint8)]
 )
-def test_take_copies_rows_in_their_order(store: Store, rows: Any) -> None:
+def test_take_copies_rows_in_their_order(opened: Store, rows: Any) -> None:
     expected = IMAGES[np.asarray(rows, np.int64)]
-    same(store.images.take(rows), expected)
-    same(store.take(rows), expected)
+    same(opened.images.take(rows), expected)
+    same(opened.take(rows), expected)
     out = np.full(expected.shape, 7, np.uint8)
-    assert store.take(rows, out=out) is out
+    assert opened.take(rows, out=out) is out
     same(out, expected)
 
 
@@ -218,21 +218,21 @@ def test_take_is_numpys(several: Store, rows: list[int]) -> None:
     same(out, IMAGES[np.array(rows, np.int64)])
 
 
-def test_take_of_a_mask_takes_its_rows(store: Store) -> None:
-    same(store.take(LABELS == 0), IMAGES[LABELS == 0])
+def test_take_of_a_mask_takes_its_rows(opened: Store) -> None:
+    same(opened.take(LABELS == 0), IMAGES[LABELS == 0])
 
 
 @pytest.mark.parametrize("rows", [[0, COUNT], [-COUNT - 1], [2**70], np.array([2**64 - 1], np.uint64), [0.5], [1.0]])
-def test_take_refuses_rows_outside_and_writes_nothing(store: Store, rows: Any) -> None:
+def test_take_refuses_rows_outside_and_writes_nothing(opened: Store, rows: Any) -> None:
     out = np.full((len(rows), *SHAPE), 7, np.uint8)
     with pytest.raises((IndexError, OverflowError)):
-        store.take(rows, out=out)
+        opened.take(rows, out=out)
     assert (out == 7).all()
 
 
-def test_take_names_the_rows_that_were_asked_for(store: Store) -> None:
+def test_take_names_the_rows_that_were_asked_for(opened: Store) -> None:
     with pytest.raises(IndexError, match=r"rows -11\.\.3 of a store with 10"):
-        store.take([3, -11])
+        opened.take([3, -11])
 
 
 @pytest.mark.parametrize(
@@ -246,9 +246,9 @@ def test_take_names_the_rows_that_were_asked_for(store: Store) -> None:
     ],
     ids=["rows", "dimensions", "dtype", "strides", "fortran"],
 )
-def test_take_refuses_an_out_that_does_not_fit(store: Store, out: Pixels) -> None:
+def test_take_refuses_an_out_that_does_not_fit(opened: Store, out: Pixels) -> None:
     with pytest.raises(ValueError, match=r"expected C-contiguous uint8 \(2, 4, 3, 3\)"):
-        store.take([0, 1], out=out)
+        opened.take([0, 1], out=out)
 
 
 def test_take_touches_no_memory_beyond_out(tmp_path: Path) -> None:
@@ -268,31 +268,31 @@ def test_take_touches_no_memory_beyond_out(tmp_path: Path) -> None:
 # --- the rest of the store
 
 
-def test_length_shape_and_iteration(store: Store) -> None:
-    assert len(store) == len(store.images) == COUNT
-    assert (store.images.shape, store.images.dtype) == ((COUNT, *SHAPE), np.dtype(np.uint8))
-    rows = list(store.images)
+def test_length_shape_and_iteration(opened: Store) -> None:
+    assert len(opened) == len(opened.images) == COUNT
+    assert (opened.images.shape, opened.images.dtype) == ((COUNT, *SHAPE), np.dtype(np.uint8))
+    rows = list(opened.images)
     assert len(rows) == COUNT
     for row, image in enumerate(rows):
         same(image, IMAGES[row])
-    same(np.asarray(store.images), IMAGES)
-    assert f"{COUNT} x 4x3x3 uint8, 3 classes" in repr(store)
+    same(np.asarray(opened.images), IMAGES)
+    assert f"{COUNT} x 4x3x3 uint8, 3 classes" in repr(opened)
 
 
-def test_labels_classes_and_columns(store: Store) -> None:
-    same(store.labels, LABELS)
-    assert store.classes == tuple(PictureClass(f"class{k}", f"the class {k}") for k in range(3))
-    assert store.columns.keys() == COLUMNS.keys()
+def test_labels_classes_and_columns(opened: Store) -> None:
+    same(opened.labels, LABELS)
+    assert opened.classes == tuple(PictureClass(f"class{k}", f"the class {k}") for k in range(3))
+    assert opened.columns.keys() == COLUMNS.keys()
     for name, column in COLUMNS.items():
-        same(store.columns[name], column)
+        same(opened.columns[name], column)
 
 
-def test_samples_are_a_sequence(store: Store) -> None:
+def test_samples_are_a_sequence(opened: Store) -> None:
     expected = [
         Sample(row, int(label), f"class{label}", f"class{label}/{row}.jpg", 9, 9, "", f"{row:016x}")
         for row, label in enumerate(LABELS)
     ]
-    samples = store.samples
+    samples = opened.samples
     assert len(samples) == COUNT
     assert [samples[row] for row in range(-COUNT, COUNT)] == expected + expected
     assert samples[np.int64(4)] == expected[4]
