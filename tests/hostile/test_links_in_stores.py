@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from decodeonce.prep.build import Work, build, make_plan, work
-from decodeonce.prep.export import export_store
 from decodeonce.prep.export.export import export_store
 from decodeonce.prep.export.pictures import ExportPaths, ExportSettings
 from decodeonce.prep.recipe import Recipe

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from decodeonce.mix import mix
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hypothesis_numpy
@@ -36,7 +35,6 @@ from decodeonce.loader.augment import (
 from decodeonce.loader.order import derive_key
 from decodeonce.splitmix import mix
 from tests.conftest import COUNT
-from tests.loader.conftest import COUNT
 from tests.stores import make_store, pixel_statistics, random_images
 
 SIZE = (5, 4)

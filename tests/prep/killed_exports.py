@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from decodeonce.prep.export import export_store
-from decodeonce.prep.export_pictures import ExportPaths, ExportSettings
+from decodeonce.prep.export.pictures import ExportPaths, ExportSettings
 from decodeonce.store import open_store
 from tests.pictures import tree_bytes
 

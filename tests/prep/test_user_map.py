@@ -102,10 +102,8 @@ def test_what_it_raises_is_the_reason_of_a_reject(module: Path, src: Path, tmp_p
     with pytest.raises(BuildError, match="3 of 3 pictures are rejects"):
         built(src, tmp_path / "out", "telling")
     with pytest.raises(BuildError, match="every picture is a reject"):
-        built(tree, tmp_path / "out2", "telling", max_bad="100%")
-    from decodeonce.prep.build.status import read_status
         built(src, tmp_path / "out2", "telling", max_bad="100%")
-    from decodeonce.prep.status import read_status
+    from decodeonce.prep.build.status import read_status
 
     told = {reject.source: reject.reason for reject in read_status(tmp_path / "out2").rejects}
     assert told["dog/c.jpg"] == (
