@@ -17,6 +17,7 @@ import pytest
 from decodeonce.cli import doctor
 from decodeonce.cli.doctor import launcher, pil, software, storage
 from decodeonce.cli.doctor.check import Check
+from decodeonce.prep.build import free_space
 from decodeonce.prep.build.free_space import Quota, Storage
 from decodeonce.prep.pixels.versions import Pillow
 from decodeonce.store import disk
@@ -176,7 +177,7 @@ def test_a_package_that_cannot_be_imported_is_red(site: Path) -> None:
     assert code == 1
     assert named(facts, "numpy")[1].endswith(", import fails: no libgfortran")
     assert named(facts, "h5py")[1].endswith(", import fails: numpy.dtype size changed")
-    assert named(facts, "pillow")[:2] == ("bad", "cannot be looked at: no libgfortran")
+    assert named(facts, "pillow")[0] in ("ok", "warn")  # which needs no NumPy
     assert named(facts, "file system")[:2] == ("bad", ".: cannot be looked at: no libgfortran")
     assert named(facts, "cores")[0] in ("ok", "warn")
 
@@ -346,7 +347,7 @@ def test_room_is_that_of_the_tightest_quota(tmp_path: Path, monkeypatch: pytest.
     assert told(roomy) == Check("room", "ok", found)
     assert told(roomy, Quota("group 7", 10**8, None)).level == "warn"
     assert told(roomy, Quota("group 7", None, 3)).level == "warn"
-    monkeypatch.setattr(storage, "_output", lambda *command: "stripe_count:  1\n")
+    monkeypatch.setattr(free_space, "_output", lambda *command: "stripe_count:  1\n")
     lustre = storage.Place(tmp_path, Storage(tmp_path, "Lustre", 10**12, None, ()))
     assert "lfs setstripe -c 8" in storage.stripes(lustre).advice
 

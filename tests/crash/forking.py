@@ -6,13 +6,12 @@ All but exec is there: pipes of their own, no other descriptor than the one that
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from itertools import pairwise
 from types import ModuleType
-from typing import IO
 
 from decodeonce.prep.processes import spawn as real
 
@@ -22,10 +21,8 @@ BEGINNINGS: list[Callable[[], None]] = []  # called by every worker first
 class Forked:
     """What prep makes use of in a subprocess.Popen."""
 
-    def __init__(self, pid: int, stdin: int | None, stdout: int | None) -> None:
+    def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.stdin: IO[bytes] | None = open(stdin, "wb") if stdin is not None else None  # noqa: SIM115
-        self.stdout: IO[bytes] | None = open(stdout, "rb") if stdout is not None else None  # noqa: SIM115
         self._status: int | None = None
 
     def wait(self) -> int:
@@ -40,31 +37,24 @@ class Forked:
             os.kill(self.pid, 9)
 
 
-def fork(module: str, arguments: Sequence[str], *, fd: int, stdin: int, stdout: int | None = None) -> Forked:
+def fork(module: str, fds: Sequence[int]) -> Forked:
     """Start `main(arguments)` of a module, as spawn.spawn does."""
-    theirs_in, ours_in = os.pipe() if stdin == subprocess.PIPE else (os.open(os.devnull, os.O_RDONLY), None)
-    ours_out, theirs_out = os.pipe() if stdout == subprocess.PIPE else (None, None)
     pid = os.fork()
     if not pid:
-        _live(import_module(module), list(arguments), fd, theirs_in, theirs_out)
-    os.close(theirs_in)
-    if theirs_out is not None:
-        os.close(theirs_out)
-    return Forked(pid, ours_in, ours_out)
+        _live(import_module(module), fds)
+    return Forked(pid)
 
 
-def _live(module: ModuleType, arguments: list[str], fd: int, stdin: int, stdout: int | None) -> None:
+def _live(module: ModuleType, fds: Sequence[int]) -> None:
     code = 1
     try:
-        os.dup2(stdin, 0)
-        if stdout is not None:
-            os.dup2(stdout, 1)
-        os.closerange(3, fd)
-        os.closerange(fd + 1, 4096)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for first, last in pairwise([2, *sorted(fds), 4096]):
+            os.closerange(first + 1, last)
         sys.stdin = open(0)  # noqa: SIM115
         for begin in BEGINNINGS:
             begin()
-        code = module.main(arguments) or 0
+        code = module.main([str(fd) for fd in fds]) or 0
     except BaseException:
         traceback.print_exc()
     finally:

@@ -6,6 +6,7 @@ import os
 import signal
 
 from decodeonce.errors import BuildError
+from decodeonce.prep.pixels import memory_limit
 from decodeonce.prep.pixels.user_map import MapSample, Pixels
 from decodeonce.prep.processes.isolated import MEMORY_BYTES, answer_questions
 from decodeonce.prep.sources.formats import tables
@@ -22,7 +23,7 @@ def answer(what: str, file: str = "") -> object:
     if what == "much":
         return len(bytearray(MEMORY_BYTES))
     if what == "unpacks":
-        tables.MORE_BYTES = 64 << 20
+        tables.MORE_BYTES, memory_limit.SPARE_BYTES = 64 << 20, 0
         with open(file, "rb") as opened:
             table = tables.open_table(file, opened.fileno())
         return len(tables.read_group(file, table, 0, ["image"]))
