@@ -38,7 +38,8 @@ from decodeonce.host import lies_in_memory
 from decodeonce.loader.backend import InlineBackend
 from decodeonce.loader.partition import make_partition
 from decodeonce.loader.shards import ShardFiles
-from decodeonce.prep.build.plan import read_plan, scan
+from decodeonce.prep.build.plan import read_plan
+from decodeonce.prep.build.scan import scan
 from decodeonce.prep.entry import Entry, Row
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import FolderSource, ListSource

@@ -19,7 +19,7 @@ from decodeonce.cli import build as build_command
 from decodeonce.cli import submit
 from decodeonce.errors import BuildError, DecodeonceError, Stopped
 from decodeonce.prep.build import Work, build, make_plan
-from decodeonce.prep.build.plan import scan
+from decodeonce.prep.build.scan import scan
 from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.sources import (
     BoxedSource,

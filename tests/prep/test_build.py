@@ -235,7 +235,7 @@ def test_of_two_plans_at_once_the_later_one_finds_the_other(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, source, recipe = tmp_path / "store", open_imagenet(tree), Recipe(**LARGE_ROWS)
-    build_module = sys.modules["decodeonce.prep.build.build"]  # the package has the function by that name
+    build_module = sys.modules["decodeonce.prep.build.make_plan"]  # the package has the function by that name
     write, plans = vars(build_module)["write_plan"], ThreadPoolExecutor(2)
     later: list[Future[Plan]] = []
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from decodeonce.prep.build import finish
 from decodeonce.prep.build.journal import BlockRecord, Journal
 from decodeonce.prep.build.max_bad import Allowance
-from decodeonce.prep.build.plan import Plan, plan_facts, scan, write_plan
+from decodeonce.prep.build.plan import Plan, plan_facts, write_plan
+from decodeonce.prep.build.scan import scan
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source

@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.build import Work, make_plan, work
-from decodeonce.prep.build.plan import plan_facts, read_plan, scan, shuffled, write_facts, write_plan
+from decodeonce.prep.build.plan import plan_facts, read_plan, write_facts, write_plan
 from decodeonce.prep.build.plan_diff import changes
+from decodeonce.prep.build.row_order import shuffled
+from decodeonce.prep.build.scan import scan
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe

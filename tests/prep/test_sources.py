@@ -14,7 +14,8 @@ import pytest
 
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.build import Work, build, make_plan
-from decodeonce.prep.build.plan import read_plan, scan
+from decodeonce.prep.build.plan import read_plan
+from decodeonce.prep.build.scan import scan
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import SOURCES, Source, open_source

@@ -16,15 +16,7 @@ MAP = "tests.together.gates:unchanged"
 RECIPE = Recipe(height=384, width=1024, shard_size=2 * 384 * 1024 * 3, shuffle_seed=None)
 FLAGS = ["--size", "384x1024", "--shard-size", str(RECIPE.shard_size), "--shuffle-seed", "none"]
 FLAGS += ["--max-bad", "2", "--map", MAP]
-# As often as there is anything to look at, so that what a test waits for does not depend on the time.
-START = """
-import sys
-import decodeonce.prep
-module = sys.modules["decodeonce.prep.build.task"]
-module.LOOK_SECONDS, module.LOOKING = 0.0, 1.0
-from decodeonce.cli import main
-main()
-"""
+START = "from decodeonce.cli import main\nmain()"
 
 
 class Ended(NamedTuple):
@@ -38,13 +30,11 @@ class Ended(NamedTuple):
 class Prep:
     """A running `prep`; `gates` are points of gates.py at which it is to wait."""
 
-    def __init__(self, *arguments: object, folder: Path, gates: tuple[str, ...] = (), done: Path | None = None) -> None:
+    def __init__(self, *arguments: object, folder: Path, gates: tuple[str, ...] = ()) -> None:
         self._fifos = {gate: folder / f"{os.urandom(8).hex()}.fifo" for gate in gates}
         for fifo in self._fifos.values():
             os.mkfifo(fifo)
         environ = {**os.environ, "GATES": "\n".join(f"{gate} {fifo}" for gate, fifo in self._fifos.items())}
-        if done is not None:
-            environ["DONE"] = str(done)
         self.process = subprocess.Popen(
             [sys.executable, "-c", START, *map(str, arguments)],
             cwd=ROOT,

@@ -87,8 +87,8 @@ def test_what_another_build_would_have_different_is_said(
 def test_a_plan_during_which_the_store_is_finished_leaves_it_alone(
     tree: Path, recipe: Recipe, undisturbed: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, source = sys.modules["decodeonce.prep.build.build"], open_imagenet(tree)
-    check, out, calls = vars(module)["check_place"], tmp_path / "store", 0
+    module, source = sys.modules["decodeonce.prep.build.make_plan"], open_imagenet(tree)
+    check, out, calls = vars(module)["check_output_dir"], tmp_path / "store", 0
 
     def check_then_be_overtaken(*arguments: Any) -> None:
         nonlocal calls
@@ -102,7 +102,7 @@ def test_a_plan_during_which_the_store_is_finished_leaves_it_alone(
         make_plan(source, out, recipe)
         work(out, Work(workers=2, max_bad="2"))
         with monkeypatch.context() as patched:
-            patched.setattr(module, "check_place", check_then_be_overtaken)
+            patched.setattr(module, "check_output_dir", check_then_be_overtaken)
             assert plan_unless_built(source, out, recipe) is None
         assert calls >= at
         assert tree_bytes(out) == undisturbed

@@ -314,16 +314,17 @@ def run_build(job: Job) -> None:
     """Plan, decode, finish; say what came of it."""
     from decodeonce.cli.progress import build_progress
     from decodeonce.prep import build as builds
+    from decodeonce.store import StorePaths
 
     check_alone(SHARED)
     say_found(job)
     if job.dry_run:
         return say_dry_run(job)
-    if builds.is_built(job.source, job.out, job.recipe, job.expect):
-        builds.finish(job.out, job.work.allowance)  # which clears up where one was killed
-        return say_built(job.out)
+    was_finished = StorePaths(job.out).manifest.exists()
     with build_progress() as progress:
         manifest = builds.build(job.source, job.out, job.recipe, job.work, progress, job.expect)
+    if was_finished:
+        return say_built(job.out)
     _say_finished(job.out, manifest)
 
 

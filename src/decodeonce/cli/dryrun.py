@@ -13,11 +13,12 @@ from decodeonce.cli.bench.sample import Pace, fair_runs, measure_pace
 from decodeonce.formatting import counted, duration_text, size_text
 from decodeonce.host import usable_cores
 from decodeonce.prep.build.blocks import Blocks
-from decodeonce.prep.build.build import check_listing, check_same, need
-from decodeonce.prep.build.free_space import Need, check_room, find_storage, room_sentences, stripe_advice
+from decodeonce.prep.build.free_space import Need, check_room, find_storage, need, room_sentences, stripe_advice
 from decodeonce.prep.build.max_bad import Allowance
-from decodeonce.prep.build.output_dir import check_place
-from decodeonce.prep.build.plan import Listing, Plan, check_expected, plan_facts, read_plan, scan
+from decodeonce.prep.build.output_dir import check_output_dir
+from decodeonce.prep.build.plan import Plan, plan_facts, read_plan
+from decodeonce.prep.build.plan_diff import check_same
+from decodeonce.prep.build.scan import Listing, check_expected, check_listing, scan
 from decodeonce.prep.jobs.base import clock
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.processes.child import ChildDied
@@ -105,7 +106,7 @@ def dry_run(
 ) -> Iterator[str]:
     """The lines to tell; raises what keeps such a build from being begun, room that is missing last of all."""
     paths = StorePaths(out)
-    check_place(paths, source)
+    check_output_dir(paths, source)
     decoders = decoder_versions(recipe.container)
     listing = scan(source, recipe.boxes_a_row)
     check_listing(source, listing)

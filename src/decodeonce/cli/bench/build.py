@@ -19,9 +19,8 @@ from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, duration_text
 from decodeonce.host import usable_cores
 from decodeonce.prep.build.blocks import block_rows_for
-from decodeonce.prep.build.build import check_listing
-from decodeonce.prep.build.output_dir import check_place
-from decodeonce.prep.build.plan import scan
+from decodeonce.prep.build.output_dir import check_output_dir
+from decodeonce.prep.build.scan import check_listing, scan
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.processes.child import ChildDied
 from decodeonce.prep.recipe import Recipe
@@ -51,7 +50,7 @@ def measure_build(
 ) -> dict[str, Any]:
     """All of it, as `--json` prints it: bytes and pictures (samples) a second, None for what was not measured."""
     decoder_versions(recipe.container)  # says what to install
-    check_place(StorePaths(folder / "scratch"), source)
+    check_output_dir(StorePaths(folder / "scratch"), source)
     workers = workers or usable_cores()
     start = time.perf_counter()
     listing = scan(source)

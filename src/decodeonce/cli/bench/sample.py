@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.errors import Stopped
-from decodeonce.prep.build.plan import Listing, row_order
+from decodeonce.prep.build.row_order import row_order
+from decodeonce.prep.build.scan import Listing
 from decodeonce.prep.entry import Entry, LeftOut, Undecodable, name_bytes, name_text
 from decodeonce.prep.pixels.memory_limit import limited_memory
 from decodeonce.prep.processes.child import Parent

@@ -1,7 +1,8 @@
 """Make a store of a source's pictures: plan, decode, finish; safe to kill and run again at any moment."""
 
-from decodeonce.prep.build.build import build, make_plan, plan_unless_built
+from decodeonce.prep.build.build import build
 from decodeonce.prep.build.finish import finish
+from decodeonce.prep.build.make_plan import make_plan, plan_unless_built
 from decodeonce.prep.build.output_dir import is_built
 from decodeonce.prep.build.task import Progress, Work, work
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, quoted, size_text
 from decodeonce.host import network_file_system
+from decodeonce.prep.build.plan import Plan
 
 # Beside its shards: those of the finished store, and the plan's.
 OTHER_FILES = 12
@@ -159,3 +160,10 @@ def _output(*command: str) -> str | None:
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
+
+
+def need(plan: Plan) -> Need:
+    """What a plan's build will write: rows, plan and journals (some 200 bytes a row, 50 a box), and files."""
+    shards = plan.blocks.place(plan.count - 1)[0] + 1
+    other_bytes = 200 + 50 * plan.recipe.boxes_a_row
+    return Need(plan.count, plan.count * (plan.recipe.row_bytes + other_bytes), shards + OTHER_FILES)

@@ -1,4 +1,4 @@
-"""What may lie at OUT already: nothing, an unfinished build, or this very store."""
+"""The folder OUT: what may lie in it already, what a killed plan left there, and the space of its shards."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from pathlib import Path
 
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted
-from decodeonce.prep.build.plan import Listing, check_expected, scan
+from decodeonce.prep.build.plan import Plan
+from decodeonce.prep.build.scan import Listing, check_expected, scan
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe, differences
 from decodeonce.prep.sources import Source
-from decodeonce.store import Manifest, StorePaths, open_store
-from decodeonce.store.files import LOCK
+from decodeonce.store import Manifest, StorePaths, disk, open_store
+from decodeonce.store.containers import CONTAINERS
+from decodeonce.store.files import LOCK, empty_folder, naming, remove_file, reserve, sync_folder
 from decodeonce.store.manifest import canonical
 from decodeonce.store.table import read_rejects
 
@@ -68,7 +70,7 @@ def _is_here(out: Path, told: str) -> str:
     return f"{out}: a finished store is here already, not this build's: {told}; choose another OUT, or remove it first"
 
 
-def check_place(paths: StorePaths, source: Source) -> None:
+def check_output_dir(paths: StorePaths, source: Source) -> None:
     """Raise BuildError where no store of this source can be made, or gone on with."""
     if paths.manifest.exists():
         raise BuildError(f"{paths.root}: a finished store is here already; choose another OUT, or remove it first")
@@ -85,3 +87,27 @@ def check_place(paths: StorePaths, source: Source) -> None:
     if foreign or (not begun and {path.name for path in paths.root.iterdir()} - {paths.build.name}):
         found = f"{foreign[0].name} is in it" if foreign else "it is not empty"
         raise BuildError(f"{paths.root}: no unfinished build: {found}; choose another OUT")
+
+
+def clear_leftovers(paths: StorePaths) -> None:
+    """Remove what a killed plan left. `.build` is emptied last, for it says whose the rest is."""
+    for path in paths.root.glob("images-*"):
+        remove_file(path)
+    sync_folder(paths.root)  # else a loss of power may leave shards of which nothing says whose they are
+    empty_folder(paths.build, keep=LOCK)
+
+
+def reserve_shards(plan: Plan) -> None:
+    blocks, suffix = plan.blocks, CONTAINERS[plan.recipe.container].suffix
+    for index in range(blocks.place(plan.count - 1)[0] + 1):
+        last_row = min((index + 1) * blocks.shard_rows, plan.count) - 1
+        size = blocks.place(last_row)[1] + plan.recipe.row_bytes
+        path = plan.paths.shard(index, suffix)
+        fd = disk.open_file(path, os.O_RDWR | os.O_CREAT)
+        try:
+            if not reserve(fd, size, path):
+                with naming(path):
+                    disk.ftruncate(fd, size)
+        finally:
+            disk.close(fd)
+    sync_folder(plan.paths.root)

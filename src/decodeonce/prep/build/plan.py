@@ -10,10 +10,7 @@ from __future__ import annotations
 import errno
 import io
 import json
-import logging
-import math
 import os
-from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,16 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.formatting import counted, quoted
+from decodeonce.formatting import quoted
 from decodeonce.prep.build.blocks import Blocks
-from decodeonce.prep.entry import Box, Entry
+from decodeonce.prep.build.row_order import row_order
+from decodeonce.prep.build.scan import Listing, boxes_of
+from decodeonce.prep.entry import Entry
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source, open_source
-from decodeonce.splitmix import GOLDEN, mix
 from decodeonce.store import PictureClass, Reject, StorePaths
 from decodeonce.store.files import REPLACED, write_atomic
 from decodeonce.store.layout import missing_advice
@@ -50,110 +47,7 @@ ROW = np.dtype(
         ("place", "<i8"),
     ]
 )
-COLUMNS = {"labels": "i", "sizes": "q", "mtimes_ns": "q", "units": "i", "places": "q", "name_bytes": "i"}
 CHUNK = 1 << 13
-
-
-@dataclass(frozen=True)
-class Listing:
-    """A source as scanned: its samples in the source's order, a column each, names end to end; and plan-time rejects.
-
-    `boxes` is (samples, K, 4) float64, NaN where a sample has fewer. `digest` covers class, size, name and boxes of
-    every candidate, and whether it can be a row, `frozen` their mtimes and places, too.
-    """
-
-    labels: NDArray[np.int32]
-    sizes: NDArray[np.int64]
-    mtimes_ns: NDArray[np.int64]
-    units: NDArray[np.int32]
-    places: NDArray[np.int64]
-    boxes: NDArray[np.float64]
-    name_bytes: NDArray[np.int32]
-    names: bytearray
-    rejects: tuple[Reject, ...]
-    digest: str
-    frozen: str
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    @property
-    def candidates(self) -> int:
-        """Samples and plan-time rejects together: what --max-bad counts against."""
-        return len(self) + len(self.rejects)
-
-    def entries(self, positions: NDArray[np.int64]) -> list[Entry]:
-        """The samples at these positions of the source's order."""
-        ends = np.cumsum(self.name_bytes, dtype=np.int64)[positions].tolist()
-        starts = (ends - self.name_bytes[positions]).tolist()
-        columns = (self.labels, self.sizes, self.mtimes_ns, self.units, self.places, self.boxes)
-        picked = zip(*(column[positions].tolist() for column in columns), strict=True)
-        return [
-            Entry(bytes(self.names[start:end]), label, size, mtime_ns, unit=unit, place=place, boxes=_boxes(boxes))
-            for start, end, (label, size, mtime_ns, unit, place, boxes) in zip(starts, ends, picked, strict=True)
-        ]
-
-
-def scan(source: Source, boxes: int = 0) -> Listing:
-    """List a source once, and log its doubts: 36 bytes, a name and `boxes` boxes of 32 bytes a sample are held."""
-    columns = {name: array(code) for name, code in COLUMNS.items()}
-    names, rejects, held_boxes, no_boxes = bytearray(), [], array("d"), (math.nan,) * (4 * boxes)
-    digest, frozen = xxhash.xxh3_64(), xxhash.xxh3_64()
-    for entry in source.entries():
-        fact = b"%d\t%d\t%s%s\n" % (entry.label, entry.size, entry.name, _other_facts(entry))
-        digest.update(fact)
-        frozen.update(b"%d\t%d\t%d\t%s" % (entry.mtime_ns, entry.unit, entry.place, fact))
-        if entry.problem:
-            rejects.append(Reject(entry.text, entry.problem, "rejected"))
-            continue
-        columns["labels"].append(entry.label)
-        columns["sizes"].append(entry.size)
-        columns["mtimes_ns"].append(entry.mtime_ns)
-        columns["units"].append(entry.unit)
-        columns["places"].append(entry.place)
-        columns["name_bytes"].append(len(entry.name))
-        names += entry.name
-        if boxes:
-            flat = [side for box in entry.boxes[:boxes] for side in box]
-            held_boxes.extend([*flat, *no_boxes[len(flat) :]])
-    for doubt in source.doubts(len(columns["labels"])):
-        logging.getLogger("decodeonce").warning("%s: %s", source.root, doubt)
-    return Listing(
-        **{name: np.frombuffer(column, column.typecode) for name, column in columns.items()},
-        boxes=np.frombuffer(held_boxes, np.float64).reshape(len(columns["labels"]), boxes, 4),
-        names=names,
-        rejects=tuple(rejects),
-        digest=digest.hexdigest(),
-        frozen=frozen.hexdigest(),
-    )
-
-
-def _other_facts(entry: Entry) -> bytes:
-    """Its boxes, and that it can be no row; not why, for an error's words are a system's own."""
-    return b"\t!" if entry.problem else "".join("\t" + ",".join(map(repr, box)) for box in entry.boxes).encode()
-
-
-def shuffled(count: int, seed: int | None) -> NDArray[np.int64]:
-    """The source positions in row order: sorted by a keyed hash, the same on every machine and numpy version.
-
-    No two keys are equal, for the hash is a bijection, so any sorting algorithm gives the same. 16 bytes a sample.
-    """
-    if seed is None:
-        return np.arange(count)
-    start = np.uint64(xxhash.xxh3_64_intdigest(b"%d" % seed))
-    keys = np.arange(count, dtype=np.uint64)
-    for first in range(0, count, CHUNK):
-        part = keys[first : first + CHUNK]
-        part[:] = mix(part * np.uint64(GOLDEN) + start)
-    return np.argsort(keys)
-
-
-def row_order(listing: Listing, seed: int | None, *, by_unit: bool) -> NDArray[np.int64]:
-    """The source positions in row order; by units, these are permuted whole and keep their own order inside."""
-    if seed is None or not by_unit or not len(listing):
-        return shuffled(len(listing), seed)
-    ranks = np.argsort(shuffled(int(listing.units.max()) + 1, seed))
-    return np.argsort(ranks[listing.units], kind="stable")
 
 
 @dataclass(frozen=True)
@@ -230,7 +124,7 @@ class Plan:
     def entries(self, first: int, last: int) -> list[Entry]:
         """The samples planned for the rows [first, last)."""
         places = self.rows[first:last][["unit", "place"]].tolist()
-        boxes = [_boxes(held) for held in self.boxes[first:last].tolist()] if len(self.boxes) else [()] * len(places)
+        boxes = [boxes_of(held) for held in self.boxes[first:last].tolist()] if len(self.boxes) else [()] * len(places)
         return [
             Entry(*values, unit=unit, place=place, boxes=held)
             for values, (unit, place), held in zip(self.values(first, last), places, boxes, strict=True)
@@ -250,10 +144,6 @@ class Plan:
         """The source this plan was made from."""
         facts = self.facts["source"]
         return open_source(facts["kind"], Path(facts["root"]), facts["facts"])
-
-
-def _boxes(held: list[list[float]]) -> tuple[Box, ...]:
-    return tuple((box[0], box[1], box[2], box[3]) for box in held if box[0] == box[0])  # NaN is not itself
 
 
 def read_plan(paths: StorePaths) -> Plan:
@@ -283,16 +173,6 @@ def removed(error: OSError, out: Path) -> Stopped | None:
         return None
     what = f"{error.filename or out}: {error.strerror}"
     return Stopped(f"{what}; {hidden or 'another process has removed it: '}run the same command again")
-
-
-def check_expected(source: Source, found: int, expect: int | None) -> None:
-    """Raise BuildError unless a source lists as many pictures as expected."""
-    if expect is not None and found != expect:
-        what = f"{counted(found, 'picture')} found in {counted(len(source.classes()), 'class', 'classes')}"
-        raise BuildError(
-            f"{source.root}: {what}, --expect says {expect}; look for what is missing or new (a file server that is "
-            "away hides its files), or give the right number"
-        )
 
 
 def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[str, str]) -> dict[str, Any]:

@@ -3,18 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from decodeonce.prep.build.plan import CHUNK, Listing, Plan
+from decodeonce.errors import BuildError
+from decodeonce.prep.build.plan import Plan
+from decodeonce.prep.build.row_order import CHUNK
+from decodeonce.prep.build.scan import Listing
 from decodeonce.prep.entry import name_text
+from decodeonce.prep.recipe import differences
 
 # Two listings are compared by these, 16 bytes a sample: as Python objects they would take 700, 10 GB for 14 million.
 PRINT = np.dtype([("name", "<u8"), ("facts", "<u8")])
 hashed = xxhash.xxh3_64_intdigest
 Samples = Iterator[tuple[bytes, int, int]]
+
+
+def check_same(plan: Plan, listing: Listing, facts: dict[str, Any]) -> None:
+    """Raise BuildError unless these facts are the plan's own but for the place of the source, which may have moved."""
+    if plan.facts["recipe"] != facts["recipe"]:
+        raise BuildError(
+            f"{plan.paths.root}: planned with another recipe: "
+            f"{'; '.join(differences(facts['recipe'], plan.facts['recipe']))}; go on with the plan's, or remove OUT"
+        )
+    planned, found = plan.facts["source"], facts["source"]
+    if planned["frozen"] != found["frozen"]:
+        told, out = changes(plan, listing), plan.paths.root
+        if planned["root"] != found["root"]:
+            raise BuildError(
+                f"{out}: planned from {planned['root']} ({planned['kind']}), this is {found['root']} "
+                f"({found['kind']}): {told}; give that, or remove OUT and build again"
+            )
+        raise BuildError(
+            f"{planned['root']}: the source changed since the plan: {told}; put it back, or remove {out} and build "
+            "again"
+        )
+    if plan.facts["classes"] != facts["classes"] or planned["kind"] != found["kind"]:
+        raise BuildError(
+            f"{plan.paths.root}: planned as {planned['kind']} with {len(plan.facts['classes'])} classes, now "
+            f"{found['kind']} with {len(facts['classes'])}, or with other names; give the same, or remove OUT"
+        )
 
 
 def changes(plan: Plan, listing: Listing) -> str:

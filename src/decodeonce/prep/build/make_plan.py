@@ -1,0 +1,113 @@
+"""The first step of a build: make the plan, or find that the one that is there is still right."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from decodeonce.errors import BuildError
+from decodeonce.formatting import quoted
+from decodeonce.host import network_file_system
+from decodeonce.prep.build.free_space import check_room, find_storage, need
+from decodeonce.prep.build.output_dir import check_output_dir, clear_leftovers, is_built, reserve_shards
+from decodeonce.prep.build.plan import Plan, plan_facts, read_plan, write_facts, write_plan
+from decodeonce.prep.build.plan_diff import check_same
+from decodeonce.prep.build.scan import Listing, check_expected, check_listing, scan
+from decodeonce.prep.pixels.versions import decoder_versions
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import Source
+from decodeonce.store import StorePaths
+from decodeonce.store.files import (
+    PAGE,
+    locked,
+    make_folder,
+    sync_folder,
+)
+from decodeonce.store.layout import missing_advice
+
+
+def make_plan(source: Source, out: Path, recipe: Recipe, expect: int | None = None) -> Plan:
+    """Scan `source` and freeze which sample goes to which row of the store `out`; space is checked and reserved.
+
+    BuildError unless the source lists `expect` pictures, rejects included.
+
+    Where a plan is there already, it is returned if source, recipe and decoders are still the same; else, and where
+    `out` is a finished store or something else, BuildError says what differs.
+    """
+    paths = StorePaths(out)
+    check_output_dir(paths, source)
+    decoders = decoder_versions(recipe.container)
+    if paths.plan.exists():
+        sync_folder(paths.build)  # who wrote it may have been killed before this
+        if (plan := _stamped_plan(paths, source, recipe.facts(decoders))) is not None:
+            check_expected(source, plan.candidates, expect)
+            return plan
+    listing = scan(source, recipe.boxes_a_row)
+    check_expected(source, listing.candidates, expect)
+    facts = plan_facts(source, listing, recipe, decoders)
+    if not paths.plan.exists():
+        check_listing(source, listing)
+    make_folder(paths.root)
+    with locked(paths.build):  # of two plans at once, as of a job that was sent twice, the later one finds the other's
+        make_folder(paths.build)  # which says so where nothing can be written
+        planned = paths.plan.exists()  # asked first: a finish writes store.json before it removes the plan
+        check_output_dir(paths, source)
+        if planned:
+            plan = read_plan(paths)
+            check_same(plan, listing, facts)
+            same_place = all(plan.facts["source"][key] == facts["source"][key] for key in ("root", "facts"))
+            return plan if same_place else write_facts(paths, facts)
+        return _new_plan(paths, listing, facts)
+
+
+def _stamped_plan(paths: StorePaths, source: Source, recipe: dict[str, Any]) -> Plan | None:
+    """The plan, if it needs no listing to be seen that it is still right: an archive is indexed once."""
+    plan = read_plan(paths)
+    found = {"kind": source.kind, "root": os.path.abspath(source.root), "stamp": source.stamp()}
+    same = found["stamp"] is not None and found == {key: plan.facts["source"][key] for key in found}
+    return plan if same and plan.facts["recipe"] == recipe else None
+
+
+def _new_plan(paths: StorePaths, listing: Listing, facts: dict[str, Any]) -> Plan:
+    if paths.journals.is_dir() and any(paths.journals.iterdir()):  # a plan is written before any journal
+        advice = f"{missing_advice(paths.build)}remove {quoted(str(paths.root))} and build again"
+        raise BuildError(f"{paths.plan}: missing, though blocks of this build are done; {advice}")
+    clear_leftovers(paths)
+    plan = Plan(paths, facts)
+    check_room(paths.root, find_storage(paths.root), need(plan))
+    _warn_of_shared_pages(plan)
+    make_folder(paths.journals)
+    try:
+        reserve_shards(plan)
+        return write_plan(paths, listing, facts)
+    except OSError:  # a full disk, above all: what was reserved is room that is asked for
+        if not paths.plan.exists():  # another's, where the file system has no locks
+            clear_leftovers(paths)
+        raise
+
+
+def _warn_of_shared_pages(plan: Plan) -> None:
+    """NFS clients write whole pages back: two nodes that share one may undo each other's bytes."""
+    block_bytes = plan.blocks.block_rows * plan.recipe.row_bytes
+    place = plan.paths.root.absolute().parent
+    if block_bytes % PAGE and place.exists() and network_file_system(place) == "NFS":
+        logging.getLogger("decodeonce").warning(
+            "%s: on NFS, and blocks of %d bytes share pages: decode on one node only, or choose a --size whose rows "
+            "fill pages (a multiple of 32 does)",
+            plan.paths.root,
+            block_bytes,
+        )
+
+
+def plan_unless_built(source: Source, out: Path, recipe: Recipe, expect: int | None = None) -> Plan | None:
+    """`make_plan`; None where `out` is this very store, finished before or meanwhile. Raises as `is_built`, too."""
+    if is_built(source, out, recipe, expect):
+        return None
+    try:
+        return make_plan(source, out, recipe, expect)
+    except (BuildError, OSError):
+        if not is_built(source, out, recipe, expect):
+            raise
+        return None

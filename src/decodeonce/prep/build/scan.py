@@ -1,0 +1,122 @@
+"""Scan a source: list its samples once, and say what can be no row."""
+
+from __future__ import annotations
+
+import logging
+import math
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from decodeonce.errors import BuildError
+from decodeonce.formatting import counted
+from decodeonce.prep.entry import Box, Entry
+from decodeonce.prep.sources import Source
+from decodeonce.store import Reject
+
+COLUMNS = {"labels": "i", "sizes": "q", "mtimes_ns": "q", "units": "i", "places": "q", "name_bytes": "i"}
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A source as scanned: its samples in the source's order, a column each, names end to end; and plan-time rejects.
+
+    `boxes` is (samples, K, 4) float64, NaN where a sample has fewer. `digest` covers class, size, name and boxes of
+    every candidate, and whether it can be a row, `frozen` their mtimes and places, too.
+    """
+
+    labels: NDArray[np.int32]
+    sizes: NDArray[np.int64]
+    mtimes_ns: NDArray[np.int64]
+    units: NDArray[np.int32]
+    places: NDArray[np.int64]
+    boxes: NDArray[np.float64]
+    name_bytes: NDArray[np.int32]
+    names: bytearray
+    rejects: tuple[Reject, ...]
+    digest: str
+    frozen: str
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def candidates(self) -> int:
+        """Samples and plan-time rejects together: what --max-bad counts against."""
+        return len(self) + len(self.rejects)
+
+    def entries(self, positions: NDArray[np.int64]) -> list[Entry]:
+        """The samples at these positions of the source's order."""
+        ends = np.cumsum(self.name_bytes, dtype=np.int64)[positions].tolist()
+        starts = (ends - self.name_bytes[positions]).tolist()
+        columns = (self.labels, self.sizes, self.mtimes_ns, self.units, self.places, self.boxes)
+        picked = zip(*(column[positions].tolist() for column in columns), strict=True)
+        return [
+            Entry(bytes(self.names[start:end]), label, size, mtime_ns, unit=unit, place=place, boxes=boxes_of(boxes))
+            for start, end, (label, size, mtime_ns, unit, place, boxes) in zip(starts, ends, picked, strict=True)
+        ]
+
+
+def scan(source: Source, boxes: int = 0) -> Listing:
+    """List a source once, and log its doubts: 36 bytes, a name and `boxes` boxes of 32 bytes a sample are held."""
+    columns = {name: array(code) for name, code in COLUMNS.items()}
+    names, rejects, held_boxes, no_boxes = bytearray(), [], array("d"), (math.nan,) * (4 * boxes)
+    digest, frozen = xxhash.xxh3_64(), xxhash.xxh3_64()
+    for entry in source.entries():
+        fact = b"%d\t%d\t%s%s\n" % (entry.label, entry.size, entry.name, _other_facts(entry))
+        digest.update(fact)
+        frozen.update(b"%d\t%d\t%d\t%s" % (entry.mtime_ns, entry.unit, entry.place, fact))
+        if entry.problem:
+            rejects.append(Reject(entry.text, entry.problem, "rejected"))
+            continue
+        columns["labels"].append(entry.label)
+        columns["sizes"].append(entry.size)
+        columns["mtimes_ns"].append(entry.mtime_ns)
+        columns["units"].append(entry.unit)
+        columns["places"].append(entry.place)
+        columns["name_bytes"].append(len(entry.name))
+        names += entry.name
+        if boxes:
+            flat = [side for box in entry.boxes[:boxes] for side in box]
+            held_boxes.extend([*flat, *no_boxes[len(flat) :]])
+    for doubt in source.doubts(len(columns["labels"])):
+        logging.getLogger("decodeonce").warning("%s: %s", source.root, doubt)
+    return Listing(
+        **{name: np.frombuffer(column, column.typecode) for name, column in columns.items()},
+        boxes=np.frombuffer(held_boxes, np.float64).reshape(len(columns["labels"]), boxes, 4),
+        names=names,
+        rejects=tuple(rejects),
+        digest=digest.hexdigest(),
+        frozen=frozen.hexdigest(),
+    )
+
+
+def _other_facts(entry: Entry) -> bytes:
+    """Its boxes, and that it can be no row; not why, for an error's words are a system's own."""
+    return b"\t!" if entry.problem else "".join("\t" + ",".join(map(repr, box)) for box in entry.boxes).encode()
+
+
+def boxes_of(held: list[list[float]]) -> tuple[Box, ...]:
+    """The boxes of a sample; missing ones are NaN."""
+    return tuple((box[0], box[1], box[2], box[3]) for box in held if box[0] == box[0])  # NaN is not itself
+
+
+def check_expected(source: Source, found: int, expect: int | None) -> None:
+    """Raise BuildError unless a source lists as many pictures as expected."""
+    if expect is not None and found != expect:
+        what = f"{counted(found, 'picture')} found in {counted(len(source.classes()), 'class', 'classes')}"
+        raise BuildError(
+            f"{source.root}: {what}, --expect says {expect}; look for what is missing or new (a file server that is "
+            "away hides its files), or give the right number"
+        )
+
+
+def check_listing(source: Source, listing: Listing) -> None:
+    """Raise BuildError where a source has nothing that could be a row."""
+    if not len(listing):
+        tried = f"; all {listing.candidates} candidates are rejects, first "
+        why = f"{tried}{listing.rejects[0]}" if listing.rejects else ""
+        raise BuildError(f"{source.root}: no picture in it{why}; taken for {source.found}")
