@@ -64,6 +64,7 @@ def test_the_notebook_holds_no_outputs() -> None:
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
 
 
+@pytest.mark.long
 def test_the_environment_has_one_pil_and_it_is_the_stock_one(python: Path, tmp_path: Path) -> None:
     code = "from decodeonce.prep.pixels.versions import find_pillow as f; print(f().name, f().version, *f().installed)"
     name, version, *installed = run(python, "-c", code, cwd=tmp_path).split()
@@ -71,6 +72,7 @@ def test_the_environment_has_one_pil_and_it_is_the_stock_one(python: Path, tmp_p
     assert f"\npillow=={version} " in (ROOT / "constraints.txt").read_text()
 
 
+@pytest.mark.long
 def test_all_that_the_environment_has_of_its_own_is_pinned(python: Path) -> None:
     lines = [line for pins in setup_notebook.PINS for line in pins.read_text().splitlines() if line[0] != "#"]
     pinned = {(canonicalize_name(pin.name), str(pin.specifier)) for pin in map(Requirement, lines)}
@@ -96,6 +98,7 @@ def test_the_notebook_makes_a_store_looks_at_it_and_draws_its_rates(python: Path
     assert printed.count(" GB/s in batches of ") == 2 * 3 * 3  # threads, orders, sizes
 
 
+@pytest.mark.long
 def test_numpy_alone_looks_at_any_store(python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["$\\frac{1}{$", "\udcff\x1b[2J", "line\nbreak", "長い" * 99]
     monkeypatch.setattr("tests.stores.PictureClass", lambda name, _: PictureClass(names[int(name[5:])], ""))
