@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from decodeonce import Batch, Loader
 from tests.conftest import COUNT
+from tests.packages import NOT_DEV
 
 BATCH = 4
 STEPS = COUNT // BATCH
@@ -41,7 +42,7 @@ def test_an_iterator_that_gave_nothing_is_no_epoch(store: Path) -> None:
 
 
 def test_accelerate_takes_it_as_it_is(store: Path) -> None:
-    accelerate = pytest.importorskip("accelerate")
+    accelerate = pytest.importorskip("accelerate", reason=NOT_DEV.format("accelerate"))
     accelerator = accelerate.Accelerator(cpu=True)
     model = nn.Linear(3, 3)
     with Loader(store, batch_size=BATCH) as loader:
@@ -57,7 +58,7 @@ def test_accelerate_takes_it_as_it_is(store: Path) -> None:
 
 def lightning_fit(loader: Loader, folder: Path, **options: Any) -> list[tuple[int, int, list[int]]]:
     """Train; returns Lightning's epoch, the batch's and its rows, step by step."""
-    lightning = pytest.importorskip("pytorch_lightning")
+    lightning = pytest.importorskip("pytorch_lightning", reason=NOT_DEV.format("pytorch-lightning"))
     seen: list[tuple[int, int, list[int]]] = []
 
     class Model(lightning.LightningModule):  # type: ignore[misc, name-defined]
