@@ -226,7 +226,8 @@ def modules_after(code: str) -> set[str]:
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
-    assert not modules_after("import decodeonce") & {"numpy", "torch", "h5py", "PIL", "xxhash", "tqdm", "typer"}
+    heavy = {"numpy", "torch", "h5py", "PIL", "xxhash", "tqdm", "typer", "jinja2"}
+    assert not modules_after("import decodeonce") & heavy
 
 
 @pytest.mark.parametrize(
@@ -236,13 +237,19 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
         ("loader", {"decodeonce.prep", "decodeonce.cli"}),
         # Pillow and simplejpeg, too: without them `prep` has to be able to say so
         ("prep", {"torch", "PIL", "simplejpeg", "pyarrow", "scipy", "decodeonce.loader", "decodeonce.cli"}),
-        ("cli", {"torch", "numpy", "PIL", "decodeonce.loader"}),
+        ("cli", {"torch", "numpy", "PIL", "jinja2", "decodeonce.loader"}),
     ],
 )
 def test_importing_a_part_leaves_the_others_alone(part: str, unloaded: set[str]) -> None:
     loaded = modules_after(f"import decodeonce.{part}")
     assert f"decodeonce.{part}" in loaded
     assert not loaded & unloaded
+
+
+def test_importing_every_command_loads_no_template_engine() -> None:
+    loaded = modules_after("from decodeonce.cli.app import COMMANDS, make_app\nmake_app(*COMMANDS)")
+    assert "decodeonce.cli.report.command" in loaded
+    assert not loaded & {"torch", "numpy", "PIL", "jinja2"}
 
 
 def test_a_failed_install_shows_the_conflict_that_pip_names() -> None:

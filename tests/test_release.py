@@ -141,7 +141,8 @@ def test_the_sdist_and_the_tree_give_the_same_wheel(built: Built) -> None:
 def test_the_wheel_holds_the_package_and_nothing_else(built: Built) -> None:
     packaged = {f"src/{name}" for name in wheel_contents(built.wheel) if ".dist-info/" not in name}
     assert packaged == {name for name in built.sources if name.startswith("src/")}
-    assert {"src/decodeonce/py.typed", "src/decodeonce/prep/jobs/sites/polaris.toml"} <= packaged
+    data = {"py.typed", "prep/jobs/sites/polaris.toml", "cli/report/templates/style.css"}
+    assert {f"src/decodeonce/{name}" for name in data} <= packaged
 
 
 def test_the_wheel_has_the_command_and_the_licence(built: Built) -> None:

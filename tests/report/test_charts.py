@@ -11,15 +11,19 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from decodeonce.cli.report import charts
-from decodeonce.cli.report.axes import HEIGHT, LEFT, WIDTH, Axis, climb, plot, short
-from decodeonce.cli.report.markup import Markup
+from decodeonce.cli.report.charts import HEIGHT, LEFT, WIDTH, Axis, Chart, short, x_axis, y_axis
+from decodeonce.cli.report.page import environment
 
 
-def shapes(drawn: Markup, tag: str, kind: str) -> list[dict[str, str]]:
-    """The attributes of the shapes of this kind; the drawing is well-formed XML, too."""
-    return [
-        one.attrib for one in ElementTree.fromstring(drawn).iter(tag) if kind in one.attrib.get("class", "").split()
-    ]
+def drawn(chart: Chart) -> ElementTree.Element:
+    """The chart as the page draws it, which is well-formed XML."""
+    template = environment().from_string('{% from "chart.html" import draw %}{{ draw("key", "title", "told", chart) }}')
+    return ElementTree.fromstring(template.render(chart=chart))
+
+
+def shapes(chart: Chart, tag: str, style: str) -> list[dict[str, str]]:
+    """The attributes of the shapes of this style."""
+    return [one.attrib for one in drawn(chart).iter(tag) if style in one.attrib.get("class", "").split()]
 
 
 def corners(path: str) -> list[tuple[float, float]]:
@@ -39,67 +43,67 @@ def corners(path: str) -> list[tuple[float, float]]:
 
 def test_bars_are_as_long_as_their_counts() -> None:
     counts = [500, 250, 100, 1, 0]
-    drawn = charts.class_bars([f"<{n}>" for n in counts], counts, "told")
-    widths = [float(bar["width"]) for bar in shapes(drawn, "rect", "bar")]
+    chart = charts.class_bars([f"<{n}>" for n in counts], counts)
+    widths = [float(bar["width"]) for bar in shapes(chart, "rect", "bar")]
     assert np.allclose(np.array(widths) / widths[0], np.array(counts) / 500, atol=0.001)
-    text = [one.text for one in ElementTree.fromstring(drawn).iter("text")]
+    text = [one.text for one in drawn(chart).iter("text")]
     assert text == [word for n in counts for word in (f"<{n}>", str(n))]
 
 
 @pytest.mark.parametrize("classes", [1, 31, 360, 1000, 21841])
 def test_the_curve_goes_through_the_counts(classes: int) -> None:
     counts = sorted(np.random.default_rng(0).integers(0, 1300, classes).tolist(), reverse=True)
-    drawn = charts.class_curve(counts, "told")
-    [area] = shapes(drawn, "path", "area")
-    across, up = plot(0, classes), climb(0, max(*counts, 1))
+    chart = charts.class_curve(counts)
+    [area] = shapes(chart, "path", "area")
+    x_of, y_of = x_axis("", 0, classes), y_axis("", 0, max(*counts, 1))
     points = corners(area["d"])[1:-2]
-    assert len(points) <= 2 * charts.POINTS
+    assert len(points) <= 2 * charts.CURVE_POINTS
     for (x, y), (later, same) in zip(points[::2], points[1::2], strict=True):
         assert y == same
-        place = round((x - across.start) / (across.end - across.start) * classes)
+        place = round((x - x_of.start) / (x_of.end - x_of.start) * classes)
         near = {counts[p] for p in range(max(place - 5, 0), min(place + 6, classes))}
-        assert min(abs(y - up.at(count)) for count in near) < 0.06
+        assert min(abs(y - y_of.at(count)) for count in near) < 0.06
         assert later > x
-    assert points[-1][0] == across.end
+    assert points[-1][0] == x_of.end
 
 
 def test_the_map_has_a_square_where_pictures_are() -> None:
     widths, heights = np.array([500, 500, 64, 3000]), np.array([375, 375, 64, 30])
-    drawn = charts.size_map(widths, heights, (224, 256), "told")
-    cells = shapes(drawn, "rect", "cell")
+    chart = charts.size_map(widths, heights, (224, 256))
+    cells = shapes(chart, "rect", "cell")
     assert len(cells) == 3
     low, high = charts._log_span(np.array([30, 3000]))
-    across, up = plot(low, high, log=True), climb(low, high, log=True)
+    x_of, y_of = x_axis("", low, high, log=True), y_axis("", low, high, log=True)
     for width, height in zip(widths, heights, strict=True):
-        x, y = across.at(width), up.at(height)
+        x, y = x_of.at(width), y_of.at(height)
         assert any(
             0 <= x - float(cell["x"]) + 0.1 <= float(cell["width"]) + 0.2
             and 0 <= y - float(cell["y"]) + 0.1 <= float(cell["height"]) + 0.2
             for cell in cells
         )
-    assert sorted(float(cell["fill-opacity"]) for cell in cells)[-1] == 1
-    [mark] = shapes(drawn, "path", "mark")
-    assert corners(mark["d"])[1] == pytest.approx((across.at(256), up.at(224)), abs=0.06)
+    assert sorted(float(cell.get("fill-opacity", 1)) for cell in cells)[-1] == 1
+    [mark] = shapes(chart, "path", "mark")
+    assert corners(mark["d"])[1] == pytest.approx((x_of.at(256), y_of.at(224)), abs=0.06)
 
 
 def test_the_shorter_sides_that_were_enlarged_are_drawn_apart() -> None:
     shorter = np.array([100, 100, 100, 300, 600])
-    drawn = charts.shorter_sides(shorter, shorter < 256, "told")
-    unit = 1 / 3 * (climb(0, 3).start - climb(0, 3).end)
-    warm = [float(bar["height"]) for bar in shapes(drawn, "rect", "warm")]
-    every = [float(bar["height"]) for bar in shapes(drawn, "rect", "bar")]
+    chart = charts.shorter_sides(shorter, shorter < 256)
+    unit = 1 / 3 * (y_axis("", 0, 3).start - y_axis("", 0, 3).end)
+    warm = [float(bar["height"]) for bar in shapes(chart, "rect", "warm")]
+    every = [float(bar["height"]) for bar in shapes(chart, "rect", "bar")]
     assert warm == pytest.approx([3 * unit], abs=0.11)
     assert sorted(every) == pytest.approx([unit, unit, 3 * unit], abs=0.11)
-    assert not shapes(charts.shorter_sides(shorter, None, "told"), "rect", "warm")
+    assert not shapes(charts.shorter_sides(shorter, None), "rect", "warm")
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_line_of_levels_has_each_share(channels: int) -> None:
     counts = np.random.default_rng(0).integers(1, 100, (channels, 256)).astype(float)
     shares = counts / counts.sum(axis=1, keepdims=True)
-    lines = shapes(charts.levels(shares, "told"), "path", "line")
+    lines = shapes(charts.levels(shares), "path", "line")
     inner = shares[:, 1:-1].max()
-    up = climb(0, 100 * min(shares.max(), 1.15 * inner))
+    up = y_axis("", 0, 100 * min(shares.max(), 1.15 * inner))
     assert len(lines) == channels
     for line, expected in zip(lines, shares, strict=True):
         heights = [y for _, y in corners(line["d"])[1::2]]
@@ -110,14 +114,14 @@ def test_one_level_alone_can_be_drawn() -> None:
     for level in (0, 128, 255):
         shares = np.zeros((3, 256))
         shares[:, level] = 1
-        assert len(shapes(charts.levels(shares, "told"), "path", "line")) == 3
+        assert len(shapes(charts.levels(shares), "path", "line")) == 3
 
 
 @given(st.floats(1e-3, 1e7), st.floats(1e-3, 1e7), st.booleans())
 def test_an_axis_has_some_round_numbers_in_its_range(low: float, span: float, log: bool) -> None:
     high = low * (2 + span) if log else low + span
     assume(high - low > low / 1e6)
-    axis = Axis(low, high, 0, 100, log)
+    axis = Axis("", low, high, 0, 100, log)
     ticks = axis.ticks()
     assert ticks == sorted(set(ticks))
     assert all(low * 0.999 <= tick <= high * 1.001 for tick in ticks)
@@ -129,9 +133,9 @@ def test_an_axis_has_some_round_numbers_in_its_range(low: float, span: float, lo
 def test_a_level_that_most_pixels_have_does_not_hide_the_others() -> None:
     shares = np.full((1, 256), 0.1 / 255)
     shares[0, 0] = 0.9
-    [line] = shapes(charts.levels(shares, "told"), "path", "line")
+    [line] = shapes(charts.levels(shares), "path", "line")
     heights = [y for _, y in corners(line["d"])[1::2]]
-    up = climb(0, 1)
+    up = y_axis("", 0, 1)
     assert min(heights) == heights[0] == pytest.approx(up.end, abs=0.06)
     assert heights[1:] == pytest.approx([up.at(1 / 1.15)] * 255, abs=0.06)
 

@@ -1,1 +1,1 @@
-"""`prep report`: a store on one page that needs nothing but itself."""
+"""`prep report`: a store as one HTML page."""

@@ -1,7 +1,4 @@
-"""What can still be seen of a picture that became no row: as much of it as Pillow decodes, in a process of its own.
-
-A reject may be one that ended its decoder, or was made to do harm: see `leniently`.
-"""
+"""Images of rejects: as much of each as Pillow decodes, in a process of its own, since it may crash its decoder."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ from collections.abc import Iterable
 from PIL import Image
 
 from decodeonce.cli.report import leniently
-from decodeonce.cli.report.pictures import encoded
 from decodeonce.cli.thumbnail import SIDE
 from decodeonce.errors import DecodeonceError
 from decodeonce.prep.entry import name_bytes
@@ -24,15 +20,15 @@ from decodeonce.store import Manifest, Reject
 MOST_BYTES = 64 << 20  # of a file
 
 
-def broken_pictures(manifest: Manifest, source: str, rejects: Iterable[Reject]) -> dict[str, bytes]:
-    """A small picture of each of these that can be found in `source` and decoded in part, by its name in rejects.tsv.
+def broken_pictures(manifest: Manifest, source: str, rejects: Iterable[Reject]) -> dict[str, Image.Image]:
+    """Return a small image of each reject that is in `source` and decodes in part, by its name in rejects.tsv.
 
-    `source` is what the store was built from, as `prep repair` takes it. BuildError where nothing is there, Stopped.
+    `source` is the source of the build, as for `prep repair`. Raises BuildError if it does not exist, and Stopped.
     """
     roots = roots_of(str(manifest.source.get("kind", "")), source)
     names = {name_bytes(reject.source): reject.source for reject in rejects}
     search = Wanted({name for name in names if all(_inside(os.fsencode(root), name) for root in roots)})
-    found: dict[str, bytes] = {}
+    found: dict[str, Image.Image] = {}
     for name, data in find_pictures(roots, search):
         search.names.discard(name)
         if len(data) <= MOST_BYTES and (seen := _seen(data)):
@@ -41,7 +37,7 @@ def broken_pictures(manifest: Manifest, source: str, rejects: Iterable[Reject]) 
 
 
 def _inside(root: bytes, name: bytes) -> bool:
-    """Whether no link leads out of the folder on the way to a name: such pictures are rejects, and are not read."""
+    """Whether a name leads to a place in the folder; a link that leads out of it is not followed."""
     real = os.path.realpath(root)
     return (
         b"\0" not in name
@@ -49,14 +45,15 @@ def _inside(root: bytes, name: bytes) -> bool:
     )
 
 
-def _seen(data: bytes) -> bytes:
-    """A small picture of what can be decoded; b"" for nothing."""
+def _seen(data: bytes) -> Image.Image | None:
+    """A small image of what can be decoded; None for nothing."""
     decoder = Isolated(leniently.__name__)
     try:
         png = decoder.ask("", data=base64.b64encode(data).decode(), side=SIDE)
     except (DecodeonceError, OSError):
-        return b""
+        return None
     finally:
         decoder.close()
     with Image.open(io.BytesIO(base64.b64decode(png))) as image:
-        return encoded(image)
+        image.load()
+        return image

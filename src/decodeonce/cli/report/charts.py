@@ -1,104 +1,184 @@
-"""Charts as inline SVG, in the page's colours: text says what each shows, and tables beside them have the numbers."""
+"""The geometry of the charts; `templates/chart.html` draws them as inline SVG."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.cli.report.axes import WIDTH, climb, drawing, frame, label, number, plot
-from decodeonce.cli.report.markup import Markup, element, joined
+WIDTH, HEIGHT = 420.0, 260.0  # units of a chart: about 1.2 CSS pixels on a desktop, 0.85 on a phone
+LEFT, RIGHT, TOP, BOTTOM = 46.0, 18.0, 18.0, 36.0  # margins
+BAR = 18.0  # height of a class's bar
+NAMED_BARS = 30  # up to this many classes, each has a bar
+CURVE_POINTS = 360
 
-BAR = 18.0  # height of a class's line
-NAMED_BARS = 30  # classes that get a line each
-POINTS = 360  # of a curve
+
+def short(value: float) -> str:
+    """A number for an axis: 1200, 50k, 1.2M."""
+    if value >= 1e6:
+        return f"{value / 1e6:g}M"
+    return f"{value / 1e3:g}k" if value >= 1e4 else f"{value:g}"
 
 
-def class_bars(names: Sequence[str], counts: Sequence[int], told: str) -> Markup:
-    """A line for each class, with its name in it and its count at its end."""
-    most, shapes = max(*counts, 1), []
+@dataclass(frozen=True)
+class Axis:
+    """Maps values from `low` to `high` to positions from `start` to `end`; on a logarithmic scale if `log`."""
+
+    name: str
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+    tick_step: float | None = None
+
+    def at(self, value: float) -> float:
+        """The position of a value."""
+        low, high, value = (math.log2(v) if self.log else v for v in (self.low, self.high, value))
+        return self.start + (value - low) / (high - low) * (self.end - self.start)
+
+    def ticks(self) -> list[float]:
+        """About five round values, or powers of two."""
+        if self.log:
+            powers = range(math.ceil(math.log2(self.low)), math.floor(math.log2(self.high)) + 1)
+            every = max(1, math.ceil(len(powers) / 7))
+            return [2.0**power for power in powers if power % every == 0]
+        step = self.tick_step or self._round_step()
+        return [step * k for k in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
+
+    def _round_step(self) -> float:
+        span = self.high - self.low
+        unit: float = 10 ** math.floor(math.log10(span / 2))
+        return unit * next(factor for factor in (1, 2, 2.5, 5, 10) if span / (unit * factor) <= 5)
+
+
+def x_axis(name: str, low: float, high: float, *, log: bool = False, tick_step: float | None = None) -> Axis:
+    """An axis along the bottom of a chart."""
+    return Axis(name, low, high, LEFT, WIDTH - RIGHT, log, tick_step)
+
+
+def y_axis(name: str, low: float, high: float, *, log: bool = False) -> Axis:
+    """An axis along the left side of a chart."""
+    return Axis(name, low, high, HEIGHT - BOTTOM, TOP, log)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A rectangle; `style` is its CSS class."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    style: str
+    opacity: float = 1.0
+
+
+@dataclass(frozen=True)
+class Curve:
+    """An SVG path; `style` is its CSS class."""
+
+    path: str
+    style: str
+
+
+@dataclass(frozen=True)
+class Label:
+    """A left-aligned word at the baseline `y`; `style` is its CSS class."""
+
+    text: str
+    x: float
+    y: float
+    style: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What a chart consists of; `axes` are x and y."""
+
+    axes: tuple[Axis, Axis] | None = None
+    bars: Sequence[Bar] = ()
+    curves: Sequence[Curve] = ()
+    labels: Sequence[Label] = ()
+    width: float = WIDTH
+    height: float = HEIGHT
+
+
+def class_bars(names: Sequence[str], counts: Sequence[int]) -> Chart:
+    """A bar for each class, with its name on it and its count at the end."""
+    most, bars, labels = max(*counts, 1), [], []
     for index, (name, count) in enumerate(zip(names, counts, strict=True)):
         y, width = index * BAR, (WIDTH - 60) * count / most
-        bar = {"x": "0", "y": number(y + 2), "width": number(width), "height": number(BAR - 4)}
-        shapes.append(element("rect", **bar, rx="2", class_="bar pale"))
-        shapes.append(label(name, 6, y + 13, anchor="start", class_="within"))
-        shapes.append(label(f"{count:,}", max(width + 5, 6 + 6.2 * len(name)), y + 13, anchor="start"))
-    return drawing("classes", "Rows of each class", told, *shapes, height=BAR * len(counts))
+        bars.append(Bar(0, y + 2, width, BAR - 4, "bar pale"))
+        labels.append(Label(name, 6, y + 13, "within"))
+        labels.append(Label(f"{count:,}", max(width + 5, 6 + 6.2 * len(name)), y + 13, "count"))
+    return Chart(bars=bars, labels=labels, height=BAR * len(counts))
 
 
-def class_curve(counts: Sequence[int], told: str) -> Markup:
-    """Rows of each class, largest class first, as an area."""
-    across, up = plot(0, len(counts)), climb(0, max(*counts, 1))
-    points = min(len(counts), POINTS)
-    places = [point * len(counts) // points for point in range(points)]
-    ends = [*places[1:], len(counts)]
-    path = f"M{number(across.start)} {number(up.start)}"
-    for first, last in zip(places, ends, strict=True):
-        path += f"V{number(up.at(counts[first]))}H{number(across.at(last))}"
-    area = element("path", d=f"{path}V{number(up.start)}Z", class_="area")
-    axes = frame(across, up, "classes, largest first", "rows")
-    return drawing("classes", "Rows of each class", told, *axes, area)
+def class_curve(counts: Sequence[int]) -> Chart:
+    """The rows of each class, largest class first, as an area."""
+    x, y = x_axis("classes, largest first", 0, len(counts)), y_axis("rows", 0, max(*counts, 1))
+    points = min(len(counts), CURVE_POINTS)
+    firsts = [point * len(counts) // points for point in range(points)]
+    path = _steps(x, y, [*firsts[1:], len(counts)], [counts[first] for first in firsts])
+    return Chart((x, y), curves=[Curve(f"{path}V{y.start:.1f}Z", "area")])
 
 
-def size_map(widths: NDArray[np.int64], heights: NDArray[np.int64], row: tuple[int, int], told: str) -> Markup:
-    """How many pictures are of which width and height: darker squares hold more; a frame as large as a row."""
+def size_map(widths: NDArray[np.int64], heights: NDArray[np.int64], row: tuple[int, int]) -> Chart:
+    """The number of images of each width and height, as darker or paler squares, with a frame the size of a row."""
     low, high = _log_span(np.concatenate([widths, heights, np.array(row)]))
+    x, y = x_axis("width, pixels", low, high, log=True), y_axis("height, pixels", low, high, log=True)
     bins = 44
     edges = np.geomspace(low, high, bins + 1)
     held, _, _ = np.histogram2d(widths, heights, bins=(edges, edges))
-    across, up, shapes = plot(low, high, log=True), climb(low, high, log=True), []
-    wide, tall = (across.end - across.start) / bins, (up.start - up.end) / bins
-    for x, y in np.argwhere(held):
-        strength = 0.25 + 0.75 * math.log1p(held[x, y]) / math.log1p(held.max())
-        place = {"x": number(across.start + x * wide), "y": number(up.start - (y + 1) * tall)}
-        size = {"width": number(wide), "height": number(tall)}
-        shapes.append(element("rect", **place, **size, class_="cell", fill_opacity=f"{strength:.2f}"))
-    corner = (across.at(row[1]), up.at(row[0]))
-    edge = f"M{number(across.start)} {number(corner[1])}H{number(corner[0])}V{number(up.start)}"
-    mark = element("path", d=edge, class_="mark")
-    axes = frame(across, up, "width, pixels", "height, pixels")
-    return drawing("sizes", "Width and height of the source pictures", told, *axes, *shapes, mark)
+    wide, tall = (x.end - x.start) / bins, (y.start - y.end) / bins
+    cells = []
+    for column, line in np.argwhere(held).tolist():
+        strength = 0.25 + 0.75 * math.log1p(held[column, line]) / math.log1p(held.max())
+        cells.append(Bar(x.start + column * wide, y.start - (line + 1) * tall, wide, tall, "cell", strength))
+    frame = f"M{x.start:.1f} {y.at(row[0]):.1f}H{x.at(row[1]):.1f}V{y.start:.1f}"
+    return Chart((x, y), cells, [Curve(frame, "mark")])
 
 
-def shorter_sides(shorter: NDArray[np.int64], enlarged: NDArray[np.bool_] | None, told: str) -> Markup:
-    """How many pictures have which shorter side; those that were enlarged in another colour, below the others."""
+def shorter_sides(shorter: NDArray[np.int64], enlarged: NDArray[np.bool_] | None) -> Chart:
+    """The number of images by their shorter side; enlarged ones have another colour, below the others."""
     low, high = _log_span(shorter)
     edges = np.geomspace(low, high, 41)
-    total = np.histogram(shorter, edges)[0].tolist()
-    small = np.histogram(shorter[enlarged], edges)[0].tolist() if enlarged is not None else [0] * 40
-    across, up, shapes = plot(low, high, log=True), climb(0, max(total)), []
-    for left, right, held, grown in zip(edges[:-1].tolist(), edges[1:].tolist(), total, small, strict=True):
-        x, wide = across.at(left), across.at(right) - across.at(left) - 0.6
-        for base, top, colour in ((0, grown, "bar warm"), (grown, held, "bar")):
+    counts = np.histogram(shorter, edges)[0].tolist()
+    small = [0] * len(counts) if enlarged is None else np.histogram(shorter[enlarged], edges)[0].tolist()
+    x, y = x_axis("shorter side, pixels", low, high, log=True), y_axis("rows", 0, max(counts))
+    bars = []
+    for left, right, count, grown in zip(edges[:-1], edges[1:], counts, small, strict=True):
+        for base, top, style in ((0, grown, "bar warm"), (grown, count, "bar")):
             if top > base:
-                place = {"x": number(x), "y": number(up.at(top)), "width": number(wide)}
-                shapes.append(element("rect", **place, height=number(up.at(base) - up.at(top)), class_=colour))
-    axes = frame(across, up, "shorter side, pixels", "rows")
-    return drawing("shorter", "Shorter side of the source pictures", told, *axes, *shapes)
+                width, height = x.at(right) - x.at(left) - 0.6, y.at(base) - y.at(top)
+                bars.append(Bar(x.at(left), y.at(top), width, height, style))
+    return Chart((x, y), bars)
+
+
+def levels(shares: NDArray[np.float64]) -> Chart:
+    """The share of each of 256 levels, a line per channel; levels 0 and 255 may exceed the top of the chart."""
+    inner = shares[:, 1:-1].max()
+    most = float(min(shares.max(), 1.15 * inner) if inner > 0 else 1)
+    x, y = x_axis("level", 0, 256, tick_step=64), y_axis("%", 0, 100 * most)
+    curves = []
+    for channel, line in enumerate(shares.tolist()):
+        path = _steps(x, y, range(1, 257), [100 * min(share, most) for share in line])
+        curves.append(Curve(path, f"line channel{channel}" if len(shares) > 1 else "line"))
+    return Chart((x, y), curves=curves)
+
+
+def _steps(x: Axis, y: Axis, ends: Iterable[float], values: Iterable[float]) -> str:
+    """A path from the origin that runs at the height of each value up to its end."""
+    steps = (f"V{y.at(value):.1f}H{x.at(end):.1f}" for end, value in zip(ends, values, strict=True))
+    return f"M{x.start:.1f} {y.start:.1f}{''.join(steps)}"
 
 
 def _log_span(values: NDArray[np.int64]) -> tuple[float, float]:
-    """Ends of an axis that holds these: powers of the square root of two, at least a factor of two apart."""
+    """Ends of a logarithmic axis for these values: powers of the square root of 2, at least a factor of 2 apart."""
     low = math.floor(2 * math.log2(values.min())) / 2
     high = max(math.floor(2 * math.log2(values.max())) / 2 + 0.5, low + 1)
     return 2**low, 2**high
-
-
-def levels(shares: NDArray[np.float64], told: str) -> Markup:
-    """The share that each level has of its channel, a line a channel; the ends may go beyond the drawing's top."""
-    inner = shares[:, 1:-1].max()
-    most = float(min(shares.max(), 1.15 * inner) if inner > 0 else 1)
-    across, up, shapes = plot(0, 256, every=64), climb(0, 100 * most), []
-    for channel, line in enumerate(shares.tolist()):
-        heights = [up.at(100 * min(share, most)) for share in line]
-        steps = "".join(f"V{number(y)}H{number(across.at(level + 1))}" for level, y in enumerate(heights))
-        path = f"M{number(across.start)} {number(up.start)}{steps}"
-        shapes.append(element("path", d=path, class_=f"line channel{channel}" if len(shares) > 1 else "line"))
-    return drawing("levels", "Levels of each channel", told, *frame(across, up, "level", "%"), *shapes)
-
-
-def side_by_side(*figures: str) -> Markup:
-    """Drawings beside each other where there is room."""
-    return element("div", joined(*figures), class_="charts")

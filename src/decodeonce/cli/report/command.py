@@ -1,4 +1,4 @@
-"""`prep report`: a store on one page that needs nothing but itself."""
+"""`prep report`: a store as one HTML page."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from decodeonce.cli.output import say
 
 SourceOption = Annotated[
     str | None,
-    typer.Option(
-        help="What the store was built from, as for `prep build`: to show pictures that became no row.", metavar="SRC"
-    ),
+    typer.Option(help="Show rejected images from SRC, the source of the build, as for `prep build`.", metavar="SRC"),
 ]
 
 
@@ -23,10 +21,10 @@ def report(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = Path("report.html"),
     source: SourceOption = None,
 ) -> None:
-    """Write what a store holds as one HTML page: pictures, classes, sizes, levels, rejects, recipe, checks.
+    """Write an HTML page about a store: images, classes, sizes, levels, rejects, recipe, checks.
 
-    The page is a single file that fetches nothing and runs nothing. Of a store up to 2 GB every row is read and
-    checked, of a larger one a sample: the page says how many.
+    The page is a single file that fetches nothing and runs nothing. Up to 2 GB, every row is read and checked; of a
+    larger store, a sample. The page says how many.
     """
     from decodeonce.cli.progress import count_bar
     from decodeonce.cli.report.facts import gather

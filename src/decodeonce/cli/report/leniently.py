@@ -1,7 +1,4 @@
-"""A process that decodes one picture as far as that goes, with little time and memory: it may be made to do harm.
-
-What it imports is all that it takes to start: Pillow and nothing else.
-"""
+"""A process that decodes as much of one image as possible, with little time and memory: the image may be hostile."""
 
 from __future__ import annotations
 
@@ -12,11 +9,11 @@ import resource
 from decodeonce.prep.processes.isolated import answer_questions
 
 MEMORY = 2 << 30
-SECONDS = 10  # of a processor
+SECONDS = 10  # of processor time
 
 
 def answer(data: str, side: int) -> str:
-    """A PNG of at most `side` pixels a side of what can be decoded of a file; both files in base64."""
+    """Return a PNG, at most `side` pixels a side, of what can be decoded of a file; both are in base64."""
     for limit, most in ((resource.RLIMIT_DATA, MEMORY), (resource.RLIMIT_CPU, SECONDS)):
         _, hard = resource.getrlimit(limit)
         resource.setrlimit(limit, (most if hard < 0 else min(most, hard), hard))

@@ -1,102 +1,160 @@
-"""The page: its head, its sections, its foot."""
+"""The page: what the templates are given, and how they show numbers, names and images."""
 
 from __future__ import annotations
 
+import base64
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from numpy.typing import NDArray
+
 from decodeonce import __version__
-from decodeonce.cli.report import checks, contents, measures, origin
-from decodeonce.cli.report.blocks import facts as grid
-from decodeonce.cli.report.blocks import paragraph, section
+from decodeonce.cli import printable
+from decodeonce.cli.report import charts
 from decodeonce.cli.report.facts import Facts
-from decodeonce.cli.report.markup import Markup, element
-from decodeonce.cli.report.style import STYLE
-from decodeonce.cli.report.words import count, number_of
+from decodeonce.cli.report.sizes import enlarged
 from decodeonce.cli.thumbnail import legible
 from decodeonce.formatting import size_text
+from decodeonce.store.manifest import VERSION
+from decodeonce.store.part import rows_text
+from decodeonce.store.verify import row_ranges
 
-# Nothing is fetched and nothing runs, whatever a name in a store says.
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-SECTIONS = {
-    "pictures": ("Pictures", contents.pictures),
-    "classes": ("Classes", contents.classes),
-    "sizes": ("Source pictures", measures.source_sizes),
-    "levels": ("Levels", measures.levels),
-    "rejects": ("Rejects", origin.rejects),
-    "recipe": ("Recipe", origin.recipe),
-    "checks": ("Checks", checks.checks),
-}
+MAX_VALUE = 300  # characters of a value in store.json
+MAX_NAME = 60  # characters of a class
+QUALITY = 82  # of a JPEG
+
+
+@dataclass(frozen=True)
+class ClassRows:
+    """A class and its number of rows."""
+
+    label: int
+    name: str
+    rows: int
 
 
 def page(facts: Facts) -> bytes:
-    """The whole page, UTF-8: of the same store the same bytes."""
-    name = legible(facts.store.paths.root.resolve().name)
-    head = (
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", f"{name}: report"),
-        element("link", rel="icon", href="data:,"),
-        element("style", STYLE),
-    )
-    links = (
-        element("li", element("a", title, href=f"#{key}"))
-        for key, (title, _) in {"facts": ("Facts", None), **SECTIONS}.items()
-    )
-    top = element(
-        "header",
-        element("h1", name),
-        paragraph(_summary(facts)),
-        _verdict(facts),
-        element("nav", element("ul", *links), aria_label="Sections"),
-    )
-    body = element("main", _facts(facts), *(make(facts) for _, make in SECTIONS.values()))
-    foot = element("footer", paragraph(f"Made by prep report of decodeonce {__version__}."))
-    whole = element("html", element("head", *head), element("body", top, body, foot), lang="en")
-    return f"<!DOCTYPE html>\n{whole}\n".encode()
-
-
-def _summary(facts: Facts) -> str:
-    manifest, found = facts.store.manifest, facts.rejects
-    rejects = []
-    if found is not None:
-        rejects = [number_of(found.rejected, "reject"), number_of(found.odd, "oddity", "oddities")]
-    height, width, _ = manifest.shape
-    told = f"{number_of(manifest.count, 'picture')} of {width}x{height} pixels in "
-    told += f"{number_of(len(manifest.classes), 'class', 'classes')}, decoded once into "
-    told += f"{size_text(sum(shard.bytes for shard in manifest.shards))} of {manifest.container} shards"
-    return f"{told}{'; ' if rejects else ''}{', '.join(rejects)}."
-
-
-def _verdict(facts: Facts) -> Markup:
-    rows = facts.rows
-    some = f" of {count(rows.checked)} that were read" if 0 < rows.checked < len(facts.store.rows) else ""
-    bad = [f"{number_of(len(rows.damaged), 'row')}{some}"] if rows.damaged else []
-    bad += [number_of(len(facts.problems), "file")] if facts.problems else []
-    if bad:
-        link = element("a", "Checks", href="#checks")
-        return element("p", f"Damaged: {', '.join(bad)}. See ", link, ".", class_="verdict bad")
-    here = " that is here" if len(facts.store.rows) < facts.store.manifest.count else ""
-    if rows.checked == len(facts.store.rows):
-        return element("p", f"Whole: every file and every row{here} is as it was written.", class_="verdict")
-    read = f"the {count(rows.checked)} rows that were read, of {count(len(facts.store.rows))}"
-    told = f"Every file and {read}, are as they were written."
-    return element("p", told, class_="verdict")
-
-
-def _facts(facts: Facts) -> Markup:
+    """Return the whole page as UTF-8; the same store always gives the same bytes."""
     manifest = facts.store.manifest
-    height, width, channels = manifest.shape
-    values = [
-        ("Rows", count(manifest.count)),
-        ("Held here", count(len(facts.store.rows))),
-        ("Pixels of a row", f"{width}x{height}"),
-        ("Channels", str(channels)),
-        ("Classes", count(len(manifest.classes))),
-        ("Bytes", size_text(sum(shard.bytes for shard in manifest.shards))),
-        ("Shards", f"{count(len(manifest.shards))} {manifest.container}"),
-        ("Columns", legible(", ".join(column.name for column in manifest.columns) or "none")),
-        ("Source", legible(str(manifest.source.get("kind", "not said")))),
-    ]
-    if len(facts.store.rows) == manifest.count:
-        del values[1]
-    return section("facts", "Facts", grid(values))
+    channels = manifest.shape[2]
+    classes = _class_rows(facts)
+    grown = enlarged(facts.sizes, manifest.recipe, manifest.shape) if facts.sizes else None
+    odd = facts.rejects.pictured_odd if facts.rejects else []
+    text = (
+        environment()
+        .get_template("page.html")
+        .render(
+            version=__version__,
+            format_version=VERSION,
+            policy=POLICY,
+            name=legible(facts.store.paths.root.resolve().name),
+            facts=facts,
+            store=facts.store,
+            manifest=manifest,
+            classes=classes,
+            median_rows=None if facts.counts is None else np.median(facts.counts),
+            enlarged=grown,
+            channel_names=["red", "green", "blue"] if channels == 3 else [f"channel {n}" for n in range(channels)],
+            odd_rows=[(reject, row) for reject in odd if (row := facts.odd_row(reject.source))],
+            damaged_runs=[rows_text(range(first, last + 1)) for first, last in row_ranges(facts.rows.damaged)],
+            charts=_charts(facts, classes, grown),
+        )
+    )
+    return text.encode()
+
+
+def environment() -> Environment:
+    """Return the templates' environment, in which no text becomes markup: all but macros' own output is escaped."""
+    made = Environment(
+        loader=PackageLoader("decodeonce.cli.report"),
+        autoescape=True,
+        finalize=_finalize,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.filters |= {
+        "counted": counted,
+        "data_uri": data_uri,
+        "legible": legible,
+        "rows_text": rows_text,
+        "share": share,
+        "short": charts.short,
+        "size": size_text,
+        "thousands": lambda number: f"{number:,g}" if isinstance(number, float) else f"{number:,}",
+        "value_text": value_text,
+    }
+    return made
+
+
+def _finalize(value: object) -> str:
+    """Escape what a page cannot hold or a browser would not show; markup was escaped when it was made."""
+    return value if isinstance(value, Markup) else printable(str(value))
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """The number with its noun: "1,281,167 images"."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def share(part: float, whole: float = 1.0) -> str:
+    """The share as a percentage, which is "0%" only for nothing and "100%" only for everything."""
+    percent = 100 * part / whole if whole else 0.0
+    if 0 < percent < 0.1 or 99.9 < percent < 100:
+        return "below 0.1%" if percent < 1 else "above 99.9%"
+    return f"{percent:.1f}".removesuffix(".0") + "%"
+
+
+def value_text(value: Any) -> str:
+    """A value of store.json."""
+    if isinstance(value, dict) and value and not any(isinstance(inner, dict | list) for inner in value.values()):
+        return legible(", ".join(f"{key} {value_text(inner)}" for key, inner in value.items()), MAX_VALUE)
+    return legible(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), MAX_VALUE)
+
+
+def data_uri(image: Image) -> str:
+    """A URI that contains the image, as PNG or JPEG, whichever is smaller: drawings and enlarged pixels stay exact."""
+    png, jpeg = io.BytesIO(), io.BytesIO()
+    image.save(png, "PNG")
+    image.save(jpeg, "JPEG", quality=QUALITY, optimize=True)
+    kind, data = min(("png", png.getvalue()), ("jpeg", jpeg.getvalue()), key=lambda encoded: len(encoded[1]))
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def _class_rows(facts: Facts) -> list[ClassRows] | None:
+    """All classes, largest first; None if labels.npy is damaged."""
+    if facts.counts is None:
+        return None
+    found = []
+    for label in np.argsort(-facts.counts, kind="stable").tolist():
+        cls = facts.store.classes[label]
+        name = f"{cls.name} {cls.description}" if cls.description else cls.name
+        found.append(ClassRows(label, legible(name, MAX_NAME), int(facts.counts[label])))
+    return found
+
+
+def _charts(
+    facts: Facts, classes: list[ClassRows] | None, grown: NDArray[np.bool_] | None
+) -> Mapping[str, charts.Chart]:
+    """The charts of what is known."""
+    found, (height, width, _) = {}, facts.store.manifest.shape
+    if classes is not None:
+        names, counts = [cls.name for cls in classes], [cls.rows for cls in classes]
+        few = len(classes) <= charts.NAMED_BARS
+        found["classes"] = charts.class_bars(names, counts) if few else charts.class_curve(counts)
+    if facts.sizes and facts.sizes.known:
+        found["sizes"] = charts.size_map(facts.sizes.widths, facts.sizes.heights, (height, width))
+        found["sides"] = charts.shorter_sides(facts.sizes.shorter, grown)
+    if facts.rows.histogram.rows:
+        found["levels"] = charts.levels(facts.rows.histogram.shares)
+    return found

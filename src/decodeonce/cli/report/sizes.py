@@ -1,4 +1,4 @@
-"""How large the source pictures were, and which rows are of pictures with given names: samples.tsv, read once."""
+"""The sizes of the source images, and the rows of given images, from one pass over samples.tsv."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from decodeonce.store.layout import verify_command
 from decodeonce.store.table import no_sample
 
 Sides = NDArray[np.int64]
+QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 CHUNK = 1 << 16  # lines
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """(n,) widths and heights, in pixels, of what rows were made of; `unknown` rows more say nothing of theirs.
+    """Widths and heights, (n,) in pixels, of the images or boxes that rows were made from.
 
-    `boxes` rows are of a box that was cut out of a picture: its sides, then. `rows` has the first row of each picture
-    that was asked for.
+    `unknown` more rows have no size, `boxes` rows were made from a box of an image. `rows` maps the names that were
+    asked for to their first row.
     """
 
     widths: Sides
@@ -33,13 +34,31 @@ class Sizes:
     rows: dict[bytes, int]
 
     @property
+    def known(self) -> int:
+        """The number of rows with a size."""
+        return len(self.widths)
+
+    @property
     def shorter(self) -> Sides:
-        """(n,) the shorter side of each."""
+        """The shorter sides, (n,)."""
         return np.minimum(self.widths, self.heights)
+
+    def quantiles(self) -> dict[str, list[str]]:
+        """The values of each measure at QUANTILES."""
+        measures = {
+            "width": self.widths,
+            "height": self.heights,
+            "shorter side": self.shorter,
+            "width / height": self.widths / self.heights,
+        }
+        return {
+            name: [f"{value:.4g}" for value in np.quantile(values, QUANTILES, method="inverted_cdf")]
+            for name, values in measures.items()
+        }
 
 
 def read_sizes(store: Store, wanted: Set[bytes]) -> Sizes:
-    """The sizes of all rows; `wanted` are names as samples.tsv writes them. StoreError where a line is none."""
+    """Read the sizes of all rows; `wanted` are names as in samples.tsv. Raises StoreError if a line is malformed."""
     path, found, boxes, row = store.paths.samples, dict[bytes, int](), 0, -1
     chunks, sides = [], list[tuple[int, int]]()
     with open(path, "rb") as file:
@@ -76,14 +95,13 @@ def _array(sides: list[tuple[int, int]]) -> Sides:
 
 
 def enlarged(sizes: Sizes, recipe: Mapping[str, Any], shape: tuple[int, int, int]) -> NDArray[np.bool_] | None:
-    """(n,) whether each was enlarged to become its row; None where the recipe does not tell.
+    """Whether each image was enlarged to become its row, (n,); None if the recipe does not tell.
 
-    A picture is enlarged that has fewer pixels than what is made of it, across or down: with "crop" the side that is
-    left whole counts, with "pad" all of it, with "stretch" each side by itself.
+    With "crop" and "stretch", an image is enlarged if either side is shorter than the row's; with "pad", if both are.
     """
     height, width, _ = shape
     fit = recipe.get("fit")
-    turned = recipe.get("exif") != "ignore" and height != width  # sizes are those before the turn
+    turned = recipe.get("exif") != "ignore" and height != width  # sizes are those before the rotation
     if fit not in ("crop", "stretch", "pad") or turned or "resized_from" in recipe or "joined" in recipe:
         return None
     across, down = sizes.widths < width, sizes.heights < height
