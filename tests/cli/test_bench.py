@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from itertools import accumulate, chain, repeat
 from pathlib import Path
@@ -25,14 +26,19 @@ from decodeonce.cli.bench.epochs import LoaderSettings, find_share, run_loader
 from decodeonce.cli.bench.kinds import find_source
 from decodeonce.cli.bench.load import measure_load
 from decodeonce.cli.bench.pages import COLD, Place, held_share, make_cold
-from decodeonce.cli.bench.reads import Reads, random_rows, rows_in_order
+from decodeonce.cli.bench.probes import random_rows, read_rate, rows_in_order, transfer_rate
+from decodeonce.cli.bench.results import (
+    WHAT,
+    BuildRates,
+    build_lines,
+    build_verdict,
+    limit_of,
+    load_lines,
+    load_verdict,
+    table,
+)
 from decodeonce.cli.bench.sample import Run, fair_runs, measure_pace
-from decodeonce.cli.bench.scratch import scratch_folder
-from decodeonce.cli.bench.shown import build_lines, load_lines, table
-from decodeonce.cli.bench.transfer import transfer_rate
-from decodeonce.cli.bench.trial import trial_rate
-from decodeonce.cli.bench.verdicts import WHAT, BuildRates, build_verdict, limit_of, load_verdict
-from decodeonce.cli.bench.writes import write_rate
+from decodeonce.cli.bench.trial import scratch_folder, trial_rate, write_rate
 from decodeonce.cli.build import Kind
 from decodeonce.host import lies_in_memory
 from decodeonce.loader.backend import InlineBackend
@@ -119,7 +125,7 @@ def test_sentences_read_as_such() -> None:
         "1,000 pictures/s in all, 10 pictures in 1 s"
     )
     assert build_verdict(replace(made, decode_share=0.4), rest="").limits == "resizing"
-    assert build_verdict(made, rest="", warm_source="WHY").sentence.endswith("; the source was read from memory: WHY")
+    assert build_verdict(made, rest="", why_warm="WHY").sentence.endswith("; the source was read from memory: WHY")
 
 
 @given(builds, st.sampled_from(["reading", "made", "made_by_one", "writing"]), st.floats(1, 1e3))
@@ -160,9 +166,9 @@ def test_every_row_is_read_once_at_random_and_in_order(store: Path) -> None:
         read = b"".join(os.pread(p.fd, p.nbytes, p.offset) for p in sorted(pieces, key=lambda p: (p.fd, p.offset)))
         assert read == opened.images[20:57].tobytes()
     assert len(runs) == 3  # one a shard
-    reads = Reads(runs, 4, 60)
-    assert reads.bytes_per_s() > 0
-    assert reads._bytes == len(rows) * size
+    left = iter(runs)
+    assert read_rate(left, 4, 60) > 0
+    assert next(left, None) is None
 
 
 def test_pages_are_dropped_and_seen_to_be(tmp_path: Path) -> None:
@@ -225,6 +231,13 @@ def test_a_batch_is_no_larger_than_the_store_and_training_may_limit(store: Path)
     assert (facts["batch_size"], facts["reader"], facts["threads"]) == (60, "pread", 1)
     assert facts["limits"] == "training"
     assert facts["sentence"].startswith("Every epoch is limited by the training step, at 0 pictures/s")
+
+
+def test_a_read_that_fails_is_an_error(store: Path) -> None:
+    with closing(ShardFiles(open_store(store))) as files:
+        pieces = [piece._replace(fd=-1) for piece in random_rows(files, range(9))]
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            read_rate(pieces, 4, 60)
 
 
 def test_a_transfer_sends_whole_batches() -> None:
@@ -344,7 +357,7 @@ def test_a_signal_leaves_nothing(tmp_path: Path) -> None:
     script = """
 import signal
 from decodeonce import cli
-from decodeonce.cli.bench.scratch import scratch_folder
+from decodeonce.cli.bench.trial import scratch_folder
 from pathlib import Path
 signal.signal(signal.SIGTERM, cli._stop)
 with scratch_folder(Path()) as folder:
@@ -451,6 +464,6 @@ def test_the_first_touch_of_a_ring_is_in_the_rate_of_one_epoch_alone(
         steps = chain([0.0, 0.0], repeat(100.0, 6), repeat(1.0))
         monkeypatch.setattr(epochs, "time", SimpleNamespace(perf_counter=accumulate(steps).__next__))
         found = run_loader(store, HOW, share, 30.0 if passes is None else 1e9, epochs=passes)
-        assert found.slots <= 6
+        assert found.stats["slots"] <= 6
         assert found.bytes_per_s == pytest.approx(4 * 64 * 64 * 3 / seconds_a_batch)
         assert found.first_batch_s == 100

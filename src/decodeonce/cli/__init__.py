@@ -76,7 +76,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
     kill_children = getattr(sys.modules.get("decodeonce.prep.processes.child"), "kill_children", None)
     if kill_children is not None:
         kill_children()
-    remove_scratch = getattr(sys.modules.get("decodeonce.cli.bench.scratch"), "remove_scratch", None)
+    remove_scratch = getattr(sys.modules.get("decodeonce.cli.bench.trial"), "remove_scratch", None)
     if remove_scratch is not None:
         remove_scratch()
     told = f"prep: stopped: {signal.Signals(number).name}; what is done is kept: run the same command again to go on"

@@ -54,9 +54,9 @@ def build(
     height, width = parse.picture_size(size)
     if not out.is_dir():
         raise typer.BadParameter(f"--out {out}: no such folder; expected the one that is to hold the store")
-    from decodeonce.cli.bench import shown
     from decodeonce.cli.bench.build import measure_build
     from decodeonce.cli.bench.kinds import find_source
+    from decodeonce.cli.bench.results import build_lines
     from decodeonce.prep.recipe import Recipe
 
     source = find_source(kind.value, src)
@@ -66,7 +66,7 @@ def build(
     facts = measure_build(source, recipe, out, workers=workers, seconds=BUILD_SECONDS)
     if as_json:
         return give(facts)
-    for line in (*shown.build_lines(facts), facts["sentence"]):
+    for line in (*build_lines(facts), facts["sentence"]):
         say(line)
 
 
@@ -88,9 +88,9 @@ def load(
 
     Its pages are dropped from the page cache for the cold figures; other jobs that use them read them again.
     """
-    from decodeonce.cli.bench import shown
     from decodeonce.cli.bench.epochs import LoaderSettings
     from decodeonce.cli.bench.load import measure_load
+    from decodeonce.cli.bench.results import load_lines
     from decodeonce.loader.device import find_device
 
     try:
@@ -101,5 +101,5 @@ def load(
     facts = measure_load(store, how, gpu_rate, LOAD_SECONDS)
     if as_json:
         return give(facts)
-    for line in (*shown.load_lines(facts), facts["sentence"]):
+    for line in (*load_lines(facts), facts["sentence"]):
         say(line)

@@ -1,4 +1,4 @@
-"""What a Loader does in so many seconds: rates, its first batch, its memory."""
+"""How fast a Loader runs: its rate, its first batch, its memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from decodeonce.loader import Batch, Loader
 from decodeonce.store import Store
@@ -18,9 +19,9 @@ RING = 6  # batches that a Loader has under way
 
 @dataclass(frozen=True)
 class Share:
-    """The rows of rank `rank` of `world_size` under partition="range": what a Loader can be kept to.
+    """The rows of a rank under partition="range", to which a Loader can be limited.
 
-    `least` is the smallest number of rows that a rank has, of which batches can be no larger.
+    `least` is the smallest number of rows of a rank; batches cannot be larger.
     """
 
     rank: int
@@ -30,7 +31,7 @@ class Share:
 
 
 def find_share(held: range, count: int, most_rows: int) -> Share:
-    """A share of at most so many rows, at least one, that lies in the rows that are held; all of them if they fit."""
+    """Find a share of 1 to `most_rows` rows within the rows that are held; all of them if they fit."""
     world_size = -(-count // max(1, min(most_rows, count)))
     while True:
         rank = -(-held.start * world_size // count)
@@ -42,7 +43,7 @@ def find_share(held: range, count: int, most_rows: int) -> Share:
 
 @dataclass(frozen=True)
 class LoaderSettings:
-    """How the Loader under test is made."""
+    """Settings of the Loader under test."""
 
     batch_size: int
     device: str
@@ -52,28 +53,25 @@ class LoaderSettings:
 
 @dataclass(frozen=True)
 class Epochs:
-    """What came of it: bytes of pixels a second, seconds to the first batch, what its stats() and bottleneck() say."""
+    """Bytes/s of pixels, seconds to the first batch, and the Loader's stats() and bottleneck()."""
 
     bytes_per_s: float
     first_batch_s: float
     peak_anon_bytes: int
-    slots: int
-    reader: str
-    why: str
-    threads: int
+    stats: dict[str, Any]
     waits_for: str
 
 
 def run_loader(
     store: Store | Path, how: LoaderSettings, share: Share, seconds: float = math.inf, *, epochs: int | None = None
 ) -> Epochs:
-    """Take batches of shuffled epochs, at least one batch: for about so long, or until so many epochs are over.
+    """Take batches of shuffled epochs, at least one batch, for about `seconds` or for `epochs` epochs.
 
-    A path is opened within the time to the first batch. Without `epochs` the rate is that of a ring that is in use: the
-    first touch of its memory may take longer than all else (here up to 1.6 s of a slot of 0.4 GB, then 0.02 s).
+    If `store` is a path, opening it is part of the time to the first batch. Without `epochs`, the rate leaves out the
+    first batches: touching new memory may take longer than everything else (1.6 s for a slot of 0.4 GB, then 0.02 s).
     """
     began = time.perf_counter()
-    made = Loader(
+    with Loader(
         store,
         batch_size=min(how.batch_size, share.least),
         device=how.device,
@@ -82,8 +80,7 @@ def run_loader(
         partition="range",
         rank=share.rank,
         world_size=share.world_size,
-    )
-    with made as loader:
+    ) as loader:
         fresh = RING if epochs is None else 0
         first, peak, looked, taken = 0.0, anonymous_bytes(), 0.0, 0
         start = now = time.perf_counter()
@@ -98,9 +95,7 @@ def run_loader(
             taken += batch.images.nbytes
             if now - start >= seconds:
                 break
-        stats = loader.stats()
-        chosen = (stats["slots"], stats["reader"], stats["why"], stats["threads"], loader.bottleneck())
-        return Epochs(taken / (now - start), first, peak, *chosen)
+        return Epochs(taken / (now - start), first, peak, loader.stats(), loader.bottleneck())
 
 
 def _batches(loader: Loader, epochs: int | None) -> Iterator[Batch]:
@@ -109,9 +104,6 @@ def _batches(loader: Loader, epochs: int | None) -> Iterator[Batch]:
 
 
 def anonymous_bytes() -> int:
-    """RssAnon of this process: pages of a mapped store are not in it. 0 where the system does not tell."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon")), 0)
+    """RssAnon of this process, which does not count pages of a mapped store."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))

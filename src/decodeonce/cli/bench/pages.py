@@ -1,4 +1,4 @@
-"""The page cache: dropping what it holds of files, which needs no root, and how much of them it holds."""
+"""Drop files from the page cache, which needs no root, and check that they are gone."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import numpy as np
 from decodeonce.host import lies_in_memory
 from decodeonce.store.files import sync_file
 
-TRIES, PAUSE_SECONDS = 20, 0.02  # the kernel passes over pages that it is busy with
-COLD = 0.05  # up to this share in memory counts as none
+TRIES, PAUSE_SECONDS = 20, 0.02  # the kernel skips pages that are busy
+COLD = 0.05  # up to this share, the files count as cold
 
 
 class Place(NamedTuple):
@@ -28,9 +28,9 @@ class Place(NamedTuple):
 
 
 def make_cold(paths: Iterable[Path], places: Sequence[Place]) -> str:
-    """Drop the pages of files; returns "" or why they are still in memory, by what is found at `places`, at least one.
+    """Drop the pages of files; return "" or why they are still in memory, judged by one or more `places`.
 
-    What is dirty is written first; pages that a process has mapped stay.
+    Dirty pages are written first; pages that a process has mapped stay.
     """
     paths = list(paths)
     if lies_in_memory(places[0].path):
@@ -46,22 +46,20 @@ def make_cold(paths: Iterable[Path], places: Sequence[Place]) -> str:
 
 
 def drop(path: Path) -> None:
-    """Have the kernel forget what it holds of a file."""
+    """Drop the pages of a file."""
     with suppress(OSError):  # a file system that is never written, as squashfs, has no fsync
         sync_file(path)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)
 
 
 def held_share(places: Sequence[Place]) -> float | None:
-    """Which share of these bytes is in memory; None for files that are neither ours nor ours to write.
+    """The share of these bytes that is in memory; None for files that this user neither owns nor may write.
 
-    Of those mincore(2) says that all are. A read that is not to wait, with RWF_NOWAIT, would have the kernel begin to
-    read what is not there.
+    mincore(2) says that all of those are in memory. A read with RWF_NOWAIT would start to read what is not.
     """
     if not all(map(_may_ask, {path for path, _ in places})):
         return None

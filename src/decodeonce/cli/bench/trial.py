@@ -1,9 +1,13 @@
-"""A real build of a few pictures in a scratch folder: plan, workers, journals, everything but the finish."""
+"""Trial writes in a scratch folder: blocks alone, then a real build of a few images without its finish."""
 
 from __future__ import annotations
 
+import os
+import secrets
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -12,13 +16,64 @@ from decodeonce.prep.build import Progress, Work, make_plan, work
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source
+from decodeonce.store import disk
+from decodeonce.store.files import ShardFile, make_folder, page_aligned_buffer, remove_file, remove_tree
 from decodeonce.store.manifest import PictureClass
 
-BLOCKS_A_WORKER = 4  # at least: the rate is that from the first block that is done to the last
+WRITERS = 8  # at most
+BLOCKS_A_WORKER = 4  # at least: the rate is measured from the end of the first block to the end of the last
+
+_made: list[Path] = []
+
+
+@contextmanager
+def scratch_folder(above: Path) -> Iterator[Path]:
+    """Make a folder `.prep-bench-…` in `above`; remove it at the end, and after every signal but SIGKILL."""
+    folder = above / f".prep-bench-{os.getpid()}-{secrets.token_hex(4)}"
+    _made.append(folder)
+    try:
+        make_folder(folder)
+        yield folder
+    finally:
+        remove_tree(folder)
+        _made.remove(folder)
+
+
+def remove_scratch() -> None:
+    """Remove the scratch folders; for a signal handler that then ends the process."""
+    for folder in _made:
+        with suppress(OSError):
+            remove_tree(folder)
+
+
+def write_rate(folder: Path, block_bytes: int, most_bytes: int, *, writers: int, seconds: float) -> float:
+    """Write and flush blocks to a scratch file with several threads for about `seconds`; return bytes/s."""
+    path, writers = folder / "writes", min(writers, WRITERS)
+    blocks = max(1, most_bytes // block_bytes // writers)  # per writer
+    block = page_aligned_buffer(block_bytes)
+    block[:] = os.urandom(block_bytes)  # a file system that compresses would write zeros faster than images
+    os.close(disk.open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL))
+    with ShardFile(path) as shard:
+        remove_file(path)  # it stays open, and its space is freed however this process ends
+        start = time.perf_counter()
+
+        def write(writer: int) -> int:
+            """Write one thread's blocks; return their bytes."""
+            written = 0
+            for number in range(writer * blocks, (writer + 1) * blocks):
+                shard.write(block, number * block_bytes)
+                shard.sync()
+                written += block_bytes
+                if time.perf_counter() - start > seconds:
+                    break
+            return written
+
+        with ThreadPoolExecutor(writers) as threads:
+            return sum(threads.map(write, range(writers))) / (time.perf_counter() - start)
 
 
 class SampledSource(Source):
-    """`source`, of which these samples alone are listed, again and again up to `rows`; its blocks have `block_rows`."""
+    """A source that lists only the given samples of another, repeated up to `rows`, in blocks of `block_rows`."""
 
     def __init__(self, source: Source, entries: Sequence[Entry], rows: int, block_rows: int) -> None:
         super().__init__(source.root)
@@ -27,34 +82,28 @@ class SampledSource(Source):
 
     @property
     def top(self) -> Path:
-        """The source's."""
         return self._source.top
 
     def facts(self) -> dict[str, Any]:
-        """The source's: workers read from that."""
         return self._source.facts()
 
     def classes(self) -> tuple[PictureClass, ...]:
-        """The source's."""
         return self._source.classes()
 
     def entries(self) -> Iterator[Entry]:
-        """The samples."""
         return islice(cycle(self._entries), self._rows)
 
     def read(self, entry: Entry) -> bytes:
-        """The source's bytes."""
         return self._source.read(entry)
 
     def block_rows(self, count: int, row_bytes: int) -> int:
-        """What was asked for."""
         return self._block_rows
 
 
 def trial_rate(
     source: Source, entries: Sequence[Entry], recipe: Recipe, folder: Path, *, rows: int, block_rows: int, workers: int
 ) -> float | None:
-    """Pictures a second of a build of `rows` samples into `folder`; None where there were too few blocks to tell."""
+    """Build `rows` samples into `folder`; return images/s, or None if there were too few blocks to tell."""
     block_rows = max(1, min(block_rows, rows // (BLOCKS_A_WORKER * workers)))
     marks: list[tuple[float, int]] = []
 

@@ -1,0 +1,121 @@
+"""How fast this machine reads, copies and transfers the rows of a store, without a Loader."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from decodeonce.loader.backend import Shape, StreamBackend, TorchBackend
+from decodeonce.loader.order import derive_key, make_order
+from decodeonce.loader.ring import page_aligned_slot
+from decodeonce.loader.shards import ShardFiles
+from decodeonce.loader.steps import Rows
+from decodeonce.store.files import page_aligned_buffer, read_at
+
+# Reads at a time that keep storage busy: 32 of single rows, 4 of long runs (docs/benchmarks.md).
+RANDOM_READERS, READERS = 32, 4
+SEQUENTIAL_BYTES = 8 << 20
+CHUNK = 256  # rows
+COPIERS = 2
+COPY_SLOTS = 5  # as many as the Loader's ring has, so that the destinations are as cold
+TRANSFER_SLOTS = 3
+
+
+class Piece(NamedTuple):
+    """Bytes of an open file."""
+
+    fd: int
+    offset: int
+    nbytes: int
+
+
+def random_rows(files: ShardFiles, rows: range) -> Iterator[Piece]:
+    """Single rows of a range, each once, in an order like the Loader's."""
+    order = make_order("full", len(rows), 1, derive_key(0))
+    for first in range(0, len(rows), CHUNK):
+        positions = np.arange(first, min(first + CHUNK, len(rows)))
+        yield from _pieces(files, rows.start + order.rows(positions))
+
+
+def rows_in_order(files: ShardFiles, rows: range) -> Iterator[Piece]:
+    """All rows of a range, in runs of a few MB."""
+    step = max(1, SEQUENTIAL_BYTES // files.row_bytes)
+    for first in range(rows.start, rows.stop, step):
+        yield from _pieces(files, np.arange(first, min(first + step, rows.stop)))
+
+
+def _pieces(files: ShardFiles, rows: Rows) -> Iterator[Piece]:
+    files.open(rows)
+    for span in files.spans(rows):
+        yield Piece(files.fd(span.shard), span.offset, (span.last - span.first) * files.row_bytes)
+
+
+def read_rate(pieces: Iterable[Piece], threads: int, seconds: float) -> float:
+    """Read pieces until none is left, for about `seconds`; return bytes/s."""
+    left, lock = iter(pieces), threading.Lock()
+    start = time.perf_counter()
+
+    def read(_: int) -> int:
+        buffer, nbytes = page_aligned_buffer(0), 0
+        while not nbytes or time.perf_counter() - start < seconds:
+            with lock:
+                piece = next(left, None)
+            if piece is None:
+                break
+            if len(buffer) < piece.nbytes:
+                buffer = page_aligned_buffer(piece.nbytes)
+            nbytes += read_at(piece.fd, buffer[: piece.nbytes], piece.offset)
+        return nbytes
+
+    with ThreadPoolExecutor(threads) as pool:
+        return sum(pool.map(read, range(threads))) / (time.perf_counter() - start)
+
+
+def copy_rate(shape: Shape, batches: int, seconds: float) -> float:
+    """Copy `batches` batches from memory to memory with two threads for about `seconds`; return bytes/s."""
+    sources = [page_aligned_slot(shape).pixels for _ in range(batches)]
+    for batch in sources:
+        batch.fill(1)
+    slots = [page_aligned_slot(shape).pixels for _ in range(COPY_SLOTS)]
+
+    def copy(number: int) -> None:
+        """Copy one thread's share of every batch."""
+        for step, batch in enumerate(sources):
+            part = slice(number * len(batch) // COPIERS, (number + 1) * len(batch) // COPIERS)
+            np.copyto(slots[step % COPY_SLOTS][part], batch[part])
+
+    with ThreadPoolExecutor(COPIERS) as pool:
+        list(pool.map(copy, range(COPIERS)))  # the first touch of the buffers is slow
+        rounds, start = 0, time.perf_counter()
+        while not rounds or time.perf_counter() - start < seconds:
+            list(pool.map(copy, range(COPIERS)))
+            rounds += 1
+        return rounds * batches * math.prod(shape) / (time.perf_counter() - start)
+
+
+def transfer_rate(device: torch.device, shape: Shape, seconds: float, backend: StreamBackend | None = None) -> float:
+    """Copy batches from page-locked memory to the device on a separate stream for about `seconds`; return bytes/s."""
+    backend = backend or TorchBackend(device)
+    slots = [backend.pinned(shape) for _ in range(TRANSFER_SLOTS)]
+    consumers = backend.current_stream()
+    backend.set_stream(backend.stream())
+    try:
+        for slot in slots:  # the first ones allocate
+            backend.upload(slot)
+        backend.record().synchronize()
+        sent, start = 0, time.perf_counter()
+        while not sent or time.perf_counter() - start < seconds:
+            for slot in slots:
+                backend.upload(slot)
+            backend.record().synchronize()
+            sent += sum(slot.nbytes for slot in slots)
+        return sent / (time.perf_counter() - start)
+    finally:
+        backend.set_stream(consumers)
