@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from decodeonce.cli.build import Exif, Filter, Fit, Format, Kind, OnOdd
-from decodeonce.cli.doctor import launcher
+from decodeonce.cli.doctor import machine
 from decodeonce.prep import recipe
 from decodeonce.prep.pixels import decode
 from decodeonce.prep.sources import SOURCES
@@ -129,14 +129,14 @@ def test_work_takes_its_task_from_array_and_launcher(
     assert_fails(prep("work", out, "--task", 1), 2, "--task 1 of how many?")
     monkeypatch.setenv("PBS_ARRAY_INDEX", "1")
     assert_fails(prep("work", out), 2, "PBS_ARRAY_INDEX=1, but nobody says how many there are")
-    assert launcher.task().found == "unknown"
+    assert machine.task().found == "unknown"
     monkeypatch.setenv("PMI_RANK", "1")
     monkeypatch.setenv("PMI_SIZE", "2")
     told = prep("work", out, "--tasks", 4).stdout.splitlines()
     assert told[0] == f"{out}: task 3 of 4 (PBS_ARRAY_INDEX=1, rank 1 of 2 (PMI))"
     assert told[1] == f"{out}: task 3 of 4 is done; when all are: prep finish {out}"
     monkeypatch.delenv("PBS_ARRAY_INDEX")
-    assert launcher.task().found == "task 1 of 2 (PMI)"
+    assert machine.task().found == "task 1 of 2 (PMI)"
     monkeypatch.delenv("PMI_RANK")
     assert prep("work", out).stdout.startswith(f"{out}: task 0 of 1 (every block that is not done)")
     assert prep("finish", out).returncode == 0

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from decodeonce.cli import doctor
-from decodeonce.cli.doctor import launcher, pil, software, storage
-from decodeonce.cli.doctor.check import Check
+from decodeonce.cli.doctor import machine, pil, software, storage
+from decodeonce.cli.doctor.check import Finding, ok
 from decodeonce.prep.build import free_space
 from decodeonce.prep.build.free_space import Quota, Storage
 from decodeonce.prep.pixels.versions import Pillow
@@ -64,7 +64,7 @@ def test_this_environment_is_well() -> None:
     assert {check["level"] for check in facts["checks"]} <= {"ok", "warn"}
     assert all(bool(check["advice"]) == (check["level"] != "ok") for check in facts["checks"])
     assert len(facts["problems"]) == sum(check["level"] != "ok" for check in facts["checks"])
-    assert len(facts["checks"]) == len(doctor.CHECKS) + len(doctor.PATH_CHECKS)
+    assert len(facts["checks"]) == len(doctor.CHECKS) + 4
     assert facts["usable_cores"] >= 1
     assert facts["pillow"].startswith("pillow")
     keys = {"decodeonce", "python", "numpy", "torch", "h5py", "xxhash", "simplejpeg", "available_memory_gb"}
@@ -299,9 +299,9 @@ def test_devices_that_are_hidden_are_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_an_array_that_does_not_say_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PBS_ARRAY_INDEX", "3")
-    assert launcher.task().level == "warn"
-    assert launcher.rank().level == "ok"
-    assert launcher.variables().found == "PBS_ARRAY_INDEX=3"
+    assert machine.task().level == "warn"
+    assert machine.rank().level == "ok"
+    assert machine.launcher().found == "PBS_ARRAY_INDEX=3"
 
 
 MOUNTS = """\
@@ -333,30 +333,28 @@ def test_mounts(path: str, point: str, kind: str, tmp_path: Path, monkeypatch: p
 
 def test_a_machine_that_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "MOUNTINFO", tmp_path / "no-such-file")
-    place = storage.find_place(tmp_path)
-    assert storage.file_system(place) == Check("file system", "ok", f"{tmp_path}: of unknown kind, local")
+    assert storage.check_path(tmp_path)["file system"] == ok(f"{tmp_path}: of unknown kind, local")
 
 
 def test_room_is_that_of_the_tightest_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(*quotas: Quota) -> Check:
-        return storage.room(storage.Place(tmp_path, Storage(tmp_path, "Lustre", 10**12, None, quotas)))
+    def told(*quotas: Quota) -> Finding:
+        return storage.room(Storage(tmp_path, "Lustre", 10**12, None, quotas))
 
     roomy = Quota("user 5", 10**11, None)
     many = "any number of files"
     found = f"{tmp_path}: 1000.00 GB and {many} free, 100.00 GB and {many} in the quota of user 5"
-    assert told(roomy) == Check("room", "ok", found)
+    assert told(roomy) == ok(found)
     assert told(roomy, Quota("group 7", 10**8, None)).level == "warn"
     assert told(roomy, Quota("group 7", None, 3)).level == "warn"
     monkeypatch.setattr(free_space, "_output", lambda *command: "stripe_count:  1\n")
-    lustre = storage.Place(tmp_path, Storage(tmp_path, "Lustre", 10**12, None, ()))
-    assert "lfs setstripe -c 8" in storage.stripes(lustre).advice
+    lustre = Storage(tmp_path, "Lustre", 10**12, None, ())
+    assert "lfs setstripe -c 8" in storage.stripes(lustre, tmp_path).advice
 
 
 def test_every_line_of_a_path_begins_with_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    place = storage.find_place(Path("."))
-    for check in (storage.file_system, storage.room, storage.abilities, storage.stripes):
-        assert check(place).found.startswith(f"{tmp_path}: ")
+    for finding in storage.check_path(Path(".")).values():
+        assert finding.found.startswith(f"{tmp_path}: ")
 
 
 def test_a_file_that_needs_a_name_loses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,20 +366,21 @@ def test_a_file_that_needs_a_name_loses_it(tmp_path: Path, monkeypatch: pytest.M
         return made(path, flags)
 
     monkeypatch.setattr(disk, "open_file", as_nfs)
-    check = storage.abilities(storage.find_place(tmp_path))
+    check = storage.check_path(tmp_path)["abilities"]
     assert (check.level, "mmap yes" in check.found) == ("ok", True)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_path_that_cannot_be_looked_at_is_red(tmp_path: Path) -> None:
-    stale = storage.Place(tmp_path, None, "Stale file handle")
-    found = [check(stale) for check in doctor.PATH_CHECKS]
-    assert [check.level for check in found] == ["bad"] * 4
-    assert found[0].found == f"{tmp_path}: Stale file handle"
+def test_a_path_that_cannot_be_looked_at_is_red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stale(path: Path) -> Storage:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(free_space, "find_storage", stale)
+    found = storage.check_path(tmp_path)
+    assert [finding.level for finding in found.values()] == ["bad"] * 4
+    assert found["file system"].found == f"{tmp_path}: Stale file handle"
 
 
 def test_a_link_that_leads_to_itself_is_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
-    place = storage.find_place(tmp_path / "loop/x")
-    assert place.storage is not None
-    assert place.storage.place == tmp_path
+    assert storage.check_path(tmp_path / "loop/x")["room"].found.startswith(f"{tmp_path}: ")

@@ -1,96 +1,84 @@
-"""`prep doctor`: is this machine set up. Another check is a function, and a line in `CHECKS` or `PATH_CHECKS`."""
+"""`prep doctor`: is this machine set up. Another check is a function that returns a Finding, and a line in `CHECKS`."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from decodeonce.cli.doctor import launcher, machine, pil, software, storage
-from decodeonce.cli.doctor.check import IMPORT_ERRORS, Check
+from decodeonce.cli.doctor import machine, pil, software
+from decodeonce.cli.doctor.check import IMPORT_ERRORS, Finding, bad
+from decodeonce.cli.doctor.storage import check_path
 from decodeonce.cli.output import JsonFlag, give, say, say_marked
 from decodeonce.formatting import counted
 
-CHECKS: tuple[Callable[[], Check], ...] = (
-    software.python,
-    software.decodeonce,
-    software.torch,
-    pil.pillow,
-    pil.one_pil,
-    pil.libjpeg_of_pil,
-    pil.formats_of_pil,
-    software.simplejpeg,
-    software.numpy,
-    software.h5py,
-    software.typer,
-    software.xxhash,
-    software.tqdm,
-    machine.cores,
-    machine.memory,
-    machine.address_space,
-    machine.open_files,
-    machine.locked_memory,
-    launcher.variables,
-    launcher.rank,
-    launcher.task,
-)
-PATH_CHECKS: tuple[Callable[[storage.Place], Check], ...] = (
-    storage.file_system,
-    storage.room,
-    storage.abilities,
-    storage.stripes,
-)
+PACKAGES = ("numpy", "h5py", "typer", "xxhash", "tqdm", "jinja2")
+CHECKS: dict[str, Callable[[], Finding]] = {
+    "python": software.python,
+    "decodeonce": software.decodeonce,
+    "torch": software.torch,
+    "pillow": pil.pillow,
+    "one pil": pil.one_pil,
+    "libjpeg of pil": pil.libjpeg_of_pil,
+    "formats of pil": pil.formats_of_pil,
+    "simplejpeg": software.simplejpeg,
+    **{name: partial(software.package, name) for name in PACKAGES},
+    "cores": machine.cores,
+    "memory": machine.memory,
+    "address space": machine.address_space,
+    "open files": machine.open_files,
+    "locked memory": machine.locked_memory,
+    "launcher": machine.launcher,
+    "rank": machine.rank,
+    "task": machine.task,
+}
 COLOURS = {"ok": "green", "warn": "yellow", "bad": "red"}
 
 
 def doctor(
     paths: Annotated[
-        list[Path] | None, typer.Argument(help="Where stores are to lie. (default: this folder)", metavar="PATH")
+        list[Path] | None,
+        typer.Argument(help="Folders for stores. (default: this folder)", metavar="PATH"),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Look at all that building and training need here: software, cores, memory, limits, launcher, file systems.
+    """Check everything that building and training need here: software, cores, memory, limits, launcher, file systems.
 
-    Each line is ok, warn or bad, with what to do: exit code 1 where something is bad.
+    Each line is ok, warn or bad, with what to do. The exit code is 1 if something is bad.
     """
-    checks = [_looked_at(check) for check in CHECKS]
+    findings = [(name, _looked_at(check)) for name, check in CHECKS.items()]
     for path in paths or [Path(".")]:
-        place = storage.find_place(path)
-        checks += [check(place) for check in PATH_CHECKS]
-    levels = Counter(check.level for check in checks)
+        findings += check_path(path).items()
+    levels = Counter(finding.level for _, finding in findings)
     if as_json:
-        listed = [asdict(check) for check in checks]
-        problems = [f"{check.name}: {check.found}: {check.advice}" for check in checks if check.level != "ok"]
-        give({"ok": not levels["bad"], "checks": listed, **_facts(checks), "problems": problems})
+        checks = [{"name": name, **asdict(finding)} for name, finding in findings]
+        problems = [f"{name}: {one.found}: {one.advice}" for name, one in findings if one.level != "ok"]
+        give({"ok": not levels["bad"], "checks": checks, **_facts(dict(findings)), "problems": problems})
     else:
-        _show(checks)
+        width = max(len(name) for name, _ in findings)
+        for name, finding in findings:
+            say_marked(finding.level, COLOURS[finding.level], f"{name:<{width}}  {finding.found}")
+            if finding.advice:
+                say(f"      {'':{width}}  {finding.advice}")
         say(f"{levels['ok']} ok, {counted(levels['warn'], 'warning')}, {levels['bad']} bad")
     if levels["bad"]:
         raise typer.Exit(1)
 
 
-def _looked_at(check: Callable[[], Check]) -> Check:
-    """What a check finds; bad where it needs a package that cannot be imported."""
+def _looked_at(check: Callable[[], Finding]) -> Finding:
+    """What a check finds; bad if it needs a package that cannot be imported."""
     try:
         return check()
     except IMPORT_ERRORS as error:
-        name = check.__name__.replace("_", " ")
-        return Check(name, "bad", f"cannot be looked at: {error}", "install again what the message names")
+        return bad(f"cannot be looked at: {error}", "install again what the message names")
 
 
-def _show(checks: list[Check]) -> None:
-    width = max(len(check.name) for check in checks)
-    for check in checks:
-        say_marked(check.level, COLOURS[check.level], f"{check.name:<{width}}  {check.found}")
-        if check.advice:
-            say(f"      {'':{width}}  {check.advice}")
-
-
-def _facts(checks: list[Check]) -> dict[str, Any]:
+def _facts(findings: dict[str, Finding]) -> dict[str, Any]:
     """The same in a few values, for programs."""
     import platform
     import resource
@@ -98,16 +86,15 @@ def _facts(checks: list[Check]) -> dict[str, Any]:
     import decodeonce
     from decodeonce.host import available_memory, installed_version, usable_cores
 
-    found = {check.name: check.found for check in checks}
     names = ("numpy", "torch", "h5py", "xxhash", "simplejpeg")
     return {
         "decodeonce": decodeonce.__version__,
         "python": platform.python_version(),
         **{name: installed_version(name) or "not installed" for name in names},
-        "pillow": found["pillow"],
+        "pillow": findings["pillow"].found,
         "usable_cores": usable_cores(),
         "available_memory_gb": round((available_memory() or 0) / 1e9, 1),
         "open_files_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        "launcher": found["rank"],
-        "task": found["task"],
+        "launcher": findings["rank"].found,
+        "task": findings["task"].found,
     }

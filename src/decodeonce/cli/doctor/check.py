@@ -1,13 +1,11 @@
-"""One line of `prep doctor`."""
+"""What a check of `prep doctor` finds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-Level = Literal["ok", "warn", "bad"]
-
-# What a package raises when it is imported that is there in part, or made for another Python, NumPy or machine.
+# What importing a package may raise if it is incomplete, or built for another Python, NumPy or machine.
 IMPORT_ERRORS = (
     ImportError,
     AttributeError,
@@ -23,10 +21,24 @@ IMPORT_ERRORS = (
 
 
 @dataclass(frozen=True)
-class Check:
-    """What was looked at, how it is, what was found, and, unless that is well, what to do."""
+class Finding:
+    """How something is, what was found, and, unless it is ok, what to do."""
 
-    name: str
-    level: Level
+    level: Literal["ok", "warn", "bad"]
     found: str
     advice: str = ""
+
+
+def ok(found: str) -> Finding:
+    """Nothing to do."""
+    return Finding("ok", found)
+
+
+def warn(found: str, advice: str) -> Finding:
+    """Something that works, but not as well as it could, or not for everything."""
+    return Finding("warn", found, advice)
+
+
+def bad(found: str, advice: str) -> Finding:
+    """Something that does not work."""
+    return Finding("bad", found, advice)

@@ -10,7 +10,7 @@ from pathlib import Path
 from shutil import which
 from typing import TYPE_CHECKING
 
-from decodeonce.cli.doctor.check import Check
+from decodeonce.cli.doctor.check import Finding, bad, ok, warn
 
 if TYPE_CHECKING:
     from decodeonce.prep.pixels.versions import Pillow
@@ -34,73 +34,71 @@ UNINSTALL = "pip uninstall -y pillow pillow-simd, then"
 NEEDS_PILLOW = re.compile(r"pillow(?![\w.-])(?!.*\bextra\b)", re.IGNORECASE)
 
 
-def pillow() -> Check:
+def pillow() -> Finding:
     """The PIL that an import gives, and its SIMD level against the CPU's."""
-    from decodeonce.prep.pixels.versions import find_pillow
-
-    found = find_pillow()
+    found = _live()
     if not found.name and found.installed:  # as after an uninstall of one of two
-        return Check("pillow", "bad", f"the files of {found.installed[0]} are gone", f"{UNINSTALL} {_install(found)}")
+        return bad(f"the files of {found.installed[0]} are gone", f"{UNINSTALL} {_install(found)}")
     if not found.name:
-        return Check("pillow", "warn", "not installed, so no `prep build` here", _install(found))
+        return warn("not installed, so no `prep build` here", _install(found))
     if len(found.installed) > 1:
-        return Check("pillow", "warn", found.description, "see one pil")
+        return warn(found.description, "see one pil")
     if found.simd == "SSE4" and "avx2" in _cpu_flags():
-        return Check("pillow", "warn", f"{found.description}, though this CPU has AVX2", FOR_AVX2)
+        return warn(f"{found.description}, though this CPU has AVX2", FOR_AVX2)
     if found.name == "pillow" and platform.machine() == "x86_64" and not _who_needs_pillow():
         advice = f"{CC if 'avx2' in _cpu_flags() else ''}{TO_SIMD}: resizes in a third of the time {FINISH_FIRST}"
-        return Check("pillow", "warn", found.description, advice if _has_compiler() else NO_COMPILER)
-    return Check("pillow", "ok", found.description)
+        return warn(found.description, advice if _has_compiler() else NO_COMPILER)
+    return ok(found.description)
 
 
-def one_pil() -> Check:
+def one_pil() -> Finding:
     """Whether Pillow and pillow-simd are installed over each other: some files are then of one, some of the other."""
-    from decodeonce.prep.pixels.versions import find_pillow
-
-    found = find_pillow()
+    found = _live()
     if len(found.installed) < 2:
-        return Check("one pil", "ok", found.installed[0] if found.installed else "none")
+        return ok(found.installed[0] if found.installed else "none")
     both = " and ".join(f"{name} {metadata.version(name)}" for name in found.installed)
-    return Check("one pil", "bad", f"{both} are installed over each other", f"{UNINSTALL} {_install(found)}")
+    return bad(f"{both} are installed over each other", f"{UNINSTALL} {_install(found)}")
 
 
-def libjpeg_of_pil() -> Check:
+def libjpeg_of_pil() -> Finding:
     """Which libjpeg Pillow decodes with: odd pictures go through it."""
-    from decodeonce.prep.pixels.versions import find_pillow
-
-    found = find_pillow()
+    found = _live()
     if not found.name:
-        return Check("libjpeg of pil", "warn", "no Pillow", "see pillow")
+        return warn("no Pillow", "see pillow")
     try:
         from PIL import features
     except ImportError as error:
-        return Check("libjpeg of pil", "bad", f"Pillow cannot be imported: {error}", f"{UNINSTALL} {_install(found)}")
+        return bad(f"Pillow cannot be imported: {error}", f"{UNINSTALL} {_install(found)}")
     turbo = features.version("libjpeg_turbo")
     if turbo:
-        return Check("libjpeg of pil", "ok", f"libjpeg-turbo {turbo}")
+        return ok(f"libjpeg-turbo {turbo}")
     advice = "odd pictures may get other bytes than elsewhere; build Pillow where libjpeg-turbo's headers are"
-    return Check("libjpeg of pil", "warn", f"libjpeg {features.version('jpg') or 'is missing'}, not -turbo", advice)
+    return warn(f"libjpeg {features.version('jpg') or 'is missing'}, not -turbo", advice)
 
 
-def formats_of_pil() -> Check:
+def formats_of_pil() -> Finding:
     """Which formats Pillow was built without: pictures in them are rejected."""
-    from decodeonce.prep.pixels.versions import find_pillow
-
-    found = find_pillow()
+    found = _live()
     try:
         from PIL import features
     except ImportError:
-        return Check("formats of pil", "warn", "no Pillow", "see pillow")
+        return warn("no Pillow", "see pillow")
     missing = [names for module, names in FORMATS.items() if not features.check(module)]
     if not missing:
-        return Check("formats of pil", "ok", " and ".join(names[0] for names in FORMATS.values()))
+        return ok(" and ".join(names[0] for names in FORMATS.values()))
     formats, debian, fedora = (list(names) for names in zip(*missing, strict=True))
     packages = f"install {' '.join(debian)} (Fedora, RHEL: {' '.join(fedora)})"
     command = f"{CC if found.simd == 'AVX2' else ''}{RECOMPILE}"
     if found.name == "pillow":
         packages, command = "take the wheel", "pip install --force-reinstall --no-deps --only-binary pillow pillow"
     text = f"{packages}, then {command} {FINISH_FIRST}"
-    return Check("formats of pil", "warn", f"built without {' and '.join(formats)}: such pictures are rejected", text)
+    return warn(f"built without {' and '.join(formats)}: such pictures are rejected", text)
+
+
+def _live() -> Pillow:
+    from decodeonce.prep.pixels.versions import find_pillow
+
+    return find_pillow()
 
 
 def _install(found: Pillow) -> str:

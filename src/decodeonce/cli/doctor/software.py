@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from decodeonce.cli.doctor.check import IMPORT_ERRORS, Check
+from decodeonce.cli.doctor.check import IMPORT_ERRORS, Finding, bad, ok, warn
 from decodeonce.cli.doctor.machine import address_space
 from decodeonce.host import installed_version
 
@@ -37,23 +37,23 @@ TORCH_SECONDS = 180  # a first import from a cold network file system takes minu
 TORCH_PAGE = "https://pytorch.org/get-started/locally/"
 
 
-def python() -> Check:
+def python() -> Finding:
     """Which Python this is."""
-    return Check("python", "ok", f"{platform.python_version()} ({sys.executable})")
+    return ok(f"{platform.python_version()} ({sys.executable})")
 
 
-def decodeonce() -> Check:
+def decodeonce() -> Finding:
     """Which version of decodeonce this is, and where it lies."""
     import decodeonce as package
 
-    return Check("decodeonce", "ok", f"{package.__version__} ({Path(package.__file__).parent})")
+    return ok(f"{package.__version__} ({Path(package.__file__).parent})")
 
 
-def torch() -> Check:
+def torch() -> Finding:
     """Whether torch can be imported, and which devices it finds of those that are here."""
     version = installed_version("torch")
     if version is None:
-        return Check("torch", "warn", "not installed, so no Loader here", f"install it as {TORCH_PAGE} says")
+        return warn("not installed, so no Loader here", f"install it as {TORCH_PAGE} says")
     try:
         asked = subprocess.run(
             [sys.executable, "-c", ASK_TORCH],
@@ -67,33 +67,33 @@ def torch() -> Check:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         found = f"{version}, cannot be tried: {error}".partition(" '-c'")[0]
-        return Check("torch", "bad", found, "look at memory, process limits and torch's file system")
+        return bad(found, "look at memory, process limits and torch's file system")
     answers = [line for line in asked.stdout.splitlines() if line.startswith(ANSWER)]  # torch may print, too
     if asked.returncode or not answers:
         told = (asked.stderr.strip().splitlines() or [f"exit status {asked.returncode}"])[-1]
         again = f"install it again: {TORCH_PAGE}"
         advice = again if address_space().level == "ok" else f"see address space first; else {again}"
-        return Check("torch", "bad", f"{version}, import fails: {told}", advice)
+        return bad(f"{version}, import fails: {told}", advice)
     return torch_check(json.loads(answers[-1].removeprefix(ANSWER)), _gpus())
 
 
-def torch_check(found: dict[str, Any], gpus: str) -> Check:
+def torch_check(found: dict[str, Any], gpus: str) -> Finding:
     """What becomes of `found`, as ASK_TORCH prints it, on a machine with such GPUs ("" for none)."""
     kind = f"CUDA {found['cuda']}" if found["cuda"] else f"ROCm {found['hip']}" if found["hip"] else ""
     build = f"{found['version']}{', ' if kind else ''}{kind}"
     told = " ".join(found["warnings"][:1]).split("\n")[0]
     if found["devices"]:
         devices = ", ".join(f"{count} x {name}" for name, count in Counter(found["devices"]).items())
-        return Check("torch", "warn" if told else "ok", f"{build}: {devices}", told)
+        return Finding("warn" if told else "ok", f"{build}: {devices}", told)
     if not gpus:
-        return Check("torch", "ok", f"{build}: CPU alone, there is no GPU here")
+        return ok(f"{build}: CPU alone, there is no GPU here")
     if hidden := [name for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES") if name in os.environ]:
         setting = f"{hidden[0]}={os.environ[hidden[0]]}"
-        return Check("torch", "warn", f"{build}: sees none of the {gpus} here ({setting})", f"unset {hidden[0]}")
+        return warn(f"{build}: sees none of the {gpus} here ({setting})", f"unset {hidden[0]}")
     if not kind:
-        return Check("torch", "warn", f"{build}: built without {gpus} support", f"for this GPU: {TORCH_PAGE}")
+        return warn(f"{build}: built without {gpus} support", f"for this GPU: {TORCH_PAGE}")
     newer = f"a newer driver, or a torch for this one: {TORCH_PAGE}"
-    return Check("torch", "bad", f"{build}: cannot use the {gpus} here{': ' if told else ''}{told}", newer)
+    return bad(f"{build}: cannot use the {gpus} here{': ' if told else ''}{told}", newer)
 
 
 def _gpus() -> str:
@@ -101,47 +101,27 @@ def _gpus() -> str:
     return "NVIDIA GPUs" if Path("/dev/nvidia0").exists() else "AMD GPUs" if Path("/dev/kfd").exists() else ""
 
 
-def simplejpeg() -> Check:
+def simplejpeg() -> Finding:
     """Whether JPEGs can be decoded, and by which libjpeg-turbo."""
     version = installed_version("simplejpeg")
     library = find_spec("simplejpeg._jpeg") if find_spec("simplejpeg") else None
     if version is None or library is None or library.origin is None:
         advice = "pip install simplejpeg"  # an extra would bring a second PIL
-        return Check("simplejpeg", "warn", "not installed, so no `prep build` here", advice)
+        return warn("not installed, so no `prep build` here", advice)
     written = re.search(rb"libjpeg-turbo version ([0-9.]+)", Path(library.origin).read_bytes())
     inside = f"libjpeg-turbo {written[1].decode()} in it" if written else "of no known libjpeg-turbo"
-    return Check("simplejpeg", "ok", f"{version}, {inside}")
+    return ok(f"{version}, {inside}")
 
 
-def numpy() -> Check:
-    """NumPy's version, as all below."""
-    return _package("numpy")
-
-
-def h5py() -> Check:
-    return _package("h5py")
-
-
-def typer() -> Check:
-    return _package("typer")
-
-
-def xxhash() -> Check:
-    return _package("xxhash")
-
-
-def tqdm() -> Check:
-    return _package("tqdm")
-
-
-def _package(name: str) -> Check:
+def package(name: str) -> Finding:
+    """Whether a package can be imported, and its version."""
     version = installed_version(name)
     if version is None:
-        return Check(name, "bad", "not installed", f"pip install {name}")
+        return bad("not installed", f"pip install {name}")
     try:
         import_module(name)
     except IMPORT_ERRORS as error:
         told = str(error).strip().splitlines()
         found = f"{version}, import fails: {told[-1] if told else type(error).__name__}"
-        return Check(name, "bad", found, f"pip install --force-reinstall {name}")
-    return Check(name, "ok", version)
+        return bad(found, f"pip install --force-reinstall {name}")
+    return ok(version)

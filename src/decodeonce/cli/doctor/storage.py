@@ -1,4 +1,4 @@
-"""File systems on which stores are to lie: their kind, what is free, and what they can do."""
+"""The file systems that are to hold stores: their kind, what is free, and what they can do."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import mmap
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from decodeonce.cli.doctor.check import IMPORT_ERRORS, Check
+from decodeonce.cli.doctor.check import IMPORT_ERRORS, Finding, bad, ok, warn
 from decodeonce.formatting import size_text
 
 if TYPE_CHECKING:
@@ -21,50 +20,47 @@ LITTLE_ROOM, FEW_FILES = 10**9, 1000
 MOUNTINFO = Path("/proc/self/mountinfo")
 
 
-@dataclass(frozen=True)
-class Place:
-    """A path that was asked for; its storage is None, with the error, where it cannot even be looked at."""
-
-    path: Path
-    storage: Storage | None
-    error: str = ""
-
-
-@dataclass(frozen=True)
-class Mount:
-    """A line of mountinfo: where, of what kind, from which device."""
+class Mount(NamedTuple):
+    """A line of mountinfo."""
 
     point: Path
     kind: str
     device: str
 
 
-def find_place(path: Path) -> Place:
-    """What is there for a store at `path`, which need not exist."""
+def check_path(path: Path) -> dict[str, Finding]:
+    """Check the file system that is to hold a store at `path`, which need not exist."""
     try:
         from decodeonce.prep.build.free_space import find_storage
 
-        return Place(path, find_storage(path))
+        found = find_storage(path)
     except OSError as error:
-        return Place(path, None, error.strerror or str(error))
+        return unusable(path, error.strerror or str(error))
     except IMPORT_ERRORS as error:
-        return Place(path, None, f"cannot be looked at: {error}")
+        return unusable(path, f"cannot be looked at: {error}")
+    return {
+        "file system": file_system(found),
+        "room": room(found),
+        "abilities": abilities(found),
+        "stripes": stripes(found, path),
+    }
 
 
-def file_system(place: Place) -> Check:
+def unusable(path: Path, error: str) -> dict[str, Finding]:
+    """The findings for a path that cannot be looked at."""
+    unknown = dict.fromkeys(("room", "abilities", "stripes"), bad(f"{path}: unknown", "see file system"))
+    return {"file system": bad(f"{path}: {error}", "choose another path, or mend that"), **unknown}
+
+
+def file_system(storage: Storage) -> Finding:
     """The kind of the file system, network or local, and its mount."""
-    if place.storage is None:
-        return Check("file system", "bad", f"{place.path}: {place.error}", "choose another path, or mend that")
-    there = place.storage.place
-    mount = find_mount(there)
-    kind = mount.kind if mount else "of unknown kind"
-    network = place.storage.kind
-    where = f", mounted at {mount.point} from {mount.device}" if mount else ""
-    return Check("file system", "ok", f"{there}: {kind}, {f'network ({network})' if network else 'local'}{where}")
+    mount = find_mount(storage.place)
+    where = f"{mount.kind}, {{}}, mounted at {mount.point} from {mount.device}" if mount else "of unknown kind, {}"
+    return ok(f"{storage.place}: {where.format(f'network ({storage.kind})' if storage.kind else 'local')}")
 
 
 def find_mount(path: Path) -> Mount | None:
-    """The mount that a path, links resolved, lies on; None where the system does not say."""
+    """The mount that holds a path whose links are resolved; None if the system does not say."""
     try:
         lines = MOUNTINFO.read_text(errors="surrogateescape").splitlines()
     except OSError:
@@ -80,18 +76,16 @@ def _mount(line: str) -> Mount:
     return Mount(Path(point), kind, device)
 
 
-def room(place: Place) -> Check:
-    """Free bytes and files, of the disk and of every quota that a tool tells of."""
-    if place.storage is None:
-        return Check("room", "bad", f"{place.path}: unknown", "see file system")
+def room(storage: Storage) -> Finding:
+    """Free bytes and files, of the disk and of every quota."""
     told: list[tuple[str, int | None, int | None]]
-    told = [("free", place.storage.free_bytes, place.storage.free_files)]
-    told += [(f"in the quota of {quota.whose}", quota.free_bytes, quota.free_files) for quota in place.storage.quotas]
+    told = [("free", storage.free_bytes, storage.free_files)]
+    told += [(f"in the quota of {quota.whose}", quota.free_bytes, quota.free_files) for quota in storage.quotas]
     found = ", ".join(f"{_bytes(nbytes)} and {_files(files)} {what}" for what, nbytes, files in told)
     little = any(nbytes is not None and nbytes < LITTLE_ROOM for _, nbytes, _ in told)
     if little or any(files is not None and files < FEW_FILES for _, _, files in told):
-        return Check("room", "warn", f"{place.storage.place}: {found}", "make room, or choose another place")
-    return Check("room", "ok", f"{place.storage.place}: {found}")
+        return warn(f"{storage.place}: {found}", "make room, or choose another place")
+    return ok(f"{storage.place}: {found}")
 
 
 def _bytes(nbytes: int | None) -> str:
@@ -102,29 +96,25 @@ def _files(files: int | None) -> str:
     return "any number of files" if files is None else f"{files} files"
 
 
-def abilities(place: Place) -> Check:
+def abilities(storage: Storage) -> Finding:
     """Whether files there can be written, mapped, reserved and read directly, tried on one without a name."""
-    if place.storage is None:
-        return Check("abilities", "bad", f"{place.path}: unknown", "see file system")
-    there = place.storage.place
+    there = storage.place
     try:
         fd = _nameless_file(there)
     except OSError as error:
-        return Check(
-            "abilities", "warn", f"{there}: cannot be written: {error.strerror}", "stores can only be read there"
-        )
+        return warn(f"{there}: cannot be written: {error.strerror}", "stores can only be read there")
     try:
         can = _tried(fd)
     except OSError as error:
-        return Check("abilities", "bad", f"{there}: cannot be written: {error.strerror}", "make room, or mend that")
+        return bad(f"{there}: cannot be written: {error.strerror}", "make room, or mend that")
     finally:
         os.close(fd)
     found = f"{there}: " + ", ".join(f"{what} {'yes' if works else 'no'}" for what, works in can.items())
     if not can["mmap"]:
-        return Check("abilities", "warn", found, 'stores there are read with Loader(..., reader="pread")')
+        return warn(found, 'stores there are read with Loader(..., reader="pread")')
     if not can["fallocate"]:
-        return Check("abilities", "warn", found, "no space is reserved there: look that no one else fills it meanwhile")
-    return Check("abilities", "ok", found)
+        return warn(found, "no space is reserved there: look that no one else fills it meanwhile")
+    return ok(found)
 
 
 def _nameless_file(folder: Path) -> int:
@@ -132,7 +122,7 @@ def _nameless_file(folder: Path) -> int:
 
     try:
         return disk.open_file(folder, os.O_RDWR | os.O_TMPFILE)
-    except (OSError, AttributeError):  # NFS has no such thing
+    except OSError:  # NFS has no such thing
         named = folder / f".prep-doctor-{os.getpid()}"
         fd = disk.open_file(named, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         disk.unlink(named)
@@ -146,12 +136,8 @@ def _tried(fd: int) -> dict[str, bool]:
     return {
         "mmap": _works(lambda: mmap.mmap(fd, mmap.PAGESIZE, prot=mmap.PROT_READ).close()),
         "fallocate": _works(lambda: disk.fallocate(fd, 0, 2 * mmap.PAGESIZE)),
-        "O_DIRECT": hasattr(os, "O_DIRECT") and _works(lambda: _set_direct(fd)),
+        "O_DIRECT": _works(lambda: fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)),
     }
-
-
-def _set_direct(fd: int) -> None:
-    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
 
 
 def _works(ability: Callable[[], object]) -> bool:
@@ -162,13 +148,10 @@ def _works(ability: Callable[[], object]) -> bool:
     return True
 
 
-def stripes(place: Place) -> Check:
-    """Whether large files lie on several servers, where that has to be asked for."""
-    if place.storage is None:
-        return Check("stripes", "bad", f"{place.path}: unknown", "see file system")
+def stripes(storage: Storage, path: Path) -> Finding:
+    """Whether large files lie on several servers, on file systems that do so only on request."""
     from decodeonce.prep.build.free_space import stripe_advice
 
-    advice = stripe_advice(place.path, place.storage)
-    if advice:
-        return Check("stripes", "warn", f"{place.storage.place}: one server holds a whole file", advice)
-    return Check("stripes", "ok", f"{place.storage.place}: nothing to set")
+    if advice := stripe_advice(path, storage):
+        return warn(f"{storage.place}: one server holds a whole file", advice)
+    return ok(f"{storage.place}: nothing to set")
