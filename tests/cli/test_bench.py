@@ -175,7 +175,7 @@ def test_pages_are_dropped_and_seen_to_be(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(os.urandom(1 << 20))
     places = [Place(path, offset) for offset in range(0, 1 << 20, 1 << 16)]
-    why = make_cold([path], places)
+    why = make_cold(places)
     if lies_in_memory(tmp_path):
         assert why == f"{tmp_path} lies in memory"
         return
@@ -196,7 +196,7 @@ def test_what_another_process_uses_stays_and_is_said(tmp_path: Path) -> None:
     places = [Place(path, 1 << 19)]
     if lies_in_memory(tmp_path):
         pytest.skip("this file system is memory")
-    assert make_cold([path], places) == "100% of the pages stayed, as those do that another process uses"
+    assert make_cold(places) == "100% of the pages stayed, as those do that another process uses"
 
 
 def test_a_store_is_measured(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,6 @@ from decodeonce.prep.sources import Source
 from decodeonce.store import StorePaths
 
 SCRATCH_BYTES = 1 << 30  # written, at most
-PLACES = 64  # that are checked to see whether pages were dropped
 
 
 def measure_build(
@@ -64,7 +63,7 @@ def _measure_images(
     Returns the runs that were read, and the rates.
     """
     measure = partial(measure_pace, source, recipe)
-    why_warm = make_cold(*_places(source, runs))
+    why_warm = make_cold(_places(source, runs))
     try:
         cold = measure(runs, workers=workers, seconds=seconds, part="read")
         read = cold.begun  # in memory from now on
@@ -127,14 +126,13 @@ def check_decoded(source: Source, pace: Pace) -> None:
         raise BuildError(f"{source.root}: of {tried} tried none can be decoded, first {pace.total.first_reject}")
 
 
-def _places(source: Source, runs: list[Run]) -> tuple[set[Path], list[Place]]:
-    """The files of the sample, and some places in them."""
-    entries = [entry for run in runs for entry in run.entries]
+def _places(source: Source, runs: list[Run]) -> list[Place]:
+    """Where the images of the runs lie; of a unit that is read whole, a place in its file."""
+    entries = [entry for run in runs for entry in (run.entries[:1] if source.read_unit else run.entries)]
     held = [(Path(os.fsdecode(source.holder(entry))), entry) for entry in entries]
-    some = held[:: -(-len(held) // PLACES)]
-    if source.read_unit:  # places are not those in the file
-        return {path for path, _ in held}, [Place(path, path.stat().st_size // 2) for path, _ in some]
-    return {path for path, _ in held}, [Place(path, entry.place + entry.size // 2) for path, entry in some]
+    if source.read_unit:
+        return [Place(path, path.stat().st_size // 2) for path, _ in held]
+    return [Place(path, entry.place + entry.size // 2) for path, entry in held]
 
 
 def _verdict(facts: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from decodeonce.cli.bench.epochs import RING, LoaderSettings, Share, find_share, run_loader
-from decodeonce.cli.bench.pages import Place, make_cold
+from decodeonce.cli.bench.pages import CHECKED, Place, make_cold
 from decodeonce.cli.bench.probes import (
     RANDOM_READERS,
     READERS,
@@ -31,7 +31,6 @@ from decodeonce.loader.shards import ShardFiles
 from decodeonce.store import open_store
 
 WARM_BYTES = 1 << 30  # of rows that warm figures are taken from, at most
-PLACES = 64  # that are checked to see whether pages were dropped
 COLD_FACTS = (
     "random_read_cold_bytes_per_s",
     "sequential_read_cold_bytes_per_s",
@@ -160,11 +159,10 @@ class LoadBench:
 
     def _drop(self) -> str:
         """Drop the store's pages; return "" or why they are still in memory."""
-        rows = np.array(self._store.rows[:: -(-len(self._store.rows) // PLACES)])
+        rows = np.array(self._store.rows[:: -(-len(self._store.rows) // CHECKED)])
         with closing(ShardFiles(self._store)) as files:
             spans = [span for row in rows for span in files.spans(row[None])]
-            places = [Place(files.paths[span.shard], span.offset + self._row_bytes // 2) for span in spans]
-        return make_cold({place.path for place in places}, places)
+            return make_cold([Place(files.paths[span.shard], span.offset + self._row_bytes // 2) for span in spans])
 
     def _read(self, *, random: bool, rows: range, seconds: float | None = None, again: bool = False) -> float:
         """Read these rows once, or again and again, for `seconds` at most; return bytes/s."""

@@ -6,7 +6,7 @@ import ctypes
 import mmap
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from decodeonce.host import lies_in_memory
 from decodeonce.store.files import sync_file
 
 TRIES, PAUSE_SECONDS = 20, 0.02  # the kernel skips pages that are busy
+CHECKED = 64  # places
 COLD = 0.05  # up to this share, the files count as cold
 
 
@@ -27,18 +28,19 @@ class Place(NamedTuple):
     offset: int
 
 
-def make_cold(paths: Iterable[Path], places: Sequence[Place]) -> str:
-    """Drop the pages of files; return "" or why they are still in memory, judged by one or more `places`.
+def make_cold(places: Sequence[Place]) -> str:
+    """Drop the pages of the files of these places, at least one; return "" or why they are still in memory.
 
     Dirty pages are written first; pages that a process has mapped stay.
     """
-    paths = list(paths)
+    paths = {place.path for place in places}
+    some = places[:: -(-len(places) // CHECKED)]
     if lies_in_memory(places[0].path):
         return f"{places[0].path.parent} lies in memory"
     for _ in range(TRIES):
         for path in paths:
             drop(path)
-        share = held_share(places)
+        share = held_share(some)
         if share is None or share <= COLD:
             return ""
         time.sleep(PAUSE_SECONDS)

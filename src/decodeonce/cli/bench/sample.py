@@ -1,4 +1,4 @@
-"""A fair sample of a source, and how fast processes of their own make rows of it, by a build's own decoder."""
+"""A fair sample of a source, and how fast worker processes make rows of it with a build's decoder."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ Positions = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Run:
-    """Samples that follow each other in the plan; `unit_rows`: how many are in the read unit they begin, 0 for none."""
+    """Consecutive samples of the plan; `unit_rows` counts the samples of the read unit that they begin, 0 for none."""
 
     entries: Sequence[Entry]
     unit_rows: int = 0
 
     def order(self, seconds: float, part: str) -> dict[str, Any]:
-        """What a worker is told: these, for so long at most."""
+        """The message that has a worker do these samples, for `seconds` at most."""
         entries = [{**asdict(entry), "name": name_text(entry.name)} for entry in self.entries]
         return {"entries": entries, "unit_rows": self.unit_rows, "seconds": seconds, "part": part}
 
@@ -49,9 +49,9 @@ class Run:
 def fair_runs(
     source: Source, listing: Listing, seed: int | None, *, rows: int = RUN_ROWS, most: int = RUNS
 ) -> list[Run]:
-    """Runs evenly spaced through the plan, in an order of which every beginning is a fair sample, too.
+    """Choose runs evenly spaced through the plan, in an order in which the first ones are a fair sample, too.
 
-    Where samples can only be read a unit at a time, runs begin where units do.
+    If samples can only be read a unit at a time, runs begin where units do.
     """
     order = row_order(listing, seed, by_unit=bool(source.read_unit))
     if source.read_unit:
@@ -71,16 +71,16 @@ def fair_runs(
 
 
 def _evenly(count: int, most: int) -> Positions:
-    """Up to `most` of the numbers 0..count-1, as far from each other as can be."""
+    """Up to `most` of the numbers 0..count-1, evenly spaced."""
     few = min(count, most)
     return np.arange(few) * count // few
 
 
 @dataclass
 class Done:
-    """What was done of a sample: pictures, of them rejects (the first by name and reason), and seconds.
+    """How many images were done, how many were rejects (the first by name and reason), and the seconds they took.
 
-    `making` is to decode, resize, crop and pack, `decoding` to decode once more, alone.
+    `making` is decoding, resizing, cropping and packing; `decoding` is decoding once more, alone.
     """
 
     pictures: int = 0
@@ -92,7 +92,7 @@ class Done:
     decoding: float = 0.0
 
     def add(self, other: Done) -> None:
-        """Count in what was done elsewhere, or later."""
+        """Add what was done elsewhere, or later."""
         for name in ("pictures", "bytes", "rejects", "reading", "making", "decoding"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.first_reject = self.first_reject or other.first_reject
@@ -100,25 +100,25 @@ class Done:
 
 @dataclass
 class Pace:
-    """What processes did of the runs that were begun, all together and each by its id."""
+    """The runs that were begun, and what all processes, and each by its id, did of them."""
 
     begun: list[Run] = field(default_factory=list)
     total: Done = field(default_factory=Done)
     by_process: dict[int, Done] = field(default_factory=lambda: defaultdict(Done))
 
     def take(self, told: dict[str, Any]) -> None:
-        """Count in what a process tells of a run."""
+        """Add what a process reports about a run."""
         done = Done(**told["done"])
         self.total.add(done)
         self.by_process[told["process"]].add(done)
 
     @property
     def per_s(self) -> float:
-        """Pictures a second and process, reading included."""
+        """Images/s per process, reading included."""
         return self.total.pictures / (self.total.reading + self.total.making)
 
     def rate_of(self, part: str) -> float:
-        """Pictures a second of all processes at once, had they done nothing but `part` ("reading" or "making")."""
+        """Images/s of all processes together, if they did nothing but `part` ("reading" or "making")."""
         return float(sum(done.pictures / getattr(done, part) for done in self.by_process.values()))
 
 
@@ -132,10 +132,13 @@ def measure_pace(
     part: str = "make",
     again: bool = False,
 ) -> Pace:
-    """Do runs on so many processes for about so long: each run once, or `again` and again.
+    """Have `workers` processes do runs for about `seconds`, each run once, or `again` and again.
 
-    `part` is "read", "make" (read and make rows) or "decode" (decode once more for itself, too). Raises what reading
-    raises, and ChildDied where a picture kills its decoder.
+    Args:
+        part: "read"; "make": read and make rows; "decode": the same, and decode once more to time that alone.
+
+    Raises:
+        ChildDied: If an image kills its decoder. Errors of reading are raised, too.
     """
     pace = Pace()
     task = {
@@ -151,7 +154,7 @@ def measure_pace(
 
 
 def _orders(runs: Iterable[Run], seconds: float, part: str, begun: list[Run]) -> Iterator[dict[str, Any]]:
-    """Runs until time is over, which begins when a process asks for the first."""
+    """Yield runs until time is over; it starts when a process asks for the first."""
     until = time.monotonic() + seconds
     for run in runs:
         left = until - time.monotonic()
@@ -179,14 +182,17 @@ def main(arguments: list[str]) -> int:
 
 
 def _do(source: Source, decoder: Decoder, order: dict[str, Any]) -> Done:
-    """Do a run until its time is over, and say what that took; reading a unit's first sample is for all of the unit."""
+    """Do a run until its time is over; the time to read a unit's first sample is spread over the whole unit."""
     done, first_read = Done(), 0.0
     until = time.perf_counter() + order["seconds"]
     for facts in order["entries"]:
         boxes = tuple(tuple(box) for box in facts["boxes"])
         entry = Entry(**{**facts, "name": name_bytes(facts["name"]), "boxes": boxes})
-        start = time.perf_counter()
-        data, reject = _read(source, entry)
+        start, reject = time.perf_counter(), ""
+        try:
+            data = source.read(entry)
+        except Undecodable as reason:
+            data, reject = b"", f"{entry.text}: {reason}"
         read = made = time.perf_counter()
         if order["part"] != "read":
             reject = reject or _make(decoder, data, entry)
@@ -195,10 +201,7 @@ def _do(source: Source, decoder: Decoder, order: dict[str, Any]) -> Done:
             decoder.picture(data)
             done.decoding += time.perf_counter() - made
         first_read = first_read or read - start
-        done.pictures, done.bytes = done.pictures + 1, done.bytes + len(data)
-        done.reading, done.making = done.reading + read - start, done.making + made - read
-        done.rejects += bool(reject)
-        done.first_reject = done.first_reject or reject
+        done.add(Done(1, len(data), int(bool(reject)), reject, read - start, made - read))
         if made > until:
             break
     if order["unit_rows"]:
@@ -206,16 +209,8 @@ def _do(source: Source, decoder: Decoder, order: dict[str, Any]) -> Done:
     return done
 
 
-def _read(source: Source, entry: Entry) -> tuple[bytes, str]:
-    """A picture's bytes, or why there are none."""
-    try:
-        return source.read(entry), ""
-    except Undecodable as reason:
-        return b"", f"{entry.text}: {reason}"
-
-
 def _make(decoder: Decoder, data: bytes, entry: Entry) -> str:
-    """Make a row as a build's worker does; returns why that cannot be, "" if it can or the user's map wants none."""
+    """Make a row as a worker of a build does; return why that fails, if it does."""
     try:
         row_checksum(decoder.row(data, entry).pixels)
     except Undecodable as reason:
