@@ -125,6 +125,11 @@ def test_where_the_recipe_does_not_tell_nothing_is_called_enlarged() -> None:
         assert enlarged(sizes, recipe, wide) is None
 
 
+def test_quantiles_of_large_sizes_are_whole_numbers() -> None:
+    told = Sizes(np.array([1234567, 30]), np.array([3000, 7]), 0, 0, {}).quantiles()
+    assert (told["width"][-1], told["width"][3], told["width / height"][-1]) == ("1234567", "30", "411.5")
+
+
 @pytest.mark.parametrize("chunk", [2, 100])
 def test_sizes_are_those_of_samples_and_boxes(chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("decodeonce.cli.report.sizes.CHUNK", chunk)

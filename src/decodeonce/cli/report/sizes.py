@@ -52,9 +52,13 @@ class Sizes:
             "width / height": self.widths / self.heights,
         }
         return {
-            name: [f"{value:.4g}" for value in np.quantile(values, QUANTILES, method="inverted_cdf")]
+            name: [_short(value) for value in np.quantile(values, QUANTILES, method="inverted_cdf")]
             for name, values in measures.items()
         }
+
+
+def _short(value: float) -> str:
+    return f"{value:.4g}" if value < 1000 else f"{value:.0f}"
 
 
 def read_sizes(store: Store, wanted: Set[bytes]) -> Sizes:
