@@ -274,7 +274,7 @@ def test_a_signal_at_any_moment_ends_the_command_with_one_line(tree: Path, tmp_p
         "decodeonce.prep",
         "numpy",
         "decodeonce.prep.build.plan",
-        "decodeonce.prep.build.heartbeat",
+        "decodeonce.prep.pixels",
     ],
 )
 def test_a_signal_while_a_module_is_imported_ends_the_command_with_one_line(
