@@ -36,28 +36,28 @@ def damage(path: Path, offset: int) -> None:
 def test_it_says_what_it_did_and_nothing_of_a_whole_store(store: Path, tree: Path) -> None:
     before = tree_bytes(store)
     result = prep("repair", store)
-    assert (result.returncode, result.stdout) == (0, f"{store}: whole, 10 rows; nothing to mend\n")
+    assert (result.returncode, result.stdout) == (0, f"{store}: whole, 10 rows; nothing to repair\n")
     damage(store / "images-00000.npy", 4096 + 3 * 768)
     damage(store / "images-00000.npy", 7)
     damage(store / "labels.npy", 140)
     assert prep("verify", store).returncode == 1
     result = prep("repair", store, "--source", tree)
-    told = f"{store}: mended 1 row, images-00000.npy, labels.npy; whole, 10 rows\n"
+    told = f"{store}: repaired 1 row, images-00000.npy, labels.npy; whole, 10 rows\n"
     assert (result.returncode, result.stdout, result.stderr) == (0, told, "")
     assert tree_bytes(store) == before
     assert prep("verify", store).returncode == 0
 
 
-def test_it_says_a_line_each_for_what_it_cannot_mend(store: Path, tree: Path) -> None:
+def test_it_says_a_line_each_for_what_it_cannot_repair(store: Path, tree: Path) -> None:
     damage(store / "rejects.tsv", 3)
     damage(store / "images-00000.npy", 4096)
     result = prep("repair", store)
-    assert (result.returncode, result.stdout) == (1, f"{store}: mended nothing; not whole\n")
+    assert (result.returncode, result.stdout) == (1, f"{store}: repaired nothing; not whole\n")
     first, second = result.stderr.splitlines()
     assert first.startswith(f"prep: error: {store / 'rejects.tsv'}: ")
     assert second.startswith(f"prep: error: {store}: row 0: give what the store was built from")
     result = prep("repair", store, "--source", tree)
-    assert (result.returncode, result.stdout) == (1, f"{store}: mended 1 row; not whole\n")
+    assert (result.returncode, result.stdout) == (1, f"{store}: repaired 1 row; not whole\n")
     assert len(result.stderr.splitlines()) == 1
 
 

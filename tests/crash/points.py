@@ -155,7 +155,7 @@ class Crasher:
         else:
             allowed = {EXIT_STOPPED if kind.startswith("EIO") else EXIT_FAILED}
             allowed |= {0} if call.label in CLEARING_UP else set()
-            if call.label in READS and self.target.mends:
+            if call.label in READS and self.target.repairs:
                 return
         if self.is_refusal(ended):  # an earlier run had come to its end
             return

@@ -36,8 +36,8 @@ class Target(ABC):
     replaces_workers: bool = True
     # What the command says where it finds all done before; nothing where that is no failure.
     refusal: str = ""
-    # Whether what cannot be read is taken for damage, and mended.
-    mends: bool = False
+    # Whether what cannot be read is taken for damage, and repaired.
+    repairs: bool = False
 
     def begin(self) -> None:
         """Make the world in which the command is to be run."""
@@ -185,7 +185,7 @@ def make_targets(base: Path) -> dict[str, Target]:
             replaces_workers=False,
             refusal=HERE,
         ),
-        Repair("repair", world, ("repair", out, "--source", str(base / "tree")), mends=True),
+        Repair("repair", world, ("repair", out, "--source", str(base / "tree")), repairs=True),
     ]
     return {target.name: target for target in targets}
 

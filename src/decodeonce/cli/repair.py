@@ -1,4 +1,4 @@
-"""`prep repair`: a damaged store made whole again."""
+"""`prep repair`: repair a damaged store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SourceOption = Annotated[
 def repair(store: StoreArgument, source: SourceOption = None) -> None:
     """Make again, to the same bytes, what `prep verify` finds bad: exit code 0 whole now, 1 not all of it.
 
-    Run it again after a kill. It says what it cannot mend, and what to do then.
+    Run it again after a kill. It tells what it cannot repair, and what to do then.
     """
     from decodeonce.cli.progress import count_bar
     from decodeonce.prep.repair.repair import repair_store
@@ -32,7 +32,7 @@ def repair(store: StoreArgument, source: SourceOption = None) -> None:
         done = repair_store(store, source, progress=bar.update)
     if done.rows:  # else it is no store, or nothing of it is known
         say(f"{store}: {_told(done)}")
-    for sentence in done.unmended:
+    for sentence in done.unrepaired:
         say(f"prep: error: {sentence}", err=True)
     if not done.ok:
         raise typer.Exit(1)
@@ -41,9 +41,8 @@ def repair(store: StoreArgument, source: SourceOption = None) -> None:
 def _told(done: Repair) -> str:
     from decodeonce.formatting import counted
 
-    parts = [counted(done.mended_rows, "row")] if done.mended_rows else []
-    mended = ", ".join([*parts, *done.mended_files])
+    repaired = ", ".join([*([counted(done.repaired_rows, "row")] if done.repaired_rows else []), *done.repaired_files])
     if not done.ok:
-        return f"mended {mended or 'nothing'}; not whole"
+        return f"repaired {repaired or 'nothing'}; not whole"
     whole = f"whole, {counted(done.rows, 'row')}"
-    return f"mended {mended}; {whole}" if mended else f"{whole}; nothing to mend"
+    return f"repaired {repaired}; {whole}" if repaired else f"{whole}; nothing to repair"

@@ -1,186 +1,165 @@
-"""The encoded bytes of pictures by the names that samples.tsv has for them; neither labels nor options are needed.
+"""Find encoded pictures below SRC by the names that samples.tsv and rejects.tsv have for them.
 
-A name says where its picture lies: the file of that name, or the archive that the name's beginning leads to, and the
-place in it. Of archives headers are read until all that are wanted were found.
+A name leads to its picture without a listing of the source: to the file of that name, or to an archive and a place in
+it. The archives are read by the functions that the sources use. No flag of the build is needed, and an archive that is
+damaged does not keep the pictures in the others from being found.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
-from decodeonce.errors import PASSING_ERRORS, BuildError, StoreError, failure_from
+from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Undecodable
-from decodeonce.prep.sources.base import MAX_FILE_BYTES, WITH_BOXES, open_listed, read_range
+from decodeonce.prep.sources.base import WITH_BOXES, file_entry, mode_of, read_file
 from decodeonce.prep.sources.files import SourceFiles, source_file
 from decodeonce.prep.sources.formats import table_columns, tables
 from decodeonce.prep.sources.formats.gzipped import MAGIC, GzipStream
-from decodeonce.prep.sources.formats.member import Member, size_problem
+from decodeonce.prep.sources.formats.member import Member
 from decodeonce.prep.sources.formats.patterns import find_files
 from decodeonce.prep.sources.formats.tar import Window, list_tar
-from decodeonce.prep.sources.formats.zipped import list_zip, read_member
+from decodeonce.prep.sources.formats.zipped import LOCAL, list_zip, read_member
 from decodeonce.prep.sources.webdataset import SUFFIXES
-from decodeonce.store import disk
-from decodeonce.store.files import read_regular
 
-Found = Iterator[tuple[bytes, bytes]]
-
-
-class Wanted:
-    """The names that are still looked for; whoever has what he wants of a name strikes it out."""
-
-    def __init__(self, names: set[bytes]) -> None:
-        self.names = names
-        self.problems: dict[bytes, str] = {}
-
-    def of(self, inner: dict[bytes, bytes]) -> dict[bytes, bytes]:
-        """Those places in an archive whose names are still looked for."""
-        return {place: name for place, name in inner.items() if name in self.names}
+PATTERN_SUFFIXES = {"webdataset": SUFFIXES, "parquet": (".parquet",)}
+Members = Iterator[tuple[bytes, Callable[[], bytes]]]  # places in an archive, and what reads the bytes there
 
 
 def roots_of(kind: str, source: str) -> list[Path]:
-    """Where the names of a store whose source was of this kind begin, given the SRC of its build.
+    """The paths that the names of a store may start from, given the kind of its source and the SRC of its build.
 
-    BuildError where nothing is there.
+    Raises BuildError if nothing is there.
     """
     kind = kind.removesuffix(WITH_BOXES)
-    if kind in ("webdataset", "parquet"):
-        suffixes = SUFFIXES if kind == "webdataset" else (".parquet",)
-        root, _ = find_files(source, suffixes, deep=kind == "parquet")
-        return [root, Path(source)] if os.path.isdir(source) else [root]
+    if kind in PATTERN_SUFFIXES:
+        return [find_files(source, PATTERN_SUFFIXES[kind], deep=kind == "parquet")[0]]
     path = Path(source)
-    if path.is_dir():
-        return [path]
     if not path.exists():
         raise BuildError(f"{source}: no such file or folder; expected what the store was built from")
+    if path.is_dir():
+        return [path]
     return [path.absolute().parent] if kind == "list" else [path, path.absolute().parent]
 
 
-def find_pictures(roots: list[Path], wanted: Wanted) -> Found:
-    """(name, bytes) of what bears a wanted name, all that do, until none is wanted any more.
+class PictureSearch:
+    """Look for pictures of these names. Remove a name from `names` when you have what you want of it.
 
-    Why others were not found is in `wanted.problems`, where that is known. Raises Stopped for what may pass.
+    `problems` says why pictures that are there cannot be read.
     """
-    for root in roots:
-        archives: dict[bytes, dict[bytes, bytes]] = {}
-        for name in sorted(wanted.names):
-            path, inner = _place(os.fsencode(root), name)
-            if inner:
-                archives.setdefault(path, {})[inner] = name
-            elif path:
-                yield from _file(path, name, wanted)
-        for path, names in archives.items():
-            try:
-                yield from _in_archive(Path(os.fsdecode(path)), names, wanted)
-            except (BuildError, StoreError, Undecodable) as error:
-                wanted.problems.update(dict.fromkeys(wanted.of(names).values(), str(error)))
+
+    def __init__(self, roots: Iterable[Path], names: Iterable[bytes]) -> None:
+        self._roots = roots
+        self.names = set(names)
+        self.problems: dict[bytes, str] = {}
+
+    def find(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield (name, bytes) of everything that has a wanted name. Raises Stopped for an error that may pass,
+        BuildError where a file may not be read."""
+        for root in self._roots:
+            archives: dict[bytes, dict[bytes, bytes]] = {}
+            for name in sorted(self.names):
+                path, place = _split(os.fsencode(root), name)
+                if place:
+                    archives.setdefault(path, {})[place] = name
+                elif path:
+                    yield from self._read_file(root, name)
+            for path, places in archives.items():
+                try:
+                    yield from self._read_archive(Path(os.fsdecode(path)), places)
+                except BuildError as error:
+                    self.problems.update(dict.fromkeys(self.names.intersection(places.values()), str(error)))
+
+    def _read_file(self, root: Path, name: bytes) -> Iterator[tuple[bytes, bytes]]:
+        entry = file_entry(root, name, 0)
+        if entry.problem:
+            self.problems[name] = entry.problem
+        else:
+            yield name, read_file(root, entry)
+
+    def _read_archive(self, path: Path, places: dict[bytes, bytes]) -> Iterator[tuple[bytes, bytes]]:
+        """Read an archive up to the last wanted member."""
+        left = set(places)
+        with closing(SourceFiles(path, [source_file(path, "")])) as files:
+            for place, read in _members(path, files, left):
+                name = places[place]
+                try:
+                    yield name, read()
+                except Undecodable as error:
+                    self.problems[name] = f"{path}: {error}"
+                if name not in self.names:
+                    left.discard(place)
+                if not left:
+                    return
 
 
-def _place(root: bytes, name: bytes) -> tuple[bytes, bytes]:
-    """The file that a name leads to, and what of the name is left for a place in it; b"" for no file."""
+def _split(root: bytes, name: bytes) -> tuple[bytes, bytes]:
+    """The file that a name leads to, and the rest of the name: the place in that archive. Empty if there is no file."""
     parts = name.split(b"/")
-    if b".." in parts or b"\0" in name:
+    if b".." in parts or b"\0" in name:  # the names of a store from somebody else may be anything
         return b"", b""
     for cut in range(len(parts) + 1):
         path = os.path.join(root, *parts[:cut])
-        try:
-            mode = os.stat(path).st_mode
-        except OSError as error:
-            if error.errno in PASSING_ERRORS:
-                raise failure_from(error, path) from None
-            return b"", b""
+        mode = mode_of(path)
         if stat.S_ISREG(mode):
             return path, b"/".join(parts[cut:])
         if not stat.S_ISDIR(mode):
-            return b"", b""
+            break
     return b"", b""
 
 
-def _file(path: bytes, name: bytes, wanted: Wanted) -> Found:
-    try:
-        if (nbytes := os.stat(path).st_size) <= MAX_FILE_BYTES:
-            yield name, read_regular(Path(os.fsdecode(path)))
-        else:
-            wanted.problems[name] = size_problem(nbytes)
-    except OSError as error:
-        if error.errno in PASSING_ERRORS:
-            raise failure_from(error, path) from None
-        wanted.problems[name] = f"cannot be read: {error.strerror}"
+def _members(path: Path, files: SourceFiles, wanted: Collection[bytes]) -> Members:
+    """The wanted members of an archive, recognised by its first bytes, in the order in which they lie there."""
+    fd, begin = files.fd(0), files.read_some(0, 0, 4)
+    if begin == LOCAL:
+        for member in list_zip(path):
+            if member.name in wanted and not member.problem:
+                yield member.name, partial(read_member, files, 0, member.place, member.size)
+    elif begin == b"PAR1":
+        yield from _table_rows(path, fd, wanted)
+    elif begin.startswith(MAGIC):
+        with closing(GzipStream(fd, str(path), BuildError)) as stream:
+            for member in list_tar(stream):
+                if member.name in wanted and not member.problem:
+                    yield member.name, partial(_read_tar, stream, member)
+    else:
+        yield from _tar_members(fd, path, 0, files.files[0].size, wanted)
 
 
-def _in_archive(path: Path, inner: dict[bytes, bytes], wanted: Wanted) -> Found:
-    if not wanted.of(inner):
-        return
-    file = source_file(path, "")
-    fd = open_listed(os.fsencode(path), file.size, file.mtime_ns)
-    try:
-        begin = read_range(fd, os.fsencode(path), 0, 4)
-        if begin == b"PK\x03\x04":
-            yield from _in_zip(path, inner, wanted)
-        elif begin == b"PAR1":
-            yield from _in_table(path, fd, inner, wanted)
-        elif begin.startswith(MAGIC):
-            with closing(GzipStream(fd, str(path), BuildError)) as stream:
-                yield from _in_stream(stream, inner, wanted)
-        else:
-            yield from _in_tar(fd, path, 0, file.size, inner, wanted)
-    finally:
-        disk.close(fd)
-
-
-def _in_tar(fd: int, path: Path, first: int, size: int, inner: dict[bytes, bytes], wanted: Wanted) -> Found:
-    """Members of the tar that lies in these bytes, and those of class tars in it."""
+def _tar_members(fd: int, path: Path, first: int, size: int, wanted: Collection[bytes], above: bytes = b"") -> Members:
+    """The members of a tar that begins at byte `first`, and those of the class tars in it."""
     tar = Window(fd, str(path), first, size)
     for member in list_tar(tar):
-        if not (left := wanted.of(inner)):
-            return
-        begin = member.name + b"/"
-        below = {place[len(begin) :]: name for place, name in left.items() if place.startswith(begin)}
-        if below:
-            yield from _in_tar(fd, path, first + member.place, member.size, below, wanted)
-        elif member.name in left and not member.problem:
-            yield left[member.name], _member(tar, member)
+        place = above + member.name
+        if place in wanted and not member.problem:
+            yield place, partial(_read_tar, tar, member)
+        elif member.name.endswith(b".tar") and any(other.startswith(place + b"/") for other in wanted):
+            yield from _tar_members(fd, path, first + member.place, member.size, wanted, place + b"/")
 
 
-def _in_stream(stream: GzipStream, inner: dict[bytes, bytes], wanted: Wanted) -> Found:
-    for member in list_tar(stream):
-        if not (left := wanted.of(inner)):
-            return
-        if member.name in left and not member.problem:
-            yield left[member.name], _member(stream, member)
-
-
-def _member(tar: Window, member: Member) -> bytes:
+def _read_tar(tar: Window, member: Member) -> bytes:
     tar.seek(member.place)
     return tar.read(member.size)
 
 
-def _in_zip(path: Path, inner: dict[bytes, bytes], wanted: Wanted) -> Found:
-    with closing(SourceFiles(path, [source_file(path, "")])) as files:
-        for member in list_zip(path):
-            name = inner.get(member.name)
-            if name in wanted.names and not member.problem:
-                try:
-                    yield inner[member.name], read_member(files, 0, member.place, member.size)
-                except Undecodable as error:
-                    wanted.problems[inner[member.name]] = f"{path}: {error}"
-
-
-def _in_table(path: Path, fd: int, inner: dict[bytes, bytes], wanted: Wanted) -> Found:
-    """Names begin with the number of a row; every column that may hold pictures is looked into."""
-    numbers = {int(head): name for place, name in inner.items() if (head := place.partition(b"/")[0]).isdigit()}
-    table = tables.open_table(str(path), fd)
-    columns, first = table_columns.picture_columns(table.schema_arrow), 0
-    for group in range(table.num_row_groups):
-        rows = range(first, first + table.metadata.row_group(group).num_rows)
-        first = rows.stop
-        here = [row for row in rows if numbers.get(row) in wanted.names]
-        for leaf in columns if here else ():
-            pictures = tables.column(tables.read_group(str(path), table, group, [leaf]), leaf)
-            for row in here:
-                if (picture := pictures[row - rows.start].as_py()) is not None:
-                    yield numbers[row], bytes(picture)
-    table.close(force=True)
+def _table_rows(path: Path, fd: int, wanted: Collection[bytes]) -> Members:
+    """The rows of a Parquet file, whose places begin with their number, in each column that may hold pictures."""
+    places = {int(number): place for place in wanted if (number := place.partition(b"/")[0]).isdigit()}
+    table, first = tables.open_table(str(path), fd), 0
+    columns = table_columns.picture_columns(table.schema_arrow)
+    try:
+        for group in range(table.num_row_groups):
+            rows = range(first, first + table.metadata.row_group(group).num_rows)
+            first = rows.stop
+            here = sorted(places.keys() & set(rows))
+            for leaf in columns if here else ():
+                pictures = tables.column(tables.read_group(str(path), table, group, [leaf]), leaf)
+                for row in here:
+                    if places[row] in wanted:
+                        yield places[row], partial(tables.picture_at, pictures, row - rows.start)
+    finally:
+        table.close(force=True)

@@ -1,52 +1,52 @@
-"""Why rows are bad still: a line for each kind of reason, however many rows and pictures there are."""
+"""Tell why rows are still bad: one sentence for each reason, however many rows and pictures share it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from decodeonce.formatting import counted
+from decodeonce.prep.pixels.versions import decoder_versions
+from decodeonce.store.manifest import REBUILD, Manifest
 from decodeonce.store.part import rows_text
 from decodeonce.store.verify import row_ranges
 
-NAMED = 20  # reasons, and runs of rows of each; `prep verify --json` names all rows
+COPY = f"restore it from a copy of the store (one given as --source will do), or {REBUILD}"
+MOST_RANGES = 20  # of rows that a sentence names; `prep verify --json` names them all
 
 
-@dataclass(frozen=True)
-class Reason:
-    """Why a row cannot be made again: `kind` is the same for all that share it, `text` (default: kind) tells of one.
+class Reason(NamedTuple):
+    """Why a row cannot be repaired, and the name of its picture if that matters."""
 
-    `name` is that of its picture, where that matters; `absent`: nothing of that name is in the source.
-    """
-
-    kind: str
+    text: str
     name: str = ""
-    text: str = ""
-    absent: bool = False
 
 
-AGAIN = Reason("not what was written, again: is the disk sound? run it once more")
+BAD_AGAIN = Reason("damaged again after it was written: check the disk, then run this again")
 
 
 def row_sentences(root: Path, rows: list[int], reasons: Mapping[int, Reason]) -> Iterator[str]:
-    """A sentence for each kind of reason, with its rows and the first of its pictures, and one for what is left out."""
-    by_kind: dict[str, list[int]] = {}
+    """Yield a sentence for each reason, with its rows and the first of its pictures."""
+    by_text: dict[str, list[int]] = {}
     for row in rows:
-        by_kind.setdefault(reasons.get(row, AGAIN).kind, []).append(row)
-    for some in islice(by_kind.values(), NAMED):
+        by_text.setdefault(reasons.get(row, BAD_AGAIN).text, []).append(row)
+    for text, some in by_text.items():
         ranges = row_ranges(some)
-        told = ", ".join(rows_text(range(first, last + 1)) for first, last in ranges[:NAMED])
-        if len(ranges) > NAMED:
-            told += f" and {counted(len(ranges) - NAMED, 'more run', 'more runs')} of rows"
-        yield f"{root}: {told}: {_told([reasons.get(row, AGAIN) for row in some])}"
-    if left := list(islice(by_kind.values(), NAMED, None)):
-        told = f"and {counted(sum(map(len, left)), 'more row')} for {counted(len(left), 'other reason')}"
-        yield f"{root}: {told}; see to those above, and run this again"
+        told = ", ".join(rows_text(range(first, last + 1)) for first, last in ranges[:MOST_RANGES])
+        if len(ranges) > MOST_RANGES:
+            told += f" and {counted(len(ranges) - MOST_RANGES, 'more run', 'more runs')} of rows"
+        names = list(dict.fromkeys(reasons[row].name for row in some if row in reasons and reasons[row].name))
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield f"{root}: {told}: {f'{names[0]}{more}: ' if names else ''}{text}"
 
 
-def _told(reasons: list[Reason]) -> str:
-    first, names = reasons[0], {reason.name for reason in reasons}
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f"{first.name}{more}{': ' if first.name else ''}{first.text or first.kind}"
+def other_versions(manifest: Manifest) -> str:
+    """Tell which libraries to install if others than those here made the store; empty if they are the same."""
+    written = manifest.recipe.get("decoders")
+    if not isinstance(written, dict):
+        return ""
+    here = decoder_versions(manifest.container)
+    missing = [f"{name} {version}" for name, version in written.items() if here.get(name) != version]
+    instead = [f"{name} {version}" for name, version in here.items() if written.get(name) != version]
+    return f"install {', '.join(missing)}, which made it (here: {', '.join(instead)})" if missing else ""
