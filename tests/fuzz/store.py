@@ -16,6 +16,7 @@ from decodeonce.store import open_store, verify_store
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.part import Part
 from decodeonce.store.reader import Store
+from decodeonce.store.table import read_rejects
 from tests.fuzz import Mutate
 from tests.fuzz.scratch import scratch
 from tests.fuzz.trees import mutate_tree
@@ -101,5 +102,5 @@ def _convert(store: Store) -> None:
     for row in store.rows:
         rows.sample(row)
         rows.read(row)
-    for reject in rows.rejects():
+    for reject in read_rejects(store.paths.rejects):
         str(reject)

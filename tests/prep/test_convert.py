@@ -337,12 +337,12 @@ def test_a_staged_part_is_refused(npy: Path, tmp_path: Path) -> None:
         convert([tmp_path / "part"], tmp_path / "out")
 
 
-def test_a_damaged_row_is_named_and_once_mended_the_same_call_goes_on(npy: Path, hdf5: Path, tmp_path: Path) -> None:
+def test_a_damaged_row_is_named_and_once_repaired_the_same_call_goes_on(npy: Path, hdf5: Path, tmp_path: Path) -> None:
     damaged = shutil.copytree(npy, tmp_path / "damaged")
     path = damaged / "images-00003.npy"
     whole = path.read_bytes()
     path.write_bytes(whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:])
-    with pytest.raises(BuildError, match=r"damaged: row 7 is not what was written; `prep verify"):
+    with pytest.raises(StoreError, match=r"damaged: row 7 is not what was written; run `prep verify"):
         convert([damaged], tmp_path / "out", HDF5, workers=1)
     with pytest.raises(StoreError, match="unfinished store"):
         open_store(tmp_path / "out")
@@ -377,7 +377,7 @@ def test_a_store_that_was_replaced_since_the_plan_is_found(tmp_path: Path) -> No
     plan = make_plan(source, out, recipe)
     shutil.rmtree(store)
     small_store(store, ["a", "b", "c"], seed=1)
-    with pytest.raises(BuildError, match="a: another store than the one that was to be converted"):
+    with pytest.raises(BuildError, match="a: another store than the one that was to be read"):
         plan.source().classes()
     with pytest.raises(BuildError, match="the source changed since the plan: 9 changed"):
         convert([store], out)

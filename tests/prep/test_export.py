@@ -26,7 +26,7 @@ from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import FolderSource, open_webdataset
 from decodeonce.store import PictureClass, Store, StorePaths, disk, open_store, part_rows, stage_store
 from decodeonce.store.hashing import hexdigest
-from decodeonce.store.manifest import SmallFile, parse_manifest, read_manifest
+from decodeonce.store.manifest import SmallFile, read_manifest
 from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, sample_line
 from tests import disks
 from tests.pictures import jpeg, picture, tree_bytes
@@ -209,13 +209,12 @@ def test_a_damaged_row_is_no_picture(store: Path, tmp_path: Path, workers: int) 
 def test_a_row_that_the_disk_cannot_read_is_no_picture(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def preadv(fd: int, buffers: list[memoryview], offset: int) -> int:
+    def pread(fd: int, size: int, offset: int) -> bytes:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(disk, "preadv", preadv)  # a mapping of a real bad disk would end the process
-    source = Store(StorePaths(store), parse_manifest((store / "store.json").read_bytes(), store))
-    with pytest.raises(StoreError, match=r"row 0 is not what was written; run `prep verify "):
-        export_store(source, tmp_path / "out", FOLDER)
+    monkeypatch.setattr(disk, "pread", pread)
+    with pytest.raises(Stopped, match=r"images-00000\.npy: Input/output error; run the same command again"):
+        export_store(open_store(store), tmp_path / "out", FOLDER)
 
 
 @pytest.mark.parametrize("name", ["samples.tsv", "checksums.npy", "labels.npy"])
@@ -235,7 +234,7 @@ def test_labels_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     source.paths.samples.write_bytes(data)
     files = {**source.manifest.files, "samples.tsv": SmallFile(len(data), hexdigest(data))}
     source.paths.manifest.write_bytes(replace(source.manifest, files=files).to_bytes())
-    with pytest.raises(StoreError, match=r"samples.tsv: row 1 has label 0, labels.npy says 1"):
+    with pytest.raises(StoreError, match=r"samples.tsv: row 1 is wrong, expected label 1, as in labels.npy"):
         export_store(open_store(source.paths.root), tmp_path / "out", FOLDER)
 
 
@@ -302,9 +301,6 @@ def test_other_settings_are_refused_while_it_is_unfinished(
     other = open_store(make_store(tmp_path / "other", random_images(COUNT, seed=1)))
     with pytest.raises(DecodeonceError, match=f"here: store [0-9a-f]{{16}}, not {other.manifest.digest};"):
         export_store(other, tmp_path / "out", TARS)
-    ExportPaths(tmp_path / "out").claim.write_bytes(b"{")
-    with pytest.raises(DecodeonceError, match=r"export\.json: not JSON"):
-        export_store(open_store(store), tmp_path / "out", TARS)
 
 
 @pytest.mark.parametrize("settings", [FOLDER, TARS])

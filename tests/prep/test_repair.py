@@ -456,6 +456,24 @@ def test_what_is_no_file_is_left_to_its_owner(store: Path, tree: Path, kind: str
     repaired(store, tree, 2, [path.name])
 
 
+@pytest.mark.parametrize("bad_shard", [True, False])
+def test_a_shard_that_is_a_link_is_not_written(store: Path, tree: Path, tmp_path: Path, bad_shard: bool) -> None:
+    (store / "images-00001.npy").rename(tmp_path / "elsewhere.npy")
+    (store / "images-00001.npy").symlink_to(tmp_path / "elsewhere.npy")
+    damage_rows(store, 2, 5)
+    if bad_shard:
+        overwrite(tmp_path / "elsewhere.npy", 0, b"head")
+    before = (tmp_path / "elsewhere.npy").read_bytes()
+    repair = repair_store(store, tree)
+    assert repair.repaired_rows == 1
+    assert len(repair.unrepaired) == 1 + bad_shard
+    assert all("a symbolic link" in told and "put the file itself there" in told for told in repair.unrepaired)
+    assert (tmp_path / "elsewhere.npy").read_bytes() == before
+    (store / "images-00001.npy").unlink()
+    (tmp_path / "elsewhere.npy").rename(store / "images-00001.npy")
+    repaired(store, tree, 1, ["images-00001.npy"] if bad_shard else [])
+
+
 @pytest.mark.parametrize("kind", ["folder", "pipe"])
 @pytest.mark.parametrize("name", ["labels.npy", "checksums.npy", "samples.tsv", "rejects.tsv"])
 def test_what_is_no_small_file_is_left_to_its_owner(

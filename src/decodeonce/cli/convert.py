@@ -56,7 +56,8 @@ def convert(
     from decodeonce.cli.progress import build_progress
     from decodeonce.prep.build import finish, is_built
     from decodeonce.prep.build.max_bad import Allowance
-    from decodeonce.prep.convert.convert import Conversion, open_conversion, run_conversion
+    from decodeonce.prep.convert.convert import Conversion, open_conversion
+    from decodeonce.prep.convert.convert import convert as convert_stores
 
     try:
         conversion = Conversion(
@@ -80,7 +81,7 @@ def convert(
         finish(out, Allowance.parse("0"))  # which clears up where one was killed
         return say_built(out)
     with build_progress() as progress:
-        manifest = run_conversion(made_of, recipe, out, workers=workers, progress=progress)
+        manifest = convert_stores(stores, out, conversion, workers=workers, progress=progress)
     _say_finished(out, manifest)
 
 

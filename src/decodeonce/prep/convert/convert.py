@@ -55,14 +55,18 @@ def convert(
     workers: int | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Manifest:
-    """Make the store `out` of the rows of finished stores, each row checked; the same call goes on after any kill.
+    """Make the store `out` of the rows of finished stores, each row checked; the same call resumes after any kill.
 
-    Several are joined: their rows follow each other, classes of one name are one. Raises ValueError where the stores
-    have not what is asked for (so many pixels, such a class), BuildError and StoreError where they do not go together,
-    a row is damaged or the place forbids it, Stopped as a build does.
+    Several stores are joined: their rows follow each other, and classes of one name become one.
+
+    Raises:
+        ValueError: If the stores have not what is asked for, such as so many pixels, or a class.
+        BuildError, StoreError: If they do not go together, a row is damaged, or `out` cannot be built.
+        Stopped: As a build does.
     """
     source, recipe = open_conversion(stores, out, conversion or Conversion())
-    return run_conversion(source, recipe, out, workers=workers, progress=progress)
+    # A damaged row fails it in any case, and the rejects of the inputs are none of this build's.
+    return build(source, out, recipe, Work(workers=workers, max_bad="0", on_bad="fail"), progress)
 
 
 def open_conversion(
@@ -86,19 +90,6 @@ def open_conversion(
     )
     source.classes()  # of which one that is asked for may not be there
     return source, _recipe(conversion, first, opened[0].paths.root, size or first.shape[:2])
-
-
-def run_conversion(
-    source: StoreSource,
-    recipe: Recipe,
-    out: Path,
-    *,
-    workers: int | None = None,
-    progress: Callable[[Progress], None] | None = None,
-) -> Manifest:
-    """Do what `open_conversion` gave."""
-    # a row that is not as it was written fails it by itself, and rejects of the inputs are none of this build's
-    return build(source, out, recipe, Work(workers=workers, max_bad="0", on_bad="fail"), progress)
 
 
 def _recipe(conversion: Conversion, first: Manifest, path: Path, size: Sequence[int]) -> Recipe:

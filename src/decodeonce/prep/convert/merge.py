@@ -11,7 +11,7 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.pixels.versions import DISTRIBUTIONS
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.layout import StorePaths
-from decodeonce.store.manifest import Column, Manifest, PictureClass, canonical
+from decodeonce.store.manifest import Manifest, PictureClass, canonical
 
 # Files of every store: no column's.
 FIXED = {path.name for path in (StorePaths(Path()).labels, StorePaths(Path()).checksums)}
@@ -66,11 +66,6 @@ def shape_text(shape: Sequence[int]) -> str:
 def _columns_text(manifest: Manifest) -> str:
     told = sorted(f"{c.name} ({c.dtype}{list(c.shape)})" for c in manifest.columns)
     return f"the columns {', '.join(told)}" if told else "no columns"
-
-
-def holds_boxes(column: Column) -> bool:
-    """Whether a column's values are boxes in pixels of the row, which follow it when it is resized."""
-    return column.name == "boxes" and column.shape[-1:] == (4,) and column.dtype == "<f4"
 
 
 def converted_recipe(

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
-from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 
 from decodeonce.errors import BuildError, StoreError
@@ -15,7 +12,7 @@ from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import verify_command
 from decodeonce.store.reader import open_store
 from decodeonce.store.select import MappedSamples
-from decodeonce.store.table import Reject, Sample, read_rejects
+from decodeonce.store.table import Sample
 
 DIGEST = re.compile("[0-9a-f]{16}")
 
@@ -23,7 +20,7 @@ DIGEST = re.compile("[0-9a-f]{16}")
 class StoreRows:
     """The rows of the finished store at `path`, read and checked one at a time; `digest` is its manifest's.
 
-    Raises BuildError where another store is there by now.
+    Raises BuildError if another store is there by now.
     """
 
     def __init__(self, path: Path, digest: str) -> None:
@@ -31,16 +28,12 @@ class StoreRows:
         self.manifest = self.store.manifest
         if self.manifest.digest != digest:
             raise BuildError(
-                f"{path}: another store than the one that was to be converted (digest {self.manifest.digest}, expected "
-                f"{digest}); put that back, or remove OUT and convert again"
+                f"{path}: another store than the one that was to be read (digest {self.manifest.digest}, expected "
+                f"{digest}); put that back, or remove what is unfinished and run the command again"
             )
         self._samples = MappedSamples(self.store.paths.samples, len(self.store))
-        self._first_rows = [shard.first_row for shard in self.manifest.shards]
-
-    @cached_property
-    def _files(self) -> SourceFiles:
-        root = self.store.paths.root
-        return SourceFiles(root, [source_file(root, shard.file) for shard in self.manifest.shards])
+        self._files = SourceFiles(path, [source_file(path, shard.file) for shard in self.manifest.shards])
+        self._numbers = {shard: number for number, shard in enumerate(self.manifest.shards)}
 
     def check_files(self) -> None:
         """Raise StoreError unless the small files that are copied are those written."""
@@ -49,27 +42,17 @@ class StoreRows:
         for name in [*names, *(column.file for column in self.manifest.columns)]:
             check_file(paths.root / name, self.manifest.files[name])
 
-    @property
-    def stamp(self) -> int:
-        """The store's digest as a number, 0 to 2^63 - 1."""
-        return int(self.manifest.digest, 16) >> 1
-
-    def rejects(self) -> Iterator[Reject]:
-        """The lines of its rejects.tsv."""
-        return read_rejects(self.store.paths.rejects)
-
     def read(self, row: int) -> bytes:
-        """The bytes of a row; BuildError where they are not those that were written."""
-        index = bisect_right(self._first_rows, row) - 1
-        shard, size = self.manifest.shards[index], self.manifest.row_bytes
-        data = self._files.read(index, shard.data_offset + (row - shard.first_row) * size, size)
+        """The bytes of a row; StoreError if they are not those that were written."""
+        shard, size = self.manifest.shard_of(row), self.manifest.row_bytes
+        data = self._files.read(self._numbers[shard], shard.data_offset + (row - shard.first_row) * size, size)
         if row_checksum(data) != int(self.store.checksums[row]):
             root = self.store.paths.root
-            raise BuildError(f"{root}: row {row} is not what was written; {verify_command(root)} finds all such rows")
+            raise StoreError(f"{root}: row {row} is not what was written; run {verify_command(root)}")
         return data
 
     def sample(self, row: int) -> Sample:
-        """What samples.tsv says of a row; StoreError where that is not what the format asks for."""
+        """What samples.tsv says of a row; StoreError if that is not what the format asks for."""
         sample = self._samples.at(row)
         if sample.label != int(self.store.labels[row]) or not DIGEST.fullmatch(sample.digest):
             expected = f"label {self.store.labels[row]}, as in labels.npy, and a digest of 16 hexadecimal digits"

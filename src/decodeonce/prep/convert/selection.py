@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, chain, pairwise
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from decodeonce.prep.convert.merge import joined_classes
 from decodeonce.prep.convert.rows import StoreRows
@@ -16,7 +13,6 @@ from decodeonce.store.select import Selection, labels_of, selected_lines
 
 SORTS = ("class", "source")
 Place = tuple[int, int]  # the number of a store, a row of it
-Places = NDArray[np.int64]  # (n, 2)
 
 
 class Chosen:
@@ -51,15 +47,8 @@ class Chosen:
         return {**facts, **{name: value for name, value in asked.items() if value is not None}}
 
     def __iter__(self) -> Iterator[Place]:
-        """Their places in the order that is asked for; sorting holds them, and their names."""
-        if self._sort is None:
-            return self.unsorted()
-        places = np.fromiter(chain.from_iterable(self.unsorted()), np.int64).reshape(-1, 2)
-        if self._sort == "class":
-            order: Iterable[int] = np.argsort(self._labels(places), kind="stable")
-        else:
-            order = sorted(range(len(places)), key=self._names(places).__getitem__)
-        return ((int(places[index, 0]), int(places[index, 1])) for index in order)
+        """Their places in the order that is asked for; sorting holds all of them."""
+        return self.unsorted() if self._sort is None else iter(sorted(self.unsorted(), key=self._sort_key))
 
     def unsorted(self) -> Iterator[Place]:
         """Their places by their numbers."""
@@ -75,12 +64,9 @@ class Chosen:
             return None
         return frozenset(label for label, new in enumerate(self.labels[unit]) if new in self._wanted)
 
-    def _labels(self, places: Places) -> NDArray[np.int64]:
-        found = np.empty(len(places), np.int64)
-        for unit, rows in enumerate(self._stores):
-            here = places[:, 0] == unit
-            found[here] = np.array(self.labels[unit])[rows.store.labels[places[here, 1]]]
-        return found
-
-    def _names(self, places: Places) -> list[bytes]:
-        return [name_bytes(self._stores[unit].sample(row).source) for unit, row in map(np.ndarray.tolist, places)]
+    def _sort_key(self, place: Place) -> int | bytes:
+        unit, row = place
+        if self._sort == "class":
+            label: int = self._stores[unit].store.labels[row]
+            return self.labels[unit][label]
+        return name_bytes(self._stores[unit].sample(row).source)

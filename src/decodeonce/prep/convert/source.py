@@ -19,7 +19,7 @@ from decodeonce.prep.entry import Entry, RowMaker, name_bytes
 from decodeonce.prep.sources.base import Source
 from decodeonce.store.manifest import Column, PictureClass
 from decodeonce.store.select import Selection
-from decodeonce.store.table import Reject
+from decodeonce.store.table import Reject, read_rejects
 
 if TYPE_CHECKING:
     from decodeonce.prep.recipe import Recipe
@@ -76,7 +76,8 @@ class StoreSource(Source):
             rows, found = self.inputs[unit], True
             sample = rows.sample(place)
             label, size = self.chosen.labels[unit][sample.label], rows.manifest.row_bytes
-            yield Entry(name_bytes(sample.source), label, size, rows.stamp, unit=unit, place=place)
+            stamp = int(rows.manifest.digest, 16) >> 1  # below 2^63, as a time is
+            yield Entry(name_bytes(sample.source), label, size, stamp, unit=unit, place=place)
         if not found:
             raise BuildError(f"{self.root}: no row is selected; `prep ls` lists rows, classes and sources")
 
@@ -94,7 +95,8 @@ class StoreSource(Source):
         units, places = (np.array([getattr(entry, name) for entry in entries]) for name in ("unit", "place"))
         for unit in np.unique(units).tolist():
             values[units == unit] = self.inputs[unit].store.columns[column.name][places[units == unit]]
-        if self._facts["size"] and merge.holds_boxes(column):
+        is_boxes = column.name == "boxes" and column.shape[-1:] == (4,) and column.dtype == "<f4"
+        if self._facts["size"] and is_boxes:
             height, width = np.divide(self._facts["size"], self.inputs[0].manifest.shape[:2])
             values = values * np.array([width, height, width, height])
         return values
@@ -110,7 +112,9 @@ class StoreSource(Source):
 
     def carried_rejects(self) -> Iterator[Reject]:
         """The lines of the stores' rejects.tsv; of those selected what was kept though odd, where its row is."""
-        listed = [(unit, reject) for unit, rows in enumerate(self.inputs) for reject in rows.rejects()]
+        listed = [
+            (unit, reject) for unit, rows in enumerate(self.inputs) for reject in read_rejects(rows.store.paths.rejects)
+        ]
         if not self.chosen.whole:
             kept = {(unit, reject.source) for unit, reject in listed if reject.action == "kept"}
             here = {(entry.unit, entry.text) for entry in self.entries()} & kept if kept else set()
@@ -122,7 +126,7 @@ class StoreSource(Source):
         first = self.inputs[0].manifest
         if len(self.inputs) > 1 or first.count != count or first.row_bytes != row_bytes:
             return None
-        most = count + sum(reject.action != "kept" for reject in self.inputs[0].rejects())
+        most = count + sum(reject.action != "kept" for reject in read_rejects(self.inputs[0].store.paths.rejects))
         usual = range(block_rows_for(count, row_bytes), block_rows_for(most, row_bytes) + 1)
         return first.block_rows if first.block_rows in usual else None
 

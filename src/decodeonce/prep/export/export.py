@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,11 @@ from decodeonce.prep.build.journal import Journals
 from decodeonce.prep.export.pictures import MODES, ExportPaths, ExportSettings, PictureWriter, encoded_name
 from decodeonce.prep.processes.child import ChildDied, Parent
 from decodeonce.prep.processes.workers import run_workers
-from decodeonce.store import Sample, Store, disk, open_store
+from decodeonce.store import Store, disk, open_store
 from decodeonce.store.checks import check_file
 from decodeonce.store.files import LOCK, locked, make_folder, remove_file, remove_tree, sync_folder, write_atomic
 
 CLASS_LIST = "classes.txt"  # the names in label order, as --classes takes them; a name that is no line goes without
-Order = tuple[int, list[Sample]]  # a block, and the samples of its rows
 Progress = Callable[[int], None]
 
 
@@ -77,21 +75,13 @@ def export_store(
             _write_blocks(source, paths, settings, workers, progress or (lambda rows: None))
             disk.replace(paths.pictures, paths.dest)
         sync_folder(paths.work.parent)  # where it was renamed before, too: that run may have been killed before this
-        if _removed(paths.journals, paths.scratch):
+        with suppress(OSError):  # all is there without that, and a rerun may do it
+            remove_tree(paths.journals)
+            remove_tree(paths.scratch)
             sync_folder(paths.work)  # the claim goes last: without it nobody knows whose the rest is
-            _removed(paths.work)
+            remove_tree(paths.work)
     names = [encoded_name(cls.name) for cls in source.classes]
     return Exported(len(source), len(source.classes), names == sorted(names))
-
-
-def _removed(*folders: Path) -> bool:
-    """Whether these are gone; all is there without that, and a rerun may do it."""
-    try:
-        for folder in folders:
-            remove_tree(folder)
-    except OSError:
-        return False
-    return True
 
 
 def _class_folders(source: Store) -> list[str]:
@@ -133,10 +123,7 @@ def _is_claimed(paths: ExportPaths, facts: dict[str, Any]) -> bool:
     """Whether this very export was begun; DecodeonceError where another one was."""
     if not paths.claim.exists():
         return False
-    try:
-        found = json.loads(paths.claim.read_bytes())
-    except ValueError as error:
-        raise DecodeonceError(f"{paths.claim}: not JSON ({error}); remove {paths.work} and export again") from None
+    found = json.loads(paths.claim.read_bytes())
     differ = [
         f"{key} {found.get(key, 'absent')}, not {facts.get(key, 'absent')}"
         for key in {**found, **facts}
@@ -174,35 +161,18 @@ def _write_blocks(
     remove_tree(paths.scratch)
     make_folder(paths.scratch)
     done, size = set(Journals(paths.journals).blocks()), settings.block_rows(source)
-    left = -(-len(source) // size) - len(done)
+    left = [block for block in range(-(-len(source) // size)) if block not in done]
     progress(sum(min(size, len(source) - block * size) for block in done))
-    orders = _orders(source, size, done)
-    if min(workers, left) > 1:
-        return _run_workers(source, paths, settings, min(workers, left), orders, progress)
+    if min(workers, len(left)) > 1:
+        task = {"store": str(source.paths.root), "dest": str(paths.dest.absolute()), "settings": asdict(settings)}
+        try:
+            return run_workers(__name__, min(workers, len(left)), task, iter(left), progress)
+        except ChildDied as died:
+            hint = "fewer --workers need less memory" if died.status == -signal.SIGKILL else "see above"
+            raise Stopped(f"{died}; {hint}; what is done is kept: run the same command again") from None
     with closing(PictureWriter(source, paths, settings, progress)) as writer:
-        for block, samples in orders:
-            writer.write(block, samples)
-
-
-def _orders(source: Store, size: int, done: set[int]) -> Iterator[Order]:
-    samples = iter(source.samples)
-    for block in range(-(-len(source) // size)):
-        taken = list(islice(samples, size))
-        if block not in done:
-            yield block, taken
-
-
-def _run_workers(
-    source: Store, paths: ExportPaths, settings: ExportSettings, size: int, orders: Iterator[Order], progress: Progress
-) -> None:
-    """Have the orders done by so many processes; Stopped where one of them dies."""
-    task = {"store": str(source.paths.root), "dest": str(paths.dest.absolute()), "settings": asdict(settings)}
-    samples = ((block, [asdict(sample) for sample in taken]) for block, taken in orders)
-    try:
-        run_workers(__name__, size, task, samples, progress)
-    except ChildDied as died:
-        hint = "fewer --workers need less memory" if died.status == -signal.SIGKILL else "see above"
-        raise Stopped(f"{died}; {hint}; what is done is kept: run the same command again") from None
+        for block in left:
+            writer.write(block)
 
 
 def main(arguments: list[str]) -> int:
@@ -211,6 +181,6 @@ def main(arguments: list[str]) -> int:
         task = parent.receive()
         paths, settings = ExportPaths(Path(task["dest"])), ExportSettings(**task["settings"])
         writer = PictureWriter(open_store(task["store"]), paths, settings, parent.tell)
-        for block, samples in parent.orders():
-            writer.write(block, [Sample(**sample) for sample in samples])
+        for block in parent.orders():
+            writer.write(block)
     return 0

@@ -16,13 +16,11 @@ from typing import Any
 import PIL
 from PIL import Image, features
 
-from decodeonce.errors import StoreError
 from decodeonce.prep.build.journal import BlockRecord, Journal
+from decodeonce.prep.convert.rows import StoreRows
 from decodeonce.prep.entry import name_bytes
 from decodeonce.store import Sample, Store
-from decodeonce.store.files import naming, page_aligned_buffer, read_at, reading, write_atomic
-from decodeonce.store.hashing import row_checksum
-from decodeonce.store.layout import verify_command
+from decodeonce.store.files import write_atomic
 
 FORMS = ("folder", "webdataset")
 SHARD_ROWS = 10_000
@@ -114,27 +112,25 @@ class PictureWriter:
     def __init__(
         self, source: Store, paths: ExportPaths, settings: ExportSettings, progress: Callable[[int], None]
     ) -> None:
-        self._source, self._paths, self._settings, self._progress = source, paths, settings, progress
+        self._rows = StoreRows(source.paths.root, source.manifest.digest)
+        self._paths, self._settings, self._progress = paths, settings, progress
         self._folders = [paths.pictures / os.fsdecode(encoded_name(cls.name)) for cls in source.classes]
         self._journal = Journal(paths.journals, 0, 1)
 
-    def write(self, block: int, samples: list[Sample]) -> None:
-        """Do a block; StoreError names a row that is not what was written."""
+    def write(self, block: int) -> None:
+        """Write a block; StoreError names a row that is not what was written."""
         if self._settings.form == "folder":
-            self._write_files(samples)
+            with ThreadPoolExecutor(SYNC_THREADS) as threads:
+                saved = [threads.submit(self._save, self._path(s), [picture]) for s, picture in self._pictures(block)]
+                for file in saved:
+                    file.result()
         else:
-            self._save(self._paths.pictures / f"shard-{block:06d}.tar", self._tar(samples))
+            self._save(self._paths.pictures / f"shard-{block:06d}.tar", self._tar(block))
         self._journal.append(BlockRecord(block), 0)
 
     def close(self) -> None:
         """Close the journal: a file that is open cannot be removed on every file system."""
         self._journal.close()
-
-    def _write_files(self, samples: list[Sample]) -> None:
-        with ThreadPoolExecutor(SYNC_THREADS) as threads:
-            saved = [threads.submit(self._save, self._path(s), [picture]) for s, picture in self._pictures(samples)]
-            for file in saved:
-                file.result()
 
     def _path(self, sample: Sample) -> Path:
         stem = os.path.splitext(sample.source.rpartition("/")[2])[0].replace("\0", "?")
@@ -142,38 +138,27 @@ class PictureWriter:
         end = NAME_BYTES
         while len(name) > end and name[end] & 0xC0 == 0x80:  # not within a character
             end -= 1
-        name = name[:end]
-        return self._folders[sample.label] / (os.fsdecode(name) + self._settings.suffix)
+        return self._folders[sample.label] / (os.fsdecode(name[:end]) + self._settings.suffix)
 
-    def _tar(self, samples: list[Sample]) -> Iterator[bytes]:
-        for sample, picture in self._pictures(samples):
+    def _tar(self, block: int) -> Iterator[bytes]:
+        for sample, picture in self._pictures(block):
             facts = asdict(sample)
             facts["class"] = facts.pop("class_name")
-            facts |= {name: column[sample.row].tolist() for name, column in self._source.columns.items()}
+            facts |= {name: column[sample.row].tolist() for name, column in self._rows.store.columns.items()}
             yield _tar_member(f"{sample.row:08d}{self._settings.suffix}", picture)
             yield _tar_member(f"{sample.row:08d}.cls", b"%d" % sample.label)
             yield _tar_member(f"{sample.row:08d}.json", json.dumps(facts).encode())
         yield bytes(2 * tarfile.BLOCKSIZE)
 
     def _save(self, path: Path, chunks: Iterable[bytes]) -> None:
-        with naming(path):
-            write_atomic(path, chunks, scratch=self._paths.scratch)
+        write_atomic(path, chunks, scratch=self._paths.scratch)
 
-    def _pictures(self, samples: list[Sample]) -> Iterator[tuple[Sample, bytes]]:
-        """Each row's picture as a file's bytes, made of the very memory that was checked."""
-        root, (height, width, channels) = self._source.paths.root, self._source.manifest.shape
-        pixels = page_aligned_buffer(height * width * channels)
-        for sample in samples:
-            if sample.label != (label := int(self._source.labels[sample.row])):
-                found = f"row {sample.row} has label {sample.label}, labels.npy says {label}"
-                raise StoreError(f"{self._source.paths.samples}: {found}; build the store again")
-            shard = self._source.manifest.shard_of(sample.row)
-            offset = shard.data_offset + (sample.row - shard.first_row) * len(pixels)
-            with reading(root / shard.file) as file:  # a mapping on a bad disk ends in SIGBUS
-                read_at(file.fileno(), pixels, offset)
-            if row_checksum(pixels) != int(self._source.checksums[sample.row]):
-                raise StoreError(f"{root}: row {sample.row} is not what was written; run {verify_command(root)}")
-            image = Image.frombytes(MODES[channels], (width, height), bytes(pixels))
+    def _pictures(self, block: int) -> Iterator[tuple[Sample, bytes]]:
+        """Each row's picture as a file's bytes."""
+        size, (height, width, channels) = self._settings.block_rows(self._rows.store), self._rows.manifest.shape
+        for row in range(block * size, min((block + 1) * size, len(self._rows.store))):
+            sample = self._rows.sample(row)
+            image = Image.frombytes(MODES[channels], (width, height), self._rows.read(row))
             yield sample, _picture(image, self._settings.quality)
             self._progress(1)
 

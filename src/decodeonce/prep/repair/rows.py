@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from decodeonce.errors import BuildError
+from decodeonce.errors import BuildError, StoreError
 from decodeonce.host import usable_cores
 from decodeonce.prep.convert.merge import shape_text
 from decodeonce.prep.convert.resize import StoredRowMaker
@@ -168,7 +168,7 @@ class StoredRows:
         for place in places:
             try:
                 pixels = self._rows.read(place)
-            except BuildError:
+            except StoreError:
                 why = f"damaged in {self._path}, too"
                 continue
             if self._maker is not None:
