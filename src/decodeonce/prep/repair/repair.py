@@ -38,7 +38,6 @@ from decodeonce.store.writer import write_head
 if TYPE_CHECKING:
     from decodeonce.prep.repair.rows import PictureRows, StoredRows
 
-REPLACE_LINK = "put the file itself there and run this again"
 NO_SOURCE = Reason("give what the store was built from, or a store that has it, with --source")
 NO_CHECKSUM = Reason("not known to be right, for checksums.npy is damaged")
 
@@ -112,7 +111,8 @@ class _StoreRepair:
         self._bad_rows = {*_numbers(found.bad_rows), *_numbers(found.unknown_rows)}
         self._checksums = read_checksums(store)
         self._heads: dict[str, bytes] = {}  # of bad shards that can be repaired
-        self._file_reasons: dict[str, str] = {}
+        names = sorted(self._bad_files)
+        self._file_reasons = {name: told for name in names if (told := _in_the_way(self._paths.root / name))}
         self._row_reasons: dict[int, Reason] = {}
         self._repaired_rows = 0
 
@@ -129,9 +129,8 @@ class _StoreRepair:
     def outcome(self, left: Report) -> Repair:
         """Return what was done, given what a verification found after it."""
         for name, problem in zip(left.bad_files, left.problems, strict=True):
-            path = self._paths.root / name
-            is_small = name in self._manifest.files and not _is_in_the_way(path)
-            self._file_reasons.setdefault(name, f"{path}: damaged; {COPY}" if is_small else problem)
+            damaged = f"{self._paths.root / name}: damaged; {COPY}"
+            self._file_reasons.setdefault(name, damaged if name in self._manifest.files else problem)
         rows = sorted([*_numbers(left.bad_rows), *_numbers(left.unknown_rows)])
         reasons = {**self._row_reasons, **dict.fromkeys(_numbers(left.unknown_rows), NO_CHECKSUM)}
         return Repair(
@@ -180,10 +179,9 @@ class _StoreRepair:
             self._bad_rows -= {row for row, checksum in stored.items() if checksum == int(self._checksums[row])}
 
     def _write_checksums(self, changed: dict[int, int]) -> None:
-        if self._paths.checksums.name in self._bad_files:
-            checksums = self._checksums.astype("<u8")
-            checksums[list(changed)] = list(changed.values())
-            self._replace_if_right(self._paths.checksums, npy_header(checksums.shape, "<u8") + checksums.tobytes())
+        checksums = self._checksums.astype("<u8")
+        checksums[list(changed)] = list(changed.values())
+        self._replace_if_right(self._paths.checksums, npy_header(checksums.shape, "<u8") + checksums.tobytes())
 
     def _repair_virtual(self) -> None:
         """Make store.h5 from the manifest and labels.npy."""
@@ -196,7 +194,7 @@ class _StoreRepair:
             self._replace(path, [data])
 
     def _replace(self, path: Path, chunks: Iterable[bytes]) -> None:
-        if not _is_in_the_way(path):
+        if path.name in self._bad_files and path.name not in self._file_reasons:
             write_atomic(path, chunks, scratch=self._paths.repair)
             self._bad_files.discard(path.name)
 
@@ -209,10 +207,7 @@ class _StoreRepair:
     def _make_heads(self) -> None:
         """Make the bytes before the rows of each bad shard."""
         for shard in self._bad_shards():
-            path = self._paths.root / shard.file
-            if path.is_symlink():
-                self._file_reasons[shard.file] = f"{path}: {LINK}; {REPLACE_LINK}"
-            if path.is_symlink() or _is_in_the_way(path):
+            if shard.file in self._file_reasons:
                 continue
             container, shape = CONTAINERS[self._manifest.container], (shard.rows, *self._manifest.shape)
             head = container.head(shape, size=shard.data_offset, scratch=self._paths.repair)
@@ -220,7 +215,8 @@ class _StoreRepair:
                 self._heads[shard.file] = head
             else:
                 advice = other_versions(self._manifest) or "restore the file from a copy of the store"
-                self._file_reasons[shard.file] = f"{path}: its first bytes cannot be made here; {advice}"
+                told = f"{self._paths.root / shard.file}: its first bytes cannot be made here; {advice}"
+                self._file_reasons[shard.file] = told
 
     def _repair_rows(self) -> None:
         """Write each bad row that can be had, checked; the first of a shard gives it its size."""
@@ -251,10 +247,10 @@ class _StoreRepair:
             file = self._manifest.shard_of(row).file
             if self._new_rows is None:
                 self._row_reasons[row] = NO_SOURCE
-            elif (self._paths.root / file).is_symlink():
-                self._row_reasons[row] = Reason(f"{file} is {LINK}; {REPLACE_LINK}")
-            elif file in self._bad_files and file not in self._heads:
+            elif file in self._file_reasons:
                 self._row_reasons[row] = Reason(f"{file} has to be repaired first")
+            elif link := _in_the_way(self._paths.root / file):
+                self._row_reasons[row] = Reason(link)
             else:
                 try:
                     yield samples.at(row)
@@ -269,9 +265,9 @@ class _StoreRepair:
         for shard in self._bad_shards():
             path, rows = self._paths.root / shard.file, range(shard.first_row, shard.first_row + shard.rows)
             left = sum(row in rows for row in self._bad_rows)
-            if shard.file in self._heads and left:
+            if left:
                 reason = f"{path}: not repaired until all its rows are ({counted(left, 'row')} to go)"
-                self._file_reasons[shard.file] = reason
+                self._file_reasons.setdefault(shard.file, reason)
             elif shard.file in self._heads:
                 _restore_size(path, shard)
                 write_head(path, self._heads[shard.file])
@@ -280,9 +276,13 @@ class _StoreRepair:
         return [shard for shard in self._manifest.shards if shard.file in self._bad_files]
 
 
-def _is_in_the_way(path: Path) -> bool:
-    """Whether a folder, pipe or device lies in the place of a file; none is replaced."""
-    return path.exists() and not path.is_file()
+def _in_the_way(path: Path) -> str:
+    """The error for anything but a file in the place of a file: it is not replaced."""
+    if path.is_symlink():
+        return f"{path}: {LINK}; put the file itself there and run this again"
+    if path.exists() and not path.is_file():
+        return f"{path}: a folder, pipe or device, expected a file; remove it and run this again"
+    return ""
 
 
 def _restore_size(path: Path, shard: Shard) -> None:
