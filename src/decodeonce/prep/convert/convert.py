@@ -1,7 +1,6 @@
-"""Stores to a store: another container, other shards, a smaller size, a selection, another order, several joined.
+"""Convert stores: another container, other shards, a smaller size, a selection, another order, several joined.
 
-It is a build whose source is stores: it may be killed at any moment and run again, and the bytes are those of one that
-nobody disturbed.
+It is a build whose source is stores. After a kill, run it again: the result is byte-identical to an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from decodeonce.store.select import Selection
 
 @dataclass(frozen=True)
 class Conversion:
-    """What is to become of stores; checks itself. None is what the first of them has.
+    """How to convert stores; it checks itself. None keeps what the first store has.
 
     `size` is (height, width) in pixels, resized with `filter`; `shard_size` is in bytes; `sort` is "class" or "source";
     `shuffle_seed` permutes the selected rows.
@@ -72,7 +71,7 @@ def convert(
 def open_conversion(
     stores: Sequence[str | os.PathLike[str]], out: Path, conversion: Conversion
 ) -> tuple[StoreSource, Recipe]:
-    """The source and the recipe whose build converts these stores; nothing is written. Raises as `convert`."""
+    """Return the source and the recipe whose build converts these stores; write nothing. Raises as `convert`."""
     opened = [open_store(path) for path in stores]
     for store in opened:
         store.check_held(range(len(store)), "convert the whole store")
@@ -88,12 +87,12 @@ def open_conversion(
         sort=conversion.sort,
         size=size,
     )
-    source.classes()  # of which one that is asked for may not be there
+    source.classes()  # raises ValueError if a selected class does not exist
     return source, _recipe(conversion, first, opened[0].paths.root, size or first.shape[:2])
 
 
 def _recipe(conversion: Conversion, first: Manifest, path: Path, size: Sequence[int]) -> Recipe:
-    """The recipe of the build: what is not asked for is as in the first store, where its recipe says it."""
+    """The recipe of the build. What is not asked for is as in the first store, if its recipe tells."""
     said = first.recipe
     shard_size = conversion.shard_size or said.get("shard_size")
     try:

@@ -1,4 +1,4 @@
-"""Which rows of stores that follow each other are converted, and in which order."""
+"""The rows of one or several stores that a conversion takes, and their order."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Place = tuple[int, int]  # the number of a store, a row of it
 
 
 class Chosen:
-    """The rows of `stores` that are selected, by their numbers, which count through all stores, or sorted.
+    """The selected rows of `stores`, in the order of their numbers, which count through all stores, or sorted.
 
-    `sort` "class" orders them by label, "source" by the bytes of their pictures' names; equal ones stay in order.
+    `sort` "class" orders them by label, "source" by the bytes of their source names; the sort is stable.
     """
 
     def __init__(self, stores: Sequence[StoreRows], selection: Selection, sort: str | None) -> None:
@@ -30,21 +30,20 @@ class Chosen:
 
     @property
     def whole(self) -> bool:
-        """Whether every row is taken, whatever it is."""
-        everything = len(self._numbers) == self._firsts[-1]
-        return everything and not self._selection.classes and self._selection.source is None
+        """Whether every row is taken, in whatever order."""
+        return self.facts(None).keys() <= {"sort"}
 
     def facts(self, shuffle_seed: int | None) -> dict[str, Any]:
-        """What a recipe says of it: empty where all rows are taken in their order."""
-        facts: dict[str, Any] = {}
-        if self._selection.classes:
-            facts["classes"] = list(self._selection.classes)
-        if self._selection.source is not None:
-            facts["source"] = self._selection.source
-        if len(self._numbers) != self._firsts[-1]:
-            facts["rows"] = [self._numbers.start, self._numbers.stop]
-        asked = {"sort": self._sort, "shuffle_seed": shuffle_seed}
-        return {**facts, **{name: value for name, value in asked.items() if value is not None}}
+        """What a recipe says of it: empty if all rows are taken in their order."""
+        every = len(self._numbers) == self._firsts[-1]
+        facts = {
+            "classes": list(self._selection.classes) or None,
+            "source": self._selection.source,
+            "rows": None if every else [self._numbers.start, self._numbers.stop],
+            "sort": self._sort,
+            "shuffle_seed": shuffle_seed,
+        }
+        return {name: value for name, value in facts.items() if value is not None}
 
     def __iter__(self) -> Iterator[Place]:
         """Their places in the order that is asked for; sorting holds all of them."""

@@ -68,7 +68,7 @@ class StoreSource(Source):
         return self.chosen.classes
 
     def entries(self) -> Iterator[Entry]:
-        """The selected rows in their order; BuildError where there is none."""
+        """The selected rows in their order; BuildError if there is none."""
         for rows in self.inputs:
             rows.check_files()
         found = False
@@ -82,7 +82,7 @@ class StoreSource(Source):
             raise BuildError(f"{self.root}: no row is selected; `prep ls` lists rows, classes and sources")
 
     def read(self, entry: Entry) -> bytes:
-        """The bytes of a row; BuildError where they are not those that were written."""
+        """The bytes of a row; StoreError if they are not those that were written."""
         return self.inputs[entry.unit].read(entry.place)
 
     def columns(self) -> list[Column]:

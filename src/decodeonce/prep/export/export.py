@@ -1,7 +1,7 @@
-"""A finished store back to pictures: a folder a class, or WebDataset's tars; all of them, or nothing at DEST.
+"""Export a finished store as pictures: a folder for each class, or WebDataset's tars; all of them, or nothing at DEST.
 
-They are made in a hidden folder beside DEST, which is renamed to DEST as the last step. A block of rows is durable
-before the journal says so: what a kill leaves is known to be done, or is done once more, with the same bytes.
+They are written to a hidden folder next to DEST, which is renamed to DEST as the last step. A block of rows is durable
+before the journal records it. After a kill, a block is known to be done, or is written again with the same bytes.
 """
 
 from __future__ import annotations
@@ -45,25 +45,35 @@ def export_store(
     workers: int = 1,
     progress: Callable[[int], None] | None = None,
 ) -> Exported:
-    """Write every row of `source` as a picture into the new folder `dest`, each checked on its way.
+    """Write every row of `source` as a picture into the new folder `dest`, each row checked.
 
-    "folder": DEST/<class>/<row>_<stem of its source>.png, the row in eight digits: such a name needs no look at any
-    other row, no two are the same, and none is hidden. A class without rows is an empty folder. "webdataset":
-    DEST/shard-000000.tar and so on, which hold of each row <row>.png, <row>.cls (its label) and <row>.json (its line
-    of samples.tsv, and what columns have). DEST/classes.txt has the classes in label order. PNG keeps every pixel. The
-    bytes follow from store, settings and encoder, not from `workers`.
+    Form "folder" writes DEST/<class>/<row>_<stem of its source>.png, the row in eight digits, so that no two names are
+    the same and none is hidden. A class without rows is an empty folder. Form "webdataset" writes DEST/shard-000000.tar
+    and so on, with <row>.png, <row>.cls (its label) and <row>.json (its line of samples.tsv, and its columns) for each
+    row. DEST/classes.txt has the classes in label order. PNG keeps every pixel. The bytes depend on the store, the
+    settings and the encoder, not on `workers`.
 
-    May be killed at any moment and called again: it goes on, and `dest` is not there before it is whole. `progress`
-    gets the number of rows since its last call, at first those of an earlier run. Raises DecodeonceError where the
-    place, or an unfinished export of another kind, forbids it; StoreError where the store is damaged, a staged part, or
-    has classes that no folder can be named after; Stopped where a worker process died; OSError.
+    After a kill, call it again: it resumes, and `dest` does not exist until it is complete.
+
+    Args:
+        source: The finished store.
+        dest: A folder that does not exist yet.
+        settings: What rows become.
+        workers: How many processes to use.
+        progress: Called with the number of rows since its last call, first with those of an earlier run.
+
+    Raises:
+        DecodeonceError: If the place, or an unfinished export with other settings, forbids it.
+        StoreError: If the store is damaged, a staged part, or has a class that no folder can be named after.
+        Stopped: If a worker process died, or the store cannot be read for a reason that may pass.
+        OSError: If `dest` cannot be written.
     """
     folders = _class_folders(source) if settings.form == "folder" else []
     _check_source(source)
     paths, facts = ExportPaths(Path(dest)), settings.facts(source)
     _check_place(source, paths)
     with locked(paths.work):
-        make_folder(paths.work)  # which says so where nothing can be written
+        make_folder(paths.work)  # raises an error that says so if nothing can be written here
         claimed = _is_claimed(paths, facts)
         renamed = claimed and not paths.pictures.exists()  # by a run that was killed just then
         there = os.path.lexists(paths.dest)

@@ -1,4 +1,4 @@
-"""Rows as pictures: where those of an export lie, how they are encoded, in files of their own or in tars."""
+"""Rows as pictures: the paths of an export, and how rows are encoded, as files or in tars."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ExportSettings:
 
 @dataclass(frozen=True)
 class ExportPaths:
-    """The paths of an export to `dest`: until it is whole all lies in `work`, beside it."""
+    """The paths of an export to `dest`. Until it is complete, everything lies in `work`, next to it."""
 
     dest: Path
 
