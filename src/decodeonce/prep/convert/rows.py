@@ -59,3 +59,7 @@ class StoreRows:
             verify = verify_command(self.store.paths.root)
             raise StoreError(f"{self.store.paths.samples}: row {row} is wrong, expected {expected}; run {verify}")
         return sample
+
+    def close(self) -> None:
+        """Close the shards; reading opens them again."""
+        self._files.close()

@@ -129,7 +129,8 @@ class PictureWriter:
         self._journal.append(BlockRecord(block), 0)
 
     def close(self) -> None:
-        """Close the journal: a file that is open cannot be removed on every file system."""
+        """Close the store and the journal: not every file system can remove a file that is open."""
+        self._rows.close()
         self._journal.close()
 
     def _path(self, sample: Sample) -> Path:

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice, product
 from pathlib import Path
@@ -160,8 +161,9 @@ class StoredRows:
         for there in self._rows.store.samples:
             if _key(there) in places and there.row in self._rows.store.rows:
                 places[_key(there)].append(there.row)
-        for sample in wanted:
-            yield sample, self._row(sample, places[_key(sample)], is_right)
+        with closing(self._rows):
+            for sample in wanted:
+                yield sample, self._row(sample, places[_key(sample)], is_right)
 
     def _row(self, sample: Sample, places: list[int], is_right: IsRight) -> Pixels:
         why = f"not in {self._path}; give a store that has it, or the pictures, as --source"
