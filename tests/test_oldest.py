@@ -18,7 +18,7 @@ else:
 ROOT = Path(__file__).resolve().parent.parent
 # prep-pillow is another way to a PIL, which goes back further than pillow-simd, and not into the same environment.
 EXTRAS = ("prep", "parquet", "demo", "test", "dev")
-ABOVE = {"torch", "scipy"}  # constraints-oldest.txt says why
+ABOVE = {"torch"}  # constraints-oldest.txt says why
 
 
 def floors() -> dict[str, Version]:

@@ -236,7 +236,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
         ("store", {"torch", "PIL", "decodeonce.prep", "decodeonce.loader"}),
         ("loader", {"decodeonce.prep", "decodeonce.cli"}),
         # Pillow and simplejpeg, too: without them `prep` has to be able to say so
-        ("prep", {"torch", "PIL", "simplejpeg", "pyarrow", "scipy", "decodeonce.loader", "decodeonce.cli"}),
+        ("prep", {"torch", "PIL", "simplejpeg", "pyarrow", "decodeonce.loader", "decodeonce.cli"}),
         ("cli", {"torch", "numpy", "PIL", "jinja2", "decodeonce.loader"}),
     ],
 )

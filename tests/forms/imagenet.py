@@ -9,17 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from scipy.io import savemat
-
 from decodeonce.prep.sources import Source, open_imagenet
+from decodeonce.prep.sources.imagenet.synsets import ilsvrc2012
 from tests.forms.folder import write_folder
 from tests.forms.form import Form, Pic
 
 CLS_LOC = "ILSVRC/Data/CLS-LOC"
 ZIP = "imagenet-object-localization-challenge.zip"
 TRAIN_TAR, VAL_TAR, DEVKIT = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12"
-FIELDS = ("ILSVRC2012_ID", "WNID", "words", "gloss", "num_children", "wordnet_height")
 Files = dict[str, bytes]
 
 
@@ -56,40 +53,16 @@ def mapping(wnids: Sequence[str]) -> bytes:
     return "".join(f"{wnid} word of {wnid}, another\n" for wnid in wnids).encode()
 
 
-def numbers(wnids: Sequence[str]) -> dict[str, int]:
-    """ILSVRC2012_IDs: not in the order of the wnids."""
-    return {wnid: 1 + (number + 1) % len(wnids) for number, wnid in enumerate(wnids)}
-
-
-def meta_mat(wnids: Sequence[str]) -> bytes:
-    """meta.mat: leaves in the order of their numbers, then synsets that are no classes."""
-    leaves = [(number, wnid, 0, 0) for wnid, number in sorted(numbers(wnids).items(), key=lambda item: item[1])]
-    above = [(len(wnids) + 1, "n00001740", 2, 1), (len(wnids) + 2, "n00001930", 1, 2)]
-    synsets = np.empty((len(leaves) + len(above), 1), [(name, object) for name in FIELDS])
-    for row, (number, wnid, children, height) in enumerate(leaves + above):
-        words = f"word of {wnid}, another"
-        synsets[row, 0] = (np.uint8(number), wnid, words, "a gloss", np.uint8(children), np.uint8(height))
-    out = io.BytesIO()
-    savemat(out, {"synsets": synsets})
-    return out.getvalue()
-
-
-def other_mat() -> bytes:
-    """A MATLAB file that is none of the development kit's."""
-    out = io.BytesIO()
-    savemat(out, {"weights": np.zeros(3)})
-    return out.getvalue()
-
-
 def truth(pics: Sequence[Pic]) -> bytes:
-    """ILSVRC2012_validation_ground_truth.txt"""
-    return "".join(f"{numbers(wnids_of(pics))[pic.wnid]}\n" for pic in val_order(pics)).encode()
+    """ILSVRC2012_validation_ground_truth.txt; the classes of the pictures are ILSVRC2012's."""
+    numbers = {wnid: number for number, wnid in enumerate(ilsvrc2012(), 1)}
+    return "".join(f"{numbers[pic.wnid]}\n" for pic in val_order(pics)).encode()
 
 
 def devkit(pics: Sequence[Pic]) -> Files:
-    """The development kit's files that count, and one that does not."""
-    data = {"meta.mat": meta_mat(wnids_of(pics)), "ILSVRC2012_validation_ground_truth.txt": truth(pics)}
-    return {f"{DEVKIT}/data/{name}": content for name, content in data.items()} | {f"{DEVKIT}/readme.txt": b"read"}
+    """The file of the development kit that counts, and two that do not."""
+    others = {f"{DEVKIT}/readme.txt": b"read", f"{DEVKIT}/data/meta.mat": b"MATLAB 5.0 MAT-file"}
+    return {f"{DEVKIT}/data/ILSVRC2012_validation_ground_truth.txt": truth(pics)} | others
 
 
 def tar_bytes(files: Files, mode: str = "w", **options: Any) -> bytes:
@@ -161,14 +134,18 @@ def _zip(split: str, method: int) -> Callable[[Path, Sequence[Pic]], Path]:
 
 
 def _devkit_tar(pics: Sequence[Pic]) -> Files:
-    return {f"{DEVKIT}.tar.gz": tar_bytes(devkit(pics), "w:gz")}
+    return {f"{DEVKIT}.tar.gz": tar_bytes(devkit(pics), "w:gz"), **_mapping(pics)}
+
+
+def _mapping(pics: Sequence[Pic]) -> Files:
+    return {"LOC_synset_mapping.txt": mapping(wnids_of(pics))}
 
 
 FORMS = [
     _form("tree", "train", lambda root, pics: _tree(root, pics, "train")),
     _form("tree", "val", lambda root, pics: _tree(root, pics, "val")),
     _form("flat-csv", "val", lambda root, pics: write(root, flat(pics) | {"LOC_val_solution.csv": solution(pics)})),
-    _form("flat-devkit", "val", lambda root, pics: write(root, flat(pics) | devkit(pics))),
+    _form("flat-devkit", "val", lambda root, pics: write(root, flat(pics) | devkit(pics) | _mapping(pics))),
     _form("kaggle", "train", lambda root, pics: write(root, kaggle(pics, "train"))),
     _form("kaggle", "val", lambda root, pics: write(root, kaggle(pics, "val"))),
     _form("zip-stored", "train", _zip("train", zipfile.ZIP_STORED)),

@@ -31,7 +31,6 @@ from decodeonce.prep.sources.formats import annotations as xml
 from decodeonce.prep.sources.formats import (
     labels,
     lists,
-    matlab,
     member,
     patterns,
     samples,
@@ -44,8 +43,8 @@ from decodeonce.prep.sources.formats.annotations import parse
 from decodeonce.prep.sources.formats.member import Member
 from decodeonce.prep.sources.formats.tar import BLOCK, Window, list_tar
 from decodeonce.prep.sources.formats.zipped import list_zip, read_member
-from decodeonce.prep.sources.imagenet.beside import DEVKIT_TAR, Beside
-from tests.forms.imagenet import meta_mat, tar_bytes, zip_bytes
+from decodeonce.prep.sources.imagenet.beside import DEVKIT_TAR, TRUTH, Beside
+from tests.forms.imagenet import tar_bytes, zip_bytes
 from tests.forms.parquet import images, write_table
 from tests.forms.webdataset import sample, write_tar
 from tests.pictures import replaced
@@ -105,7 +104,7 @@ def header(kind: bytes, size: int, name: str = "x.jpg") -> bytes:
 def bounds() -> dict[str, int]:
     """The constants that the table of docs/sources.md names, by their names there."""
     modules = {"tar": tar, "member": member, "zipped": zipped, "lists": lists, "samples": samples, "tables": tables}
-    modules |= {"labels": labels, "annotations": xml, "matlab": matlab, "patterns": patterns}
+    modules |= {"labels": labels, "annotations": xml, "patterns": patterns}
     modules |= {"safe_open": safe_open, "isolated": isolated, "table_listing": table_listing}
     found = {f"{name}.{key}": value for name, module in modules.items() for key, value in vars(module).items()}
     return {**found, "base.MAX_FILE_BYTES": MAX_FILE_BYTES, "folder.MAX_DEPTH": MAX_DEPTH}
@@ -128,7 +127,7 @@ def test_the_table_has_every_bound_as_it_is() -> None:
         ):
             told.add(row[3])
             assert int(row[1].replace(",", "")) * UNITS[row[2] or ""] == known[row[3]], line
-    named = {name for name in known if re.fullmatch(r"[a-z_]+\.(MAX_\w+|MEMORY_BYTES|MOST_BYTES)", name)}
+    named = {name for name in known if re.fullmatch(r"[a-z_]+\.(MAX_\w+|MEMORY_BYTES)", name)}
     imported = {name for name in named if name.split(".")[1] in {shared.split(".")[1] for shared in SHARED}}
     assert named - imported | SHARED == told
 
@@ -230,10 +229,10 @@ def test_a_member_that_unpacks_to_too_much_is_a_reject(tmp_path: Path) -> None:
 
 def test_a_development_kit_is_read_in_little_memory(tmp_path: Path) -> None:
     bomb(tmp_path / DEVKIT_TAR, 24 * MB, header(b"0", 20 * MB, "huge"))
-    assert peak(lambda: Beside(tmp_path).devkit("meta.mat")) < 6 * MB
-    bomb(tmp_path / DEVKIT_TAR, 2 * MB, header(b"0", 100 * MB, "data/meta.mat"))
+    assert peak(refused(Beside(tmp_path).truth, "no ILSVRC2012_validation_ground_truth.txt in it")) < 6 * MB
+    bomb(tmp_path / DEVKIT_TAR, 2 * MB, header(b"0", 100 * MB, f"data/{TRUTH}"))
     with pytest.raises(BuildError, match="cut short"):
-        Beside(tmp_path).devkit("meta.mat")
+        Beside(tmp_path).truth()
 
 
 def end_of_zip(members: int, size: int, start: int) -> bytes:
@@ -478,6 +477,5 @@ def test_truth_with_numbers_of_thousands_of_digits_is_refused(tmp_path: Path) ->
     (tmp_path / "val").mkdir()
     (tmp_path / "val/ILSVRC2012_val_00000001.JPEG").write_bytes(b"x")
     (tmp_path / "ILSVRC2012_validation_ground_truth.txt").write_text("9" * 5000)
-    (tmp_path / "meta.mat").write_bytes(meta_mat(["n01440764"]))
     with pytest.raises(BuildError, match=r"ground_truth.txt: line 1: expected"):
         open_imagenet(tmp_path, split="val")

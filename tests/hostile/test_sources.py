@@ -321,11 +321,11 @@ def test_what_is_no_regular_file_is_neither_waited_for_nor_read(tmp_path: Path, 
 
 @pytest.mark.parametrize("what", NO_FILES)
 def test_lists_of_imagenet_that_are_no_files_are_not_there(tmp_path: Path, what: str) -> None:
-    for name in ("LOC_val_solution.csv", "meta.mat", "ILSVRC2012_devkit_t12.tar.gz"):
+    for name in ("LOC_val_solution.csv", "ILSVRC2012_validation_ground_truth.txt", "ILSVRC2012_devkit_t12.tar.gz"):
         NO_FILES[what](tmp_path / name)
     beside = Beside(tmp_path)
     assert beside.find("LOC_val_solution.csv") is None
-    assert beside.devkit("meta.mat") is None
+    assert beside.truth() is None
 
 
 def test_a_class_list_that_is_no_file_is_a_usage_error(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import tarfile
 import threading
@@ -22,18 +23,20 @@ from decodeonce.prep.sources.formats.member import Member, in_order, plain_name
 from decodeonce.prep.sources.formats.tar import Window, list_tar
 from decodeonce.prep.sources.imagenet import archive
 from decodeonce.prep.sources.imagenet.split import ImagenetSplit
+from decodeonce.prep.sources.imagenet.synsets import ilsvrc2012
+from decodeonce.store.hashing import hexdigest
 from decodeonce.store.table import read_rejects
 from tests.forms import imagenet as made
 from tests.forms.form import Pic
 from tests.forms.imagenet import CLS_LOC, DEVKIT, TRAIN_TAR, VAL_TAR, ZIP, Files, tar_bytes, write, zip_bytes
 from tests.pictures import jpeg, tree_bytes
 
+WNIDS = ["n01440764", "n01443537", "n01484850"]  # their ILSVRC2012_IDs are 449, 450 and 442
 PICS = [
-    Pic(f"n{label:08d}", f"n{label:08d}_{number}", jpeg(24 + number, 20 + label, seed=10 * label + number))
+    Pic(WNIDS[label], f"{WNIDS[label]}_{number}", jpeg(24 + number, 20 + label, seed=10 * label + number))
     for number, labels in enumerate([(2, 0, 1), (1, 2, 0), (0, 2), (2,)])
     for label in labels
 ]
-WNIDS = made.wnids_of(PICS)
 VAL = made.as_val(PICS)
 
 
@@ -125,7 +128,7 @@ def test_a_zip_that_is_src_or_lies_in_it(tmp_path: Path) -> None:
         train, val = open_imagenet(root), open_imagenet(root, split="val")
         assert train.found == f"{CLS_LOC}/train in {ZIP}, 3 classes"
         assert val.found == f"{CLS_LOC}/val in {ZIP}, labels from LOC_val_solution.csv, 3 classes"
-        assert next(train.entries()).text == f"{prefix}{CLS_LOC}/train/n00000000/n00000000_0.JPEG"
+        assert next(train.entries()).text == f"{prefix}{CLS_LOC}/train/n01440764/n01440764_0.JPEG"
         assert train.top == val.top == tmp_path / ZIP
         assert labels(val) == EXPECTED
     write(tmp_path, {"copy.zip": zip_bytes(both)})
@@ -135,8 +138,8 @@ def test_a_zip_that_is_src_or_lies_in_it(tmp_path: Path) -> None:
 
 def test_names_of_members_are_paths(tmp_path: Path) -> None:
     write(tmp_path, {TRAIN_TAR: tar_bytes(made.class_tars(PICS))})
-    assert next(open_imagenet(tmp_path).entries()).text == f"{TRAIN_TAR}/n00000000.tar/n00000000_0.JPEG"
-    assert next(open_imagenet(tmp_path / TRAIN_TAR).entries()).text == "n00000000.tar/n00000000_0.JPEG"
+    assert next(open_imagenet(tmp_path).entries()).text == f"{TRAIN_TAR}/n01440764.tar/n01440764_0.JPEG"
+    assert next(open_imagenet(tmp_path / TRAIN_TAR).entries()).text == "n01440764.tar/n01440764_0.JPEG"
 
 
 def test_an_entry_lies_where_its_place_says(tmp_path: Path) -> None:
@@ -172,7 +175,7 @@ def test_an_archive_of_the_other_split_is_refused(tmp_path: Path) -> None:
 
 
 def test_sorting_val_into_folders_that_was_interrupted_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, made.flat(PICS) | {"val/n00000000/ILSVRC2012_val_00000099.JPEG": b"x"})
+    write(tmp_path, made.flat(PICS) | {"val/n01440764/ILSVRC2012_val_00000099.JPEG": b"x"})
     with pytest.raises(
         BuildError, match=r"9 val pictures .* beside 1 folders: was sorting them into class folders int"
     ):
@@ -180,8 +183,8 @@ def test_sorting_val_into_folders_that_was_interrupted_is_refused(tmp_path: Path
 
 
 def test_files_beside_class_folders_are_a_doubt(tmp_path: Path) -> None:
-    source = open_imagenet(write(tmp_path, train_tree() | {"train/n00000002.tar": b"", "train/notes.txt": b""}))
-    assert doubts(source) == [f"{tmp_path}/train: 1 files beside the class folders are left out (first n00000002.tar)"]
+    source = open_imagenet(write(tmp_path, train_tree() | {"train/n01484850.tar": b"", "train/notes.txt": b""}))
+    assert doubts(source) == [f"{tmp_path}/train: 1 files beside the class folders are left out (first n01484850.tar)"]
     zipped = {"x.zip": zip_bytes(train_tree() | {"train/stray.JPEG": b"x", "train/notes.txt": b""})}
     source = open_imagenet(write(tmp_path / "zipped", zipped))
     told = f"{tmp_path}/zipped/x.zip: 1 files beside the class folders are left out (first train/stray.JPEG)"
@@ -190,8 +193,8 @@ def test_files_beside_class_folders_are_a_doubt(tmp_path: Path) -> None:
 
 def test_unpacking_class_tars_that_was_interrupted_is_refused(tmp_path: Path) -> None:
     packed = {f"train/{name}": data for name, data in made.class_tars(PICS).items()}
-    write(tmp_path, packed | train_tree([pic for pic in PICS if pic.wnid == "n00000000"]))
-    told = r"train: 2 class tars without a folder \(first n00000001.tar\) beside 1 class folders: was unpacking interr"
+    write(tmp_path, packed | train_tree([pic for pic in PICS if pic.wnid == "n01440764"]))
+    told = r"train: 2 class tars without a folder \(first n01443537.tar\) beside 1 class folders: was unpacking interr"
     for root in (tmp_path, tmp_path / "train"):
         with pytest.raises(BuildError, match=told):
             open_imagenet(root)
@@ -202,8 +205,8 @@ def test_unpacking_class_tars_that_was_interrupted_is_refused(tmp_path: Path) ->
 
 def test_classes_that_only_the_tar_beside_the_tree_has_are_a_doubt(tmp_path: Path) -> None:
     tar = tar_bytes(made.class_tars(PICS))
-    write(tmp_path, train_tree([pic for pic in PICS if pic.wnid == "n00000001"]) | {TRAIN_TAR: tar})
-    told = f"class folders in train lack 2 classes of {TRAIN_TAR} (first n00000000): was unpacking interrupted?"
+    write(tmp_path, train_tree([pic for pic in PICS if pic.wnid == "n01443537"]) | {TRAIN_TAR: tar})
+    told = f"class folders in train lack 2 classes of {TRAIN_TAR} (first n01440764): was unpacking interrupted?"
     assert doubts(open_imagenet(tmp_path)) == [told]
     assert doubts(open_imagenet(tmp_path, classes=WNIDS)) == [told]
     os.truncate(tmp_path / TRAIN_TAR, len(tar) // 2)  # it is not read, so it ends nothing
@@ -216,34 +219,32 @@ def test_classes_that_only_the_tar_beside_the_tree_has_are_a_doubt(tmp_path: Pat
 
 
 def test_val_has_the_labels_of_train(tmp_path: Path) -> None:
-    val = [pic for pic in PICS if pic.wnid != "n00000001"]
+    val = [pic for pic in PICS if pic.wnid != "n01443537"]
     write(tmp_path, train_tree() | {f"val/{pic.wnid}/{pic.stem}.JPEG": pic.data for pic in val})
     for root in (tmp_path, tmp_path / "val"):
         source = open_imagenet(root, split="val")
         assert [cls.name for cls in source.classes()] == WNIDS
         assert {entry.label for entry in source.entries()} == {0, 2}
-        assert doubts(source) == ["val has 2 of the 3 classes of train (first missing n00000001)"]
+        assert doubts(source) == ["val has 2 of the 3 classes of train (first missing n01443537)"]
     assert doubts(open_imagenet(tmp_path)) == []
 
 
 def test_a_class_of_val_that_train_lacks_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, train_tree([pic for pic in PICS if pic.wnid == "n00000001"]) | made.flat(PICS) | made.devkit(PICS))
-    with pytest.raises(BuildError, match=r"2 classes that train lacks \(n00000000, n00000002\); --classes FILE"):
+    write(tmp_path, train_tree([pic for pic in PICS if pic.wnid == "n01443537"]) | made.flat(PICS) | made.devkit(PICS))
+    with pytest.raises(BuildError, match=r"2 classes that train lacks \(n01440764, n01484850\); --classes FILE"):
         open_imagenet(tmp_path, split="val")
     assert labels(open_imagenet(tmp_path, split="val", classes=WNIDS[::-1])) == EXPECTED
-    with pytest.raises(BuildError, match="n00000002: a class folder that the class list does not name"):
+    with pytest.raises(BuildError, match="n01484850: a class folder that the class list does not name"):
         open_imagenet(tmp_path, split="val", classes=WNIDS[:2])
 
 
-@pytest.mark.parametrize("listed", ["LOC_synset_mapping.txt", "meta.mat"])
-def test_half_of_train_is_a_doubt_for_its_labels_shift(tmp_path: Path, listed: str) -> None:
-    wnids = [*WNIDS, "n00000000a"]
-    lists = {"LOC_synset_mapping.txt": made.mapping(wnids), "meta.mat": made.meta_mat(wnids)}
-    write(tmp_path, {TRAIN_TAR: tar_bytes(made.class_tars(PICS)), listed: lists[listed]})
+def test_half_of_train_is_a_doubt_for_its_labels_shift(tmp_path: Path) -> None:
+    wnids = [*WNIDS, "n01440764a"]
+    write(tmp_path, {TRAIN_TAR: tar_bytes(made.class_tars(PICS)), "LOC_synset_mapping.txt": made.mapping(wnids)})
     source = open_imagenet(tmp_path)
     told = (
-        f"3 of 4 classes of {listed} are here (first missing n00000000a); labels follow the 3 that are here; "
-        "--classes FILE says which class has which label"
+        "3 of 4 classes of LOC_synset_mapping.txt are here (first missing n01440764a); labels follow the 3 that are "
+        "here; --classes FILE says which class has which label"
     )
     assert doubts(source) == [told]
     assert [(cls.name, cls.description) for cls in source.classes()] == [(w, f"word of {w}, another") for w in WNIDS]
@@ -259,12 +260,12 @@ def test_a_folder_too_many_is_a_doubt(tmp_path: Path) -> None:
 
 
 def test_val_alone_has_the_labels_of_the_list(tmp_path: Path) -> None:
-    val = {f"val/{pic.wnid}/{pic.stem}.JPEG": pic.data for pic in PICS if pic.wnid != "n00000000"}
+    val = {f"val/{pic.wnid}/{pic.stem}.JPEG": pic.data for pic in PICS if pic.wnid != "n01440764"}
     write(tmp_path, val | {"LOC_synset_mapping.txt": made.mapping(WNIDS)})
     source = open_imagenet(tmp_path)
     assert {entry.label for entry in source.entries()} == {1, 2}
     assert doubts(source) == [
-        "2 of 3 classes of LOC_synset_mapping.txt are here (first missing n00000000); "
+        "2 of 3 classes of LOC_synset_mapping.txt are here (first missing n01440764); "
         "labels follow LOC_synset_mapping.txt"
     ]
     write(tmp_path, {"val/n99999999/x.JPEG": jpeg()})
@@ -294,8 +295,33 @@ def test_the_devkit_in_all_its_places(tmp_path: Path, where: str) -> None:
     write(tmp_path, made.flat(PICS) | {os.path.join(where, Path(k).name): v for k, v in made.devkit(PICS).items()})
     source = open_imagenet(tmp_path)
     assert labels(source) == EXPECTED
-    assert [cls.description for cls in source.classes()] == [f"word of {wnid}, another" for wnid in WNIDS]
-    assert doubts(source) == []
+    assert [(cls.name, cls.description) for cls in source.classes()] == sorted(ilsvrc2012().items())
+    assert doubts(source) == [
+        "3 of 1000 classes of ILSVRC2012 are here (first missing n01491361); labels follow ILSVRC2012",
+        "9 of 50,000 pictures of ILSVRC2012's val: half a dataset?",
+    ]
+
+
+def test_train_has_descriptions_where_the_devkit_is_there(tmp_path: Path) -> None:
+    write(tmp_path, train_tree() | {f"{DEVKIT}.tar.gz": b"half a download, which need not be read"})
+    source = open_imagenet(tmp_path)
+    assert [cls.description for cls in source.classes()] == [ilsvrc2012()[wnid] for wnid in WNIDS]
+    assert doubts(source) == [
+        "3 of 1000 classes of ILSVRC2012 are here (first missing n01491361); labels follow the 3 that are here; "
+        "--classes FILE says which class has which label"
+    ]
+
+
+def test_the_table_of_ilsvrc2012_is_that_of_the_devkit() -> None:
+    """The first ten labels of ILSVRC2012_validation_ground_truth.txt, and what Kaggle's list says of these pictures."""
+    numbers = (490, 361, 171, 822, 297, 482, 13, 704, 599, 164)
+    wnids = "n01751748 n09193705 n02105855 n04263257 n03125729 n01735189 n02346627 n02776631 n03794056 n02328150"
+    table = list(ilsvrc2012())
+    assert [table[number - 1] for number in numbers] == wnids.split()
+    assert len(table) == 1000
+    assert all(re.fullmatch(r"n\d{8}", wnid) for wnid in table)
+    # Of all 1,000 in their order. Compared with three published lists, and with the labels of 100 val pictures.
+    assert hexdigest("\n".join(table).encode()) == "d35418f45752d108"
 
 
 def test_the_devkit_in_its_tar_beside_a_val_tar(tmp_path: Path) -> None:
@@ -303,7 +329,7 @@ def test_the_devkit_in_its_tar_beside_a_val_tar(tmp_path: Path) -> None:
     write(tmp_path, {VAL_TAR: tar_bytes(made.flat(PICS, "."))} | kit)
     for root in (tmp_path, tmp_path / VAL_TAR):
         assert labels(open_imagenet(root)) == EXPECTED
-        assert open_imagenet(root).found == f"{VAL_TAR}, labels from {DEVKIT}.tar.gz, 3 classes"
+        assert open_imagenet(root).found == f"{VAL_TAR}, labels from {DEVKIT}.tar.gz, 1000 classes"
     os.truncate(tmp_path / f"{DEVKIT}.tar.gz", 300)
     with pytest.raises(BuildError, match=r"devkit_t12.tar.gz: cannot be unpacked at byte"):
         open_imagenet(tmp_path)
@@ -315,19 +341,11 @@ def test_no_labels_says_what_was_looked_for_and_where(tmp_path: Path) -> None:
         open_imagenet(tmp_path)
 
 
-def test_numbers_without_meta_mat_are_refused(tmp_path: Path) -> None:
-    write(tmp_path, made.flat(PICS) | {"ILSVRC2012_validation_ground_truth.txt": made.truth(PICS)})
-    with pytest.raises(BuildError, match=r"meta.mat of the same development kit, which names them, is missing"):
-        open_imagenet(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("ILSVRC2012_validation_ground_truth.txt", b"1\n4\n", "line 2: expected the number of a class"),
+        ("ILSVRC2012_validation_ground_truth.txt", b"1\n1001\n", "line 2: expected an ILSVRC2012_ID, 1 to 1000"),
         ("ILSVRC2012_validation_ground_truth.txt", b"1\nx\n", "line 2: expected"),
-        ("meta.mat", b"MATLAB", "no MATLAB file, or a damaged one; get the development kit again, or move the file"),
-        ("meta.mat", made.other_mat(), "not ILSVRC2012's meta.mat, for it has no list of synsets; get the devel"),
         (
             "LOC_val_solution.csv",
             b"ImageId,PredictionString\nILSVRC2012_val_00000001,\n",
@@ -342,36 +360,10 @@ def test_a_damaged_list_is_refused(tmp_path: Path, name: str, content: bytes, to
         open_imagenet(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "told"),
-    [
-        ("meta.mat", made.other_mat(), "meta.mat: not ILSVRC2012's meta.mat"),
-        ("data/meta.mat", b"", "meta.mat: no MATLAB file"),
-        (f"{DEVKIT}.tar.gz", b"half", "t12.tar.gz: ends at byte 4, expected at least 516"),
-    ],
-)
-def test_descriptions_that_cannot_be_read_are_a_doubt(tmp_path: Path, name: str, content: bytes, told: str) -> None:
-    val = {f"val/{pic.wnid}/{pic.stem}.JPEG": pic.data for pic in VAL}
-    write(tmp_path, train_tree() | val | {name: content})
-    for split, classes in (("train", None), ("val", None), ("val", WNIDS)):
-        source = open_imagenet(tmp_path, split=split, classes=classes)
-        [doubt] = doubts(source)
-        assert doubt.startswith(f"classes have no descriptions: {tmp_path}")
-        assert told in doubt
-        assert [cls.name for cls in source.classes()] == WNIDS
-    (tmp_path / "train").rename(tmp_path / "elsewhere")
-    with pytest.raises(BuildError, match=told):  # val's labels would follow it
-        open_imagenet(tmp_path, split="val")
-
-
-def test_a_meta_mat_far_above_is_anybodys_unless_the_kit_is_there(tmp_path: Path) -> None:
-    tree = {f"a/b/{path}": data for path, data in train_tree().items()}
-    write(tmp_path, tree | {"meta.mat": made.meta_mat(WNIDS), "data/meta.mat": made.meta_mat(WNIDS)})
-    assert {cls.description for cls in open_imagenet(tmp_path / "a/b").classes()} == {""}
-    assert open_imagenet(write(tmp_path / "a", {"meta.mat": made.meta_mat(WNIDS)}) / "b").classes()[0].description
-    (tmp_path / "a/meta.mat").unlink()
-    write(tmp_path, {"data/ILSVRC2012_validation_ground_truth.txt": b""})
-    assert open_imagenet(tmp_path / "a/b").classes()[0].description
+def test_a_devkit_without_the_ground_truth_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, made.flat(PICS) | {f"{DEVKIT}.tar.gz": tar_bytes({"readme.txt": b"read"}, "w:gz")})
+    with pytest.raises(BuildError, match=r"t12.tar.gz: no ILSVRC2012_validation_ground_truth.txt in it; get the dev"):
+        open_imagenet(tmp_path)
 
 
 def test_two_lists_that_disagree_are_refused(tmp_path: Path) -> None:
@@ -466,10 +458,10 @@ def test_of_two_of_one_name_the_later_counts_as_in_tar(tmp_path: Path) -> None:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         for data in (b"first", b"later one"):
-            info = tarfile.TarInfo("n00000000_0.JPEG")
+            info = tarfile.TarInfo("n01440764_0.JPEG")
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
-    source = open_imagenet(write(tmp_path, {TRAIN_TAR: tar_bytes({"n00000000.tar": out.getvalue()})}))
+    source = open_imagenet(write(tmp_path, {TRAIN_TAR: tar_bytes({"n01440764.tar": out.getvalue()})}))
     one, two = source.entries()
     assert (one.problem, two.problem) == ("twice in the tar: the later one counts", "")
     assert source.read(two) == b"later one"
@@ -510,9 +502,9 @@ def test_half_a_download_is_refused_and_a_compressed_one(tmp_path: Path) -> None
     write(tmp_path / "packed", {f"{TRAIN_TAR}.gz": tar_bytes(made.class_tars(PICS), "w:gz")})
     with pytest.raises(BuildError, match="a gzip stream, which cannot be read at an offset; gunzip it first"):
         open_imagenet(tmp_path / "packed")
-    inner = {"n00000000.tar": tar_bytes({"a.JPEG": b"a"}, "w:gz")}
+    inner = {"n01440764.tar": tar_bytes({"a.JPEG": b"a"}, "w:gz")}
     source = open_imagenet(write(tmp_path / "inner", {TRAIN_TAR: tar_bytes(inner)}))
-    with pytest.raises(BuildError, match=rf"{TRAIN_TAR}: n00000000.tar: a gzip stream"):
+    with pytest.raises(BuildError, match=rf"{TRAIN_TAR}: n01440764.tar: a gzip stream"):
         list(source.entries())
 
 
@@ -553,7 +545,7 @@ class Pipe(io.RawIOBase):
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 @pytest.mark.parametrize("zip64", [False, True])
 def test_zips_written_to_a_pipe_and_zip64(tmp_path: Path, method: int, zip64: bool) -> None:
-    data = {f"train/n00000000/{k}.JPEG": os.urandom(size) + b"a" * size for k, size in enumerate((1, 3000, 2_000_000))}
+    data = {f"train/n01440764/{k}.JPEG": os.urandom(size) + b"a" * size for k, size in enumerate((1, 3000, 2_000_000))}
     pipe = Pipe()
     with zipfile.ZipFile(pipe, "w", method) as archive_:
         for name, content in data.items():
@@ -584,13 +576,13 @@ def test_damaged_bytes_in_a_zip_are_a_reject(tmp_path: Path, method: int) -> Non
     with zipfile.ZipFile(io.BytesIO(whole)) as archive_:
         infos = {os.path.basename(info.filename): info for info in archive_.infolist()}
     damaged = bytearray(whole)
-    data, header = infos["n00000001_0.JPEG"], infos["n00000002_1.JPEG"]
+    data, header = infos["n01443537_0.JPEG"], infos["n01484850_1.JPEG"]
     start = data.header_offset + 30 + len(data.filename)
     damaged[start : start + 8] = b"\xff" * 8
     damaged[header.header_offset] = 0
     source = open_imagenet(write(tmp_path, {ZIP: bytes(damaged)}))
     found = undecodable(source)
-    assert found.keys() == {"n00000001_0.JPEG", "n00000002_1.JPEG"}
+    assert found.keys() == {"n01443537_0.JPEG", "n01484850_1.JPEG"}
     assert all(reason.startswith("damaged zip: ") for reason in found.values())
     build(source, tmp_path / "out", Recipe(height=8, width=8), Work(workers=1, max_bad="2"))
     rejects = {os.path.basename(reject.source): reject.reason for reject in read_rejects(tmp_path / "out/rejects.tsv")}
@@ -600,17 +592,17 @@ def test_damaged_bytes_in_a_zip_are_a_reject(tmp_path: Path, method: int) -> Non
 def test_members_that_can_be_no_row(tmp_path: Path) -> None:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive_:
-        archive_.writestr("train/n00000000/0.JPEG", b"x")
-        archive_.writestr("train/n00000000/1.JPEG", b"x", zipfile.ZIP_BZIP2)
-        archive_.writestr("train/n00000000/2.JPEG", b"")
-        archive_.writestr("train/n00000000/._3.JPEG", b"x")
-        archive_.writestr("train/n00000000/folder/", b"")
-        link = zipfile.ZipInfo("train/n00000000/4.JPEG")
+        archive_.writestr("train/n01440764/0.JPEG", b"x")
+        archive_.writestr("train/n01440764/1.JPEG", b"x", zipfile.ZIP_BZIP2)
+        archive_.writestr("train/n01440764/2.JPEG", b"")
+        archive_.writestr("train/n01440764/._3.JPEG", b"x")
+        archive_.writestr("train/n01440764/folder/", b"")
+        link = zipfile.ZipInfo("train/n01440764/4.JPEG")
         link.external_attr = 0o120777 << 16
         archive_.writestr(link, b"0.JPEG")
         with pytest.warns(UserWarning, match="Duplicate"):
-            archive_.writestr("train/n00000000/0.JPEG", b"later")
-        archive_.writestr("train/n00000000/ü.JPEG", b"x")
+            archive_.writestr("train/n01440764/0.JPEG", b"later")
+        archive_.writestr("train/n01440764/ü.JPEG", b"x")
     data = bytearray(out.getvalue())
     data[data.rindex(b"PK\x01\x02") + 8] |= 1  # the last one, encrypted
     source = open_imagenet(write(tmp_path, {"x.zip": bytes(data)}))
@@ -705,7 +697,7 @@ def test_only_hidden_members_are_left_out(name: bytes, plain: bytes) -> None:
 
 
 def test_a_class_tar_of_a_folder_and_a_dot_keeps_its_pictures(tmp_path: Path) -> None:
-    files = {"n00000000.tar": tar_bytes({f"n00000000/./{k}.JPEG": jpeg(20, 20, seed=k) for k in range(3)})}
+    files = {"n01440764.tar": tar_bytes({f"n01440764/./{k}.JPEG": jpeg(20, 20, seed=k) for k in range(3)})}
     write(tmp_path, {TRAIN_TAR: tar_bytes(files)})
     assert [entry.text.rpartition("/")[2] for entry in open_imagenet(tmp_path).entries()] == [
         f"{k}.JPEG" for k in range(3)
@@ -723,7 +715,7 @@ def test_classes_are_sorted_by_bytes_in_every_form(tmp_path: Path) -> None:
 def test_a_zip_member_with_a_large_extra_field_is_read(tmp_path: Path) -> None:
     data = jpeg(20, 20)
     with zipfile.ZipFile(tmp_path / ZIP, "w", zipfile.ZIP_DEFLATED) as archive:
-        info = zipfile.ZipInfo(f"{CLS_LOC}/train/n00000000/a.JPEG")
+        info = zipfile.ZipInfo(f"{CLS_LOC}/train/n01440764/a.JPEG")
         info.compress_type, info.extra = (
             zipfile.ZIP_DEFLATED,
             b"\xfe\xca" + (60_000).to_bytes(2, "little") + bytes(60_000),

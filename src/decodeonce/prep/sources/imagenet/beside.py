@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from decodeonce.errors import BuildError, raise_unless_its_own
-from decodeonce.prep.entry import name_bytes
 from decodeonce.prep.sources.formats.gzipped import MAGIC, GzipStream
 from decodeonce.prep.sources.formats.tar import Window, list_tar
 from decodeonce.prep.sources.safe_open import MAX_TEXT_BYTES, open_regular, read_small
@@ -18,10 +17,10 @@ MAPPING = "LOC_synset_mapping.txt"
 SOLUTION = "LOC_val_solution.csv"
 DEVKIT = "ILSVRC2012_devkit_t12"
 DEVKIT_TAR = f"{DEVKIT}.tar.gz"
-META = "meta.mat"
 TRUTH = "ILSVRC2012_validation_ground_truth.txt"
+# Where the ground truth lies in a folder that holds the development kit.
+DEVKITS = (f"{DEVKIT}/data/{TRUTH}", f"data/{TRUTH}", TRUTH, DEVKIT_TAR)
 PARENTS = 4  # Kaggle's lists lie four folders above ILSVRC/Data/CLS-LOC/val
-NEAR = 3  # in this many folders meta.mat is taken for the kit's; further up it may be anybody's
 
 
 @dataclass(frozen=True)
@@ -51,23 +50,19 @@ class Beside:
                 return Companion(name, str(folder / name), data)
         return None
 
-    def devkit(self, name: str) -> Companion | None:
-        """A file of the development kit, unpacked or not."""
-        for number, folder in enumerate(self.folders):
-            for inner in (f"{DEVKIT}/data", "data", ""):
-                if name == META and number >= NEAR and not _in_devkit(folder / inner):
-                    continue
-                if (data := _content(folder / inner / name)) is not None:
-                    return Companion(
-                        DEVKIT if DEVKIT in str(folder / inner) else name, str(folder / inner / name), data
-                    )
-            if (data := _in_tar(folder / DEVKIT_TAR, name)) is not None:
-                return Companion(DEVKIT_TAR, f"{folder / DEVKIT_TAR}: {name}", data)
-        return None
+    def devkit(self) -> Path | None:
+        """The nearest development kit: the path of its ground truth, or of the tar that holds it."""
+        paths = (folder / place for folder in self.folders for place in DEVKITS)
+        return next(filter(os.path.isfile, paths), None)
 
-
-def _in_devkit(folder: Path) -> bool:
-    return DEVKIT in str(folder) or os.path.isfile(folder / TRUTH)
+    def truth(self) -> Companion | None:
+        """The ground truth of the nearest development kit; raises BuildError if it cannot be read."""
+        path = self.devkit()
+        if path is None:
+            return None
+        if path.name != DEVKIT_TAR:
+            return Companion(DEVKIT if DEVKIT in str(path) else TRUTH, str(path), _content(path) or b"")
+        return Companion(DEVKIT_TAR, f"{path}: {TRUTH}", _truth_in_tar(path))
 
 
 def _content(path: Path) -> bytes | None:
@@ -78,19 +73,17 @@ def _content(path: Path) -> bytes | None:
         raise BuildError(f"{path}: {error.strerror}; make it readable, or remove it") from None
 
 
-def _in_tar(path: Path, name: str) -> bytes | None:
-    if not os.path.isfile(path):
-        return None
+def _truth_in_tar(path: Path) -> bytes:
     try:
         with open(open_regular(path), "rb") as file, closing(_unpacked(file.fileno(), path)) as tar:
             for member in list_tar(tar):
-                if member.last == name_bytes(name) and 0 <= member.size <= MAX_TEXT_BYTES and not member.problem:
+                if member.last == TRUTH.encode() and member.size <= MAX_TEXT_BYTES and not member.problem:
                     tar.seek(member.place)
                     return tar.read(member.size)
     except OSError as error:
         raise_unless_its_own(error, path)
         raise BuildError(f"{path}: {error.strerror}; make it readable, or remove it") from None
-    return None
+    raise BuildError(f"{path}: no {TRUTH} in it; get the development kit again")
 
 
 def _unpacked(fd: int, path: Path) -> Window:

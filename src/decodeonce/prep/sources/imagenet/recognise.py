@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from decodeonce.errors import BuildError, raise_unless_its_own
@@ -39,9 +38,8 @@ def open_imagenet(
     source = place.find(split)
     present, is_val = source.present(), source.split == "val"
     train = place.train_classes(source) if is_val and classes is None else None
-    listed, doubts = find_synsets(source.beside, for_labels=is_val and train is None and classes is None)
-    order = class_order(source.top, present, train=train, listed=listed, given=classes, is_val=is_val)
-    source.settle(replace(order, doubts=(*order.doubts, *doubts)))
+    listed = find_synsets(source.beside)
+    source.settle(class_order(source.top, present, train=train, listed=listed, given=classes, is_val=is_val))
     return source
 
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Entry
-from decodeonce.prep.sources.imagenet.beside import DEVKIT_TAR, META, SOLUTION, TRUTH, Beside, Companion
-from decodeonce.prep.sources.imagenet.synsets import read_meta
+from decodeonce.prep.sources.imagenet.beside import DEVKIT_TAR, SOLUTION, TRUTH, Beside, Companion
+from decodeonce.prep.sources.imagenet.synsets import ilsvrc2012
 from decodeonce.store.hashing import hexdigest
 
 PICTURE_ID = "ILSVRC2012_val_"
-MAX_DIGITS = 9  # of an ILSVRC2012_ID
 
 
 @dataclass(frozen=True)
@@ -61,15 +60,15 @@ def stem(name: bytes) -> bytes:
 
 def find_val_labels(beside: Beside) -> ValLabels:
     """What Kaggle's list or the development kit says; BuildError where neither is there, or they disagree."""
-    solution, truth = beside.find(SOLUTION), beside.devkit(TRUTH)
+    solution, truth = beside.find(SOLUTION), beside.truth()
     if solution is None and truth is None:
         raise BuildError(
-            f"{beside.folders[0]}: val pictures in one folder, and nothing says their labels: put {SOLUTION}, or "
-            f"{TRUTH} and {META} (or {DEVKIT_TAR}, which holds both), beside them; looked in "
+            f"{beside.folders[0]}: val pictures in one folder, and nothing says their labels: put {SOLUTION}, "
+            f"{TRUTH} or {DEVKIT_TAR} next to them; looked in "
             f"{', '.join(map(str, beside.folders))}"
         )
     by_kaggle = None if solution is None else _of_solution(solution)
-    by_devkit = None if truth is None else _of_truth(truth, beside)
+    by_devkit = None if truth is None else _of_truth(truth)
     if by_kaggle is None or by_devkit is None:
         return by_kaggle or by_devkit  # type: ignore[return-value]
     _compare(by_kaggle, by_devkit)
@@ -89,18 +88,14 @@ def _of_solution(file: Companion) -> ValLabels:
     return ValLabels(file.origin, wnids)
 
 
-def _of_truth(file: Companion, beside: Beside) -> ValLabels:
-    """Line i is the ILSVRC2012_ID of picture i; its wnid stands in meta.mat, and is not the i-th of the sorted ones."""
-    meta = beside.devkit(META)
-    if meta is None:
-        raise BuildError(f"{file.path}: says numbers; {META} of the same development kit, which names them, is missing")
-    numbers = read_meta(meta).numbers
+def _of_truth(file: Companion) -> ValLabels:
+    """Line i is the ILSVRC2012_ID of picture i, which is the place in the table, not among the sorted wnids."""
+    numbers = {str(number): wnid for number, wnid in enumerate(ilsvrc2012(), 1)}
     wnids = {}
     for number, line in enumerate(file.data.decode("utf-8", "replace").splitlines(), 1):
-        text = line.strip()
-        if not (text.isdecimal() and len(text) <= MAX_DIGITS) or int(text) not in numbers:
-            raise BuildError(f"{file.path}: line {number}: expected the number of a class in {META}")
-        wnids[f"{PICTURE_ID}{number:08d}".encode()] = numbers[int(text)]
+        if line.strip() not in numbers:
+            raise BuildError(f"{file.path}: line {number}: expected an ILSVRC2012_ID, 1 to {len(numbers)}")
+        wnids[f"{PICTURE_ID}{number:08d}".encode()] = numbers[line.strip()]
     return ValLabels(file.origin, wnids)
 
 
