@@ -337,7 +337,7 @@ def test_the_devkit_in_its_tar_beside_a_val_tar(tmp_path: Path) -> None:
 
 def test_no_labels_says_what_was_looked_for_and_where(tmp_path: Path) -> None:
     write(tmp_path, made.flat(PICS))
-    with pytest.raises(BuildError, match=rf"LOC_val_solution.csv, or ILSVRC2012_valid.*; looked in .*{tmp_path}, "):
+    with pytest.raises(BuildError, match=rf"LOC_val_solution.csv, ILSVRC2012_valid.*; looked in .*{tmp_path}, "):
         open_imagenet(tmp_path)
 
 
