@@ -19,7 +19,7 @@ from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.pixels.geometry import pixel_box
 from decodeonce.prep.recipe import BoxRules
-from decodeonce.prep.sources import FolderSource, Source, boxed, open_source, parallel_stat
+from decodeonce.prep.sources import FolderSource, Source, open_source, parallel_stat
 from decodeonce.prep.sources.base import file_entry, read_file
 from decodeonce.prep.sources.boxed import BoxedSource
 from decodeonce.prep.sources.formats.annotations import (
@@ -469,7 +469,7 @@ def test_on_a_network_file_system_they_are_read_many_at_a_time_in_order(
 
     monkeypatch.setattr(Annotations, "read", reading)
     monkeypatch.setattr(parallel_stat, "network_file_system", lambda path: "NFS")
-    monkeypatch.setattr(boxed, "STATS_AT_ONCE", 8)
+    monkeypatch.setattr(parallel_stat, "STATS_AT_ONCE", 8)
     assert listed(trial)[0] == expected
     assert len(expected) == 43
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from decodeonce.prep.sources.base import WITH_BOXES, Source
 from decodeonce.prep.sources.formats.annotations import NOT_ANNOTATED, Annotation, Annotations, stem_of, usable_box
 from decodeonce.prep.sources.formats.labels import words_of
 from decodeonce.prep.sources.links import Links
-from decodeonce.prep.sources.parallel_stat import STATS_AT_ONCE, asking
+from decodeonce.prep.sources.parallel_stat import parallel_map
 from decodeonce.store.manifest import PictureClass
 
 if TYPE_CHECKING:
@@ -111,10 +110,10 @@ class BoxedSource(Source):
         self._seen[what] = (before + times, first)
 
     def _annotated(self, annotations: Annotations) -> Iterator[tuple[Entry, Annotation]]:
-        listed = self.source.entries()
-        with asking(self.boxes) as each:
-            while some := list(islice(listed, STATS_AT_ONCE)):
-                yield from zip(some, each(annotations.read, [entry.name for entry in some]), strict=True)
+        def read(entry: Entry) -> tuple[Entry, Annotation]:
+            return entry, annotations.read(entry.name)
+
+        return parallel_map(self.boxes, read, self.source.entries())
 
     def _with_boxes(self, entry: Entry, annotation: Annotation) -> Iterator[Entry]:
         keep, found = self.rules.keep, list(self._usable(entry, annotation))

@@ -13,7 +13,7 @@ from decodeonce.errors import BuildError, failure_from, raise_unless_its_own
 from decodeonce.prep.entry import Entry, name_bytes, name_text
 from decodeonce.prep.sources.base import Source, mode_of, read_file
 from decodeonce.prep.sources.links import Links
-from decodeonce.prep.sources.parallel_stat import Map, asking, file_entries
+from decodeonce.prep.sources.parallel_stat import stat_entries
 from decodeonce.store.manifest import PictureClass
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
@@ -65,28 +65,27 @@ class FolderSource(Source):
 
 def list_folders(root: Path, folder: str, names: Sequence[str], links: Links) -> Iterator[Entry]:
     """Every candidate in the class folders root/folder/<name>, labelled by their order, then by name."""
-    with asking(root / folder) as each:
-        for label, name in enumerate(names):
-            start = os.path.join(name_bytes(folder), name_bytes(name))
-            if stat.S_ISDIR(mode_of(os.path.join(os.fsencode(root), start))):
-                yield from _walk(root, start, label, each, links)
+    starts = enumerate(os.path.join(name_bytes(folder), name_bytes(name)) for name in names)
+    found = (entry for label, start in starts for entry in _walk(root, start, label, links))
+    return stat_entries(root, found, links)
 
 
-def _walk(root: Path, folder: bytes, label: int, each: Map, links: Links, depth: int = 0) -> Iterator[Entry]:
+def _walk(root: Path, folder: bytes, label: int, links: Links, depth: int = 0) -> Iterator[Entry]:
+    """The files below a class folder, whose size and mtime are not known yet; none if it is no folder."""
     path = os.path.join(os.fsencode(root), folder)
+    if depth == 0 and not stat.S_ISDIR(mode_of(path)):
+        return
     walked = depth < MAX_DEPTH and not links.folder_leads_out(path)
     try:
         with os.scandir(path) as listing:
             found = sorted((item.name, walked and _to_walk(item)) for item in listing if not item.name.startswith(b"."))
     except OSError as error:
         raise failure_from(error, path) from None
-    files = [os.path.join(folder, name) for name, to_walk in found if not to_walk]
-    entries = file_entries(root, files, label, each, links)
     for name, to_walk in found:
         if to_walk:
-            yield from _walk(root, os.path.join(folder, name), label, each, links, depth + 1)
+            yield from _walk(root, os.path.join(folder, name), label, links, depth + 1)
         else:
-            yield next(entries)
+            yield Entry(os.path.join(folder, name), label, 0, 0)
 
 
 def _to_walk(item: os.DirEntry[bytes]) -> bool:

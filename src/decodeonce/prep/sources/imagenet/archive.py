@@ -14,7 +14,7 @@ from decodeonce.prep.sources.formats.member import Member, in_order
 from decodeonce.prep.sources.formats.tar import Window, list_tar
 from decodeonce.prep.sources.imagenet.files import is_picture
 from decodeonce.prep.sources.imagenet.split import ImagenetSplit
-from decodeonce.prep.sources.parallel_stat import asking
+from decodeonce.prep.sources.parallel_stat import parallel_map
 from decodeonce.store import disk
 
 TARS_AT_ONCE = 64  # listed ahead: 83,000 pictures of ImageNet, 20 MB
@@ -113,15 +113,14 @@ class ImagenetTarSource(ArchiveSource):
         return self._files.read(entry.unit, entry.place, entry.size)
 
     def _by_class(self, tars: dict[str, ClassTar]) -> Iterator[Entry]:
-        here = [(label, tars[name]) for label, name in enumerate(self._names) if name in tars]
-        with asking(self.top) as each:
-            for first in range(0, len(here), TARS_AT_ONCE):
-                some = here[first : first + TARS_AT_ONCE]
-                for (label, tar), members in zip(some, each(self._members, [tar for _, tar in some]), strict=True):
-                    yield from (self._entry(member, label, tar.unit, tar.inner) for member in members)
+        here = ((label, tars[name]) for label, name in enumerate(self._names) if name in tars)
+        for entries in parallel_map(self.top, self._of_class, here, TARS_AT_ONCE):
+            yield from entries
 
-    def _members(self, tar: ClassTar) -> list[Member]:
-        return in_order((member._replace(place=tar.first + member.place) for member in self._list(tar)), "tar")
+    def _of_class(self, labelled: tuple[int, ClassTar]) -> list[Entry]:
+        label, tar = labelled
+        members = (member._replace(place=tar.first + member.place) for member in self._list(tar))
+        return [self._entry(member, label, tar.unit, tar.inner) for member in in_order(members, "tar")]
 
     def _class_tars(self) -> dict[str, ClassTar]:
         if self._apart:

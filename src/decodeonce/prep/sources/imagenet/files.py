@@ -17,7 +17,7 @@ from decodeonce.prep.sources.folder import (
 )
 from decodeonce.prep.sources.imagenet.split import ImagenetSplit
 from decodeonce.prep.sources.links import Links
-from decodeonce.prep.sources.parallel_stat import asking, file_entries
+from decodeonce.prep.sources.parallel_stat import stat_entries
 
 
 class ImagenetFiles(ImagenetSplit):
@@ -100,8 +100,8 @@ class ImagenetFlatSource(ImagenetFiles):
         with os.scandir(os.fsencode(self.top)) as listing:
             names = sorted(item.name for item in listing if is_picture(item.name))
         paths = [os.path.join(name_bytes(self.folder), name) for name in names]
-        with asking(self.top) as each:
-            return iter(self._labelled(list(file_entries(self.root, paths, 0, each, self._links))))
+        found = stat_entries(self.root, (Entry(path, 0, 0, 0) for path in paths), self._links)
+        return iter(self._labelled(list(found)))
 
 
 def is_picture(name: bytes) -> bool:
