@@ -311,7 +311,7 @@ def test_absolute_paths_are_found_in_every_locale(tmp_path: Path) -> None:
     (folder / "1.jpg").write_bytes(b"x")
     (tmp_path / "list.txt").write_text(f"{folder}/1.jpg\n", encoding="utf-8")
     script = (
-        "import os, sys; from pathlib import Path; from decodeonce.prep import open_list; "
+        "import os, sys; from pathlib import Path; from decodeonce.prep.sources import open_list; "
         "root = Path(os.fsdecode(os.environb[b'ROOT'])); "
         "print([entry.problem for entry in open_list(root.parent / 'list.txt', root=root).entries()])"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,16 +23,8 @@ TARS_AT_ONCE = 64  # listed ahead: 83,000 pictures of ImageNet, 20 MB
 class ArchiveSource(ImagenetSplit):
     """A split in files that hold many pictures each; `files` are their names, sizes and mtimes."""
 
-    def __init__(
-        self,
-        root: Path,
-        *,
-        split: str,
-        files: Iterable[Any],
-        classes: Sequence[str] | None = None,
-        words: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(root, split=split, classes=classes, words=words)
+    def __init__(self, root: Path, *, files: Iterable[Any], **facts: Any) -> None:
+        super().__init__(root, **facts)
         self._files = SourceFiles(root, files)
 
     @property
@@ -98,7 +90,7 @@ class ImagenetTarSource(ArchiveSource):
 
     def present(self) -> list[str]:
         """The classes that have a tar, or that the labels name."""
-        return sorted(set(self.labels.wnids.values()) if self.in_one_folder else self._class_tars(), key=name_bytes)
+        return self.labels.classes if self.in_one_folder else sorted(self._class_tars(), key=name_bytes)
 
     def entries(self) -> Iterator[Entry]:
         """Every picture, by class in label order, then by name; headers only are read."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from decodeonce.errors import BuildError
+from decodeonce.prep.entry import name_bytes
 from decodeonce.prep.sources.folder import check_classes
 from decodeonce.prep.sources.imagenet.synsets import Synsets
 
-MENDED = "--classes FILE says which class has which label"
+ADVICE = "--classes FILE says which class has which label"
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,8 @@ class ClassOrder:
     """The classes in label order, what people call them, and what is doubtful about them, a sentence each."""
 
     names: list[str]
-    words: dict[str, str] = field(default_factory=dict)
-    doubts: tuple[str, ...] = ()
+    words: dict[str, str]
+    doubts: list[str]
 
 
 def class_order(
@@ -36,58 +37,46 @@ def class_order(
     `given` decides. Else labels follow the sorted classes of train, as in torchvision, for val, too; for val without a
     train they follow the list, else the sorted classes that are here. BuildError where val has a class that gets none.
     """
-    doubts = []
+    names, owner, where = present, "", "here"
     if given is not None:
-        check_classes(top, given, present)
-        return ClassOrder(list(given), _words(given, listed))
-    owner, names = "", present
-    if is_val and train is not None:
-        owner, names = "train", train
+        names = given
+    elif is_val and train is not None:
+        names, owner, where = train, "train", "in train"
     elif is_val and listed is not None:
-        owner, names = listed.origin, _by_bytes(listed.words)
-    check_classes(top, names, [])
-    _refuse_strangers(top, present, names, owner)
-    if owner == "train" and (lost := _lacks(present, names)):
+        names, owner = sorted(listed.words, key=name_bytes), listed.origin
+    check_classes(top, names, present if given is not None else [])
+    if strangers := _missing(present, names):
+        more = ", ..." if len(strangers) > 3 else ""
+        raise BuildError(
+            f"{top}: val has {len(strangers)} classes that {owner} lacks ({', '.join(strangers[:3])}{more}); {ADVICE}"
+        )
+    doubts = []
+    lost = _missing(names, present)
+    if owner == "train" and lost:
         doubts.append(
             f"val has {len(names) - len(lost)} of the {len(names)} classes of train (first missing {lost[0]})"
         )
-    doubts += _of_list(names if owner == "train" else present, listed, owner)
-    return ClassOrder(list(names), _words(names, listed), tuple(doubts))
+    if given is None and listed is not None:
+        known = names if owner == "train" else present
+        follow = owner if owner == listed.origin else f"the {len(known)} that are {where}; {ADVICE}"
+        doubts += _compare(known, where, listed, follow)
+    words = {} if listed is None else {name: listed.words[name] for name in names if name in listed.words}
+    return ClassOrder(list(names), words, doubts)
 
 
-def _of_list(present: Sequence[str], listed: Synsets | None, owner: str) -> list[str]:
+def _compare(known: Sequence[str], where: str, listed: Synsets, follow: str) -> list[str]:
     """Half a dataset, or one with a folder too many: labels are not those of the whole one."""
-    if listed is None:
+    if strangers := _missing(known, listed.words):
+        what = f"{len(strangers)} classes {where} are not in {listed.origin} (first {strangers[0]})"
+    elif lost := _missing(sorted(listed.words, key=name_bytes), known):
+        total = len(listed.words)
+        what = f"{len(known)} of {total} classes of {listed.origin} are {where} (first missing {lost[0]})"
+    else:
         return []
-    where = "in train" if owner == "train" else "here"
-    follow = f"follow {owner}" if owner == listed.origin else f"follow the {len(present)} that are {where}; {MENDED}"
-    if strangers := _lacks(_by_bytes(listed.words), present):
-        return [f"{len(strangers)} classes {where} are not in {listed.origin} (first {strangers[0]}); labels {follow}"]
-    if lost := _lacks(present, _by_bytes(listed.words)):
-        return [
-            f"{len(present)} of {len(listed.words)} classes of {listed.origin} are {where} (first missing {lost[0]}); "
-            f"labels {follow}"
-        ]
-    return []
+    return [f"{what}; labels follow {follow}"]
 
 
-def _refuse_strangers(top: Path, present: Sequence[str], names: Sequence[str], owner: str) -> None:
-    strangers = _lacks(names, present)
-    if strangers:
-        more = ", ..." if len(strangers) > 3 else ""
-        raise BuildError(
-            f"{top}: val has {len(strangers)} classes that {owner} lacks ({', '.join(strangers[:3])}{more}); {MENDED}"
-        )
-
-
-def _lacks(some: Sequence[str], of: Sequence[str]) -> list[str]:
-    here = set(some)
-    return [name for name in of if name not in here]
-
-
-def _by_bytes(names: dict[str, str]) -> list[str]:
-    return sorted(names, key=lambda name: name.encode("utf-8", "surrogateescape"))
-
-
-def _words(names: Sequence[str], listed: Synsets | None) -> dict[str, str]:
-    return {name: listed.words[name] for name in names if listed is not None and name in listed.words}
+def _missing(names: Iterable[str], of: Iterable[str]) -> list[str]:
+    """Those names that the others lack."""
+    others = set(of)
+    return [name for name in names if name not in others]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +23,8 @@ from decodeonce.prep.sources.parallel_stat import stat_entries
 class ImagenetFiles(ImagenetSplit):
     """A split whose pictures are files below `folder` of SRC."""
 
-    def __init__(
-        self,
-        root: Path,
-        *,
-        split: str,
-        folder: str = "",
-        classes: Sequence[str] | None = None,
-        words: Mapping[str, str] | None = None,
-        follow_links: bool = False,
-    ) -> None:
-        super().__init__(root, split=split, classes=classes, words=words)
+    def __init__(self, root: Path, *, folder: str = "", follow_links: bool = False, **facts: Any) -> None:
+        super().__init__(root, **facts)
         self.folder = folder
         self._links = Links(root, follow=follow_links)
 
@@ -93,7 +84,7 @@ class ImagenetFlatSource(ImagenetFiles):
 
     def present(self) -> list[str]:
         """The classes that the labels name."""
-        return sorted(set(self.labels.wnids.values()), key=name_bytes)
+        return self.labels.classes
 
     def entries(self) -> Iterator[Entry]:
         """Every picture, by class in label order, then by name."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Entry, Undecodable, name_bytes, name_text
@@ -52,18 +51,20 @@ class ImagenetZip:
             raise BuildError(f"{self.path}: {name}: {error}; get it again") from None
 
 
+@lru_cache(maxsize=4)
+def zip_listing(root: Path, file: SourceFile) -> ImagenetZip:
+    """What a zip holds. Kaggle's takes 20 s, so the last ones are kept."""
+    return ImagenetZip(root, file)
+
+
 class ImagenetZipSource(ArchiveSource):
     """A split in a zip, in class folders or (val) in one folder."""
 
     kind = "imagenet-zip"
 
-    def __init__(self, root: Path, *, listing: ImagenetZip | None = None, **facts: Any) -> None:
-        super().__init__(root, **facts)
-        self._given_listing = listing
-
-    @cached_property
+    @property
     def _listing(self) -> ImagenetZip:
-        return self._given_listing or ImagenetZip(self.root, self._files.files[0])
+        return zip_listing(self.root, self._files.files[0])
 
     @property
     def _classes(self) -> dict[bytes, list[Member]]:
@@ -87,7 +88,7 @@ class ImagenetZipSource(ArchiveSource):
     def present(self) -> list[str]:
         """The classes that have a folder in the zip, or that the labels name."""
         if self.in_one_folder:
-            return sorted(set(self.labels.wnids.values()), key=name_bytes)
+            return self.labels.classes
         return [name_text(name) for name in sorted(self._classes) if name]
 
     def entries(self) -> Iterator[Entry]:

@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from decodeonce.errors import BuildError, Stopped
 from decodeonce.formatting import counted
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.sources.base import Source
@@ -32,12 +31,10 @@ class ImagenetSplit(Source):
     ) -> None:
         super().__init__(root)
         self.split = split
-        self._names = list(classes) if classes is not None else []
+        self._names = list(classes or [])
         self._words = dict(words or {})
-        self._doubts: tuple[str, ...] = ()
+        self._doubts: list[str] = []
         self._missing: list[str] = []
-        self._others = ""
-        self._lacking: list[str] = []
 
     @property
     @abstractmethod
@@ -63,19 +60,6 @@ class ImagenetSplit(Source):
         """The labels of pictures that lie in one folder."""
         return find_val_labels(self.beside)
 
-    def tell_others(self, others: Sequence[ImagenetSplit]) -> None:
-        """Other forms of the split are there, too: say so, and which classes of a train split only they have."""
-        self._others = ", ".join(form.form for form in others)
-        for form in others if self.split == "train" else ():
-            try:
-                lost = sorted(set(form.present()) - set(self.present()))
-            except (BuildError, Stopped):  # a damaged one is not read, so it ends nothing
-                continue
-            if lost:
-                self._lacking.append(
-                    f"{self.form} lack {len(lost)} classes of {form.form} (first {lost[0]}): was unpacking interrupted?"
-                )
-
     def settle(self, order: ClassOrder) -> None:
         """Let its classes be these."""
         self._names, self._words, self._doubts = order.names, order.words, order.doubts
@@ -89,19 +73,15 @@ class ImagenetSplit(Source):
     def found(self) -> str:
         """What was recognised at SRC, in a phrase for people."""
         labels = f", labels from {self.labels.origin}" if self.in_one_folder else ""
-        others = f" ({self._others} is there, too, and is not read)" if self._others else ""
-        return f"{self.form}{labels}, {counted(len(self._names), 'class', 'classes')}{others}"
+        return f"{self.form}{labels}, {counted(len(self._names), 'class', 'classes')}"
 
     def doubts(self, samples: int) -> list[str]:
         """What is wrong or missing though a build is possible, a sentence each; `samples` is what entries() gave."""
-        whole, wnids = WHOLE[self.split], sum(map(bool, map(_WNID.fullmatch, self._names)))
-        half = wnids >= MANY_CLASSES and samples != whole
-        return [
-            *self._doubts,
-            *self._lacking,
-            *self._missing,
-            *([f"{samples:,} of {whole:,} pictures of ILSVRC2012's {self.split}: half a dataset?"] if half else []),
-        ]
+        doubts, whole = [*self._doubts, *self._missing], WHOLE[self.split]
+        wnids = sum(1 for name in self._names if _WNID.fullmatch(name))
+        if wnids >= MANY_CLASSES and samples != whole:
+            doubts.append(f"{samples:,} of {whole:,} pictures of ILSVRC2012's {self.split}: half a dataset?")
+        return doubts
 
     def facts(self) -> dict[str, Any]:
         """What `open_source` needs, beside kind and root, to make this source again."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.entry import Entry
+from decodeonce.prep.entry import Entry, name_bytes
 from decodeonce.prep.sources.imagenet.beside import DEVKIT_TAR, SOLUTION, TRUTH, Beside, Companion
 from decodeonce.prep.sources.imagenet.synsets import ilsvrc2012
 from decodeonce.store.hashing import hexdigest
@@ -21,6 +21,11 @@ class ValLabels:
 
     origin: str
     wnids: dict[bytes, str]
+
+    @property
+    def classes(self) -> list[str]:
+        """The wnids, sorted by their bytes."""
+        return sorted(set(self.wnids.values()), key=name_bytes)
 
     @property
     def digest(self) -> str:
