@@ -9,10 +9,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from decodeonce.errors import BuildError, Stopped, raise_unless_its_own
+from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.entry import name_bytes
 from decodeonce.prep.sources.base import mtime_of, open_listed, read_range
 from decodeonce.prep.sources.links import Links
+from decodeonce.prep.sources.safe_open import expecting
 from decodeonce.store import disk
 
 OPEN_FILES = 64
@@ -36,11 +37,8 @@ def source_file(root: Path, name: str, links: Links | None = None) -> SourceFile
     path = file_path(root, name)
     if links is not None:
         links.check(path)
-    try:
+    with expecting(path, "expected a file of pictures"):
         facts = os.stat(path)
-    except OSError as error:
-        raise_unless_its_own(error, path)
-        raise BuildError(f"{os.fsdecode(path)}: {error.strerror}; expected a file of pictures") from None
     if not stat.S_ISREG(facts.st_mode):
         raise BuildError(f"{os.fsdecode(path)}: not a regular file; expected a file of pictures")
     return SourceFile(name, facts.st_size, mtime_of(facts))

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from decodeonce.errors import BuildError, failure_from, raise_unless_its_own
+from decodeonce.errors import BuildError, failure_from
 from decodeonce.prep.entry import Entry, name_bytes, name_text
 from decodeonce.prep.sources.base import Source, mode_of, read_file
 from decodeonce.prep.sources.links import Links
 from decodeonce.prep.sources.parallel_stat import stat_entries
+from decodeonce.prep.sources.safe_open import expecting
 from decodeonce.store.manifest import PictureClass
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
@@ -113,10 +114,6 @@ def check_once(names: Sequence[str]) -> None:
 
 def class_folders(top: Path) -> list[str]:
     """The names of the class folders of `top`, sorted by their bytes."""
-    try:
-        with os.scandir(os.fsencode(top)) as listing:
-            names = [item.name for item in listing if item.is_dir() and not item.name.startswith(b".")]
-    except OSError as error:
-        raise_unless_its_own(error, top)
-        raise BuildError(f"{top}: {error.strerror}; expected a folder of class folders") from None
+    with expecting(top, "expected a folder of class folders"), os.scandir(os.fsencode(top)) as listing:
+        names = [item.name for item in listing if item.is_dir() and not item.name.startswith(b".")]
     return [name_text(name) for name in sorted(names)]

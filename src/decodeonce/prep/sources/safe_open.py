@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from decodeonce.errors import BuildError, raise_unless_its_own
 from decodeonce.store import disk
 
 # O_NONBLOCK: a FIFO without a writer would be waited for, and is no picture; regular files do not know it.
@@ -37,3 +40,13 @@ def read_small(path: str | bytes | Path, most: int = MAX_TEXT_BYTES) -> bytes:
     if len(data) > most:
         raise OSError(errno.EFBIG, f"more than {most} bytes", path)
     return data
+
+
+@contextmanager
+def expecting(path: str | bytes | Path, expected: str) -> Iterator[None]:
+    """Turn an OSError into Stopped if it may pass, else into a BuildError that ends in `expected`."""
+    try:
+        yield
+    except OSError as error:
+        raise_unless_its_own(error, path)
+        raise BuildError(f"{os.fsdecode(path)}: {error.strerror}; {expected}") from None

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from decodeonce.errors import BuildError, Stopped, raise_unless_its_own
+from decodeonce.errors import BuildError, Stopped
 from decodeonce.host import network_file_system, usable_cores
 from decodeonce.prep.entry import Entry, name_bytes, name_text
 from decodeonce.prep.sources.base import open_listed, read_range
@@ -21,7 +21,7 @@ from decodeonce.prep.sources.formats.patterns import find_files, told
 from decodeonce.prep.sources.formats.samples import Sample, SampleIndex, samples
 from decodeonce.prep.sources.formats.tar import Window, list_tar
 from decodeonce.prep.sources.parallel_stat import STAT_THREADS
-from decodeonce.prep.sources.safe_open import open_regular
+from decodeonce.prep.sources.safe_open import expecting, open_regular
 from decodeonce.store import disk
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
@@ -142,9 +142,5 @@ def open_webdataset(
 
 def _begins(root: Path, name: str) -> bytes:
     path = os.path.join(os.fsencode(root), name_bytes(name))
-    try:
-        with open(open_regular(path), "rb") as file:
-            return file.read(len(MAGIC))
-    except OSError as error:
-        raise_unless_its_own(error, path)
-        raise BuildError(f"{os.fsdecode(path)}: {error.strerror}; expected a tar that can be read") from None
+    with expecting(path, "expected a tar that can be read"), open(open_regular(path), "rb") as file:
+        return file.read(len(MAGIC))

@@ -10,15 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from decodeonce.errors import BuildError, raise_unless_its_own
+from decodeonce.errors import BuildError
 from decodeonce.prep.sources.folder import PICTURE_SUFFIXES
-from decodeonce.prep.sources.safe_open import open_regular
+from decodeonce.prep.sources.safe_open import expecting, open_regular
 
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img")
 LABEL_COLUMNS = ("label", "labels", "class", "cls", "class_name", "class_id", "target", "category")
 
+EXPECTED = "expected a list of pictures"
 LOOKED_AT = 4096  # bytes in which a binary file has a zero
-MAX_LINE = 1 << 20  # characters of a line, or of a row of CSV, which may have several; a path has 4096 at most
+MAX_LINE = 1 << 20  # characters of a line; a path has 4096 at most
 
 
 class Line(NamedTuple):
@@ -88,12 +89,8 @@ def _separator(file: Path, line: str) -> str:
 
 def _check_text(file: Path) -> None:
     """BuildError where a file does not begin as text in UTF-8 does: a picture, an archive, Excel's UTF-16."""
-    try:
-        with open(open_regular(file), "rb") as opened:
-            begin = opened.read(LOOKED_AT)
-    except OSError as error:
-        raise_unless_its_own(error, file)
-        raise BuildError(f"{file}: {error.strerror}; expected a list of pictures") from None
+    with expecting(file, EXPECTED), open(open_regular(file), "rb") as opened:
+        begin = opened.read(LOOKED_AT)
     if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise BuildError(f"{file}: UTF-16, expected UTF-8 text; convert it: iconv -f UTF-16 -t UTF-8")
     if b"\0" in begin:
@@ -102,50 +99,31 @@ def _check_text(file: Path) -> None:
 
 def _rows(file: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
     """The fields of each line that is not blank, with its number."""
+    with expecting(file, EXPECTED), _open_text(file) as text:
+        for number, line in enumerate(iter(partial(text.readline, MAX_LINE + 1), ""), 1):
+            if len(line) > MAX_LINE:
+                raise BuildError(f"{file}: a line of more than {MAX_LINE} characters, expected a path and a label")
+            fields = _csv(file, number, line) if separator == "," else _plain(line.rstrip("\r\n"), separator)
+            if any(map(str.strip, fields)):
+                yield number, fields
+
+
+def _open_text(file: Path) -> TextIO:
+    # only \n ends a line: a path may hold whatever else Python takes for one
+    return open(open_regular(file), encoding="utf-8-sig", errors="surrogateescape", newline="\n")
+
+
+def _csv(file: Path, number: int, line: str) -> list[str]:
     try:
-        # only \n ends a line: a path may hold whatever else Python takes for one
-        with open(open_regular(file), encoding="utf-8-sig", errors="surrogateescape", newline="\n") as text:
-            lines = _Lines(file, text)
-            for number, fields in _csv(file, lines) if separator == "," else _plain(lines, separator):
-                if any(map(str.strip, fields)):
-                    yield number, fields
-    except OSError as error:
-        raise_unless_its_own(error, file)
-        raise BuildError(f"{file}: {error.strerror}; expected a list of pictures") from None
-
-
-class _Lines:
-    """The lines of a text; BuildError where one, or those since `taken` was last set to 0, have more than MAX_LINE."""
-
-    def __init__(self, file: Path, text: TextIO) -> None:
-        self._file, self._text = file, text
-        self.taken = 0
-
-    def __iter__(self) -> Iterator[str]:
-        for line in iter(partial(self._text.readline, MAX_LINE + 1), ""):
-            self.taken += len(line)
-            if self.taken > MAX_LINE:
-                raise BuildError(
-                    f"{self._file}: a line of more than {MAX_LINE} characters, expected a path and a label"
-                )
-            yield line
-
-
-def _csv(file: Path, lines: _Lines) -> Iterator[tuple[int, list[str]]]:
-    rows = csv.reader(lines)
-    try:
-        for fields in rows:
-            lines.taken = 0
-            yield rows.line_num, fields
+        fields = next(csv.reader([line]))
     except csv.Error as error:
-        raise BuildError(f"{file}: line {rows.line_num}: {error}; expected CSV") from None
+        raise BuildError(f"{file}: line {number}: {error}; expected CSV") from None
+    if any("\n" in field for field in fields):
+        raise BuildError(f"{file}: line {number}: a quoted field over several lines; expected a row a line")
+    return fields
 
 
-def _plain(lines: _Lines, separator: str) -> Iterator[tuple[int, list[str]]]:
-    for number, line in enumerate(lines, 1):
-        lines.taken = 0
-        text = line.rstrip("\r\n")
-        if separator == " ":
-            yield number, text.rsplit(" ", 1)
-        else:
-            yield number, text.split(separator) if separator else [text]
+def _plain(line: str, separator: str) -> list[str]:
+    if separator == " ":
+        return line.rsplit(" ", 1)
+    return line.split(separator) if separator else [line]

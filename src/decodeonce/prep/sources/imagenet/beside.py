@@ -7,11 +7,12 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from decodeonce.errors import BuildError, raise_unless_its_own
+from decodeonce.errors import BuildError
 from decodeonce.prep.sources.formats.gzipped import MAGIC, GzipStream
 from decodeonce.prep.sources.formats.tar import Window, list_tar
-from decodeonce.prep.sources.safe_open import MAX_TEXT_BYTES, open_regular, read_small
+from decodeonce.prep.sources.safe_open import MAX_TEXT_BYTES, expecting, open_regular, read_small
 
 MAPPING = "LOC_synset_mapping.txt"
 SOLUTION = "LOC_val_solution.csv"
@@ -20,6 +21,7 @@ DEVKIT_TAR = f"{DEVKIT}.tar.gz"
 TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 # Where the ground truth lies in a folder that holds the development kit.
 DEVKITS = (f"{DEVKIT}/data/{TRUTH}", f"data/{TRUTH}", TRUTH, DEVKIT_TAR)
+READABLE = "make it readable, or remove it"
 PARENTS = 4  # Kaggle's lists lie four folders above ILSVRC/Data/CLS-LOC/val
 
 
@@ -66,28 +68,21 @@ class Beside:
 
 
 def _content(path: Path) -> bytes | None:
-    try:
+    with expecting(path, READABLE):
         return read_small(path) if os.path.isfile(path) else None
-    except OSError as error:
-        raise_unless_its_own(error, path)
-        raise BuildError(f"{path}: {error.strerror}; make it readable, or remove it") from None
 
 
 def _truth_in_tar(path: Path) -> bytes:
-    try:
-        with open(open_regular(path), "rb") as file, closing(_unpacked(file.fileno(), path)) as tar:
-            for member in list_tar(tar):
-                if member.last == TRUTH.encode() and member.size <= MAX_TEXT_BYTES and not member.problem:
-                    tar.seek(member.place)
-                    return tar.read(member.size)
-    except OSError as error:
-        raise_unless_its_own(error, path)
-        raise BuildError(f"{path}: {error.strerror}; make it readable, or remove it") from None
+    with expecting(path, READABLE), open(open_regular(path), "rb") as file, closing(_unpacked(file, path)) as tar:
+        for member in list_tar(tar):
+            if member.last == TRUTH.encode() and member.size <= MAX_TEXT_BYTES and not member.problem:
+                tar.seek(member.place)
+                return tar.read(member.size)
     raise BuildError(f"{path}: no {TRUTH} in it; get the development kit again")
 
 
-def _unpacked(fd: int, path: Path) -> Window:
+def _unpacked(file: BinaryIO, path: Path) -> Window:
     """The tar in a tar.gz, of which no more is unpacked than is read; or itself, where a browser has unpacked it."""
-    if os.pread(fd, len(MAGIC), 0) == MAGIC:
-        return GzipStream(fd, str(path), BuildError)
-    return Window(fd, str(path), 0, os.fstat(fd).st_size)
+    if os.pread(file.fileno(), len(MAGIC), 0) == MAGIC:
+        return GzipStream(file.fileno(), str(path), BuildError)
+    return Window(file.fileno(), str(path), 0, os.fstat(file.fileno()).st_size)
