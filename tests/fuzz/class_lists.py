@@ -42,7 +42,6 @@ def TestOneInput(data: bytes) -> None:
     try:
         labels = find_val_labels(beside)
         assert labels.digest
-        assert labels.missing([]) or not labels.wnids
         class_order(FOLDER, sorted(set(labels.wnids.values())), listed=listed, is_val=True)
     except BuildError:
         pass

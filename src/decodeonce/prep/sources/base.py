@@ -144,24 +144,23 @@ def open_listed(path: bytes, size: int, mtime_ns: int, links: Links | None = Non
     """A descriptor of the file that was listed with this size and mtime; raises Stopped where it is another now."""
     try:
         fd = open_regular(path) if links is None else links.open(path)
-    except OSError as error:
-        raise _failed(path, error) from None
-    try:
         facts = os.fstat(fd)
     except OSError as error:
-        disk.close(fd)
         raise _failed(path, error) from None
     if (facts.st_size, mtime_of(facts)) != (size, mtime_ns):
         disk.close(fd)
         if facts.st_size != size:
             how = f"{facts.st_size} bytes, {size} in the plan"
         else:
-            times = (datetime.fromtimestamp(ns / 1e9, timezone.utc) for ns in (mtime_of(facts), mtime_ns))
-            how = "of {:%F %T.%f} UTC, {:%F %T.%f} in the plan".format(*times)
+            how = f"of {_utc(mtime_of(facts))}, {_utc(mtime_ns)} in the plan"
         raise Stopped(
             f"{os.fsdecode(path)}: changed since the plan ({how}); put it back, or remove OUT and build again"
         )
     return fd
+
+
+def _utc(ns: int) -> str:
+    return f"{datetime.fromtimestamp(ns / 1e9, timezone.utc):%F %T.%f} UTC"
 
 
 def read_range(fd: int, path: bytes, offset: int, size: int) -> bytes:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import xxhash
 
 from decodeonce.errors import BuildError
@@ -53,34 +51,31 @@ class ListSource(LabelledSource):
 
     def entries(self) -> Iterator[Entry]:
         """Every candidate, in the order of the list."""
-        return stat_entries(self.root, self._listed(self._first_pass()), self._links)
+        self._first_pass()
+        return stat_entries(self.root, self._listed(), self._links)
 
     def read(self, entry: Entry) -> bytes:
         """The encoded bytes of one candidate; raises Stopped where it is gone or not as listed."""
         return read_file(self.root, entry, self._links)
 
-    def _first_pass(self) -> set[int]:
-        """Learn the classes; returns the hashes of the names that are there twice. Holds 8 bytes a line."""
+    def _first_pass(self) -> None:
+        """Learn the classes."""
         seen: dict[str, str] = {}
-        hashes, labelled = array("Q"), False
+        labelled = False
         for line, name in self._lines():
             labelled = line.label is not None
             label = self._label(line, name)
             if label and label not in seen:
                 seen[label] = f"{self.file}: line {line.number}"
-            hashes.append(xxhash.xxh3_64_intdigest(name))
         self._learn(seen, numbered=labelled)
-        ordered = np.frombuffer(hashes, np.uint64)
-        ordered.sort()
-        return set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
 
-    def _listed(self, twice: set[int]) -> Iterator[Entry]:
-        listed = set()
+    def _listed(self) -> Iterator[Entry]:
+        listed = set[bytes]()  # digests, some 100 bytes a line
         for line, name in self._lines():
             label, problem = self._class_of(self._label(line, name))
-            if twice and xxhash.xxh3_64_intdigest(name) in twice:
-                problem = "twice in the list" if name in listed else problem
-                listed.add(name)
+            if (digest := xxhash.xxh3_128_digest(name)) in listed:
+                problem = "twice in the list"
+            listed.add(digest)
             yield Entry(name, label, 0, 0, problem)
 
     def _lines(self) -> Iterator[tuple[Line, bytes]]:

@@ -18,9 +18,6 @@ from decodeonce.prep.sources.links import Links
 _RANGE = re.compile(r"(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.(-?[0-9]+))?")
 _SHARD = re.compile(r"(.+)-[0-9]{5}-of-[0-9]{5}.*")
 _SPLIT = re.compile(r"(?:^|[/._-])(train|training|validation|valid|val|test|testing|dev|eval)(?=[/._-])")
-# What the first of these says that a folder holds is, likely, of this kind.
-_KINDS = ((".parquet", "parquet"), (".tar", "webdataset"), (".tar.gz", "webdataset"), (".tgz", "webdataset"))
-LOOKED_AT = 1000
 MAX_FILES = 1 << 20  # that a pattern may stand for, as {0..99999999999} does by a slip
 _ELSEWHERE = re.compile(r"pipe:|[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -44,7 +41,7 @@ def find_files(
     if missing:
         wanted = " or ".join(f"*{suffix}" for suffix in suffixes)
         if os.path.isdir(missing[0]):
-            raise BuildError(f"{missing[0]}: no {wanted} in this folder; {_what_is_in(missing[0])}")
+            raise BuildError(f"{missing[0]}: no {wanted} in this folder; name the folder that holds them")
         of = f" ({len(missing)} of the {len(parts)} that {pattern} names are missing)" if len(parts) > 1 else ""
         raise BuildError(f"{missing[0]}: no such file{of}; expected {wanted}")
     paths = list(dict.fromkeys(os.path.abspath(path) for part in parts for path in found[part]))
@@ -69,24 +66,6 @@ def _files_of(part: str, suffixes: tuple[str, ...], deep: bool, follow_links: bo
     if os.path.exists(part):
         return [part]
     return sorted(filter(os.path.isfile, glob.glob(part)), key=os.fsencode)
-
-
-def _what_is_in(folder: str) -> str:
-    """What lies in a folder, and what might have been meant; only its first names are looked at."""
-    with os.scandir(folder) as listing:
-        items = sorted(islice(listing, LOOKED_AT), key=lambda item: os.fsencode(item.name))
-    if not items:
-        return "it is empty; expected the folder that holds them"
-    kind = next((kind for end, kind in _KINDS if any(item.name.endswith(end) for item in items)), "")
-    folders = [item.name for item in items if item.is_dir()]
-    if kind:
-        meant = f"is it of the kind {kind}?"
-    elif folders:
-        meant = "name the folder that holds them, or is it of the kind folder or imagenet?"
-    else:
-        meant = "expected the folder that holds them"
-    first = f"{'the folder ' if items[0].name in folders else ''}{items[0].name}{', ...' if len(items) > 1 else ''}"
-    return f"it holds {first}; {meant}"
 
 
 def expand_braces(text: str) -> Iterator[str]:

@@ -23,7 +23,7 @@ MAX_LABELS_BYTES = 1 << 28  # of the different labels of a row group, which are 
 
 _reader = Isolated(__name__)
 _table: tuple[list[Any], Any] | None = None  # the last file that was asked for
-_rows: tuple[list[Any], int, tables.Rows] | None = None
+_rows: tuple[list[Any], int, list[tables.Row]] | None = None
 
 
 def ask_about(files: SourceFiles, number: int, ask: str, **facts: Any) -> Any:
@@ -77,12 +77,12 @@ def _labels(file: list[Any], columns: list[str], group: int) -> list[str]:
     return labels
 
 
-def _rows_from(file: list[Any], columns: list[str], group: int, first: int) -> list[tuple[Any, Any, bool]]:
+def _rows_from(file: list[Any], columns: list[str], group: int, first: int) -> list[tables.Row]:
     global _rows
     table = _opened(file)
     if _rows is None or _rows[:2] != (file, group):
         _rows = (file, group, tables.rows_of(file[0], table, group, Columns(*columns)))
-    rows = _rows[2].part(first, first + ROWS_AT_ONCE)
+    rows = _rows[2][first : first + ROWS_AT_ONCE]
     if any(len(path) > MAX_NAME_BYTES for _, path, _ in rows if path):
         raise BuildError(f"{file[0]}: row group {group}: a path of more than {MAX_NAME_BYTES} bytes; mend it")
     return rows

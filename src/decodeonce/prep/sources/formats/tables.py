@@ -113,36 +113,23 @@ def check_columns(path: str, table: Any, columns: Columns) -> None:
             raise BuildError(f"{path}: no column {leaf}, which the first file has; build them apart")
 
 
-class Rows(NamedTuple):
-    """Labels and paths of a row group as columns of pyarrow, and whether there is a picture; `paths` may be None."""
-
-    labels: Any
-    paths: Any
-    there: Any
-
-    def part(self, first: int, last: int) -> list[tuple[Any, str | None, bool]]:
-        """Label, path and whether there is a picture, of the rows [first, last)."""
-        labels = self.labels[first:last].to_pylist()
-        paths = [None] * len(labels) if self.paths is None else self.paths[first:last].to_pylist()
-        there = [self.there] * len(labels) if isinstance(self.there, bool) else self.there[first:last].to_pylist()
-        texts = (None if label is None else str(label) for label in labels)
-        return list(zip(texts, paths, there, strict=True))
+Row = tuple[str | None, str | None, bool]  # a label, the picture's own path, and whether there is a picture
 
 
-def rows_of(path: str, table: Any, group: int, columns: Columns) -> Rows:
+def rows_of(path: str, table: Any, group: int, columns: Columns) -> list[Row]:
     """The rows of a group; pictures are read only where some lack."""
     facts = table.metadata.row_group(group)
     nulls = _nulls(facts, columns.picture)
     mixed = 0 < nulls < facts.num_rows
     wanted = [columns.label, *filter(None, [columns.path]), *([columns.picture] if mixed else [])]
     data = read_group(path, table, group, wanted)
-    if data.num_rows != facts.num_rows:
-        raise BuildError(f"{path}: row group {group}: {data.num_rows} rows, expected {facts.num_rows}; get it again")
-    return Rows(
-        column(data, columns.label),
-        column(data, columns.path) if columns.path else None,
-        column(data, columns.picture).is_valid() if mixed else nulls == 0,
-    )
+    count = data.num_rows
+    if count != facts.num_rows:
+        raise BuildError(f"{path}: row group {group}: {count} rows, expected {facts.num_rows}; get it again")
+    labels = (None if label is None else str(label) for label in column(data, columns.label).to_pylist())
+    paths = column(data, columns.path).to_pylist() if columns.path else [None] * count
+    there = column(data, columns.picture).is_valid().to_pylist() if mixed else [nulls == 0] * count
+    return list(zip(labels, paths, there, strict=True))
 
 
 def _nulls(group: Any, name: str) -> int:

@@ -25,7 +25,7 @@ LOCAL, DESCRIPTOR = b"PK\x03\x04", b"PK\x07\x08"
 ENCRYPTED, DESCRIBED_LATER = 0x1, 0x8
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _PLACE = ("header_offset", "compress_size")
-NAME_AND_EXTRA = 512  # most have some 100 bytes: header and data then come in one read
+SPARE = 512  # bytes by which a deflated JPEG may be larger than the JPEG itself
 CHUNK = 1 << 20
 MAX_DIRECTORY_BYTES = 1 << 30  # of a central directory, which zipfile reads whole; that of Kaggle's zip has 0.3 GB
 CENTRAL = b"PK\x01\x02"  # begins what it says of each member
@@ -99,19 +99,17 @@ def read_member(files: SourceFiles, number: int, place: int, size: int) -> bytes
     Raises Undecodable where they are damaged, as the CRC-32 of header or data descriptor says, or the local header has
     them encrypted or compressed otherwise than by deflate.
     """
-    raw = files.read_some(number, place, LOCAL_HEADER.size + NAME_AND_EXTRA + min(size, CHUNK))
+    raw = files.read_some(number, place, LOCAL_HEADER.size)
     if raw[:4] != LOCAL or len(raw) < LOCAL_HEADER.size:
         raise Undecodable(f"damaged zip: no local header at byte {place}")
-    _, _, flags, method, _, _, crc, _, _, name_bytes_, extra_bytes = LOCAL_HEADER.unpack_from(raw)
+    _, _, flags, method, _, _, crc, _, _, name_size, extra_size = LOCAL_HEADER.unpack(raw)
     if problem := _unreadable(flags, method):
         raise Undecodable(problem)
-    start = place + LOCAL_HEADER.size + name_bytes_ + extra_bytes
-    known = raw[start - place :]
+    start = place + LOCAL_HEADER.size + name_size + extra_size
     if method == zipfile.ZIP_STORED:
-        data = known[:size] + files.read_some(number, start + len(known), max(0, size - len(known)))
-        end = start + size
+        data, end = files.read_some(number, start, size), start + size
     else:
-        data, end = _inflated(files, number, start, known, size)
+        data, end = _inflated(files, number, start, size)
     if flags & DESCRIBED_LATER:
         crc = _later_crc(files.read_some(number, end, 8))
     if len(data) != size or zlib.crc32(data) != crc:
@@ -119,18 +117,18 @@ def read_member(files: SourceFiles, number: int, place: int, size: int) -> bytes
     return data
 
 
-def _inflated(files: SourceFiles, number: int, start: int, known: bytes, size: int) -> tuple[bytes, int]:
-    """Up to size + 1 bytes of a deflated stream that begins at `start`, and where it ends."""
-    inflater, data = zlib.decompressobj(-zlib.MAX_WBITS), bytearray()
-    known = known or files.read_some(number, start, CHUNK)
-    at = start + len(known)
+def _inflated(files: SourceFiles, number: int, at: int, size: int) -> tuple[bytes, int]:
+    """Up to size + 1 bytes of a deflated stream that begins at `at`, and where it ends."""
+    inflater, data, packed = zlib.decompressobj(-zlib.MAX_WBITS), bytearray(), b""
     try:
-        while known and not inflater.eof and len(data) <= size:
-            data += inflater.decompress(known, size + 1 - len(data))
-            known = inflater.unconsumed_tail
-            if not known and not inflater.eof:
-                known = files.read_some(number, at, CHUNK)
-                at += len(known)
+        while not inflater.eof and len(data) <= size:
+            if not packed:
+                packed = files.read_some(number, at, min(size + SPARE, CHUNK))
+                at += len(packed)
+            if not packed:
+                break
+            data += inflater.decompress(packed, size + 1 - len(data))
+            packed = inflater.unconsumed_tail
     except zlib.error as error:
         raise Undecodable(f"damaged zip: {error}") from None
     return bytes(data), at - len(inflater.unused_data)

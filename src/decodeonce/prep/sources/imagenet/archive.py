@@ -97,7 +97,7 @@ class ImagenetTarSource(ArchiveSource):
         if self.in_one_folder:
             whole = ClassTar(0, 0, self._files.files[0].size)
             members = in_order((member for member in self._list(whole) if is_picture(member.last)), "tar")
-            return iter(self._labelled([self._entry(member, 0) for member in members]))
+            return iter(self.labels.sort([self._entry(member, 0) for member in members], self._names))
         return self._by_class(self._class_tars())
 
     def read(self, entry: Entry) -> bytes:

@@ -59,10 +59,10 @@ class ImagenetSource(ImagenetFiles):
     def entries(self) -> Iterator[Entry]:
         """Every candidate, by class in label order, then by name."""
         check_classes(self.top, self._names, self.present())
-        self._missing = self._strays()
+        self._strays = self._list_strays()
         return list_folders(self.root, self.folder, self._names, self._links)
 
-    def _strays(self) -> list[str]:
+    def _list_strays(self) -> list[str]:
         """Pictures and tars beside the class folders: sorting them into folders may have been interrupted."""
         with os.scandir(os.fsencode(self.top)) as listing:
             names = sorted(item.name for item in listing if is_picture(item.name) or item.name.endswith(b".tar"))
@@ -92,7 +92,7 @@ class ImagenetFlatSource(ImagenetFiles):
             names = sorted(item.name for item in listing if is_picture(item.name))
         paths = [os.path.join(name_bytes(self.folder), name) for name in names]
         found = stat_entries(self.root, (Entry(path, 0, 0, 0) for path in paths), self._links)
-        return iter(self._labelled(list(found)))
+        return iter(self.labels.sort(found, self._names))
 
 
 def is_picture(name: bytes) -> bool:

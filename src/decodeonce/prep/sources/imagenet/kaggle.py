@@ -98,10 +98,11 @@ class ImagenetZipSource(ArchiveSource):
                 raise BuildError(
                     f"{self.top}: val pictures both in one folder and in class folders; unpack and mend it"
                 )
-            return iter(self._labelled([self._entry(member, 0) for member in in_order(self._classes[b""], "zip")]))
+            members = in_order(self._classes[b""], "zip")
+            return iter(self.labels.sort([self._entry(member, 0) for member in members], self._names))
         if strays := self._classes.get(b""):
             first = name_text(strays[0].name)
-            self._missing = [f"{self.top}: {len(strays)} files beside the class folders are left out (first {first})"]
+            self._strays = [f"{self.top}: {len(strays)} files beside the class folders are left out (first {first})"]
         return self._by_class()
 
     def _by_class(self) -> Iterator[Entry]:

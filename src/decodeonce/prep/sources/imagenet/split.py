@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from decodeonce.formatting import counted
-from decodeonce.prep.entry import Entry
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.imagenet.beside import Beside
 from decodeonce.prep.sources.imagenet.class_order import ClassOrder
@@ -34,7 +33,7 @@ class ImagenetSplit(Source):
         self._names = list(classes or [])
         self._words = dict(words or {})
         self._doubts: list[str] = []
-        self._missing: list[str] = []
+        self._strays: list[str] = []
 
     @property
     @abstractmethod
@@ -77,7 +76,7 @@ class ImagenetSplit(Source):
 
     def doubts(self, samples: int) -> list[str]:
         """What is wrong or missing though a build is possible, a sentence each; `samples` is what entries() gave."""
-        doubts, whole = [*self._doubts, *self._missing], WHOLE[self.split]
+        doubts, whole = [*self._doubts, *self._strays], WHOLE[self.split]
         wnids = sum(1 for name in self._names if _WNID.fullmatch(name))
         if wnids >= MANY_CLASSES and samples != whole:
             doubts.append(f"{samples:,} of {whole:,} pictures of ILSVRC2012's {self.split}: half a dataset?")
@@ -90,8 +89,3 @@ class ImagenetSplit(Source):
     def classes(self) -> tuple[PictureClass, ...]:
         """The classes in label order."""
         return tuple(PictureClass(name, self._words.get(name, "")) for name in self._names)
-
-    def _labelled(self, entries: Sequence[Entry]) -> list[Entry]:
-        """The entries of pictures in one folder with their labels, in label order."""
-        self._missing = self.labels.missing(entries)
-        return self.labels.sort(entries, self._names)

@@ -47,16 +47,6 @@ class ValLabels:
             *sorted(others, key=lambda entry: entry.name),
         ]
 
-    def missing(self, entries: Iterable[Entry]) -> list[str]:
-        """The pictures that have a label and are not there, as a sentence."""
-        here = {stem(entry.name) for entry in entries}
-        lost = sorted(name for name in self.wnids if name not in here)
-        if not lost:
-            return []
-        return [
-            f"{len(lost):,} of {len(self.wnids):,} pictures of {self.origin} are missing (first {lost[0].decode()})"
-        ]
-
 
 def stem(name: bytes) -> bytes:
     """A file's name without folders and suffix."""
@@ -64,20 +54,15 @@ def stem(name: bytes) -> bytes:
 
 
 def find_val_labels(beside: Beside) -> ValLabels:
-    """What Kaggle's list or the development kit says; BuildError where neither is there, or they disagree."""
-    solution, truth = beside.find(SOLUTION), beside.truth()
-    if solution is None and truth is None:
-        raise BuildError(
-            f"{beside.folders[0]}: val pictures in one folder, and nothing says their labels: put {SOLUTION}, "
-            f"{TRUTH} or {DEVKIT_TAR} next to them; looked in "
-            f"{', '.join(map(str, beside.folders))}"
-        )
-    by_kaggle = None if solution is None else _of_solution(solution)
-    by_devkit = None if truth is None else _of_truth(truth)
-    if by_kaggle is None or by_devkit is None:
-        return by_kaggle or by_devkit  # type: ignore[return-value]
-    _compare(by_kaggle, by_devkit)
-    return by_kaggle
+    """What Kaggle's list says, else the development kit; BuildError where neither is there."""
+    if (solution := beside.find(SOLUTION)) is not None:
+        return _of_solution(solution)
+    if (truth := beside.truth()) is not None:
+        return _of_truth(truth)
+    raise BuildError(
+        f"{beside.folders[0]}: val pictures in one folder, and nothing says their labels: put {SOLUTION}, {TRUTH} or "
+        f"{DEVKIT_TAR} next to them; looked in {', '.join(map(str, beside.folders))}"
+    )
 
 
 def _of_solution(file: Companion) -> ValLabels:
@@ -102,12 +87,3 @@ def _of_truth(file: Companion) -> ValLabels:
             raise BuildError(f"{file.path}: line {number}: expected an ILSVRC2012_ID, 1 to {len(numbers)}")
         wnids[f"{PICTURE_ID}{number:08d}".encode()] = numbers[line.strip()]
     return ValLabels(file.origin, wnids)
-
-
-def _compare(one: ValLabels, other: ValLabels) -> None:
-    for name, wnid in one.wnids.items():
-        if other.wnids.get(name, wnid) != wnid:
-            raise BuildError(
-                f"{name.decode()}: {wnid} in {one.origin}, {other.wnids[name]} in {other.origin}; "
-                "find out which is right, and move the other away"
-            )
