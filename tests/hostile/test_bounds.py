@@ -23,7 +23,7 @@ from decodeonce.prep.entry import Undecodable
 from decodeonce.prep.processes import isolated
 from decodeonce.prep.processes.child import Child
 from decodeonce.prep.processes.isolated import Isolated
-from decodeonce.prep.sources import open_imagenet, open_list, open_parquet, open_webdataset, safe_open
+from decodeonce.prep.sources import base, open_imagenet, open_list, open_parquet, open_webdataset, safe_open
 from decodeonce.prep.sources.base import MAX_FILE_BYTES
 from decodeonce.prep.sources.files import SourceFiles, source_file
 from decodeonce.prep.sources.folder import MAX_DEPTH
@@ -221,7 +221,7 @@ def test_a_member_that_unpacks_to_too_much_is_a_reject(tmp_path: Path) -> None:
     size = 16 * MB
     bomb(tmp_path / "x.tar.gz", size, header(b"0", size - 2 * BLOCK))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(member, "MAX_FILE_BYTES", MB)
+        patched.setattr(base, "MAX_FILE_BYTES", MB)
         assert peak(lambda: list(open_webdataset(str(tmp_path)).entries())) < 6 * MB
         [entry] = open_webdataset(str(tmp_path)).entries()
     assert entry.problem == f"{size - 2 * BLOCK} bytes, more than any picture has"

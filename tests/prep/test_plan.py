@@ -236,7 +236,7 @@ def test_splits(tmp_path: Path) -> None:
     assert open_imagenet(tree, split="val").keeps_order
     assert open_imagenet(tree / "train").top == tree / "train"
     assert open_imagenet(tree / "val").keeps_order
-    with pytest.raises(BuildError, match="train: no such folder"):
+    with pytest.raises(BuildError, match="val: no train split of ImageNet recognised in it"):
         open_imagenet(tree / "val", split="train")
 
 

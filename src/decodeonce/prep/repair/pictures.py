@@ -16,7 +16,12 @@ from pathlib import Path
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Undecodable
-from decodeonce.prep.sources.base import WITH_BOXES, file_entry, mode_of, read_file
+from decodeonce.prep.sources.base import (
+    WITH_BOXES,
+    file_entry,
+    mode_of,
+    read_file,
+)
 from decodeonce.prep.sources.files import SourceFiles, source_file
 from decodeonce.prep.sources.formats import table_columns, tables
 from decodeonce.prep.sources.formats.gzipped import MAGIC, GzipStream

@@ -194,14 +194,10 @@ def file_entry(root: Path, name: bytes, label: int, links: Links | None = None) 
     try:
         facts = os.lstat(path)
         if stat.S_ISLNK(facts.st_mode):
-            facts = os.stat(path)
             if links is not None and links.lead_out(path):
                 return Entry(name, label, 0, 0, OUTSIDE)
+            facts = os.stat(path)
     except OSError as error:
-        if error.errno in PASSING_ERRORS:  # a server that is away answers no question about links either
-            raise failure_from(error, path) from None
-        if links is not None and links.lead_out(path):  # whoever may look there
-            return Entry(name, label, 0, 0, OUTSIDE)
         raise_unless_its_own(error, path)
         link = " (a dangling link)" if os.path.islink(path) else ""
         return Entry(name, label, 0, 0, f"{error.strerror}{link}")
@@ -215,14 +211,18 @@ def _problem(path: bytes, facts: os.stat_result) -> str:
         return "a directory"
     if not stat.S_ISREG(facts.st_mode):
         return "not a regular file"
-    if facts.st_size == 0:
-        return "empty file"
-    if facts.st_size > MAX_FILE_BYTES:
-        return f"{facts.st_size} bytes, more than any picture has"
     # access(2) costs a round trip on a network file system; who may read is plain where everyone may
-    if facts.st_mode & 0o444 != 0o444 and not os.access(path, os.R_OK):
+    problem = size_problem(facts.st_size)
+    if not problem and facts.st_mode & 0o444 != 0o444 and not os.access(path, os.R_OK):
         raise failure_from(PermissionError(errno.EACCES, os.strerror(errno.EACCES)), path)
-    return ""
+    return problem
+
+
+def size_problem(size: int) -> str:
+    """Why a file of this size can be no picture."""
+    if size == 0:
+        return "empty file"
+    return f"{size} bytes, more than any picture has" if size > MAX_FILE_BYTES else ""
 
 
 def mode_of(path: bytes) -> int:

@@ -12,11 +12,10 @@ from typing import Any
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.host import network_file_system, usable_cores
 from decodeonce.prep.entry import Entry, name_bytes, name_text
-from decodeonce.prep.sources.base import open_listed, read_range
+from decodeonce.prep.sources.base import open_listed
 from decodeonce.prep.sources.files import SourceFiles, source_file
 from decodeonce.prep.sources.formats.gzipped import MAGIC, GzipStream
 from decodeonce.prep.sources.formats.labels import LabelledSource
-from decodeonce.prep.sources.formats.member import Member
 from decodeonce.prep.sources.formats.patterns import find_files, told
 from decodeonce.prep.sources.formats.samples import Sample, SampleIndex, samples
 from decodeonce.prep.sources.formats.tar import Window, list_tar
@@ -92,8 +91,7 @@ class WebdatasetSource(LabelledSource):
             path = os.fsdecode(self._files.path(entry.unit))
             self._stream = (entry.unit, GzipStream(self._files.fd(entry.unit), path, Stopped))
         stream = self._stream[1]
-        stream.seek(entry.place)
-        data = stream.read(entry.size)
+        data = stream.read_at(entry.place, entry.size)
         if len(data) != entry.size:
             raise Stopped(f"{stream.path}: unpacks to {stream.length} bytes, fewer than when it was listed; run again")
         return data
@@ -115,19 +113,12 @@ class WebdatasetSource(LabelledSource):
         text = os.fsdecode(path)
         fd = open_listed(path, size, mtime_ns)
         try:
-            if number not in self._gzipped:
-                yield from samples(list_tar(Window(fd, text, 0, size)), lambda m: read_range(fd, path, m.place, m.size))
-                return
-            with closing(GzipStream(fd, text, BuildError)) as stream:
-                yield from samples(list_tar(stream), lambda member: _read_member(stream, member))
-                stream.read_to_end()
+            gzipped = number in self._gzipped
+            with closing(GzipStream(fd, text, BuildError) if gzipped else Window(fd, text, 0, size)) as tar:
+                yield from samples(list_tar(tar), lambda member: tar.read_at(member.place, member.size))
+                tar.read_to_end()
         finally:
             disk.close(fd)
-
-
-def _read_member(stream: GzipStream, member: Member) -> bytes:
-    stream.seek(member.place)
-    return stream.read(member.size)
 
 
 def open_webdataset(

@@ -21,21 +21,14 @@ class GzipStream(Window):
     Going forward unpacks what lies between, going back starts again from the beginning.
     """
 
+    ahead = 0  # no more than is asked for, since going back is expensive
+
     def __init__(self, fd: int, path: str, failure: type[DecodeonceError]) -> None:
         super().__init__(fd, path, 0, sys.maxsize)  # until the end was seen
         self._failure = failure
         self._file = os.fdopen(os.dup(fd), "rb")
         self._file.seek(0)
         self._stream = gzip.GzipFile(fileobj=self._file)
-
-    def read(self, size: int) -> bytes:
-        """The next `size` bytes, fewer only at the end."""
-        start, held = self._held
-        if not start <= self._at <= self._at + size <= start + len(held):  # tarfile looks at a tar's last block twice
-            start, held = self._held = (self._at, self._unpack(self._at, size))
-        data = held[self._at - start :][:size]
-        self._at += len(data)
-        return data
 
     def read_to_end(self) -> None:
         """Unpack the rest, which shows whether the stream is whole."""
@@ -47,15 +40,15 @@ class GzipStream(Window):
         self._stream.close()
         self._file.close()
 
-    def _unpack(self, at: int, size: int) -> bytes:
+    def _fetch(self, size: int) -> bytes:
         try:
-            found = self._stream.seek(at)
-            data = self._stream.read(size) if found == at else b""
+            found = self._stream.seek(self._at)
+            data = self._stream.read(size) if found == self._at else b""
         except (OSError, *_DAMAGED) as error:
             if isinstance(error, OSError) and error.errno in SERVER_AWAY:
                 raise failure_from(error, self.path) from None
-            cure = "get it again, or run the same command again if its disk failed"
-            raise self._failure(f"{self.path}: cannot be unpacked at byte {at}: {error}; {cure}") from None
+            advice = "get it again, or run the same command again if its disk failed"
+            raise self._failure(f"{self.path}: cannot be unpacked at byte {self._at}: {error}; {advice}") from None
         if len(data) < size:
             self.length = found + len(data)
         return data

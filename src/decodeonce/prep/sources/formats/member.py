@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources.base import MAX_FILE_BYTES
 
 MAX_NAME_BYTES = 1 << 16  # as long as a zip's can be; no file system has names of more than 4096
 MAX_MEMBERS = 1 << 23  # of one archive: a listing holds 400 bytes of each, of a zip's 700; Kaggle's has 2 million
@@ -58,13 +57,6 @@ def plain_name(name: bytes) -> bytes:
     if name[:1] in (b"/", b".") or b"/." in name or b"//" in name:
         name = b"/".join(part for part in name.split(b"/") if part not in (b"", b"."))
     return b"" if _HIDDEN.search(name) else name
-
-
-def size_problem(size: int) -> str:
-    """Why a file of this size can be no picture."""
-    if size == 0:
-        return "empty file"
-    return f"{size} bytes, more than any picture has" if size > MAX_FILE_BYTES else ""
 
 
 def in_order(members: Iterable[Member], archive: str) -> list[Member]:

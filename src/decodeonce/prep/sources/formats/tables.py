@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from decodeonce.errors import PASSING_ERRORS, BuildError, failure_from
 from decodeonce.prep.entry import Undecodable
 from decodeonce.prep.pixels.memory_limit import limited_memory
-from decodeonce.prep.sources.base import MAX_FILE_BYTES
-from decodeonce.prep.sources.formats.member import size_problem
+from decodeonce.prep.sources.base import MAX_FILE_BYTES, size_problem
 
 MAX_FOOTER_BYTES = 1 << 26  # read whole: that of a file with 10,000 row groups of three columns has some 4 MB
 MAX_GROUP_BYTES = 8 << 30  # of a row group, by its metadata; a worker holds one

@@ -9,7 +9,8 @@ from typing import IO, cast
 
 from decodeonce.errors import BuildError, failure_from
 from decodeonce.prep.entry import name_bytes
-from decodeonce.prep.sources.formats.member import Member, Tally, plain_name, size_problem
+from decodeonce.prep.sources.base import size_problem
+from decodeonce.prep.sources.formats.member import Member, Tally, plain_name
 from decodeonce.store import disk
 
 BLOCK = tarfile.BLOCKSIZE
@@ -26,6 +27,8 @@ class Window:
 
     tarfile asks for the byte before a header, then for the header: one pread gives both.
     """
+
+    ahead = 1 + BLOCK  # how many bytes are read at least
 
     def __init__(self, fd: int, path: str, first: int, length: int) -> None:
         self.path = path
@@ -50,12 +53,20 @@ class Window:
         """The next `size` bytes, fewer only at the end of the part."""
         start, held = self._held
         if not start <= self._at <= self._at + size <= start + len(held):
-            start, held = self._held = (self._at, self._pread(max(size, 1 + BLOCK)))
+            start, held = self._held = (self._at, self._fetch(max(size, self.ahead)))
         data = held[self._at - start :][:size]
         self._at += len(data)
         return data
 
-    def _pread(self, size: int) -> bytes:
+    def read_at(self, at: int, size: int) -> bytes:
+        """The `size` bytes from `at`, fewer only at the end of the part."""
+        self.seek(at)
+        return self.read(size)
+
+    def read_to_end(self) -> None:
+        """Read what shows whether all of it is whole: of a plain file, nothing."""
+
+    def _fetch(self, size: int) -> bytes:
         try:
             return disk.pread(self._fd, max(0, min(size, self.length - self._at)), self._first + self._at)
         except OSError as error:

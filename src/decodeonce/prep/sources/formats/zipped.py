@@ -15,8 +15,9 @@ import numpy as np
 
 from decodeonce.errors import BuildError, failure_from
 from decodeonce.prep.entry import Undecodable, name_bytes
+from decodeonce.prep.sources.base import size_problem
 from decodeonce.prep.sources.files import SourceFiles
-from decodeonce.prep.sources.formats.member import MAX_MEMBERS, Member, Tally, plain_name, size_problem
+from decodeonce.prep.sources.formats.member import MAX_MEMBERS, Member, Tally, plain_name
 from decodeonce.prep.sources.safe_open import open_regular
 
 # APPNOTE.TXT 4.3.7: signature, version, flags, method, time, date, CRC-32, two sizes, lengths of name and extra field

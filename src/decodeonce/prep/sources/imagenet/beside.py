@@ -76,8 +76,7 @@ def _truth_in_tar(path: Path) -> bytes:
     with expecting(path, READABLE), open(open_regular(path), "rb") as file, closing(_unpacked(file, path)) as tar:
         for member in list_tar(tar):
             if member.last == TRUTH.encode() and member.size <= MAX_TEXT_BYTES and not member.problem:
-                tar.seek(member.place)
-                return tar.read(member.size)
+                return tar.read_at(member.place, member.size)
     raise BuildError(f"{path}: no {TRUTH} in it; get the development kit again")
 
 
