@@ -126,8 +126,8 @@ def test_a_zip_that_is_src_or_lies_in_it(tmp_path: Path) -> None:
     write(tmp_path, {ZIP: zip_bytes(both), "other.zip": zip_bytes({"notes.txt": b"x"})})
     for root, prefix in ((tmp_path, f"{ZIP}/"), (tmp_path / ZIP, "")):
         train, val = open_imagenet(root), open_imagenet(root, split="val")
-        assert train.found == f"{CLS_LOC}/train in {ZIP}, 3 classes"
-        assert val.found == f"{CLS_LOC}/val in {ZIP}, labels from LOC_val_solution.csv, 3 classes"
+        assert train.found == f"train in {ZIP}, 3 classes"
+        assert val.found == f"val in {ZIP}, labels from LOC_val_solution.csv, 3 classes"
         assert next(train.entries()).text == f"{prefix}{CLS_LOC}/train/n01440764/n01440764_0.JPEG"
         assert train.top == val.top == tmp_path / ZIP
         assert labels(val) == EXPECTED

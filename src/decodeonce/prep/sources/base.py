@@ -149,18 +149,15 @@ def open_listed(path: bytes, size: int, mtime_ns: int, links: Links | None = Non
         raise _failed(path, error) from None
     if (facts.st_size, mtime_of(facts)) != (size, mtime_ns):
         disk.close(fd)
-        if facts.st_size != size:
-            how = f"{facts.st_size} bytes, {size} in the plan"
-        else:
-            how = f"of {_utc(mtime_of(facts))}, {_utc(mtime_ns)} in the plan"
         raise Stopped(
-            f"{os.fsdecode(path)}: changed since the plan ({how}); put it back, or remove OUT and build again"
+            f"{os.fsdecode(path)}: changed since the plan ({_version(facts.st_size, mtime_of(facts))}, "
+            f"{_version(size, mtime_ns)} in the plan); put it back, or remove OUT and build again"
         )
     return fd
 
 
-def _utc(ns: int) -> str:
-    return f"{datetime.fromtimestamp(ns / 1e9, timezone.utc):%F %T.%f} UTC"
+def _version(size: int, mtime_ns: int) -> str:
+    return f"{size} bytes of {datetime.fromtimestamp(mtime_ns / 1e9, timezone.utc):%F %T.%f} UTC"
 
 
 def read_range(fd: int, path: bytes, offset: int, size: int) -> bytes:

@@ -61,7 +61,7 @@ class ParquetSource(LabelledSource):
 
     def stamp(self) -> Any:
         """The files as they are now, their columns, and the classes that were asked for."""
-        return [self._files.facts(), [*self._columns], self._asked]
+        return [self._files.facts(), [*self._columns], self._requested]
 
     def entries(self) -> Iterator[Entry]:
         """Every row, file by file; the labels are read twice, first for the classes."""

@@ -63,13 +63,15 @@ class WebdatasetSource(LabelledSource):
 
     def stamp(self) -> Any:
         """The shards as they are now, and the classes that were asked for."""
-        return [self._files.facts(), sorted(self._gzipped), self._asked]
+        return [self._files.facts(), sorted(self._gzipped), self._requested]
 
     def entries(self) -> Iterator[Entry]:
         """Every sample in the order of shards and members; all are indexed before the first is given."""
         index = SampleIndex()
         with ThreadPoolExecutor(self._threads()) as threads:
-            for number, found in enumerate(threads.map(self._list, range(len(self._files.files)))):
+            for number, found in enumerate(
+                threads.map(lambda number: list(self._samples(number)), range(len(self._files.files)))
+            ):
                 for sample in found:
                     index.add(number, sample)
         paths = [os.fsdecode(self._files.path(number)) for number in range(len(self._files.files))]
@@ -102,9 +104,6 @@ class WebdatasetSource(LabelledSource):
 
     def _threads(self) -> int:
         return STAT_THREADS if network_file_system(self.root) else usable_cores() if self._gzipped else 1
-
-    def _list(self, number: int) -> list[Sample]:
-        return list(self._samples(number))
 
     def _samples(self, number: int) -> Generator[Sample, None, None]:
         """The samples of one shard; it is opened apart from those that are read, for many threads do this at once."""

@@ -22,10 +22,9 @@ class LabelledSource(Source):
 
     def __init__(self, root: Path, classes: Sequence[str] | None) -> None:
         super().__init__(root)
-        self._asked: list[str] | None
-        self._given: list[str] | None
-        self._names: list[str] | None
-        self._asked = self._given = self._names = ClassList(classes) if classes is not None else None
+        self._requested = ClassList(classes) if classes is not None else None
+        self._given: list[str] | None = self._requested
+        self._names: list[str] | None = self._requested
         self._numbers: dict[str, int] = {}
 
     def classes(self) -> tuple[PictureClass, ...]:

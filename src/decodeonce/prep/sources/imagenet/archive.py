@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,8 +107,7 @@ class ImagenetTarSource(ArchiveSource):
 
     def _by_class(self, tars: dict[str, ClassTar]) -> Iterator[Entry]:
         here = ((label, tars[name]) for label, name in enumerate(self._names) if name in tars)
-        for entries in parallel_map(self.top, self._of_class, here, TARS_AT_ONCE):
-            yield from entries
+        return chain.from_iterable(parallel_map(self.top, self._of_class, here, TARS_AT_ONCE))
 
     def _of_class(self, labelled: tuple[int, ClassTar]) -> list[Entry]:
         label, tar = labelled

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from decodeonce.prep.entry import Entry, name_bytes, name_text
+from decodeonce.prep.entry import Entry, name_bytes
 from decodeonce.prep.sources.base import read_file
 from decodeonce.prep.sources.folder import (
     SUFFIXES,
@@ -59,16 +59,10 @@ class ImagenetSource(ImagenetFiles):
     def entries(self) -> Iterator[Entry]:
         """Every candidate, by class in label order, then by name."""
         check_classes(self.top, self._names, self.present())
-        self._strays = self._list_strays()
-        return list_folders(self.root, self.folder, self._names, self._links)
-
-    def _list_strays(self) -> list[str]:
-        """Pictures and tars beside the class folders: sorting them into folders may have been interrupted."""
         with os.scandir(os.fsencode(self.top)) as listing:
-            names = sorted(item.name for item in listing if is_picture(item.name) or item.name.endswith(b".tar"))
-        if not names:
-            return []
-        return [f"{self.top}: {len(names)} files beside the class folders are left out (first {name_text(names[0])})"]
+            strays = [item.name for item in listing if is_picture(item.name) or item.name.endswith(b".tar")]
+        self.note_strays(sorted(strays))
+        return list_folders(self.root, self.folder, self._names, self._links)
 
 
 class ImagenetFlatSource(ImagenetFiles):

@@ -16,7 +16,7 @@ from decodeonce.prep.sources.imagenet.archive import ArchiveSource
 from decodeonce.prep.sources.imagenet.beside import MAPPING, SOLUTION, Beside
 from decodeonce.prep.sources.imagenet.files import is_picture
 
-_PICTURE = re.compile(rb"((?:(?:ILSVRC/)?Data/)?CLS-LOC/)?(train|val)/(?:([^/]+)/)?.+")
+_PICTURE = re.compile(rb"(?:(?:(?:ILSVRC/)?Data/)?CLS-LOC/)?(train|val)/(?:([^/]+)/)?.+")
 _LISTS = (MAPPING.encode(), SOLUTION.encode())
 
 
@@ -27,14 +27,12 @@ class ImagenetZip:
         self.files = SourceFiles(root, [file])
         self.path = root / file.name
         self.splits: dict[str, dict[bytes, list[Member]]] = {}
-        self.folders: dict[str, str] = {}
         self._lists: dict[str, Member] = {}
         for member in list_zip(self.path):
             if (match := _PICTURE.fullmatch(member.name)) is not None:
-                base, split, name = match[1], match[2].decode(), match[3] or b""
+                split, name = match[1].decode(), match[2] or b""
                 if name or is_picture(member.last):
                     self.splits.setdefault(split, {}).setdefault(name, []).append(member)
-                    self.folders[split] = name_text(base or b"") + split
             elif member.last in _LISTS:
                 self._lists[member.last.decode()] = member
 
@@ -78,7 +76,7 @@ class ImagenetZipSource(ArchiveSource):
     @property
     def form(self) -> str:
         """What it is, in a few words."""
-        return f"{self._listing.folders[self.split]} in {self.top.name}"
+        return f"{self.split} in {self.top.name}"
 
     @property
     def beside(self) -> Beside:
@@ -100,9 +98,7 @@ class ImagenetZipSource(ArchiveSource):
                 )
             members = in_order(self._classes[b""], "zip")
             return iter(self.labels.sort([self._entry(member, 0) for member in members], self._names))
-        if strays := self._classes.get(b""):
-            first = name_text(strays[0].name)
-            self._strays = [f"{self.top}: {len(strays)} files beside the class folders are left out (first {first})"]
+        self.note_strays([member.name for member in self._classes.get(b"", [])])
         return self._by_class()
 
     def _by_class(self) -> Iterator[Entry]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from decodeonce.formatting import counted
+from decodeonce.prep.entry import name_text
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.imagenet.beside import Beside
 from decodeonce.prep.sources.imagenet.class_order import ClassOrder
@@ -58,6 +59,12 @@ class ImagenetSplit(Source):
     def labels(self) -> ValLabels:
         """The labels of pictures that lie in one folder."""
         return find_val_labels(self.beside)
+
+    def note_strays(self, names: Sequence[bytes]) -> None:
+        """Say that these files next to the class folders are left out: sorting them in may have been interrupted."""
+        if names:
+            first = name_text(names[0])
+            self._strays = [f"{self.top}: {len(names)} files beside the class folders are left out (first {first})"]
 
     def settle(self, order: ClassOrder) -> None:
         """Let its classes be these."""
