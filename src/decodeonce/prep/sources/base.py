@@ -222,6 +222,11 @@ def size_problem(size: int) -> str:
     return f"{size} bytes, more than any picture has" if size > MAX_FILE_BYTES else ""
 
 
+def stem_of(name: bytes) -> bytes:
+    """A file's name without folders and suffix."""
+    return os.path.splitext(os.path.basename(name))[0]
+
+
 def mode_of(path: bytes) -> int:
     """The st_mode of what a path leads to, 0 for nothing; raises BuildError or Stopped if that cannot be seen."""
     try:

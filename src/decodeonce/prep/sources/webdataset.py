@@ -67,14 +67,12 @@ class WebdatasetSource(LabelledSource):
 
     def entries(self) -> Iterator[Entry]:
         """Every sample in the order of shards and members; all are indexed before the first is given."""
-        index = SampleIndex()
+        index, shards = SampleIndex(), range(len(self._files.files))
         with ThreadPoolExecutor(self._threads()) as threads:
-            for number, found in enumerate(
-                threads.map(lambda number: list(self._samples(number)), range(len(self._files.files)))
-            ):
+            for number, found in enumerate(threads.map(self._list, shards)):
                 for sample in found:
                     index.add(number, sample)
-        paths = [os.fsdecode(self._files.path(number)) for number in range(len(self._files.files))]
+        paths = [os.fsdecode(self._files.path(number)) for number in shards]
         self._learn({label: f"{paths[shard]}/{name_text(name)}" for label, (shard, name) in index.labels.items()})
         for number, sample in index:
             label, problem = self._class_of(sample.label)
@@ -104,6 +102,9 @@ class WebdatasetSource(LabelledSource):
 
     def _threads(self) -> int:
         return STAT_THREADS if network_file_system(self.root) else usable_cores() if self._gzipped else 1
+
+    def _list(self, number: int) -> list[Sample]:
+        return list(self._samples(number))
 
     def _samples(self, number: int) -> Generator[Sample, None, None]:
         """The samples of one shard; it is opened apart from those that are read, for many threads do this at once."""

@@ -16,6 +16,7 @@ from xml.parsers.expat import ExpatError, ParserCreate
 from decodeonce.errors import BuildError, raise_unless_its_own
 from decodeonce.prep.entry import Box, name_text
 from decodeonce.prep.recipe import BoxRules
+from decodeonce.prep.sources.base import stem_of
 from decodeonce.prep.sources.links import Links
 
 SUFFIX = b".xml"
@@ -76,11 +77,6 @@ class Annotations:
         if other is not folder:
             first, second = (os.fsdecode(os.path.join(place, name)) for place in (other, folder))
             raise BuildError(f"{first} and {second}: one name, so whose they are is not told; give one set's folder")
-
-
-def stem_of(name: bytes) -> bytes:
-    """What a picture and its annotation share: the file's name without folder and suffix."""
-    return os.path.splitext(os.path.basename(name))[0]
 
 
 def usable_box(edges: Edges, size: Annotation, rules: BoxRules) -> Box | str:

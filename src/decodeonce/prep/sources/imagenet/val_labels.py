@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Entry, name_bytes
+from decodeonce.prep.sources.base import stem_of
 from decodeonce.prep.sources.imagenet.beside import DEVKIT_TAR, SOLUTION, TRUTH, Beside, Companion
 from decodeonce.prep.sources.imagenet.synsets import ilsvrc2012
 from decodeonce.store.hashing import hexdigest
@@ -37,7 +38,7 @@ class ValLabels:
         numbers = {name: number for number, name in enumerate(names)}
         labelled, others = [], []
         for entry in entries:
-            wnid = self.wnids.get(stem(entry.name))
+            wnid = self.wnids.get(stem_of(entry.name))
             if wnid is None:
                 others.append(replace(entry, problem=entry.problem or f"no label in {self.origin}"))
             else:
@@ -46,11 +47,6 @@ class ValLabels:
             *sorted(labelled, key=lambda entry: (entry.label, os.path.basename(entry.name))),
             *sorted(others, key=lambda entry: entry.name),
         ]
-
-
-def stem(name: bytes) -> bytes:
-    """A file's name without folders and suffix."""
-    return os.path.splitext(os.path.basename(name))[0]
 
 
 def find_val_labels(beside: Beside) -> ValLabels:
