@@ -20,7 +20,7 @@ from decodeonce.prep.entry import Entry
 from decodeonce.prep.pixels.geometry import pixel_box
 from decodeonce.prep.recipe import BoxRules
 from decodeonce.prep.sources import FolderSource, Source, open_source, parallel_stat
-from decodeonce.prep.sources.base import file_entry, read_file
+from decodeonce.prep.sources.base import file_entry, read_file, stem_of
 from decodeonce.prep.sources.boxed import BoxedSource
 from decodeonce.prep.sources.formats.annotations import (
     MAX_BYTES,
@@ -28,7 +28,6 @@ from decodeonce.prep.sources.formats.annotations import (
     Annotation,
     Annotations,
     parse,
-    stem_of,
     usable_box,
 )
 from decodeonce.prep.sources.links import Links
