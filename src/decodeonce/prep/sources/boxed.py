@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.entry import Box, Entry
+from decodeonce.prep.entry import Box, Entry, RowMaker
 from decodeonce.prep.sources.base import WITH_BOXES, Source, stem_of
 from decodeonce.prep.sources.formats.annotations import NOT_ANNOTATED, Annotation, Annotations, usable_box
 from decodeonce.prep.sources.formats.labels import words_of
@@ -18,7 +18,7 @@ from decodeonce.prep.sources.parallel_stat import parallel_map
 from decodeonce.store.manifest import PictureClass
 
 if TYPE_CHECKING:
-    from decodeonce.prep.recipe import BoxRules
+    from decodeonce.prep.recipe import BoxRules, Recipe
 
 
 class BoxedSource(Source):
@@ -93,6 +93,10 @@ class BoxedSource(Source):
     def holder(self, entry: Entry) -> bytes:
         """The inner source's."""
         return self.source.holder(entry)
+
+    def row_maker(self, recipe: Recipe) -> RowMaker | None:
+        """The inner source's."""
+        return self.source.row_maker(recipe)
 
     def _start(self) -> None:
         self._names: dict[str, int] = {}
