@@ -89,7 +89,11 @@ def test_failures_are_one_line_and_exit_code_1(tree: Path, store: Path, tmp_path
     assert_fails(prep("build", "imagenet", tree, store), 1, "finished store")
     assert_fails(prep("build", "imagenet", tree, tmp_path / "file/out"), 1, "file: a file is in the way")
     assert_fails(prep("build", "imagenet", tree, "/proc/out"), 1, "/proc/out")
-    assert_fails(prep("build", "imagenet", tree, tmp_path / "out", "--split", "val"), 1, "val: no such folder")
+    assert_fails(
+        prep("build", "imagenet", tree, tmp_path / "out", "--split", "val"),
+        1,
+        "no val split of ImageNet recognised in it",
+    )
     assert_fails(prep("info", tmp_path), 1, "not a store")
     assert_fails(prep("finish", tmp_path), 1, "no plan here")
     assert not (tmp_path / "out").exists()
