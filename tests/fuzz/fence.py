@@ -10,8 +10,9 @@ from typing import Any
 
 CHANGES = ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod")
 CODE = (sys.prefix, sys.base_prefix, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-# host.py asks which file systems there are, memory.py how much memory this process has.
-_OWN = (tempfile.gettempdir() + "/fuzz-", "/proc/self/mountinfo", "/proc/self/statm")
+# host.py asks which file systems there are, memory_limit.py how much memory this process has; spawn.py gives a process
+# /dev/null as its standard input.
+_OWN = (tempfile.gettempdir() + "/fuzz-", "/proc/self/mountinfo", "/proc/self/statm", os.devnull)
 
 
 class OutsideError(BaseException):
