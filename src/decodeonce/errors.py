@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 # Errors of a network file system whose server or connection is away. Systems other than Linux lack some of them.
 _AWAY = "ENOTCONN ECONNABORTED ECONNREFUSED ECONNRESET ESHUTDOWN ETIMEDOUT EHOSTDOWN EHOSTUNREACH ENETDOWN ENETRESET "
@@ -69,3 +72,14 @@ def raise_unless_its_own(error: OSError, at: object) -> None:
     """
     if error.errno in PASSING_ERRORS | FORBIDDEN_ERRORS:
         raise failure_from(error, at) from None
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have an OSError that names no file, as those of descriptors, name this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise

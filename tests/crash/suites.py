@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from decodeonce.store import disk
-from decodeonce.store.files import PAGE
+from decodeonce.store.shard_file import PAGE
 from tests.crash import forking
 from tests.crash.double import KINDS, Double, Fault
 from tests.crash.points import Crasher, Ended, Wrong, in_a_child, run_command

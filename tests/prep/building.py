@@ -11,7 +11,7 @@ from decodeonce.prep.build.worker import BlockDecoder, BlockWriter
 from decodeonce.prep.processes.heartbeat import Heartbeat
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source
-from decodeonce.store.files import page_aligned_buffer
+from decodeonce.store.shard_file import page_aligned_buffer
 
 
 def built(source: Source, out: Path, recipe: Recipe) -> Path:

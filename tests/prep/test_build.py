@@ -206,7 +206,7 @@ def test_a_block_written_again_after_finish_changes_no_row(
 ) -> None:
     from decodeonce.prep.build.worker import BlockDecoder, BlockWriter
     from decodeonce.prep.processes.heartbeat import Heartbeat
-    from decodeonce.store.files import page_aligned_buffer
+    from decodeonce.store.shard_file import page_aligned_buffer
 
     out = tmp_path / "store"
     plan = worked(tree, out)

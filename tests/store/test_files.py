@@ -19,23 +19,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from decodeonce.store import disk, files
-from decodeonce.store.files import (
-    PAGE,
-    ShardFile,
-    data_ranges,
-    locked,
-    open_regular,
-    page_aligned_buffer,
-    read_at,
-    read_regular,
-    reading,
-    remove_file,
-    remove_tree,
-    reserve,
-    write_at,
-    write_atomic,
-)
+from decodeonce.store import disk, locks, regular_files
+from decodeonce.store.durable import data_ranges, remove_file, remove_tree, reserve, write_at, write_atomic
+from decodeonce.store.locks import locked
+from decodeonce.store.regular_files import open_regular, read_at, read_regular, reading
+from decodeonce.store.shard_file import PAGE, ShardFile, page_aligned_buffer
 from tests import disks
 
 MIB = 1 << 20
@@ -317,7 +305,7 @@ def test_a_lock_that_stays_stale_is_an_error(tmp_path: Path, monkeypatch: pytest
         raise OSError(errno.ESTALE, "Stale file handle")
 
     monkeypatch.setattr(fcntl, "flock", stale)
-    monkeypatch.setattr(files, "LOCK_TRIES", 3)
+    monkeypatch.setattr(locks, "LOCK_TRIES", 3)
     opened = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="Stale file handle"), locked(tmp_path / ".repair"):
         pass
@@ -354,7 +342,7 @@ def test_a_file_that_stays_stale_is_an_error_and_no_descriptor_is_left(
 
     (tmp_path / "file").write_bytes(b"data")
     monkeypatch.setattr(os, "pread", stale)
-    monkeypatch.setattr(files, "NAME_SECONDS", 0.0)
+    monkeypatch.setattr(regular_files, "NAME_SECONDS", 0.0)
     opened = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="Stale file handle"):
         open_regular(tmp_path / "file")
@@ -433,7 +421,7 @@ def test_a_file_that_was_replaced_is_opened_again(tmp_path: Path, monkeypatch: p
         return really(fd, size, offset)
 
     monkeypatch.setattr(os, "pread", pread)
-    monkeypatch.setattr(files, "NAME_SECONDS", 0.0)
+    monkeypatch.setattr(regular_files, "NAME_SECONDS", 0.0)
     path.write_bytes(b"old")
     assert read_regular(path) == b"new"
     assert len(calls) == 2

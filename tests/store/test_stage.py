@@ -29,9 +29,9 @@ from decodeonce.store import Report, Store, StorePaths, open_store, part_rows, s
 from decodeonce.store import stage as stage_module
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.copying import pieces
-from decodeonce.store.files import PAGE
 from decodeonce.store.manifest import DATA_OFFSET
 from decodeonce.store.part import Part, read_part
+from decodeonce.store.shard_file import PAGE
 from tests import disks
 from tests.store.signing import resign, sign
 from tests.stores import make_store, random_images

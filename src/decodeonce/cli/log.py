@@ -114,7 +114,7 @@ def end(code: int, message: str) -> None:
 def _open(path: str) -> int:
     """A descriptor that appends to the file, or to this process's own in the folder, beginning on a line of its own."""
     from decodeonce.store import disk
-    from decodeonce.store.files import make_folder
+    from decodeonce.store.durable import make_folder
 
     file = Path(path)
     if path.endswith("/"):

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import typer
 
+from decodeonce.errors import naming
 from decodeonce.store import Store
-from decodeonce.store.files import append, naming, write_atomic
+from decodeonce.store.durable import append, write_atomic
 
 
 def check_out(store: Store, out: Path) -> None:

@@ -20,7 +20,7 @@ from decodeonce.loader.shards import ShardFiles, Span, ends_early
 from decodeonce.loader.steps import Rows
 from decodeonce.store import Store
 from decodeonce.store.checks import bad_row, check_file, unreadable
-from decodeonce.store.files import read_at
+from decodeonce.store.regular_files import read_at
 
 READERS = ("auto", "pread", "mmap")
 # Of more at a time xxhash (4.1) lets go of the interpreter, which a thread that runs Python gives back only after 5 ms:

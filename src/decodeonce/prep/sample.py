@@ -21,7 +21,7 @@ from decodeonce.errors import DecodeonceError
 from decodeonce.prep.processes.child import ChildDied, Parent
 from decodeonce.prep.processes.workers import run_workers
 from decodeonce.store import disk
-from decodeonce.store.files import append, make_folder
+from decodeonce.store.durable import append, make_folder
 
 Rng = np.random.Generator
 Size = tuple[int, int]  # width, height in pixels

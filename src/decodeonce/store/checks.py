@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from decodeonce.errors import PASSING_ERRORS, Stopped, StoreError, again
 from decodeonce.store.containers import CONTAINERS
-from decodeonce.store.files import read_regular, reading
 from decodeonce.store.hashing import file_chunks, file_hexdigest, hexdigest
 from decodeonce.store.layout import StorePaths, missing_advice, repair_advice
 from decodeonce.store.manifest import Manifest, Shard, SmallFile, read_manifest
 from decodeonce.store.part import Part, read_part, rows_text
+from decodeonce.store.regular_files import read_regular, reading
 
 
 class CheckedStore(NamedTuple):

@@ -14,15 +14,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.errors import StoreError
+from decodeonce.errors import StoreError, naming
 from decodeonce.host import allow_open_files
 from decodeonce.store import disk
 from decodeonce.store.checks import unreadable
-from decodeonce.store.files import PAGE, ShardFile, naming, page_aligned_buffer, read_at
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import verify_command
 from decodeonce.store.manifest import Manifest
 from decodeonce.store.reader import Store
+from decodeonce.store.regular_files import read_at
+from decodeonce.store.shard_file import PAGE, ShardFile, page_aligned_buffer
 
 # Large enough for storage that takes long to answer, small enough for the processor's cache: a piece is hashed and
 # written right after it was read.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import xxhash
 
-from decodeonce.store.files import reading
+from decodeonce.store.regular_files import reading
 
 row_checksum = xxhash.xxh3_64_intdigest
 

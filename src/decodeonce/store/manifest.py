@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from decodeonce.errors import StoreError
-from decodeonce.store.files import read_regular
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.layout import missing_advice
 from decodeonce.store.npy import npy_header
+from decodeonce.store.regular_files import read_regular
 
 FORMAT = "decodeonce"
 VERSION = 1

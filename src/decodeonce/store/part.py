@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from decodeonce.errors import StoreError
-from decodeonce.store.files import read_regular
 from decodeonce.store.manifest import MAX_BYTES, Manifest, canonical, manifest_digest
+from decodeonce.store.regular_files import read_regular
 
 FORMAT = "decodeonce-part"
 VERSION = 1

@@ -18,11 +18,11 @@ from numpy.typing import ArrayLike, NDArray
 from decodeonce.errors import StoreError
 from decodeonce.host import allow_open_files
 from decodeonce.store.checks import check_file, check_in_place, check_size, check_store, not_held, unreadable
-from decodeonce.store.files import reading
 from decodeonce.store.layout import StorePaths, verify_command
 from decodeonce.store.manifest import Column, Manifest, PictureClass
 from decodeonce.store.npy import npy_header
 from decodeonce.store.part import Part, rows_text
+from decodeonce.store.regular_files import reading
 from decodeonce.store.table import Samples
 
 Pixels = NDArray[np.uint8]

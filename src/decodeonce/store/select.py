@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from decodeonce.store.files import naming
+from decodeonce.errors import naming
 from decodeonce.store.manifest import PictureClass
 from decodeonce.store.reader import Store
 from decodeonce.store.table import Sample, Samples, no_sample, unescape

@@ -15,18 +15,15 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from decodeonce.errors import StageError, StoreError
+from decodeonce.errors import StageError, StoreError, naming
 from decodeonce.formatting import size_text
 from decodeonce.store import disk
 from decodeonce.store.checks import check_file
 from decodeonce.store.copying import RowCopier
-from decodeonce.store.files import (
-    LOCK,
+from decodeonce.store.durable import (
     data_ranges,
     empty_folder,
-    locked,
     make_folder,
-    naming,
     reserve,
     sync_file,
     sync_folder,
@@ -35,6 +32,7 @@ from decodeonce.store.files import (
 )
 from decodeonce.store.hashing import file_chunks, hexdigest
 from decodeonce.store.layout import StorePaths, verify_command
+from decodeonce.store.locks import LOCK, locked
 from decodeonce.store.manifest import Manifest, Shard, SmallFile, parse_manifest
 from decodeonce.store.part import Part, read_part, rows_text
 from decodeonce.store.reader import Store, open_store

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.errors import StoreError
-from decodeonce.store.files import reading
 from decodeonce.store.layout import verify_command
+from decodeonce.store.regular_files import reading
 
 _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 _SPECIAL = re.compile("[\\\\\t\n\r\udc80-\udcff]")

@@ -13,17 +13,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.errors import StoreError
+from decodeonce.errors import StoreError, naming
 from decodeonce.formatting import counted
 from decodeonce.store import disk
 from decodeonce.store.checks import check_file, check_shard, check_size
-from decodeonce.store.files import naming, open_regular, page_aligned_buffer, read_at
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import StorePaths
 from decodeonce.store.manifest import Manifest, Shard, read_manifest
 from decodeonce.store.npy import npy_header
 from decodeonce.store.part import read_part, rows_text
 from decodeonce.store.reader import Store, runs
+from decodeonce.store.regular_files import open_regular, read_at
+from decodeonce.store.shard_file import page_aligned_buffer
 
 READ_BYTES = 8 << 20
 Checksums = NDArray[np.uint64]

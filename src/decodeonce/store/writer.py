@@ -12,9 +12,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from decodeonce.errors import naming
 from decodeonce.store import disk
 from decodeonce.store.containers import CONTAINERS
-from decodeonce.store.files import cut_file, naming, remove_file, sync_file, sync_folder, write_at, write_atomic
+from decodeonce.store.durable import cut_file, remove_file, sync_file, sync_folder, write_at, write_atomic
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.hdf5 import virtual_bytes
 from decodeonce.store.layout import StorePaths

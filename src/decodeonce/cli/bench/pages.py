@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from decodeonce.host import lies_in_memory
-from decodeonce.store.files import sync_file
+from decodeonce.store.durable import sync_file
 
 TRIES, PAUSE_SECONDS = 20, 0.02  # the kernel skips pages that are busy
 CHECKED = 64  # places

@@ -17,7 +17,8 @@ from decodeonce.loader.order import derive_key, make_order
 from decodeonce.loader.ring import page_aligned_slot
 from decodeonce.loader.shards import ShardFiles
 from decodeonce.loader.steps import Rows
-from decodeonce.store.files import page_aligned_buffer, read_at
+from decodeonce.store.regular_files import read_at
+from decodeonce.store.shard_file import page_aligned_buffer
 
 # Reads at a time that keep storage busy: 32 of single rows, 4 of long runs (docs/benchmarks.md).
 RANDOM_READERS, READERS = 32, 4

@@ -17,8 +17,9 @@ from decodeonce.prep.entry import Entry
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source
 from decodeonce.store import disk
-from decodeonce.store.files import ShardFile, make_folder, page_aligned_buffer, remove_file, remove_tree
+from decodeonce.store.durable import make_folder, remove_file, remove_tree
 from decodeonce.store.manifest import PictureClass
+from decodeonce.store.shard_file import ShardFile, page_aligned_buffer
 
 WRITERS = 8  # at most
 BLOCKS_A_WORKER = 4  # at least: the rate is measured from the end of the first block to the end of the last

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from decodeonce.store.files import PAGE
 from decodeonce.store.manifest import DATA_OFFSET
+from decodeonce.store.shard_file import PAGE
 
 LARGEST, SMALLEST, LARGEST_IN_PAGES = 32 << 20, 1 << 20, 64 << 20
 

@@ -27,16 +27,11 @@ from decodeonce.prep.build.plan import Plan, read_plan
 from decodeonce.prep.entry import name_bytes, name_text
 from decodeonce.store import Manifest, Reject, StorePaths
 from decodeonce.store.containers import CONTAINERS
-from decodeonce.store.files import (
-    REPLACED,
-    ShardFile,
-    page_aligned_buffer,
-    remove_file,
-    remove_tree,
-    sync_folder,
-)
+from decodeonce.store.durable import remove_file, remove_tree, sync_folder
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.manifest import read_manifest
+from decodeonce.store.regular_files import REPLACED
+from decodeonce.store.shard_file import ShardFile, page_aligned_buffer
 from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, escape, escaped_sample_line, line, reject_line
 from decodeonce.store.writer import seal_store, trim_shards, write_array, write_small
 

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from decodeonce.errors import BuildError
+from decodeonce.errors import BuildError, naming
 from decodeonce.store import disk
-from decodeonce.store.files import append, naming, sync_folder
+from decodeonce.store.durable import append, sync_folder
 from decodeonce.store.hashing import hexdigest
 
 # Neighbouring blocks stand in the journals of one task's workers, as many as a node has cores. Opening one anew

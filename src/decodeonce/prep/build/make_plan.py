@@ -19,13 +19,10 @@ from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source
 from decodeonce.store import StorePaths
-from decodeonce.store.files import (
-    PAGE,
-    locked,
-    make_folder,
-    sync_folder,
-)
+from decodeonce.store.durable import make_folder, sync_folder
 from decodeonce.store.layout import missing_advice
+from decodeonce.store.locks import locked
+from decodeonce.store.shard_file import PAGE
 
 
 def make_plan(source: Source, out: Path, recipe: Recipe, expect: int | None = None) -> Plan:

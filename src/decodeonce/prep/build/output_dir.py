@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from decodeonce.errors import BuildError
+from decodeonce.errors import BuildError, naming
 from decodeonce.formatting import counted
 from decodeonce.prep.build.plan import Plan
 from decodeonce.prep.build.scan import Listing, check_expected, scan
@@ -16,7 +16,8 @@ from decodeonce.prep.recipe import Recipe, differences
 from decodeonce.prep.sources import Source
 from decodeonce.store import Manifest, StorePaths, disk, open_store
 from decodeonce.store.containers import CONTAINERS
-from decodeonce.store.files import LOCK, empty_folder, naming, remove_file, reserve, sync_folder
+from decodeonce.store.durable import empty_folder, remove_file, reserve, sync_folder
+from decodeonce.store.locks import LOCK
 from decodeonce.store.manifest import canonical
 from decodeonce.store.table import read_rejects
 

@@ -29,9 +29,10 @@ from decodeonce.prep.entry import Entry
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source, open_source
 from decodeonce.store import PictureClass, Reject, StorePaths
-from decodeonce.store.files import REPLACED, write_atomic
+from decodeonce.store.durable import write_atomic
 from decodeonce.store.layout import missing_advice
 from decodeonce.store.manifest import canonical, manifest_digest
+from decodeonce.store.regular_files import REPLACED
 from decodeonce.store.table import REJECT_COLUMNS, line, read_rejects, reject_line
 from decodeonce.store.writer import write_array
 

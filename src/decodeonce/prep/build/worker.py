@@ -24,9 +24,9 @@ from decodeonce.prep.processes.child import Parent
 from decodeonce.prep.processes.heartbeat import Heartbeat
 from decodeonce.store import Reject, StorePaths
 from decodeonce.store.containers import CONTAINERS
-from decodeonce.store.files import ShardFile, page_aligned_buffer
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.manifest import read_manifest
+from decodeonce.store.shard_file import ShardFile, page_aligned_buffer
 from decodeonce.store.writer import trim_shards
 
 VALUES = np.arange(256)

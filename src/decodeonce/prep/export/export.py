@@ -22,7 +22,8 @@ from decodeonce.prep.processes.child import ChildDied, Parent
 from decodeonce.prep.processes.workers import run_workers
 from decodeonce.store import Store, disk, open_store
 from decodeonce.store.checks import check_file
-from decodeonce.store.files import LOCK, locked, make_folder, remove_file, remove_tree, sync_folder, write_atomic
+from decodeonce.store.durable import make_folder, remove_file, remove_tree, sync_folder, write_atomic
+from decodeonce.store.locks import LOCK, locked
 
 CLASS_LIST = "classes.txt"  # the names in label order, as --classes takes them; a name that is no line goes without
 Progress = Callable[[int], None]

@@ -20,7 +20,7 @@ from decodeonce.prep.build.journal import BlockRecord, Journal
 from decodeonce.prep.convert.rows import StoreRows
 from decodeonce.prep.entry import name_bytes
 from decodeonce.store import Sample, Store
-from decodeonce.store.files import write_atomic
+from decodeonce.store.durable import write_atomic
 
 FORMS = ("folder", "webdataset")
 SHARD_ROWS = 10_000

@@ -12,7 +12,7 @@ from decodeonce.prep.jobs.pbs import PBS
 from decodeonce.prep.jobs.site import Site
 from decodeonce.prep.jobs.slurm import Slurm
 from decodeonce.store import StorePaths
-from decodeonce.store.files import make_folder, write_atomic
+from decodeonce.store.durable import make_folder, write_atomic
 
 # plan and finish are one process each, which waits for the file system more than it computes; where memory comes with
 # cores, so many bring what a plan of tens of millions needs.

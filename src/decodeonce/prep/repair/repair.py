@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from decodeonce.errors import StoreError
+from decodeonce.errors import StoreError, naming
 from decodeonce.formatting import counted
 from decodeonce.host import allow_open_files, usable_cores
 from decodeonce.prep.pixels.versions import decoder_versions
@@ -25,13 +25,15 @@ from decodeonce.store import Report, Sample, Shard, Store, StorePaths, disk, ver
 from decodeonce.store.checks import check_file
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.disk import LINK
-from decodeonce.store.files import LOCK, ShardFile, empty_folder, locked, naming, sync_folder, write_at, write_atomic
+from decodeonce.store.durable import empty_folder, sync_folder, write_at, write_atomic
 from decodeonce.store.hashing import file_chunks, hexdigest, row_checksum
 from decodeonce.store.hdf5 import virtual_bytes
+from decodeonce.store.locks import LOCK, locked
 from decodeonce.store.manifest import read_manifest
 from decodeonce.store.npy import npy_header
 from decodeonce.store.part import read_part
 from decodeonce.store.select import MappedSamples
+from decodeonce.store.shard_file import ShardFile
 from decodeonce.store.verify import read_checksums, row_checksums
 from decodeonce.store.writer import write_head
 

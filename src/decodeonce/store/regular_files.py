@@ -1,0 +1,109 @@
+"""Reading regular files: a pipe is not waited for, and a file that another node has just replaced is opened again."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from decodeonce.errors import StoreError, naming
+from decodeonce.store import disk
+
+# What reading gives when another node has renamed a new file over an open one, or removed it.
+REPLACED = {errno.ENOENT, errno.ESTALE}
+NAME_SECONDS = 1.1  # FUSE file systems remember for one second which file a name was
+
+
+@contextmanager
+def reading(path: Path, *, buffering: int = -1) -> Iterator[BinaryIO]:
+    """A file opened as by `open_regular`; every OSError meanwhile names it, and closing it raises none."""
+    with naming(path):
+        fd = open_regular(path)
+        try:
+            with open(fd, "rb", buffering=buffering, closefd=False) as file:
+                yield file
+        finally:
+            disk.close(fd)
+
+
+def read_regular(path: Path, *, most: int | None = None) -> bytes:
+    """All of a small file; as `open_regular`, and StoreError where it has more than `most` bytes."""
+    fd = open_regular(path)
+    try:
+        with naming(path):
+            data = bytearray(checked_size(fd, path, most))
+            return bytes(data[: read_at(fd, memoryview(data), 0)])
+    finally:
+        disk.close(fd)
+
+
+def checked_size(fd: int, path: Path, most: int | None) -> int:
+    """The size of an open file; StoreError where that is more than `most`."""
+    size = os.fstat(fd).st_size
+    if most is not None and size > most:
+        raise StoreError(f"{path}: {size} bytes, expected at most {most}; restore it from a copy")
+    return size
+
+
+def open_regular(path: Path) -> int:
+    """A descriptor of a file, to read; StoreError where a pipe, folder or device lies there: none is waited for.
+
+    Where another process has just put a new file in its place, a network file system may still give the old one, which
+    cannot be read any more: then the name is asked for again when nobody remembers it.
+    """
+    for last in (False, True):
+        fd = _open(path)
+        try:
+            regular = _is_regular(fd, path)
+            break
+        except OSError as error:
+            disk.close(fd)
+            if last or error.errno not in REPLACED:
+                raise
+            time.sleep(NAME_SECONDS)
+    if not regular:
+        disk.close(fd)
+        raise _not_regular(path)
+    return fd
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for a writer
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # a socket
+            raise
+        raise _not_regular(path) from None
+
+
+def _is_regular(fd: int, path: Path) -> bool:
+    """Whether an open file is a regular one; raises one of REPLACED if it cannot be read any more."""
+    with naming(path):
+        regular = stat.S_ISREG(os.fstat(fd).st_mode)
+        try:
+            if regular:
+                os.pread(fd, 1, 0)
+        except OSError as error:
+            if error.errno in REPLACED:  # other errors are raised again by whoever reads there
+                raise
+        return regular
+
+
+def _not_regular(path: Path) -> StoreError:
+    return StoreError(f"{path}: a folder, pipe or device, expected a file")
+
+
+def read_at(fd: int, out: memoryview, offset: int) -> int:
+    """Fill `out` from `offset`; returns the bytes read, fewer only at the end of the file."""
+    done = 0
+    while done < out.nbytes:
+        got = disk.preadv(fd, [out[done:]], offset + done)
+        if got == 0:
+            break
+        done += got
+    return done

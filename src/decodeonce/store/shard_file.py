@@ -1,0 +1,84 @@
+"""A shard being written: positioned writes that go past the page cache where they can."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from pathlib import Path
+
+from decodeonce.errors import naming
+from decodeonce.store import disk
+from decodeonce.store.durable import write_at
+from decodeonce.store.regular_files import read_at
+
+PAGE = 4096
+
+
+def page_aligned_buffer(nbytes: int) -> memoryview:
+    """A zeroed private anonymous buffer of `nbytes` that begins on a page; it is given back when the last view goes."""
+    return memoryview(mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))[:nbytes]
+
+
+class ShardFile:
+    """A shard being written: positioned writes, past the page cache where address, offset and length allow it.
+
+    O_DIRECT saves the copy into the page cache, 0.1 ms of the 1.4 ms that a row costs here, and keeps a night's build
+    from evicting what other jobs of the node have cached. What is not page-aligned, or a file system that refuses
+    O_DIRECT, takes the ordinary way. Several threads may use one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = disk.open_file(path, os.O_RDWR)
+        self._opened = [self._fd]
+        self._direct: int | None = None
+        try:
+            self._direct = disk.open_file(path, os.O_WRONLY | getattr(os, "O_DIRECT", 0))
+            self._opened.append(self._direct)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                disk.close(self._fd)
+                raise
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """Write all of `data` at `offset`; `data` begins on a page when its offset does (see page_aligned_buffer)."""
+        direct = self._direct
+        with naming(self.path):
+            if direct is not None and offset % PAGE == 0 and _is_pages(data):
+                try:
+                    return write_at(direct, data, offset)
+                except OSError as error:
+                    if error.errno != errno.EINVAL:
+                        raise
+                    self._direct = None  # and open until the end: another thread may be writing through it
+            write_at(self._fd, data, offset)
+
+    def read(self, out: memoryview, offset: int) -> int:
+        """Fill `out` from `offset`; returns the bytes read."""
+        with naming(self.path):
+            return read_at(self._fd, out, offset)
+
+    def sync(self) -> None:
+        """Make what was written durable (data and size)."""
+        with naming(self.path):
+            disk.fdatasync(self._fd)
+
+    def close(self) -> None:
+        """Close; a second call does nothing."""
+        while self._opened:
+            disk.close(self._opened.pop())
+        self._fd, self._direct = -1, None
+
+    def __enter__(self) -> ShardFile:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _is_pages(data: memoryview) -> bool:
+    if data.readonly or not data.nbytes or data.nbytes % PAGE:  # ctypes gives no address of the first two
+        return False
+    return ctypes.addressof(ctypes.c_char.from_buffer(data)) % PAGE == 0
