@@ -18,7 +18,6 @@ from decodeonce.cli.doctor import machine
 from decodeonce.prep import recipe
 from decodeonce.prep.pixels import decode
 from decodeonce.prep.sources import SOURCES
-from decodeonce.store import manifest
 from decodeonce.store.containers import CONTAINERS
 from tests.command import assert_fails, prep
 from tests.pictures import encoded, jpeg, make_tree, picture, tree_bytes
@@ -42,8 +41,7 @@ def store(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (Fit, recipe.FITS),
         (Filter, recipe.FILTERS),
         (Filter, decode.FILTERS),
-        (Format, manifest.CONTAINERS),
-        (Format, CONTAINERS),
+        (Format, tuple(CONTAINERS)),
         (Exif, recipe.EXIF),
         (OnOdd, recipe.ODD),
     ],

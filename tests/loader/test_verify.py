@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from decodeonce import Loader, StoreError, open_store
 from decodeonce.loader.order import SHUFFLES
-from decodeonce.loader.reading import HASHED_AT_ONCE, READERS
+from decodeonce.loader.reading import READERS
 from decodeonce.store import part_rows, stage_store
+from decodeonce.store.hashing import HASHED_AT_ONCE
 from decodeonce.store.manifest import DATA_OFFSET
 from tests.conftest import COUNT
 from tests.loader.sides import contents

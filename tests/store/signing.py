@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from decodeonce.store.hashing import hexdigest
-from decodeonce.store.manifest import canonical, manifest_digest
+from decodeonce.store.signed import canonical, digest_of
 
 Facts = dict[str, Any]
 
 
 def sign(facts: Facts) -> bytes:
     """store.json for these facts, whatever they are."""
-    return canonical({**facts, "digest": manifest_digest(facts)})
+    return canonical({**facts, "digest": digest_of(facts)})
 
 
 def resign(store: Path, change: Callable[[Facts], object]) -> None:

@@ -200,9 +200,9 @@ def test_a_newer_version_is_refused_by_name(name: str, file: str, what: str, tmp
     store, out = Path(shutil.copytree(RELEASED / name, tmp_path / "s")), tmp_path / "out"
     facts = json.loads((store / file).read_bytes())
     (store / file).write_bytes(sign({**facts, "version": 2}))
-    told = f"{store / file}: {'part' if 'part' in name else 'format'} version 2, this decodeonce reads 1; "
+    told = f"{store / file}: format version 2, this decodeonce reads 1; install a newer decodeonce, or "
     with pytest.raises(DecodeonceError) as caught:
         READERS[what](store, out)
-    assert str(caught.value) == f"{told}install a newer decodeonce"
+    assert str(caught.value).startswith(told)
     assert not out.exists()
     assert verify_store(store).problems == [str(caught.value)]

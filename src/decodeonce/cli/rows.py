@@ -54,8 +54,7 @@ class CheckedRows:
     def read(self, row: int) -> tuple[Pixels | None, bool]:
         """(H, W, C) of a row, None where it cannot be read; and whether it is damaged, as far as that is known."""
         manifest = self._store.manifest
-        shard = manifest.shard_of(row)
-        [data] = read_rows(self._store, shard, row - shard.first_row, row - shard.first_row + 1)
+        [data] = read_rows(self._store, range(row, row + 1))
         if data is None:
             return None, True
         damaged = not self.trouble and row_checksum(data) != int(self._checksums[row])

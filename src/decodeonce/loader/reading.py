@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
-import xxhash
 
 from decodeonce.errors import SERVER_AWAY, StoreError
 from decodeonce.host import available_memory, network_file_system
@@ -20,13 +19,10 @@ from decodeonce.loader.shards import ShardFiles, Span, ends_early
 from decodeonce.loader.steps import Rows
 from decodeonce.store import Store
 from decodeonce.store.checks import bad_row, check_file, unreadable
+from decodeonce.store.hashing import first_wrong_row
 from decodeonce.store.regular_files import read_at
 
 READERS = ("auto", "pread", "mmap")
-# Of more at a time xxhash (4.1) lets go of the interpreter, which a thread that runs Python gives back only after 5 ms:
-# beside one that never waits, 600 rows of 192 KiB were hashed a second in one piece each, 114,000 in pieces (alone
-# 376,000 and 253,000).
-HASHED_AT_ONCE = 64 << 10
 MADV_POPULATE_READ = 22  # of linux/mman.h
 
 Part = Callable[[], object]
@@ -127,14 +123,9 @@ class CheckedReader:
 
     def _checked(self, part: Part, rows: Rows, out: Pixels) -> None:
         part()
-        copied, size = out.data.cast("B"), self._store.manifest.row_bytes
-        state = xxhash.xxh3_64()
-        for index, expected in enumerate(self._checksums[rows].tolist()):
-            for start in range(index * size, (index + 1) * size, HASHED_AT_ONCE):
-                state.update(copied[start : min(start + HASHED_AT_ONCE, (index + 1) * size)])
-            if state.intdigest() != expected:
-                raise bad_row(self._store.paths.root, self._store.manifest, int(rows[index]))
-            state.reset()
+        size = self._store.manifest.row_bytes
+        if (wrong := first_wrong_row(out.data.cast("B"), size, self._checksums[rows].tolist())) is not None:
+            raise bad_row(self._store.paths.root, self._store.manifest, int(rows[wrong]))
 
 
 def _map_pages(start: Pixels, nbytes: int) -> bool:

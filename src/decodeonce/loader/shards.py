@@ -35,14 +35,13 @@ class ShardFiles:
         self.paths = [store.paths.root / shard.file for shard in shards]
         self.row_bytes = store.manifest.row_bytes
         self._manifest = store.manifest
-        self._first_rows = np.array([shard.first_row for shard in shards], np.int64)
-        self._origins = np.array([s.data_offset - s.first_row * self.row_bytes for s in shards], np.int64)
+        self._origins = np.array([shard.offset(0) for shard in shards], np.int64)
         self._fds: dict[int, int] = {}
         self._finalizer = weakref.finalize(self, _close_all, self._fds)
 
     def open(self, rows: Rows) -> list[int]:
         """Open the shards that `rows` lie in, and return them; StoreError where one is not as the manifest says."""
-        shards: list[int] = np.unique(self._shards(rows)).tolist()
+        shards: list[int] = np.unique(self._manifest.shard_indexes(rows)).tolist()
         for shard in shards:
             if shard not in self._fds:
                 self._fds[shard] = self._open(shard)
@@ -65,7 +64,7 @@ class ShardFiles:
 
     def spans(self, rows: Rows) -> Iterator[Span]:
         """Where `rows` lie, as few spans as their sequence allows."""
-        shards = self._shards(rows)
+        shards = self._manifest.shard_indexes(rows)
         offsets = self._origins[shards] + rows * self.row_bytes
         breaks = np.flatnonzero((rows[1:] != rows[:-1] + 1) | (shards[1:] != shards[:-1])) + 1
         firsts, lasts = np.append(0, breaks), np.append(breaks, len(rows))
@@ -75,9 +74,6 @@ class ShardFiles:
     def close(self) -> None:
         """Let go of all files; a second call does nothing."""
         self._finalizer()
-
-    def _shards(self, rows: Rows) -> Rows:
-        return np.searchsorted(self._first_rows, rows, side="right") - 1
 
     def _open(self, shard: int) -> int:
         path, manifest = self.paths[shard], self._manifest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from decodeonce.store.manifest import CONTAINERS
+from decodeonce.store.containers import CONTAINERS
 
 FITS = ("crop", "stretch", "pad")
 FILTERS = ("bilinear", "bicubic", "lanczos", "box")
@@ -75,7 +75,7 @@ class Recipe:
             raise ValueError(f"size is {self.height}x{self.width}, expected 1 to 16384 pixels a side")
         if self.shard_size < 1:
             raise ValueError(f"shard_size is {self.shard_size} bytes, expected at least 1")
-        choices = {"fit": FITS, "filter": FILTERS, "container": CONTAINERS, "exif": EXIF, "on_odd": ODD}
+        choices = {"fit": FITS, "filter": FILTERS, "container": tuple(CONTAINERS), "exif": EXIF, "on_odd": ODD}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(allowed)}")

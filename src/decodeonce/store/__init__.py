@@ -10,48 +10,33 @@ from typing import TYPE_CHECKING
 from decodeonce.lazy import importing
 
 if TYPE_CHECKING:
-    from decodeonce.store.layout import StorePaths
-    from decodeonce.store.manifest import Column, Manifest, PictureClass, Shard, SmallFile
-    from decodeonce.store.part import part_rows
-    from decodeonce.store.reader import Images, Store, open_store
-    from decodeonce.store.stage import Staged, stage_store
-    from decodeonce.store.table import Reject, Sample
-    from decodeonce.store.verify import Report, verify_store
+    from decodeonce.store.images import Images as Images
+    from decodeonce.store.layout import StorePaths as StorePaths
+    from decodeonce.store.manifest import Column as Column
+    from decodeonce.store.manifest import Manifest as Manifest
+    from decodeonce.store.manifest import PictureClass as PictureClass
+    from decodeonce.store.manifest import Shard as Shard
+    from decodeonce.store.manifest import SmallFile as SmallFile
+    from decodeonce.store.part import part_rows as part_rows
+    from decodeonce.store.reader import Store as Store
+    from decodeonce.store.reader import open_store as open_store
+    from decodeonce.store.stage import Staged as Staged
+    from decodeonce.store.stage import stage_store as stage_store
+    from decodeonce.store.table import Reject as Reject
+    from decodeonce.store.table import Sample as Sample
+    from decodeonce.store.verify import Report as Report
+    from decodeonce.store.verify import verify_store as verify_store
 
-_HOME = {
-    "Column": "decodeonce.store.manifest",
-    "Images": "decodeonce.store.reader",
-    "Manifest": "decodeonce.store.manifest",
-    "PictureClass": "decodeonce.store.manifest",
-    "Reject": "decodeonce.store.table",
-    "Report": "decodeonce.store.verify",
-    "Sample": "decodeonce.store.table",
-    "Shard": "decodeonce.store.manifest",
-    "SmallFile": "decodeonce.store.manifest",
-    "Staged": "decodeonce.store.stage",
-    "Store": "decodeonce.store.reader",
-    "StorePaths": "decodeonce.store.layout",
-    "open_store": "decodeonce.store.reader",
-    "part_rows": "decodeonce.store.part",
-    "stage_store": "decodeonce.store.stage",
-    "verify_store": "decodeonce.store.verify",
+_NAMES = {
+    "images": ("Images",),
+    "layout": ("StorePaths",),
+    "manifest": ("Column", "Manifest", "PictureClass", "Shard", "SmallFile"),
+    "part": ("part_rows",),
+    "reader": ("Store", "open_store"),
+    "stage": ("Staged", "stage_store"),
+    "table": ("Reject", "Sample"),
+    "verify": ("Report", "verify_store"),
 }
-__all__ = [
-    "Column",
-    "Images",
-    "Manifest",
-    "PictureClass",
-    "Reject",
-    "Report",
-    "Sample",
-    "Shard",
-    "SmallFile",
-    "Staged",
-    "Store",
-    "StorePaths",
-    "open_store",
-    "part_rows",
-    "stage_store",
-    "verify_store",
-]
+_HOME = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
+__all__ = sorted(_HOME)
 __getattr__, __dir__ = importing(__name__, _HOME)

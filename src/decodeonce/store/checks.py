@@ -101,12 +101,14 @@ def check_file(path: Path, facts: SmallFile) -> None:
         raise StoreError(f"{path}: {wrong}; {repair_advice(path)}")
 
 
-def check_shard(path: Path, shard: Shard, container: str) -> None:
-    """Raise StoreError unless size, magic and head of a shard are as the manifest says."""
+def check_shard(path: Path, shard: Shard, container: str) -> bytes:
+    """Return the head of a shard; raise StoreError unless its size, magic and head are as the manifest says."""
     check_size(path, shard.bytes, longer_is_fine=True)
     with reading(path, buffering=0) as file:
         head = file.read(shard.data_offset)
-    CONTAINERS[container].check_magic(path, head)
+    if not head.startswith(CONTAINERS[container].magic):
+        raise StoreError(f"{path}: does not begin as an {container} file does; {repair_advice(path)}")
     if hexdigest(head) != shard.meta_xxh3:
         wrong = f"its first {shard.data_offset} bytes are not those written"
         raise StoreError(f"{path}: {wrong}; {repair_advice(path)}")
+    return head

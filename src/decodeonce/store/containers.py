@@ -10,16 +10,18 @@ from decodeonce.store.npy import NpyContainer
 
 
 class Container(Protocol):
-    """How a shard's rows are wrapped; the rows themselves lie contiguous from `data_offset` in every container."""
+    """How a shard's rows are wrapped; the rows themselves lie contiguous from `data_offset` in every container.
 
-    name: str
+    Attributes:
+        suffix: The end of a shard's name.
+        magic: The bytes that every shard begins with.
+    """
+
     suffix: str
+    magic: bytes
 
     def head(self, shape: tuple[int, int, int, int], *, size: int, scratch: Path) -> bytes:
         """The `size` bytes before the first row of a shard of `shape` (rows, H, W, C)."""
 
-    def check_magic(self, path: Path, head: bytes) -> None:
-        """Raise StoreError unless `head` begins as this container's files do."""
 
-
-CONTAINERS: dict[str, Container] = {c.name: c for c in (NpyContainer(), Hdf5Container())}
+CONTAINERS: dict[str, Container] = {"npy": NpyContainer(), "hdf5": Hdf5Container()}

@@ -1,4 +1,4 @@
-"""Durable changes: what these functions wrote, made or removed is still so after a crash of the machine."""
+"""Durable changes: what these functions wrote, made or removed stays so after the machine has crashed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from pathlib import Path
 
 from decodeonce.errors import naming
 from decodeonce.store import disk
-from decodeonce.store.regular_files import REPLACED
+from decodeonce.store.regular_files import REPLACED, reading
 
 GATHERED = 1 << 20  # small chunks are written so many bytes at a time
 _FALLOC_UNSUPPORTED = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+_UNFLUSHABLE = {errno.EINVAL, errno.EBADF, errno.EROFS}
+
+# Files.
 
 
 def write_atomic(path: Path, chunks: Iterable[bytes | memoryview], *, scratch: Path | None = None) -> None:
@@ -35,7 +38,7 @@ def write_atomic(path: Path, chunks: Iterable[bytes | memoryview], *, scratch: P
                 disk.close(fd)
             disk.replace(temporary, path)
     except BaseException:
-        with suppress(OSError):  # what came first is what is to be told
+        with suppress(OSError):  # report the first error
             disk.unlink(temporary)
         raise
     sync_folder(path.parent)
@@ -55,35 +58,43 @@ def _gathered(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | bytearra
     yield small
 
 
+@contextmanager
+def writing(path: Path, flags: int = os.O_WRONLY) -> Iterator[int]:
+    """A descriptor of a file to change in place; flushed at the end. Every OSError meanwhile names the file."""
+    with naming(path):
+        fd = disk.open_file(path, flags)
+        try:
+            yield fd
+            disk.fsync(fd)
+        finally:
+            disk.close(fd)
+
+
 def append(fd: int, data: bytes | bytearray | memoryview) -> None:
-    """Write all of `data` where the file `fd` is at; short writes go on."""
+    """Write all of `data` at the current position of the file `fd`, also if the system writes less at a time."""
     left = memoryview(data)
     while left.nbytes:
         left = left[disk.write(fd, left) :]
 
 
-def write_at(fd: int, data: memoryview, offset: int) -> None:
-    """Write all of `data` at `offset`; short writes go on, errors are OSError."""
-    while data.nbytes:
-        written = disk.pwrite(fd, data, offset)
-        data, offset = data[written:], offset + written
+def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
+    """Write all of `data` at `offset`, also if the system writes less at a time."""
+    left = memoryview(data)
+    while left.nbytes:
+        written = disk.pwrite(fd, left, offset)
+        left, offset = left[written:], offset + written
 
 
 def cut_file(path: Path, nbytes: int) -> None:
-    """Cut a file to so many bytes, durably."""
-    fd = disk.open_file(path, os.O_WRONLY)
-    try:
-        with naming(path):
-            disk.ftruncate(fd, nbytes)
-            disk.fsync(fd)
-    finally:
-        disk.close(fd)
+    """Cut a file to so many bytes."""
+    with writing(path) as fd:
+        disk.ftruncate(fd, nbytes)
 
 
 def reserve(fd: int, nbytes: int, path: Path, *, offset: int = 0) -> bool:
-    """Reserve `nbytes` of the file `path`, open as `fd`, from `offset` with fallocate(2); False where there is none.
+    """Reserve `nbytes` of the file `path`, open as `fd`, from `offset`; return False if the file system cannot.
 
-    Raises OSError (ENOSPC, EDQUOT) when there is no room.
+    Raises OSError (ENOSPC, EDQUOT) if there is no room.
     """
     while True:
         try:
@@ -99,17 +110,22 @@ def reserve(fd: int, nbytes: int, path: Path, *, offset: int = 0) -> bool:
 
 
 def sync_file(path: Path) -> None:
-    """Make a file durable, whoever wrote it."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        with naming(path):
-            disk.fsync(fd)
-    finally:
-        disk.close(fd)
+    """Flush a file, whichever process wrote it."""
+    with reading(path) as file:
+        disk.fsync(file.fileno())
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file, if it is there."""
+    with _gone_is_fine():
+        disk.unlink(path)
+
+
+# Folders.
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable; one that cannot be flushed, or may not be read, is left alone."""
+    """Flush the names in a folder. Does nothing if the file system cannot, or the user may not read the folder."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except PermissionError:
@@ -118,21 +134,21 @@ def sync_folder(path: Path) -> None:
         with naming(path):
             disk.fsync(fd)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EBADF, errno.EROFS):
+        if error.errno not in _UNFLUSHABLE:
             raise
     finally:
         disk.close(fd)
 
 
 def make_folder(path: Path) -> None:
-    """Have the folder `path` be there, its parents, too; durably. FileExistsError where a file is in the way."""
+    """Make the folder `path` and its parents, unless they are there. FileExistsError if a file is in the way."""
     if not path.is_dir():
         make_folder(path.absolute().parent)
         with suppress(FileExistsError):  # another process may make it, too
             disk.mkdir(path)
         if not _is_folder_or_gone(path):
             raise FileExistsError(errno.EEXIST, "a file is in the way, expected a folder", str(path))
-    sync_folder(path.absolute().parent)  # where it was there, too: who made it may have been killed before this
+    sync_folder(path.absolute().parent)  # also if it was there: the process that made it may have been killed before
 
 
 def _is_folder_or_gone(path: Path) -> bool:
@@ -142,14 +158,8 @@ def _is_folder_or_gone(path: Path) -> bool:
         return True
 
 
-def remove_file(path: Path) -> None:
-    """Remove a file, if it is there."""
-    with _gone_is_fine():
-        disk.unlink(path)
-
-
 def remove_tree(path: Path) -> None:
-    """Remove a folder with everything in it. Links are removed, not followed; what is gone already is fine."""
+    """Remove a folder with everything in it, if it is there. Links are removed, not followed."""
     with _gone_is_fine():
         if path.is_symlink():
             return disk.unlink(path)
@@ -170,30 +180,9 @@ def empty_folder(path: Path, *, keep: str = "") -> None:
 
 @contextmanager
 def _gone_is_fine() -> Iterator[None]:
-    """Ignore that a file is gone, also where its folder was removed through another node (ESTALE)."""
+    """Ignore that a file is gone, also if its folder was removed through another node (ESTALE)."""
     try:
         yield
     except OSError as error:
         if error.errno not in REPLACED:
             raise
-
-
-def data_ranges(fd: int, start: int, end: int) -> list[range]:
-    """Where in [start, end) something was written, neither hole nor only reserved: whole blocks, in order.
-
-    All of it where the file system does not tell.
-    """
-    found: list[range] = []
-    try:
-        while start < end:
-            data = os.lseek(fd, start, os.SEEK_DATA)
-            start = os.lseek(fd, data, os.SEEK_HOLE)
-            if data < end:
-                found.append(range(data, min(start, end)))
-    except OSError as error:
-        if error.errno == errno.ENXIO:  # nothing but a hole from there on
-            return found
-        if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
-            return [range(start, end)]
-        raise
-    return found

@@ -9,21 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from decodeonce.errors import StoreError
-from decodeonce.store.layout import repair_advice
-from decodeonce.store.manifest import Manifest
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-MAGIC = b"\x89HDF\r\n\x1a\n"
+    from decodeonce.store.manifest import Manifest
 
 
 class Hdf5Container:
     """Shards as HDF5 files whose rows lie contiguous behind one page of metadata; plain h5py reads one."""
 
-    name = "hdf5"
     suffix = ".h5"
+    magic = b"\x89HDF\r\n\x1a\n"
 
     def head(self, shape: tuple[int, int, int, int], *, size: int, scratch: Path) -> bytes:
         """The `size` bytes before the first row: the head of a sparse file that libhdf5 itself lays out in `scratch`.
@@ -61,11 +59,6 @@ class Hdf5Container:
             raise OSError(errno.EIO, str(error), name) from error
         finally:
             template.unlink()
-
-    def check_magic(self, path: Path, head: bytes) -> None:
-        """Raise StoreError unless `head` begins as this container's files do."""
-        if not head.startswith(MAGIC):
-            raise StoreError(f"{path}: does not begin as an HDF5 file does; {repair_advice(path)}")
 
 
 def virtual_bytes(manifest: Manifest, *, labels: NDArray[np.int64]) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from decodeonce.formatting import quoted
@@ -15,99 +14,44 @@ PRIVATE_FOLDER = re.compile(r"\.(build|stage|repair)|\..+\.export|.+\.jobs", re.
 INSIDE_PRIVATE = re.compile(r"|journals|scratch|pictures(/[^/]+)?", re.DOTALL)
 
 
-@dataclass(frozen=True)
 class StorePaths:
-    """The paths of the store at `root`, finished or being built."""
+    """The paths of the store at `root`, finished or being built.
 
-    root: Path
+    The private folders `staging`, `repair` and `build` are there only while a part, a repair or a build is unfinished.
+    """
 
-    @property
-    def manifest(self) -> Path:
-        return self.root / "store.json"
-
-    @property
-    def labels(self) -> Path:
-        return self.root / "labels.npy"
-
-    @property
-    def checksums(self) -> Path:
-        return self.root / "checksums.npy"
-
-    @property
-    def samples(self) -> Path:
-        return self.root / "samples.tsv"
-
-    @property
-    def rejects(self) -> Path:
-        return self.root / "rejects.tsv"
-
-    @property
-    def virtual(self) -> Path:
-        """The HDF5 file with one virtual dataset over all shards (hdf5 container only)."""
-        return self.root / "store.h5"
-
-    @property
-    def part(self) -> Path:
-        """Which rows are here; there only in a staged part of a store."""
-        return self.root / "stage.json"
-
-    @property
-    def staging(self) -> Path:
-        """There only while a part is unfinished: what it is to become, and temporary files."""
-        return self.root / ".stage"
-
-    @property
-    def claim(self) -> Path:
-        """What becomes stage.json when all rows are there."""
-        return self.staging / "stage.json"
-
-    @property
-    def repair(self) -> Path:
-        """There only while a repair runs: temporary files."""
-        return self.root / ".repair"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.manifest = root / "store.json"
+        self.labels = root / "labels.npy"
+        self.checksums = root / "checksums.npy"
+        self.samples = root / "samples.tsv"
+        self.rejects = root / "rejects.tsv"
+        self.virtual = root / "store.h5"  # one virtual dataset over all shards; in the hdf5 container only
+        self.part = root / "stage.json"  # which rows are here; in a staged part only
+        self.staging = root / ".stage"
+        self.claim = self.staging / "stage.json"  # becomes `part` when all rows are here
+        self.repair = root / ".repair"
+        self.build = root / ".build"
+        self.plan = self.build / "plan.json"  # written last: without it there is no plan
+        self.plan_rows = self.build / "plan-rows.npy"
+        self.plan_names = self.build / "plan-names.bin"
+        self.plan_boxes = self.build / "plan-boxes.npy"
+        self.plan_rejects = self.build / "plan-rejects.tsv"
+        self.journals = self.build / "journals"
 
     def shard(self, index: int, suffix: str) -> Path:
         return self.root / f"images-{index:05d}{suffix}"
 
     @property
     def jobs(self) -> Path:
-        """Scripts and logs of jobs, beside the store: nothing in it depends on them."""
+        """Scripts and logs of jobs, next to the store: nothing in it depends on them."""
         return self.root.absolute().with_name(f"{self.root.absolute().name}.jobs")
 
     @property
     def submit(self) -> Path:
         """The script that submits them all as a chain."""
         return self.jobs / "submit.sh"
-
-    @property
-    def build(self) -> Path:
-        """Plan and journals; there only while the store is unfinished."""
-        return self.root / ".build"
-
-    @property
-    def plan(self) -> Path:
-        """The plan's facts, written last: without it there is no plan."""
-        return self.build / "plan.json"
-
-    @property
-    def plan_rows(self) -> Path:
-        return self.build / "plan-rows.npy"
-
-    @property
-    def plan_names(self) -> Path:
-        return self.build / "plan-names.bin"
-
-    @property
-    def plan_boxes(self) -> Path:
-        return self.build / "plan-boxes.npy"
-
-    @property
-    def plan_rejects(self) -> Path:
-        return self.build / "plan-rejects.tsv"
-
-    @property
-    def journals(self) -> Path:
-        return self.build / "journals"
 
 
 def verify_command(root: Path) -> str:

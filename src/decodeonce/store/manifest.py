@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from bisect import bisect_right
 from collections import Counter
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from decodeonce.errors import StoreError
-from decodeonce.store.hashing import hexdigest
+from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.layout import missing_advice
 from decodeonce.store.npy import npy_header
 from decodeonce.store.regular_files import read_regular
+from decodeonce.store.signed import MAX_BYTES, parse_signed, sign
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
 
 FORMAT = "decodeonce"
 VERSION = 1
 DATA_OFFSET = 4096
 MAX_DATA_OFFSET = 1 << 20  # a head is read whole
-MAX_BYTES = 64 << 20  # of store.json, read whole: 200,000 shards and 100,000 classes take 45 MB
-CONTAINERS = ("npy", "hdf5")
 REBUILD = "remove the store and build it again"
 T = TypeVar("T")
 
@@ -41,10 +43,18 @@ class Shard:
     bytes: int
     meta_xxh3: str
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return (self.bytes - self.data_offset) // self.rows
+
+    def offset(self, row: int) -> int:
+        """The byte of the file at which a row of the store begins."""
+        return self.data_offset + (row - self.first_row) * self.row_bytes
+
     def held_rows(self, rows: range) -> range:
-        """Which of a store's `rows` lie in this shard, counted from its first row."""
-        start = max(rows.start - self.first_row, 0)
-        return range(start, max(start, min(rows.stop - self.first_row, self.rows)))
+        """Which of a store's `rows` lie in this shard."""
+        return overlap(rows, range(self.first_row, self.first_row + self.rows))
 
 
 @dataclass(frozen=True)
@@ -98,29 +108,29 @@ class Manifest:
         """Bytes of one row."""
         return self.shape[0] * self.shape[1] * self.shape[2]
 
+    @cached_property
+    def _first_rows(self) -> NDArray[np.int64]:
+        import numpy as np  # here, so that `prep info` needs no NumPy
+
+        return np.array([shard.first_row for shard in self.shards], np.int64)
+
+    def shard_indexes(self, rows: ArrayLike) -> NDArray[np.int64]:
+        """The numbers, from 0, of the shards that rows lie in; an array like `rows`."""
+        return self._first_rows.searchsorted(rows, side="right") - 1
+
     def shard_of(self, row: int) -> Shard:
         """The shard that a row lies in."""
-        return self.shards[bisect_right(self.shards, row, key=lambda shard: shard.first_row) - 1]
+        return self.shards[int(self.shard_indexes(row))]
 
     def to_bytes(self) -> bytes:
         """store.json for these facts, with the digest filled in."""
-        facts: dict[str, Any] = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        facts["digest"] = manifest_digest(facts)
-        return canonical(facts)
+        return sign({"format": FORMAT, "version": VERSION, **asdict(self)})
 
 
-def canonical(facts: dict[str, Any]) -> bytes:
-    """The only serialisation of a manifest that readers accept: sorted keys, one blank of indent, UTF-8, newline.
-
-    A byte of a name that is not UTF-8, a lone surrogate here, becomes the escape \\udcNN: what is written is UTF-8.
-    """
-    text = json.dumps(facts, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
-    return (text + "\n").encode("utf-8", "backslashreplace")
-
-
-def manifest_digest(facts: dict[str, Any]) -> str:
-    """xxh3_64 of the canonical serialisation of all facts but the digest itself."""
-    return hexdigest(canonical({key: value for key, value in facts.items() if key != "digest"}))
+def overlap(rows: range, others: range) -> range:
+    """The rows that are in both ranges."""
+    start = max(rows.start, others.start)
+    return range(start, max(start, min(rows.stop, others.stop)))
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -148,26 +158,13 @@ def _no_manifest(path: Path) -> StoreError:
 
 def parse_manifest(encoded: bytes, path: Path) -> Manifest:
     """The manifest of these bytes; `path` only names it in errors."""
+    facts = parse_signed(encoded, path, form=FORMAT, version=VERSION, advice=f"restore it from a copy, or {REBUILD}")
     try:
-        facts = json.loads(encoded)
-    except (ValueError, RecursionError) as error:
-        raise StoreError(f"{path}: not JSON ({error}); restore it from a copy, or {REBUILD}") from None
-    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-        what = f'not a decodeonce manifest: "format" is not "{FORMAT}"'
-        raise StoreError(f"{path}: {what}; give a store, or restore the file from a copy of this one")
-    version = facts.get("version")
-    if type(version) is not int or version != VERSION:
-        found = f"format version {version!r}, this decodeonce reads {VERSION}"
-        raise StoreError(f"{path}: {found}; install a newer decodeonce")
-    try:
-        whole = canonical(facts) == encoded and facts["digest"] == manifest_digest(facts)
-        manifest = _from_facts(facts) if whole else None
+        manifest = _from_facts(facts)
     except KeyError as error:
         raise StoreError(f"{path}: a wrong manifest: no key {error}, expected one; {REBUILD}") from None
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise StoreError(f"{path}: a wrong manifest: {error}; {REBUILD}") from None
-    if manifest is None:
-        raise StoreError(f"{path}: damaged: its bytes are not those that were written; restore it from a copy")
     _check_counts(manifest, path)
     return manifest
 
@@ -178,7 +175,7 @@ def _from_facts(facts: dict[str, Any]) -> Manifest:
         count=_whole(facts["count"], "count"),
         shape=(height, width, channels),
         dtype=_one_of(facts["dtype"], ("uint8",), "dtype"),
-        container=_one_of(facts["container"], CONTAINERS, "container"),
+        container=_one_of(facts["container"], tuple(CONTAINERS), "container"),
         block_rows=_whole(facts["block_rows"], "block_rows"),
         shards=tuple(_shard(shard) for shard in facts["shards"]),
         classes=tuple(_class(entry) for entry in facts["classes"]),

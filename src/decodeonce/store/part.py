@@ -1,15 +1,15 @@
-"""stage.json: which rows of a store a staged part of it holds; and which rows are whose."""
+"""stage.json: which rows of a store a staged part of it holds; and which rows belong to which part."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from decodeonce.errors import StoreError
-from decodeonce.store.manifest import MAX_BYTES, Manifest, canonical, manifest_digest
+from decodeonce.store.manifest import Manifest
 from decodeonce.store.regular_files import read_regular
+from decodeonce.store.signed import MAX_BYTES, parse_signed, sign
 
 FORMAT = "decodeonce-part"
 VERSION = 1
@@ -30,14 +30,8 @@ class Part:
 
     def to_bytes(self) -> bytes:
         """stage.json for these facts, with its own digest."""
-        facts = {
-            "format": FORMAT,
-            "version": VERSION,
-            "store": self.store,
-            "first_row": self.first_row,
-            "rows": self.rows,
-        }
-        return canonical({**facts, "digest": manifest_digest(facts)})
+        facts = {"store": self.store, "first_row": self.first_row, "rows": self.rows}
+        return sign({"format": FORMAT, "version": VERSION, **facts})
 
 
 def part_rows(count: int, part: int, parts: int) -> range:
@@ -56,23 +50,17 @@ def rows_text(rows: range) -> str:
 
 
 def read_part(path: Path, manifest: Manifest) -> Part | None:
-    """The part of this manifest's store that `path` speaks of, checked; None where there is no such file."""
+    """Read and check the stage.json of a part of this manifest's store; None if there is no such file."""
     try:
         encoded = read_regular(path, most=MAX_BYTES)
     except FileNotFoundError:
         return None
+    advice = f"remove {path.parent} and stage it again"
+    facts = parse_signed(encoded, path, form=FORMAT, version=VERSION, advice=advice)
     try:
-        facts = json.loads(encoded)
-        if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-            raise ValueError(f'"format" is not "{FORMAT}"')
-        if canonical(facts) != encoded or facts.get("digest") != manifest_digest(facts):
-            raise ValueError("its bytes are not those that were written")
-        if type(facts.get("version")) is not int or facts["version"] != VERSION:
-            found = f"part version {facts.get('version')!r}, this decodeonce reads {VERSION}"
-            raise StoreError(f"{path}: {found}; install a newer decodeonce")
         return _from_facts(facts, manifest)
-    except (ValueError, RecursionError) as error:
-        raise StoreError(f"{path}: {error}; remove {path.parent} and stage it again") from None
+    except ValueError as error:
+        raise StoreError(f"{path}: {error}; {advice}") from None
 
 
 def _from_facts(facts: dict[str, Any], manifest: Manifest) -> Part:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import bisect
 import math
-import mmap
 import os
-from collections.abc import Iterator
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +13,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from decodeonce.errors import StoreError
 from decodeonce.host import allow_open_files
-from decodeonce.store.checks import check_file, check_in_place, check_size, check_store, not_held, unreadable
+from decodeonce.store.checks import check_file, check_in_place, check_size, check_store, not_held
+from decodeonce.store.images import Images, Pixels
 from decodeonce.store.layout import StorePaths, verify_command
 from decodeonce.store.manifest import Column, Manifest, PictureClass
 from decodeonce.store.npy import npy_header
 from decodeonce.store.part import Part, rows_text
 from decodeonce.store.regular_files import reading
 from decodeonce.store.table import Samples
-
-Pixels = NDArray[np.uint8]
 
 
 def open_store(path: str | os.PathLike[str]) -> Store:
@@ -121,149 +116,3 @@ class Store:
             raise StoreError(f"{path}: no npy file of {dtype} {whole_shape}; run {verify_command(self.paths.root)}")
         check_size(path, len(header) + np.dtype(dtype).itemsize * math.prod(whole_shape))
         return np.memmap(path, dtype, "r", offset=len(header), shape=whole_shape)
-
-
-class Images:
-    """All shards of a store as one read-only array (count, H, W, C) uint8; mapped when first touched.
-
-    An integer, or a slice of step 1 within one shard, gives a view of the mapping; anything else gives a new array.
-    Indexes mean what they mean for a NumPy array; None and masks of more than one dimension may not come first. Asking
-    for a row that a staged part does not hold is a StoreError.
-    """
-
-    dtype = np.dtype(np.uint8)
-
-    def __init__(self, paths: StorePaths, manifest: Manifest, held: range) -> None:
-        self.shape = (manifest.count, *manifest.shape)
-        self._root, self._manifest, self._held = paths.root, manifest, held
-        self._paths = [paths.root / shard.file for shard in manifest.shards]
-        self._shards = manifest.shards
-        self._first_rows = [shard.first_row for shard in manifest.shards]
-        self._mapped: dict[int, Pixels] = {}
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_mapped": {}}  # another process maps the shards anew: a pickle holds no rows
-
-    def __iter__(self) -> Iterator[Pixels]:
-        return (self[row] for row in range(len(self)))
-
-    def __getitem__(self, index: Any) -> Pixels:
-        if isinstance(index, tuple):
-            return self._pick(*index) if index else self[:]
-        if index is Ellipsis:
-            return self[:]
-        if _is_number(index):
-            return self._pick(index)
-        if isinstance(index, slice):
-            return self._slice(*index.indices(len(self)))
-        numbers = _row_numbers(index, len(self))
-        return self.take(numbers).reshape(*numbers.shape, *self.shape[1:])
-
-    def _pick(self, first: Any, *rest: Any) -> Pixels:
-        """images[first, *rest]: the rows are picked here, the rest is NumPy's, which pairs lists with lists."""
-        if _is_number(first):
-            shard, row = self._place(int(first))
-            rows, index = self._mapping(shard), (row, *rest)
-        elif first is Ellipsis or isinstance(first, slice):
-            rows, index = self[first], (first if first is Ellipsis else slice(None), *rest)
-        else:
-            numbers = _row_numbers(first, len(self))
-            rows, index = self.take(numbers), (np.arange(numbers.size).reshape(numbers.shape), *rest)
-        picked: Pixels = rows[index]
-        return picked
-
-    def take(self, rows: ArrayLike, out: Pixels | None = None) -> Pixels:
-        """Copy the rows given by number, in that order, into `out` or a new array; returns (len(rows), H, W, C) uint8.
-
-        `out` is C-contiguous uint8 of that shape (ValueError else). Negative numbers count from the end; a number
-        outside the store, or not whole, is an IndexError. A mask stands for its rows. No memory beyond `out` is touched
-        when the rows of a shard come together.
-        """
-        numbers = _row_numbers(rows, len(self)).reshape(-1)
-        shape = (len(numbers), *self.shape[1:])
-        if out is None:
-            out = np.empty(shape, np.uint8)
-        elif out.shape != shape or out.dtype != np.uint8 or not out.flags.c_contiguous:
-            raise ValueError(f"out is {out.dtype} {out.shape}, expected C-contiguous uint8 {shape}")
-        if not len(numbers):
-            return out
-        if len(self._held) < len(self):
-            self._check_held(int(numbers.min()), int(numbers.max()))
-        shards = np.searchsorted(self._first_rows, numbers, side="right") - 1
-        for start, end in runs(shards[1:] != shards[:-1]):
-            shard = int(shards[start])
-            local = numbers[start:end] - self._first_rows[shard]
-            # mode="clip" writes straight into out; the default "raise" buffers all of it (numpy's documentation)
-            np.take(self._mapping(shard), local, axis=0, out=out[start:end], mode="clip")
-        return out
-
-    def shard(self, index: int) -> Pixels:
-        """One shard's rows (rows, H, W, C), mapped read-only; StoreError where a staged part does not hold them all."""
-        shard = self._shards[index]
-        self._check_held(shard.first_row, shard.first_row + shard.rows - 1)
-        return self._mapping(index)
-
-    def _check_held(self, first: int, last: int) -> None:
-        if first not in self._held or last not in self._held:
-            raise not_held(self._root, self._held, len(self), range(first, last + 1))
-
-    def _mapping(self, index: int) -> Pixels:
-        if index not in self._mapped:
-            self._mapped[index] = self._map(index)
-        return self._mapped[index]
-
-    def _map(self, index: int) -> Pixels:
-        path, shard = self._paths[index], self._shards[index]
-        check_size(path, shard.bytes, longer_is_fine=True)
-        try:
-            with reading(path) as file:
-                mapping = mmap.mmap(file.fileno(), shard.bytes, prot=mmap.PROT_READ)
-        except OSError as error:
-            raise unreadable(path, error) from error
-        check_in_place(self._root, self._manifest, path)
-        return np.frombuffer(mapping, np.uint8, offset=shard.data_offset).reshape(shard.rows, *self.shape[1:])
-
-    def _place(self, row: int) -> tuple[int, int]:
-        wanted, row = row, row + len(self) if row < 0 else row
-        if not 0 <= row < len(self):
-            raise IndexError(f"row {wanted} of a store with {len(self)}")
-        self._check_held(row, row)
-        shard = bisect.bisect_right(self._first_rows, row) - 1
-        return shard, row - self._first_rows[shard]
-
-    def _slice(self, start: int, stop: int, step: int) -> Pixels:
-        if step == 1 and start < stop:
-            (first, a), (last, b) = self._place(start), self._place(stop - 1)
-            if first == last:
-                return self._mapping(first)[a : b + 1]
-        return self.take(np.arange(start, stop, step))
-
-
-def runs(breaks: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """The runs [a, b) of len(breaks) + 1 things, of which `breaks` says where one differs from the one before it."""
-    return pairwise([0, *(np.flatnonzero(breaks) + 1).tolist(), len(breaks) + 1])
-
-
-def _is_number(index: Any) -> bool:
-    return isinstance(index, int | np.integer) and not isinstance(index, bool)
-
-
-def _row_numbers(index: ArrayLike, count: int) -> NDArray[np.int64]:
-    """The rows, 0..count-1, that a list, array or mask stands for, in its shape (a mask's: one dimension)."""
-    numbers = np.asarray(index)
-    if numbers.dtype == np.bool_:
-        if numbers.shape != (count,):
-            raise IndexError(f"a mask of shape {numbers.shape}, expected ({count},)")
-        return np.flatnonzero(numbers)
-    if not numbers.size:
-        return numbers.astype(np.int64)
-    if not np.issubdtype(numbers.dtype, np.integer):
-        raise IndexError(f"rows are whole numbers, got {numbers.dtype}")
-    first, last = int(numbers.min()), int(numbers.max())
-    if first < -count or last >= count:
-        raise IndexError(f"rows {first}..{last} of a store with {count}")
-    numbers = numbers.astype(np.int64)
-    return np.where(numbers < 0, numbers + count, numbers)

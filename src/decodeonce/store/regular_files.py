@@ -32,44 +32,46 @@ def reading(path: Path, *, buffering: int = -1) -> Iterator[BinaryIO]:
 
 
 def read_regular(path: Path, *, most: int | None = None) -> bytes:
-    """All of a small file; as `open_regular`, and StoreError where it has more than `most` bytes."""
-    fd = open_regular(path)
-    try:
-        with naming(path):
-            data = bytearray(checked_size(fd, path, most))
-            return bytes(data[: read_at(fd, memoryview(data), 0)])
-    finally:
-        disk.close(fd)
+    """All of a small file; StoreError if it is no regular file, or has more than `most` bytes."""
+    with reading(path, buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        if most is not None and size > most:
+            raise StoreError(f"{path}: {size} bytes, expected at most {most}; restore it from a copy")
+        data = bytearray(size)
+        return bytes(data[: read_at(file.fileno(), memoryview(data), 0)])
 
 
-def checked_size(fd: int, path: Path, most: int | None) -> int:
-    """The size of an open file; StoreError where that is more than `most`."""
-    size = os.fstat(fd).st_size
-    if most is not None and size > most:
-        raise StoreError(f"{path}: {size} bytes, expected at most {most}; restore it from a copy")
-    return size
+def read_at(fd: int, out: memoryview, offset: int) -> int:
+    """Fill `out` from `offset`; returns the bytes read, fewer only at the end of the file."""
+    done = 0
+    while done < out.nbytes:
+        got = disk.preadv(fd, [out[done:]], offset + done)
+        if got == 0:
+            break
+        done += got
+    return done
 
 
 def open_regular(path: Path) -> int:
-    """A descriptor of a file, to read; StoreError where a pipe, folder or device lies there: none is waited for.
+    """A descriptor of a file, to read; StoreError if it is a pipe, folder or device.
 
-    Where another process has just put a new file in its place, a network file system may still give the old one, which
-    cannot be read any more: then the name is asked for again when nobody remembers it.
+    If another process has just put a new file in its place, a network file system may still give the old one, which
+    cannot be read any more. Then the name is looked up again after NAME_SECONDS.
     """
     for last in (False, True):
         fd = _open(path)
         try:
-            regular = _is_regular(fd, path)
-            break
+            if _is_regular(fd, path):
+                return fd
         except OSError as error:
             disk.close(fd)
             if last or error.errno not in REPLACED:
                 raise
             time.sleep(NAME_SECONDS)
-    if not regular:
-        disk.close(fd)
-        raise _not_regular(path)
-    return fd
+        else:
+            disk.close(fd)
+            break
+    raise _not_regular(path)
 
 
 def _open(path: Path) -> int:
@@ -89,21 +91,10 @@ def _is_regular(fd: int, path: Path) -> bool:
             if regular:
                 os.pread(fd, 1, 0)
         except OSError as error:
-            if error.errno in REPLACED:  # other errors are raised again by whoever reads there
+            if error.errno in REPLACED:  # other errors come again where the file is read
                 raise
         return regular
 
 
 def _not_regular(path: Path) -> StoreError:
     return StoreError(f"{path}: a folder, pipe or device, expected a file")
-
-
-def read_at(fd: int, out: memoryview, offset: int) -> int:
-    """Fill `out` from `offset`; returns the bytes read, fewer only at the end of the file."""
-    done = 0
-    while done < out.nbytes:
-        got = disk.preadv(fd, [out[done:]], offset + done)
-        if got == 0:
-            break
-        done += got
-    return done

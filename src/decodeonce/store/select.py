@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import mmap
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from decodeonce.errors import naming
-from decodeonce.store.manifest import PictureClass
+from decodeonce.store.manifest import PictureClass, overlap
 from decodeonce.store.reader import Store
-from decodeonce.store.table import Sample, Samples, no_sample, unescape
+from decodeonce.store.regular_files import reading
+from decodeonce.store.table import no_sample, unescape
 
 _ROWS = re.compile("(-?[0-9]{1,18})?:(-?[0-9]{1,18})?")
 
@@ -62,7 +61,7 @@ def selected_lines(
 ) -> Iterator[tuple[int, bytes]]:
     """(row, line) of the lines of a samples.tsv that are of these rows and labels, with sources like `source`."""
     chosen = _chooser(labels, source)
-    with naming(path), open(path, "rb") as file:
+    with reading(path) as file:
         next(file, None)
         for row, encoded in zip(rows, islice(file, rows.start, rows.stop), strict=False):
             try:
@@ -91,22 +90,5 @@ def select_lines(store: Store, selection: Selection) -> Iterator[tuple[int, byte
 
     ValueError where a class is named that it has not.
     """
-    labels, rows = labels_of(selection.classes, store.classes), selection.numbers(len(store))
-    first = max(rows.start, store.rows.start)
-    held = range(first, max(first, min(rows.stop, store.rows.stop)))
-    return selected_lines(store.paths.samples, held, labels, selection.source)
-
-
-class MappedSamples(Samples):
-    """Samples for who asks for many by number: the file is opened once, which a network file system takes long for."""
-
-    _mapped: mmap.mmap | None = None
-
-    def at(self, row: int) -> Sample:
-        """The sample of a row."""
-        if self._mapped is None:
-            self[row]  # finds where the lines begin, and checks how many there are
-            with naming(self._path), open(self._path, "rb") as file:
-                self._mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-        assert self._starts is not None
-        return self._parse(self._mapped[self._starts[row + 1] : self._starts[row + 2]], row)
+    held = overlap(selection.numbers(len(store)), store.rows)
+    return selected_lines(store.paths.samples, held, labels_of(selection.classes, store.classes), selection.source)

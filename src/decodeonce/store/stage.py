@@ -1,27 +1,25 @@
 """Staging: a range of a store's rows copied to a node's own disk or memory, as a part that readers open like a store.
 
 A part is unfinished, and nobody opens it, until store.json is there; that is written last. Until then `.stage/` says
-what it is to become. What was copied before a kill is found by looking: bytes that are no hole and rows that check.
+what it is to become. What was copied before a kill is found by reading it: rows with the right checksum.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import xxhash
 
-from decodeonce.errors import StageError, StoreError, naming
+from decodeonce.errors import StageError, StoreError
 from decodeonce.formatting import size_text
 from decodeonce.store import disk
-from decodeonce.store.checks import check_file
-from decodeonce.store.copying import RowCopier
+from decodeonce.store.checks import check_file, check_shard
+from decodeonce.store.copying import copy_rows
 from decodeonce.store.durable import (
-    data_ranges,
     empty_folder,
     make_folder,
     reserve,
@@ -29,13 +27,14 @@ from decodeonce.store.durable import (
     sync_folder,
     write_at,
     write_atomic,
+    writing,
 )
-from decodeonce.store.hashing import file_chunks, hexdigest
-from decodeonce.store.layout import StorePaths, verify_command
+from decodeonce.store.layout import StorePaths
 from decodeonce.store.locks import LOCK, locked
 from decodeonce.store.manifest import Manifest, Shard, SmallFile, parse_manifest
 from decodeonce.store.part import Part, read_part, rows_text
 from decodeonce.store.reader import Store, open_store
+from decodeonce.store.writer import copy_small
 
 # More than the cores: most of the time they wait for storage, each for one read or write.
 THREADS = 8
@@ -65,8 +64,7 @@ def stage_store(
     """Make the folder `dest` a part of the store `source` that holds `rows` (see part_rows), each checked on its way.
 
     May be killed at any moment and called again: it goes on; a finished part is not read again. Who comes while another
-    stages there waits, and finds it done. `progress` is called with the number of rows since its last call, from any of
-    the `threads`.
+    stages there waits, and finds it done. `progress` is called with the number of rows since its last call.
 
     Raises StageError where the rows, the place, what lies there or too little space forbid it, StoreError where the
     source is damaged, OSError. Nothing that lay in `dest` before is removed.
@@ -86,7 +84,8 @@ def stage_store(
             else:
                 make_folder(paths.staging)  # which says so where nothing can be written
                 write_atomic(paths.claim, [part.to_bytes()])
-            copied = _fill(source, paths, rows, threads, progress or (lambda rows: None))
+            report = progress or (lambda rows: None)
+            copied = _fill(source, paths, rows, threads=threads, resumed=claimed, progress=report)
             _publish(source, paths, part)
         with suppress(OSError):  # the part is whole without this
             empty_folder(paths.staging, keep=LOCK)
@@ -151,17 +150,17 @@ def _found(error: StoreError) -> str:
     return str(error).rpartition("; ")[0] or str(error)
 
 
-def _fill(source: Store, paths: StorePaths, rows: range, threads: int, progress: Callable[[int], None]) -> int:
-    """Everything but stage.json and store.json, durably; returns the number of rows that were copied."""
+def _fill(
+    source: Store, paths: StorePaths, rows: range, *, threads: int, resumed: bool, progress: Callable[[int], None]
+) -> int:
+    """Make everything but stage.json and store.json, durably; return the number of rows that were copied."""
     manifest = source.manifest
     for name, facts in manifest.files.items():
         _copy_small(source.paths.root / name, paths.root / name, facts, paths.staging)
-    written = [
+    for shard in manifest.shards:
         _make_shard(source.paths.root / shard.file, paths.root / shard.file, manifest, shard, rows)
-        for shard in manifest.shards
-    ]
     checksums = np.array(Store(paths, manifest).checksums[rows.start : rows.stop])
-    copied = RowCopier(source, paths.root, rows, checksums, written, progress).run(threads)
+    copied = copy_rows(source, paths.root, rows, checksums, threads=threads, resumed=resumed, progress=progress)
     for shard in manifest.shards:
         sync_file(paths.root / shard.file)
     sync_folder(paths.root)
@@ -187,45 +186,18 @@ def _copy_small(source: Path, dest: Path, facts: SmallFile, scratch: Path) -> No
         try:
             return check_file(dest, facts)
         except StoreError:
-            pass  # of an earlier attempt, and damaged since: once more
-
-    def checked() -> Iterator[bytes]:
-        state = xxhash.xxh3_64()
-        with naming(source):
-            for chunk in file_chunks(source):
-                state.update(chunk)
-                yield chunk
-        if state.hexdigest() != facts.xxh3:  # before it has its name
-            raise StoreError(f"{source}: its bytes are not those written; run {verify_command(source.parent)}")
-
-    with naming(dest):
-        write_atomic(dest, checked(), scratch=scratch)
+            pass  # of an earlier attempt, and damaged since
+    copy_small(source, dest, facts, scratch=scratch)
 
 
-def _make_shard(source: Path, dest: Path, manifest: Manifest, shard: Shard, rows: range) -> list[range]:
-    """A sparse file of the shard's size with its head, and space for those of `rows` that lie in it.
-
-    Returns where something was written by an earlier attempt: looked up once, and before space is reserved, because
-    a tmpfs goes through every page, reserved ones too, to find the next hole or data.
-    """
-    with naming(source), open(source, "rb", buffering=0) as file:
-        head = file.read(shard.data_offset)
-    if hexdigest(head) != shard.meta_xxh3:
-        what = f"its first {shard.data_offset} bytes are not those written"
-        raise StoreError(f"{source}: {what}; run {verify_command(source.parent)}")
-    held, size = shard.held_rows(rows), manifest.row_bytes
-    start, end = (shard.data_offset + row * size for row in (held.start, held.stop))
-    fd = disk.open_file(dest, os.O_RDWR | os.O_CREAT)
-    try:
-        with naming(dest):
-            disk.ftruncate(fd, shard.bytes)
-            written = data_ranges(fd, start, end)
-            if held:
-                reserve(fd, end - start, dest, offset=start)
-            write_at(fd, memoryview(head), 0)
-            return written
-    finally:
-        disk.close(fd)
+def _make_shard(source: Path, dest: Path, manifest: Manifest, shard: Shard, rows: range) -> None:
+    """Make a sparse file of the shard's size with its head, and room for those of `rows` that lie in it."""
+    head, held = check_shard(source, shard, manifest.container), shard.held_rows(rows)
+    with writing(dest, os.O_RDWR | os.O_CREAT) as fd:
+        disk.ftruncate(fd, shard.bytes)
+        if held:
+            reserve(fd, len(held) * shard.row_bytes, dest, offset=shard.offset(held.start))
+        write_at(fd, head, 0)
 
 
 def _publish(source: Store, paths: StorePaths, part: Part) -> None:

@@ -7,16 +7,19 @@ Tab, newline, carriage return and backslash are written as \\t \\n \\r \\\\; a b
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.errors import StoreError
+from decodeonce.errors import StoreError, naming
+from decodeonce.store import disk
 from decodeonce.store.layout import verify_command
-from decodeonce.store.regular_files import reading
+from decodeonce.store.regular_files import open_regular, read_at, reading
 
 _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 _SPECIAL = re.compile("[\\\\\t\n\r\udc80-\udcff]")
@@ -119,13 +122,14 @@ def no_sample(path: Path, row: int) -> StoreError:
 
 
 class Samples(Sequence[Sample]):
-    """samples.tsv as a sequence: 8 bytes a row are held, and only after the first access by number."""
+    """samples.tsv as a sequence. The first access by number opens the file, and finds its lines: 8 bytes per row."""
 
     def __init__(self, path: Path, count: int) -> None:
         self._path = path
         self._count = count
         self._verify = verify_command(path.parent)
-        self._starts: NDArray[np.int64] | None = None
+        self._fd: int | None = None
+        self._starts = np.zeros(0, np.int64)
 
     def __len__(self) -> int:
         return self._count
@@ -138,18 +142,28 @@ class Samples(Sequence[Sample]):
                 yield self._parse(encoded, row)
         self._check_lines(row + 1)
 
-    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Sample]: ...
+
+    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(self._count))]
         row = index + self._count if index < 0 else index
         if not 0 <= row < self._count:
             raise IndexError(f"sample {index} of {self._count}")
-        if self._starts is None:
+        if self._fd is None:
             self._starts = _line_starts(self._path)
             self._check_lines(len(self._starts) - 2)
-        with reading(self._path) as file:
-            file.seek(int(self._starts[row + 1]))
-            return self._parse(file.readline(), row)
+            self._fd = open_regular(self._path)  # kept open: opening takes long on a network file system
+            weakref.finalize(self, disk.close, self._fd)
+        start, end = self._starts[row + 1 : row + 3].tolist()
+        encoded = bytearray(end - start)
+        with naming(self._path):
+            read_at(self._fd, memoryview(encoded), start)
+        return self._parse(bytes(encoded), row)
 
     def _check_lines(self, found: int) -> None:
         if found != self._count:

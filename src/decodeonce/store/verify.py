@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,15 +18,16 @@ from decodeonce.formatting import counted
 from decodeonce.store import disk
 from decodeonce.store.checks import check_file, check_shard, check_size
 from decodeonce.store.hashing import row_checksum
+from decodeonce.store.images import runs
 from decodeonce.store.layout import StorePaths
-from decodeonce.store.manifest import Manifest, Shard, read_manifest
+from decodeonce.store.manifest import Manifest, read_manifest
 from decodeonce.store.npy import npy_header
 from decodeonce.store.part import read_part, rows_text
-from decodeonce.store.reader import Store, runs
-from decodeonce.store.regular_files import open_regular, read_at
+from decodeonce.store.pieces import Piece, pieces
+from decodeonce.store.reader import Store
+from decodeonce.store.regular_files import open_regular, read_at, reading
 from decodeonce.store.shard_file import page_aligned_buffer
 
-READ_BYTES = 8 << 20
 Checksums = NDArray[np.uint64]
 
 
@@ -102,15 +103,13 @@ def row_sentences(root: Path, report: Report, *, most: int) -> Iterator[str]:
 def read_checksums(store: Store) -> Checksums:
     """(count,) uint64, as far as a damaged checksums.npy still has them in their places; 0 for those that it lacks."""
     found = bytearray(8 * len(store))
-    try:
-        with _unreadable_is_bad(store.paths.checksums):
-            fd = open_regular(store.paths.checksums)
-            try:
-                read_at(fd, memoryview(found), len(npy_header((len(store),), "<u8")))
-            finally:
-                disk.close(fd)
-    except (FileNotFoundError, StoreError):
-        pass
+    header = npy_header((len(store),), "<u8")
+    with (
+        suppress(FileNotFoundError, StoreError),
+        _unreadable_is_bad(store.paths.checksums),
+        reading(store.paths.checksums) as file,
+    ):
+        read_at(file.fileno(), memoryview(found), len(header))
     return np.frombuffer(found, "<u8").astype(np.uint64)
 
 
@@ -164,45 +163,38 @@ def _bad_row_numbers(
     store: Store, checksums: Checksums, threads: int, progress: Callable[[int], None]
 ) -> tuple[list[int], list[int]]:
     """The rows that cannot be read, and those that can and have another checksum."""
-    step = max(1, READ_BYTES // store.manifest.row_bytes)
-    pieces = [
-        (shard, first, min(first + step, held.stop))
-        for shard in store.manifest.shards
-        for held in [shard.held_rows(store.rows)]
-        for first in range(held.start, held.stop, step)
-    ]
 
-    def check(piece: tuple[Shard, int, int]) -> list[tuple[int, bool]]:
+    def check(piece: Piece) -> list[tuple[int, bool]]:
         """The bad rows of a piece, each with whether it could be read."""
-        shard, first, last = piece
-        found = row_checksums(store, shard, first, last)
-        rows = range(shard.first_row + first, shard.first_row + last)
-        expected = checksums[rows.start : rows.stop].tolist()
-        progress(len(rows))
-        return [(row, own is not None) for row, own, wanted in zip(rows, found, expected, strict=True) if own != wanted]
+        found = stored_checksums(store, piece.rows)
+        expected = checksums[piece.rows.start : piece.rows.stop].tolist()
+        progress(len(piece.rows))
+        each = zip(piece.rows, found, expected, strict=True)
+        return [(row, own is not None) for row, own, wanted in each if own != wanted]
 
     with ThreadPoolExecutor(threads) as pool:
-        bad = [row for some in pool.map(check, pieces) for row in some]
+        bad = [row for some in pool.map(check, pieces(store.manifest, store.rows)) for row in some]
     return [row for row, read in bad if not read], [row for row, read in bad if read]
 
 
-def row_checksums(store: Store, shard: Shard, first: int, last: int) -> list[int | None]:
-    """Checksums of rows [first, last) of a shard, None for each that its file does not hold, or its disk not give."""
-    return [None if row is None else row_checksum(row) for row in read_rows(store, shard, first, last)]
+def stored_checksums(store: Store, rows: range) -> list[int | None]:
+    """The checksums of rows of one shard; None for each that its file does not hold, or its disk cannot read."""
+    return [None if row is None else row_checksum(row) for row in read_rows(store, rows)]
 
 
-def read_rows(store: Store, shard: Shard, first: int, last: int) -> list[memoryview | None]:
-    """The bytes of rows [first, last) of a shard, None for each that its file does not hold, or its disk not give."""
-    size, rows = store.manifest.row_bytes, last - first
+def read_rows(store: Store, rows: range) -> list[memoryview | None]:
+    """The bytes of rows of one shard; None for each that its file does not hold, or its disk cannot read."""
+    shard, size = store.manifest.shard_of(rows.start), store.manifest.row_bytes
+    path = store.paths.root / shard.file
     try:
-        fd = open_regular(store.paths.root / shard.file)
+        fd = open_regular(path)
     except (FileNotFoundError, StoreError):
-        return [None] * rows
+        return [None] * len(rows)
     try:
-        offset, buffer = shard.data_offset + first * size, page_aligned_buffer(rows * size)
-        with naming(store.paths.root / shard.file):
-            held = _held(fd, buffer, offset, size)
-        return [buffer[i * size : (i + 1) * size] if held[i] else None for i in range(rows)]
+        buffer = page_aligned_buffer(len(rows) * size)
+        with naming(path):
+            held = _held(fd, buffer, shard.offset(rows.start), size)
+        return [buffer[i * size : (i + 1) * size] if held[i] else None for i in range(len(rows))]
     finally:
         disk.close(fd)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +11,13 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from decodeonce.errors import naming
-from decodeonce.store import disk
+from decodeonce.errors import StoreError
+from decodeonce.store.checks import check_size
 from decodeonce.store.containers import CONTAINERS
-from decodeonce.store.durable import cut_file, remove_file, sync_file, sync_folder, write_at, write_atomic
-from decodeonce.store.hashing import hexdigest
+from decodeonce.store.durable import cut_file, remove_file, sync_file, sync_folder, write_at, write_atomic, writing
+from decodeonce.store.hashing import file_chunks, hexdigest
 from decodeonce.store.hdf5 import virtual_bytes
-from decodeonce.store.layout import StorePaths
+from decodeonce.store.layout import StorePaths, verify_command
 from decodeonce.store.manifest import DATA_OFFSET, Manifest, Shard, SmallFile, parse_manifest
 from decodeonce.store.npy import npy_header
 
@@ -46,11 +45,20 @@ def write_array(
     return write_small(path, chunks(), scratch=scratch)
 
 
-def write_small(path: Path, chunks: Iterable[bytes | memoryview], *, scratch: Path | None = None) -> SmallFile:
+def write_small(
+    path: Path,
+    chunks: Iterable[bytes | memoryview],
+    *,
+    scratch: Path | None = None,
+    expected: SmallFile | None = None,
+    otherwise: str = "",
+) -> SmallFile:
     """Write a small file as `write_atomic`, and return its facts.
 
     It is not read again for them: another finish may replace it by its own, and a network file system then fails to
     read it by this name for a second.
+
+    Raises StoreError with the text `otherwise`, and leaves `path` as it is, if the file would not be as `expected`.
     """
     size, state = 0, xxhash.xxh3_64()
 
@@ -60,9 +68,18 @@ def write_small(path: Path, chunks: Iterable[bytes | memoryview], *, scratch: Pa
             size += len(chunk)
             state.update(chunk)
             yield chunk
+        if expected not in (None, SmallFile(size, state.hexdigest())):  # before it has its name
+            raise StoreError(otherwise)
 
     write_atomic(path, counted(), scratch=scratch)
     return SmallFile(size, state.hexdigest())
+
+
+def copy_small(source: Path, dest: Path, facts: SmallFile, *, scratch: Path) -> None:
+    """Copy a small file of a store; StoreError, and `dest` stays as it is, if it is not what was written."""
+    check_size(source, facts.bytes)
+    wrong = f"{source}: its bytes are not those written; run {verify_command(source.parent)}"
+    write_small(dest, file_chunks(source), scratch=scratch, expected=facts, otherwise=wrong)
 
 
 def seal_store(
@@ -103,13 +120,8 @@ def _seal_shard(paths: StorePaths, draft: Manifest, index: int, first: int, rows
 
 def write_head(path: Path, head: bytes) -> None:
     """Write the bytes before a shard's rows, durably."""
-    fd = disk.open_file(path, os.O_WRONLY)
-    try:
-        with naming(path):
-            write_at(fd, memoryview(head), 0)
-            disk.fsync(fd)
-    finally:
-        disk.close(fd)
+    with writing(path) as fd:
+        write_at(fd, head, 0)
 
 
 def trim_shards(paths: StorePaths, manifest: Manifest) -> None:

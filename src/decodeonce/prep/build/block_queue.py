@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from decodeonce.prep.build.plan import Plan
-from decodeonce.store.reader import runs
+from decodeonce.store.images import runs
 
 LOOK = 64  # blocks to each side of a run's middle that are looked at for a place to cut
 Span = tuple[int, int]  # the first and the last read unit of a block

@@ -18,7 +18,7 @@ from decodeonce.store import Manifest, StorePaths, disk, open_store
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.durable import empty_folder, remove_file, reserve, sync_folder
 from decodeonce.store.locks import LOCK
-from decodeonce.store.manifest import canonical
+from decodeonce.store.signed import canonical
 from decodeonce.store.table import read_rejects
 
 # What may lie in an OUT that a killed build left, and in its .build; anything else is somebody's own.

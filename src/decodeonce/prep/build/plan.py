@@ -31,8 +31,8 @@ from decodeonce.prep.sources import Source, open_source
 from decodeonce.store import PictureClass, Reject, StorePaths
 from decodeonce.store.durable import write_atomic
 from decodeonce.store.layout import missing_advice
-from decodeonce.store.manifest import canonical, manifest_digest
 from decodeonce.store.regular_files import REPLACED
+from decodeonce.store.signed import canonical, digest_of
 from decodeonce.store.table import REJECT_COLUMNS, line, read_rejects, reject_line
 from decodeonce.store.writer import write_array
 
@@ -156,7 +156,7 @@ def read_plan(paths: StorePaths) -> Plan:
         raise BuildError(f"{paths.root}: no plan here (no {paths.plan}); {advice}") from None
     try:
         facts = json.loads(encoded)
-        whole, version = facts["digest"] == manifest_digest(facts), facts["version"]
+        whole, version = facts["digest"] == digest_of(facts), facts["version"]
     except (ValueError, KeyError, TypeError, RecursionError):
         whole = False
     if not whole:
@@ -216,7 +216,7 @@ def write_plan(paths: StorePaths, listing: Listing, facts: dict[str, Any]) -> Pl
 
 def write_facts(paths: StorePaths, facts: dict[str, Any]) -> Plan:
     """Write plan.json, whose presence makes the rest a plan."""
-    write_atomic(paths.plan, [canonical({**facts, "digest": manifest_digest(facts)})])
+    write_atomic(paths.plan, [canonical({**facts, "digest": digest_of(facts)})])
     return Plan(paths, facts)
 
 

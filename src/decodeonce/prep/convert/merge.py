@@ -11,7 +11,8 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.pixels.versions import DISTRIBUTIONS
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.layout import StorePaths
-from decodeonce.store.manifest import Manifest, PictureClass, canonical
+from decodeonce.store.manifest import Manifest, PictureClass
+from decodeonce.store.signed import canonical
 
 # Files of every store: no column's.
 FIXED = {path.name for path in (StorePaths(Path()).labels, StorePaths(Path()).checksums)}

@@ -11,7 +11,6 @@ from decodeonce.store.checks import check_file
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import verify_command
 from decodeonce.store.reader import open_store
-from decodeonce.store.select import MappedSamples
 from decodeonce.store.table import Sample
 
 DIGEST = re.compile("[0-9a-f]{16}")
@@ -31,9 +30,7 @@ class StoreRows:
                 f"{path}: another store than the one that was to be read (digest {self.manifest.digest}, expected "
                 f"{digest}); put that back, or remove what is unfinished and run the command again"
             )
-        self._samples = MappedSamples(self.store.paths.samples, len(self.store))
         self._files = SourceFiles(path, [source_file(path, shard.file) for shard in self.manifest.shards])
-        self._numbers = {shard: number for number, shard in enumerate(self.manifest.shards)}
 
     def check_files(self) -> None:
         """Raise StoreError unless the small files that are copied are those written."""
@@ -44,8 +41,8 @@ class StoreRows:
 
     def read(self, row: int) -> bytes:
         """The bytes of a row; StoreError if they are not those that were written."""
-        shard, size = self.manifest.shard_of(row), self.manifest.row_bytes
-        data = self._files.read(self._numbers[shard], shard.data_offset + (row - shard.first_row) * size, size)
+        index = int(self.manifest.shard_indexes(row))
+        data = self._files.read(index, self.manifest.shards[index].offset(row), self.manifest.row_bytes)
         if row_checksum(data) != int(self.store.checksums[row]):
             root = self.store.paths.root
             raise StoreError(f"{root}: row {row} is not what was written; run {verify_command(root)}")
@@ -53,7 +50,7 @@ class StoreRows:
 
     def sample(self, row: int) -> Sample:
         """What samples.tsv says of a row; StoreError if that is not what the format asks for."""
-        sample = self._samples.at(row)
+        sample = self.store.samples[row]
         if sample.label != int(self.store.labels[row]) or not DIGEST.fullmatch(sample.digest):
             expected = f"label {self.store.labels[row]}, as in labels.npy, and a digest of 16 hexadecimal digits"
             verify = verify_command(self.store.paths.root)

@@ -16,26 +16,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from decodeonce.errors import StoreError, naming
+from decodeonce.errors import StoreError
 from decodeonce.formatting import counted
 from decodeonce.host import allow_open_files, usable_cores
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.repair.reasons import COPY, Reason, other_versions, row_sentences
 from decodeonce.store import Report, Sample, Shard, Store, StorePaths, disk, verify_store
-from decodeonce.store.checks import check_file
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.disk import LINK
-from decodeonce.store.durable import empty_folder, sync_folder, write_at, write_atomic
-from decodeonce.store.hashing import file_chunks, hexdigest, row_checksum
+from decodeonce.store.durable import empty_folder, sync_folder, write_at, write_atomic, writing
+from decodeonce.store.hashing import hexdigest, row_checksum
 from decodeonce.store.hdf5 import virtual_bytes
 from decodeonce.store.locks import LOCK, locked
 from decodeonce.store.manifest import read_manifest
 from decodeonce.store.npy import npy_header
 from decodeonce.store.part import read_part
-from decodeonce.store.select import MappedSamples
 from decodeonce.store.shard_file import ShardFile
-from decodeonce.store.verify import read_checksums, row_checksums
-from decodeonce.store.writer import write_head
+from decodeonce.store.table import Samples
+from decodeonce.store.verify import read_checksums, stored_checksums
+from decodeonce.store.writer import copy_small, write_head
 
 if TYPE_CHECKING:
     from decodeonce.prep.repair.rows import PictureRows, StoredRows
@@ -157,10 +156,11 @@ class _StoreRepair:
         """Take the files that another store has with the same bytes: a copy, or one that was staged or converted."""
         if self._source is None or not os.path.isfile(os.path.join(self._source, self._paths.manifest.name)):
             return
-        for name in sorted(self._bad_files & set(self._manifest.files)):
+        for name in sorted(self._bad_files & set(self._manifest.files) - set(self._file_reasons)):
             with suppress(StoreError):
-                check_file(Path(self._source) / name, self._manifest.files[name])
-                self._replace(self._paths.root / name, file_chunks(Path(self._source) / name))
+                facts = self._manifest.files[name]
+                copy_small(Path(self._source) / name, self._paths.root / name, facts, scratch=self._paths.repair)
+                self._bad_files.discard(name)
 
     def _repair_labels(self) -> None:
         """Make labels.npy from samples.tsv."""
@@ -201,8 +201,7 @@ class _StoreRepair:
             self._bad_files.discard(path.name)
 
     def _stored_checksum(self, row: int) -> int:
-        shard = self._manifest.shard_of(row)
-        return row_checksums(self._store, shard, row - shard.first_row, row - shard.first_row + 1)[0] or 0
+        return stored_checksums(self._store, range(row, row + 1))[0] or 0
 
     # Shards.
 
@@ -235,8 +234,7 @@ class _StoreRepair:
                     if shard.file in self._heads:
                         _restore_size(self._paths.root / shard.file, shard)
                     files[shard.file] = opened.enter_context(ShardFile(self._paths.root / shard.file))
-                offset = shard.data_offset + (sample.row - shard.first_row) * self._manifest.row_bytes
-                files[shard.file].write(memoryview(pixels), offset)
+                files[shard.file].write(memoryview(pixels), shard.offset(sample.row))
                 self._bad_rows.discard(sample.row)
                 self._repaired_rows += 1
             for file in files.values():
@@ -244,7 +242,7 @@ class _StoreRepair:
 
     def _wanted_samples(self) -> Iterator[Sample]:
         """Yield the samples of the bad rows to look for, and keep the reason why others cannot be repaired."""
-        samples = MappedSamples(self._paths.samples, len(self._store))
+        samples = Samples(self._paths.samples, len(self._store))
         for row in sorted(self._bad_rows):
             file = self._manifest.shard_of(row).file
             if self._new_rows is None:
@@ -255,7 +253,7 @@ class _StoreRepair:
                 self._row_reasons[row] = Reason(link)
             else:
                 try:
-                    yield samples.at(row)
+                    yield samples[row]
                 except (StoreError, FileNotFoundError, IndexError):
                     self._row_reasons[row] = Reason(f"its line in samples.tsv is damaged; {COPY}")
 
@@ -289,16 +287,11 @@ def _in_the_way(path: Path) -> str:
 
 def _restore_size(path: Path, shard: Shard) -> None:
     """Cut what lies past the last row, or append a hole; a shard with holes has zeros for a head."""
-    fd = disk.open_file(path, os.O_RDWR | os.O_CREAT)
-    try:
-        with naming(path):
-            if os.fstat(fd).st_size < shard.bytes:
-                write_at(fd, memoryview(bytes(shard.data_offset)), 0)
-                disk.fsync(fd)  # before it has its size
-            disk.ftruncate(fd, shard.bytes)
-            disk.fsync(fd)
-    finally:
-        disk.close(fd)
+    with writing(path, os.O_RDWR | os.O_CREAT) as fd:
+        if os.fstat(fd).st_size < shard.bytes:
+            write_at(fd, bytes(shard.data_offset), 0)
+            disk.fsync(fd)  # before it has its size
+        disk.ftruncate(fd, shard.bytes)
     sync_folder(path.parent)
 
 
