@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Errors of a network file system whose server or connection is away. Systems other than Linux lack some of them.
-_AWAY = "ENOTCONN ECONNABORTED ECONNREFUSED ECONNRESET ESHUTDOWN ETIMEDOUT EHOSTDOWN EHOSTUNREACH ENETDOWN ENETRESET "
-_AWAY += "ENETUNREACH ENOLINK ECOMM EREMOTEIO EBADFD EPROTO"
-SERVER_AWAY = {getattr(errno, name) for name in _AWAY.split() if hasattr(errno, name)}
+# Errors of a network file system whose server or connection is away.
+SERVER_AWAY = {errno.ENOTCONN, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.ESHUTDOWN}
+SERVER_AWAY |= {errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETRESET}
+SERVER_AWAY |= {errno.ENETUNREACH, errno.ENOLINK, errno.ECOMM, errno.EREMOTEIO, errno.EBADFD, errno.EPROTO}
 # Errors that say nothing about a picture or a store: the task stops, and the same command resumes it later.
 PASSING_ERRORS = {errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ESTALE, *SERVER_AWAY}
 # Not the picture's fault either, or the rows of a store would depend on who builds it.

@@ -6,7 +6,6 @@ import ctypes
 import math
 import os
 import resource
-import sys
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -38,7 +37,7 @@ OTHER_FILES = 512
 
 def usable_cores() -> int:
     """Cores this process may run on: its affinity mask, cut by the cgroup's CPU quota (v2 or v1), at least 1."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
     quota = cgroup_cores()
     return max(1, min(cores, math.ceil(quota)) if quota else cores)
 
@@ -100,9 +99,7 @@ def lies_in_memory(path: Path) -> bool:
 
 
 def _file_system(path: Path) -> int:
-    """statfs(2)'s f_type; 0 on other systems than Linux."""
-    if not sys.platform.startswith("linux"):
-        return 0
+    """statfs(2)'s f_type."""
     libc = ctypes.CDLL(None, use_errno=True)
     facts = (ctypes.c_long * 64)()  # struct statfs begins with f_type, a long, and is smaller than this
     if libc.statfs(os.fsencode(path), ctypes.byref(facts)) != 0:

@@ -306,7 +306,7 @@ def test_a_shard_path_that_climbs_out_or_is_no_name(store: Path, name: str) -> N
 @pytest.mark.parametrize("name", ["labels.npy", "checksums.npy", "samples.tsv", "rejects.tsv"])
 def test_a_small_file_that_the_manifest_does_not_list(store: Path, name: str) -> None:
     resign(store, lambda facts: facts["files"].pop(name))
-    refusal(store, f'store.json: "files" does not list {name}')
+    refusal(store, f'store.json: a wrong manifest: "files" does not list {name}')
 
 
 # --- the shards

@@ -213,9 +213,6 @@ def test_rows_outside_are_an_error_in_every_other_way(part: Path) -> None:
         lambda: store.take([20, 19]),
         lambda: store.take([39, 40], out=out),
         lambda: store.take([-1]),
-        lambda: store.images.shard(0),
-        lambda: store.images.shard(1),
-        lambda: store.images.shard(2),
         lambda: list(store.images),
         lambda: np.asarray(store.images),
         lambda: pickle.loads(pickle.dumps(store)).images[19],
@@ -252,13 +249,6 @@ def test_rows_inside_read_as_from_the_whole(whole: Path, part: Path) -> None:
     assert list(store.samples) == list(other.samples)
     assert "rows 20..39 here" in repr(store)
     assert "here" not in repr(other)
-
-
-def test_a_shard_that_is_all_there_can_be_mapped(whole: Path, tmp_path: Path) -> None:
-    stage_store(open_store(whole), tmp_path / "p", rows=range(25, 51))
-    np.testing.assert_array_equal(open_store(tmp_path / "p").images.shard(1), IMAGES[25:50])
-    with pytest.raises(StoreError, match=r"holds rows 25\.\.50 of 60; asked for rows 50\.\.59"):
-        open_store(tmp_path / "p").images.shard(2)
 
 
 # --- stage.json

@@ -114,14 +114,12 @@ def _link_error(path: Path) -> OSError:
 
 
 def fallocate(fd: int, offset: int, nbytes: int) -> None:
-    """Reserve space with fallocate(2); OSError with EOPNOTSUPP, ENOSYS or EINVAL where there is no such thing.
+    """Reserve space with fallocate(2); OSError with EOPNOTSUPP, ENOSYS or EINVAL if the file system has no such thing.
 
     Not os.posix_fallocate: glibc emulates it by writing into every page, which on NFS takes hours and races with
     other writers.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "fallocate"):
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
     if libc.fallocate(fd, 0, offset, nbytes) != 0:
         code = ctypes.get_errno()

@@ -45,28 +45,23 @@ class Images:
         return (self[row] for row in range(len(self)))
 
     def __getitem__(self, index: Any) -> Pixels:
-        if isinstance(index, tuple):
-            return self._pick(*index) if index else self[:]
-        if index is Ellipsis:
-            return self[:]
-        if _is_number(index):
-            return self._pick(index)
-        if isinstance(index, slice):
-            return self._slice(*index.indices(len(self)))
-        numbers = _row_numbers(index, len(self))
-        return self.take(numbers).reshape(*numbers.shape, *self.shape[1:])
-
-    def _pick(self, first: Any, *rest: Any) -> Pixels:
-        """images[first, *rest]: the rows are picked here, the rest is NumPy's, which pairs lists with lists."""
-        if _is_number(first):
-            shard, row = self._place(int(first))
-            rows, index = self._mapping(shard), (row, *rest)
-        elif first is Ellipsis or isinstance(first, slice):
-            rows, index = self[first], (first if first is Ellipsis else slice(None), *rest)
+        """The rows are picked here; the rest of a tuple is NumPy's, which pairs lists with lists."""
+        first, *rest = (index or (...,)) if isinstance(index, tuple) else (index,)
+        if isinstance(first, int | np.integer) and not isinstance(first, bool):
+            shard, first = self._locate(int(first))
+            rows = self._mapping(shard)
+        elif first is Ellipsis:
+            rows = self._slice(0, len(self), 1)
+        elif isinstance(first, slice):
+            rows, first = self._slice(*first.indices(len(self))), slice(None)
         else:
             numbers = _row_numbers(first, len(self))
-            rows, index = self.take(numbers), (np.arange(numbers.size).reshape(numbers.shape), *rest)
-        picked: Pixels = rows[index]
+            rows = self.take(numbers)
+            if not rest:
+                return rows.reshape(*numbers.shape, *self.shape[1:])
+            first = np.arange(numbers.size).reshape(numbers.shape)
+        within = (first, *rest)
+        picked: Pixels = rows[within]
         return picked
 
     def take(self, rows: ArrayLike, out: Pixels | None = None) -> Pixels:
@@ -94,12 +89,6 @@ class Images:
             np.take(self._mapping(shard), local, axis=0, out=out[start:end], mode="clip")
         return out
 
-    def shard(self, index: int) -> Pixels:
-        """One shard's rows (rows, H, W, C), mapped read-only; StoreError where a staged part does not hold them all."""
-        shard = self._shards[index]
-        self._check_held(shard.first_row, shard.first_row + shard.rows - 1)
-        return self._mapping(index)
-
     def _check_held(self, first: int, last: int) -> None:
         if first not in self._held or last not in self._held:
             raise not_held(self._root, self._held, len(self), range(first, last + 1))
@@ -120,7 +109,7 @@ class Images:
         check_in_place(self._root, self._manifest, path)
         return np.frombuffer(mapping, np.uint8, offset=shard.data_offset).reshape(shard.rows, *self.shape[1:])
 
-    def _place(self, row: int) -> tuple[int, int]:
+    def _locate(self, row: int) -> tuple[int, int]:
         wanted, row = row, row + len(self) if row < 0 else row
         if not 0 <= row < len(self):
             raise IndexError(f"row {wanted} of a store with {len(self)}")
@@ -130,7 +119,7 @@ class Images:
 
     def _slice(self, start: int, stop: int, step: int) -> Pixels:
         if step == 1 and start < stop:
-            (first, a), (last, b) = self._place(start), self._place(stop - 1)
+            (first, a), (last, b) = self._locate(start), self._locate(stop - 1)
             if first == last:
                 return self._mapping(first)[a : b + 1]
         return self.take(np.arange(start, stop, step))
@@ -139,10 +128,6 @@ class Images:
 def runs(breaks: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
     """The runs [a, b) of len(breaks) + 1 things, of which `breaks` says where one differs from the one before it."""
     return pairwise([0, *(np.flatnonzero(breaks) + 1).tolist(), len(breaks) + 1])
-
-
-def _is_number(index: Any) -> bool:
-    return isinstance(index, int | np.integer) and not isinstance(index, bool)
 
 
 def _row_numbers(index: ArrayLike, count: int) -> NDArray[np.int64]:

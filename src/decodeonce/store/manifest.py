@@ -161,12 +161,14 @@ def parse_manifest(encoded: bytes, path: Path) -> Manifest:
     facts = parse_signed(encoded, path, form=FORMAT, version=VERSION, advice=f"restore it from a copy, or {REBUILD}")
     try:
         manifest = _from_facts(facts)
+        _check_counts(manifest)
+        _check_names(manifest)
+        _check_columns(manifest)
+        return manifest
     except KeyError as error:
         raise StoreError(f"{path}: a wrong manifest: no key {error}, expected one; {REBUILD}") from None
     except (TypeError, ValueError, OverflowError) as error:
         raise StoreError(f"{path}: a wrong manifest: {error}; {REBUILD}") from None
-    _check_counts(manifest, path)
-    return manifest
 
 
 def _from_facts(facts: dict[str, Any]) -> Manifest:
@@ -250,49 +252,42 @@ def _plain(name: Any) -> str:
     return name
 
 
-def _check_counts(manifest: Manifest, path: Path) -> None:
+def _check_counts(manifest: Manifest) -> None:
     if 0 in manifest.shape or not manifest.count or not manifest.block_rows or not manifest.classes:
-        raise StoreError(
-            f"{path}: {manifest.count} rows of shape {manifest.shape}, {len(manifest.classes)} classes, "
-            f"blocks of {manifest.block_rows} rows: expected at least 1 of each"
-        )
+        found = f"{manifest.count} rows of shape {manifest.shape}, {len(manifest.classes)} classes"
+        raise ValueError(f"{found}, blocks of {manifest.block_rows} rows: expected at least 1 of each")
     next_row = 0
     for shard in manifest.shards:
-        size = shard.data_offset + shard.rows * manifest.row_bytes
         if shard.first_row != next_row or not shard.rows:
-            raise StoreError(
-                f"{path}: {shard.file} has {shard.rows} rows from row {shard.first_row}, expected some from {next_row}"
-            )
+            found = f"{shard.file} has {shard.rows} rows from row {shard.first_row}"
+            raise ValueError(f"{found}, expected some from {next_row}")
         if shard.data_offset % DATA_OFFSET or not 0 < shard.data_offset <= MAX_DATA_OFFSET:
-            raise StoreError(
-                f"{path}: the rows of {shard.file} begin at byte {shard.data_offset}, "
-                f"expected a multiple of {DATA_OFFSET} up to {MAX_DATA_OFFSET}"
-            )
+            expected = f"expected a multiple of {DATA_OFFSET} up to {MAX_DATA_OFFSET}"
+            raise ValueError(f"the rows of {shard.file} begin at byte {shard.data_offset}, {expected}")
+        size = shard.data_offset + shard.rows * manifest.row_bytes
         if shard.bytes != size:
-            raise StoreError(f"{path}: {shard.file} has {shard.rows} rows in {shard.bytes} bytes, expected {size}")
+            raise ValueError(f"{shard.file} has {shard.rows} rows in {shard.bytes} bytes, expected {size}")
         next_row += shard.rows
     if next_row != manifest.count:
-        raise StoreError(f"{path}: the shards hold {next_row} rows, expected count {manifest.count}")
-    _check_names(manifest, path)
-    _check_columns(manifest, path)
+        raise ValueError(f"the shards hold {next_row} rows, expected count {manifest.count}")
 
 
-def _check_names(manifest: Manifest, path: Path) -> None:
+def _check_names(manifest: Manifest) -> None:
     named = [shard.file for shard in manifest.shards] + list(manifest.files)
     if twice := [name for name, times in Counter(named).items() if times > 1]:
-        raise StoreError(f"{path}: names {twice[0]} more than once, expected each file once")
+        raise ValueError(f"names {twice[0]} more than once, expected each file once")
     for name in ("labels.npy", "checksums.npy", "samples.tsv", "rejects.tsv", *(c.file for c in manifest.columns)):
         if name not in manifest.files:
-            raise StoreError(f'{path}: "files" does not list {name}; {REBUILD}')
+            raise ValueError(f'"files" does not list {name}')
 
 
-def _check_columns(manifest: Manifest, path: Path) -> None:
-    """What no npy file can be, or no array: numpy would say so, to whoever asks for the column."""
+def _check_columns(manifest: Manifest) -> None:
+    """Refuse columns that no npy file, or no array, can be; NumPy would raise its own error when one is read."""
     for column in manifest.columns:
         shape = (manifest.count, *column.shape)
         try:
             npy_header(shape, column.dtype)
         except ValueError as error:
-            raise StoreError(f"{path}: column {column.name!r:.80}: {error}; {REBUILD}") from None
+            raise ValueError(f"column {column.name!r:.80}: {error}") from None
         if int(column.dtype[2:]) * math.prod(max(n, 1) for n in shape) >= 2**63:
-            raise StoreError(f"{path}: column {column.name!r:.80} of shape {shape}: more than 2**63 bytes")
+            raise ValueError(f"column {column.name!r:.80} of shape {shape}: more than 2**63 bytes")

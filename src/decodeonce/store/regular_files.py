@@ -52,49 +52,27 @@ def read_at(fd: int, out: memoryview, offset: int) -> int:
     return done
 
 
-def open_regular(path: Path) -> int:
+def open_regular(path: Path, *, retry: bool = True) -> int:
     """A descriptor of a file, to read; StoreError if it is a pipe, folder or device.
 
     If another process has just put a new file in its place, a network file system may still give the old one, which
     cannot be read any more. Then the name is looked up again after NAME_SECONDS.
     """
-    for last in (False, True):
-        fd = _open(path)
-        try:
-            if _is_regular(fd, path):
-                return fd
-        except OSError as error:
-            disk.close(fd)
-            if last or error.errno not in REPLACED:
-                raise
-            time.sleep(NAME_SECONDS)
-        else:
-            disk.close(fd)
-            break
-    raise _not_regular(path)
-
-
-def _open(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for a writer
-    except OSError as error:
-        if error.errno != errno.ENXIO:  # a socket
-            raise
-        raise _not_regular(path) from None
-
-
-def _is_regular(fd: int, path: Path) -> bool:
-    """Whether an open file is a regular one; raises one of REPLACED if it cannot be read any more."""
     with naming(path):
-        regular = stat.S_ISREG(os.fstat(fd).st_mode)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for a writer
         try:
+            regular = stat.S_ISREG(os.fstat(fd).st_mode)
             if regular:
                 os.pread(fd, 1, 0)
         except OSError as error:
-            if error.errno in REPLACED:  # other errors come again where the file is read
+            if error.errno not in REPLACED:
+                return fd  # the error comes again where the file is read
+            disk.close(fd)
+            if not retry:
                 raise
-        return regular
-
-
-def _not_regular(path: Path) -> StoreError:
-    return StoreError(f"{path}: a folder, pipe or device, expected a file")
+            time.sleep(NAME_SECONDS)
+            return open_regular(path, retry=False)
+    if not regular:
+        disk.close(fd)
+        raise StoreError(f"{path}: a folder, pipe or device, expected a file")
+    return fd

@@ -35,7 +35,7 @@ class ShardFile:
         self._opened = [self._fd]
         self._direct: int | None = None
         try:
-            self._direct = disk.open_file(path, os.O_WRONLY | getattr(os, "O_DIRECT", 0))
+            self._direct = disk.open_file(path, os.O_WRONLY | os.O_DIRECT)
             self._opened.append(self._direct)
         except OSError as error:
             if error.errno != errno.EINVAL:

@@ -31,13 +31,15 @@ from decodeonce.store.durable import (
 )
 from decodeonce.store.layout import StorePaths
 from decodeonce.store.locks import LOCK, locked
-from decodeonce.store.manifest import Manifest, Shard, SmallFile, parse_manifest
+from decodeonce.store.manifest import Manifest, Shard, parse_manifest
 from decodeonce.store.part import Part, read_part, rows_text
 from decodeonce.store.reader import Store, open_store
+from decodeonce.store.regular_files import read_regular
 from decodeonce.store.writer import copy_small
 
 # More than the cores: most of the time they wait for storage, each for one read or write.
 THREADS = 8
+ELSEWHERE = "remove it, or give another folder"
 
 
 @dataclass(frozen=True)
@@ -63,82 +65,102 @@ def stage_store(
 ) -> Staged:
     """Make the folder `dest` a part of the store `source` that holds `rows` (see part_rows), each checked on its way.
 
-    May be killed at any moment and called again: it goes on; a finished part is not read again. Who comes while another
-    stages there waits, and finds it done. `progress` is called with the number of rows since its last call.
+    A call that was killed is resumed by the next one; a finished part is not read again. If another process stages
+    there, this one waits, and finds it done. Nothing that lay in `dest` before is removed.
 
-    Raises StageError where the rows, the place, what lies there or too little space forbid it, StoreError where the
-    source is damaged, OSError. Nothing that lay in `dest` before is removed.
+    Args:
+        source: The store, or a staged part that holds the rows.
+        dest: A new or empty folder, or an unfinished part of the same rows.
+        rows: The rows to copy.
+        threads: Number of pieces of rows that are copied at the same time.
+        progress: Called with the number of rows since its last call.
+
+    Raises:
+        StageError: If the rows, the folder, what lies there or too little space forbid it.
+        StoreError: If the source is damaged.
+        OSError: If the file system fails.
     """
     part, paths = Part(source.manifest.digest, rows.start, len(rows)), StorePaths(Path(dest))
     _check_rows(source, rows)
     _make_folder(source, paths.root)
     with locked(paths.staging, waits_for="another `prep stage`"):
-        copied, finished = 0, _is_finished(source, paths, rows)
-        if finished:
-            sync_folder(paths.root)  # who wrote store.json may have been killed before this
-        else:
-            claimed = _is_claimed(source, paths, part)
-            _check_space(source.manifest, paths.root, rows)
-            if claimed:
-                sync_folder(paths.staging)  # who claimed it may have been killed before this
-            else:
-                make_folder(paths.staging)  # which says so where nothing can be written
-                write_atomic(paths.claim, [part.to_bytes()])
-            report = progress or (lambda rows: None)
-            copied = _fill(source, paths, rows, threads=threads, resumed=claimed, progress=report)
-            _publish(source, paths, part)
+        finished = _is_finished(source, paths, rows)
+        copied = 0 if finished else _make_part(source, paths, part, threads, progress or (lambda rows: None))
+        sync_folder(paths.root)  # also of a finished part: the process that wrote store.json may have been killed
         with suppress(OSError):  # the part is whole without this
             empty_folder(paths.staging, keep=LOCK)
     return Staged(rows, copied, finished)
 
 
 def _check_rows(source: Store, rows: range) -> None:
+    root = source.paths.root
     if not rows:
-        raise StageError(f"{source.paths.root}: no rows to stage: more parts than its {len(source)} rows; take fewer")
+        raise StageError(f"{root}: no rows to stage: more parts than its {len(source)} rows; take fewer")
     if rows.step != 1 or rows[0] < 0 or rows[-1] >= len(source):
-        raise StageError(
-            f"{source.paths.root}: {rows} to stage, expected a range of step 1 within 0..{len(source) - 1}"
-        )
+        raise StageError(f"{root}: {rows} to stage, expected a range of step 1 within 0..{len(source) - 1}")
     source.check_held(rows, "stage from the whole store")
 
 
 def _make_folder(source: Store, root: Path) -> None:
     whole = Path(os.path.realpath(root))
-    for folder in (whole, *whole.parents):
-        if folder.exists() and folder.samefile(source.paths.root):
-            raise StageError(f"{root}: lies in the store to be staged; give a folder elsewhere, on the node's own disk")
+    if whole.is_relative_to(os.path.realpath(source.paths.root)):
+        raise StageError(f"{root}: lies in the store to be staged; give a folder elsewhere, on the node's own disk")
     if whole.exists() and not whole.is_dir():
         raise StageError(f"{root}: a file, expected a new or empty folder")
     make_folder(whole)
 
 
 def _is_finished(source: Store, paths: StorePaths, rows: range) -> bool:
-    """Whether all of this part is there already, by names, sizes and heads; StageError where another store is."""
+    """Whether all of this part is there already, by names, sizes and heads; StageError if another store is."""
     if not paths.manifest.exists():
         return False
-    advice = "remove it, or give another folder"
     try:
         found = open_store(paths.root)
     except StoreError as error:
-        raise StageError(f"{paths.root}: a damaged store or part: {_found(error)}; {advice}") from None
+        raise StageError(f"{paths.root}: a damaged store or part: {_found(error)}; {ELSEWHERE}") from None
     expected = f"expected {rows_text(rows)} of {source.paths.root}"
     if found.manifest.digest != source.manifest.digest:
-        raise StageError(f"{paths.root}: holds another store (digest {found.manifest.digest}), {expected}; {advice}")
+        raise StageError(f"{paths.root}: holds another store (digest {found.manifest.digest}), {expected}; {ELSEWHERE}")
     if found.rows != rows:
-        raise StageError(f"{paths.root}: holds {rows_text(found.rows)} of that store, {expected}; {advice}")
+        raise StageError(f"{paths.root}: holds {rows_text(found.rows)} of that store, {expected}; {ELSEWHERE}")
     return True
 
 
+def _make_part(source: Store, paths: StorePaths, part: Part, threads: int, progress: Callable[[int], None]) -> int:
+    """Make the part, or finish it; return the number of rows that were copied."""
+    manifest, root = source.manifest, source.paths.root
+    resumed = _is_claimed(source, paths, part)
+    _check_space(manifest, paths.root, part.held)
+    if not resumed:
+        make_folder(paths.staging)  # `locked` makes none on a read-only file system, where this is an error
+        write_atomic(paths.claim, [part.to_bytes()])
+    sync_folder(paths.staging)  # also of an older claim: the process that wrote it may have been killed
+    for name, facts in manifest.files.items():
+        try:
+            check_file(paths.root / name, facts)
+        except StoreError:  # missing, or damaged since an earlier attempt
+            copy_small(root / name, paths.root / name, facts, scratch=paths.staging)
+    for shard in manifest.shards:
+        _make_shard(root / shard.file, paths.root / shard.file, manifest, shard, part.held)
+    checksums = np.array(Store(paths, manifest).checksums[part.held.start : part.held.stop])
+    copied = copy_rows(source, paths.root, part.held, checksums, threads=threads, resumed=resumed, progress=progress)
+    for shard in manifest.shards:
+        sync_file(paths.root / shard.file)
+    sync_folder(paths.root)
+    _publish(source, paths, part)
+    return copied
+
+
 def _is_claimed(source: Store, paths: StorePaths, part: Part) -> bool:
-    """Whether the folder is to become this part; StageError where it is to become something else, or is not ours."""
-    advice = "remove it, or give another folder"
+    """Whether the folder is to become this part; StageError if it is to become another, or holds anything else."""
     try:
         found = read_part(paths.claim, source.manifest)
     except StoreError as error:
-        raise StageError(f"{paths.root}: an unfinished part, not of this store ({_found(error)}); {advice}") from None
+        what = f"an unfinished part, not of this store ({_found(error)})"
+        raise StageError(f"{paths.root}: {what}; {ELSEWHERE}") from None
     if found is not None and found != part:
         what = f"an unfinished part, {rows_text(found.held)}, expected {rows_text(part.held)}"
-        raise StageError(f"{paths.root}: {what}; finish it with those, or {advice}")
+        raise StageError(f"{paths.root}: {what}; finish it with those, or {ELSEWHERE}")
     foreign = sorted(set(os.listdir(paths.root)) - {paths.staging.name})
     if found is None and foreign:
         raise StageError(f"{paths.root}: {foreign[0]!r} is in it; expected a new or empty folder")
@@ -148,23 +170,6 @@ def _is_claimed(source: Store, paths: StorePaths, part: Part) -> bool:
 def _found(error: StoreError) -> str:
     """What the error tells, without its next step, which is another one here."""
     return str(error).rpartition("; ")[0] or str(error)
-
-
-def _fill(
-    source: Store, paths: StorePaths, rows: range, *, threads: int, resumed: bool, progress: Callable[[int], None]
-) -> int:
-    """Make everything but stage.json and store.json, durably; return the number of rows that were copied."""
-    manifest = source.manifest
-    for name, facts in manifest.files.items():
-        _copy_small(source.paths.root / name, paths.root / name, facts, paths.staging)
-    for shard in manifest.shards:
-        _make_shard(source.paths.root / shard.file, paths.root / shard.file, manifest, shard, rows)
-    checksums = np.array(Store(paths, manifest).checksums[rows.start : rows.stop])
-    copied = copy_rows(source, paths.root, rows, checksums, threads=threads, resumed=resumed, progress=progress)
-    for shard in manifest.shards:
-        sync_file(paths.root / shard.file)
-    sync_folder(paths.root)
-    return copied
 
 
 def _check_space(manifest: Manifest, root: Path, rows: range) -> None:
@@ -181,15 +186,6 @@ def _check_space(manifest: Manifest, root: Path, rows: range) -> None:
         )
 
 
-def _copy_small(source: Path, dest: Path, facts: SmallFile, scratch: Path) -> None:
-    if dest.exists():
-        try:
-            return check_file(dest, facts)
-        except StoreError:
-            pass  # of an earlier attempt, and damaged since
-    copy_small(source, dest, facts, scratch=scratch)
-
-
 def _make_shard(source: Path, dest: Path, manifest: Manifest, shard: Shard, rows: range) -> None:
     """Make a sparse file of the shard's size with its head, and room for those of `rows` that lie in it."""
     head, held = check_shard(source, shard, manifest.container), shard.held_rows(rows)
@@ -201,10 +197,9 @@ def _make_shard(source: Path, dest: Path, manifest: Manifest, shard: Shard, rows
 
 
 def _publish(source: Store, paths: StorePaths, part: Part) -> None:
-    encoded = source.paths.manifest.read_bytes()
+    encoded = read_regular(source.paths.manifest)
     if parse_manifest(encoded, source.paths.manifest).digest != part.store:
-        raise StageError(
-            f"{source.paths.root}: became another store while it was staged; remove {paths.root}, once more"
-        )
+        what = "became another store while it was staged"
+        raise StageError(f"{source.paths.root}: {what}; remove {paths.root}, and stage it again")
     write_atomic(paths.part, [part.to_bytes()], scratch=paths.staging)
     write_atomic(paths.manifest, [encoded], scratch=paths.staging)

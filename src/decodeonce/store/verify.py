@@ -58,16 +58,15 @@ def verify_store(
     `progress` is called with the number of rows checked since its last call, from any of the `threads`.
     """
     paths = StorePaths(Path(path))
+    read = paths.manifest
     try:
-        with _unreadable_is_bad(paths.manifest):
-            manifest = read_manifest(paths.manifest)
+        with _unreadable_is_bad(read):
+            manifest = read_manifest(read)
+        read = paths.part
+        with _unreadable_is_bad(read):
+            store = Store(paths, manifest, read_part(read, manifest))
     except StoreError as error:
-        return Report(False, 0, [], [paths.manifest.name], [str(error)])
-    try:
-        with _unreadable_is_bad(paths.part):
-            store = Store(paths, manifest, read_part(paths.part, manifest))
-    except StoreError as error:
-        return Report(False, 0, [], [paths.part.name], [str(error)])
+        return Report(False, 0, [], [read.name], [str(error)])
     problems = dict(bad_files(paths, manifest))
     trusted = paths.checksums.name not in problems
     checksums = store.checksums if trusted else read_checksums(store)
