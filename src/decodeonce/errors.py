@@ -45,9 +45,9 @@ def again(error: OSError) -> str:
 
 
 def failure_from(error: OSError, at: object) -> BuildError | Stopped:
-    """What an OSError means for a command: Stopped where it may pass, BuildError where somebody must act first.
+    """What an OSError means for a command: Stopped if it may pass, BuildError if the user must act first.
 
-    `at` is named where the error itself names no file.
+    `at` is named if the error itself names no file.
     """
     name = error.filename or at
     what = f"{os.fsdecode(name) if isinstance(name, bytes) else name}: {error.strerror or error}"

@@ -43,7 +43,7 @@ def usable_cores() -> int:
 
 
 def cgroup_cores(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float | None:
-    """The cgroup's CPU quota in cores, the smallest on the way up; None where there is none."""
+    """The cgroup's CPU quota in cores, the smallest on the way up; None if there is none."""
     quotas = [quota for folder in _cgroup_folders("cpu", root, own) if (quota := _quota(folder))]
     return min(quotas, default=None)
 
@@ -89,7 +89,7 @@ def _memory_limit(folder: Path) -> int | None:
 
 
 def network_file_system(path: Path) -> str | None:
-    """The name of the network file system that `path` lies on, None where it lies on no known one."""
+    """The name of the network file system that `path` lies on, None if it lies on no known one."""
     return NETWORK_FILE_SYSTEMS.get(_file_system(path))
 
 
@@ -133,7 +133,7 @@ def available_memory() -> int | None:
 
 
 def allow_open_files(count: int) -> None:
-    """Raise this process's limit of open files where `count` of ours would leave few to others, as far as that goes.
+    """Raise this process's limit of open files if `count` of ours would leave few to others, as far as that goes.
 
     The soft limit is 1,024 in most shells, for the sake of select(2); programs that open more raise it themselves.
     """
@@ -145,7 +145,7 @@ def allow_open_files(count: int) -> None:
 
 
 def installed_version(distribution: str) -> str | None:
-    """The version of an installed package, by the name pip knows it by; None where it is not installed."""
+    """The version of an installed package, by the name pip knows it by; None if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

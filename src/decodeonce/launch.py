@@ -53,7 +53,7 @@ RANKS_ALONE = ("PALS_RANKID", "PMIX_RANK")
 
 @dataclass(frozen=True)
 class Rank:
-    """This process's place among the ranks, and who said so."""
+    """This process's rank among all, and what said so."""
 
     rank: int
     world_size: int
@@ -66,14 +66,14 @@ class Rank:
 def find_rank(environ: Mapping[str, str] | None = None) -> Rank:
     """Rank and world size as torch.distributed (where initialised) or a launcher's variables give them, else 0 of 1.
 
-    `environ` defaults to os.environ. Raises ValueError, which names the variable, where one makes no sense.
+    `environ` defaults to os.environ. Raises ValueError, which names the variable, if one makes no sense.
     """
     return _initialised() or _launched(os.environ if environ is None else environ) or Rank(0, 1, "no launcher")
 
 
 @dataclass(frozen=True)
 class Task:
-    """Which share of the work is this process's, of how many, and who said so."""
+    """This process's share of the work, of how many, and what said so."""
 
     task: int
     tasks: int
@@ -84,11 +84,11 @@ class Task:
 
 
 def find_task(tasks: int | None = None, environ: Mapping[str, str] | None = None) -> Task | None:
-    """The task that launcher and job array give this process, None where nobody shares out anything.
+    """The task that launcher and job array give this process, None if the work is not shared.
 
-    `tasks` is how many there are, where the user says so: PBS does not tell. Elements of an array are then counted from
+    `tasks` is how many there are, if the user says so: PBS does not tell. Elements of an array are then counted from
     0, unless the array has just as many as it takes, whatever their numbers. `environ` defaults to os.environ. Raises
-    ValueError, which names the variable, where what was found makes no sense.
+    ValueError, which names the variable, if what was found makes no sense.
     """
     environ = os.environ if environ is None else environ
     rank = _launched(environ) or Rank(0, 1, "")
@@ -144,7 +144,7 @@ def check_rank(rank: int, world_size: int, rank_name: str = "rank", size_name: s
 
 
 def _initialised() -> Rank | None:
-    # Not imported here: where nobody has imported torch.distributed, nobody has initialised it.
+    # Not imported here: a program that has not imported torch.distributed has not initialised it.
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -175,7 +175,7 @@ def _of_ranks(rank: Rank, tasks: int | None) -> Task:
 
 
 def _array_element(environ: Mapping[str, str], wanted: int | None) -> tuple[int, int, str] | None:
-    """(index, elements, who said so) in a job array; None outside of one."""
+    """(index, elements, what said so) in a job array; None outside of one."""
     name = next((name for name in ARRAY_INDEXES if environ.get(name)), None)
     if name is None:
         return None

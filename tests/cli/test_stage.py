@@ -166,7 +166,7 @@ def test_a_signal_stops_it_with_75_and_the_same_command_goes_on(store: Path, tmp
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (result.returncode, result.stderr.count("\n")) == (75, 1)
     assert result.stderr.startswith("prep: stopped: SIGTERM; what is done is kept: run the same command again")
-    assert_fails(prep("info", tmp_path / "p"), 1, "run the same `prep stage` again to go on")
+    assert_fails(prep("info", tmp_path / "p"), 1, "run the same `prep stage` again to resume")
     assert prep("stage", store, tmp_path / "p").returncode == 0
     assert prep("verify", tmp_path / "p").returncode == 0
 

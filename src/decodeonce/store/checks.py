@@ -1,4 +1,4 @@
-"""Are files those that a manifest speaks of; and what is said where they are not."""
+"""Check that files are those that the manifest describes, and word the errors if they are not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.hashing import file_chunks, file_hexdigest, hexdigest
 from decodeonce.store.layout import StorePaths, missing_advice, repair_advice
 from decodeonce.store.manifest import Manifest, Shard, SmallFile, read_manifest
-from decodeonce.store.part import Part, read_part, rows_text
+from decodeonce.store.part import Part, read_part
 from decodeonce.store.regular_files import read_regular, reading
 
 
@@ -42,23 +42,15 @@ def check_store(root: Path) -> CheckedStore:
 
 
 def unreadable(path: Path, error: OSError) -> StoreError | Stopped:
-    """What is to be said when the operating system does not open, map or read a shard; Stopped where that may pass."""
+    """The error for a shard that the operating system does not open, map or read; Stopped if that may pass."""
     if error.errno in PASSING_ERRORS - {errno.EMFILE, errno.ENFILE}:
         return Stopped(f"{path}: {error.strerror}; {again(error)}")
     advice = "; allow more of them with `ulimit -n`" if error.errno == errno.EMFILE else ""
     return StoreError(f"{path}: cannot be opened: {error.strerror}{advice}")
 
 
-def not_held(
-    root: Path, held: range, count: int, asked: range, advice: str = "stage those, or open the whole store"
-) -> StoreError:
-    """What is to be said to whoever asks a staged part for rows that were left in its store."""
-    what = f"a staged part, which holds {rows_text(held)} of {count}"
-    return StoreError(f"{root}: {what}; asked for {rows_text(asked)}: {advice}")
-
-
 def bad_row(root: Path, manifest: Manifest, row: int) -> StoreError:
-    """What is to be said of a row whose bytes have another checksum than was written."""
+    """The error for a checksum mismatch."""
     path = root / manifest.shard_of(row).file
     return StoreError(f"{path}: row {row} is not what was written; {repair_advice(path)}")
 

@@ -64,7 +64,7 @@ class Hdf5Container:
 def virtual_bytes(manifest: Manifest, *, labels: NDArray[np.int64]) -> bytes:
     """What becomes store.h5: /images, a virtual dataset over all shards, and /labels, a copy.
 
-    Made in memory: where a disk is full, libhdf5 may end the process by SIGSEGV. The low-level calls are there for one
+    Made in memory: on a full disk, libhdf5 may end the process by SIGSEGV. The low-level calls are there for one
     of them: h5py's VirtualLayout would write the time of day into the file.
     """
     import h5py

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from decodeonce.store.checks import check_in_place, check_size, not_held, unreadable
+from decodeonce.errors import StoreError
+from decodeonce.store.checks import check_in_place, check_size, unreadable
 from decodeonce.store.layout import StorePaths
 from decodeonce.store.manifest import Manifest
+from decodeonce.store.part import rows_text
 from decodeonce.store.regular_files import reading
 
 Pixels = NDArray[np.uint8]
@@ -39,7 +41,7 @@ class Images:
         return self.shape[0]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_mapped": {}}  # another process maps the shards anew: a pickle holds no rows
+        return {**self.__dict__, "_mapped": {}}  # another process maps the shards itself: a pickle holds no rows
 
     def __iter__(self) -> Iterator[Pixels]:
         return (self[row] for row in range(len(self)))
@@ -80,7 +82,7 @@ class Images:
         if not len(numbers):
             return out
         if len(self._held) < len(self):
-            self._check_held(int(numbers.min()), int(numbers.max()))
+            self.check_held(range(int(numbers.min()), int(numbers.max()) + 1))
         shards = self._manifest.shard_indexes(numbers)
         for start, end in runs(shards[1:] != shards[:-1]):
             shard = int(shards[start])
@@ -89,9 +91,11 @@ class Images:
             np.take(self._mapping(shard), local, axis=0, out=out[start:end], mode="clip")
         return out
 
-    def _check_held(self, first: int, last: int) -> None:
-        if first not in self._held or last not in self._held:
-            raise not_held(self._root, self._held, len(self), range(first, last + 1))
+    def check_held(self, rows: range, advice: str = "stage those, or open the whole store") -> None:
+        """Raise StoreError, which ends with the advice, unless these rows (at least one) are all here."""
+        if rows[0] not in self._held or rows[-1] not in self._held:
+            what = f"a staged part, which holds {rows_text(self._held)} of {len(self)}"
+            raise StoreError(f"{self._root}: {what}; asked for {rows_text(rows)}: {advice}")
 
     def _mapping(self, index: int) -> Pixels:
         if index not in self._mapped:
@@ -113,7 +117,7 @@ class Images:
         wanted, row = row, row + len(self) if row < 0 else row
         if not 0 <= row < len(self):
             raise IndexError(f"row {wanted} of a store with {len(self)}")
-        self._check_held(row, row)
+        self.check_held(range(row, row + 1))
         shard = int(self._manifest.shard_indexes(row))
         return shard, row - self._shards[shard].first_row
 
@@ -126,7 +130,7 @@ class Images:
 
 
 def runs(breaks: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """The runs [a, b) of len(breaks) + 1 things, of which `breaks` says where one differs from the one before it."""
+    """The runs [a, b) of len(breaks) + 1 equal things; `breaks` says which differ from the one before."""
     return pairwise([0, *(np.flatnonzero(breaks) + 1).tolist(), len(breaks) + 1])
 
 

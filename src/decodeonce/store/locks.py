@@ -26,8 +26,8 @@ def locked(folder: Path, *, waits_for: str = "") -> Iterator[None]:
     """Hold the lock of a private folder; make the folder first, and remove it at the end if nothing else is in it.
 
     The lock is on the file LOCK in the folder: on some network file systems a lock on the folder itself excludes only
-    processes of the same node. It ends with its process. Nobody waits where the file system has no locks, or where
-    the folder is read-only. A wait is logged if `waits_for` names who may hold the lock.
+    processes of the same node. It ends with its process. There is no lock if the file system has none, or if the
+    folder is read-only. A wait is logged if `waits_for` names the command that may hold the lock.
     """
     fd = _lock(folder, waits_for)
     try:

@@ -59,7 +59,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class PictureClass:
-    """A label's name (a wnid, a folder) and what people call it ("" where nobody said)."""
+    """A label's name (a wnid, a folder) and its description ("" if there is none)."""
 
     name: str
     description: str = ""
@@ -67,7 +67,7 @@ class PictureClass:
 
 @dataclass(frozen=True)
 class Column:
-    """A per-row array beside images and labels: `file` is an npy of dtype `dtype` and shape `(count, *shape)`."""
+    """A per-row array next to images and labels: `file` is an npy of dtype `dtype` and shape `(count, *shape)`."""
 
     name: str
     file: str
@@ -148,9 +148,13 @@ def _no_manifest(path: Path) -> StoreError:
         found = "a file" if folder.exists() else "no such folder"
         return StoreError(f"{folder}: {found}; expected a store (the folder that `prep build` makes)")
     if (folder / ".build").exists():
-        return StoreError(f"{folder}: an unfinished store (no {path.name}); run the same `prep build` again to go on")
+        return StoreError(
+            f"{folder}: an unfinished store (no {path.name}); run the same `prep build` again to resume it"
+        )
     if (folder / ".stage").exists():
-        return StoreError(f"{folder}: an unfinished part (no {path.name}); run the same `prep stage` again to go on")
+        return StoreError(
+            f"{folder}: an unfinished part (no {path.name}); run the same `prep stage` again to resume it"
+        )
     what = f"not a store: it has no {path.name}; expected the folder that `prep build` makes"
     advice = f"{missing_advice(folder)}give that, or restore {path.name} from a copy of the store"
     return StoreError(f"{folder}: {what}: {advice}")

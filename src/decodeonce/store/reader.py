@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from decodeonce.errors import StoreError
 from decodeonce.host import allow_open_files
-from decodeonce.store.checks import check_file, check_in_place, check_size, check_store, not_held
+from decodeonce.store.checks import check_file, check_in_place, check_size, check_store
 from decodeonce.store.images import Images, Pixels
 from decodeonce.store.layout import StorePaths, verify_command
 from decodeonce.store.manifest import Column, Manifest, PictureClass
@@ -46,7 +46,7 @@ class Store:
         self.images = Images(paths, manifest, self.rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return open_store, (self.paths.root,)  # another process opens it anew: a pickle holds no rows
+        return open_store, (self.paths.root,)  # another process opens it itself: a pickle holds no rows
 
     def __len__(self) -> int:
         return self.manifest.count
@@ -59,8 +59,7 @@ class Store:
 
     def check_held(self, rows: range, advice: str) -> None:
         """Raise StoreError, which ends with the advice, unless these rows (at least one) are all here."""
-        if rows[0] not in self.rows or rows[-1] not in self.rows:
-            raise not_held(self.paths.root, self.rows, len(self), rows, advice)
+        self.images.check_held(rows, advice)
 
     @property
     def classes(self) -> tuple[PictureClass, ...]:
@@ -71,7 +70,7 @@ class Store:
     def labels(self) -> NDArray[np.int64]:
         """(count,) int64, mapped read-only; checked against their digest when first asked for (1.5 ms a million).
 
-        Raises StoreError where they are not those written, or name a class that is not there.
+        Raises StoreError if they are not those written, or name a class that does not exist.
         """
         check_file(self.paths.labels, self.manifest.files["labels.npy"])
         labels: NDArray[np.int64] = self._array("labels.npy", "<i8", ())
@@ -99,7 +98,7 @@ class Store:
         return columns
 
     def column(self, column: Column) -> NDArray[Any]:
-        """One of them; raises StoreError where its file is no array of this dtype and shape."""
+        """One of them; raises StoreError if its file is no array of this dtype and shape."""
         return self._array(column.file, column.dtype, column.shape)
 
     def take(self, rows: ArrayLike, out: Pixels | None = None) -> Pixels:

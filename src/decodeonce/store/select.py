@@ -45,7 +45,7 @@ def row_range(text: str) -> tuple[int | None, int | None]:
 
 
 def labels_of(names: Sequence[str], classes: Sequence[PictureClass]) -> frozenset[int] | None:
-    """The labels of the classes with these names, None for no names; ValueError where one names no class."""
+    """The labels of the classes with these names, None for no names; ValueError if one names no class."""
     known = [cls.name for cls in classes]
     for name in names:
         if name not in known:
@@ -72,7 +72,7 @@ def selected_lines(
 
 
 def _chooser(labels: frozenset[int] | None, source: str | None) -> Callable[[bytes], bool]:
-    """Whether a line is wanted; it raises ValueError or IndexError where the line is none of a samples.tsv."""
+    """Whether a line is wanted; it raises ValueError or IndexError if the line is none of a samples.tsv."""
     wanted = None if labels is None else {b"%d" % label for label in labels}
     matches = re.compile(fnmatch.translate(source)).match if source is not None else None
 
@@ -88,7 +88,7 @@ def _chooser(labels: frozenset[int] | None, source: str | None) -> Callable[[byt
 def select_lines(store: Store, selection: Selection) -> Iterator[tuple[int, bytes]]:
     """(row, line of samples.tsv) of the selected rows that the store, or staged part, holds.
 
-    ValueError where a class is named that it has not.
+    ValueError if the store has no class of a name.
     """
     held = overlap(selection.numbers(len(store)), store.rows)
     return selected_lines(store.paths.samples, held, labels_of(selection.classes, store.classes), selection.source)

@@ -1,6 +1,6 @@
 """Staging: a range of a store's rows copied to a node's own disk or memory, as a part that readers open like a store.
 
-A part is unfinished, and nobody opens it, until store.json is there; that is written last. Until then `.stage/` says
+A part is unfinished, and readers refuse it, until store.json is there; that is written last. Until then `.stage/` says
 what it is to become. What was copied before a kill is found by reading it: rows with the right checksum.
 """
 
@@ -173,7 +173,7 @@ def _found(error: StoreError) -> str:
 
 
 def _check_space(manifest: Manifest, root: Path, rows: range) -> None:
-    """Raise StageError where the disk has less room than what is not there yet takes; a quota shows when reserving."""
+    """Raise StageError if the disk has less room than the missing files take; a quota shows when reserving."""
     needed = len(rows) * manifest.row_bytes
     needed += sum(s.data_offset for s in manifest.shards) + sum(f.bytes for f in manifest.files.values())
     there = sum(entry.stat().st_blocks * 512 for entry in os.scandir(root) if entry.is_file())

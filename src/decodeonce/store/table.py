@@ -103,7 +103,7 @@ def reject_line(reject: Reject) -> bytes:
 
 
 def read_rejects(path: Path) -> Iterator[Reject]:
-    """The lines of a rejects.tsv, in their order; StoreError where one is not of three fields in UTF-8."""
+    """The lines of a rejects.tsv, in their order; StoreError if one is not of three fields in UTF-8."""
     with reading(path) as file:
         next(file, None)
         for number, encoded in enumerate(file, 2):

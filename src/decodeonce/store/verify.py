@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.errors import StoreError, naming
+from decodeonce.errors import StoreError
 from decodeonce.formatting import counted
-from decodeonce.store import disk
 from decodeonce.store.checks import check_file, check_shard, check_size
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.images import runs
@@ -25,7 +24,7 @@ from decodeonce.store.npy import npy_header
 from decodeonce.store.part import read_part, rows_text
 from decodeonce.store.pieces import Piece, pieces
 from decodeonce.store.reader import Store
-from decodeonce.store.regular_files import open_regular, read_at, reading
+from decodeonce.store.regular_files import read_at, reading
 from decodeonce.store.shard_file import page_aligned_buffer
 
 Checksums = NDArray[np.uint64]
@@ -33,7 +32,7 @@ Checksums = NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Report:
-    """What `verify_store` found in so many `rows`: 0 where store.json or stage.json is bad and none could be checked.
+    """What `verify_store` found in so many `rows`: 0 if store.json or stage.json is bad and none could be checked.
 
     `bad_rows` are ranges [first, last], `problems` a sentence for each bad file. `unknown_rows`, ranges too, are those
     that differ from their checksum in a checksums.npy that is bad itself: the row may be damaged, or its checksum.
@@ -52,8 +51,8 @@ def verify_store(
 ) -> Report:
     """Read all of the store, or staged part, at `path` and report what differs from what was written.
 
-    Raises only OSError; where a disk cannot read (EIO), what lies there is reported as bad. Of a part the rows that it
-    holds are read, and numbered as in the store.
+    Raises only OSError. What the disk cannot read (EIO) is reported as bad. Of a part, the rows that it holds are read,
+    and numbered as in the store.
 
     `progress` is called with the number of rows checked since its last call, from any of the `threads`.
     """
@@ -86,7 +85,7 @@ def verify_store(
 def row_sentences(root: Path, report: Report, *, most: int) -> Iterator[str]:
     """A sentence for each run of bad or unknown rows, up to `most`, with its files; then how many runs are left out.
 
-    Of a report with rows; raises StoreError where the manifest is bad by now.
+    Of a report with rows; raises StoreError if the manifest is bad by now.
     """
     manifest = read_manifest(StorePaths(root).manifest)
     unknown = [(run, "not known to be right: checksums.npy is damaged") for run in report.unknown_rows]
@@ -183,33 +182,19 @@ def stored_checksums(store: Store, rows: range) -> list[int | None]:
 
 def read_rows(store: Store, rows: range) -> list[memoryview | None]:
     """The bytes of rows of one shard; None for each that its file does not hold, or its disk cannot read."""
-    shard, size = store.manifest.shard_of(rows.start), store.manifest.row_bytes
-    path = store.paths.root / shard.file
+    shard, size, got = store.manifest.shard_of(rows.start), store.manifest.row_bytes, 0
+    buffer = page_aligned_buffer(len(rows) * size)
     try:
-        fd = open_regular(path)
+        with reading(store.paths.root / shard.file, buffering=0) as file:
+            got = read_at(file.fileno(), buffer, shard.offset(rows.start))
     except (FileNotFoundError, StoreError):
-        return [None] * len(rows)
-    try:
-        buffer = page_aligned_buffer(len(rows) * size)
-        with naming(path):
-            held = _held(fd, buffer, shard.offset(rows.start), size)
-        return [buffer[i * size : (i + 1) * size] if held[i] else None for i in range(len(rows))]
-    finally:
-        disk.close(fd)
-
-
-def _held(fd: int, buffer: memoryview, offset: int, size: int) -> list[bool]:
-    """Read rows of `size` bytes from `offset`; returns which could be read whole."""
-    rows = len(buffer) // size
-    try:
-        got = read_at(fd, buffer, offset)
-        return [(row + 1) * size <= got for row in range(rows)]
+        pass
     except OSError as error:
         if error.errno != errno.EIO:
             raise
-    if rows == 1:
-        return [False]
-    return [_held(fd, buffer[i * size : (i + 1) * size], offset + i * size, size)[0] for i in range(rows)]
+        if len(rows) > 1:  # some of them may be readable
+            return [data for row in rows for data in read_rows(store, range(row, row + 1))]
+    return [buffer[i * size : (i + 1) * size] if (i + 1) * size <= got else None for i in range(len(rows))]
 
 
 def row_ranges(rows: list[int]) -> list[tuple[int, int]]:

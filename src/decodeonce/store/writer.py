@@ -131,7 +131,7 @@ def trim_shards(paths: StorePaths, manifest: Manifest) -> None:
         path = paths.root / shard.file
         if path.stat().st_size > shard.bytes:
             cut_file(path, shard.bytes)
-    sync_file(path)  # who cut it, which is the last, may have been killed before its flush
+    sync_file(path)  # only the last is cut; the process that cut it may have been killed before its flush
     index = len(manifest.shards)
     while (extra := paths.shard(index, suffix)).exists():
         remove_file(extra)  # another finish may be at it
