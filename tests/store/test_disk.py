@@ -70,3 +70,7 @@ def test_what_it_looks_for_is_found() -> None:
 def test_nothing_is_made_for_everybody_to_write() -> None:
     assert disk.FILE_MODE & 0o002 == 0
     assert disk.FOLDER_MODE & 0o002 == 0
+
+
+def test_closing_hides_no_error() -> None:
+    disk.close(2**20)  # not open

@@ -1,0 +1,213 @@
+"""Files are whole or not there, and a full disk is an error that names its file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from decodeonce.store import disk
+from decodeonce.store.durable import remove_file, remove_tree, reserve, write_at, write_atomic
+from decodeonce.store.regular_files import read_at
+from decodeonce.store.shard_file import page_aligned_buffer
+from tests import disks
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 1 MiB."""
+    with disks.small_disk(tmp_path, "1m") as disk:
+        yield disk
+
+
+def test_a_file_holds_its_chunks(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_atomic(path, [b"one ", memoryview(b"two "), b"", page_aligned_buffer(2)])
+    assert path.read_bytes() == b"one two \0\0"
+    write_atomic(path, iter([b"another"]))
+    assert path.read_bytes() == b"another"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit, OSError])
+@pytest.mark.parametrize("old", [None, b"the old content"])
+def test_what_was_there_stays_whole_when_chunks_raise(
+    tmp_path: Path, error: type[BaseException], old: bytes | None
+) -> None:
+    path = tmp_path / "file"
+    if old is not None:
+        path.write_bytes(old)
+    before = list(tmp_path.iterdir())
+
+    def chunks() -> Iterator[bytes]:
+        yield b"new" * 100_000
+        raise error
+
+    with pytest.raises(error):
+        write_atomic(path, chunks())
+    assert list(tmp_path.iterdir()) == before
+    assert old is None or path.read_bytes() == old
+
+
+def test_nobody_sees_a_part_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    seen = []
+
+    def chunks() -> Iterator[bytes]:
+        for _ in range(3):
+            seen.append(path.read_bytes())
+            yield b"x" * MIB
+
+    with open(path, "rb") as reader:  # one that opened the old file goes on reading the old file
+        write_atomic(path, chunks())
+        assert reader.read() == b"old"
+    assert seen == [b"old"] * 3
+    assert path.stat().st_size == 3 * MIB
+
+
+def test_the_temporary_file_lies_where_asked(tmp_path: Path) -> None:
+    path, scratch = tmp_path / "out" / "file", tmp_path / "scratch"
+    path.parent.mkdir()
+    scratch.mkdir()
+    seen = []
+
+    def chunks() -> Iterator[bytes]:
+        yield b"x"
+        seen.append((len(list(path.parent.iterdir())), len(list(scratch.iterdir()))))
+
+    write_atomic(path, chunks(), scratch=scratch)
+    assert seen == [(0, 1)]
+    assert path.read_bytes() == b"x"
+    assert list(scratch.iterdir()) == []
+
+
+def test_the_files_mode_is_the_users(tmp_path: Path) -> None:
+    old = os.umask(0o027)
+    try:
+        write_atomic(tmp_path / "file", [b"x"])
+    finally:
+        os.umask(old)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        write_atomic(tmp_path / "gone" / "file", [b"x"])
+
+
+def test_reading_past_the_end_says_how_much_there_was(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+    fd = os.open(path, os.O_RDWR)
+    try:
+        buffer = bytearray(b"." * 6)
+        assert read_at(fd, memoryview(buffer), 7) == 3
+        assert buffer == b"789..."
+        assert read_at(fd, memoryview(buffer), 10) == 0
+        assert read_at(fd, memoryview(buffer), 2) == 6
+        write_at(fd, memoryview(b"ab"), 9)
+        write_at(fd, memoryview(b""), 100)
+    finally:
+        os.close(fd)
+    assert path.read_bytes() == b"012345678ab"
+
+
+def test_a_short_write_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    path, limit = tmp_path / "file", 1 << 30
+    data = np.random.default_rng(0).bytes(3000)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, old[1]))  # the kernel writes up to it, then it is EFBIG
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            write_at(fd, memoryview(data), limit - 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+        written = os.pread(fd, 3000, limit - 1000)
+        os.close(fd)
+    assert caught.value.errno == errno.EFBIG
+    assert written == data[:1000]
+
+
+def test_reserved_space_is_there_and_content_stays(tmp_path: Path) -> None:
+    path = tmp_path / "shard"
+    path.write_bytes(b"head")
+    fd = os.open(path, os.O_RDWR)
+    try:
+        if not reserve(fd, 3 * MIB, path):
+            assert path.stat().st_size == 4
+            pytest.skip("the file system of the temporary folder has no fallocate")
+        assert reserve(fd, MIB, path)
+    finally:
+        os.close(fd)
+    assert path.stat().st_size == 3 * MIB
+    assert path.stat().st_blocks * 512 >= 3 * MIB
+    assert path.read_bytes() == b"head".ljust(3 * MIB, b"\0")
+
+
+def test_space_is_reserved_where_asked(tmp_path: Path) -> None:
+    path = tmp_path / "shard"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        os.ftruncate(fd, 16 * MIB)
+        if not reserve(fd, 3 * MIB, path, offset=5 * MIB):
+            pytest.skip("the file system of the temporary folder has no fallocate")
+        assert 3 * MIB <= os.fstat(fd).st_blocks * 512 < 4 * MIB
+    finally:
+        os.close(fd)
+
+
+def test_reserving_in_a_file_open_for_reading_is_an_error_that_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "shard"
+    path.write_bytes(b"")
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        with pytest.raises(OSError, match=f"'{path}'") as caught:
+            reserve(fd, MIB, path)
+    finally:
+        os.close(fd)
+    assert caught.value.errno == errno.EBADF
+
+
+def test_a_full_disk_is_an_error_when_space_is_reserved(small_disk: Path) -> None:
+    path = small_disk / "shard"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        with pytest.raises(OSError, match=f"No space left.*'{path}'") as caught:
+            reserve(fd, 2 * MIB, path)
+    finally:
+        os.close(fd)
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_a_full_disk_leaves_the_old_file_and_no_other(small_disk: Path) -> None:
+    path = small_disk / "store.json"
+    write_atomic(path, [b"old"])
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_atomic(path, (b"\xaa" * 100_000 for _ in range(20)))
+    assert caught.value.errno == errno.ENOSPC
+    assert path.read_bytes() == b"old"
+    assert list(small_disk.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.ESTALE])
+def test_what_another_node_has_removed_need_not_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def gone(path: Path) -> None:
+        raise OSError(code, os.strerror(code), str(path))
+
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/file").touch()
+    monkeypatch.setattr(disk, "unlink", gone)
+    monkeypatch.setattr(disk, "rmdir", gone)
+    remove_file(tmp_path / "folder/file")
+    remove_tree(tmp_path / "folder")

@@ -1,0 +1,82 @@
+"""One process at a time works in a private folder."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from decodeonce.store import disk, locks
+from decodeonce.store.locks import locked
+
+
+def test_one_process_at_a_time_has_a_folder_and_it_is_gone_after_the_last(tmp_path: Path) -> None:
+    folder, inside, most = tmp_path / "store/.build", Counter[str](), []
+
+    def enter(number: int) -> None:
+        for _ in range(50):
+            with locked(folder):
+                inside["now"] += 1
+                most.append(inside["now"])
+                (folder / f"file{number}").touch()
+                (folder / f"file{number}").unlink()
+                inside["now"] -= 1
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(enter, range(4)))
+    assert (len(most), max(most)) == (200, 1)
+    assert list((tmp_path / "store").iterdir()) == []
+
+
+def test_a_lock_of_a_place_that_is_read_only_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(disk, "mkdir", read_only)
+    with locked(tmp_path / ".repair"):
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_stays_stale_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stale(fd: int, operation: int) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(fcntl, "flock", stale)
+    monkeypatch.setattr(locks, "LOCK_TRIES", 3)
+    opened = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="Stale file handle"), locked(tmp_path / ".repair"):
+        pass
+    assert len(os.listdir("/proc/self/fd")) == opened
+
+
+def test_the_lock_file_is_closed_before_its_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unlink = disk.unlink
+
+    def as_nfs_does(path: Path) -> None:  # it keeps a name for a removed file that is open
+        assert any(os.path.realpath(f"/proc/self/fd/{fd}") == str(path) for fd in os.listdir("/proc/self/fd"))
+        unlink(path)
+        renamed.append(path.with_name(".nfs1"))
+        renamed[0].touch()
+
+    def close(fd: int) -> None:
+        os.close(fd)
+        while renamed:
+            renamed.pop().unlink()
+
+    renamed: list[Path] = []
+    monkeypatch.setattr(disk, "unlink", as_nfs_does)
+    monkeypatch.setattr(disk, "close", close)
+    with locked(tmp_path / ".repair"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_with_other_files_keeps_its_lock_file(tmp_path: Path) -> None:
+    with locked(tmp_path / ".build"):
+        (tmp_path / ".build/plan.json").touch()
+    assert sorted(os.listdir(tmp_path / ".build")) == ["lock", "plan.json"]

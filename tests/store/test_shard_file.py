@@ -1,0 +1,123 @@
+"""Positioned writes land where they should, and a full disk is an error, not a signal."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import mmap
+import os
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from decodeonce.store.shard_file import PAGE, ShardFile, page_aligned_buffer
+from tests import disks
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 1 MiB."""
+    with disks.small_disk(tmp_path, "1m") as disk:
+        yield disk
+
+
+@pytest.mark.parametrize("nbytes", [1, 17, PAGE - 1, PAGE, PAGE + 1, 10**6])
+def test_buffers_begin_on_pages(nbytes: int) -> None:
+    buffers = [page_aligned_buffer(nbytes) for _ in range(3)]
+    for buffer in buffers:
+        assert np.frombuffer(buffer, np.uint8).ctypes.data % PAGE == 0
+        assert buffer.nbytes == nbytes
+        assert bytes(buffer) == bytes(nbytes)
+        buffer[-1] = 255
+
+
+def test_a_buffer_of_nothing() -> None:
+    assert page_aligned_buffer(0).nbytes == 0
+
+
+def test_a_buffer_lives_as_long_as_its_last_view() -> None:
+    buffer = page_aligned_buffer(PAGE)
+    assert isinstance(buffer.obj, mmap.mmap)
+    memory = weakref.ref(buffer.obj)
+    view = np.frombuffer(buffer, np.uint8)
+    del buffer
+    gc.collect()
+    assert memory() is not None
+    del view
+    gc.collect()
+    assert memory() is None
+
+
+PIECES = st.lists(
+    st.tuples(
+        st.sampled_from([0, PAGE, 2 * PAGE, 5 * PAGE]) | st.integers(0, 5 * PAGE),
+        st.sampled_from([0, PAGE, 3 * PAGE]) | st.integers(0, 3 * PAGE),
+        st.sampled_from(["pages", "shifted", "read-only"]),
+    ),
+    max_size=8,
+)
+
+
+@given(pieces=PIECES)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+def test_direct_and_buffered_writes_give_the_same_bytes(tmp_path: Path, pieces: list[tuple[int, int, str]]) -> None:
+    path, model, noise = tmp_path / "shard", bytearray(8 * PAGE), np.random.default_rng(0)
+    path.write_bytes(model)
+    with ShardFile(path) as shard:
+        for offset, nbytes, kind in pieces:
+            content = noise.bytes(nbytes)
+            data = memoryview(content)
+            if kind != "read-only":
+                shift = 0 if kind == "pages" else 16
+                data = page_aligned_buffer(nbytes + shift)[shift:]
+                data[:] = content
+            shard.write(data, offset)
+            model[offset : offset + nbytes] = content
+            back = page_aligned_buffer(nbytes)
+            assert shard.read(back, offset) == nbytes
+            assert bytes(back) == content
+        shard.sync()
+    assert path.read_bytes() == model
+
+
+def test_a_shard_must_be_there_and_closes_twice(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        ShardFile(tmp_path / "gone")
+    (tmp_path / "shard").write_bytes(b"")
+    before = len(os.listdir("/proc/self/fd"))
+    shard = ShardFile(tmp_path / "shard")
+    assert len(os.listdir("/proc/self/fd")) > before
+    shard.close()
+    shard.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        shard.write(memoryview(b"late"), 0)
+
+
+@pytest.mark.parametrize("nbytes", [64 * PAGE, 64 * PAGE - 1], ids=["pages", "unaligned"])
+def test_a_full_disk_is_an_error_at_the_write(small_disk: Path, nbytes: int) -> None:
+    path, data = small_disk / "shard", page_aligned_buffer(nbytes)
+    data[:] = b"\xaa" * nbytes
+    path.touch()
+    os.truncate(path, 4 * MIB)  # as where fallocate is missing: the size is there, the space is not
+    written = []
+
+    def fill(shard: ShardFile) -> None:
+        for offset in range(0, 4 * MIB, 64 * PAGE):
+            shard.write(data, offset)
+            written.append(offset)
+
+    with ShardFile(path) as shard, pytest.raises(OSError, match="No space left") as caught:
+        fill(shard)
+    assert caught.value.errno == errno.ENOSPC
+    assert 0 < len(written) <= 4
+    content = path.read_bytes()
+    for offset in written:  # what was written before stays
+        assert content[offset : offset + nbytes] == bytes(data)
