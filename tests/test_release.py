@@ -176,7 +176,7 @@ def needs(facts: Message, extra: str, system: str, machine: str) -> set[str]:
 @pytest.mark.parametrize(("system", "machine"), PLATFORMS)
 def test_one_pil_at_most_comes_with_an_install(facts: Message, system: str, machine: str) -> None:
     plain = needs(facts, "", system, machine)
-    assert plain == {"numpy", "torch", "h5py", "typer", "tqdm", "xxhash"}
+    assert plain == {"numpy", "torch", "h5py", "typer", "tqdm", "xxhash", "jinja2"}
     best = "pillow-simd" if (system, machine) == ("linux", "x86_64") else "pillow"
     assert needs(facts, "prep", system, machine) - plain == {"simplejpeg", best}
     assert needs(facts, "prep-pillow", system, machine) - plain == {"simplejpeg", "pillow"}

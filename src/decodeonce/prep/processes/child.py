@@ -117,7 +117,8 @@ class Parent:
 
     def __init__(self, arguments: Sequence[str]) -> None:
         end_with_parent()
-        os.dup2(2, 1)  # what a library prints must not get into the parent's output
+        with suppress(OSError):  # standard error may be closed
+            os.dup2(2, 1)  # what a library prints must not get into the parent's output
         fd, page = map(int, arguments)
         self._socket = socket.socket(fileno=fd)
         self._lines = self._socket.makefile("rb")
