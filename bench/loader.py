@@ -25,7 +25,7 @@ import numpy as np
 from synthetic import ROW_BYTES, synthetic_store
 
 from decodeonce import Loader, Store, open_store
-from decodeonce.loader.ring import page_aligned_slot
+from decodeonce.loader.slots import page_aligned_slot
 
 THREADS = 2
 SCRATCH = Path(__file__).resolve().parent.parent / "build"

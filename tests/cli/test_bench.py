@@ -41,9 +41,9 @@ from decodeonce.cli.bench.sample import Run, fair_runs, measure_pace
 from decodeonce.cli.bench.trial import scratch_folder, trial_rate, write_rate
 from decodeonce.cli.build import Kind
 from decodeonce.host import lies_in_memory
-from decodeonce.loader.backend import InlineBackend
+from decodeonce.loader.delivery import HostDevice
 from decodeonce.loader.partition import make_partition
-from decodeonce.loader.shards import ShardFiles
+from decodeonce.loader.readers import ShardFiles
 from decodeonce.prep.build.plan import read_plan
 from decodeonce.prep.build.scan import scan
 from decodeonce.prep.entry import Entry, Row
@@ -149,7 +149,7 @@ def test_a_share_lies_in_the_held_rows_and_is_that_of_a_rank(data: st.DataObject
     assert held.start <= share.rows.start < share.rows.stop <= held.stop
     assert len(share.rows) <= most
     part = make_partition("range", count, 1, share.rank, share.world_size, "drop")
-    assert share.rows == range(part.first_row, part.first_row + part.count)
+    assert share.rows == part.rows
     assert share.least == part.steps()
     if most >= count and held == range(count):
         assert share.rows == held
@@ -243,13 +243,12 @@ def test_a_read_that_fails_is_an_error(store: Path) -> None:
 def test_a_transfer_sends_whole_batches() -> None:
     sent = []
 
-    class Device(InlineBackend):
+    class Device(HostDevice):
         def upload(self, tensor: torch.Tensor) -> torch.Tensor:
             sent.append(tensor.nbytes)
             return super().upload(tensor)
 
-    device = torch.device("cpu")
-    assert transfer_rate(device, (2, 8, 8, 3), 0.01, Device(device)) > 0
+    assert transfer_rate(Device(torch.device("cpu")), (2, 8, 8, 3), 0.01) > 0
     assert set(sent) == {2 * 8 * 8 * 3}
 
 

@@ -20,6 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from decodeonce.loader.delivery import Device
+
 Block = NDArray[np.uint8]
 
 
@@ -56,10 +58,11 @@ class FakeEvent:
         self._stream.run(lambda: self._done)
 
 
-class FakeBackend:
-    """A StreamBackend of one device; the consumer's stream is `consumer`."""
+class FakeDevice(Device):
+    """A device whose consumer's stream is `consumer`."""
 
     def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
         self._lock = threading.RLock()
         self.consumer = FakeStream(self._lock)
         self._current = threading.local()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from decodeonce.loader.order import derive_key, make_order
-from decodeonce.loader.partition import make_partition
-from decodeonce.loader.steps import Step, plan_steps
+from decodeonce.loader.partition import Step, make_partition, plan_steps
+from decodeonce.loader.settings import PartitionKind, Shuffle, Tail
 
 
 def rank_plan(
@@ -13,9 +13,9 @@ def rank_plan(
     batch_size: int,
     rank: int = 0,
     world_size: int = 1,
-    partition: str = "global",
-    tail: str = "keep",
-    shuffle: str = "full",
+    partition: PartitionKind = "global",
+    tail: Tail = "keep",
+    shuffle: Shuffle = "full",
     seed: int = 0,
     block_rows: int = 4,
     consumed: int = 0,
@@ -23,7 +23,7 @@ def rank_plan(
     """The steps of one rank that are left after `consumed` rows."""
     part = make_partition(partition, count, batch_size, rank, world_size, tail)
     key = derive_key(seed, 0, world_size, rank) if partition == "range" else derive_key(seed, 0)
-    return list(plan_steps(make_order(shuffle, part.count, block_rows, key), part, consumed, 0))
+    return list(plan_steps(make_order(shuffle, len(part.rows), block_rows, key), part, consumed, 0))
 
 
 def valid_rows(plans: list[list[Step]]) -> list[int]:

@@ -33,6 +33,7 @@ from decodeonce.loader.augment import (
     mix_words,
 )
 from decodeonce.loader.order import derive_key
+from decodeonce.loader.settings import Tail
 from decodeonce.splitmix import mix
 from tests.conftest import COUNT
 from tests.stores import make_store, pixel_statistics, random_images
@@ -126,7 +127,7 @@ def test_numbers_of_other_rows_draws_steps_epochs_and_seeds_are_others() -> None
     ("world_size", "batch_size", "tail"), [(1, 7, "keep"), (2, 30, "drop"), (3, 4, "drop"), (2, 7, "pad")]
 )
 def test_a_row_is_augmented_alike_in_every_batch_and_world(
-    store: Path, world_size: int, batch_size: int, tail: str
+    store: Path, world_size: int, batch_size: int, tail: Tail
 ) -> None:
     transform = Augment(*all_steps(store), seed=4)
     with Loader(store, batch_size=COUNT, transform=transform) as loader:

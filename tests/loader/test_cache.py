@@ -13,20 +13,20 @@ import torch
 from numpy.typing import NDArray
 
 from decodeonce import Loader
-from decodeonce.loader.backend import InlineBackend
-from decodeonce.loader.cache import DeviceCache
-from decodeonce.loader.device import StreamSide
+from decodeonce.loader.delivery import CachedDelivery, HostDevice
+from decodeonce.loader.settings import Tail
 from tests.conftest import COUNT
-from tests.loader.fake_device import FakeBackend, raw_bytes
-from tests.loader.sides import Contents, contents, sides, without
+from tests.loader.deliveries import Contents, contents, deliveries, without
+from tests.loader.fake_device import FakeDevice, raw_bytes
 
 BATCH = 7
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("shuffle", ["full", "window", "none"])
 @pytest.mark.parametrize("tail", ["drop", "pad", "keep"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_batches_are_those_of_a_loader_without(store: Path, shuffle: str, tail: str, rank: int) -> None:
+def test_batches_are_those_of_a_loader_without(store: Path, shuffle: str, tail: Tail, rank: int) -> None:
     settings: dict[str, Any] = {"batch_size": BATCH, "shuffle": shuffle, "tail": tail, "seed": 4}
     settings |= {"partition": "range", "rank": rank, "world_size": 2}
     with Loader(store, cache="device", **settings) as cached, Loader(store, **settings) as plain:
@@ -37,11 +37,11 @@ def test_batches_are_those_of_a_loader_without(store: Path, shuffle: str, tail: 
         assert contents(cached, 1) == contents(plain, 1)
 
 
-class CountingBackend(InlineBackend):
+class CountingDevice(HostDevice):
     """The host as a device, and how many bytes of pixels went there."""
 
     def __init__(self) -> None:
-        super().__init__(torch.device("cpu"))
+        super().__init__(CPU)
         self.pixels = 0
 
     def upload(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -49,23 +49,20 @@ class CountingBackend(InlineBackend):
         return super().upload(tensor)
 
 
-def side_of(backend: Any, make: Callable[..., StreamSide] = StreamSide) -> Callable[..., StreamSide]:
-    def side(shape: tuple[int, ...]) -> StreamSide:
-        return make(shape, backend, None, DeviceCache(backend, range(COUNT), shape[1:]))
-
-    return side
+def cached_on(device: Any, make: Callable[..., CachedDelivery] = CachedDelivery) -> Callable[..., CachedDelivery]:
+    return partial(make, device=device, transform=None, rows=range(COUNT))
 
 
 @pytest.mark.parametrize("tail", ["drop", "keep"])
-def test_every_row_is_moved_once(store: Path, tail: str) -> None:
-    backend = CountingBackend()
-    with sides(side_of(backend)):
+def test_every_row_is_moved_once(store: Path, tail: Tail) -> None:
+    device = CountingDevice()
+    with deliveries(cached_on(device)):
         loader = Loader(store, batch_size=BATCH, tail=tail, seed=1, cache="device")
     row_bytes, moved, cached = 8 * 6 * 3, [], []
     with loader:
         for _ in range(6):
             list(loader)
-            moved.append(backend.pixels // row_bytes)
+            moved.append(device.pixels // row_bytes)
             cached.append(loader.stats()["cached_rows"])
     assert moved == cached
     assert moved[0] == (COUNT if tail == "keep" else COUNT // BATCH * BATCH)
@@ -73,16 +70,16 @@ def test_every_row_is_moved_once(store: Path, tail: str) -> None:
 
 
 def test_an_epoch_left_halfway_keeps_what_came(store: Path, images: NDArray[np.uint8]) -> None:
-    backend = CountingBackend()
-    with sides(side_of(backend)):
+    device = CountingDevice()
+    with deliveries(cached_on(device)):
         loader = Loader(store, batch_size=BATCH, tail="keep", cache="device")
     with loader:
         next(iter(loader))
-        came = backend.pixels
+        came = device.pixels
         assert came < COUNT * 8 * 6 * 3
         for batch in loader:
             assert np.array_equal(batch.images.numpy(), images[batch.rows.numpy()])
-        assert backend.pixels == COUNT * 8 * 6 * 3
+        assert device.pixels == COUNT * 8 * 6 * 3
 
 
 def test_what_the_user_does_to_a_batch_stays_there(store: Path, images: NDArray[np.uint8]) -> None:
@@ -94,27 +91,27 @@ def test_what_the_user_does_to_a_batch_stays_there(store: Path, images: NDArray[
             assert np.array_equal(batch.images.numpy(), images[batch.rows.numpy()])
 
 
-def late_epochs(store: Path, make: Callable[..., StreamSide] = StreamSide) -> Contents:
+def late_epochs(store: Path, make: Callable[..., CachedDelivery] = CachedDelivery) -> Contents:
     """Two epochs on a device that is late; the Loader is gone, and its memory another's, before the device works."""
-    backend = FakeBackend()
+    device = FakeDevice()
     seen: Contents = []
 
     def look(valid: int, *memory: NDArray[np.uint8]) -> None:
         rows, labels, pixels = (part.copy() for part in memory)
         seen.append((rows.view(np.int64).tolist(), valid, labels.view(np.int64).tolist(), pixels.tobytes()))
 
-    with sides(side_of(backend, make)):
+    with deliveries(cached_on(device, make)):
         loader = Loader(store, batch_size=BATCH, tail="keep", seed=4, cache="device")
     with loader:
         for _ in range(2):
             for batch in loader:
                 memory = [raw_bytes(tensor) for tensor in (batch.rows, batch.labels, batch.images)]
-                backend.consumer.add(partial(look, batch.valid, *memory))
+                device.consumer.add(partial(look, batch.valid, *memory))
                 del batch
     del loader
-    other = backend.empty((COUNT, 8, 6, 3))  # what the cache had, if that is free already
+    other = device.empty((COUNT, 8, 6, 3))  # what the cache had, if that is free already
     raw_bytes(other)[:] = 1
-    backend.consumer.run()
+    device.consumer.run()
     return seen
 
 
@@ -132,26 +129,26 @@ def test_a_late_device_gives_the_same(store: Path) -> None:
     [
         "stream.wait_event(sent.ready)",
         "slot.copied.synchronize()",
-        "self._backend.keep(tensor, stream)",
-        "backend.keep(cache.images, self._stream)",
+        "self._device.keep(tensor, stream)",
+        "device.keep(self._cache, self._stream)",
     ],
 )
 def test_no_wait_can_be_left_out(store: Path, wait: str) -> None:
-    assert late_epochs(store, without(wait)) != plain_epochs(store)
+    assert late_epochs(store, without(wait, "CachedDelivery")) != plain_epochs(store)
 
 
 def test_a_range_that_does_not_fit(store: Path) -> None:
-    class Small(InlineBackend):
+    class Small(HostDevice):
         def empty(self, shape: tuple[int, ...]) -> torch.Tensor:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    with pytest.raises(ValueError, match=r'cache="device": 2\.0 GB of rows do not fit; take more ranks, .*CUDA out'):
-        DeviceCache(Small(torch.device("cpu")), range(10, 10010), (256, 256, 3))
+    with pytest.raises(ValueError, match=r'cache="device": 2\.0 GB of rows do not fit; use more ranks, .*CUDA out'):
+        CachedDelivery((4, 256, 256, 3), Small(CPU), None, range(10, 10010))
 
 
 def test_a_range_that_does_not_fit_on_the_host() -> None:
-    with pytest.raises(ValueError, match=r'cache="device": \d+\.0 GB of rows do not fit; take more ranks'):
-        DeviceCache(InlineBackend(torch.device("cpu")), range(10**9), (1 << 10, 1 << 20, 3))
+    with pytest.raises(ValueError, match=r'cache="device": \d+\.0 GB of rows do not fit; use more ranks'):
+        CachedDelivery((4, 1 << 10, 1 << 20, 3), HostDevice(CPU), None, range(10**9))
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-import decodeonce.loader.device as device_module
+import decodeonce.loader.delivery as delivery_module
 from decodeonce import Batch, Loader
-from decodeonce.loader.backend import TorchBackend
+from decodeonce.loader.delivery import Device, find_device
 from tests.conftest import COUNT
-from tests.loader.fake_device import FakeBackend, raw_bytes
-from tests.loader.sides import sides, without
+from tests.loader.deliveries import deliveries, without
+from tests.loader.fake_device import FakeDevice, raw_bytes
 
 BATCH = 4
 Seen = list[tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]]
@@ -26,27 +26,27 @@ Seen = list[tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]]
 
 def train(
     path: Path,
-    side: Any = device_module.StreamSide,
-    transform: Callable[[FakeBackend], Callable[[Batch], Batch]] | None = None,
-    backend: FakeBackend | None = None,
+    delivery: Any = delivery_module.StreamDelivery,
+    transform: Callable[[FakeDevice], Callable[[Batch], Batch]] | None = None,
+    device: FakeDevice | None = None,
 ) -> Seen:
     """An epoch on a fake device; the consumer queues work on each batch, drops it, and runs the queue at the end."""
-    backend = backend or FakeBackend()
-    made = transform(backend) if transform else None
+    device = device or FakeDevice()
+    made = transform(device) if transform else None
     seen: Seen = []
 
     def look(*memory: NDArray[np.uint8]) -> None:
         pixels, labels, rows = (part.copy() for part in memory)
         seen.append((pixels, labels.view(np.int64), rows.view(np.int64)))
 
-    with sides(partial(side, backend=backend, transform=made)):
+    with deliveries(partial(delivery, device=device, transform=made)):
         loader = Loader(path, batch_size=BATCH, seed=3, threads=2)
     with loader:
         for batch in loader:
             memory = [raw_bytes(tensor) for tensor in (batch.images, batch.labels, batch.rows)]
-            backend.consumer.add(partial(look, *memory))
+            device.consumer.add(partial(look, *memory))
             del batch
-        backend.consumer.run()
+        device.consumer.run()
     return seen
 
 
@@ -60,15 +60,15 @@ def check(seen: Seen, path: Path, added: int = 0) -> None:
         assert np.array_equal(pixels, batch.images.numpy().ravel() + np.uint8(added))
 
 
-def add_constant(backend: FakeBackend) -> Callable[[Batch], Batch]:
+def add_constant(device: FakeDevice) -> Callable[[Batch], Batch]:
     """A transform on the device's streams; its constant is computed by work queued on the consumer's stream."""
-    constant = raw_bytes(holder := backend.empty((1,), torch.uint8))
-    backend.consumer.add(lambda: constant.fill(7))
+    constant = raw_bytes(holder := device.empty((1,), torch.uint8))
+    device.consumer.add(lambda: constant.fill(7))
 
     def transform(batch: Batch, holder: torch.Tensor = holder) -> Batch:
-        result = backend.empty(tuple(batch.images.shape), torch.uint8)
+        result = device.empty(tuple(batch.images.shape), torch.uint8)
         source, target = raw_bytes(batch.images), raw_bytes(result)
-        backend.current_stream().add(partial(np.add, source, constant, out=target))
+        device.current_stream().add(partial(np.add, source, constant, out=target))
         return dataclasses.replace(batch, images=result)
 
     return transform
@@ -87,7 +87,7 @@ def test_transforms_run_between_copy_and_consumer(store: Path) -> None:
     [
         "stream.wait_event(sent.ready)",
         "slot.copied.synchronize()",
-        "self._backend.keep(tensor, stream)",
+        "self._device.keep(tensor, stream)",
         "self._stream.wait_event(self._begun)",
     ],
 )
@@ -97,10 +97,10 @@ def test_no_wait_can_be_left_out(store: Path, wait: str) -> None:
 
 
 def test_copies_leave_the_consumers_stream_alone(store: Path) -> None:
-    backend = FakeBackend()
-    train(store, backend=backend)
-    assert len(backend.copied_on) == 1
-    assert backend.consumer not in backend.copied_on
+    device = FakeDevice()
+    train(store, device=device)
+    assert len(device.copied_on) == 1
+    assert device.consumer not in device.copied_on
 
 
 def test_a_transform_that_fails_leaves_its_slot_to_others(store: Path) -> None:
@@ -112,17 +112,17 @@ def test_a_transform_that_fails_leaves_its_slot_to_others(store: Path) -> None:
             raise LookupError("not this one")
         return batch
 
-    with sides(partial(device_module.StreamSide, backend=FakeBackend(), transform=fail_once)):
+    with deliveries(partial(delivery_module.StreamDelivery, device=FakeDevice(), transform=fail_once)):
         loader = Loader(store, batch_size=BATCH)
     with loader:
         with pytest.raises(LookupError, match="not this one"):
             list(loader)
         assert len(list(loader)) == COUNT // BATCH
-        assert loader.stats()["slots"] == device_module.STREAM_SLOTS
+        assert loader.stats()["slots"] == delivery_module.STREAM_SLOTS
 
 
 def test_a_tensor_left_on_the_host_needs_no_keeping() -> None:
-    TorchBackend(torch.device("cuda:0")).keep(torch.ones(1), None)
+    Device(torch.device("cuda:0")).keep(torch.ones(1), None)
 
 
 def test_a_device_number_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,10 +130,10 @@ def test_a_device_number_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 2)
-    assert device_module.find_device("cuda") == torch.device("cuda:2")
-    assert device_module.find_device("cuda:3") == torch.device("cuda:3")
+    assert find_device("cuda") == torch.device("cuda:2")
+    assert find_device("cuda:3") == torch.device("cuda:3")
     with pytest.raises(ValueError, match=r'device "cuda:4": this machine has 4, "cuda:0" to "cuda:3"'):
-        device_module.find_device("cuda:4")
+        find_device("cuda:4")
 
 
 def test_a_device_that_is_not_there(store: Path) -> None:

@@ -20,13 +20,12 @@ import torch
 from numpy.typing import NDArray
 
 from decodeonce import Batch, Loader, StoreError, open_store
-from decodeonce.loader.ahead import ReadAhead
-from decodeonce.loader.device import HostSide
-from decodeonce.loader.filling import Filler, Source
+from decodeonce.loader.delivery import make_delivery
+from decodeonce.loader.epoch import Filler
 from decodeonce.loader.meter import Meter
-from decodeonce.loader.reading import MmapReader, Part
-from decodeonce.loader.shards import ShardFiles
-from decodeonce.loader.steps import Step
+from decodeonce.loader.partition import Step
+from decodeonce.loader.readers import MmapReader, Part, Reader, ShardFiles
+from decodeonce.loader.settings import ReaderName
 from tests.conftest import COUNT
 
 
@@ -81,7 +80,7 @@ def descriptors() -> int:
 
 
 @pytest.mark.parametrize("reader", ["mmap", "pread"])
-def test_nothing_outlives_a_loader(store: Path, reader: str) -> None:
+def test_nothing_outlives_a_loader(store: Path, reader: ReaderName) -> None:
     list(Loader(store, batch_size=4, reader=reader))  # what torch and numpy open once
     gc.collect()
     threads, files = threading.active_count(), descriptors()
@@ -93,7 +92,7 @@ def test_nothing_outlives_a_loader(store: Path, reader: str) -> None:
         assert threading.active_count() == threads
     loader.close()
     assert (threading.active_count(), descriptors()) == (threads, files)
-    assert not loader._side.ring._free
+    assert not loader._delivery.slots._free
     for _ in range(10):  # neither closed nor exhausted
         next(iter(Loader(store, batch_size=4, reader=reader)))
     gc.collect()
@@ -146,12 +145,14 @@ class Odd(BaseException):
 STEP = Step(np.arange(4), 4, 0)
 
 
-def filler_of(store: Path, steps: Iterable[Step], reader: Any = None, threads: int = 1) -> Filler:
-    """A filler of batches of 4 rows on the host; `reader` has `parts` as readers have."""
+def filler_of(store: Path, steps: Iterable[Step], parts: Callable[..., list[Part]] | None = None) -> Filler:
+    """A filler of batches of 4 rows on the host, whose reader has these `parts`."""
     opened = open_store(store)
-    files = ShardFiles(opened)
-    source = Source(opened, reader or MmapReader(opened, files), ReadAhead(opened, files), threads)
-    return Filler(steps, source, HostSide((4, 8, 6, 3), 3, None), Meter(), prefetch=3)
+    made = MmapReader(opened, ShardFiles(opened), 1)
+    if parts is not None:
+        vars(made)["parts"] = parts
+    delivery = make_delivery(torch.device("cpu"), (4, 8, 6, 3), 3, None, None)
+    return Filler(steps, made, delivery, Meter(), prefetch=3)
 
 
 def test_closing_wakes_a_thread_that_waits_for_a_batch(store: Path) -> None:
@@ -186,16 +187,10 @@ def test_whoever_asks_for_a_batch_after_the_end_is_told(store: Path) -> None:
         assert isinstance(filler.ready.get_nowait(), RuntimeError)
 
 
-class Parts:
-    """A reader whose parts are given, a call for each step."""
-
-    name = "test"
-
-    def __init__(self, *calls: Callable[[], object]) -> None:
-        self._calls = iter(calls)
-
-    def parts(self, rows: Any, out: Any, threads: int) -> list[Part]:
-        return [next(self._calls, lambda: None)]
+def parts_of(*calls: Callable[[], object]) -> Callable[..., list[Part]]:
+    """A reader's `parts`: one call for each step, and after these calls that do nothing."""
+    left = iter(calls)
+    return lambda rows, out: [next(left, lambda: None)]
 
 
 def test_a_finalizer_may_end_an_epoch_in_a_thread_that_the_filler_waits_for(store: Path) -> None:
@@ -208,7 +203,7 @@ def test_a_finalizer_may_end_an_epoch_in_a_thread_that_the_filler_waits_for(stor
         fillers[0].stop()
         done.set()
 
-    fillers.append(filler_of(store, [STEP] * 5, Parts(collect)))
+    fillers.append(filler_of(store, [STEP] * 5, parts_of(collect)))
     made.set()
     assert done.wait(30)
     fillers[0].stop()  # as the Loader does when it is closed or begins another epoch
@@ -262,16 +257,16 @@ def test_hints_that_are_queued_when_an_epoch_is_ended_are_passed_over(
 ) -> None:
     reading, go_on = threading.Event(), threading.Event()
     hinted: list[int] = []
-    monkeypatch.setattr(ReadAhead, "hint", lambda self, rows: lambda: hinted.append(len(rows)))
+    monkeypatch.setattr(Reader, "hint", lambda self, rows: lambda: hinted.append(len(rows)))
 
     def read() -> None:
         reading.set()
         go_on.wait()
 
     steps = [dataclasses.replace(STEP, hints=hints) for hints in ([np.arange(1)], [np.arange(2)] * 50, [])]
-    filler = filler_of(store, steps, Parts(read))
+    filler = filler_of(store, steps, parts_of(read))
     reading.wait()
-    filler.tell_to_stop()
+    filler.request_stop()
     go_on.set()
     filler.stop()
     assert hinted == [1]
@@ -287,7 +282,7 @@ def test_a_hint_that_fails_fails_nobody(
         hinted.append(1)
         raise kind("no such device")
 
-    monkeypatch.setattr(ReadAhead, "hint", lambda self, rows: fail)
+    monkeypatch.setattr(Reader, "hint", lambda self, rows: fail)
     with Loader(store, batch_size=4) as loader:
         assert len(list(loader)) == COUNT // 4
     assert len(hinted) == COUNT // 4
@@ -298,7 +293,7 @@ def test_an_epoch_that_lost_a_batch_does_not_go_on(store: Path, monkeypatch: pyt
         batches = iter(loader)
         next(batches)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loader._side, "receive", lambda sent: interrupt())
+            patch.setattr(loader._delivery, "receive", lambda sent: interrupt())
             with pytest.raises(KeyboardInterrupt):
                 next(batches)
         with pytest.raises(RuntimeError, match="this epoch has ended: KeyboardInterrupt"):
@@ -308,13 +303,13 @@ def test_an_epoch_that_lost_a_batch_does_not_go_on(store: Path, monkeypatch: pyt
 
 
 def test_steps_that_cannot_begin_keep_no_slot(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Source, *rest: object) -> None:
+    def fail(self: Reader, *rest: object) -> None:
         raise StoreError("a shard vanished")
 
     with Loader(store, batch_size=4, prefetch=2) as loader:
         for _ in range(8):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Source, "begin", fail)
+                patch.setattr(Reader, "parts", fail)
                 with pytest.raises(StoreError, match="a shard vanished"):
                     list(loader)
         drain(loader)
@@ -322,7 +317,7 @@ def test_steps_that_cannot_begin_keep_no_slot(store: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("reader", ["mmap", "pread"])
-def test_a_closed_loader_keeps_no_file_for_an_iterator_that_is_held(store: Path, reader: str) -> None:
+def test_a_closed_loader_keeps_no_file_for_an_iterator_that_is_held(store: Path, reader: ReaderName) -> None:
     def mapped() -> int:
         return Path("/proc/self/maps").read_text().count(str(store))
 

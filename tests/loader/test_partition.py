@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import get_args
 
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from decodeonce.loader.order import SHUFFLES
-from decodeonce.loader.partition import PARTITIONS, TAILS, make_partition
-from decodeonce.loader.steps import GROUP_ROWS, Step
+from decodeonce.loader.partition import GROUP_ROWS, Step, make_partition
+from decodeonce.loader.settings import PartitionKind, Shuffle, Tail
 from tests.loader.plans import rank_plan, valid_rows
 
+KINDS, SHUFFLES, TAILS = get_args(PartitionKind), get_args(Shuffle), get_args(Tail)
 worlds = st.integers(1, 7)
 batches = st.integers(1, 40)
 counts = st.integers(1, 1500)
 
 
 def plans(
-    count: int, world_size: int, batch_size: int, partition: str, tail: str, *, shuffle: str = "full", consumed: int = 0
+    count: int,
+    world_size: int,
+    batch_size: int,
+    partition: PartitionKind,
+    tail: Tail,
+    *,
+    shuffle: Shuffle = "full",
+    consumed: int = 0,
 ) -> list[list[Step]]:
     """The steps of every rank; examples that leave a rank without a row or a step are passed over."""
     assume(partition == "global" or count >= world_size)
@@ -40,9 +48,16 @@ def plans(
     ]
 
 
-@given(counts, worlds, batches, st.sampled_from(PARTITIONS), st.sampled_from(TAILS), st.sampled_from(SHUFFLES))
+@given(
+    counts,
+    worlds,
+    batches,
+    st.sampled_from(KINDS),
+    st.sampled_from(TAILS),
+    st.sampled_from(SHUFFLES),
+)
 def test_every_row_once_in_equally_many_steps(
-    count: int, world_size: int, batch_size: int, partition: str, tail: str, shuffle: str
+    count: int, world_size: int, batch_size: int, partition: PartitionKind, tail: Tail, shuffle: Shuffle
 ) -> None:
     ranks = plans(count, world_size, batch_size, partition, tail, shuffle=shuffle)
     assert len({len(plan) for plan in ranks}) == 1
@@ -56,8 +71,8 @@ def test_every_row_once_in_equally_many_steps(
         assert sorted(rows) == list(range(count))
 
 
-@given(counts, worlds, batches, st.sampled_from(PARTITIONS), st.sampled_from(TAILS))
-def test_sizes_of_batches(count: int, world_size: int, batch_size: int, partition: str, tail: str) -> None:
+@given(counts, worlds, batches, st.sampled_from(KINDS), st.sampled_from(TAILS))
+def test_sizes_of_batches(count: int, world_size: int, batch_size: int, partition: PartitionKind, tail: Tail) -> None:
     ranks = plans(count, world_size, batch_size, partition, tail)
     for plan in ranks:
         for step in plan[:-1]:
@@ -70,9 +85,9 @@ def test_sizes_of_batches(count: int, world_size: int, batch_size: int, partitio
         assert all(len(last.rows) == max(last.valid, 1) for last in lasts)
 
 
-@given(counts, worlds, batches, st.sampled_from(PARTITIONS), st.sampled_from(TAILS))
+@given(counts, worlds, batches, st.sampled_from(KINDS), st.sampled_from(TAILS))
 def test_rows_ascend_in_both_parts_of_a_batch(
-    count: int, world_size: int, batch_size: int, partition: str, tail: str
+    count: int, world_size: int, batch_size: int, partition: PartitionKind, tail: Tail
 ) -> None:
     for plan in plans(count, world_size, batch_size, partition, tail):
         for step in plan:
@@ -82,9 +97,9 @@ def test_rows_ascend_in_both_parts_of_a_batch(
             assert step.rows.max() < count
 
 
-@given(counts, worlds, batches, st.sampled_from(PARTITIONS), st.sampled_from(TAILS), st.data())
+@given(counts, worlds, batches, st.sampled_from(KINDS), st.sampled_from(TAILS), st.data())
 def test_resuming_gives_exactly_the_rest(
-    count: int, world_size: int, batch_size: int, partition: str, tail: str, data: st.DataObject
+    count: int, world_size: int, batch_size: int, partition: PartitionKind, tail: Tail, data: st.DataObject
 ) -> None:
     ranks = plans(count, world_size, batch_size, partition, tail)
     done = data.draw(st.integers(0, len(ranks[0]) - 1))
@@ -96,7 +111,7 @@ def test_resuming_gives_exactly_the_rest(
 
 @given(counts, worlds, batches, worlds, batches, st.sampled_from(["pad", "keep"]), st.data())
 def test_resuming_in_another_world_loses_and_repeats_nothing(
-    count: int, world: int, batch: int, other_world: int, other_batch: int, tail: str, data: st.DataObject
+    count: int, world: int, batch: int, other_world: int, other_batch: int, tail: Tail, data: st.DataObject
 ) -> None:
     before = plans(count, world, batch, "global", tail)
     done = data.draw(st.integers(0, len(before[0]) - 1))
@@ -159,7 +174,7 @@ def test_steps_longer_than_a_group_and_groups_of_steps() -> None:
     ],
 )
 def test_what_cannot_be_shared(
-    count: int, kind: str, batch_size: int, world_size: int, tail: str, message: str
+    count: int, kind: PartitionKind, batch_size: int, world_size: int, tail: Tail, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         make_partition(kind, count, batch_size, 0, world_size, tail)

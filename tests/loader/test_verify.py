@@ -6,23 +6,22 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from decodeonce import Loader, StoreError, open_store
-from decodeonce.loader.order import SHUFFLES
-from decodeonce.loader.reading import READERS
+from decodeonce.loader.settings import ReaderName, Shuffle
 from decodeonce.store import part_rows, stage_store
 from decodeonce.store.hashing import HASHED_AT_ONCE
 from decodeonce.store.manifest import DATA_OFFSET
 from tests.conftest import COUNT
-from tests.loader.sides import contents
+from tests.loader.deliveries import contents
 from tests.stores import make_store, random_images
 
-KINDS = [name for name in READERS if name != "auto"]
+KINDS = [name for name in get_args(ReaderName) if name != "auto"]
 ROW_BYTES = 8 * 6 * 3
 
 
@@ -54,9 +53,11 @@ def seen_until_refused(loader: Loader, told: str) -> list[int]:
 
 
 @pytest.mark.parametrize("reader", KINDS)
-@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize("shuffle", get_args(Shuffle))
 @pytest.mark.parametrize("tail", ["pad", "keep"])
-def test_batches_and_state_are_those_of_a_loader_without(store: Path, reader: str, shuffle: str, tail: str) -> None:
+def test_batches_and_state_are_those_of_a_loader_without(
+    store: Path, reader: ReaderName, shuffle: Shuffle, tail: str
+) -> None:
     settings: dict[str, Any] = {"batch_size": 7, "shuffle": shuffle, "tail": tail, "reader": reader, "threads": 3}
     settings |= {"rank": 1, "world_size": 2}
     with Loader(store, verify=True, **settings) as checked, Loader(store, **settings) as plain:
@@ -68,7 +69,7 @@ def test_batches_and_state_are_those_of_a_loader_without(store: Path, reader: st
 @pytest.mark.parametrize("reader", KINDS)
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("row", [0, 24, 25, 41, COUNT - 1])
-def test_no_batch_with_a_damaged_row_is_handed_out(copy: Path, reader: str, threads: int, row: int) -> None:
+def test_no_batch_with_a_damaged_row_is_handed_out(copy: Path, reader: ReaderName, threads: int, row: int) -> None:
     with Loader(copy, batch_size=10, shuffle="none", reader=reader, threads=threads, verify=True) as loader:
         path = damage(copy, row, at=ROW_BYTES - 1)
         told = f"{path}: row {row} is not what was written; mend it with `prep repair {copy} --source SRC`"
@@ -93,7 +94,7 @@ def test_two_rows_exchanged_are_not_what_was_written(copy: Path, images: NDArray
 
 @pytest.mark.parametrize("at", [0, HASHED_AT_ONCE - 1, HASHED_AT_ONCE, 2 * HASHED_AT_ONCE, 219_999])
 @pytest.mark.parametrize("reader", KINDS)
-def test_every_piece_of_a_large_row_counts(tmp_path: Path, reader: str, at: int) -> None:
+def test_every_piece_of_a_large_row_counts(tmp_path: Path, reader: ReaderName, at: int) -> None:
     store = make_store(tmp_path / "s", random_images(5, shape=(220, 500, 2)))
     with Loader(store, batch_size=2, shuffle="none", reader=reader, threads=1, tail="keep", verify=True) as loader:
         assert len(contents(loader, 1)) == 3

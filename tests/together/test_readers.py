@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from decodeonce import Batch, Loader, StoreError, open_store
-from decodeonce.loader.shards import ShardFiles
+from decodeonce.loader.readers import ShardFiles
+from decodeonce.loader.settings import ReaderName
 from decodeonce.prep.build import Work, finish, make_plan, work
 from decodeonce.prep.build.max_bad import Allowance
 from decodeonce.prep.build.status import read_status
@@ -48,7 +49,7 @@ def read_on(batches: Iterable[Batch], seen: list[int]) -> str:
 
 @pytest.mark.parametrize("reader", ["pread", "mmap"])
 @pytest.mark.parametrize("at", [1, 5])
-def test_a_store_that_is_removed_in_an_epoch(store: Path, reader: str, at: int) -> None:
+def test_a_store_that_is_removed_in_an_epoch(store: Path, reader: ReaderName, at: int) -> None:
     with Loader(store, batch_size=5, shuffle="none", reader=reader, prefetch=1) as loader:
         batches = iter(loader)
         seen = [row for _ in range(at) for row in next(batches).rows.tolist()]
@@ -63,7 +64,7 @@ def test_a_store_that_is_removed_in_an_epoch(store: Path, reader: str, at: int) 
 
 
 @pytest.mark.parametrize("reader", ["pread", "mmap"])
-def test_an_epoch_whose_shards_are_open_ends_whole_without_the_store(store: Path, reader: str) -> None:
+def test_an_epoch_whose_shards_are_open_ends_whole_without_the_store(store: Path, reader: ReaderName) -> None:
     with Loader(store, batch_size=5, seed=0, reader=reader, prefetch=1) as loader:
         for epoch in range(2):
             seen: list[int] = []
@@ -76,7 +77,7 @@ def test_an_epoch_whose_shards_are_open_ends_whole_without_the_store(store: Path
 @pytest.mark.parametrize("reader", ["pread", "mmap"])
 @pytest.mark.parametrize("way", ["renamed", "copied"])
 def test_a_store_that_is_replaced_in_an_epoch_gives_its_own_rows_or_none(
-    store: Path, tmp_path: Path, reader: str, way: str
+    store: Path, tmp_path: Path, reader: ReaderName, way: str
 ) -> None:
     other = make_store(tmp_path / "other", OTHERS, shard_rows=SHARD_ROWS)
     with Loader(store, batch_size=5, shuffle="none", reader=reader, prefetch=1) as loader:

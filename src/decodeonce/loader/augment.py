@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Protocol
 
@@ -17,10 +16,14 @@ from torch import Tensor
 
 from decodeonce.loader.batch import Batch
 from decodeonce.loader.order import derive_key
+from decodeonce.loader.settings import StoreLike, check_whole
 from decodeonce.splitmix import FACTOR_1, FACTOR_2, GOLDEN
 from decodeonce.store import Store, open_store
 
-IMAGENET = ((0.485 * 255, 0.456 * 255, 0.406 * 255), (0.229 * 255, 0.224 * 255, 0.225 * 255))
+IMAGENET: tuple[tuple[float, ...], tuple[float, ...]] = (
+    (0.485 * 255, 0.456 * 255, 0.406 * 255),
+    (0.229 * 255, 0.224 * 255, 0.225 * 255),
+)
 
 _BITS = 24  # as many as a float32 holds
 _TRIES = 10
@@ -73,8 +76,7 @@ class Augment:
         for step in steps:
             if isinstance(step, type) or not callable(step):
                 raise ValueError(f"a step is {step!r}, expected one like RandomFlip()")
-        if not isinstance(seed, int) or isinstance(seed, bool):
-            raise ValueError(f"seed is {seed!r}, expected a whole number")
+        check_whole(None, seed=seed)
         self._steps = steps
         self._seed = seed
 
@@ -152,18 +154,17 @@ class RandomResizedCrop:
 
         After torchvision's RandomResizedCrop.get_params: the first of ten sizes that fits, else a central window.
         """
-        device = draws.rows.device
-        # In doubles hardly any size lies where one device would round it up and another down. MPS has none, and one
-        # window in some thousands may differ there by a pixel.
-        dtype = torch.float32 if device.type == "mps" else torch.float64
-        uniform = draws.uniform(2 * _TRIES + 2).to(dtype)
+        # In doubles, hardly any size is so close to a half that one device rounds it up and another down.
+        uniform = draws.uniform(2 * _TRIES + 2).to(torch.float64)
         low, high = self.scale
         areas = (low + (high - low) * uniform[:, :_TRIES]) * (height * width)
         low, high = map(math.log, self.ratio)
         ratios = (low + (high - low) * uniform[:, _TRIES:-2]).exp()
         sizes = torch.stack([(areas / ratios).sqrt(), (areas * ratios).sqrt()], 2).round()
-        whole = _constant((height, width), dtype, device)
-        central = _constant(self._central(height, width), dtype, device).expand(len(sizes), 1, 2)
+        whole = _constant((height, width), torch.float64, uniform.device)
+        low, high = self.ratio
+        widest = min(height, max(1, round(width / low))), min(width, max(1, round(height * high)))
+        central = _constant(widest, torch.float64, uniform.device).expand(len(sizes), 1, 2)
         fits = torch.nn.functional.pad(((sizes >= 1) & (sizes <= whole)).all(2), (0, 1), value=True)
         first = fits.to(torch.int32).argmax(1)[:, None]  # of several that are greatest it is the first
         size = torch.cat([sizes, central], 1).gather(1, first[:, :, None].expand(-1, 1, 2))[:, 0]
@@ -184,14 +185,6 @@ class RandomResizedCrop:
         resized = torch.bmm(resized.view(batch, out_height * channels, width), columns)
         return resized.view(batch, out_height, channels, out_width).transpose(2, 3)
 
-    def _central(self, height: int, width: int) -> tuple[int, int]:
-        least, greatest = self.ratio
-        if width / height < least:
-            return max(1, round(width / least)), width
-        if width / height > greatest:
-            return height, max(1, round(height * greatest))
-        return height, width
-
 
 @dataclass(frozen=True)
 class RandomFlip:
@@ -209,28 +202,30 @@ class RandomFlip:
         return torch.where(flipped, images.flip(2), images)
 
 
-@dataclass(frozen=True)
 class Normalize:
     """(level - mean) / std of each channel, computed in float32.
 
-    statistics: a store, open or its path, whose own mean and std are taken, or "imagenet". dtype: of what it gives,
-    float32, bfloat16 or float16. mean, std: what was found, 0..255. Raises ValueError for pictures of another number of
-    channels or a std of 0, StoreError for a damaged store.
+    Args:
+        statistics: A store, open or its path, whose mean and std are used, or "imagenet".
+        dtype: Type of the result: float32, bfloat16 or float16.
+
+    Attributes:
+        mean, std: What was found, per channel, 0..255.
+
+    Raises:
+        ValueError: If images have another number of channels, or a std is 0.
+        StoreError: If the store is damaged.
     """
 
-    statistics: InitVar[str | os.PathLike[str] | Store]
-    dtype: torch.dtype = field(default=torch.float32, kw_only=True)
-    mean: tuple[float, ...] = field(init=False)
-    std: tuple[float, ...] = field(init=False)
-
-    def __post_init__(self, statistics: str | os.PathLike[str] | Store) -> None:
-        if self.dtype not in _DTYPES:
-            raise ValueError(f"dtype is {self.dtype!r}, expected {', '.join(map(str, _DTYPES))}")
-        mean, std = _statistics(statistics)
-        if not all(std):
-            raise ValueError(f"{statistics}: the std of its channels is {std}, expected none of 0 to divide by")
-        object.__setattr__(self, "mean", mean)
-        object.__setattr__(self, "std", std)
+    def __init__(self, statistics: StoreLike, *, dtype: torch.dtype = torch.float32) -> None:
+        if dtype not in _DTYPES:
+            raise ValueError(f"dtype is {dtype!r}, expected {', '.join(map(str, _DTYPES))}")
+        self.dtype, (self.mean, self.std) = dtype, IMAGENET
+        if statistics != "imagenet":
+            manifest = (statistics if isinstance(statistics, Store) else open_store(statistics)).manifest
+            self.mean, self.std = manifest.pixel_mean, manifest.pixel_std
+        if not all(self.std):
+            raise ValueError(f"{statistics}: the std of its channels is {self.std}, expected none of 0 to divide by")
 
     def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
         if images.shape[3] != len(self.mean):
@@ -240,13 +235,6 @@ class Normalize:
         # One pass over memory: torch computes in float32, the inputs' common dtype, and casts as it writes
         result = torch.empty(images.shape, dtype=self.dtype, device=images.device)
         return torch.addcmul(shift, images, scale, out=result)
-
-
-def _statistics(source: str | os.PathLike[str] | Store) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    if source == "imagenet":
-        return IMAGENET
-    manifest = (source if isinstance(source, Store) else open_store(source)).manifest
-    return manifest.pixel_mean, manifest.pixel_std
 
 
 def _bilinear(first: Tensor, length: Tensor, out: int, size: int) -> Tensor:

@@ -1,9 +1,9 @@
-"""What a step of training gets."""
+"""What a training step gets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -11,13 +11,18 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One batch; iterating it gives images and labels, so that `for images, labels in loader` works.
+    """One batch; iterating over it gives images and labels, so that ``for images, labels in loader`` works.
 
-    images: (B, H, W, C) uint8, contiguous; `images.permute(0, 3, 1, 2)` is channels_last without a copy.
-    labels: (B,) int64. rows: (B,) int64, places in the store, ascending among the first `valid` (their order within a
-    batch means nothing: reading goes faster so) and among the rest. valid: the first so many count, the rest is
-    padding. epoch: the number of the epoch, so that a transform's randomness can follow from it. columns: the store's
-    further per-row arrays of numbers by name, each (B, ...). All tensors lie on the loader's device.
+    All tensors are on the loader's device.
+
+    Attributes:
+        images: uint8 (B, H, W, C), contiguous; ``images.permute(0, 3, 1, 2)`` is channels_last without a copy.
+        labels: int64 (B,).
+        rows: int64 (B,), row numbers in the store. They ascend within the first `valid` and within the rest: reading is
+            faster in this order, and the order within a batch has no meaning.
+        valid: How many rows count, from the first on; the rest is padding.
+        epoch: Number of the epoch, so that a transform's randomness can follow from it.
+        columns: The store's further per-row arrays of numbers by name, each (B, ...).
     """
 
     images: Tensor
@@ -32,14 +37,14 @@ class Batch:
         yield self.labels
 
     def to(self, device: str | torch.device, *, non_blocking: bool = False) -> Batch:
-        """The batch with every tensor on `device`, where Lightning and accelerate would have it anyway."""
-
-        def move(tensor: Tensor) -> Tensor:
-            return tensor.to(device, non_blocking=non_blocking)
-
-        columns = {name: move(column) for name, column in self.columns.items()}
-        return replace(self, images=move(self.images), labels=move(self.labels), rows=move(self.rows), columns=columns)
+        """The batch with every tensor on `device`, as Lightning and accelerate need it."""
+        moved = (tensor.to(device, non_blocking=non_blocking) for tensor in self.tensors())
+        images, labels, rows, *columns = moved
+        return Batch(images, labels, rows, self.valid, self.epoch, dict(zip(self.columns, columns, strict=True)))
 
     def tensors(self) -> list[Tensor]:
         """Every tensor of the batch."""
         return [self.images, self.labels, self.rows, *self.columns.values()]
+
+
+Transform = Callable[[Batch], Batch]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from decodeonce.loader.settings import StoreLike
 from decodeonce.store import Store, open_store
 
 
@@ -22,9 +22,7 @@ class StoreDataset(Dataset[tuple[Any, int]]):
     Raises StoreError for a damaged store; IndexError for a row that is not there.
     """
 
-    def __init__(
-        self, store: str | os.PathLike[str] | Store, *, transform: Callable[[Tensor], Any] | None = None
-    ) -> None:
+    def __init__(self, store: StoreLike, *, transform: Callable[[Tensor], Any] | None = None) -> None:
         self.store = store if isinstance(store, Store) else open_store(store)
         self.transform = transform
 

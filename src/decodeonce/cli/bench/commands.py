@@ -91,7 +91,7 @@ def load(
     from decodeonce.cli.bench.epochs import LoaderSettings
     from decodeonce.cli.bench.load import measure_load
     from decodeonce.cli.bench.results import load_lines
-    from decodeonce.loader.device import find_device
+    from decodeonce.loader.delivery import find_device
 
     try:
         find_device(device)

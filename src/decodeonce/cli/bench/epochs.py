@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from decodeonce.loader import Batch, Loader
+from decodeonce.loader.settings import ReaderName
 from decodeonce.store import Store
 
 MEMORY_SECONDS = 0.02  # between two looks at this process's memory
@@ -47,7 +48,7 @@ class LoaderSettings:
 
     batch_size: int
     device: str
-    reader: str
+    reader: ReaderName
     threads: int | None
 
 

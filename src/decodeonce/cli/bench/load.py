@@ -25,9 +25,9 @@ from decodeonce.cli.bench.probes import (
 from decodeonce.cli.bench.results import load_verdict
 from decodeonce.formatting import size_text
 from decodeonce.host import available_memory
-from decodeonce.loader.ahead import AHEAD_BYTES
-from decodeonce.loader.device import find_device
-from decodeonce.loader.shards import ShardFiles
+from decodeonce.loader.delivery import Device, find_device
+from decodeonce.loader.read_ahead import AHEAD_BYTES
+from decodeonce.loader.readers import ShardFiles
 from decodeonce.store import open_store
 
 WARM_BYTES = 1 << 30  # of rows that warm figures are taken from, at most
@@ -126,7 +126,7 @@ class LoadBench:
         on_host = self._device.type == "cpu"
         self.facts |= {
             "memcpy_bytes_per_s": copy_rate(shape, max(2, most // self._batch_bytes), self._seconds / 2),
-            "transfer_bytes_per_s": None if on_host else transfer_rate(self._device, shape, self._seconds / 2),
+            "transfer_bytes_per_s": None if on_host else transfer_rate(Device(self._device), shape, self._seconds / 2),
         }
 
     def verdict(self, from_memory: float) -> dict[str, Any]:

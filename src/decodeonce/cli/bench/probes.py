@@ -10,13 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
-from decodeonce.loader.backend import Shape, StreamBackend, TorchBackend
-from decodeonce.loader.order import derive_key, make_order
-from decodeonce.loader.ring import page_aligned_slot
-from decodeonce.loader.shards import ShardFiles
-from decodeonce.loader.steps import Rows
+from decodeonce.loader.delivery import Device, Shape
+from decodeonce.loader.order import Rows, derive_key, make_order
+from decodeonce.loader.readers import ShardFiles
+from decodeonce.loader.slots import page_aligned_slot
 from decodeonce.store.regular_files import read_at
 from decodeonce.store.shard_file import page_aligned_buffer
 
@@ -25,7 +23,7 @@ RANDOM_READERS, READERS = 32, 4
 SEQUENTIAL_BYTES = 8 << 20
 CHUNK = 256  # rows
 COPIERS = 2
-COPY_SLOTS = 5  # as many as the Loader's ring has, so that the destinations are as cold
+COPY_SLOTS = 5  # as many as the Loader has, so that the destinations are as cold
 TRANSFER_SLOTS = 3
 
 
@@ -42,7 +40,7 @@ def random_rows(files: ShardFiles, rows: range) -> Iterator[Piece]:
     order = make_order("full", len(rows), 1, derive_key(0))
     for first in range(0, len(rows), CHUNK):
         positions = np.arange(first, min(first + CHUNK, len(rows)))
-        yield from _pieces(files, rows.start + order.rows(positions))
+        yield from _pieces(files, rows.start + order.at(positions))
 
 
 def rows_in_order(files: ShardFiles, rows: range) -> Iterator[Piece]:
@@ -101,22 +99,21 @@ def copy_rate(shape: Shape, batches: int, seconds: float) -> float:
         return rounds * batches * math.prod(shape) / (time.perf_counter() - start)
 
 
-def transfer_rate(device: torch.device, shape: Shape, seconds: float, backend: StreamBackend | None = None) -> float:
+def transfer_rate(device: Device, shape: Shape, seconds: float) -> float:
     """Copy batches from page-locked memory to the device on a separate stream for about `seconds`; return bytes/s."""
-    backend = backend or TorchBackend(device)
-    slots = [backend.pinned(shape) for _ in range(TRANSFER_SLOTS)]
-    consumers = backend.current_stream()
-    backend.set_stream(backend.stream())
+    slots = [device.pinned(shape) for _ in range(TRANSFER_SLOTS)]
+    consumers = device.current_stream()
+    device.set_stream(device.stream())
     try:
         for slot in slots:  # the first ones allocate
-            backend.upload(slot)
-        backend.record().synchronize()
+            device.upload(slot)
+        device.record().synchronize()
         sent, start = 0, time.perf_counter()
         while not sent or time.perf_counter() - start < seconds:
             for slot in slots:
-                backend.upload(slot)
-            backend.record().synchronize()
+                device.upload(slot)
+            device.record().synchronize()
             sent += sum(slot.nbytes for slot in slots)
         return sent / (time.perf_counter() - start)
     finally:
-        backend.set_stream(consumers)
+        device.set_stream(consumers)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -15,20 +16,20 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from decodeonce import Loader, StoreError, host, open_store
-from decodeonce.loader import reading
-from decodeonce.loader.reading import READERS, choose_reader, make_reader
-from decodeonce.loader.shards import ShardFiles
+from decodeonce.loader import readers
+from decodeonce.loader.readers import ShardFiles, make_reader
+from decodeonce.loader.settings import PartitionKind, ReaderName, Shuffle
 from tests.stores import make_store, random_images
 
-KINDS = [name for name in READERS if name != "auto"]
+KINDS = [name for name in get_args(ReaderName) if name != "auto"]
 
 
-def read(path: Path, kind: str, rows: list[int], out: NDArray[np.uint8], threads: int = 1) -> int:
+def read(path: Path, kind: ReaderName, rows: list[int], out: NDArray[np.uint8], threads: int = 1) -> int:
     """Have a reader fill `out` with rows; returns in how many parts."""
     files = ShardFiles(opened := open_store(path))
     try:
-        reader, _ = make_reader(opened, files, kind)
-        parts = reader.parts(np.array(rows), out, threads)
+        reader, _ = make_reader(opened, files, kind, threads, verify=False)
+        parts = reader.parts(np.array(rows), out)
         for part in parts:
             part()
         return len(parts)
@@ -45,7 +46,12 @@ def container(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("shuffle", ["full", "window", "none"])
 @pytest.mark.parametrize("partition", ["global", "range"])
 def test_pixels_labels_and_rows_belong_together(
-    tmp_path: Path, images: NDArray[np.uint8], container: str, reader: str, shuffle: str, partition: str
+    tmp_path: Path,
+    images: NDArray[np.uint8],
+    container: str,
+    reader: ReaderName,
+    shuffle: Shuffle,
+    partition: PartitionKind,
 ) -> None:
     path = make_store(tmp_path / "s", images, shard_rows=25, container=container)
     for rank in range(2):
@@ -72,7 +78,7 @@ def test_pixels_labels_and_rows_belong_together(
 @pytest.mark.parametrize("kind", KINDS)
 @given(rows=st.lists(st.integers(0, 59), min_size=1, max_size=80), threads=st.integers(1, 6))
 def test_any_rows_by_any_number_of_threads(
-    store: Path, images: NDArray[np.uint8], kind: str, rows: list[int], threads: int
+    store: Path, images: NDArray[np.uint8], kind: ReaderName, rows: list[int], threads: int
 ) -> None:
     out = np.zeros((len(rows), *images.shape[1:]), np.uint8)
     assert read(store, kind, rows, out, threads) == min(threads, len(rows))
@@ -86,7 +92,7 @@ def test_consecutive_rows_are_one_read(store: Path, monkeypatch: pytest.MonkeyPa
         sizes.append(out.nbytes)
         return out.nbytes
 
-    monkeypatch.setattr(reading, "read_at", count)
+    monkeypatch.setattr(readers, "read_at", count)
     read(store, "pread", [3, 4, 5, 9, 24, 25, 26, 0], np.empty((8, 8, 6, 3), np.uint8))
     assert [size // (8 * 6 * 3) for size in sizes] == [3, 1, 1, 2, 1]
 
@@ -97,7 +103,7 @@ def open_files() -> list[str]:
 
 
 @pytest.mark.parametrize("reader", KINDS)
-def test_a_shard_cut_short_while_reading_is_named(tmp_path: Path, store: Path, reader: str) -> None:
+def test_a_shard_cut_short_while_reading_is_named(tmp_path: Path, store: Path, reader: ReaderName) -> None:
     copy = shutil.copytree(store, tmp_path / "s")
     with Loader(copy, batch_size=4, shuffle="none", reader=reader, prefetch=1) as loader:
         batches = iter(loader)
@@ -129,21 +135,14 @@ def test_a_read_error_is_the_shards(store: Path, monkeypatch: pytest.MonkeyPatch
     os.close(folder)
 
 
-@pytest.mark.parametrize("mapped", [True, False])
-def test_on_a_network_rows_that_cannot_be_mapped_are_read(
-    tmp_path: Path, images: NDArray[np.uint8], monkeypatch: pytest.MonkeyPatch, mapped: bool
-) -> None:
-    path, rows = make_store(tmp_path / "s", images, shard_rows=25), [0, 3, 4, 5, 26, 59]
-    monkeypatch.setattr(reading, "network_file_system", lambda place: "NFS")
-    if not mapped:
-        monkeypatch.setattr(reading, "_map_pages", lambda start, nbytes: False)
-    out = np.zeros((len(rows), *images.shape[1:]), np.uint8)
-    read(path, "mmap", rows, out)
-    assert np.array_equal(out, images[rows])
+def choose(store: Path, name: ReaderName = "auto") -> tuple[str, str]:
+    """The name of the reader that is chosen, and why."""
+    reader, why = make_reader(opened := open_store(store), ShardFiles(opened), name, 1, verify=False)
+    return reader.name, why
 
 
 def test_auto_takes_mmap_for_a_small_local_store(store: Path) -> None:
-    name, why = choose_reader(open_store(store))
+    name, why = choose(store)
     assert (name, "local" in why) == ("mmap", True)
     with Loader(store, batch_size=4) as loader:
         assert (loader.stats()["reader"], loader.stats()["why"]) == (name, why)
@@ -151,17 +150,19 @@ def test_auto_takes_mmap_for_a_small_local_store(store: Path) -> None:
 
 def test_auto_takes_pread_for_a_store_larger_than_half_the_memory(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbytes = 60 * 8 * 6 * 3
-    monkeypatch.setattr(reading, "available_memory", lambda: 2 * nbytes)
-    assert choose_reader(open_store(store))[0] == "mmap"
-    monkeypatch.setattr(reading, "available_memory", lambda: 2 * nbytes - 2)
-    name, why = choose_reader(open_store(store))
+    monkeypatch.setattr(readers, "available_memory", lambda: 2 * nbytes)
+    assert choose(store)[0] == "mmap"
+    monkeypatch.setattr(readers, "available_memory", lambda: 2 * nbytes - 2)
+    name, why = choose(store)
     assert (name, "more than half" in why) == ("pread", True)
 
 
-def test_auto_takes_pread_on_a_network(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "network_file_system", lambda path: "Lustre")
-    reader, why = make_reader(opened := open_store(store), ShardFiles(opened), "auto")
-    assert (reader.name, "Lustre" in why) == ("pread", True)
+@pytest.mark.parametrize("asked", ["auto", "mmap"])
+def test_a_network_file_system_is_never_mapped(store: Path, monkeypatch: pytest.MonkeyPatch, asked: ReaderName) -> None:
+    monkeypatch.setattr(readers, "network_file_system", lambda path: "Lustre")
+    name, why = choose(store, asked)
+    assert (name, "Lustre" in why) == ("pread", True)
+    assert choose(store, "pread") == ("pread", "asked for")
 
 
 def test_file_systems_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,12 +204,12 @@ def read_all(path: Path, *arguments: object) -> str:
 
 @pytest.mark.long
 @pytest.mark.parametrize("reader", KINDS)
-def test_more_shards_than_files_may_be_open_at_first(many_shards: Path, reader: str) -> None:
+def test_more_shards_than_files_may_be_open_at_first(many_shards: Path, reader: ReaderName) -> None:
     assert read_all(many_shards, reader, 128, 4096) == "True"
 
 
 @pytest.mark.parametrize("reader", KINDS)
-def test_more_shards_than_files_may_be_open_at_all(many_shards: Path, reader: str) -> None:
+def test_more_shards_than_files_may_be_open_at_all(many_shards: Path, reader: ReaderName) -> None:
     found = read_all(many_shards, reader, 128, 128)
     assert found.endswith("cannot be opened: Too many open files; allow more of them with `ulimit -n`")
     assert str(many_shards / "images-00") in found

@@ -1,4 +1,4 @@
-"""The ring of slots: batch-sized host buffers that are made once and used again."""
+"""Slots: batch-sized buffers in host memory that are allocated once and reused."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -18,14 +19,14 @@ Pixels = NDArray[np.uint8]
 
 
 class Slot:
-    """One batch-sized buffer, `pixels` (B, H, W, C) uint8; `pinned` is the same memory as a tensor, where it is pinned.
+    """One batch-sized buffer, uint8 (B, H, W, C): `memory`, and the same as an array, `pixels`.
 
-    `copied` is for the device side: the event after which the slot may be overwritten.
+    `copied` is the event of the last copy to a device, after which the slot may be overwritten.
     """
 
-    def __init__(self, pixels: Pixels, pinned: Tensor | None = None) -> None:
-        self.pixels = pixels
-        self.pinned = pinned
+    def __init__(self, memory: Tensor) -> None:
+        self.memory = memory
+        self.pixels: Pixels = memory.numpy()
         self.copied: Any = None
 
 
@@ -38,17 +39,17 @@ def page_aligned_slot(shape: tuple[int, ...]) -> Slot:
     torch, begins on a page or at a multiple of 64 and is out of that range.
     """
     buffer = mmap.mmap(-1, math.prod(shape), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(AttributeError, OSError):  # a system or kernel without huge pages
+    with suppress(OSError):  # a kernel without huge pages
         # The first touch of 50 MB took 3 ms instead of 18, which is what a first batch waits for; copies are no faster.
         buffer.madvise(mmap.MADV_HUGEPAGE)
-    return Slot(np.frombuffer(buffer, np.uint8).reshape(shape))
+    return Slot(torch.frombuffer(buffer, dtype=torch.uint8).view(shape))
 
 
-class Ring:
-    """Free slots, oldest first; any thread may give one back, only the filler takes.
+class Slots:
+    """Free slots, oldest first. Any thread may give one back; only the filler takes.
 
-    The first `size` slots are all made, then those that came back are taken; when none has, since the user holds them
-    all, another is made. At most `size` free ones are kept.
+    The first `size` slots are all made before any is reused. If none has come back because the user holds them all,
+    another is made. At most `size` free slots are kept.
     """
 
     def __init__(self, make: Callable[[], Slot], size: int) -> None:
@@ -60,22 +61,20 @@ class Ring:
     def take(self) -> Slot:
         """The slot that has been free for longest, or a new one."""
         if self.made >= self._size:
-            try:
+            with suppress(IndexError):
                 return self._free.popleft()
-            except IndexError:
-                pass
         self.made += 1
         return self._make()
 
     def give_back(self, slot: Slot) -> None:
-        """Let the slot be used again."""
+        """Let the slot be reused."""
         # No lock: finalizers end here, run by whichever thread drops the last reference or collects garbage, and that
         # thread may hold any lock there is. deque.append is atomic; a race leaves one slot too many, no harm.
         if len(self._free) < self._size:
             self._free.append(slot)
 
     def close(self) -> None:
-        """Let all free slots go, and every other as it comes back."""
+        """Drop all free slots, and every other one when it comes back."""
         self._size = 0
         self._free.clear()
 
@@ -87,6 +86,6 @@ class Ring:
         """
         pixels = slot.pixels
         lent: Pixels = np.ndarray((rows, *pixels.shape[1:]), np.uint8, buffer=pixels.data)
-        # At exit there is nobody to give a slot back to.
+        # At exit there is nothing to give a slot back to.
         weakref.finalize(lent, self.give_back, slot).atexit = False
         return lent

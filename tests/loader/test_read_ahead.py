@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from decodeonce import Loader, open_store
-from decodeonce.loader import ahead
-from decodeonce.loader.ahead import AHEAD_BYTES, LOOK_EVERY, LOOKS, ReadAhead, blocks_ahead, rows_ahead, windows_fit
+from decodeonce.loader import read_ahead, readers
 from decodeonce.loader.order import WINDOW_BLOCKS, WindowOrder, derive_key
-from decodeonce.loader.partition import make_partition
-from decodeonce.loader.shards import ShardFiles
-from decodeonce.loader.steps import Step, plan_steps
+from decodeonce.loader.partition import Step, make_partition, plan_steps
+from decodeonce.loader.read_ahead import AHEAD_BYTES, blocks_ahead, rows_ahead, windows_fit
+from decodeonce.loader.readers import LOOK_EVERY, LOOKS, Reader, ShardFiles
+from decodeonce.loader.settings import ReaderName, Shuffle
 from tests.conftest import COUNT
 from tests.stores import make_store, random_images
 
@@ -47,7 +47,7 @@ def test_blocks_are_asked_for_whole_once_and_before_their_rows(
     count: int, block_rows: int, batch_size: int, key: int, data: st.DataObject
 ) -> None:
     partition = make_partition("range", 2 * count, batch_size, 1, 2, "keep")
-    order = WindowOrder(partition.count, block_rows, key)
+    order = WindowOrder(len(partition.rows), block_rows, key)
     consumed = data.draw(st.integers(0, partition.steps() - 1)) * batch_size
     asked: list[int] = []
     steps = list(plan_steps(order, partition, consumed, 0))
@@ -64,13 +64,13 @@ def test_blocks_are_asked_for_whole_once_and_before_their_rows(
     expected = {row for block in blocks for row in range(block * block_rows, min(count, (block + 1) * block_rows))}
     assert {row - count for row in asked} == expected
     windows = order.windows(np.arange(count))
-    to_come = order.rows(np.flatnonzero(windows >= windows[consumed])) + count  # this window and all later ones
+    to_come = order.at(np.flatnonzero(windows >= windows[consumed])) + count  # this window and all later ones
     assert sorted(asked) == sorted(to_come.tolist())
 
 
 def test_a_window_is_asked_for_while_the_one_before_it_is_read() -> None:
     partition = make_partition("global", 10 * WINDOW_BLOCKS * 8, 8, 0, 1, "drop")
-    order = WindowOrder(partition.count, 8, derive_key(5))
+    order = WindowOrder(len(partition.rows), 8, derive_key(5))
     steps = blocks_ahead(plan_steps(order, partition, 0, 0), order, partition, 0, ROW_BYTES)
     counts = [sum(map(len, step.hints)) for step in steps]
     assert counts[0] <= (WINDOW_BLOCKS + 2) * 8
@@ -82,7 +82,7 @@ def test_windows_fit_where_half_of_the_memory_holds_two_of_them(blocks: int, mon
     order = WindowOrder(8 * blocks, 8, derive_key(5))
     twice = 2 * min(blocks, 2 * WINDOW_BLOCKS) * 8 * ROW_BYTES
     for memory, fit in ((twice, True), (twice - 1, False), (None, True)):
-        monkeypatch.setattr(ahead, "available_memory", lambda memory=memory: memory)
+        monkeypatch.setattr(read_ahead, "available_memory", lambda memory=memory: memory)
         assert windows_fit(order, ROW_BYTES) is fit
 
 
@@ -104,17 +104,17 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     return calls
 
 
-def ask(ahead: ReadAhead, *rows: int) -> None:
+def ask(reader: Reader, *rows: int) -> None:
     """Ask for rows as a Loader's threads do."""
-    if hint := ahead.hint(np.array(rows, np.int64)):
+    if hint := reader.hint(np.array(rows, np.int64)):
         hint()
 
 
 @pytest.fixture
-def reading_ahead(store: Path) -> Iterator[ReadAhead]:
+def reader(store: Path) -> Iterator[Reader]:
     opened = open_store(store)
     files = ShardFiles(opened)
-    yield ReadAhead(opened, files)
+    yield Reader(opened, files, 1)
     files.close()
 
 
@@ -134,10 +134,10 @@ def looks_end_in(monkeypatch: pytest.MonkeyPatch, *errors: int) -> list[int]:
 
 
 def test_one_row_that_is_not_in_memory_has_all_read(
-    reading_ahead: ReadAhead, asked: Asked, monkeypatch: pytest.MonkeyPatch
+    reader: Reader, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks_end_in(monkeypatch, 0, 0, errno.EAGAIN)
-    ask(reading_ahead, 3, 4, 9, 24, 25, 26)
+    ask(reader, 3, 4, 9, 24, 25, 26)
     assert asked == [
         ("images-00000.npy", 4096 + 3 * ROW_BYTES, 2 * ROW_BYTES),
         ("images-00000.npy", 4096 + 9 * ROW_BYTES, ROW_BYTES),
@@ -150,31 +150,27 @@ def test_no_more_is_asked_for_at_a_time_than_the_kernel_takes(
     store: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks_end_in(monkeypatch, errno.EAGAIN)
-    monkeypatch.setattr(ahead, "read_ahead_bytes", lambda path: 1000)
+    monkeypatch.setattr(readers, "read_ahead_bytes", lambda path: 1000)
     opened = open_store(store)
     files = ShardFiles(opened)
-    ask(ReadAhead(opened, files), *range(1, 20))
+    ask(Reader(opened, files, 1), *range(1, 20))
     files.close()
     start, end = 4096 + ROW_BYTES, 4096 + 20 * ROW_BYTES
     assert [(at, nbytes) for _, at, nbytes in asked] == [(at, min(1000, end - at)) for at in range(start, end, 1000)]
 
 
-def test_rows_in_memory_are_not_asked_for(
-    reading_ahead: ReadAhead, asked: Asked, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_in_memory_are_not_asked_for(reader: Reader, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     offsets = looks_end_in(monkeypatch)
-    ask(reading_ahead, *range(0, COUNT, 2))
-    ask(reading_ahead)
+    ask(reader, *range(0, COUNT, 2))
+    ask(reader)
     assert asked == []
     assert len(offsets) == LOOKS - 1  # 30 rows, every second one
 
 
-def test_what_a_look_found_holds_for_a_few_steps(
-    reading_ahead: ReadAhead, asked: Asked, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_look_found_holds_for_a_few_steps(reader: Reader, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     offsets = looks_end_in(monkeypatch, errno.EAGAIN)  # the first look is cold, those after it are not
     for _ in range(2 * LOOK_EVERY):
-        ask(reading_ahead, 3)
+        ask(reader, 3)
     assert len(offsets) == 2
     assert len(asked) == LOOK_EVERY
 
@@ -183,11 +179,11 @@ def test_what_a_look_found_holds_for_a_few_steps(
 def test_where_nobody_can_look_only_a_network_is_asked(
     store: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch, remote: str | None, expected: int
 ) -> None:
-    monkeypatch.setattr(ahead, "network_file_system", lambda path: remote)
+    monkeypatch.setattr(readers, "network_file_system", lambda path: remote)
     looks_end_in(monkeypatch, errno.EOPNOTSUPP)
     opened = open_store(store)
     files = ShardFiles(opened)
-    ask(ReadAhead(opened, files), 1, 2)
+    ask(Reader(opened, files, 1), 1, 2)
     files.close()
     assert len(asked) == expected
 
@@ -196,7 +192,7 @@ def test_a_shard_that_is_amiss_is_left_to_the_reader(tmp_path: Path, store: Path
     opened = open_store(shutil.copytree(store, tmp_path / "s"))
     os.unlink(tmp_path / "s" / "images-00001.npy")
     files = ShardFiles(opened)
-    ask(ReadAhead(opened, files), 1, 30)
+    ask(Reader(opened, files, 1), 1, 30)
     files.close()
 
 
@@ -231,7 +227,7 @@ def test_the_kernel_reads_what_it_is_asked_for(cold: tuple[Path, NDArray[np.uint
     path, images = cold
     opened = open_store(path)
     files = ShardFiles(opened)
-    ask(ReadAhead(opened, files), *range(30, 40))
+    ask(Reader(opened, files, 1), *range(30, 40))
     while not is_cached(path / "images-00001.npy", 4096 + 19 * images[0].nbytes):
         pass  # the kernel reads on its own; the test has a time limit
     files.close()
@@ -240,10 +236,14 @@ def test_the_kernel_reads_what_it_is_asked_for(cold: tuple[Path, NDArray[np.uint
 @pytest.mark.parametrize("reader", ["mmap", "pread"])
 @pytest.mark.parametrize("shuffle", ["full", "window", "none"])
 def test_a_cold_store_is_asked_for_and_read(
-    cold: tuple[Path, NDArray[np.uint8]], asked: Asked, reader: str, shuffle: str, monkeypatch: pytest.MonkeyPatch
+    cold: tuple[Path, NDArray[np.uint8]],
+    asked: Asked,
+    reader: ReaderName,
+    shuffle: Shuffle,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path, images = cold
-    monkeypatch.setattr(ahead, "read_ahead_bytes", lambda path: 1 << 20)  # no block is asked for in pieces
+    monkeypatch.setattr(readers, "read_ahead_bytes", lambda path: 1 << 20)  # no block is asked for in pieces
     with Loader(path, batch_size=4, reader=reader, shuffle=shuffle) as loader:
         for batch in loader:
             assert np.array_equal(batch.images.numpy(), images[batch.rows.numpy()])
@@ -257,7 +257,7 @@ def test_where_memory_holds_no_windows_rows_are_asked_for_and_not_blocks(
     cold: tuple[Path, NDArray[np.uint8]], asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, images = cold
-    monkeypatch.setattr(ahead, "available_memory", lambda: 2 * images.nbytes - 2)
+    monkeypatch.setattr(read_ahead, "available_memory", lambda: 2 * images.nbytes - 2)
     with Loader(path, batch_size=4, shuffle="window") as loader:
         for batch in loader:
             assert np.array_equal(batch.images.numpy(), images[batch.rows.numpy()])

@@ -1,4 +1,4 @@
-"""Loaders whose batches take another way to the device, and what their batches hold."""
+"""Loaders with another delivery, and what their batches hold."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from typing import Any
 
 import pytest
 
-import decodeonce.loader.device as device_module
+import decodeonce.loader.delivery as delivery_module
 import decodeonce.loader.loader as loader_module
 from decodeonce import Loader
-from decodeonce.loader.device import Side
+from decodeonce.loader.delivery import Delivery
 
 Contents = list[tuple[list[int], int, list[int], bytes]]
 
 
 @contextmanager
-def sides(make: Callable[..., Side]) -> Iterator[None]:
-    """Loaders made inside get their side from `make(shape)`."""
+def deliveries(make: Callable[..., Delivery]) -> Iterator[None]:
+    """Loaders made inside get their delivery from `make(shape)`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loader_module, "make_side", lambda _, shape, *__: make(shape))
+        patch.setattr(loader_module, "make_delivery", lambda _, shape, *__: make(shape))
         yield
 
 
-def without(line: str) -> Any:
-    """StreamSide as it would be without one line."""
-    source = inspect.getsource(device_module)
+def without(line: str, kind: str = "StreamDelivery") -> Any:
+    """A kind of delivery as it would be without one line."""
+    source = inspect.getsource(delivery_module)
     assert source.count(line) == 1
     mutant = types.ModuleType("mutant")
-    vars(mutant)["__name__"] = device_module.__name__  # dataclasses look their module up
+    vars(mutant)["__name__"] = delivery_module.__name__  # dataclasses look their module up
     exec(compile(source.replace(line, "pass"), "mutant", "exec"), vars(mutant))
-    return mutant.StreamSide
+    return vars(mutant)[kind]
 
 
 def contents(loader: Loader, epochs: int) -> Contents:

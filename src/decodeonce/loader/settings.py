@@ -1,0 +1,103 @@
+"""The settings of a Loader."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from inspect import Signature, signature
+from typing import Any, Concatenate, Literal, ParamSpec, get_args
+
+import torch
+
+from decodeonce.host import usable_cores
+from decodeonce.launch import Rank, check_rank, find_rank
+from decodeonce.loader.batch import Transform
+from decodeonce.store import Store
+
+Shuffle = Literal["full", "window", "none"]
+PartitionKind = Literal["global", "range"]
+Tail = Literal["drop", "pad", "keep"]
+ReaderName = Literal["auto", "pread", "mmap"]
+StoreLike = str | os.PathLike[str] | Store
+
+P = ParamSpec("P")
+Method = Callable[..., None]
+
+# Two threads reach what two cores can copy here. A rank should not use more than a few cores for loading.
+MOST_THREADS = 4
+
+CHOICES: dict[str, tuple[str | None, ...]] = {
+    "shuffle": get_args(Shuffle),
+    "partition": get_args(PartitionKind),
+    "tail": get_args(Tail),
+    "reader": get_args(ReaderName),
+    "cache": (None, "device"),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The parameters of a Loader, which its docstring describes.
+
+    Raises:
+        ValueError: If one of them is not valid on its own.
+    """
+
+    store: StoreLike
+    _: KW_ONLY
+    batch_size: int
+    device: str | torch.device = "cpu"
+    shuffle: Shuffle = "full"
+    partition: PartitionKind = "global"
+    seed: int = 0
+    rank: int | None = None
+    world_size: int | None = None
+    tail: Tail = "drop"
+    prefetch: int = 3
+    threads: int | None = None
+    reader: ReaderName = "auto"
+    transform: Transform | None = None
+    cache: Literal["device"] | None = None
+    verify: bool = False
+
+    def __post_init__(self) -> None:
+        for name, choices in CHOICES.items():
+            if (value := getattr(self, name)) not in choices:
+                raise ValueError(f"{name} is {value!r}, expected {', '.join(map(repr, choices))}")
+        check_whole(1, batch_size=self.batch_size, prefetch=self.prefetch, threads=self.copying_threads())
+        check_whole(None, seed=self.seed)
+        if (self.rank is None) != (self.world_size is None):
+            raise ValueError(f"rank is {self.rank!r} and world_size {self.world_size!r}, expected both or neither")
+        if self.rank is not None and self.world_size is not None:
+            check_whole(None, rank=self.rank, world_size=self.world_size)
+            check_rank(self.rank, self.world_size)
+
+    def copying_threads(self) -> int:
+        """How many threads copy."""
+        return min(MOST_THREADS, usable_cores()) if self.threads is None else self.threads
+
+    def find_rank(self) -> Rank:
+        """The rank that was given, or else the one that torch.distributed or the launcher gives."""
+        if self.rank is None or self.world_size is None:
+            return find_rank()
+        return Rank(self.rank, self.world_size, "given")
+
+
+def check_whole(least: int | None, /, **values: object) -> None:
+    """Raise ValueError unless all values are whole numbers, of `least` or more if that is given."""
+    for name, value in values.items():
+        if not isinstance(value, int) or isinstance(value, bool) or (least is not None and value < least):
+            bound = "" if least is None else f" of {least} or more"
+            raise ValueError(f"{name} is {value!r}, expected a whole number{bound}")
+
+
+def with_parameters_of(settings: Callable[P, object]) -> Callable[[Method], Callable[Concatenate[Any, P], None]]:
+    """Give a method the parameters of `settings`, for type checkers and help()."""
+
+    def declare(method: Method) -> Callable[Concatenate[Any, P], None]:
+        own = signature(method).parameters["self"]
+        vars(method)["__signature__"] = Signature([own, *signature(settings).parameters.values()])
+        return method
+
+    return declare
