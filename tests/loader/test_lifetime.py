@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import inspect
 import os
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from decodeonce.loader.epoch import Filler
 from decodeonce.loader.meter import Meter
 from decodeonce.loader.partition import Step
 from decodeonce.loader.readers import MmapReader, Part, Reader, ShardFiles
-from decodeonce.loader.settings import ReaderName
+from decodeonce.loader.settings import ReaderName, Settings
 from tests.conftest import COUNT
 
 
@@ -529,6 +530,17 @@ def test_stats_count_what_was_handed_out(store: Path) -> None:
 def test_settings_that_make_no_sense(store: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Loader(store, **{"batch_size": 4, **settings})
+
+
+def test_a_loader_takes_the_parameters_of_its_settings(store: Path) -> None:
+    shown = inspect.signature(Loader).parameters.values()
+    assert [(p.name, p.default) for p in shown] == [
+        (p.name, p.default) for p in inspect.signature(Settings).parameters.values()
+    ]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'shufle'"):
+        Loader(store, batch_size=4, shufle="none")  # type: ignore[call-arg]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Settings(store, batch_size=4).seed = 1  # type: ignore[misc]
 
 
 def test_rank_and_world_size_come_from_the_launcher(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

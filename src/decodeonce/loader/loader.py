@@ -43,8 +43,8 @@ class Loader:
             smaller batches; a rank without any gets one row of padding.
         prefetch: Batches prepared ahead. Host memory is about ``prefetch + 2`` batches.
         threads: Threads that copy. Default: the usable cores, at most 4.
-        reader: How to read. "mmap": copy out of mappings. "pread": one read per run of rows. "auto": choose by file
-            system and memory; ``stats()`` says what was chosen and why.
+        reader: How to read. "mmap": copy out of mappings, except on network file systems. "pread": one read per run of
+            rows. "auto": choose by file system and memory. ``stats()`` says what was chosen and why.
         transform: Takes and returns a ``Batch``. It is called in a thread of the Loader, on the device, on a stream of
             the Loader, without gradients and outside of autocast.
         cache: "device" keeps each row of the rank's range in the device's memory once it was read, so that no pixels
