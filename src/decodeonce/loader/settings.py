@@ -97,7 +97,7 @@ def with_parameters_of(settings: Callable[P, object]) -> Callable[[Method], Call
 
     def declare(method: Method) -> Callable[Concatenate[Any, P], None]:
         own = signature(method).parameters["self"]
-        vars(method)["__signature__"] = Signature([own, *signature(settings).parameters.values()])
+        vars(method)["__signature__"] = Signature([own, *signature(settings, eval_str=True).parameters.values()])
         return method
 
     return declare

@@ -81,7 +81,7 @@ class Store:
 
     @cached_property
     def checksums(self) -> NDArray[np.uint64]:
-        """(count,) uint64: xxh3_64 of each row's bytes, mapped read-only."""
+        """The xxh3_64 of each row's bytes, (count,) uint64, mapped read-only."""
         return self._array("checksums.npy", "<u8", ())
 
     @cached_property

@@ -42,7 +42,7 @@ class Source(ABC):
 
     @property
     def top(self) -> Path:
-        """The part of root that is listed: no store is built into it."""
+        """The part of root that is listed. No store is built into it."""
         return self.root
 
     @property
