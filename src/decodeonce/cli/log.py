@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -86,11 +86,13 @@ _log: JsonLog | None = None
 def begin(path: str) -> None:
     """Log this command from now on, in `path`; in a folder (`path` ends in a slash, or is one) in a file of its own."""
     from decodeonce import __version__
+    from decodeonce.launch import find_rank, find_task
 
     global _log
     _log = JsonLog(path)
     command = ["prep", *sys.argv[1:]]
-    _log.write("start", version=__version__, command=command, launcher=_launcher(), task=_task())
+    launcher, task = _described(find_rank), _described(find_task)
+    _log.write("start", version=__version__, command=command, launcher=launcher, task=task)
 
 
 def message(text: str) -> None:
@@ -132,20 +134,10 @@ def _open(path: str) -> int:
     return fd
 
 
-def _launcher() -> str:
-    from decodeonce.launch import find_rank
-
+def _described(find: Callable[[], object]) -> str | None:
+    """What a function finds, or why it finds nothing."""
     try:
-        return str(find_rank())
+        found = find()
     except ValueError as error:
         return str(error)
-
-
-def _task() -> str | None:
-    from decodeonce.launch import find_task
-
-    try:
-        task = find_task()
-    except ValueError as error:
-        return str(error)
-    return str(task) if task else None
+    return str(found) if found else None

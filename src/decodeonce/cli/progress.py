@@ -52,15 +52,19 @@ def count_bar(unit: str, total: int | None = None) -> CountBar:
 
 @contextmanager
 def build_progress() -> Iterator[Callable[[Progress], None]]:
-    """A callback for `work`: pictures a second, MB/s of the store, rejects and the time left."""
-    meter = _Meter()
+    """A callback for `work`: images/s, MB/s of the store, rejects and the time left."""
+    meter, told = _Meter(), time.monotonic()
     with _bar("pictures", None) as bar:
-        shown = _silent if is_quiet() else _Lines().show if bar.disable else _OnBar(bar).show
 
         def update(progress: Progress) -> None:
+            nonlocal told
             facts = meter.facts(progress.rows, progress.total_rows, progress.new_rows, progress.bytes, progress.rejects)
             log.progress(facts)
-            shown(progress, facts)
+            if not bar.disable:
+                _move(bar, progress, facts)
+            elif not is_quiet() and time.monotonic() - told >= LOG_SECONDS:
+                told = time.monotonic()
+                print(_line(progress, facts), file=sys.stderr, flush=True)
 
         yield update
 
@@ -95,37 +99,19 @@ class _Meter:
         }
 
 
-def _silent(progress: Progress, facts: dict[str, float | None]) -> None:
-    pass
+def _move(bar: Any, progress: Progress, facts: dict[str, float | None]) -> None:
+    if bar.total is None:
+        bar.reset(total=progress.total_rows)
+        bar.n = bar.initial = progress.rows - progress.new_rows  # an earlier run's rows are no part of the rate
+    bar.set_postfix_str(_rate_and_rejects(progress, facts), refresh=False)
+    bar.update(progress.rows - bar.n)
 
 
-class _OnBar:
-    def __init__(self, bar: Any) -> None:
-        self._bar = bar
-
-    def show(self, progress: Progress, facts: dict[str, float | None]) -> None:
-        bar = self._bar
-        if bar.total is None:
-            bar.reset(total=progress.total_rows)
-            bar.n = bar.initial = progress.rows - progress.new_rows  # an earlier run's rows are no part of the rate
-        rate = (facts["bytes_per_s"] or 0) / 1e6
-        bar.set_postfix_str(f"{rate:.0f} MB/s, {counted(progress.rejects, 'reject')}", refresh=False)
-        bar.update(progress.rows - bar.n)
+def _line(progress: Progress, facts: dict[str, float | None]) -> str:
+    left = "nothing done yet" if facts["seconds_left"] is None else f"{facts['seconds_left']:.0f} s left"
+    speed = f"{facts['rows_per_s']:.0f} pictures/s"
+    return f"{progress.rows}/{progress.total_rows} pictures, {speed}, {_rate_and_rejects(progress, facts)}, {left}"
 
 
-class _Lines:
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-
-    def show(self, progress: Progress, facts: dict[str, float | None]) -> None:
-        now = time.monotonic()
-        if now - self._last < LOG_SECONDS:
-            return
-        self._last = now
-        left = "nothing done yet" if facts["seconds_left"] is None else f"{facts['seconds_left']:.0f} s left"
-        print(
-            f"{progress.rows}/{progress.total_rows} pictures, {facts['rows_per_s']:.0f} pictures/s, "
-            f"{(facts['bytes_per_s'] or 0) / 1e6:.0f} MB/s, {counted(progress.rejects, 'reject')}, {left}",
-            file=sys.stderr,
-            flush=True,
-        )
+def _rate_and_rejects(progress: Progress, facts: dict[str, float | None]) -> str:
+    return f"{(facts['bytes_per_s'] or 0) / 1e6:.0f} MB/s, {counted(progress.rejects, 'reject')}"
