@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from decodeonce.cli import _end_log, _run, log
-from decodeonce.cli.app import COMMANDS, make_app
+from decodeonce.cli.app import app
+
+__all__ = ["app", "assert_fails", "prep", "prep_process"]
 
 Ended = subprocess.CompletedProcess[str]
 # The variables of the job that the tests run in, if any: the commands are not its ranks.
 OF_THIS_JOB = [
     name for name in os.environ if name.startswith(("RANK", "WORLD_SIZE", "OMPI_", "PMI_", "SLURM_", "PBS_"))
 ]
-
-app = make_app(*COMMANDS)
 
 
 def prep(*arguments: object, cwd: Path | None = None, **environ: str) -> Ended:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.hashing import row_checksum
-from decodeonce.store.layout import StorePaths
+from decodeonce.store.layout import ContainerName, StorePaths
 from decodeonce.store.manifest import DATA_OFFSET, Column, Manifest, PictureClass
 from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Sample, line, sample_line
 from decodeonce.store.writer import seal_store, shard_ranges, write_array, write_small
@@ -66,7 +66,7 @@ def make_store(
     draft = Manifest(
         count=count,
         shape=(images.shape[1], images.shape[2], images.shape[3]),
-        container=container,
+        container=cast(ContainerName, container),
         block_rows=block_rows,
         shards=(),
         classes=tuple(PictureClass(f"class{k}", f"the class {k}") for k in range(classes)),

@@ -19,7 +19,7 @@ ROOMS = {
     "prep.build": {"prep.entry", "prep.recipe", "prep.pixels", "prep.sources", "prep.processes"},
     "prep.convert": {"prep.entry", "prep.recipe", "prep.pixels", "prep.sources", "prep.build"},
     "prep.repair": {"prep.entry", "prep.recipe", "prep.pixels", "prep.sources", "prep.convert"},
-    "prep.export": {"prep.entry", "prep.processes", "prep.build", "prep.convert"},
+    "prep.export": {"prep.entry", "prep.recipe", "prep.processes", "prep.build", "prep.convert"},
     "prep.sample": {"prep.processes"},
 }
 PARTS = {

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import typer
 
-from decodeonce.cli.app import COMMANDS, make_app
-from decodeonce.cli.examples import EXAMPLES
+from decodeonce.cli.app import app
+from decodeonce.cli.examples import examples
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
 COMMAND = "python -m tools.command_reference"
@@ -39,12 +39,19 @@ class Row(NamedTuple):
 
 def commands() -> Iterator[tuple[str, Any]]:
     """Every command that is not hidden as ("prep submit slurm", its parser), groups before what is in them."""
-    waiting = [("prep", typer.main.get_command(make_app(*COMMANDS)))]
+    waiting = [("prep", typer.main.get_command(app))]
     while waiting:
         path, command = waiting.pop(0)
         yield path, command
-        inside = [(f"{path} {name}", one) for name, one in getattr(command, "commands", {}).items() if not one.hidden]
-        waiting = inside + waiting
+        waiting = [(f"{path} {name}", one) for name, one in members(command).items()] + waiting
+
+
+def members(command: Any) -> dict[str, Any]:
+    """The commands of a group by their names; none of a command."""
+    if not hasattr(command, "list_commands"):
+        return {}
+    context = typer.Context(command)
+    return {name: command.get_command(context, name) for name in command.list_commands(context)}
 
 
 def page() -> str:
@@ -55,24 +62,38 @@ def page() -> str:
     contents = [f"- [{path}]({anchor(path)}): {summary(one)}" for path, one in found.items() if path != "prep"]
     head = [HEAD, *contents, f"\n## {SHARED}\n\n{table('flag', shared)}\n"]
     known: dict[tuple[Row, ...], str] = {}
-    return "\n".join([*head, *(section(path, found[path], shared, known) for path in found)])
+    return "\n".join([*head, *(section(path, found, shared, known) for path in found)])
 
 
-def section(path: str, command: Any, shared: Sequence[Row], known: dict[tuple[Row, ...], str]) -> str:
-    """One command; `known` has by their rows those that came before, for several have the same flags."""
-    own = [row for row in flags(path, command) if row not in shared]
-    rows = (*arguments(path, command), *own)
+def section(path: str, found: Mapping[str, Any], shared: Sequence[Row], known: dict[tuple[Row, ...], str]) -> str:
+    """One command. A group has what all its commands have, and `known` has the sections before it by their rows."""
+    command, group = found[path], path.rpartition(" ")[0]
+    of_group = [*common(group, found, arguments), *common(group, found, flags)] if group else []
+    is_group = bool(members(command))
+    taken = [*arguments(path, command), *(common(path, found, arguments) if is_group else [])]
+    own = [*flags(path, command), *(common(path, found, flags) if is_group else [])]
+    taken, own = ([row for row in rows if row not in (*shared, *of_group)] for rows in (taken, own))
+    rows = (*taken, *own)
     parts = [f"## {path}", escaped(prose(command)), fenced(usage(path, command))]
     if len(rows) > 4 and rows in known:
         parts.append(f"Arguments and flags are those of [{known[rows]}]({anchor(known[rows])}).")
     else:
         known[rows] = path
-        parts += [table("argument", arguments(path, command)), table("flag", own)]
-    if len(own) < len(flags(path, command)):
-        parts.append(f"Also the [{SHARED.lower()}]({anchor(SHARED)}).")
-    lines = EXAMPLES.get(path.partition(" ")[2], ())
-    parts += ["Examples:", fenced(*lines)] if lines else []
+        parts += [table("argument", taken), table("flag", own)]
+    if not is_group:
+        links = [f"[arguments and flags of {group}]({anchor(group)})"] if of_group else []
+        links += [f"[{SHARED.lower()}]({anchor(SHARED)})"] if set(flags(path, command)) & set(shared) else []
+        if links:
+            parts.append(f"Also the {' and the '.join(links)}.")
+        lines = examples(path.partition(" ")[2])
+        parts += ["Examples:", fenced(*lines)] if lines else []
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def common(group: str, found: Mapping[str, Any], rows_of: Callable[[str, Any], list[Row]]) -> list[Row]:
+    """The rows that every command of a group has."""
+    first, *others = [rows_of(path, one) for path, one in found.items() if path.rpartition(" ")[0] == group] or [[]]
+    return [row for row in first if all(row in rows for rows in others)]
 
 
 def anchor(title: str) -> str:
@@ -100,7 +121,7 @@ def usage(path: str, command: Any) -> str:
     """How it is called: `prep build KIND SRC OUT [FLAGS]`."""
     params = command.get_params(typer.Context(command, info_name=path))
     words = [path, *(param.metavar or param.name.upper() for param in params if param.param_type_name == "argument")]
-    last = "COMMAND ..." if hasattr(command, "commands") else "[FLAGS]"
+    last = f"{command.member.upper()} ..." if members(command) else "[FLAGS]"
     return " ".join(words if words[-1].endswith(last) else [*words, last])
 
 

@@ -39,7 +39,6 @@ from decodeonce.cli.bench.results import (
 )
 from decodeonce.cli.bench.sample import Run, fair_runs, measure_pace
 from decodeonce.cli.bench.trial import scratch_folder, trial_rate, write_rate
-from decodeonce.cli.build import Kind
 from decodeonce.host import lies_in_memory
 from decodeonce.loader.delivery import HostDevice
 from decodeonce.loader.partition import make_partition
@@ -403,10 +402,6 @@ def test_what_src_is_can_be_seen(name: str, tmp_path: Path) -> None:
     wanted = "imagenet" if source.kind == "folder" else source.kind
     assert found.kind == wanted
     assert len(scan(found)) == len(scan(find_source(wanted.partition("-")[0], str(src))))
-
-
-def test_kinds_are_those_of_a_build_and_auto() -> None:
-    assert {kind.value for kind in commands.AnyKind} == {"auto", *(kind.value for kind in Kind)}
 
 
 def test_the_command_prints_a_table_and_a_sentence(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

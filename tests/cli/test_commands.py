@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Collection
-from enum import Enum
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from decodeonce.cli.build import Exif, Filter, Fit, Format, Kind, OnOdd
 from decodeonce.cli.doctor import machine
-from decodeonce.prep import recipe
 from decodeonce.prep.pixels import decode
-from decodeonce.prep.sources import SOURCES
+from decodeonce.prep.recipe import Filter
+from decodeonce.prep.sources import KINDS
 from decodeonce.store.containers import CONTAINERS
+from decodeonce.store.layout import ContainerName
 from tests.command import assert_fails, prep
 from tests.pictures import encoded, jpeg, make_tree, picture, tree_bytes
 from tests.stores import make_store, random_images
@@ -34,22 +34,26 @@ def store(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize(
-    ("on_the_command_line", "known"),
-    [
-        (Kind, {kind.partition("-")[0] for kind in SOURCES} - {"store"}),  # forms of ImageNet are recognised
-        (Fit, recipe.FITS),
-        (Filter, recipe.FILTERS),
-        (Filter, decode.FILTERS),
-        (Format, tuple(CONTAINERS)),
-        (Exif, recipe.EXIF),
-        (OnOdd, recipe.ODD),
-    ],
-)
-def test_choices_on_the_command_line_are_those_that_the_parts_know(
-    on_the_command_line: type[Enum], known: Collection[str]
-) -> None:
-    assert {choice.value for choice in on_the_command_line} == set(known)
+def test_every_filter_and_container_has_its_code() -> None:
+    assert set(decode.FILTERS) == set(get_args(Filter))
+    assert set(CONTAINERS) == set(get_args(ContainerName))
+
+
+@pytest.mark.parametrize("verb", ["build", "plan"])
+def test_a_kind_has_its_own_flags_and_those_of_every_kind(verb: str) -> None:
+    own = {
+        "imagenet": {"--split"},
+        "folder": set(),
+        "list": {"--root"},
+        "webdataset": set(),
+        "parquet": {"--picture-column", "--label-column"},
+    }
+    assert set(own) == set(KINDS)
+    flag = re.compile(r"^  (?:-\w, )?(--[a-z-]+)", re.MULTILINE)
+    flags = {kind: set(flag.findall(prep(verb, kind, "--help").stdout)) for kind in own}
+    shared = set.intersection(*flags.values())
+    assert shared > {"--size", "--format", "--follow-links", "--classes", "--dry-run", "--log"}
+    assert {kind: found - shared for kind, found in flags.items()} == own
 
 
 @pytest.mark.parametrize(
@@ -65,9 +69,10 @@ def test_choices_on_the_command_line_are_those_that_the_parts_know(
         (["build", "folder", "SRC", "OUT", "--max-bad", "x"], "max-bad is 'x'"),
         (["build", "folder", "SRC", "OUT", "--workers", "0"], "--workers"),
         (["build", "folder", "SRC", "OUT", "--fit", "squash"], "squash"),
-        (["build", "folder", "SRC", "OUT", "--split", "val"], "--split is for imagenet"),
+        (["build", "folder", "SRC", "OUT", "--split", "val"], "No such option: --split"),
         (["build", "folder", "SRC", "OUT", "--classes", "nowhere.txt"], "nowhere.txt"),
-        (["build", "movies", "SRC", "OUT"], "movies"),
+        (["build", "movies", "SRC", "OUT"], "No such kind 'movies', expected one of imagenet, folder, list,"),
+        (["bench", "build", "SRC", "--kind", "movies"], "'movies' is not one of auto, imagenet, folder, list,"),
         (["build", "folder", "SRC"], "Missing argument"),
         (["work", "OUT", "--task", "2", "--tasks", "2"], "task is 2 of 2"),
         (["no-such-command"], "no-such-command"),

@@ -39,6 +39,8 @@ def test_bash_completes_what_is_typed(environ: dict[str, str], tmp_path: Path) -
         "prep bu": "build",
         "prep submit ''": "slurm pbs",
         "prep build im": "imagenet",
+        "prep build list --ro": "--root",
+        "prep bench build src --kind par": "parquet",
         "prep build folder src out --fit ''": "crop stretch pad",
         "prep verify train.store --qui": "--quiet",
         "prep ls train.store --class class": "class0 class1 class2",
@@ -63,7 +65,7 @@ def test_completing_imports_nothing_that_takes_long(tmp_path: Path) -> None:
     script = (
         "import sys\nsys.argv = ['prep']\nfrom decodeonce.cli import main\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        "print(sorted({'torch', 'numpy', 'PIL', 'h5py', 'tqdm', 'decodeonce.prep'} & sys.modules.keys()))"
+        "print(sorted({'torch', 'numpy', 'PIL', 'h5py', 'tqdm', 'decodeonce.prep.build'} & sys.modules.keys()))"
     )
     typed = {"COMP_WORDS": f"prep ls {tmp_path}/store --class cl", "COMP_CWORD": "4", "_PREP_COMPLETE": "complete_bash"}
     done = subprocess.run([sys.executable, "-c", script], env={**os.environ, **typed}, capture_output=True, text=True)

@@ -6,16 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from enum import Enum
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from decodeonce.cli.convert import Sort
 from decodeonce.errors import BuildError
 from decodeonce.prep.convert.convert import Conversion, convert
-from decodeonce.prep.convert.selection import SORTS
 from decodeonce.store import open_store, verify_store
 from tests.command import assert_fails, prep
 from tests.pictures import tree_bytes
@@ -25,11 +22,6 @@ from tests.stores import make_store, random_images
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_store(tmp_path_factory.mktemp("stores") / "a.store", random_images(12, shape=(32, 24, 3)))
-
-
-def test_choices_are_those_that_the_library_knows() -> None:
-    choices: type[Enum] = Sort
-    assert {choice.value for choice in choices} == set(SORTS)
 
 
 def test_every_flag_does_what_it_says(store: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decodeonce.cli import dryrun
-from decodeonce.cli.dryrun import Here, InJobs, dry_run, rounds_needed, task_seconds
+from decodeonce.cli.dryrun import dry_run, rounds_needed, task_seconds, time_here, time_in_jobs
+from decodeonce.cli.kinds import BuildRequest
 from decodeonce.errors import BuildError
 from decodeonce.host import usable_cores
 from decodeonce.prep.build import Work, build, make_plan
 from decodeonce.prep.build.free_space import Need
-from decodeonce.prep.build.max_bad import Allowance
 from decodeonce.prep.jobs import Chain
 from decodeonce.prep.pixels.user_map import find_map
 from decodeonce.prep.recipe import Recipe
@@ -28,13 +29,14 @@ from tests.forms.all_forms import PICS, PLAIN_FORMS
 from tests.pictures import make_tree, tree_bytes
 from tests.prep.building import built
 
-NONE_BAD = Allowance.parse("0")
+SMALL = Recipe(height=24, width=24)
 ALL_RATES = st.floats(1e-3, 1e6)
 
 
-def lines(source: Source, out: Path, recipe: Recipe | None = None, allowance: Allowance = NONE_BAD) -> list[str]:
+def lines(source: Source, out: Path, recipe: Recipe = SMALL, max_bad: str = "0") -> list[str]:
     """What a dry run tells; a source as small is sampled whole."""
-    return list(dry_run(source, out, recipe or Recipe(height=24, width=24), Here(2), allowance, seconds=30))
+    request = BuildRequest(source, out, recipe, Work(max_bad=max_bad), dry_run=True, expect=None)
+    return list(dry_run(request, partial(time_here, 2), seconds=30))
 
 
 def test_it_tells_bytes_files_time_and_room_and_writes_nothing(tree: Path, tmp_path: Path) -> None:
@@ -107,12 +109,12 @@ def test_more_rejects_than_a_build_may_have_are_told(tmp_path: Path) -> None:
     (tree / "n00000001/bad.JPEG").write_bytes(b"no picture")
     (tree / "n00000001/empty.JPEG").touch()
     for most, allowed in (("1", 1), ("6%", 1)):
-        told = lines(FolderSource(tree), tmp_path / "none", allowance=Allowance.parse(most))[4]
+        told = lines(FolderSource(tree), tmp_path / "none", max_bad=most)[4]
         rejects = f"about 2 of 17 pictures are rejects, --max-bad {most} allows {allowed}"
         assert told == f"such a build fails: {rejects}; mend them, or give a higher --max-bad"
         with pytest.raises(BuildError, match=f"2 of 17 pictures are rejects, --max-bad {most} allows {allowed}; "):
             build(FolderSource(tree), tmp_path / "out", Recipe(height=8, width=8), Work(max_bad=most))
-    enough = lines(FolderSource(tree), tmp_path / "none", allowance=Allowance.parse("2"))
+    enough = lines(FolderSource(tree), tmp_path / "none", max_bad="2")
     assert not any("such a build fails" in line for line in enough)
 
 
@@ -152,7 +154,8 @@ def test_room_that_is_missing_is_the_error_of_a_build(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dryrun, "need", lambda plan: Need(plan.count, 10**18, 13))
-    told = dry_run(FolderSource(tree / "train"), tmp_path / "out", Recipe(), Here(1), NONE_BAD, 0.01)
+    request = BuildRequest(FolderSource(tree / "train"), tmp_path / "out", Recipe(), Work(), dry_run=True, expect=None)
+    told = dry_run(request, partial(time_here, 1), 0.01)
     assert list(islice(told, 5))[-1].endswith(": not enough, 1000000000.00 GB needed")
     with pytest.raises(BuildError, match=r"1000000000\.00 GB needed for 15 rows; make room"):
         next(told)
@@ -180,15 +183,15 @@ def test_jobs_are_told_their_time_and_nothing_is_written(tree: Path, tmp_path: P
 )
 def test_whether_a_task_fits_its_limit(facts: dict[str, Any], told: str) -> None:
     chain = Chain(tasks=4, cpus=5, **facts)
-    assert InJobs(chain, 5).time(200_000, 1.0).endswith(told)
+    assert time_in_jobs(chain, 5, 200_000, 1.0).endswith(told)
 
 
 def test_more_workers_than_cores_are_no_faster() -> None:
     chain = Chain(tasks=4, cpus=5)
-    assert InJobs(chain, 50).time(200_000, 1.0).startswith("time: about 2.8 h for each of 4 tasks of 50 workers, ")
-    few, many = (Here(workers).time(10**9, 1.0).split(" here ") for workers in (usable_cores(), 10**6))
+    assert time_in_jobs(chain, 50, 200_000, 1.0).startswith("time: about 2.8 h for each of 4 tasks of 50 workers, ")
+    few, many = (time_here(workers, 10**9, 1.0).split(" here ") for workers in (usable_cores(), 10**6))
     assert few[0] == many[0]
-    assert Here(1).time(7200, 1.0).startswith("time: about 2.0 h here with 1 worker; as 4 such tasks 30 min, ")
+    assert time_here(1, 7200, 1.0).startswith("time: about 2.0 h here with 1 worker; as 4 such tasks 30 min, ")
 
 
 def test_an_out_that_cannot_be_is_the_error_of_a_build(tree: Path) -> None:

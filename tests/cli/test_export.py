@@ -13,16 +13,10 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from decodeonce.cli.export import As
-from decodeonce.prep.export.pictures import FORMS
 from tests.command import assert_fails, prep
 from tests.conftest import COUNT
 from tests.pictures import tree_bytes
 from tests.stores import make_store, random_images
-
-
-def test_choices_are_those_that_the_export_knows() -> None:
-    assert tuple(As) == FORMS
 
 
 def test_a_store_becomes_a_folder(store: Path, images: NDArray[np.uint8], tmp_path: Path) -> None:

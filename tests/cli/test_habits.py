@@ -19,56 +19,55 @@ import pytest
 import typer
 
 from decodeonce import __version__
-from decodeonce.cli import build, log, parse
+from decodeonce.cli import log, parse
 from decodeonce.cli.command import USAGE_ERROR
-from decodeonce.cli.examples import EXAMPLES
+from decodeonce.cli.examples import EXAMPLES, examples
 from decodeonce.cli.mistakes import usage_text
 from decodeonce.errors import DecodeonceError, failure_from
+from decodeonce.prep.sources import KINDS
 from decodeonce.store import disk
 from tests.command import app, assert_fails, prep, prep_process
 from tests.pictures import make_tree
 from tests.stores import make_store, random_images
+from tools.command_reference import members
 
-WORKING = {"build", "plan", "work", "finish", "submit slurm", "submit pbs", "verify", "repair", "show", "report"}
+WORKING = {"work", "finish", "submit slurm", "submit pbs", "verify", "repair", "show", "report"}
 WORKING |= {"convert", "stage", "export", "sample"}
 
 
 def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     """Every command, by its words after `prep`."""
-    root: Any = typer.main.get_command(app)
-    for name, command in (group or root).commands.items():
-        if hasattr(command, "commands"):
-            yield from commands(command, (*path, name))
-        else:
-            yield " ".join((*path, name)), command
+    for name, command in members(group or typer.main.get_command(app)).items():
+        yield " ".join((*path, name)), command
+        yield from commands(command, (*path, name))
 
 
-COMMANDS = dict(commands())
+EVERY = dict(commands())
+COMMANDS = {name: command for name, command in EVERY.items() if not members(command)}
 
 
 def test_every_command_has_examples() -> None:
-    assert set(EXAMPLES) == set(COMMANDS)
-    assert all(EXAMPLES.values())
+    kinds = {f"{verb} {kind}" for verb in ("build", "plan") for kind in KINDS}
+    assert all(examples(name) for name in set(EVERY) - kinds)
 
 
-@pytest.mark.parametrize(("name", "line"), [(name, line) for name, lines in EXAMPLES.items() for line in lines])
-def test_every_example_is_one_that_its_command_takes(name: str, line: str) -> None:
+@pytest.mark.parametrize("line", EXAMPLES)
+def test_every_example_is_one_that_its_command_takes(line: str) -> None:
     words = shlex.split(line)
     words = words[words.index("prep") + 1 :]
-    assert words[: len(name.split())] == name.split()
+    name = next(name for name in COMMANDS if words[: len(name.split())] == name.split())
+    assert line in examples(name)
     context = COMMANDS[name].make_context(name, words[len(name.split()) :])
-    if name.startswith("submit"):  # whose words are a command of their own
-        inner = typer.Typer()
-        inner.command()(build.command(build.run_build))
-        assert context.params["words"][0] == "build"
-        typer.main.get_command(inner).make_context("build", list(context.params["words"][1:]))
+    if name.startswith("submit"):  # its words are another command
+        verb, kind, *rest = context.params["words"]
+        COMMANDS[f"{verb} {kind}"].make_context("build", rest)
 
 
-@pytest.mark.parametrize("name", ["build", "submit pbs"])
+@pytest.mark.parametrize("name", ["build", "build folder", "submit pbs"])
 def test_help_ends_with_the_examples_a_line_each(name: str) -> None:
     shown = prep(*name.split(), "--help").stdout.splitlines()
-    count = len(EXAMPLES[name])
-    assert shown[-count - 1 :] == ["Examples:", *(f"  {line}" for line in EXAMPLES[name])]
+    lines = examples(name)
+    assert shown[-len(lines) - 1 :] == ["Examples:", *(f"  {line}" for line in lines)]
 
 
 def told(*words: str) -> str:
@@ -82,21 +81,22 @@ def told(*words: str) -> str:
     ("words", "said"),
     [
         (["biuld", "folder", "a", "b"], "No such command 'biuld', did you mean build?"),
-        (["submit", "slrum", "build"], "No such command 'slrum', did you mean slurm?"),
+        (["submit", "slrum", "build"], "No such command 'slrum', expected one of slurm, pbs, did you mean slurm?"),
         (["info", "x", "--jsno"], "No such option: --jsno, did you mean --json?"),
         (["build", "folder", "a", "b", "--sise=3"], "No such option: --sise, did you mean --size?"),
         (["verify", "x", "--quite"], "No such option: --quite, did you mean --quiet?"),
-        (["build", "imagnet", "a", "b"], "listed, did you mean imagenet?"),
-        (["build", "FOLDER", "a", "b"], "listed, did you mean folder?"),
+        (["build", "imagnet", "a", "b"], "No such kind 'imagnet', expected listed, did you mean imagenet?"),
+        (["build", "FOLDER", "a", "b"], "No such kind 'FOLDER', expected listed, did you mean folder?"),
+        (["plan", "movies", "a", "b"], "No such kind 'movies', expected listed"),
         (["build", "folder", "a", "b", "--fit", "corp"], "'corp' is not one of crop, stretch, pad, did you mean crop?"),
         (["build", "folder", "a", "b", "--fit", "zzz"], "'zzz' is not one of crop, stretch, pad"),
         (["frobnicate"], "No such command 'frobnicate'"),
-        (["submit", "build", "imagenet"], "No such command 'build', expected slurm or pbs"),
-        (["build"], "Missing argument 'KIND'. Choose from: imagenet, folder, list, webdataset, parquet"),
+        (["submit", "build", "imagenet"], "No such command 'build', expected one of slurm, pbs"),
+        (["build"], "Missing kind, expected listed"),
     ],
 )
 def test_a_mistake_is_told_what_was_meant(words: list[str], said: str) -> None:
-    line = told(*words).replace("one of imagenet, folder, list, webdataset, parquet,", "listed,")
+    line = told(*words).replace("one of imagenet, folder, list, webdataset, parquet", "listed")
     assert line.endswith(said)
     assert line.lower().count("did you mean") == said.count("did you mean")
     assert "Value error" not in line
@@ -104,7 +104,9 @@ def test_a_mistake_is_told_what_was_meant(words: list[str], said: str) -> None:
 
 def test_a_mistake_is_told_which_help_to_read() -> None:
     assert_fails(prep("biuld"), 2, "did you mean build? (see prep --help)")
-    assert_fails(prep("build", "folder", "a", "b", "--workers"), 2, "requires an argument", "(see prep build --help)")
+    assert_fails(
+        prep("build", "folder", "a", "b", "--workers"), 2, "requires an argument", "(see prep build folder --help)"
+    )
 
 
 def test_a_class_of_another_name_is_told_which_was_meant(tmp_path: Path) -> None:
@@ -170,7 +172,8 @@ def test_a_size_that_is_none_is_named_with_its_flag() -> None:
 def test_those_that_work_can_be_quiet_and_logged() -> None:
     for name, command in COMMANDS.items():
         flags = {flag for param in command.params for flag in param.opts}
-        assert (flags >= {"--quiet", "-q", "--log"}) == (name in WORKING or name.startswith("bench ")), name
+        works = name in WORKING or name.startswith(("bench ", "build ", "plan "))
+        assert (flags >= {"--quiet", "-q", "--log"}) == works, name
 
 
 def test_quiet_commands_print_nothing_but_data(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

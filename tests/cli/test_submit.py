@@ -27,7 +27,7 @@ def test_scripts_run_what_was_typed_where_it_was_typed(src: Path, tmp_path: Path
     assert result.stdout.endswith(f"submit them with: bash {tmp_path}/out.jobs/submit.sh\n")
     last = {path.name: path.read_text().splitlines()[-1] for path in (tmp_path / "out.jobs").iterdir()}
     log = f"--log {tmp_path}/out.jobs/logs/"
-    assert last["plan.slurm"].endswith(f"prep plan {log} imagenet src out {' '.join(flags)}")
+    assert last["plan.slurm"].endswith(f"prep plan imagenet src out {' '.join(flags)} {log}")
     work = f"prep work out --tasks 6 --max-bad 5 --on-bad reject --workers 2 {log}"
     assert last["array.slurm"].startswith("exec srun --nodes=2 ")
     assert last["array.slurm"].endswith(work)
@@ -76,7 +76,7 @@ def test_bad_use_is_one_line(src: Path, tmp_path: Path) -> None:
     assert_fails(prep(*words, "--account", "a\nrm x"), 2, "account is 'a\\nrm x', expected a name without blanks")
     assert_fails(prep(*words, "--mem", "much"), 2, "--mem much: expected a size as 32GiB")
     assert_fails(prep(*words, "--then", "nowhere"), 2, "--then nowhere: no such file")
-    assert_fails(prep(*words, "--site", "polaris"), 2, "--site polaris is of pbs: prep submit pbs")
+    assert_fails(prep(*words, "--site", "polaris"), 2, "--site polaris is of pbs; run: prep submit pbs")
     assert_fails(prep(*words, "--site", "mars"), 1, "no site 'mars'; expected aurora, ")
     assert_fails(prep("submit", "lsf"), 2, "No such command 'lsf'")
     words[4] = tmp_path / "nowhere"

@@ -19,6 +19,7 @@ import torch
 from decodeonce.prep.build import Work, build
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
+from decodeonce.prep.sources.imagenet.split import AnySplit
 from tests.docs.pages import SHELL, WRITTEN, Block, blocks, name_of
 from tests.pictures import jpeg
 
@@ -42,7 +43,8 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with imagenet/, train.store and val.store."""
     root = tmp_path_factory.mktemp("blocks")
     pictures = [jpeg(300 + 4 * number, 280, seed=number) for number in range(DRAWN)]
-    for split, rows in (("train", 512), ("val", 256)):
+    of_split: dict[AnySplit, int] = {"train": 512, "val": 256}
+    for split, rows in of_split.items():
         for number in range(rows):
             folder = root / "imagenet" / split / CLASSES[number % len(CLASSES)]
             folder.mkdir(parents=True, exist_ok=True)

@@ -28,8 +28,9 @@ INLINE = re.compile(r"(?<!`)`(prep [^`]+)`(?!`)")
 
 
 def flags_of(command: Any) -> set[str]:
-    """The long flags of a command."""
-    return {flag for param in command.params for flag in param.opts + param.secondary_opts if flag.startswith("--")}
+    """The long flags of a command, or of all commands of a group."""
+    flags = {flag for param in command.params for flag in param.opts + param.secondary_opts if flag.startswith("--")}
+    return flags.union(*map(flags_of, command_reference.members(command).values()))
 
 
 TIMES = Counter(chain(*map(flags_of, COMMANDS.values())))
@@ -42,8 +43,11 @@ def like(path: str) -> list[str]:
 
 
 def names(path: str) -> re.Pattern[str]:
-    """What a page must hold to be about a command: `prep submit slurm`, also as `prep submit slurm|pbs`."""
-    *words, last = path.split()
+    """What a page must hold to be about a command: `prep submit slurm`, also as `prep submit slurm|pbs`.
+
+    `prep build` is enough for its kinds, which share most flags.
+    """
+    *words, last = re.sub("^prep (build|plan) .*", r"prep \1", path).split()
     return re.compile(rf"\b{' '.join([*words, ''])}(?:[a-z]+(?:\||\\\|))*{last}\b")
 
 
@@ -110,7 +114,7 @@ def parse(words: Sequence[str]) -> None:
 def _disarm(command: Any) -> None:
     for param in command.params:
         param.callback = None  # that of --install-completion would
-    for inside in getattr(command, "commands", {}).values():
+    for inside in command_reference.members(command).values():
         _disarm(inside)
     if not hasattr(command, "commands"):
         command.invoke = _go_on
@@ -138,10 +142,9 @@ def mentions(page: Path) -> Iterator[tuple[str, str]]:
     for found in INLINE.finditer(prose(page)):
         words = found[1].replace("\\|", "|").split()
         paths = [f"prep {word}" for word in words[1].split("|")]
-        inside = getattr(COMMANDS.get(paths[0]), "commands", {})
-        if inside and len(words) > 2 and not words[2].startswith("-"):
-            named = words[2].split("|") if re.fullmatch(r"[a-z|]+", words[2]) else list(inside)
-            paths = [f"{paths[0]} {word}" for word in named]
+        inside = command_reference.members(COMMANDS.get(paths[0]))
+        if len(words) > 2 and set(words[2].split("|")) <= set(inside):
+            paths = [f"{paths[0]} {word}" for word in words[2].split("|")]
         yield from ((path, flag) for path in paths for flag in FLAG.findall(found[1]) or [""])
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from decodeonce.prep.sources import Source, open_imagenet
+from decodeonce.prep.sources.imagenet.split import AnySplit
 from decodeonce.prep.sources.imagenet.synsets import ilsvrc2012
 from tests.forms.folder import write_folder
 from tests.forms.form import Form, Pic
@@ -122,7 +123,7 @@ def _tree(root: Path, pics: Sequence[Pic], split: str) -> Path:
     return root
 
 
-def _form(name: str, split: str, make: Callable[[Path, Sequence[Pic]], Path]) -> Form:
+def _form(name: str, split: AnySplit, make: Callable[[Path, Sequence[Pic]], Path]) -> Form:
     def opened(root: Path, pics: Sequence[Pic]) -> Source:
         return open_imagenet(make(root / "imagenet", pics), split=split)
 

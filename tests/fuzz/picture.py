@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 from random import Random
+from typing import get_args
 from unittest.mock import patch
 
 import numpy as np
@@ -13,14 +14,14 @@ from PIL import Image, features
 from decodeonce.prep.entry import Entry, Undecodable
 from decodeonce.prep.pixels import decode
 from decodeonce.prep.pixels.decode import Decoder
-from decodeonce.prep.recipe import EXIF, FITS, ODD, BoxRules, Recipe
+from decodeonce.prep.recipe import BoxRules, Exif, Fit, OnOdd, Recipe
 from tests.fuzz import Mutate
 from tests.pictures import encoded, jpeg, lossless_jpeg, picture, raw_png, segment
 
 SIZE = (24, 16)
 MOST_PIXELS = 1 << 20  # instead of 179 million, each of which takes a second
 BOXES = ((), ((0.0, 0.0, 1.0, 1.0),), ((0.4, 0.4, 0.4, 0.4),), ((0.9, 0.1, 1.0, 0.2),))
-CHOICES = list(product(FITS, EXIF, ODD, (False, True), BOXES))
+CHOICES = list(product(get_args(Fit), get_args(Exif), get_args(OnOdd), (False, True), BOXES))
 DECODERS: dict[tuple[str, str, str, bool, bool], Decoder] = {}
 EXIF_HEAD = b"Exif\0\0"
 MARKERS = bytes((*range(0xC0, 0xD0), *range(0xD8, 0xE3), 0xEE, 0xFE))

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from decodeonce.cli import build as build_command
 from decodeonce.cli import submit
+from decodeonce.cli.kinds import BuildRequest
 from decodeonce.errors import BuildError, DecodeonceError, Stopped
 from decodeonce.prep.build import Work, build, make_plan
 from decodeonce.prep.build.scan import scan
@@ -33,7 +32,7 @@ from decodeonce.prep.sources import (
 )
 from decodeonce.prep.sources.base import file_entry
 from decodeonce.prep.sources.files import source_file
-from decodeonce.prep.sources.folder import MAX_DEPTH
+from decodeonce.prep.sources.folder import MAX_DEPTH, read_class_list
 from decodeonce.prep.sources.formats.annotations import Annotations
 from decodeonce.prep.sources.imagenet.beside import Beside
 from decodeonce.prep.sources.links import OUTSIDE, Links
@@ -156,11 +155,11 @@ def test_a_build_without_any_other_picture_names_the_flag(place: Place, tmp_path
 
 @pytest.mark.parametrize("place", KINDS, indirect=True)
 def test_the_flag_is_one_of_the_command_line(place: Place, tmp_path: Path) -> None:
-    kind, jobs = place.kind.partition("-")[0], list[build_command.Job]()
+    kind, jobs = place.kind.partition("-")[0], list[BuildRequest]()
     words = [kind, str(tmp_path / "list.txt" if kind == "list" else place.src), "out"]
     words += ["--root", str(place.src)] if kind == "list" else []
     for flags in ([], ["--follow-links"]):
-        submit._parse_build(["build", *words, *flags], jobs.append, "slurm")  # what `submit` makes jobs of
+        submit.parse_build([*words, *flags], jobs.append)  # what `submit` makes jobs of
     assert [job.source.facts()["follow_links"] for job in jobs] == [False, True]
 
 
@@ -330,8 +329,8 @@ def test_lists_of_imagenet_that_are_no_files_are_not_there(tmp_path: Path, what:
 
 def test_a_class_list_that_is_no_file_is_a_usage_error(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "classes.txt")
-    with pytest.raises(typer.BadParameter, match=r"classes.txt: a FIFO; expected a file with a class name a line"):
-        build_command._class_list(tmp_path / "classes.txt")
+    with pytest.raises(ValueError, match=r"classes.txt: a FIFO; expected a file with a class name per line"):
+        read_class_list(tmp_path / "classes.txt")
 
 
 OF_A_STORE = ("images-00000.npy", "labels.npy", "checksums.npy", "samples.tsv", "rejects.tsv", "store.json")

@@ -7,14 +7,16 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from typing import cast
 
 from decodeonce.prep.export import export_store
 from decodeonce.prep.export.pictures import ExportPaths, ExportSettings
+from decodeonce.prep.recipe import ExportForm
 from decodeonce.store import open_store
 from tests.pictures import tree_bytes
 
 
-def kill_at_each_step(store: Path, folder: Path, form: str) -> int:
+def kill_at_each_step(store: Path, folder: Path, form: ExportForm) -> int:
     """For each step of an export: die there, look, go on, look. Returns how many steps there are.
 
     A step is a file system call that Python tells audit hooks of. This is run in a process without threads, because it
@@ -58,4 +60,4 @@ def die_at(number: int) -> None:
 
 
 if __name__ == "__main__":
-    print(kill_at_each_step(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]))
+    print(kill_at_each_step(Path(sys.argv[1]), Path(sys.argv[2]), cast(ExportForm, sys.argv[3])))

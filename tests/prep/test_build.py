@@ -27,6 +27,7 @@ from decodeonce.prep.build.status import read_status
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import StorePaths, open_store, verify_store
+from decodeonce.store.layout import ContainerName
 from decodeonce.store.table import read_rejects
 from tests import disks
 from tests.pictures import jpeg, make_tree, reference_row, tree_bytes
@@ -57,7 +58,7 @@ def undisturbed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 
 @pytest.mark.parametrize("container", ["npy", "hdf5"])
-def test_a_store_is_what_pillow_alone_would_make(tree: Path, tmp_path: Path, container: str) -> None:
+def test_a_store_is_what_pillow_alone_would_make(tree: Path, tmp_path: Path, container: ContainerName) -> None:
     out = tmp_path / "store"
     build(open_imagenet(tree), out, Recipe(height=40, width=56, container=container), Work(workers=2, max_bad="2"))
     store = open_store(out)

@@ -23,7 +23,7 @@ from decodeonce.prep.build.blocks import block_rows_for
 from decodeonce.prep.build.row_order import shuffled
 from decodeonce.prep.convert.convert import Conversion, convert, open_conversion, smaller_size
 from decodeonce.prep.convert.merge import converted_recipe
-from decodeonce.prep.recipe import BoxRules, Recipe
+from decodeonce.prep.recipe import BoxRules, Filter, Recipe
 from decodeonce.prep.sources import BoxedSource, FolderSource, open_imagenet
 from decodeonce.store import open_store, stage_store, verify_store
 from decodeonce.store.select import Selection
@@ -103,7 +103,7 @@ def test_boxes_come_along(tree: Path, tmp_path: Path, keep: int) -> None:
 
 
 @pytest.mark.parametrize("filter_", [None, "lanczos"])
-def test_a_smaller_size_is_one_resize_of_the_row(tree: Path, tmp_path: Path, filter_: str | None) -> None:
+def test_a_smaller_size_is_one_resize_of_the_row(tree: Path, tmp_path: Path, filter_: Filter | None) -> None:
     recipe = Recipe(height=30, width=40, filter="bicubic")
     build(open_imagenet(tree), tmp_path / "store", recipe, Work(max_bad="2", workers=1))
     convert([tmp_path / "store"], tmp_path / "small", Conversion(size=(15, 20), filter=filter_), workers=1)
@@ -289,7 +289,7 @@ def test_rows_are_sorted_or_shuffled(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ({"sort": "size"}, "sort is 'size', expected class or source"),
+        ({"sort": "size"}, "sort is 'size', expected one of class, source"),
         ({"sort": "class", "shuffle_seed": 0}, "take one of the two"),
         ({"filter": "box"}, "for another size, and none is given"),
     ],

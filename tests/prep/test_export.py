@@ -389,7 +389,7 @@ def test_a_full_disk_keeps_what_is_done(
 
 @pytest.mark.parametrize(
     ("options", "told"),
-    [({"form": "zip"}, "folder or webdataset"), ({"quality": 0}, "1 to 100"), ({"shard_rows": 0}, "at least 1")],
+    [({"form": "zip"}, "one of folder, webdataset"), ({"quality": 0}, "1 to 100"), ({"shard_rows": 0}, "at least 1")],
 )
 def test_settings_check_themselves(options: dict[str, object], told: str) -> None:
     with pytest.raises(ValueError, match=told):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -11,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer import BadParameter
 
-from decodeonce.cli.build import _class_list
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.sources import FolderSource, ListSource, open_list, open_source, parallel_stat
 from decodeonce.prep.sources.file_list import path_below
-from decodeonce.prep.sources.folder import ClassList
+from decodeonce.prep.sources.folder import ClassList, read_class_list
 from decodeonce.prep.sources.formats.lists import find_layout
 from tests.forms.listed import write_list
 
@@ -157,24 +156,22 @@ def test_a_class_list_is_named_by_its_file(root: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (None, "No such file or directory; expected a file with a class name a line"),
+        (None, "No such file or directory; expected a file with a class name per line"),
         (b"\xff\xfea\0", "not UTF-8 text; expected"),
-        (b"\n \n", "no name in it; expected a class name a line"),
-        (b"cat\ndog\ncat \n", "'cat' stands in it 2 times; every class has one label"),
+        (b"\n \n", "no name in it; expected a class name per line"),
     ],
 )
-def test_a_class_list_that_is_wrong_is_wrong_usage(tmp_path: Path, content: bytes | None, told: str) -> None:
+def test_a_class_list_that_cannot_be_read_is_refused(tmp_path: Path, content: bytes | None, told: str) -> None:
     path = tmp_path / "order.txt"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(BadParameter) as failure:
-        _class_list(path)
-    assert str(failure.value).startswith(f"--classes {path}: {told}")
+    with pytest.raises(ValueError, match=re.escape(f"--classes {path}: {told}")):
+        read_class_list(path)
 
 
 def test_a_class_list_keeps_its_order_and_its_file(tmp_path: Path) -> None:
     (tmp_path / "order.txt").write_bytes(b"\xef\xbb\xbfdog\r\n\n cat\n")
-    names = _class_list(tmp_path / "order.txt")
+    names = read_class_list(tmp_path / "order.txt")
     assert (names, getattr(names, "origin", "")) == (["dog", "cat"], str(tmp_path / "order.txt"))
 
 

@@ -22,7 +22,7 @@ from decodeonce.prep.sources import Source, open_imagenet, parallel_stat
 from decodeonce.prep.sources.formats.member import Member, in_order, plain_name
 from decodeonce.prep.sources.formats.tar import Window, list_tar
 from decodeonce.prep.sources.imagenet import archive
-from decodeonce.prep.sources.imagenet.split import ImagenetSplit
+from decodeonce.prep.sources.imagenet.split import AnySplit, ImagenetSplit
 from decodeonce.prep.sources.imagenet.synsets import ilsvrc2012
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.table import read_rejects
@@ -152,7 +152,7 @@ def test_an_entry_lies_where_its_place_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("split", ["auto", "val"])
-def test_what_is_not_recognised_says_what_would_be(tmp_path: Path, split: str) -> None:
+def test_what_is_not_recognised_says_what_would_be(tmp_path: Path, split: AnySplit) -> None:
     (tmp_path / "notes.txt").touch()
     with pytest.raises(BuildError, match=r"expected train/<wnid>/\*.JPEG, .*Kaggle.*img_val.tar"):
         open_imagenet(tmp_path, split=split)

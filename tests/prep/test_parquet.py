@@ -140,10 +140,13 @@ def test_columns_that_are_not_plain_are_listed(tmp_path: Path, columns: dict[str
 @pytest.mark.parametrize(
     ("named", "message"),
     [
-        ({"picture": "nope"}, r"--picture-column nope is not there; there are image \(struct.*\), label \(string\)"),
-        ({"label": "nope"}, r"--label-column nope is not there; there are image"),
-        ({"picture": "label"}, r"--picture-column label cannot be the pictures, expected binary, or a struct"),
-        ({"label": "image"}, r"--label-column image cannot be the labels, expected integers or strings; there"),
+        (
+            {"picture_column": "nope"},
+            r"--picture-column nope is not there; there are image \(struct.*\), label \(string\)",
+        ),
+        ({"label_column": "nope"}, r"--label-column nope is not there; there are image"),
+        ({"picture_column": "label"}, r"--picture-column label cannot be the pictures, expected binary, or a struct"),
+        ({"label_column": "image"}, r"--label-column image cannot be the labels, expected integers or strings; there"),
     ],
 )
 def test_a_named_column_that_is_none_is_told(tmp_path: Path, named: dict[str, Any], message: str) -> None:
@@ -170,7 +173,7 @@ def test_classes_that_the_schema_names_are_classes(tmp_path: Path) -> None:
 
 def test_columns_can_be_named(tmp_path: Path) -> None:
     columns = {"mask": IMAGES, "photo": IMAGES, "fine": TEXTS, "coarse": ["pet"] * 5}
-    source = open_parquet(table(tmp_path, columns), picture="photo", label="fine")
+    source = open_parquet(table(tmp_path, columns), picture_column="photo", label_column="fine")
     assert labels(source) == TEXTS
     assert "photo.bytes" in source.found
 

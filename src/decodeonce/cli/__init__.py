@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def _run() -> int | None:
-    from decodeonce.cli.app import COMMANDS, make_app
+    from decodeonce.cli.app import app
     from decodeonce.cli.command import USAGE_ERROR
     from decodeonce.cli.mistakes import usage_text
 
@@ -39,7 +39,6 @@ def _run() -> int | None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # names need not be UTF-8
     try:
-        app = make_app(*([sys.argv[1]] if sys.argv[1:2] and sys.argv[1] in COMMANDS else COMMANDS))
         code: int | None = app(sys.argv[1:] or ["--help"], prog_name="prep", standalone_mode=False)
         return code
     except USAGE_ERROR as error:
@@ -72,13 +71,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
     """
     for later in STOPPING:
         signal.signal(later, signal.SIG_DFL)
-    # No such module yet, or one that is still being imported: then there are no children.
-    kill_children = getattr(sys.modules.get("decodeonce.prep.processes.child"), "kill_children", None)
-    if kill_children is not None:
-        kill_children()
-    remove_scratch = getattr(sys.modules.get("decodeonce.cli.bench.trial"), "remove_scratch", None)
-    if remove_scratch is not None:
-        remove_scratch()
+    _call_imported("prep.processes.child", "kill_children")
+    _call_imported("cli.bench.trial", "remove_scratch")
     told = f"prep: stopped: {signal.Signals(number).name}; what is done is kept: run the same command again to go on"
     _end_log(EXIT_STOPPED, told)
     tell_now(f"{chr(10) if os.isatty(2) else ''}{told}")
@@ -87,11 +81,16 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 def _end_with_blocks(number: int, frame: FrameType | None) -> None:
     """Begin no further block; where no pool can be, end as with the other signals."""
-    end = getattr(sys.modules.get("decodeonce.prep.build.worker_pool"), "end_with_blocks", None)
-    if end is None:
+    if not _call_imported("prep.build.worker_pool", "end_with_blocks"):
         _stop(number, frame)
-    else:
-        end()
+
+
+def _call_imported(module: str, name: str, *arguments: object) -> bool:
+    """Call a function of a module, unless the module is not imported yet, or only in part, when a signal arrives."""
+    function = getattr(sys.modules.get(f"decodeonce.{module}"), name, None)
+    if function is not None:
+        function(*arguments)
+    return function is not None
 
 
 def _failure_told(error: DecodeonceError) -> int:
@@ -103,17 +102,13 @@ def _failure_told(error: DecodeonceError) -> int:
 def _told(message: str, code: int) -> int:
     line = " ".join(message.splitlines())
     print(printable(line), file=sys.stderr)
-    log = sys.modules.get("decodeonce.cli.log")
-    if log is not None:
-        log.message(line)
+    _call_imported("cli.log", "message", line)
     return code
 
 
 def _end_log(code: int, message: str = "") -> None:
     """Have the outcome in the file of --log; without a message it is the last that was told."""
-    end = getattr(sys.modules.get("decodeonce.cli.log"), "end", None)
-    if end is not None:
-        end(code, message)
+    _call_imported("cli.log", "end", code, message)
 
 
 def tell_now(line: str) -> None:

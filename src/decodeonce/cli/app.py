@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
 import typer
 
 import decodeonce
-from decodeonce.cli.command import Command, Group, Working
+from decodeonce.cli.command import Command, Group, Working, make_command
 from decodeonce.cli.output import colour_wanted, say
 
 # The module of each command in this package, and the name of its function, or of its group of commands.
@@ -50,21 +51,25 @@ def _flags_of_all(version: Version = False) -> None:
     """What `prep` takes before a command's name."""
 
 
-def make_app(*names: str) -> typer.Typer:
-    """Make `prep` with the commands of these names."""
-    app = typer.Typer(
-        cls=Group,
-        help="Decode pictures once into fixed-shape arrays, and look after the stores that makes.",
-        rich_markup_mode=None,  # plain text: logs of batch jobs are read in editors
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"], "color": colour_wanted()},
-    )
-    app.callback()(_flags_of_all)
-    for name in names:
-        module, attribute = COMMANDS[name]
-        command = getattr(import_module(f"decodeonce.cli.{module}"), attribute)
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name)
-        else:
-            app.command(name, cls=Command if name in LOOKING else Working)(command)
-    return app
+def _make(name: str) -> Any:
+    module, attribute = COMMANDS[name]
+    command = getattr(import_module(f"decodeonce.cli.{module}"), attribute)
+    if isinstance(command, typer.Typer):
+        return typer.main.get_command(command)
+    return make_command(command, Command if name in LOOKING else Working)
+
+
+class Prep(Group):
+    """All commands."""
+
+    lazy: ClassVar = {name: partial(_make, name) for name in COMMANDS}
+
+
+app = typer.Typer(
+    cls=Prep,
+    help="Decode images once into fixed-shape arrays, and manage the stores of these arrays.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "color": colour_wanted()},
+)
+app.callback()(_flags_of_all)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from inspect import Parameter, Signature
+from typing import Annotated, Any, ClassVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from decodeonce.cli import log, output
-from decodeonce.cli.examples import EXAMPLES
+from decodeonce.cli.examples import examples
 from decodeonce.cli.mistakes import did_you_mean
 
 # click's UsageError, or that of the click inside newer Typers
@@ -18,20 +22,85 @@ QUIET = "Tell errors alone, and what --json asks for."
 LOG = "Append what happens as JSON lines; in a folder (FILE/), each process to a file of its own."
 
 
+def new_app(**settings: Any) -> typer.Typer:
+    """A Typer whose help is plain text, since people read logs of batch jobs in editors."""
+    return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **settings)
+
+
+def make_command(function: Callable[..., None], cls: type[Command], **settings: Any) -> Any:
+    """The command that Typer makes of a function's signature and docstring."""
+    app = new_app()
+    app.command(cls=cls, **settings)(function)
+    return typer.main.get_command(app)
+
+
+def _format_examples(self: Any, ctx: Any, formatter: Any) -> None:
+    """Write the examples of a command, or of all commands of a group, each on one line as it is pasted."""
+    if lines := examples(ctx.command_path.partition(" ")[2]):
+        with formatter.section("Examples"):
+            for line in lines:
+                formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+
+
+def parameters(function: Callable[..., Any]) -> list[Parameter]:
+    """The parameters of a function, with their annotations evaluated."""
+    return list(inspect.signature(function, eval_str=True).parameters.values())
+
+
+def gathering(function: Callable[..., None], options: type, more: Iterable[Parameter] = ()) -> Callable[..., None]:
+    """The function for Typer to make a command of: it has a flag for each field of the dataclass `options`.
+
+    `function` gets an instance of the dataclass as `options`. The flags `more` come first in the help.
+    """
+
+    def gathered(**given: Any) -> None:
+        made = options(**{field.name: given.pop(field.name) for field in fields(options)})
+        function(options=made, **given)
+
+    own = [p for p in parameters(function) if p.name != "options" and p.kind is not Parameter.VAR_KEYWORD]
+    gathered.__signature__ = Signature([*own, *more, *parameters(options)])  # type: ignore[attr-defined]
+    return gathered
+
+
 class Group(TyperGroup):
-    """Commands, of which the likeliest is named where none has the name that was typed."""
+    """Commands. Those in `lazy` are made when they are needed. Errors name the commands, or the likeliest one."""
+
+    format_epilog = _format_examples
+    member = "command"  # what error messages call one of them
+    lazy: ClassVar[Mapping[str, Callable[[], Any]]] = {}
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names in the order of the help."""
+        return [*self.lazy, *(name for name in self.commands if name not in self.lazy)]
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        """The command, which is made only once."""
+        if name in self.lazy and name not in self.commands:
+            self.commands[name] = self.lazy[name]()
+        return super().get_command(ctx, name)
+
+    def parse_args(self, ctx: Any, args: Any) -> Any:
+        """As click does; the error for a missing command names the commands."""
+        if not args and not ctx.resilient_parsing:
+            ctx.fail(f"Missing {self.member}{self._expected(ctx)}")
+        return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: Any) -> Any:
-        """As click does, in words of our own: some Typers guess, others do not."""
-        if args[0] not in self.commands and not ctx.resilient_parsing:
-            hint = did_you_mean(args[0], self.commands)
-            few = f", expected {' or '.join(self.commands)}" if len(self.commands) < 4 else ""
-            ctx.fail(f"No such command {args[0]!r}{hint or few}")
+        """As click does, with the same error message in every version of Typer."""
+        name, known = args[0], self.list_commands(ctx)
+        if name not in known and not ctx.resilient_parsing:
+            ctx.fail(f"No such {self.member} {name!r}{self._expected(ctx)}{did_you_mean(name, known)}")
         return super().resolve_command(ctx, args)
+
+    def _expected(self, ctx: Any) -> str:
+        known = self.list_commands(ctx)
+        return f", expected one of {', '.join(known)}" if len(known) < 9 else ""
 
 
 class Command(TyperCommand):
-    """A command whose help ends with its lines of `EXAMPLES`, each on a line of its own, as it is pasted."""
+    """A command whose help ends with its examples."""
+
+    format_epilog = _format_examples
 
     def parse_args(self, ctx: Any, args: Any) -> Any:
         """As click does; every error knows its command, whose --help is named in it."""
@@ -41,17 +110,9 @@ class Command(TyperCommand):
             error.ctx = error.ctx or ctx
             raise
 
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the examples below the options."""
-        lines = EXAMPLES.get(ctx.command_path.partition(" ")[2], ())
-        if lines:
-            with formatter.section("Examples"):
-                for line in lines:
-                    formatter.write(f"{'':{formatter.current_indent}}{line}\n")
-
 
 class Working(Command):
-    """A command that does work: `app.command("name", cls=Working)(function)` gives it --quiet and --log FILE.
+    """A command that does work: it has --quiet and --log FILE.
 
     The function takes neither; what it prints with `output.say` and counts with `progress.count_bar` follows them.
     """
@@ -77,6 +138,4 @@ def _habits() -> list[Any]:
         log_file: Annotated[str | None, typer.Option("--log", help=LOG, metavar="FILE")] = None,
     ) -> None: ...
 
-    app = typer.Typer(add_completion=False)
-    app.command()(habits)
-    return list(typer.main.get_command(app).params)
+    return list(make_command(habits, Command).params)

@@ -2,47 +2,41 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from decodeonce.cli import parse
-from decodeonce.cli.build import Filter, Format, Out, Workers, check_alone, say_built
-from decodeonce.cli.inspect import ClassOption, RowsOption, SourceOption, selection
+from decodeonce.cli.build import check_alone, say_built
+from decodeonce.cli.options import ClassOption, DryRun, Out, RowsOption, SourceOption, Workers, option, selection
 from decodeonce.cli.output import say
 from decodeonce.formatting import counted
+from decodeonce.prep.recipe import Filter, Sort
+from decodeonce.store.layout import ContainerName
 
 if TYPE_CHECKING:
     from decodeonce.store import Manifest
 
 
-class Sort(str, Enum):
-    class_ = "class"
-    source = "source"
-
-
 def convert(
     stores: Annotated[list[Path], typer.Argument(help="Finished stores.", metavar="IN")],
     out: Out,
-    container: Annotated[Format | None, typer.Option("--format", help="What the shards are. (default: IN's)")] = None,
-    shard_size: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="Bytes of a shard. (default: as IN was built)")
+    container: Annotated[
+        ContainerName | None, option("Format of the shards. (default: as IN)", flag="--format")
     ] = None,
-    size: Annotated[str | None, typer.Option(metavar="SIZE", help="Fewer pixels of a row: 128, or HxW.")] = None,
+    shard_size: Annotated[str | None, option("Size of a shard. (default: as IN was built)", "BYTES")] = None,
+    size: Annotated[str | None, option("Resize rows to fewer pixels: 128, or HxW.", "SIZE")] = None,
     resize_filter: Annotated[
-        Filter | None, typer.Option("--filter", help="How to resize. (default: as IN was built)")
+        Filter | None, option("Filter for resizing. (default: as IN was built)", flag="--filter")
     ] = None,
     names: ClassOption = None,
     source: SourceOption = None,
     rows: RowsOption = None,
-    sort: Annotated[Sort | None, typer.Option(help="Order the rows by label, or by source. (default: as IN)")] = None,
-    shuffle_seed: Annotated[
-        str | None, typer.Option(metavar="N", help="Permute the rows: a number. (default: none)")
-    ] = None,
+    sort: Annotated[Sort | None, option("Order the rows by label, or by source. (default: as IN)")] = None,
+    shuffle_seed: Annotated[str | None, option("Seed to shuffle rows with. (default: none)", "N")] = None,
     workers: Workers = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be made; write nothing.")] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Make a store of stores: other shards, fewer pixels, some of the rows, several joined; run it again after a kill.
 
@@ -50,7 +44,7 @@ def convert(
     """
     height_width = parse.picture_size(size) if size is not None else None
     shard_bytes = parse.byte_size(shard_size) if shard_size is not None else None
-    seed = parse.shuffle_seed(shuffle_seed or "none")
+    seed = parse.shuffle_seed("none" if shuffle_seed is None else shuffle_seed)
     selected = selection(names, source, rows)
     check_alone()
     from decodeonce.cli.progress import build_progress
@@ -59,19 +53,17 @@ def convert(
     from decodeonce.prep.convert.convert import Conversion, open_conversion
     from decodeonce.prep.convert.convert import convert as convert_stores
 
-    try:
+    with parse.usage_errors():
         conversion = Conversion(
-            container=container.value if container else None,
+            container=container,
             shard_size=shard_bytes,
             size=height_width,
-            filter=resize_filter.value if resize_filter else None,
+            filter=resize_filter,
             selection=selected,
-            sort=sort.value if sort else None,
-            shuffle_seed=seed if isinstance(seed, int) else None,
+            sort=sort,
+            shuffle_seed=seed,
         )
         made_of, recipe = open_conversion(stores, out, conversion)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
     if dry_run:
         from decodeonce.cli.dryrun import planned_text
 

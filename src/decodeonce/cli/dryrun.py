@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from decodeonce.cli.bench.build import check_decoded, killed_text
 from decodeonce.cli.bench.sample import Pace, fair_runs, measure_pace
@@ -27,58 +25,40 @@ from decodeonce.prep.sources import Source
 from decodeonce.store import StorePaths
 
 if TYPE_CHECKING:
+    from decodeonce.cli.kinds import BuildRequest
     from decodeonce.prep.jobs import Chain
 
 SECONDS = 2.5  # of decoding a sample
 TASKS = (4, 16, 64)  # as many of which a line tells the time, too
 
-
-class Workplace(Protocol):
-    """Where a build would be done."""
-
-    def time(self, rows: int, per_s: float) -> str:
-        """How long so many rows take there, in a sentence, where a process makes `per_s` of them a second."""
+# How long so many rows take, in a sentence, if one process makes so many rows per second.
+Time = Callable[[int, float], str]
 
 
-@dataclass(frozen=True)
-class Here:
-    """This machine, with so many workers (default: usable cores)."""
-
-    workers: int | None
-
-    def time(self, rows: int, per_s: float) -> str:
-        """Here, and on more machines like it."""
-        workers = self.workers or usable_cores()
-        cores = min(workers, usable_cores())  # more workers than cores decode no faster
-        others = ", ".join(f"as {tasks} such tasks {duration_text(rows / per_s / cores / tasks)}" for tasks in TASKS)
-        return f"time: {_about(rows / per_s / cores)} here with {counted(workers, 'worker')}; {others}"
+def time_here(workers: int, rows: int, per_s: float) -> str:
+    """The time on this machine with so many workers, and on more machines like it."""
+    cores = min(workers, usable_cores())  # more workers than cores decode no faster
+    others = ", ".join(f"as {tasks} such tasks {duration_text(rows / per_s / cores / tasks)}" for tasks in TASKS)
+    return f"time: {_about(rows / per_s / cores)} here with {counted(workers, 'worker')}; {others}"
 
 
-@dataclass(frozen=True)
-class InJobs:
-    """The tasks of a chain of jobs, each with so many workers."""
-
-    chain: Chain
-    workers: int
-
-    def time(self, rows: int, per_s: float) -> str:
-        """Of each task, and whether its time limit leaves room for that."""
-        chain = self.chain
-        seconds = task_seconds(rows, per_s, chain.processes, min(self.workers, chain.cpus))
-        size = f"{counted(chain.processes, 'task')} of {counted(self.workers, 'worker')}"
-        told = f"time: {_about(seconds)} for each of {size}, on cores as fast as these"
-        waves = math.ceil(chain.tasks / (chain.throttle or chain.tasks))
-        if waves > 1:
-            told += f", {chain.throttle} at a time: {duration_text(waves * seconds)} in all"
-        if chain.seconds is None:
-            return told
-        rounds = rounds_needed(seconds, chain.seconds - chain.lead)
-        limit = f"--time {clock(chain.seconds)}"
-        if rounds == 1:
-            return f"{told}; fits {limit}"
-        fits = f"fits {rounds} of the {chain.rounds} rounds of" if rounds <= chain.rounds else "does not fit"
-        more = "" if rounds <= chain.rounds else f": give more --time or --tasks, or --rounds {rounds}"
-        return f"{told}; {fits} {limit}{more}"
+def time_in_jobs(chain: Chain, workers: int, rows: int, per_s: float) -> str:
+    """The time of each task of a chain of jobs, and whether it is within the time limit."""
+    seconds = task_seconds(rows, per_s, chain.processes, min(workers, chain.cpus))
+    size = f"{counted(chain.processes, 'task')} of {counted(workers, 'worker')}"
+    told = f"time: {_about(seconds)} for each of {size}, on cores as fast as these"
+    waves = math.ceil(chain.tasks / (chain.throttle or chain.tasks))
+    if waves > 1:
+        told += f", {chain.throttle} at a time: {duration_text(waves * seconds)} in all"
+    if chain.seconds is None:
+        return told
+    rounds = rounds_needed(seconds, chain.seconds - chain.lead)
+    limit = f"--time {clock(chain.seconds)}"
+    if rounds == 1:
+        return f"{told}; fits {limit}"
+    fits = f"fits {rounds} of the {chain.rounds} rounds of" if rounds <= chain.rounds else "does not fit"
+    more = "" if rounds <= chain.rounds else f": give more --time or --tasks, or --rounds {rounds}"
+    return f"{told}; {fits} {limit}{more}"
 
 
 def _about(seconds: float) -> str:
@@ -95,22 +75,15 @@ def rounds_needed(seconds: float, limit: float) -> int:
     return max(1, math.ceil(seconds / limit))
 
 
-def dry_run(
-    source: Source,
-    out: Path,
-    recipe: Recipe,
-    where: Workplace,
-    allowance: Allowance,
-    seconds: float = SECONDS,
-    expect: int | None = None,
-) -> Iterator[str]:
-    """The lines to tell; raises what keeps such a build from being begun, room that is missing last of all."""
+def dry_run(request: BuildRequest, time: Time, seconds: float = SECONDS) -> Iterator[str]:
+    """The lines to tell, after decoding for so many seconds; raises what a build would, a lack of space last."""
+    source, out, recipe = request.source, request.out, request.recipe
     paths = StorePaths(out)
     check_output_dir(paths, source)
     decoders = decoder_versions(recipe.container)
     listing = scan(source, recipe.boxes_a_row)
     check_listing(source, listing)
-    check_expected(source, listing.candidates, expect)
+    check_expected(source, listing.candidates, request.expect)
     facts = plan_facts(source, listing, recipe, decoders)
     if begun := paths.plan.exists():
         check_same(read_plan(paths), listing, facts)
@@ -118,7 +91,7 @@ def dry_run(
     yield f"{planned}; {counted(len(listing.rejects), 'file')} cannot be rows; nothing was written"
     needed = need(Plan(paths, facts))
     yield _needed_text(needed, recipe)
-    yield from _sampled(source, listing, recipe, where, allowance, seconds)
+    yield from _sampled(request, listing, time, seconds)
     if begun:  # its room is taken already
         yield f"{out}: a build is begun here; the same command goes on with it"
         return
@@ -147,10 +120,9 @@ def _needed_text(needed: Need, recipe: Recipe) -> str:
     )
 
 
-def _sampled(
-    source: Source, listing: Listing, recipe: Recipe, where: Workplace, allowance: Allowance, seconds: float
-) -> Iterator[str]:
-    """How long it takes, what that rests on, and whether as many rejects end it."""
+def _sampled(request: BuildRequest, listing: Listing, time: Time, seconds: float) -> Iterator[str]:
+    """How long it takes, what that is based on, and whether as many rejects fail the build."""
+    source, recipe = request.source, request.recipe
     runs = fair_runs(source, listing, recipe.shuffle_seed)
     try:
         pace = measure_pace(source, recipe, runs, workers=1, seconds=seconds)
@@ -158,9 +130,9 @@ def _sampled(
         yield killed_text(source, died)
         return
     check_decoded(source, pace)
-    yield where.time(len(listing), pace.per_s)
+    yield time(len(listing), pace.per_s)
     yield _rests_on(pace, len(listing))
-    yield from _too_many_rejects(pace, listing, allowance)
+    yield from _too_many_rejects(pace, listing, request.work.allowance)
 
 
 def _rests_on(pace: Pace, samples: int) -> str:

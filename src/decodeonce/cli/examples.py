@@ -2,61 +2,51 @@
 
 from __future__ import annotations
 
-EXAMPLES: dict[str, tuple[str, ...]] = {
-    "build": (
-        "prep build imagenet /data/imagenet train.store",
-        "prep build imagenet /data/imagenet val.store --split val --size 320",
-        "prep build folder pictures pictures.store --format hdf5 --shard-size 10GB",
-        "prep build webdataset 'shards/train-{0000..0147}.tar' train.store --dry-run",
-    ),
-    "plan": ("prep plan imagenet /data/imagenet train.store --size 256",),
-    "work": (
-        "prep work train.store --task 3 --tasks 16",
-        "srun prep work train.store --log logs/",
-    ),
-    "finish": ("prep finish train.store --max-bad 0.5%",),
-    "submit slurm": (
-        "prep submit slurm build imagenet /data/imagenet train.store --tasks 16 --cpus 32 --time 4:00:00",
-        "prep submit slurm build folder pictures pictures.store --tasks 4 --site perlmutter --account m1234 --submit",
-    ),
-    "submit pbs": ("prep submit pbs build imagenet /data/imagenet train.store --tasks 8 --cpus 64 --time 2:00:00",),
-    "status": ("prep status train.store", "prep status train.store --json"),
-    "info": ("prep info train.store", "prep info train.store --json"),
-    "verify": ("prep verify train.store",),
-    "repair": ("prep repair train.store --source /data/imagenet", "prep repair copy.store --source train.store"),
-    "ls": (
-        "prep ls train.store --rows :20",
-        "prep ls train.store --class n01440764 --source '*_10026.JPEG'",
-    ),
-    "show": (
-        "prep show train.store --class n01440764 --out sheet.png",
-        "prep show train.store --random 100 --seed 7 --out sheet.png",
-    ),
-    "report": (
-        "prep report train.store --out train.html",
-        "prep report train.store --source /data/imagenet --out train.html",
-    ),
-    "convert": (
-        "prep convert train.store train-h5.store --format hdf5",
-        "prep convert train.store small.store --size 128 --class n01440764 --class n01443537",
-        "prep convert first.store second.store both.store",
-    ),
-    "stage": (
-        "prep stage train.store /local/part --node 0 --nodes 4",
-        "srun --ntasks-per-node=1 prep stage train.store /local/part",
-    ),
-    "export": (
-        "prep export train.store pictures --as folder",
-        "prep export train.store tars --as webdataset --quality 95",
-    ),
-    "bench build": (
-        "prep bench build /data/imagenet",
-        "prep bench build /data/imagenet --out /scratch/me --workers 32 --json",
-    ),
-    "bench load": (
-        "prep bench load train.store",
-        "prep bench load train.store --device cuda --gpu-rate 2500",
-    ),
-    "sample": ("prep sample imagenet-sample", "prep sample small --count 300 --classes 10"),
-    "doctor": ("prep doctor", "prep doctor /scratch/me --json"),
-}
+EXAMPLES = """
+prep build imagenet /data/imagenet train.store
+prep build imagenet /data/imagenet val.store --split val --size 320
+prep build folder pictures pictures.store --format hdf5 --shard-size 10GB
+prep build list train.tsv train.store --root /data/images
+prep build webdataset 'shards/train-{0000..0147}.tar' train.store --dry-run
+prep build parquet /data/imagenet-1k train.store --picture-column image
+prep plan imagenet /data/imagenet train.store --size 256
+prep work train.store --task 3 --tasks 16
+srun prep work train.store --log logs/
+prep finish train.store --max-bad 0.5%
+prep submit slurm build imagenet /data/imagenet train.store --tasks 16 --cpus 32 --time 4:00:00
+prep submit slurm build folder pictures pictures.store --tasks 4 --site perlmutter --account m1234 --submit
+prep submit pbs build imagenet /data/imagenet train.store --tasks 8 --cpus 64 --time 2:00:00
+prep status train.store
+prep status train.store --json
+prep info train.store
+prep info train.store --json
+prep verify train.store
+prep repair train.store --source /data/imagenet
+prep repair copy.store --source train.store
+prep ls train.store --rows :20
+prep ls train.store --class n01440764 --source '*_10026.JPEG'
+prep show train.store --class n01440764 --out sheet.png
+prep show train.store --random 100 --seed 7 --out sheet.png
+prep report train.store --out train.html
+prep report train.store --source /data/imagenet --out train.html
+prep convert train.store train-h5.store --format hdf5
+prep convert train.store small.store --size 128 --class n01440764 --class n01443537
+prep convert first.store second.store both.store
+prep stage train.store /local/part --node 0 --nodes 4
+srun --ntasks-per-node=1 prep stage train.store /local/part
+prep export train.store pictures --as folder
+prep export train.store tars --as webdataset --quality 95
+prep bench build /data/imagenet
+prep bench build /data/imagenet --out /scratch/me --workers 32 --json
+prep bench load train.store
+prep bench load train.store --device cuda --gpu-rate 2500
+prep sample imagenet-sample
+prep sample small --count 300 --classes 10
+prep doctor
+prep doctor /scratch/me --json
+""".strip().splitlines()
+
+
+def examples(path: str) -> list[str]:
+    """The lines that run a command, given by its words after `prep`; for a group, those of all its commands."""
+    return [line for line in EXAMPLES if path and f"prep {path} " in f"{line} "]

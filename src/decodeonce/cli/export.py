@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from decodeonce.cli.inspect import StoreArgument
+from decodeonce.cli.options import StoreArgument, Workers, option
 from decodeonce.cli.output import say
-
-
-class As(str, Enum):
-    folder = "folder"
-    webdataset = "webdataset"
+from decodeonce.prep.recipe import ExportForm
 
 
 def export(
     store: StoreArgument,
     dest: Annotated[Path, typer.Argument(help="The folder to make.", metavar="DEST")],
-    form: Annotated[As, typer.Option("--as", help="DEST/<class>/*.png, or DEST/shard-*.tar as WebDataset reads.")],
-    quality: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=100, help="JPEGs of this quality. (default: PNG)")
-    ] = None,
-    workers: Annotated[int | None, typer.Option(metavar="N", min=1, help="Processes. (default: usable cores)")] = None,
-    shard_rows: Annotated[int | None, typer.Option(metavar="N", min=1, help="Rows of a tar. (default: 10000)")] = None,
+    form: Annotated[ExportForm, option("folder: DEST/<class>/*.png; webdataset: DEST/shard-*.tar.", flag="--as")],
+    quality: Annotated[int | None, option("JPEGs of this quality. (default: PNG)", "N", min=1, max=100)] = None,
+    workers: Workers = None,
+    shard_rows: Annotated[int | None, option("Rows of a tar. (default: 10000)", "N", min=1)] = None,
 ) -> None:
     """Write every row of a store as a picture, checked on its way; run it again after a kill.
 
     DEST is not there before it is whole. A build from DEST, as a folder of PNGs, gives the same pixels and labels.
     """
-    if shard_rows is not None and form is not As.webdataset:
+    if shard_rows is not None and form != "webdataset":
         raise typer.BadParameter("--shard-rows is for --as webdataset")
     from decodeonce.cli.progress import count_bar
     from decodeonce.host import usable_cores
@@ -40,9 +33,9 @@ def export(
     from decodeonce.store import open_store
 
     opened = open_store(store)
-    settings = ExportSettings(form.value, quality=quality, shard_rows=shard_rows or SHARD_ROWS)
+    settings = ExportSettings(form, quality=quality, shard_rows=shard_rows or SHARD_ROWS)
     with count_bar("pictures", total=len(opened)) as bar:
         done = export_store(opened, dest, settings, workers=workers or usable_cores(), progress=bar.update)
-    unsorted = form is As.folder and not done.sorted_classes
+    unsorted = form == "folder" and not done.sorted_classes
     order = f"; labels are not in the order of the names: to build from it, add --classes {dest / 'classes.txt'}"
     say(f"{dest}: {done.pictures} pictures in {done.classes} classes{order if unsorted else ''}")

@@ -11,28 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from decodeonce.cli import printable
-from decodeonce.cli.complete import class_names
-from decodeonce.cli.output import JsonFlag, give, say, show_facts
+from decodeonce.cli import parse, printable
+from decodeonce.cli.options import ClassOption, JsonFlag, RowsOption, SourceOption, StoreArgument, option, selection
+from decodeonce.cli.output import give, say, show_facts
 from decodeonce.formatting import duration_text, quoted
 
 if TYPE_CHECKING:
     from decodeonce.store import Store
     from decodeonce.store.select import Selection
-
-StoreArgument = Annotated[Path, typer.Argument(help="A finished store.", metavar="STORE")]
-ClassOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--class", help="Only rows of this class; may be given again.", metavar="NAME", autocompletion=class_names
-    ),
-]
-SourceOption = Annotated[
-    str | None, typer.Option(help="Only rows whose source is like this: 'train/n01440764/*'.", metavar="GLOB")
-]
-RowsOption = Annotated[
-    str | None, typer.Option(help="Only rows of this range, as a Python slice: 0:1000, or -500:", metavar="A:B")
-]
 
 
 def info(store: StoreArgument, as_json: JsonFlag = False) -> None:
@@ -129,23 +115,11 @@ def verify(store: StoreArgument, as_json: JsonFlag = False) -> None:
     raise typer.Exit(1)
 
 
-def selection(names: list[str] | None, source: str | None, rows: str | None) -> Selection:
-    """What --class, --source and --rows select; a usage error where --rows is no range."""
-    from decodeonce.store.select import Selection, row_range
-
-    try:
-        return Selection(tuple(names or ()), source, row_range(rows) if rows is not None else (None, None))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
 def _lines(store: Store, selected: Selection) -> Iterator[tuple[int, bytes]]:
     from decodeonce.store.select import select_lines
 
-    try:
+    with parse.usage_errors():
         return select_lines(store, selected)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
 
 
 def ls(store: StoreArgument, names: ClassOption = None, source: SourceOption = None, rows: RowsOption = None) -> None:
@@ -170,19 +144,13 @@ def _shown(line: bytes) -> bytes:
 
 def show(
     store: StoreArgument,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The PNG to write.")] = Path("sheet.png"),
+    out: Annotated[Path, option("The PNG to write.", "FILE")] = Path("sheet.png"),
     names: ClassOption = None,
     source: SourceOption = None,
     rows: RowsOption = None,
-    count: Annotated[
-        int | None, typer.Option(min=1, max=4096, help="The first N selected rows. (default: 64)", metavar="N")
-    ] = None,
-    random: Annotated[
-        int | None, typer.Option(min=1, max=4096, help="N of the selected rows, drawn at random.", metavar="N")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, max=2**63 - 1, help="Another draw for --random. (default: 0)", metavar="N")
-    ] = None,
+    count: Annotated[int | None, option("The first N selected rows. (default: 64)", "N", min=1, max=4096)] = None,
+    random: Annotated[int | None, option("N of the selected rows, drawn at random.", "N", min=1, max=4096)] = None,
+    seed: Annotated[int | None, option("Another draw for --random. (default: 0)", "N", min=0, max=2**63 - 1)] = None,
 ) -> None:
     """Write a contact sheet of selected rows as a PNG: each with its class and row, damaged ones in a red frame."""
     if random is not None and count is not None:

@@ -9,13 +9,11 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from decodeonce.cli import log, printable
-
-JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 _quiet = False
 

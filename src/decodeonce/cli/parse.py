@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import typer
 
@@ -11,6 +12,15 @@ LARGEST = 2**63 - 1
 LEAST = 4096  # bytes, of a size without a unit
 UNITS = {"": 1, "B": 1, **{f"{p}B": 1000**i for i, p in enumerate("KMGT", 1)}}
 UNITS |= {f"{p}IB": 1024**i for i, p in enumerate("KMGT", 1)}
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Turn a ValueError into a usage error."""
+    try:
+        yield
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def picture_size(text: str) -> tuple[int, int]:
@@ -39,10 +49,8 @@ def _hint(text: str) -> str:
     return f"; did you mean {match[1]}{match[2].upper()}iB?" if match else ""
 
 
-def shuffle_seed(text: str | None) -> int | Literal["default"] | None:
-    """A seed, None for "none", "default" where nothing was said."""
-    if text is None:
-        return "default"
+def shuffle_seed(text: str) -> int | None:
+    """A seed, or None for "none"."""
     if text.strip().lower() == "none":
         return None
     if not re.fullmatch("[0-9]{1,19}", text.strip()) or int(text) > LARGEST:

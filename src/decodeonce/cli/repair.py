@@ -6,17 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from decodeonce.cli.inspect import StoreArgument
+from decodeonce.cli.options import StoreArgument, option
 from decodeonce.cli.output import say
 
 if TYPE_CHECKING:
     from decodeonce.prep.repair.repair import Repair
 
 SourceOption = Annotated[
-    str | None,
-    typer.Option(
-        help="What the store was built from, as for `prep build`, or another store with its rows.", metavar="SRC"
-    ),
+    str | None, option("What the store was built from, as for `prep build`, or another store with its rows.", "SRC")
 ]
 
 

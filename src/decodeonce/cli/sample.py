@@ -7,15 +7,16 @@ from typing import Annotated
 
 import typer
 
+from decodeonce.cli.options import Workers, option
 from decodeonce.cli.output import say
 
 
 def sample(
     dest: Annotated[Path, typer.Argument(help="The folder to make.", metavar="DEST")],
-    count: Annotated[int, typer.Option(metavar="N", min=50, help="Pictures.")] = 3000,
-    classes: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Class folders.")] = 30,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Another seed, other pictures.")] = 0,
-    workers: Annotated[int | None, typer.Option(metavar="N", min=1, help="Processes. (default: usable cores)")] = None,
+    count: Annotated[int, option("Pictures.", "N", min=50)] = 3000,
+    classes: Annotated[int, option("Class folders.", "N", min=1, max=1000)] = 30,
+    seed: Annotated[int, option("Another seed, other pictures.", "N", min=0)] = 0,
+    workers: Workers = None,
 ) -> None:
     """Make a small tree like ImageNet's, of drawn pictures that decode at a photograph's cost, some odd or broken."""
     from decodeonce.cli.progress import count_bar

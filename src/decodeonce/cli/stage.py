@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from decodeonce.cli.options import option
 from decodeonce.cli.output import say
 from decodeonce.formatting import quoted, size_text
 
@@ -17,13 +18,11 @@ Dest = Annotated[Path, typer.Argument(help="A new folder on the node's own disk,
 def stage(
     store: Annotated[Path, typer.Argument(help="A finished store.", metavar="STORE")],
     dest: Dest,
-    rank: Annotated[int | None, typer.Option(metavar="R", help="Stage this rank's rows.")] = None,
-    world_size: Annotated[int | None, typer.Option(metavar="N", help="How many ranks share the store.")] = None,
-    node: Annotated[
-        int | None, typer.Option(metavar="K", help="Stage this node's rows: those of all its ranks.")
-    ] = None,
-    nodes: Annotated[int | None, typer.Option(metavar="N", help="How many nodes share the store.")] = None,
-    threads: Annotated[int | None, typer.Option(metavar="N", min=1, help="Threads that copy. (default: 8)")] = None,
+    rank: Annotated[int | None, option("Stage this rank's rows.", "R")] = None,
+    world_size: Annotated[int | None, option("How many ranks share the store.", "N")] = None,
+    node: Annotated[int | None, option("Stage this node's rows: those of all its ranks.", "K")] = None,
+    nodes: Annotated[int | None, option("How many nodes share the store.", "N")] = None,
+    threads: Annotated[int | None, option("Threads that copy. (default: 8)", "N", min=1)] = None,
 ) -> None:
     """Copy a node's rows of a store to DEST, for a Loader with partition="range"; run it again after a kill.
 

@@ -6,13 +6,18 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from decodeonce.cli import build, parse
-from decodeonce.cli.command import Group, Working
+from decodeonce.cli import parse
+from decodeonce.cli.build import say_dry_run, say_found, say_storage
+from decodeonce.cli.command import Command, Group, Working, gathering, new_app
+from decodeonce.cli.kinds import BuildRequest, kinds_app
+from decodeonce.cli.options import option
 from decodeonce.cli.output import say
 from decodeonce.formatting import quoted
 
@@ -24,72 +29,64 @@ Words = Annotated[
     list[str],
     typer.Argument(metavar="build KIND SRC OUT [FLAGS]", help="A whole `prep build` command, with any of its flags."),
 ]
-Tasks = Annotated[int, typer.Option(metavar="N", min=1, help="Elements of the array.")]
-Rounds = Annotated[
-    int, typer.Option(metavar="N", min=1, help="How often the array is sent: what is done is skipped in seconds.")
-]
-Account = Annotated[str | None, typer.Option(metavar="NAME", help="The project that is charged.")]
-Queue = Annotated[str | None, typer.Option("--queue", "--partition", metavar="NAME", help="Queue, partition, or QOS.")]
-Time = Annotated[str | None, typer.Option(metavar="H:MM:SS", help="Limit of each job, as 4:00:00.")]
-Cpus = Annotated[int | None, typer.Option(metavar="N", min=1, help="Cores a node.")]
-Mem = Annotated[str | None, typer.Option(metavar="BYTES", help="Memory a node, as 64GiB, or 64G as batch systems say.")]
-Nodes = Annotated[int | None, typer.Option(metavar="N", min=1, help="Nodes of an element, a task each. (default: 1)")]
-SiteOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="A site's profile, by name, or the path of your own.")
-]
-Throttle = Annotated[int | None, typer.Option(metavar="N", min=1, help="Elements that run at a time.")]
-Then = Annotated[Path | None, typer.Option(metavar="FILE", help="A job script for after a good finish; $STORE is OUT.")]
-Submit = Annotated[bool, typer.Option("--submit", help="Submit them, too.")]
 
-app = typer.Typer(cls=Group, help="Write the jobs of a build for a batch system, as a chain: plan, an array, finish.")
+app = new_app(cls=Group, help="Write the jobs of a build for a batch system, as a chain: plan, an array, finish.")
 
 
-def command(scheduler: str) -> Callable[..., None]:
-    """The command line of `prep submit SCHEDULER`."""
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """The flags of `prep submit`, the same for every batch system."""
 
-    def parsed(
-        words: Words,
-        tasks: Tasks,
-        rounds: Rounds = 1,
-        account: Account = None,
-        queue: Queue = None,
-        time: Time = None,
-        cpus: Cpus = None,
-        mem: Mem = None,
-        nodes: Nodes = None,
-        site: SiteOption = None,
-        throttle: Throttle = None,
-        then: Then = None,
-        submit: Submit = False,
-    ) -> None:
-        """Write the jobs of a build into OUT.jobs: plan, an array of tasks, finish, and a script that submits them."""
+    tasks: Annotated[int, option("Elements of the array.", "N", min=1)]
+    rounds: Annotated[int, option("How often to send the array; finished blocks are skipped.", "N", min=1)] = 1
+    account: Annotated[str | None, option("Project to charge.", "NAME")] = None
+    queue: Annotated[
+        str | None, typer.Option("--queue", "--partition", metavar="NAME", help="Queue, partition, or QOS.")
+    ] = None
+    time: Annotated[str | None, option("Time limit of each job, as 4:00:00.", "H:MM:SS")] = None
+    cpus: Annotated[int | None, option("Cores per node.", "N", min=1)] = None
+    mem: Annotated[str | None, option("Memory per node: 64GiB, or 64G as batch systems say.", "BYTES")] = None
+    nodes: Annotated[int | None, option("Nodes per element, a task each. (default: 1)", "N", min=1)] = None
+    site: Annotated[str | None, option("Site profile, by name, or the path of your own.", "NAME")] = None
+    throttle: Annotated[int | None, option("Elements that run at a time.", "N", min=1)] = None
+    then: Annotated[Path | None, option("Job script to run after a good finish; $STORE is OUT.", "FILE")] = None
+    submit: Annotated[bool, option("Submit the jobs, too.", flag="--submit")] = False
+
+    def profile(self, scheduler: str) -> Site:
+        """The profile of the site."""
         from decodeonce.prep.jobs import read_site
 
-        profile = read_site(site or f"generic-{scheduler}")
+        profile = read_site(self.site or f"generic-{scheduler}")
         if profile.scheduler != scheduler:
-            raise typer.BadParameter(f"--site {site} is of {profile.scheduler}: prep submit {profile.scheduler} ...")
-        flags = {"account": account, "queue": queue, "time": time, "cpus": cpus, "mem": _memory(mem), "nodes": nodes}
-        flags["throttle"] = throttle
-        given = {name: value for name, value in flags.items() if value is not None}
-        chain = _chain(profile, {**profile.defaults, **given}, tasks=tasks, rounds=rounds, then=then)
-        _parse_build(words, lambda job: _write(job, words[1:], profile, chain, submit=submit), scheduler)
+            wanted = profile.scheduler
+            raise typer.BadParameter(f"--site {self.site} is of {wanted}; run: prep submit {wanted} ...")
+        return profile
 
-    return parsed
+    def chain(self, site: Site) -> Chain:
+        """The jobs, with the site's own settings for those that are not given."""
+        from decodeonce.prep.jobs import Chain
+
+        names = ("account", "queue", "time", "cpus", "mem", "nodes", "throttle")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        settings = {**site.defaults, **given}
+        if missing := [name for name in ("cpus", *site.needs) if name not in settings]:
+            raise typer.BadParameter(f"--{missing[0]} is needed ({site.name}); as in {EXAMPLE.format(site.scheduler)}")
+        if self.then is not None and not self.then.is_file():
+            raise typer.BadParameter(f"--then {self.then}: no such file; expected a job script")
+        seconds, mem = _seconds(settings.pop("time", None)), _memory(settings.pop("mem", None))
+        with parse.usage_errors():
+            return Chain(tasks=self.tasks, rounds=self.rounds, then=self.then, seconds=seconds, mem=mem, **settings)
 
 
-def _chain(site: Site, flags: dict[str, Any], **others: Any) -> Chain:
-    from decodeonce.prep.jobs import Chain
+def _submit_command(scheduler: str) -> Callable[..., None]:
+    def command(words: Words, options: JobOptions) -> None:
+        profile = options.profile(scheduler)
+        chain = options.chain(profile)
+        if words[0] != "build":
+            raise typer.BadParameter(f"expected the words of a build, as in {EXAMPLE.format(scheduler)}")
+        parse_build(words[1:], lambda request: _write(request, words[1:], profile, chain, submit=options.submit))
 
-    if missing := [name for name in ("cpus", *site.needs) if name not in flags]:
-        raise typer.BadParameter(f"--{missing[0]} is needed ({site.name}); as in {EXAMPLE.format(site.scheduler)}")
-    seconds = _seconds(flags.pop("time", None))
-    try:
-        chain = Chain(seconds=seconds, **flags, **others)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    if chain.then is not None and not chain.then.is_file():
-        raise typer.BadParameter(f"--then {chain.then}: no such file; expected a job script")
-    return chain
+    return gathering(command, JobOptions)
 
 
 def _seconds(text: str | None) -> int | None:
@@ -110,46 +107,42 @@ def _memory(text: str | None) -> str | None:
     return f"{max(1, parse.byte_size(text, '--mem') >> 20)}M"
 
 
-def _parse_build(words: Sequence[str], then: Callable[[build.Job], None], scheduler: str) -> None:
-    """Read the words as `prep build` does, and hand on what it would do."""
-    if not words or words[0] != "build":
-        raise typer.BadParameter(f"expected the words of a build, as in {EXAMPLE.format(scheduler)}")
-    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command()(build.command(then))
-    typer.main.get_command(app)(list(words[1:]), prog_name="prep build", standalone_mode=False)
+def parse_build(words: Sequence[str], then: Callable[[BuildRequest], None]) -> None:
+    """Read the words as `prep build` does, and pass on what they ask for."""
+    kinds_app(then, "", Command)(list(words), prog_name="prep build", standalone_mode=False)
 
 
-def _write(job: build.Job, words: Sequence[str], site: Site, chain: Chain, *, submit: bool) -> None:
+def _write(request: BuildRequest, words: Sequence[str], site: Site, chain: Chain, *, submit: bool) -> None:
     from decodeonce.prep.jobs import write_scripts
 
-    if job.dry_run:
-        from decodeonce.cli.dryrun import InJobs
+    if request.dry_run:
+        from decodeonce.cli.dryrun import time_in_jobs
 
-        build.say_found(job)
-        return build.say_dry_run(job, InJobs(chain, job.work.workers or chain.cpus))
-    script = write_scripts(job.out, site, chain, _commands(job, words, chain), Path.cwd())
-    build.say_storage(job.out)
+        say_found(request)
+        return say_dry_run(request, partial(time_in_jobs, chain, request.work.workers or chain.cpus))
+    script = write_scripts(request.out, site, chain, _commands(request, words, chain), Path.cwd())
+    say_storage(request.out)
     for sentence in site.advice:
         say(f"{site.name}: {sentence}")
     say(f"{script.parent}: plan, array of {chain.tasks} (round 1 of {chain.rounds}), finish; logs come here, too")
     if submit:
-        say(f"submitted: {_submitted(script)}; follow it with: prep status {quoted(str(job.out))}")
+        say(f"submitted: {_submitted(script)}; follow it with: prep status {quoted(str(request.out))}")
     else:
         say(f"submit them with: bash {quoted(str(script))}")
 
 
-def _commands(job: build.Job, words: Sequence[str], chain: Chain) -> list[list[str]]:
+def _commands(request: BuildRequest, words: Sequence[str], chain: Chain) -> list[list[str]]:
     """What plan, array and finish run."""
     from decodeonce.prep.jobs import no_option
     from decodeonce.store import StorePaths
 
-    prep, out = _prep(), no_option(job.out)
-    log = ["--log", f"{StorePaths(job.out).jobs}/logs/"]
-    allowed = ["--max-bad", job.work.max_bad]
-    work = [*prep, "work", out, "--tasks", str(chain.processes), *allowed, "--on-bad", job.work.on_bad]
+    prep, out = _prep(), no_option(request.out)
+    log = ["--log", f"{StorePaths(request.out).jobs}/logs/"]
+    allowed = ["--max-bad", request.work.max_bad]
+    work = [*prep, "work", out, "--tasks", str(chain.processes), *allowed, "--on-bad", request.work.on_bad]
     # Named, since not every batch system keeps a task from seeing cores that are not its own.
-    work += ["--workers", str(job.work.workers or chain.cpus)]
-    return [[*prep, "plan", *log, *words], [*work, *log], [*prep, "finish", out, *allowed, *log]]
+    work += ["--workers", str(request.work.workers or chain.cpus)]
+    return [[*prep, "plan", *words, *log], [*work, *log], [*prep, "finish", out, *allowed, *log]]
 
 
 def _prep() -> list[str]:
@@ -170,4 +163,9 @@ def _submitted(script: Path) -> str:
 
 
 for _scheduler in ("slurm", "pbs"):
-    app.command(_scheduler, cls=Working, context_settings={"ignore_unknown_options": True})(command(_scheduler))
+    app.command(
+        _scheduler,
+        cls=Working,
+        context_settings={"ignore_unknown_options": True},
+        help="Write the jobs of a build into OUT.jobs: plan, array and finish, and a script that submits them.",
+    )(_submit_command(_scheduler))

@@ -1,18 +1,31 @@
-"""The recipe: everything that decides a store's bytes, chosen by the user or found in the installed decoders."""
+"""The recipe: everything that decides a store's bytes, chosen by the user or found in the installed decoders.
+
+Every choice among names is a `Literal` here. The recipe, the command line and type checkers take it from here.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
-from decodeonce.store.containers import CONTAINERS
+from decodeonce.store.layout import ContainerName
 
-FITS = ("crop", "stretch", "pad")
-FILTERS = ("bilinear", "bicubic", "lanczos", "box")
-EXIF = ("ignore", "apply")
-ODD = ("keep", "reject")
-NO_BOX = ("whole", "skip")
+Fit = Literal["crop", "stretch", "pad"]
+Filter = Literal["bilinear", "bicubic", "lanczos", "box"]
+Exif = Literal["ignore", "apply"]
+OnOdd = Literal["keep", "reject"]
+NoBox = Literal["whole", "skip"]
+# The other choices decide about a command, not about a recipe. They are here because their rooms import NumPy.
+OnBad = Literal["reject", "fail"]
+Sort = Literal["class", "source"]
+ExportForm = Literal["folder", "webdataset"]
 MOST_BOXES = 1000
+
+
+def check_choice(name: str, value: object, choices: Any) -> None:
+    """Raise ValueError unless `value` is one of the names of a `Literal`."""
+    if value not in get_args(choices):
+        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(get_args(choices))}")
 
 
 @dataclass(frozen=True)
@@ -35,7 +48,7 @@ class BoxRules:
     keep: int = 0
     margin: float = 0.0
     least: int = 1
-    without: str = "whole"
+    without: NoBox = "whole"
 
     def __post_init__(self) -> None:
         if not 0 <= self.keep <= MOST_BOXES:
@@ -44,8 +57,7 @@ class BoxRules:
             raise ValueError(f"the margin is {self.margin}, expected a share of the box's side, 0 to 10")
         if self.least < 1:
             raise ValueError(f"the least box is {self.least} pixels, expected at least 1")
-        if self.without not in NO_BOX:
-            raise ValueError(f"what becomes of pictures without a box is {self.without!r}, expected whole or skip")
+        check_choice("what becomes of pictures without a box", self.without, NoBox)
 
 
 @dataclass(frozen=True)
@@ -59,13 +71,13 @@ class Recipe:
 
     height: int = 256
     width: int = 256
-    fit: str = "crop"
-    filter: str = "bilinear"
-    container: str = "npy"
+    fit: Fit = "crop"
+    filter: Filter = "bilinear"
+    container: ContainerName = "npy"
     shard_size: int = 32 << 30
     shuffle_seed: int | None = None
-    exif: str = "ignore"
-    on_odd: str = "keep"
+    exif: Exif = "ignore"
+    on_odd: OnOdd = "keep"
     scaled_decode: bool = False
     boxes: BoxRules | None = None
     map: UserMap | None = None
@@ -75,10 +87,9 @@ class Recipe:
             raise ValueError(f"size is {self.height}x{self.width}, expected 1 to 16384 pixels a side")
         if self.shard_size < 1:
             raise ValueError(f"shard_size is {self.shard_size} bytes, expected at least 1")
-        choices = {"fit": FITS, "filter": FILTERS, "container": tuple(CONTAINERS), "exif": EXIF, "on_odd": ODD}
+        choices = {"fit": Fit, "filter": Filter, "container": ContainerName, "exif": Exif, "on_odd": OnOdd}
         for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(allowed)}")
+            check_choice(name, getattr(self, name), allowed)
         if self.map and self.scaled_decode:
             raise ValueError("scaled_decode needs the size to be reached, which a map may change: take one of the two")
         if self.map and self.kept_boxes:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Literal
 
 from decodeonce.formatting import quoted
 from decodeonce.host import network_file_system
 
+ContainerName = Literal["npy", "hdf5"]  # of the shards; here, since recipe and command line need it before NumPy
 # Folders that commands make for themselves: in a store, next to an export, next to a store.
 PRIVATE_FOLDER = re.compile(r"\.(build|stage|repair)|\..+\.export|.+\.jobs", re.DOTALL)
 # The folders in them, the last of which are the classes of an export.

@@ -8,11 +8,10 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from decodeonce.errors import StoreError
-from decodeonce.store.containers import CONTAINERS
-from decodeonce.store.layout import missing_advice
+from decodeonce.store.layout import ContainerName, missing_advice
 from decodeonce.store.npy import npy_header
 from decodeonce.store.regular_files import read_regular
 from decodeonce.store.signed import MAX_BYTES, parse_signed, sign
@@ -89,7 +88,7 @@ class Manifest:
 
     count: int
     shape: tuple[int, int, int]
-    container: str
+    container: ContainerName
     block_rows: int
     shards: tuple[Shard, ...]
     classes: tuple[PictureClass, ...]
@@ -181,7 +180,7 @@ def _from_facts(facts: dict[str, Any]) -> Manifest:
         count=_whole(facts["count"], "count"),
         shape=(height, width, channels),
         dtype=_one_of(facts["dtype"], ("uint8",), "dtype"),
-        container=_one_of(facts["container"], tuple(CONTAINERS), "container"),
+        container=_one_of(facts["container"], get_args(ContainerName), "container"),
         block_rows=_whole(facts["block_rows"], "block_rows"),
         shards=tuple(_shard(shard) for shard in facts["shards"]),
         classes=tuple(_class(entry) for entry in facts["classes"]),
@@ -241,10 +240,10 @@ def _whole(value: Any, name: str) -> int:
     return value
 
 
-def _one_of(value: Any, allowed: tuple[str, ...], name: str) -> str:
+def _one_of(value: Any, allowed: tuple[T, ...], name: str) -> T:
     if value not in allowed:
-        raise ValueError(f"{name} is {value!r}, expected {' or '.join(allowed)}")
-    return str(value)
+        raise ValueError(f"{name} is {value!r}, expected {' or '.join(map(str, allowed))}")
+    return allowed[allowed.index(value)]
 
 
 def _plain(name: Any) -> str:

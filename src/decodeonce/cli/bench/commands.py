@@ -2,46 +2,45 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from decodeonce.cli import parse
-from decodeonce.cli.build import Size, Src, Workers
-from decodeonce.cli.command import Group, Working
-from decodeonce.cli.inspect import StoreArgument
-from decodeonce.cli.output import JsonFlag, give, say
+from decodeonce.cli.command import Group, Working, new_app
+from decodeonce.cli.options import JsonFlag, Size, Src, StoreArgument, Workers, option
+from decodeonce.cli.output import give, say
+from decodeonce.prep.sources import KINDS
 
 BUILD_SECONDS, LOAD_SECONDS = 4.0, 3.0  # of one probe of several
 
-app = typer.Typer(cls=Group, help="What limits a build, or training from a store, here: under a minute each.")
+app = new_app(cls=Group, help="What limits a build, or training from a store, here: under a minute each.")
 
 
-class AnyKind(str, Enum):
-    auto = "auto"
-    imagenet = "imagenet"
-    folder = "folder"
-    list = "list"
-    webdataset = "webdataset"
-    parquet = "parquet"
+def _known_kind(kind: str) -> str:
+    if kind not in ("auto", *KINDS):
+        raise typer.BadParameter(f"{kind!r} is not one of 'auto', {', '.join(map(repr, KINDS))}.")
+    return kind
 
 
-class Reader(str, Enum):
-    auto = "auto"
-    pread = "pread"
-    mmap = "mmap"
-
-
-KindOption = Annotated[AnyKind, typer.Option(help="What SRC is, as for `prep build`.")]
-Folder = Annotated[Path, typer.Option(help="Where rows are written for a trial, and removed.", metavar="FOLDER")]
+KindOption = Annotated[
+    str,
+    option(
+        f"What SRC is: {', '.join(KINDS)}; auto: find out by its names.",
+        "KIND",
+        callback=_known_kind,
+        autocompletion=lambda: ["auto", *KINDS],
+    ),
+]
+Reader = Literal["auto", "pread", "mmap"]
+Folder = Annotated[Path, option("Where rows are written for a trial, and removed.", "FOLDER")]
 
 
 @app.command("build", cls=Working)
 def build(
     src: Src,
-    kind: KindOption = AnyKind.auto,
+    kind: KindOption = "auto",
     size: Size = "256",
     workers: Workers = None,
     out: Folder = Path(),
@@ -59,7 +58,7 @@ def build(
     from decodeonce.cli.bench.results import build_lines
     from decodeonce.prep.recipe import Recipe
 
-    source = find_source(kind.value, src)
+    source = find_source(kind, src)
     recipe = Recipe(height=height, width=width, shuffle_seed=None if source.keeps_order else 0)
     if not as_json:
         say(f"{source.root}: {source.found}")
@@ -73,15 +72,13 @@ def build(
 @app.command("load", cls=Working)
 def load(
     store: StoreArgument,
-    batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Rows of a batch.")] = 256,
+    batch_size: Annotated[int, option("Rows of a batch.", "N", min=1)] = 256,
     gpu_rate: Annotated[
-        float, typer.Option(metavar="X", min=0.001, max=1e9, help="Pictures a second that the training step takes.")
+        float, option("Pictures a second that the training step takes.", "X", min=0.001, max=1e9)
     ] = 3000,
-    reader: Annotated[Reader, typer.Option(help="How the Loader reads.")] = Reader.auto,
-    threads: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=1024, help="Threads that copy. (default: the Loader's)")
-    ] = None,
-    device: Annotated[str, typer.Option(metavar="NAME", help="Where batches go: cpu, cuda, cuda:1.")] = "cpu",
+    reader: Annotated[Reader, option("How the Loader reads.")] = "auto",
+    threads: Annotated[int | None, option("Threads that copy. (default: the Loader's)", "N", min=1, max=1024)] = None,
+    device: Annotated[str, option("Where batches go: cpu, cuda, cuda:1.", "NAME")] = "cpu",
     as_json: JsonFlag = False,
 ) -> None:
     """What limits training from a store: storage, memory, the transfer to the device, or the training step.
@@ -97,7 +94,7 @@ def load(
         find_device(device)
     except (ValueError, RuntimeError) as error:  # torch's own, for what is no device's name
         raise typer.BadParameter(f"--device {device}: {str(error).splitlines()[0]}") from None
-    how = LoaderSettings(batch_size, device, reader.value, threads)
+    how = LoaderSettings(batch_size, device, reader, threads)
     facts = measure_load(store, how, gpu_rate, LOAD_SECONDS)
     if as_json:
         return give(facts)

@@ -7,7 +7,7 @@ import re
 from itertools import islice
 from pathlib import Path
 
-from decodeonce.prep.sources import FolderSource, Source, open_imagenet, open_list, open_parquet, open_webdataset
+from decodeonce.prep.sources import Source, find_opener
 
 TARS = (".tar", ".tar.gz", ".tgz")
 OF_IMAGENET = re.compile(r"ILSVRC.*|n\d{8}\.tar")
@@ -16,17 +16,7 @@ LOOKED_AT = 1000
 
 def find_source(kind: str, src: str) -> Source:
     """The source of a kind, or of what SRC looks like for "auto"; BuildError where nothing is recognised."""
-    match kind if kind != "auto" else _kind_of(src):
-        case "imagenet":
-            return open_imagenet(Path(src))
-        case "folder":
-            return FolderSource(Path(src))
-        case "list":
-            return open_list(Path(src))
-        case "webdataset":
-            return open_webdataset(src)
-        case _:
-            return open_parquet(src)
+    return find_opener(_kind_of(src) if kind == "auto" else kind)(src)
 
 
 def _kind_of(src: str) -> str:

@@ -14,7 +14,8 @@ import typer
 from decodeonce.cli.doctor import machine, pil, software
 from decodeonce.cli.doctor.check import IMPORT_ERRORS, Finding, bad
 from decodeonce.cli.doctor.storage import check_path
-from decodeonce.cli.output import JsonFlag, give, say, say_marked
+from decodeonce.cli.options import JsonFlag
+from decodeonce.cli.output import give, say, say_marked
 from decodeonce.formatting import counted
 
 PACKAGES = ("numpy", "h5py", "typer", "xxhash", "tqdm", "jinja2")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from decodeonce.cli.inspect import StoreArgument
+from decodeonce.cli.options import StoreArgument
 from decodeonce.cli.output import say
 
 SourceOption = Annotated[

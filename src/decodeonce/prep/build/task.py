@@ -17,7 +17,7 @@ from decodeonce.prep.build.plan import Plan, read_plan, removed
 from decodeonce.prep.build.status import done_rejects
 from decodeonce.prep.build.worker_pool import WorkerPool, WorkerSettings
 from decodeonce.prep.pixels.versions import decoder_versions
-from decodeonce.prep.recipe import differences
+from decodeonce.prep.recipe import OnBad, check_choice, differences
 from decodeonce.store import StorePaths
 
 
@@ -40,15 +40,14 @@ class Work:
     task: int = 0
     tasks: int = 1
     max_bad: str = "0.1%"
-    on_bad: str = "reject"
+    on_bad: OnBad = "reject"
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers is {self.workers}, expected at least 1")
         if not 0 <= self.task < self.tasks:
             raise ValueError(f"task is {self.task} of {self.tasks}, expected 0 to {self.tasks - 1}")
-        if self.on_bad not in ("reject", "fail"):
-            raise ValueError(f"on_bad is {self.on_bad!r}, expected reject or fail")
+        check_choice("on_bad", self.on_bad, OnBad)
         Allowance.parse(self.max_bad)
 
     @property

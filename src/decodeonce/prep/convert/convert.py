@@ -9,15 +9,16 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.build.build import build
 from decodeonce.prep.build.task import Progress, Work
 from decodeonce.prep.convert.merge import check_alike
-from decodeonce.prep.convert.selection import SORTS
 from decodeonce.prep.convert.source import StoreSource
-from decodeonce.prep.recipe import FILTERS, Recipe
+from decodeonce.prep.recipe import Filter, Recipe, Sort, check_choice
 from decodeonce.store import Manifest, open_store
+from decodeonce.store.layout import ContainerName
 from decodeonce.store.select import Selection
 
 
@@ -29,17 +30,17 @@ class Conversion:
     `shuffle_seed` permutes the selected rows.
     """
 
-    container: str | None = None
+    container: ContainerName | None = None
     shard_size: int | None = None
     size: tuple[int, int] | None = None
-    filter: str | None = None
+    filter: Filter | None = None
     selection: Selection = field(default_factory=Selection)
-    sort: str | None = None
+    sort: Sort | None = None
     shuffle_seed: int | None = None
 
     def __post_init__(self) -> None:
-        if self.sort is not None and self.sort not in SORTS:
-            raise ValueError(f"sort is {self.sort!r}, expected {' or '.join(SORTS)}")
+        if self.sort is not None:
+            check_choice("sort", self.sort, Sort)
         if self.sort is not None and self.shuffle_seed is not None:
             raise ValueError(f"rows are sorted by {self.sort} or shuffled: take one of the two")
         if self.filter is not None and self.size is None:
@@ -94,12 +95,13 @@ def open_conversion(
 def _recipe(conversion: Conversion, first: Manifest, path: Path, size: Sequence[int]) -> Recipe:
     """The recipe of the build. What is not asked for is as in the first store, if its recipe tells."""
     said = first.recipe
+    resized_by = said.get("filter", "")
     shard_size = conversion.shard_size or said.get("shard_size")
     try:
         return Recipe(
             height=size[0],
             width=size[1],
-            filter=conversion.filter or next((name for name in FILTERS if name == said.get("filter")), "bilinear"),
+            filter=conversion.filter or (resized_by if resized_by in get_args(Filter) else Recipe.filter),
             container=conversion.container or first.container,
             shard_size=shard_size if type(shard_size) is int and shard_size > 0 else Recipe.shard_size,
             shuffle_seed=conversion.shuffle_seed,

@@ -9,9 +9,9 @@ from typing import Any
 from decodeonce.prep.convert.merge import joined_classes
 from decodeonce.prep.convert.rows import StoreRows
 from decodeonce.prep.entry import name_bytes
+from decodeonce.prep.recipe import Sort
 from decodeonce.store.select import Selection, labels_of, selected_lines
 
-SORTS = ("class", "source")
 Place = tuple[int, int]  # the number of a store, a row of it
 
 
@@ -21,7 +21,7 @@ class Chosen:
     `sort` "class" orders them by label, "source" by the bytes of their source names; the sort is stable.
     """
 
-    def __init__(self, stores: Sequence[StoreRows], selection: Selection, sort: str | None) -> None:
+    def __init__(self, stores: Sequence[StoreRows], selection: Selection, sort: Sort | None) -> None:
         self._stores, self._selection, self._sort = stores, selection, sort
         self.classes, self.labels = joined_classes([rows.manifest.classes for rows in stores])
         self._firsts = list(accumulate((len(rows.store) for rows in stores), initial=0))

@@ -19,10 +19,10 @@ from PIL import Image, features
 from decodeonce.prep.build.journal import BlockRecord, Journal
 from decodeonce.prep.convert.rows import StoreRows
 from decodeonce.prep.entry import name_bytes
+from decodeonce.prep.recipe import ExportForm, check_choice
 from decodeonce.store import Sample, Store
 from decodeonce.store.durable import write_atomic
 
-FORMS = ("folder", "webdataset")
 SHARD_ROWS = 10_000
 MODES = {1: "L", 3: "RGB"}  # Pillow's, by channels
 BLOCK_BYTES = 64 << 20  # of the rows that become files together: a second or so of work, and they wait in memory
@@ -35,13 +35,12 @@ SYNC_THREADS = 8
 class ExportSettings:
     """What rows become: PNG, or JPEG of `quality` (1 to 100), as files or in tars of `shard_rows` rows."""
 
-    form: str = "folder"
+    form: ExportForm = "folder"
     quality: int | None = None
     shard_rows: int = SHARD_ROWS
 
     def __post_init__(self) -> None:
-        if self.form not in FORMS:
-            raise ValueError(f"form is {self.form!r}, expected {' or '.join(FORMS)}")
+        check_choice("form", self.form, ExportForm)
         if self.quality is not None and not 1 <= self.quality <= 100:
             raise ValueError(f"quality is {self.quality}, expected 1 to 100, or None for PNG")
         if self.shard_rows < 1:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import islice, product
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, get_args
 
 from decodeonce.errors import BuildError, StoreError
 from decodeonce.host import usable_cores
@@ -20,7 +20,7 @@ from decodeonce.prep.convert.resize import StoredRowMaker
 from decodeonce.prep.convert.rows import StoreRows
 from decodeonce.prep.entry import Entry, LeftOut, Undecodable, name_bytes
 from decodeonce.prep.pixels.decode import Decoder
-from decodeonce.prep.recipe import FILTERS, Recipe
+from decodeonce.prep.recipe import Filter, Recipe
 from decodeonce.prep.repair.pictures import PictureSearch, roots_of
 from decodeonce.prep.repair.reasons import COPY, Reason, other_versions
 from decodeonce.store.hashing import hexdigest
@@ -149,8 +149,8 @@ class StoredRows:
         (height, width, _), theirs = manifest.shape, self._rows.manifest.shape
         if manifest.shape == theirs:
             return
-        sizes, filter_ = manifest.recipe.get("resized_from"), manifest.recipe.get("resize_filter")
-        if sizes != list(theirs[:2]) or theirs[2] != 3 or filter_ not in FILTERS:
+        sizes, filter_ = manifest.recipe.get("resized_from"), manifest.recipe.get("resize_filter", "")
+        if sizes != list(theirs[:2]) or theirs[2] != 3 or filter_ not in get_args(Filter):
             expected = f"{shape_text(manifest.shape)}{f' or {shape_text(sizes)}' if isinstance(sizes, list) else ''}"
             raise BuildError(f"{path}: has rows of {shape_text(theirs)}, expected {expected}; give a store of those")
         self._maker = StoredRowMaker([self._rows], Recipe(height=height, width=width, filter=filter_))

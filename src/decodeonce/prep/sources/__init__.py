@@ -2,47 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from decodeonce.lazy import importing
-from decodeonce.prep.sources.base import WITH_BOXES, Source
 
 if TYPE_CHECKING:
+    from decodeonce.prep.sources.base import Source
     from decodeonce.prep.sources.boxed import BoxedSource
     from decodeonce.prep.sources.file_list import ListSource, open_list
-    from decodeonce.prep.sources.folder import FolderSource
+    from decodeonce.prep.sources.folder import FolderSource, open_folder
     from decodeonce.prep.sources.imagenet.files import ImagenetSource
     from decodeonce.prep.sources.imagenet.recognise import open_imagenet
     from decodeonce.prep.sources.parquet import ParquetSource, open_parquet
     from decodeonce.prep.sources.webdataset import WebdatasetSource, open_webdataset
 
-# The class of each kind of source. A worker imports the one that its plan names.
+
+class Registered(NamedTuple):
+    """Where a source is defined, as "module:name"; a module is imported when it is needed.
+
+    Attributes:
+        source: The class. A worker makes its source from the kind, root and facts of a plan.
+        opener: The function that `prep build KIND SRC OUT` calls, as `opener(SRC, classes=..., follow_links=..., ...)`;
+            "" if the source has no command. A keyword-only parameter `root: Annotated[Path, "help text"]` is the
+            flag --root of this kind. The first paragraph of the docstring is the help text of `prep build KIND`.
+    """
+
+    source: str
+    opener: str = ""
+
+
+_HERE = "decodeonce.prep.sources"
 SOURCES = {
-    "imagenet": "decodeonce.prep.sources.imagenet.files:ImagenetSource",
-    "imagenet-flat": "decodeonce.prep.sources.imagenet.files:ImagenetFlatSource",
-    "imagenet-tar": "decodeonce.prep.sources.imagenet.archive:ImagenetTarSource",
-    "imagenet-zip": "decodeonce.prep.sources.imagenet.kaggle:ImagenetZipSource",
-    "folder": "decodeonce.prep.sources.folder:FolderSource",
-    "list": "decodeonce.prep.sources.file_list:ListSource",
-    "webdataset": "decodeonce.prep.sources.webdataset:WebdatasetSource",
-    "parquet": "decodeonce.prep.sources.parquet:ParquetSource",
-    "store": "decodeonce.prep.convert.source:StoreSource",
+    "imagenet": Registered(f"{_HERE}.imagenet.files:ImagenetSource", f"{_HERE}.imagenet.recognise:open_imagenet"),
+    "imagenet-flat": Registered(f"{_HERE}.imagenet.files:ImagenetFlatSource"),
+    "imagenet-tar": Registered(f"{_HERE}.imagenet.archive:ImagenetTarSource"),
+    "imagenet-zip": Registered(f"{_HERE}.imagenet.kaggle:ImagenetZipSource"),
+    "folder": Registered(f"{_HERE}.folder:FolderSource", f"{_HERE}.folder:open_folder"),
+    "list": Registered(f"{_HERE}.file_list:ListSource", f"{_HERE}.file_list:open_list"),
+    "webdataset": Registered(f"{_HERE}.webdataset:WebdatasetSource", f"{_HERE}.webdataset:open_webdataset"),
+    "parquet": Registered(f"{_HERE}.parquet:ParquetSource", f"{_HERE}.parquet:open_parquet"),
+    "store": Registered("decodeonce.prep.convert.source:StoreSource"),
 }
-_HOMES = {
-    "BoxedSource": "decodeonce.prep.sources.boxed",
-    "FolderSource": "decodeonce.prep.sources.folder",
-    "ImagenetSource": "decodeonce.prep.sources.imagenet.files",
-    "ListSource": "decodeonce.prep.sources.file_list",
-    "ParquetSource": "decodeonce.prep.sources.parquet",
-    "WebdatasetSource": "decodeonce.prep.sources.webdataset",
-    "open_imagenet": "decodeonce.prep.sources.imagenet.recognise",
-    "open_list": "decodeonce.prep.sources.file_list",
-    "open_parquet": "decodeonce.prep.sources.parquet",
-    "open_webdataset": "decodeonce.prep.sources.webdataset",
-}
+KINDS = tuple(kind for kind, registered in SOURCES.items() if registered.opener)  # as the command line knows them
+_PATHS = [f"{_HERE}.base:Source", f"{_HERE}.boxed:BoxedSource", *filter(None, (p for r in SOURCES.values() for p in r))]
 __all__ = [
+    "KINDS",
     "SOURCES",
     "BoxedSource",
     "FolderSource",
@@ -51,6 +58,8 @@ __all__ = [
     "ParquetSource",
     "Source",
     "WebdatasetSource",
+    "find_opener",
+    "open_folder",
     "open_imagenet",
     "open_list",
     "open_parquet",
@@ -58,11 +67,23 @@ __all__ = [
     "open_webdataset",
 ]
 
-__getattr__, __dir__ = importing(__name__, _HOMES)
+__getattr__, __dir__ = importing(__name__, {name: module for module, name in (path.split(":") for path in _PATHS)})
 
 
 def open_source(kind: str, root: Path, facts: dict[str, Any]) -> Source:
     """The source that a plan names; boxes are in the plan itself."""
-    module, _, name = SOURCES[kind.removesuffix(WITH_BOXES)].partition(":")
-    source: Source = getattr(import_module(module), name)(root, **facts)
+    from decodeonce.prep.sources.base import WITH_BOXES
+
+    source: Source = _load(SOURCES[kind.removesuffix(WITH_BOXES)].source)(root, **facts)
     return source
+
+
+def find_opener(kind: str) -> Callable[..., Source]:
+    """The function that opens SRC as one of `KINDS`."""
+    opener: Callable[..., Source] = _load(SOURCES[kind].opener)
+    return opener
+
+
+def _load(path: str) -> Any:
+    module, name = path.split(":")
+    return getattr(import_module(module), name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import xxhash
 
@@ -111,10 +111,14 @@ def path_below(root: str, path: str) -> str | None:
 
 
 def open_list(
-    file: Path, *, root: Path | None = None, classes: Sequence[str] | None = None, follow_links: bool = False
+    src: str | Path,
+    *,
+    root: Annotated[Path | None, "Folder that relative paths start from. (default: the list's folder)"] = None,
+    classes: Sequence[str] | None = None,
+    follow_links: bool = False,
 ) -> ListSource:
-    """The source of a list; its relative paths start at `root`, by default the list's folder."""
-    file = Path(os.path.abspath(file))
+    """Read images that a file lists. SRC has a path per line, or is a TSV or CSV table of paths and labels."""
+    file = Path(os.path.abspath(src))
     if root is not None and not root.is_dir():
         raise BuildError(f"{root}: no such folder; expected the one that the paths in {file} start from")
     top = Path(os.path.abspath(root)) if root else file.parent

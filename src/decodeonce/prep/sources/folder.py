@@ -14,7 +14,7 @@ from decodeonce.prep.entry import Entry, name_bytes, name_text
 from decodeonce.prep.sources.base import Source, mode_of, read_file
 from decodeonce.prep.sources.links import Links
 from decodeonce.prep.sources.parallel_stat import stat_entries
-from decodeonce.prep.sources.safe_open import expecting
+from decodeonce.prep.sources.safe_open import expecting, read_small
 from decodeonce.store.manifest import PictureClass
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
@@ -117,3 +117,21 @@ def class_folders(top: Path) -> list[str]:
     with expecting(top, "expected a folder of class folders"), os.scandir(os.fsencode(top)) as listing:
         names = [item.name for item in listing if item.is_dir() and not item.name.startswith(b".")]
     return [name_text(name) for name in sorted(names)]
+
+
+def open_folder(src: str | Path, *, classes: Sequence[str] | None = None, follow_links: bool = False) -> FolderSource:
+    """Read a folder per class. SRC holds <class>/.../<image>."""
+    return FolderSource(Path(src), classes=classes, follow_links=follow_links)
+
+
+def read_class_list(path: Path) -> ClassList:
+    """Read a file with a class name per line; raises ValueError if it cannot be read or has no name."""
+    try:
+        lines = [line.strip() for line in read_small(path).decode("utf-8-sig").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        found = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ValueError(f"--classes {path}: {found}; expected a file with a class name per line") from None
+    names = ClassList(filter(None, lines), str(path))
+    if not names:
+        raise ValueError(f"--classes {path}: no name in it; expected a class name per line")
+    return names

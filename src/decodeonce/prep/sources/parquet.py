@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Entry, name_bytes
@@ -128,20 +128,20 @@ class ParquetSource(LabelledSource):
 
 
 def open_parquet(
-    path: str | Path,
+    src: str | Path,
     *,
-    picture: str = "",
-    label: str = "",
+    picture_column: Annotated[str, "Column of images. (default: the only one)"] = "",
+    label_column: Annotated[str, "Column of labels. (default: the only one)"] = "",
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
 ) -> ParquetSource:
-    """The source of a file, of all files below a folder, or of those that a pattern with braces or wildcards names.
+    """Read Parquet files of Hugging Face. SRC is a file, a folder, or a pattern with braces or wildcards.
 
-    `picture` and `label` name the columns where types and names do not tell.
+    The columns are recognised by their types and names.
     """
-    root, names = find_files(os.fspath(path), (".parquet",), deep=True, follow_links=follow_links)
-    if os.path.isdir(path):
+    root, names = find_files(os.fspath(src), (".parquet",), deep=True, follow_links=follow_links)
+    if os.path.isdir(src):
         check_one_split(root, names)
     files = SourceFiles(root, [source_file(root, name) for name in names])
-    columns = ask_about(files, 0, "columns", picture=picture, label=label)
+    columns = ask_about(files, 0, "columns", picture=picture_column, label=label_column)
     return ParquetSource(root, files=files.files, columns=columns, classes=classes)

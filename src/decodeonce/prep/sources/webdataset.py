@@ -122,10 +122,10 @@ class WebdatasetSource(LabelledSource):
 
 
 def open_webdataset(
-    pattern: str, *, classes: Sequence[str] | None = None, follow_links: bool = False
+    src: str | Path, *, classes: Sequence[str] | None = None, follow_links: bool = False
 ) -> WebdatasetSource:
-    """The source of the shards that a pattern with braces or wildcards names, or that lie in a folder."""
-    root, names = find_files(pattern, SUFFIXES, follow_links=follow_links)
+    """Read WebDataset shards. SRC is a folder of tars, or a pattern: 'shard-{0000..0147}.tar'."""
+    root, names = find_files(os.fspath(src), SUFFIXES, follow_links=follow_links)
     files = [source_file(root, name) for name in names]
     gzipped = [number for number, name in enumerate(names) if _begins(root, name) == MAGIC]
     return WebdatasetSource(root, files=files, gzipped=gzipped, classes=classes)

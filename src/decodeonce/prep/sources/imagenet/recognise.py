@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Annotated
 
 from decodeonce.errors import BuildError, raise_unless_its_own
 from decodeonce.prep.entry import name_text
@@ -19,7 +20,7 @@ from decodeonce.prep.sources.imagenet.archive import ImagenetTarSource
 from decodeonce.prep.sources.imagenet.class_order import class_order
 from decodeonce.prep.sources.imagenet.files import ImagenetFlatSource, ImagenetSource
 from decodeonce.prep.sources.imagenet.kaggle import ImagenetZipSource, zip_listing
-from decodeonce.prep.sources.imagenet.split import SPLITS, ImagenetSplit
+from decodeonce.prep.sources.imagenet.split import SPLITS, AnySplit, ImagenetSplit
 from decodeonce.prep.sources.imagenet.synsets import find_synsets
 from decodeonce.prep.sources.imagenet.val_labels import PICTURE_ID
 from decodeonce.prep.sources.links import Links
@@ -37,13 +38,20 @@ _CLASS_TAR = re.compile(r"(n\d{8})\.tar")
 
 
 def open_imagenet(
-    root: Path, *, split: str = "auto", classes: Sequence[str] | None = None, follow_links: bool = False
+    src: str | Path,
+    *,
+    split: Annotated[
+        AnySplit, "Split to read. auto: train if SRC has it, else val, else SRC itself as one of them."
+    ] = "auto",
+    classes: Sequence[str] | None = None,
+    follow_links: bool = False,
 ) -> ImagenetSplit:
-    """The source of one split, whatever its form; "auto" takes train, else val, else SRC itself as one of them.
+    """Read ImageNet in any form. SRC is a tree, the tars as downloaded, or Kaggle's layout or zip.
 
     Labels follow the sorted classes of train, for val, too; `classes` fixes another order. Raises BuildError where
     nothing is recognised, labels of val are nowhere, or val has a class that would get none.
     """
+    root = Path(src)
     links = Links(root, follow=follow_links)
     source = _find(root, split, links)
     present, is_val = source.present(), source.split == "val"

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from decodeonce.formatting import counted
 from decodeonce.prep.entry import name_text
@@ -17,7 +17,9 @@ from decodeonce.prep.sources.imagenet.class_order import ClassOrder
 from decodeonce.prep.sources.imagenet.val_labels import ValLabels, find_val_labels
 from decodeonce.store.manifest import PictureClass
 
-SPLITS = ("train", "val")
+Split = Literal["train", "val"]
+AnySplit = Literal[Split, "auto"]
+SPLITS: tuple[Split, ...] = get_args(Split)
 WHOLE = {"train": 1_281_167, "val": 50_000}  # pictures of ILSVRC2012
 MANY_CLASSES = 900  # with fewer it is a part that somebody chose, and nobody is told that pictures are missing
 _WNID = re.compile(r"n\d{8}")

@@ -1,0 +1,162 @@
+"""`prep build KIND` and `prep plan KIND`: a command for each kind of source, with the flags that apply to it.
+
+A kind's own flags are the keyword-only parameters of its opener (decodeonce/prep/sources/__init__.py). The flags that
+every kind has are the fields of `BuildOptions`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from inspect import Parameter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin
+
+import typer
+
+from decodeonce.cli import parse
+from decodeonce.cli.command import Command, Group, Working, gathering, make_command, new_app, parameters
+from decodeonce.cli.options import DryRun, MaxBad, Out, Size, Src, Workers, option
+from decodeonce.prep.recipe import BoxRules, Exif, Filter, Fit, NoBox, OnBad, OnOdd, Recipe
+from decodeonce.prep.sources import KINDS, find_opener
+from decodeonce.store.layout import ContainerName
+
+if TYPE_CHECKING:
+    from decodeonce.prep.build import Work
+    from decodeonce.prep.sources import Source
+
+OnBadOption = Annotated[
+    OnBad, option("What to do with an image that cannot be decoded. reject: list it; fail: stop at once.")
+]
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What the command line of a build asks for."""
+
+    source: Source
+    out: Path
+    recipe: Recipe
+    work: Work
+    dry_run: bool
+    expect: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions:
+    """The flags of a build that do not depend on the kind of source."""
+
+    size: Size = "256"
+    fit: Annotated[
+        Fit, option("How to reach the size. crop: as torchvision's Resize and CenterCrop; pad: add black borders.")
+    ] = Recipe.fit
+    filter: Annotated[Filter, option("Filter for resizing.")] = Recipe.filter
+    container: Annotated[ContainerName, option("Format of the shards.", flag="--format")] = Recipe.container
+    shard_size: Annotated[str, option("Size of a shard, at least one block.", "BYTES")] = "32GiB"
+    shuffle_seed: Annotated[str | None, option("Seed for shuffling, or none. (default: 0; none for val)", "N")] = None
+    workers: Workers = None
+    on_bad: OnBadOption = "reject"
+    max_bad: MaxBad = "0.1%"
+    exif: Annotated[
+        Exif, option("How to treat EXIF rotation. ignore: keep pixels as stored; apply: rotate them upright.")
+    ] = Recipe.exif
+    on_odd: Annotated[
+        OnOdd, option("What to do with a damaged image that decodes. keep: keep and list it; reject: leave it out.")
+    ] = Recipe.on_odd
+    scaled_decode: Annotated[
+        bool, option("Let libjpeg-turbo scale large images: faster, other bytes.", flag="--scaled-decode")
+    ] = Recipe.scaled_decode
+    classes: Annotated[
+        Path | None, option("Class names in label order, one per line. (default: sorted names)", "FILE")
+    ] = None
+    boxes: Annotated[Path | None, option("Folder of ILSVRC's XML files: every object becomes a row.", "DIR")] = None
+    box_margin: Annotated[float | None, option("Widen boxes by this share on each side. (default: 0)", "X")] = None
+    min_box: Annotated[int | None, option("Skip objects with a shorter side, in pixels. (default: 1)", "N")] = None
+    no_box: Annotated[NoBox | None, option("Keep an image without a box whole, or skip it. (default: whole)")] = None
+    keep_boxes: Annotated[int | None, option("Keep whole images, and up to K boxes each as a column.", "K", min=1)] = (
+        None
+    )
+    map: Annotated[str | None, option("Call your function on each decoded image.", "PACKAGE.MODULE:FUNCTION")] = None
+    follow_links: Annotated[bool, option("Follow links that lead outside of SRC.", flag="--follow-links")] = False
+    dry_run: DryRun = False
+    expect: Annotated[
+        int | None, option("Stop unless SRC lists N images, with rejects. (default: any)", "N", min=1)
+    ] = None
+
+    def request(self, src: str, out: Path, opener: Callable[..., Source]) -> BuildRequest:
+        """Check every flag, then open SRC."""
+        from decodeonce.prep.build import Work
+        from decodeonce.prep.sources import BoxedSource
+        from decodeonce.prep.sources.folder import read_class_list
+
+        if not src:
+            raise typer.BadParameter("SRC is empty; expected where the images are")
+        with parse.usage_errors():
+            recipe = self._recipe()
+            work = Work(workers=self.workers, max_bad=self.max_bad, on_bad=self.on_bad)
+            names = read_class_list(self.classes) if self.classes else None
+        source = opener(src, classes=names, follow_links=self.follow_links)
+        if self.boxes is not None and recipe.boxes is not None:
+            source = BoxedSource(source, self.boxes, recipe.boxes, follow_links=self.follow_links)
+        if self.shuffle_seed is None and source.keeps_order:
+            recipe = replace(recipe, shuffle_seed=None)
+        return BuildRequest(source, out, recipe, work, self.dry_run, self.expect)
+
+    def _recipe(self) -> Recipe:
+        from decodeonce.prep.pixels.user_map import find_map
+
+        height, width = parse.picture_size(self.size)
+        return Recipe(
+            height=height,
+            width=width,
+            fit=self.fit,
+            filter=self.filter,
+            container=self.container,
+            shard_size=parse.byte_size(self.shard_size),
+            shuffle_seed=parse.shuffle_seed("0" if self.shuffle_seed is None else self.shuffle_seed),
+            exif=self.exif,
+            on_odd=self.on_odd,
+            scaled_decode=self.scaled_decode,
+            boxes=self._box_rules(),
+            map=find_map(self.map) if self.map else None,
+        )
+
+    def _box_rules(self) -> BoxRules | None:
+        flags = {"margin": self.box_margin, "least": self.min_box, "without": self.no_box, "keep": self.keep_boxes}
+        given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
+        if self.boxes is not None:
+            return BoxRules(**given)
+        if given:
+            raise typer.BadParameter("--box-margin, --min-box, --no-box and --keep-boxes require --boxes DIR")
+        return None
+
+
+def kinds_app(run: Callable[[BuildRequest], None], help_text: str, cls: type[Command] = Working) -> typer.Typer:
+    """A group with a command for each kind of source, made when it is needed; each ends in `run`."""
+
+    class Kinds(Group):
+        member = "kind"
+        lazy: ClassVar = {kind: partial(_kind_command, kind, run, cls) for kind in KINDS}
+
+    app = new_app(cls=Kinds, help=help_text, subcommand_metavar="KIND SRC OUT [FLAGS]")
+    app.callback()(lambda: None)
+    return app
+
+
+def _kind_command(kind: str, run: Callable[[BuildRequest], None], cls: type[Command]) -> Any:
+    opener = find_opener(kind)
+
+    def command(src: Src, out: Out, options: BuildOptions, **own: Any) -> None:
+        run(options.request(src, out, partial(opener, **own)))
+
+    annotated = [parameter for parameter in parameters(opener) if get_origin(parameter.annotation) is Annotated]
+    help_text = (inspect.getdoc(opener) or "").partition("\n\n")[0]
+    return make_command(gathering(command, BuildOptions, map(_flag, annotated)), cls, help=help_text)
+
+
+def _flag(parameter: Parameter) -> Parameter:
+    """The flag of a parameter that is `Annotated[type, "help text"]`."""
+    kind, help_text = get_args(parameter.annotation)
+    return parameter.replace(annotation=Annotated[kind, option(help_text)])
