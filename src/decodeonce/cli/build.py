@@ -58,7 +58,14 @@ def run_plan(request: BuildRequest) -> None:
     say(f"{request.out}: {found}, {planned} planned; next: prep work {quoted(str(request.out))}")
 
 
-build = kinds_app(run_build, "Build a store: plan, decode and finish.")
+def start_worker() -> None:
+    """Start a worker process now: it imports what it needs while the source is listed and the plan is written."""
+    from decodeonce.prep.processes.child import start_early
+
+    start_early("decodeonce.prep.build.worker")
+
+
+build = kinds_app(run_build, "Build a store: plan, decode and finish.", prepare=start_worker)
 plan = kinds_app(run_plan, "Run only the first step of a build, with the same flags.")
 
 

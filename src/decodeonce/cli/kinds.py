@@ -133,22 +133,35 @@ class BuildOptions:
         return None
 
 
-def kinds_app(run: Callable[[BuildRequest], None], help_text: str, cls: type[Command] = Working) -> typer.Typer:
-    """A group with a command for each kind of source, made when it is needed; each ends in `run`."""
+def kinds_app(
+    run: Callable[[BuildRequest], None],
+    help_text: str,
+    cls: type[Command] = Working,
+    *,
+    prepare: Callable[[], None] = lambda: None,
+) -> typer.Typer:
+    """A group with a command for each kind of source, made when it is needed.
+
+    Each calls `prepare`, unless it is a dry run, then opens SRC, then calls `run`.
+    """
 
     class Kinds(Group):
         member = "kind"
-        lazy: ClassVar = {kind: partial(_kind_command, kind, run, cls) for kind in KINDS}
+        lazy: ClassVar = {kind: partial(_kind_command, kind, run, cls, prepare) for kind in KINDS}
 
     app = new_app(cls=Kinds, help=help_text, subcommand_metavar="KIND SRC OUT [FLAGS]")
     app.callback()(lambda: None)
     return app
 
 
-def _kind_command(kind: str, run: Callable[[BuildRequest], None], cls: type[Command]) -> Any:
+def _kind_command(
+    kind: str, run: Callable[[BuildRequest], None], cls: type[Command], prepare: Callable[[], None]
+) -> Any:
     opener = find_opener(kind)
 
     def command(src: Src, out: Out, options: BuildOptions, **own: Any) -> None:
+        if not options.dry_run:
+            prepare()
         run(options.request(src, out, partial(opener, **own)))
 
     annotated = [parameter for parameter in parameters(opener) if get_origin(parameter.annotation) is Annotated]

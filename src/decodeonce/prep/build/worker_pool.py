@@ -113,7 +113,8 @@ class WorkerPool:
         try:
             for _ in range(min(self._size, count)):
                 self._start_worker()
-            while self.workers:
+            # A worker that is still starting when there is nothing left to do is not waited for.
+            while self.workers and (self._queue or any(worker.in_hand for worker in self.workers)):
                 for key, _ in self._selector.select(TICK_SECONDS):
                     yield from self._hear(key.data)
                 if time.monotonic() - looked >= TICK_SECONDS:  # answers may come a thousand times a second
