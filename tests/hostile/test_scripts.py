@@ -123,7 +123,7 @@ def test_what_was_typed_arrives_whatever_it_is(tmp_path: Path, monkeypatch: pyte
         script.write_text(text.replace(called, "prep"))
     plan, work, finish = (recorder.run(jobs / f"{name}.slurm")[0][3:] for name in ("plan", "array", "finish"))
     log = ["--log", f"{jobs}/logs/"]
-    assert plan == ["plan", *log, "folder", f"./{name}/train", "./-out"]
+    assert plan == ["plan", "folder", f"./{name}/train", "./-out", *log]
     assert work[:2] == ["work", "./-out"]
     assert finish[:2] == ["finish", "./-out"]
     assert work[-2:] == finish[-2:] == log

@@ -148,7 +148,7 @@ def test_workers_that_could_only_read_twice_are_not_hired_again(tmp_path: Path) 
     plan = make_plan(open_webdataset(str(tmp_path / "src")), tmp_path / "out", Recipe(height=512, width=512))
     assert len(plan.blocks) == 12
     work(tmp_path / "out", Work(workers=4))
-    assert len(list(plan.paths.journals.iterdir())) == 4
+    assert len(list(plan.paths.journals.iterdir())) <= 4
     done = Journals(plan.paths.journals)
     assert done.blocks() == list(range(12))
     assert len({path for _, path, _ in done.times()}) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -58,14 +59,14 @@ def run_plan(request: BuildRequest) -> None:
     say(f"{request.out}: {found}, {planned} planned; next: prep work {quoted(str(request.out))}")
 
 
-def start_worker() -> None:
-    """Start a worker process now: it imports what it needs while the source is listed and the plan is written."""
-    from decodeonce.prep.processes.child import start_early
+def worker_started() -> AbstractContextManager[None]:
+    """Start a worker process: it imports what it needs while the source is listed and the plan is written."""
+    from decodeonce.prep.processes.child import started_early
 
-    start_early("decodeonce.prep.build.worker")
+    return started_early("decodeonce.prep.build.worker")
 
 
-build = kinds_app(run_build, "Build a store: plan, decode and finish.", prepare=start_worker)
+build = kinds_app(run_build, "Build a store: plan, decode and finish.", early=worker_started)
 plan = kinds_app(run_plan, "Run only the first step of a build, with the same flags.")
 
 

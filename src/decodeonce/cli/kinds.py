@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import Parameter
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 OnBadOption = Annotated[
     OnBad, option("What to do with an image that cannot be decoded. reject: list it; fail: stop at once.")
 ]
+
+
+Early = Callable[[], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -138,16 +142,16 @@ def kinds_app(
     help_text: str,
     cls: type[Command] = Working,
     *,
-    prepare: Callable[[], None] = lambda: None,
+    early: Early = nullcontext,
 ) -> typer.Typer:
     """A group with a command for each kind of source, made when it is needed.
 
-    Each calls `prepare`, unless it is a dry run, then opens SRC, then calls `run`.
+    Each opens SRC and calls `run`; both happen within `early()`, unless it is a dry run.
     """
 
     class Kinds(Group):
         member = "kind"
-        lazy: ClassVar = {kind: partial(_kind_command, kind, run, cls, prepare) for kind in KINDS}
+        lazy: ClassVar = {kind: partial(_kind_command, kind, run, cls, early) for kind in KINDS}
 
     app = new_app(cls=Kinds, help=help_text, subcommand_metavar="KIND SRC OUT [FLAGS]")
     app.callback()(lambda: None)
@@ -155,14 +159,16 @@ def kinds_app(
 
 
 def _kind_command(
-    kind: str, run: Callable[[BuildRequest], None], cls: type[Command], prepare: Callable[[], None]
+    kind: str,
+    run: Callable[[BuildRequest], None],
+    cls: type[Command],
+    early: Callable[[], AbstractContextManager[None]],
 ) -> Any:
     opener = find_opener(kind)
 
     def command(src: Src, out: Out, options: BuildOptions, **own: Any) -> None:
-        if not options.dry_run:
-            prepare()
-        run(options.request(src, out, partial(opener, **own)))
+        with nullcontext() if options.dry_run else early():
+            run(options.request(src, out, partial(opener, **own)))
 
     annotated = [parameter for parameter in parameters(opener) if get_origin(parameter.annotation) is Annotated]
     help_text = (inspect.getdoc(opener) or "").partition("\n\n")[0]

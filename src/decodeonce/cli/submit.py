@@ -58,8 +58,9 @@ class JobOptions:
 
         profile = read_site(self.site or f"generic-{scheduler}")
         if profile.scheduler != scheduler:
-            wanted = profile.scheduler
-            raise typer.BadParameter(f"--site {self.site} is of {wanted}; run: prep submit {wanted} ...")
+            raise typer.BadParameter(
+                f"--site {self.site} is of {profile.scheduler}; run: prep submit {profile.scheduler} ..."
+            )
         return profile
 
     def chain(self, site: Site) -> Chain:

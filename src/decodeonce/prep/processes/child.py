@@ -11,7 +11,7 @@ import signal
 import socket
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
@@ -89,9 +89,17 @@ class Child:
         self.heartbeat.close()
 
 
-def start_early(module: str) -> None:
-    """Start a process that the next `child_of(module)` takes: it imports its modules meanwhile."""
-    _started_early[module].append(Child(module))
+@contextmanager
+def started_early(module: str) -> Iterator[None]:
+    """Start a process that the next `child_of(module)` within the block takes: it imports its modules meanwhile."""
+    early = _started_early[module]
+    early.append(Child(module))
+    try:
+        yield
+    finally:
+        for child in early:  # nothing took it
+            child.end()
+        early.clear()
 
 
 def child_of(module: str) -> Child:
