@@ -1,4 +1,4 @@
-"""Progress on standard error: a tqdm bar on a terminal, and for builds a line every 30 s in a batch log.
+"""Progress on standard error: a tqdm bar on a terminal, a line every 15 s elsewhere.
 
 With --log it goes there, too; with --quiet nowhere else.
 """
@@ -19,16 +19,18 @@ from decodeonce.formatting import counted
 if TYPE_CHECKING:
     from decodeonce.prep.build import Progress
 
-LOG_SECONDS = 30.0
+LOG_SECONDS = 15.0
 
 
 class CountBar:
-    """A tqdm bar that counts `unit`s; silent where standard error is no terminal. A context manager."""
+    """A tqdm bar that counts `unit`s; a line every 15 s if standard error is no terminal. A context manager."""
 
     def __init__(self, unit: str, total: int | None) -> None:
         self._bar = _bar(unit, total)
         self._lock = threading.Lock()
         self._meter = _Meter()
+        self._lines = _Lines()
+        self._unit = unit
         self._count, self._total = 0, total
 
     def __enter__(self) -> CountBar:
@@ -42,7 +44,11 @@ class CountBar:
         with self._lock:
             self._count += count
             self._bar.update(count)
-            log.progress(self._meter.facts(self._count, self._total, self._count))
+            facts = self._meter.facts(self._count, self._total, self._count)
+            log.progress(facts)
+            if self._bar.disable:
+                of = "" if self._total is None else f" of {self._total}"
+                self._lines.print(f"{self._count}{of} {self._unit}, {facts['rows_per_s']:.0f}/s")
 
 
 def count_bar(unit: str, total: int | None = None) -> CountBar:
@@ -53,18 +59,16 @@ def count_bar(unit: str, total: int | None = None) -> CountBar:
 @contextmanager
 def build_progress() -> Iterator[Callable[[Progress], None]]:
     """A callback for `work`: images/s, MB/s of the store, rejects and the time left."""
-    meter, told = _Meter(), time.monotonic()
+    meter, lines = _Meter(), _Lines()
     with _bar("pictures", None) as bar:
 
         def update(progress: Progress) -> None:
-            nonlocal told
             facts = meter.facts(progress.rows, progress.total_rows, progress.new_rows, progress.bytes, progress.rejects)
             log.progress(facts)
             if not bar.disable:
                 _move(bar, progress, facts)
-            elif not is_quiet() and time.monotonic() - told >= LOG_SECONDS:
-                told = time.monotonic()
-                print(_line(progress, facts), file=sys.stderr, flush=True)
+            else:
+                lines.print(_line(progress, facts))
 
         yield update
 
@@ -75,6 +79,18 @@ def _bar(unit: str, total: int | None) -> Any:
     tqdm.monitor_interval = 0  # no thread of its own
     silent = is_quiet() or not sys.stderr.isatty()
     return tqdm(total=total, unit=f" {unit}", dynamic_ncols=True, file=sys.stderr, disable=silent)
+
+
+class _Lines:
+    """Lines on standard error, one every LOG_SECONDS at most, none with --quiet."""
+
+    def __init__(self) -> None:
+        self._printed = time.monotonic()
+
+    def print(self, line: str) -> None:
+        if not is_quiet() and time.monotonic() - self._printed >= LOG_SECONDS:
+            self._printed = time.monotonic()
+            print(line, file=sys.stderr, flush=True)
 
 
 class _Meter:
