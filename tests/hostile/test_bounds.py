@@ -412,7 +412,7 @@ def test_a_row_group_that_unpacks_to_more_than_it_says_is_refused(tmp_path: Path
         )()
 
 
-def test_what_dies_apart_is_an_error_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_dies_apart_is_an_error_here() -> None:
     with closing(Isolated("tests.hostile.dying")) as asked:
         assert asked.ask("x", what="é\udcff") == "é\udcff"
         for what, error, told in (
@@ -424,9 +424,9 @@ def test_what_dies_apart_is_an_error_here(monkeypatch: pytest.MonkeyPatch) -> No
             with pytest.raises(error, match=told):
                 asked.ask("x", what=what)
         assert asked.ask("x", what="again") == "again"
-        monkeypatch.setattr(isolated, "ANSWER_SECONDS", 0.1)
-        with pytest.raises(Stopped, match=r"x: could not be read in 0.1 s; run the same command again"):
-            asked.ask("x", what="waits")
+    told = r"x: could not be read in 0.1 s; run the same command again"
+    with closing(Isolated("tests.hostile.dying", 0.1)) as asked, pytest.raises(Stopped, match=told):
+        asked.ask("x", what="waits")
 
 
 def test_answers_belong_to_their_questions_after_an_interrupt_and_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:

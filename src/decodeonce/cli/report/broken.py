@@ -18,6 +18,7 @@ from decodeonce.prep.repair.pictures import PictureSearch, roots_of
 from decodeonce.store import Manifest, Reject
 
 MOST_BYTES = 64 << 20  # of a file
+SECONDS = 60.0  # by the clock, for a decoder that hangs
 
 
 def broken_pictures(manifest: Manifest, source: str, rejects: Iterable[Reject]) -> dict[str, Image.Image]:
@@ -47,7 +48,7 @@ def _inside(root: bytes, name: bytes) -> bool:
 
 def _seen(data: bytes) -> Image.Image | None:
     """A small image of what can be decoded; None for nothing."""
-    decoder = Isolated(leniently.__name__)
+    decoder = Isolated(leniently.__name__, SECONDS)
     try:
         png = decoder.ask("", data=base64.b64encode(data).decode(), side=SIDE)
     except (DecodeonceError, OSError):

@@ -89,9 +89,7 @@ class BlockDecoder:
                 raise Undecodable(killer)
             self._heartbeat.start_reading(number)
             data = self._source.read(entry)
-            self._heartbeat.start_decoding(
-                number
-            )  # it stays there if this process dies of the picture, by whatever exception
+            self._heartbeat.start_decoding(number)  # stays there if this process dies of the image, by any exception
             done = self._maker.row(data, entry)
         except MemoryError:
             raise Stopped(f"{name}: out of memory; fewer --workers need less; run the same command again") from None
@@ -176,8 +174,7 @@ def serve(parent: Parent, plan: Plan, decoder: BlockDecoder, writer: BlockWriter
 def main(arguments: list[str]) -> int:
     """Do a parent's orders."""
     with Parent(arguments) as parent:
-        if (settings := parent.receive()) is None:
-            return 0
+        settings = parent.receive()
         out = Path(settings["out"])
         try:
             plan = read_plan(StorePaths(out))

@@ -32,6 +32,10 @@ class ChildDied(Exception):
         self.status = status
 
 
+class ParentGone(Exception):
+    """The process that started this one has ended, or takes nothing more."""
+
+
 class Child:
     """A process that runs `main` of a module: this process's end of the conversation."""
 
@@ -138,15 +142,18 @@ class Parent:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        with self._socket, suppress(ConnectionError):
-            if isinstance(error, (DecodeonceError, OSError)) and not isinstance(error, ConnectionError):
+        with self._socket, suppress(ParentGone):
+            if isinstance(error, (DecodeonceError, OSError)):
                 self._send({"failed": _described(error)})
-        return isinstance(error, (DecodeonceError, OSError))
+        return isinstance(error, (DecodeonceError, OSError, ParentGone))
 
     def receive(self) -> Any:
-        """The next message; None once the parent has sent None or is gone."""
-        line = self._lines.readline()
-        return json.loads(line) if line.endswith(b"\n") else None
+        """Wait for the next message and return it."""
+        with _noticing_its_end():
+            line = self._lines.readline()
+        if not line.endswith(b"\n"):
+            raise ParentGone
+        return json.loads(line)
 
     def orders(self) -> Iterator[Any]:
         """Ask for an order, yield it, and so on until there is none."""
@@ -160,7 +167,17 @@ class Parent:
         self._send({"told": message})
 
     def _send(self, message: Any) -> None:
-        self._socket.sendall(_encoded(message))
+        with _noticing_its_end():
+            self._socket.sendall(_encoded(message))
+
+
+@contextmanager
+def _noticing_its_end() -> Iterator[None]:
+    """Raise ParentGone for the ConnectionError of the socket; that of a lost file server must get to the parent."""
+    try:
+        yield
+    except ConnectionError:
+        raise ParentGone from None
 
 
 def _encoded(message: Any) -> bytes:

@@ -20,10 +20,13 @@ KILLED = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGXCPU)  # by an operator, 
 
 
 class Isolated:
-    """A process that answers questions; it starts when first asked. Its module's `main` calls `answer_questions`."""
+    """A process that answers questions; it starts when first asked. Its module's `main` calls `answer_questions`.
 
-    def __init__(self, module: str) -> None:
-        self._module = module
+    An answer may take `seconds` by the clock.
+    """
+
+    def __init__(self, module: str, seconds: float = ANSWER_SECONDS) -> None:
+        self._module, self._seconds = module, seconds
         self._lock = threading.Lock()
         self._child: Child | None = None
 
@@ -33,7 +36,7 @@ class Isolated:
         Raises:
             DecodeonceError, OSError: What the answering function raised.
             BuildError: The process died of the question.
-            Stopped: The process was killed, or took longer than ANSWER_SECONDS.
+            Stopped: The process was killed, or took longer than it may.
         """
         with self._lock:
             try:
@@ -49,13 +52,13 @@ class Isolated:
         self._child.send(question)
         with selectors.DefaultSelector() as selector:
             selector.register(self._child.socket, selectors.EVENT_READ)
-            while selector.select(ANSWER_SECONDS):
+            while selector.select(self._seconds):
                 messages = self._child.receive()
                 if messages is None:
                     raise _death(path, self._child.wait())
                 if messages:
                     return messages[0]["told"]
-        raise Stopped(f"{path}: could not be read in {ANSWER_SECONDS:.4g} s; run the same command again")
+        raise Stopped(f"{path}: could not be read in {self._seconds:.4g} s; run the same command again")
 
     def close(self) -> None:
         """End the process; the next question starts another."""
@@ -81,6 +84,6 @@ def answer_questions(arguments: list[str], answer: Callable[..., Any]) -> int:
         if hard < 0 or hard > MEMORY_BYTES:  # -1 is no limit
             resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, hard))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        while (question := parent.receive()) is not None:
-            parent.tell(answer(**question))
+        while True:
+            parent.tell(answer(**parent.receive()))
     return 0

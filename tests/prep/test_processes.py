@@ -1,0 +1,43 @@
+"""Worker processes that fail: what their parent gets to know."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from decodeonce.prep.processes.child import Child, Parent
+from decodeonce.prep.processes.workers import run_workers
+
+
+def main(arguments: list[str]) -> int:
+    """Fail each order as a file system does whose server went away."""
+    with Parent(arguments) as parent:
+        parent.receive()
+        for path in parent.orders():
+            raise ConnectionAbortedError(errno.ECONNABORTED, "Software caused connection abort", path)
+    return 0
+
+
+def test_a_lost_file_server_is_not_mistaken_for_a_parent_that_ended() -> None:
+    with pytest.raises(OSError, match="Software caused connection abort") as caught:
+        run_workers(__name__, 1, {}, iter(["a.png"]), lambda told: None)
+    assert (caught.value.errno, caught.value.filename) == (errno.ECONNABORTED, "a.png")
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "decodeonce.prep.build.worker",
+        "decodeonce.prep.export.export",
+        "decodeonce.prep.sources.formats.table_listing",
+    ],
+)
+def test_a_worker_whose_parent_ends_before_the_first_message_ends_quietly(
+    module: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    child = Child(module)
+    child.socket.close()
+    assert child.wait() == 0
+    child.end()
+    assert capfd.readouterr().err == ""
