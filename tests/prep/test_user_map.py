@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from decodeonce.errors import BuildError
+from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.build import Work, build, make_plan, work
+from decodeonce.prep.entry import Entry
+from decodeonce.prep.pixels import memory_limit
+from decodeonce.prep.pixels.decode import Decoder
+from decodeonce.prep.pixels.memory_limit import limited_memory
 from decodeonce.prep.pixels.user_map import find_map
 from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.sources import FolderSource
@@ -45,6 +49,15 @@ def wrong(pixels, sample):
 
 def empty(pixels, sample):
     return pixels[:0]
+
+kept = []
+
+def keeping(pixels, sample):
+    kept.append(np.empty(1 << 28, np.uint8))
+    return pixels
+
+def asking_for_too_much(pixels, sample):
+    return np.empty(1 << 60, np.uint8)
 """
 
 
@@ -121,6 +134,26 @@ def test_what_is_no_picture_is_a_reject(module: Path, src: Path, tmp_path: Path,
     recipe = Recipe(height=24, width=24, map=find_map(f"maps_of_a_user:{function}"))
     with pytest.raises(BuildError, match=rf"maps_of_a_user:{function}: {reason}"):
         build(source, tmp_path / "out", recipe, Work(workers=1, on_bad="fail"))
+
+
+def test_what_it_keeps_does_not_count_as_memory_of_an_image(
+    module: Path, src: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two pieces of 256 MiB, where an image may take 64."""
+    monkeypatch.setattr(memory_limit, "SPARE_BYTES", 0)
+    decoder = Decoder(Recipe(height=24, width=24, map=find_map("maps_of_a_user:keeping")), ["cat"])
+    data = (src / "cat/a.jpg").read_bytes()
+    with limited_memory(1 << 26):
+        for _ in range(2):
+            assert decoder.row(data, Entry(b"a.jpg", 0, 0, 0)).width == 50
+        with pytest.raises(MemoryError):
+            np.empty(1 << 27, np.uint8)
+
+
+def test_if_it_is_out_of_memory_that_is_no_reject(module: Path, src: Path, tmp_path: Path) -> None:
+    told = r"\.jpg: maps_of_a_user:asking_for_too_much is out of memory; fewer --workers need less"
+    with pytest.raises(Stopped, match=told):
+        built(src, tmp_path / "out", "asking_for_too_much")
 
 
 def test_the_recipe_names_it_and_a_changed_one_is_refused(module: Path, src: Path, tmp_path: Path) -> None:

@@ -20,10 +20,11 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
+from decodeonce.errors import Stopped
 from decodeonce.prep.entry import Box, Entry, LeftOut, Row, Undecodable
 from decodeonce.prep.pixels.failure_reasons import is_lossless, reason
 from decodeonce.prep.pixels.geometry import Fit, PixelBox, fit_to, pixel_box, upright
-from decodeonce.prep.pixels.memory_limit import PICTURE_BYTES, could_take
+from decodeonce.prep.pixels.memory_limit import PICTURE_BYTES, could_take, limited_memory
 from decodeonce.prep.pixels.user_map import MapError, MapSample, load_map, mapped
 from decodeonce.prep.recipe import Recipe
 from decodeonce.store.hashing import hexdigest
@@ -116,6 +117,7 @@ class Decoder:
         Raises:
             Undecodable: With the reason, such as more than PICTURE_BYTES of memory within `limited_memory`.
             LeftOut: The map wants no row of it.
+            Stopped: The map ran out of memory.
             MemoryError: The machine, or a limit of the user's, does not have that much memory.
         """
         try:
@@ -164,10 +166,15 @@ class Decoder:
         assert self._map is not None
         name, class_name = self._recipe.map.function, self._class_names[entry.label]
         sample = MapSample(entry.text, entry.label, class_name, picture.width, picture.height, picture.box)
+        pixels = np.array(picture.image.convert("RGB"))
         try:
-            made = mapped(self._map, np.array(picture.image.convert("RGB")), sample)
+            with limited_memory(None):  # the map is the user's own, and may keep a large model
+                made = mapped(self._map, pixels, sample)
         except MapError as error:
             raise Undecodable(f"{name}: {error}") from None
+        except MemoryError:
+            more = "fewer --workers need less; run the same command again"
+            raise Stopped(f"{entry.text}: {name} is out of memory; {more}") from None
         if made is None:
             raise LeftOut(f"left out by {name}")
         _check_size(made.shape[1], made.shape[0])

@@ -14,16 +14,17 @@ PICTURE_BYTES = 4 << 30
 SPARE_BYTES = 1 << 30  # what the process may come to hold otherwise, such as buffers
 _DATA_FIELD = 5  # of /proc/PID/statm: pages that are private and can be written
 
-_limits: list[int] = []  # of the blocks below that are running, the innermost last
+_limits: list[int | None] = []  # of the blocks below that are running, the innermost last
 _before = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 
 
 @contextmanager
-def limited_memory(nbytes: int = PICTURE_BYTES) -> Iterator[None]:
+def limited_memory(nbytes: int | None = PICTURE_BYTES) -> Iterator[None]:
     """Limit this process to `nbytes` more memory than it has now, mapped files not counted; then put the limit back.
 
-    A block within a block has a limit of its own. A lower limit of the user's stays. What asks for more gets a
-    MemoryError: `could_take(nbytes)` then tells whether the limit was the reason, or the machine.
+    A block within a block has a limit of its own, or none if `nbytes` is None; what it keeps does not count for the
+    outer one. A lower limit of the user's stays. What asks for more gets a MemoryError: `could_take(nbytes)` then tells
+    whether the limit was the reason, or the machine.
     """
     global _before
     if not _limits:
@@ -39,9 +40,9 @@ def limited_memory(nbytes: int = PICTURE_BYTES) -> Iterator[None]:
 
 def _set_limit() -> None:
     soft, hard = _before
-    if _limits:
+    if _limits and (nbytes := _limits[-1]) is not None:
         pages = int(Path("/proc/self/statm").read_bytes().split()[_DATA_FIELD])
-        limit = pages * resource.getpagesize() + _limits[-1] + SPARE_BYTES
+        limit = pages * resource.getpagesize() + nbytes + SPARE_BYTES
         if not any(0 <= other < limit for other in _before):  # -1 is no limit
             soft = limit
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
