@@ -179,7 +179,7 @@ def make_targets(base: Path) -> dict[str, Target]:
             refusal=HERE,
         ),
         Export(
-            "crew",
+            "workers",
             world,
             ("export", store, out, "--as", "webdataset", "--shard-rows", "3", "--workers", "2"),
             replaces_workers=False,

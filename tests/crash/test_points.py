@@ -31,7 +31,7 @@ ALL = (
     ("convert:faults", "convert:power:100"),
     ("stage:faults", "stage:power", "stage:again", "stage:signals"),
     ("webdataset:faults", "webdataset:power:100", "webdataset:again:30", "repair:faults"),
-    ("boxes:faults:150", "boxes:power:80", "large:many:50", "crew:many:20"),
+    ("boxes:faults:150", "boxes:power:80", "large:many:50", "workers:many:20"),
 )
 AT_LEAST = 2000
 

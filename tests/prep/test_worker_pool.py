@@ -17,7 +17,7 @@ from decodeonce.prep.build.block_queue import BlockQueue
 from decodeonce.prep.build.journal import Journals
 from decodeonce.prep.build.max_bad import Allowance
 from decodeonce.prep.build.status import read_status
-from decodeonce.prep.build.worker_pool import WorkerPool, WorkerSettings, processor_seconds
+from decodeonce.prep.build.worker_pool import Worker, WorkerPool, WorkerSettings, processor_seconds
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet, open_webdataset
 from decodeonce.store.table import read_rejects
@@ -103,6 +103,18 @@ def test_a_decoder_that_gets_no_processor_is_given_an_hour(
         next(running)
     assert held.limit_passed == 0.1
     running.close()
+
+
+def test_no_block_is_kept_for_a_worker_that_was_dismissed(tmp_path: Path) -> None:
+    """Both blocks share a read unit. The second comes back from a worker that died."""
+    settings, queue = WorkerSettings(str(tmp_path), 0, 1, fail_on_bad=False), BlockQueue([0], {0: (0, 0), 1: (0, 0)})
+    pool, dismissed, new = WorkerPool(settings, 2, queue, {}), Worker(settings), Worker(settings)
+    pool.workers.update((dismissed, new))
+    assert [pool.order(dismissed), pool.order(dismissed)] == [{"block": 0, "round": 0, "poison": {}}, None]
+    queue.put_back([1])
+    assert pool.order(new) == {"block": 1, "round": 0, "poison": {}}
+    for worker in pool.workers:
+        worker.process.end()
 
 
 def test_processor_time_is_that_of_the_process() -> None:

@@ -9,6 +9,7 @@ import typer
 
 from decodeonce.cli.options import StoreArgument, Workers, option
 from decodeonce.cli.output import say
+from decodeonce.formatting import counted
 from decodeonce.prep.recipe import ExportForm
 
 
@@ -38,4 +39,5 @@ def export(
         done = export_store(opened, dest, settings, workers=workers or usable_cores(), progress=bar.update)
     unsorted = form == "folder" and not done.sorted_classes
     order = f"; labels are not in the order of the names: to build from it, add --classes {dest / 'classes.txt'}"
-    say(f"{dest}: {done.pictures} pictures in {done.classes} classes{order if unsorted else ''}")
+    exported = f"{counted(done.pictures, 'picture')} in {counted(done.classes, 'class', 'classes')}"
+    say(f"{dest}: {exported}{order if unsorted else ''}")

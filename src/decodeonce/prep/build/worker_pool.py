@@ -150,13 +150,14 @@ class WorkerPool:
                 self._idle_deaths = 0
                 yield message["told"]
             else:
-                worker.process.send(self._order(worker))
+                worker.process.send(self.order(worker))
 
-    def _order(self, worker: Worker) -> dict[str, Any] | None:
+    def order(self, worker: Worker) -> dict[str, Any] | None:
         """What the worker is to do next; None for nothing: it ends when what it has in hand is durable."""
         others = {other.last for other in self.workers if other is not worker and other.last is not None}
         block = None if _ending else self._queue.next(worker.last, others)
         if block is None:
+            worker.last = None  # it takes no block any more, so none is kept for it
             return None
         worker.in_hand.append(block)
         worker.last = block

@@ -1,1 +1,1 @@
-"""Processes that work for this one: how they start, what they are told and say, how they end."""
+"""Start worker processes, talk to them through one protocol, and end them."""
