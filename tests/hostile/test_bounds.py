@@ -7,6 +7,7 @@ import os
 import re
 import struct
 import tarfile
+import threading
 import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
@@ -427,6 +428,17 @@ def test_what_dies_apart_is_an_error_here() -> None:
     told = r"x: could not be read in 0.1 s; run the same command again"
     with closing(Isolated("tests.hostile.dying", 0.1)) as asked, pytest.raises(Stopped, match=told):
         asked.ask("x", what="waits")
+
+
+def test_an_isolated_process_outlives_the_thread_that_asked_first() -> None:
+    with closing(Isolated("tests.hostile.dying")) as asked:
+        first = threading.Thread(target=asked.ask, args=("x",), kwargs={"what": "first"})
+        first.start()
+        task = Path(f"/proc/self/task/{first.native_id}")
+        first.join()
+        while task.exists():  # the thread ends a little later than join()
+            os.sched_yield()
+        assert asked.ask("x", what="second") == "second"
 
 
 def test_answers_belong_to_their_questions_after_an_interrupt_and_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ class Child:
             self._process = spawn(module, (theirs.fileno(), page))
             _alive.add(self._process.pid)
         os.close(page)
-        self._unread = b""
+        self._unread = bytearray()
 
     @property
     def pid(self) -> int:
@@ -69,7 +69,10 @@ class Child:
             chunk = b""
         if not chunk:
             return None
-        *lines, self._unread = (self._unread + chunk).split(b"\n")
+        self._unread += chunk
+        if b"\n" not in chunk:  # a long message is not looked through again for each chunk
+            return []
+        *lines, self._unread = self._unread.split(b"\n")
         messages = [json.loads(line) for line in lines]
         for message in messages:
             if "failed" in message:
@@ -124,11 +127,14 @@ class Parent:
     """The process that started this one: this process's end of the conversation.
 
     As a context manager it tells the parent which DecodeonceError or OSError ended the block. It ends quietly if the
-    parent is gone, which is found when this process sends something or waits for an order, and by the kernel.
+    parent is gone, which is found when this process sends something or waits for an order, and by the kernel. The
+    kernel's signal comes when the thread that started this process ends; `shared` is for a process that other threads
+    still need then.
     """
 
-    def __init__(self, arguments: Sequence[str]) -> None:
-        end_with_parent()
+    def __init__(self, arguments: Sequence[str], *, shared: bool = False) -> None:
+        if not shared:
+            end_with_parent()
         with suppress(OSError):  # standard error may be closed
             os.dup2(2, 1)  # what a library prints must not get into the parent's output
         fd, page = map(int, arguments)

@@ -76,7 +76,7 @@ def _death(path: str, status: int) -> BuildError | Stopped:
 
 def answer_questions(arguments: list[str], answer: Callable[..., Any]) -> int:
     """Answer a parent's questions with `answer(**question)` until it is gone, within MEMORY_BYTES of memory."""
-    with Parent(arguments) as parent:
+    with Parent(arguments, shared=True) as parent:
         silent = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silent, 1)
         os.dup2(silent, 2)  # what a library prints when it dies; the parent says it in one line
