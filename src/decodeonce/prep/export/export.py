@@ -10,7 +10,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -86,13 +86,21 @@ def export_store(
             _write_blocks(source, paths, settings, workers, progress or (lambda rows: None))
             disk.replace(paths.pictures, paths.dest)
         sync_folder(paths.work.parent)  # where it was renamed before, too: that run may have been killed before this
-        with suppress(OSError):  # all is there without that, and a rerun may do it
-            remove_tree(paths.journals)
-            remove_tree(paths.scratch)
+        if _removed(paths.journals, paths.scratch):
             sync_folder(paths.work)  # the claim goes last: without it nobody knows whose the rest is
-            remove_tree(paths.work)
+            _removed(paths.work)
     names = [encoded_name(cls.name) for cls in source.classes]
     return Exported(len(source), len(source.classes), names == sorted(names))
+
+
+def _removed(*folders: Path) -> bool:
+    """Remove folders, and return whether that worked; the export is whole without it, and a rerun may do it."""
+    try:
+        for folder in folders:
+            remove_tree(folder)
+    except OSError:
+        return False
+    return True
 
 
 def _class_folders(source: Store) -> list[str]:
