@@ -63,6 +63,7 @@ def worker_started() -> AbstractContextManager[None]:
     """Start a worker process: it imports what it needs while the source is listed and the plan is written."""
     from decodeonce.prep.processes.child import started_early
 
+    check_alone(SHARED)
     return started_early("decodeonce.prep.build.worker")
 
 
