@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from pathlib import Path
@@ -73,6 +74,7 @@ def test_time_is_counted_on_the_clock_and_on_the_processor() -> None:
 
 
 def test_a_trace_shows_where_time_goes(store: Path) -> None:
+    gc.collect()  # the threads of a Loader that an earlier test left read on when its batches are collected
     # Without this a trace holds the threads only that it was begun in (torch 2.7 and later)
     everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     with (
