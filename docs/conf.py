@@ -43,7 +43,7 @@ default_role = "code"  # docstrings say `name`
 
 # Names of other projects: there is no link without asking their sites for an inventory.
 nitpick_ignore_regex = [
-    ("py:.*", r"(collections|fractions|numpy|np|os|pathlib|torch|typing)\..*"),
+    ("py:.*", r"(collections|fractions|numpy|np|os|pathlib|torch|types|typing)\..*"),
     ("py:.*", r"(Path|Any|Tensor|Dataset|Protocol|Callable|Iterator|Mapping|Sequence|InitVar|NDArray|ArrayLike|ABC)"),
 ]
 

@@ -49,8 +49,6 @@ SOURCES = {
 KINDS = tuple(kind for kind, registered in SOURCES.items() if registered.opener)  # as the command line knows them
 _PATHS = [f"{_HERE}.base:Source", f"{_HERE}.boxed:BoxedSource", *filter(None, (p for r in SOURCES.values() for p in r))]
 __all__ = [
-    "KINDS",
-    "SOURCES",
     "BoxedSource",
     "FolderSource",
     "ImagenetSource",
@@ -58,12 +56,10 @@ __all__ = [
     "ParquetSource",
     "Source",
     "WebdatasetSource",
-    "find_opener",
     "open_folder",
     "open_imagenet",
     "open_list",
     "open_parquet",
-    "open_source",
     "open_webdataset",
 ]
 
