@@ -213,6 +213,7 @@ def test_a_finalizer_may_end_an_epoch_in_a_thread_that_the_filler_waits_for(stor
 
 CLOSED_TWICE = """
 import os, signal, sys, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has ignored in what it starts with &
 from decodeonce import Loader
 
 stalled, closing, go_on = threading.Event(), threading.Event(), threading.Event()
@@ -439,6 +440,7 @@ def test_a_loader_begins_anew_after_a_fork(store: Path) -> None:
 
 INTERRUPTED = """
 import os, signal, sys, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has ignored in what it starts with &
 from decodeonce import Loader
 
 seen, caught = threading.Event(), threading.Event()
