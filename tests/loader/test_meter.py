@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,32 +15,19 @@ from torch.profiler import ProfilerActivity, profile
 from decodeonce import Loader
 from decodeonce.loader.meter import Meter, timed
 
+WAITED = Meter(
+    batches=9, seconds=10, seconds_waited=10, seconds_sending=2, seconds_reading=16, seconds_reading_cpu=4, hints=9
+)
 CASES = {
     "unknown: no batch": Meter(),
     "training: only 4% of 10.0 s went into waiting": Meter(batches=9, seconds=10, seconds_waited=0.4),
     "transfer: 50% of 10.0 s went into waiting": Meter(
         batches=9, seconds=10, seconds_waited=5, seconds_sending=8, seconds_reading=10, seconds_reading_cpu=9
     ),
-    "storage: 100% of 10.0 s went into waiting for batches, and the threads that read were blocked for 75%": Meter(
-        batches=9,
-        seconds=10,
-        seconds_waited=10,
-        seconds_sending=2,
-        seconds_reading=16,
-        seconds_reading_cpu=4,
-        hints=9,
-        cold=2,
+    "storage: 100% of 10.0 s went into waiting for batches, and the threads that read were blocked for 75%": replace(
+        WAITED, cold=2
     ),
-    "copy: 100% of 10.0 s went into waiting for batches, and 2 threads": Meter(
-        batches=9,
-        seconds=10,
-        seconds_waited=10,
-        seconds_sending=2,
-        seconds_reading=16,
-        seconds_reading_cpu=4,
-        hints=9,
-        cold=0,
-    ),
+    "copy: 100% of 10.0 s went into waiting for batches, and 2 threads": replace(WAITED, cold=0),
     "copy: 6% of 10.0 s went into waiting for batches, and 2 threads": Meter(
         batches=9, seconds=10, seconds_waited=0.6, seconds_sending=2, seconds_reading=16, seconds_reading_cpu=15
     ),

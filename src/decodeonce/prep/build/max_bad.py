@@ -11,6 +11,11 @@ from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
 
 
+def unwanted(reject: object) -> BuildError:
+    """The error for a reject if the build is to fail at the first one."""
+    return BuildError(f"{reject}; repair or remove it, or build with --on-bad reject")
+
+
 @dataclass(frozen=True)
 class Allowance:
     """`share` of the candidates, or `number` pictures, whichever is given; counted over the whole build."""

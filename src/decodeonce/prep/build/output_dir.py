@@ -99,6 +99,7 @@ def clear_leftovers(paths: StorePaths) -> None:
 
 
 def reserve_shards(plan: Plan) -> None:
+    """Make every shard at the size of its planned rows, its space reserved if the file system can."""
     blocks, suffix = plan.blocks, CONTAINERS[plan.recipe.container].suffix
     for index in range(blocks.place(plan.count - 1)[0] + 1):
         last_row = min((index + 1) * blocks.shard_rows, plan.count) - 1

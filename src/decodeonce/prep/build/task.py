@@ -12,7 +12,7 @@ from decodeonce.host import usable_cores
 from decodeonce.prep.build.block_queue import BlockQueue, block_spans
 from decodeonce.prep.build.blocks import overlap
 from decodeonce.prep.build.journal import Journals
-from decodeonce.prep.build.max_bad import Allowance
+from decodeonce.prep.build.max_bad import Allowance, unwanted
 from decodeonce.prep.build.plan import Plan, read_plan, removed
 from decodeonce.prep.build.status import done_rejects
 from decodeonce.prep.build.worker_pool import WorkerPool, WorkerSettings
@@ -123,7 +123,7 @@ class _Task:
     def run(self, progress: Callable[[Progress], None]) -> None:
         """Do what is not done; raises as `work`."""
         if self._how.on_bad == "fail" and self._first:
-            raise BuildError(f"{self._first}; repair or remove it, or build with --on-bad reject")
+            raise unwanted(self._first)
         self._check_rejects()
         total = self._rows(self._share)
         for done in self._pool.run():

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from decodeonce.errors import BuildError, Stopped, failure_from
+from decodeonce.errors import Stopped, failure_from
 from decodeonce.prep.build.blocks import Block
 from decodeonce.prep.build.journal import BlockRecord, Journal
+from decodeonce.prep.build.max_bad import unwanted
 from decodeonce.prep.build.plan import Plan, read_plan, removed
 from decodeonce.prep.entry import Entry, LeftOut, Undecodable
 from decodeonce.prep.pixels.decode import Decoder
@@ -96,7 +97,7 @@ class BlockDecoder:
         except Undecodable as reason:
             self._heartbeat.idle()
             if self._fail_on_bad:
-                raise BuildError(f"{name}: {reason}; mend or remove it, or build with --on-bad reject") from None
+                raise unwanted(f"{name}: {reason}") from None
             return RowFacts(reject=str(reason))
         except LeftOut as reason:
             self._heartbeat.idle()

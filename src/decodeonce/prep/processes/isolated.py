@@ -48,7 +48,7 @@ class Isolated:
     def _answer(self, path: str, question: dict[str, Any]) -> Any:
         if self._child is None:
             self._child = Child(self._module)
-            weakref.finalize(self, self._child.end)
+            self._end = weakref.finalize(self, self._child.end)
         self._child.send(question)
         with selectors.DefaultSelector() as selector:
             selector.register(self._child.socket, selectors.EVENT_READ)
@@ -63,7 +63,7 @@ class Isolated:
     def close(self) -> None:
         """End the process; the next question starts another."""
         if self._child is not None:
-            self._child.end()
+            self._end()  # ends the child, and forgets it
             self._child = None
 
 
