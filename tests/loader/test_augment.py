@@ -317,6 +317,23 @@ def test_what_has_probability_0_never_happens() -> None:
     assert torch.equal(RandomFlip(0.0)(images, Zeros(0, torch.arange(4))), images)
 
 
+@pytest.mark.parametrize("step", [CenterCrop, RandomCrop, RandomResizedCrop])
+def test_a_size_may_be_a_function_of_the_epoch(step: Callable[[Any], Step]) -> None:
+    images = noise(3, 12, 10)
+    growing = Augment(step(lambda epoch: (4 + epoch, 5)))
+    for epoch in (0, 2, 3):
+        found = growing(batch_of(images, epoch)).images
+        assert found.shape == (3, 3, 4 + epoch, 5)
+        assert torch.equal(found, Augment(step((4 + epoch, 5)))(batch_of(images, epoch)).images)
+
+
+@pytest.mark.parametrize("step", [CenterCrop, RandomCrop, RandomResizedCrop])
+def test_what_a_function_gives_is_checked_when_it_is_used(step: Callable[[Any], Step]) -> None:
+    shrinking = Augment(step(lambda epoch: 2 - epoch))
+    with pytest.raises(ValueError, match=r"size\(2\) is 0, expected a whole number of pixels"):
+        shrinking(batch_of(noise(3, 4, 4), 2))
+
+
 # RandomResizedCrop
 
 

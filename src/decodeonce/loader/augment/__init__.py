@@ -1,0 +1,23 @@
+"""Augmentations on the device, a batch at a time: `Loader(transform=Augment(RandomResizedCrop(224), RandomFlip()))`.
+
+Nothing here waits for the device or copies to it from the host, but for a few constants when a device is first seen.
+"""
+
+from decodeonce.loader.augment.augment import Augment, Step
+from decodeonce.loader.augment.crop import CenterCrop, RandomCrop, RandomResizedCrop
+from decodeonce.loader.augment.draws import Draws, mix_words
+from decodeonce.loader.augment.flip import RandomFlip
+from decodeonce.loader.augment.normalize import IMAGENET, Normalize
+
+__all__ = [
+    "IMAGENET",
+    "Augment",
+    "CenterCrop",
+    "Draws",
+    "Normalize",
+    "RandomCrop",
+    "RandomFlip",
+    "RandomResizedCrop",
+    "Step",
+    "mix_words",
+]
