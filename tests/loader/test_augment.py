@@ -227,13 +227,14 @@ class DeviceOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def run_on_device(transform: Callable[[Batch], Batch]) -> Batch:
+def run_on_device(transform: Callable[[Batch], Batch], columns: dict[str, Tensor] | None = None) -> Batch:
     """On the meta device, which has no values: what needs one on the host fails there."""
     images = torch.empty((9, 8, 6, 3), dtype=torch.uint8, device="meta")
-    transform(batch_of(images))  # constants are made
+    batch = dataclasses.replace(batch_of(images), columns=columns or {})
+    transform(batch)  # constants are made
     with DeviceOnly(), pytest.MonkeyPatch.context() as patch:  # type: ignore[no-untyped-call]
         patch.delattr(torch, "tensor")  # it copies from the host where no mode sees it
-        return transform(dataclasses.replace(batch_of(images), epoch=1))
+        return transform(dataclasses.replace(batch, epoch=1))
 
 
 def test_nothing_waits_for_the_device_or_copies_to_it(store: Path) -> None:
@@ -375,7 +376,7 @@ def test_windows_are_those_of_torchvision(
     height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> None:
     draws = draws_of(3000, seed=height)
-    boxes = RandomResizedCrop(9, scale=scale, ratio=ratio).boxes(draws, height, width)
+    boxes = RandomResizedCrop(9, scale=scale, ratio=ratio).windows(draws, height, width)
     assert boxes.tolist() == [scalar_box(row, height, width, scale, ratio) for row in draws.uniform(22).tolist()]
     top, left, box_height, box_width = boxes.unbind(1)
     assert boxes[:, :2].min() >= 0
@@ -385,7 +386,7 @@ def test_windows_are_those_of_torchvision(
 
 
 def test_windows_are_spread_as_asked_for() -> None:
-    boxes = RandomResizedCrop(9, scale=(0.1, 0.4), ratio=(0.5, 2.0)).boxes(draws_of(20_000), 500, 500)
+    boxes = RandomResizedCrop(9, scale=(0.1, 0.4), ratio=(0.5, 2.0)).windows(draws_of(20_000), 500, 500)
     top, left, height, width = boxes.unbind(1)
     area, log_ratio = height * width / 500**2, (width / height).log()
     assert 0.099 < area.min() < 0.101
@@ -412,7 +413,7 @@ def test_resizing_is_pillows(height: int, width: int, size: int | tuple[int, int
     out_height, out_width = size if isinstance(size, tuple) else (size, size)
     assert result.shape == (12, out_height, out_width, 3)
     errors = []
-    for image, found, (t, l, h, w) in zip(images, result, step.boxes(draws, height, width).tolist(), strict=True):  # noqa: E741
+    for image, found, (t, l, h, w) in zip(images, result, step.windows(draws, height, width).tolist(), strict=True):  # noqa: E741
         picture = Image.fromarray(image.numpy())
         expected = picture.crop((l, t, l + w, t + h)).resize((out_width, out_height), Image.Resampling.BILINEAR)
         errors.append(found.numpy() - np.asarray(expected, np.float32))

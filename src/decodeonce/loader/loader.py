@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from decodeonce.loader.augment import Augment
 from decodeonce.loader.batch import Batch
 from decodeonce.loader.delivery import find_device, make_delivery
 from decodeonce.loader.epoch import Epoch, Filler, Position, Progress
@@ -73,6 +74,8 @@ class Loader:
         opened = store if isinstance(store, Store) else open_store(store)
         self.batch_size, self.rank, self.world_size = chosen.batch_size, place.rank, place.world_size
         self._manifest = manifest = opened.manifest
+        if isinstance(chosen.transform, Augment):
+            chosen.transform.check_columns(column.name for column in manifest.columns)
         self._partition = partition = make_partition(
             chosen.partition, len(opened), chosen.batch_size, place.rank, place.world_size, chosen.tail
         )

@@ -3,7 +3,7 @@
 Nothing here waits for the device or copies to it from the host, but for a few constants when a device is first seen.
 """
 
-from decodeonce.loader.augment.augment import Augment, Step
+from decodeonce.loader.augment.augment import Augment, BoxStep, Step
 from decodeonce.loader.augment.crop import CenterCrop, RandomCrop, RandomResizedCrop
 from decodeonce.loader.augment.draws import Draws, mix_words
 from decodeonce.loader.augment.flip import RandomFlip
@@ -12,6 +12,7 @@ from decodeonce.loader.augment.normalize import IMAGENET, Normalize
 __all__ = [
     "IMAGENET",
     "Augment",
+    "BoxStep",
     "CenterCrop",
     "Draws",
     "Normalize",

@@ -1,0 +1,359 @@
+"""Augment moves boxes with their images, as torchvision's v2 does, to the same bits in every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+
+from decodeonce import Batch, Loader
+from decodeonce.loader.augment import (
+    Augment,
+    CenterCrop,
+    Draws,
+    Normalize,
+    RandomCrop,
+    RandomFlip,
+    RandomResizedCrop,
+    Step,
+)
+from decodeonce.loader.order import derive_key
+from tests.loader.test_augment import batch_of, run_on_device
+from tests.stores import make_store, random_images
+
+Boxes = NDArray[np.float32]
+Numbers = list[list[float]]
+
+# In images of 40x60: across a crop's corner, the crop itself, to its right, touching its corner, at its other corner,
+# and inside of it.
+BOXES = np.array(
+    [
+        [3.25, 4.5, 20.75, 31],
+        [10, 5, 41, 25],
+        [55.125, 0, 60, 40],
+        [0, 0, 10, 5],
+        [39.75, 24.5, 60, 40],
+        [15.1, 7.3, 16.2, 9.9],
+    ],
+    np.float32,
+)
+# What torchvision 0.28's transforms.v2.functional makes of them, clamped; rounded to five digits.
+FLIPPED: Numbers = [  # horizontal_flip_bounding_boxes(BOXES, XYXY, (40, 60))
+    [39.25, 4.5, 56.75, 31],
+    [19, 5, 50, 25],
+    [0, 0, 4.875, 40],
+    [50, 0, 60, 5],
+    [0, 24.5, 20.25, 40],
+    [43.8, 7.3, 44.9, 9.9],
+]
+CROPPED: Numbers = [  # crop_bounding_boxes(BOXES, XYXY, 5, 10, 20, 31)
+    [0, 0, 10.75, 20],
+    [0, 0, 31, 20],
+    [31, 0, 31, 20],
+    [0, 0, 0, 0],
+    [29.75, 19.5, 31, 20],
+    [5.1, 2.3, 6.2, 4.9],
+]
+RESIZED: Numbers = [  # resized_crop_bounding_boxes(BOXES, XYXY, 5, 10, 20, 31, [48, 45])
+    [0, 0, 15.60484, 48],
+    [0, 0, 45, 48],
+    [45, 0, 45, 48],
+    [0, 0, 0, 0],
+    [43.18549, 46.8, 45, 48],
+    [7.40323, 5.52, 9, 11.76],
+]
+CENTRAL: Numbers = [  # CenterCrop((21, 31)) of BoundingBoxes(BOXES, format="XYXY", canvas_size=(40, 60))
+    [0, 0, 6.75, 21],
+    [0, 0, 27, 15],
+    [31, 0, 31, 21],
+    [0, 0, 0, 0],
+    [25.75, 14.5, 31, 21],
+    [1.1, 0, 2.2, 0],
+]
+
+
+# torchvision's arithmetic, in NumPy. `windows` are (B, 4) whole numbers: top, left, height, width.
+
+
+def flip_boxes(boxes: Boxes, width: int) -> Boxes:
+    return np.stack([width - boxes[..., 2], boxes[..., 1], width - boxes[..., 0], boxes[..., 3]], -1)
+
+
+def crop_boxes(boxes: Boxes, windows: NDArray[Any]) -> Boxes:
+    top, left, height, width = windows.T[:, :, None, None].astype(np.float32)
+    xs, ys = np.clip(boxes[..., ::2] - left, 0, width), np.clip(boxes[..., 1::2] - top, 0, height)
+    return np.stack([xs[..., 0], ys[..., 0], xs[..., 1], ys[..., 1]], -1)
+
+
+def resize_boxes(boxes: Boxes, windows: NDArray[Any], size: tuple[int, int]) -> Boxes:
+    ratios = np.stack([size[1] / windows[:, 3], size[0] / windows[:, 2]] * 2, -1)
+    return boxes * ratios[:, None].astype(np.float32)
+
+
+def without_empty(boxes: Boxes) -> Boxes:
+    """Zeros for boxes that torchvision's SanitizeBoundingBoxes would drop, if they need no least size."""
+    empty = (boxes[..., 0] >= boxes[..., 2]) | (boxes[..., 1] >= boxes[..., 3])
+    return np.where(empty[..., None], np.float32(0), boxes)
+
+
+def test_the_references_of_these_tests_are_torchvision() -> None:
+    window = np.array([[5, 10, 20, 31]])
+    cropped = crop_boxes(BOXES[None], window)
+    assert np.allclose(flip_boxes(BOXES, 60), FLIPPED, rtol=0, atol=1e-5)
+    assert np.allclose(cropped, [CROPPED], rtol=0, atol=1e-5)
+    assert np.allclose(resize_boxes(cropped, window, (48, 45)), [RESIZED], rtol=0, atol=1e-5)
+
+
+def moved(steps: list[Step], boxes: Boxes, height: int, width: int, seed: int = 0) -> Boxes:
+    """What Augment makes of boxes (B, K, 4) in images of this size, rows 0..B-1."""
+    images = torch.zeros(len(boxes), height, width, 3, dtype=torch.uint8)
+    result = Augment(*steps, seed=seed)(with_columns(images, boxes=torch.from_numpy(boxes))).columns["boxes"]
+    assert result.dtype == torch.float32
+    return result.numpy()
+
+
+def with_columns(images: Tensor, **columns: Tensor) -> Batch:
+    batch = batch_of(images)
+    return Batch(batch.images, batch.labels, batch.rows, batch.valid, batch.epoch, columns)
+
+
+def window_of(step: RandomCrop | RandomResizedCrop, draws: Draws, height: int, width: int) -> NDArray[Any]:
+    """(B, 4): top, left, height and width of the windows that a step takes, as test_augment.py has them."""
+    if isinstance(step, RandomResizedCrop):
+        return step.windows(draws, height, width).numpy()
+    assert isinstance(step.size, tuple)
+    out_height, out_width = step.size
+    choices = np.array([height - out_height + 1, width - out_width + 1], np.float32)
+    top, left = np.floor(draws.uniform(2).numpy() * choices).T
+    return np.stack([top, left, np.full_like(top, out_height), np.full_like(top, out_width)], 1)
+
+
+def draws_of(count: int, seed: int, step: int = 0) -> Draws:
+    return Draws(derive_key(seed, 0, step), torch.arange(count))
+
+
+# Numbers
+
+
+def test_flipped_and_central_boxes_are_torchvisions() -> None:
+    assert np.allclose(moved([RandomFlip(1.0)], BOXES[None], 40, 60), [FLIPPED], rtol=0, atol=1e-5)
+    assert np.array_equal(moved([RandomFlip(0.0)], BOXES[None], 40, 60), BOXES[None])
+    expected = without_empty(np.array([CENTRAL], np.float32))
+    assert np.allclose(moved([CenterCrop((21, 31))], BOXES[None], 40, 60), expected, rtol=0, atol=1e-5)
+    assert not expected[0, [2, 3, 5]].any()
+
+
+# Eighths, so that whether a box has anything left does not hang on the last bit.
+sizes = st.integers(2, 300)
+seeds = st.integers(0, 2**40)
+
+
+@st.composite
+def boxed(draw: st.DrawFn) -> tuple[Boxes, int, int]:
+    height, width = draw(sizes), draw(sizes)
+    corners = [sorted(draw(st.lists(st.integers(0, 8 * size), min_size=2, max_size=2))) for size in (width, height) * 6]
+    boxes = [[*pair] for pair in zip(*[iter(corners)] * 2, strict=True)]
+    return np.array(boxes, np.float32).transpose(0, 2, 1).reshape(3, 2, 4) / 8, height, width
+
+
+@given(boxed(), seeds, st.booleans(), sizes, sizes)
+def test_steps_in_turn_move_boxes_as_torchvision_does(
+    case: tuple[Boxes, int, int], seed: int, whole_pixels: bool, out_height: int, out_width: int
+) -> None:
+    boxes, height, width = case
+    crop: RandomCrop | RandomResizedCrop = RandomResizedCrop((out_height, out_width))
+    if whole_pixels:
+        crop = RandomCrop((min(out_height, height), min(out_width, width)))
+    windows = window_of(crop, draws_of(3, seed), height, width)
+    expected = crop_boxes(boxes, windows)
+    if not whole_pixels:
+        expected = resize_boxes(expected, windows, (out_height, out_width))
+    final_width = min(out_width, width) if whole_pixels else out_width
+    flipped = draws_of(3, seed, step=1).uniform(1).numpy()[:, :, None] < 0.5
+    expected = np.where(flipped, flip_boxes(expected, final_width), expected)
+    found = moved([crop, RandomFlip(), Normalize("imagenet")], boxes, height, width, seed)
+    assert np.allclose(found, without_empty(expected), rtol=0, atol=1e-6 * 300)
+
+
+@given(st.lists(st.floats(0, 300, width=32), min_size=4, max_size=4), seeds)
+def test_coordinates_are_rounded_as_ieee_754_has_it(corners: list[float], seed: int) -> None:
+    x, y = sorted(corners[:2]), sorted(corners[2:])
+    box = np.array([[[x[0], y[0], x[1], y[1]]]], np.float32)
+    step, draws = RandomResizedCrop((224, 160)), draws_of(1, seed)
+    top, left, height, width = step.windows(draws, 300, 300).numpy()[0]
+    resized = (box.astype(np.float64) - [left, top, left, top]) * [160, 224, 160, 224] / [width, height, width, height]
+    assert np.array_equal(step.move_boxes(torch.from_numpy(box), draws, 300, 300).numpy(), resized.astype(np.float32))
+    flipped = RandomFlip(1.0).move_boxes(torch.from_numpy(box), draws, 300, 300).numpy()
+    assert np.array_equal(flipped, flip_boxes(box, 300))
+
+
+# Pixels
+
+
+def painted(boxes: NDArray[Any], height: int, width: int) -> Tensor:
+    images = torch.zeros(len(boxes), height, width, 1, dtype=torch.uint8)
+    for image, (left, top, right, bottom) in zip(images, boxes.tolist(), strict=True):
+        image[top:bottom, left:right] = 255
+    return images
+
+
+def extents(images: Tensor) -> list[list[int]]:
+    """left, top, right, bottom of what is brighter than half of white in each image (C, H, W), or zeros."""
+    found = []
+    for image in images[:, 0] > 127:
+        rows, columns = image.any(1).nonzero(), image.any(0).nonzero()
+        found.append([int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1] if len(rows) else [0] * 4)
+    return found
+
+
+@st.composite
+def rectangles(draw: st.DrawFn, count: int, height: int, width: int, least: int) -> NDArray[np.int64]:
+    boxes = []
+    for _ in range(count):
+        left, top = draw(st.integers(0, width - least)), draw(st.integers(0, height - least))
+        right, bottom = draw(st.integers(left + least, width)), draw(st.integers(top + least, height))
+        boxes.append([left, top, right, bottom])
+    return np.array(boxes)
+
+
+@given(rectangles(4, 20, 30, 1), seeds, st.integers(0, 2))
+def test_a_painted_rectangle_is_where_its_box_is(boxes: NDArray[np.int64], seed: int, place: int) -> None:
+    steps: list[Step] = [RandomCrop((13, 17)), CenterCrop((10, 12))]
+    steps.insert(place, RandomFlip())
+    batch = with_columns(painted(boxes, 20, 30), boxes=torch.from_numpy(boxes[:, None].astype(np.float32)))
+    result = Augment(*steps, seed=seed)(batch)
+    assert result.columns["boxes"][:, 0].tolist() == extents(result.images)
+
+
+@given(rectangles(4, 60, 80, 12), seeds)
+def test_a_painted_rectangle_is_resized_with_its_box(boxes: NDArray[np.int64], seed: int) -> None:
+    batch = with_columns(painted(boxes, 60, 80), boxes=torch.from_numpy(boxes[:, None].astype(np.float32)))
+    result = Augment(RandomResizedCrop((70, 50), scale=(0.3, 1.0)), RandomFlip(), seed=seed)(batch)
+    for box, image, extent in zip(result.columns["boxes"][:, 0], result.images, extents(result.images), strict=True):
+        assert bool(image.any()) == bool(box.any())
+        if min(box[2] - box[0], box[3] - box[1]) >= 4:  # what is thinner may be darker than half of white
+            assert np.abs(box.numpy() - extent).max() <= 1
+
+
+# Through the Loader
+
+
+@pytest.fixture
+def boxed_store(tmp_path: Path) -> tuple[Path, Boxes]:
+    boxes = np.zeros((10, 3, 4), np.float32)
+    boxes[:, :2] = np.array([[1, 2, 4, 6], [0, 0, 3, 3.5]])
+    boxes[:, 0, 0] += np.arange(10, dtype=np.float32) / 10
+    labels = np.where(boxes.any(2), [3, 1, 2], -1)
+    columns: dict[str, NDArray[Any]] = {"boxes": boxes, "box_count": np.full(10, 2, np.int32), "box_labels": labels}
+    return make_store(tmp_path / "s", random_images(10), columns=columns), boxes
+
+
+def test_a_loader_gives_boxes_of_the_flipped_images(boxed_store: tuple[Path, Boxes]) -> None:
+    store, boxes = boxed_store
+    with Loader(store, batch_size=5, transform=Augment(RandomFlip(1.0), Normalize(store))) as loader:
+        for batch in loader:
+            expected = without_empty(flip_boxes(boxes, 6))[batch.rows]
+            assert np.array_equal(batch.columns["boxes"].numpy(), expected)
+            assert batch.columns["box_labels"].tolist() == [[3, 1, -1]] * 5
+
+
+def test_a_box_that_leaves_the_crop_is_absent_in_its_place(boxed_store: tuple[Path, Boxes]) -> None:
+    transform = Augment(RandomFlip(1.0), CenterCrop((8, 2)), CenterCrop(1))
+    with Loader(boxed_store[0], batch_size=10, transform=transform) as loader:
+        (batch,) = loader
+    assert batch.columns["boxes"].tolist() == [[[0, 0, 1, 1], [0, 0, 0, 0], [0, 0, 0, 0]]] * 10
+    assert batch.columns["box_labels"].tolist() == [[3, -1, -1]] * 10
+    assert batch.columns["box_count"].tolist() == [2] * 10
+
+
+def test_boxes_are_the_same_bits_in_batches_of_any_size(boxed_store: tuple[Path, Boxes]) -> None:
+    store, _ = boxed_store
+    augment = Augment(RandomResizedCrop((11, 7)), RandomFlip(), RandomCrop(6), seed=3)
+    seen: list[dict[int, list[Any]]] = [{}, {}]
+    for found, batch_size in zip(seen, (10, 3), strict=True):
+        with Loader(store, batch_size=batch_size, tail="keep", transform=augment) as loader:
+            for batch in loader:
+                found.update(zip(batch.rows.tolist(), batch.columns["boxes"].tolist(), strict=True))
+    assert seen[0] == seen[1]
+    assert len({str(boxes) for boxes in seen[0].values()}) > 1
+
+
+def test_moving_boxes_waits_for_no_device() -> None:
+    steps = Augment(CenterCrop((8, 6)), RandomCrop((7, 6)), RandomResizedCrop(5), RandomFlip(), Normalize("imagenet"))
+    boxes = torch.empty(9, 4, 4, device="meta")
+    labels = torch.empty(9, 4, dtype=torch.int64, device="meta")
+    result = run_on_device(steps, {"boxes": boxes, "box_labels": labels})
+    assert result.columns["boxes"].device.type == result.columns["box_labels"].device.type == "meta"
+
+
+# Steps of one's own
+
+
+class Invert:
+    """Moves no pixels."""
+
+    def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
+        return 255 - images
+
+
+class Shift:
+    """Moves pixels to the right, out of the image."""
+
+    def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
+        return images.roll(4, 2)
+
+    def move_boxes(self, boxes: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
+        assert (height, width) == (8, 6)
+        return boxes + torch.tensor([4, 0, 4, 0])
+
+
+def inverted(images: Tensor, draws: Draws) -> Tensor:
+    return 255 - images
+
+
+@pytest.mark.parametrize(("step", "name"), [(Invert(), "Invert"), (inverted, "inverted")])
+def test_a_step_that_does_not_move_boxes_is_refused(
+    boxed_store: tuple[Path, Boxes], store: Path, step: Step, name: str
+) -> None:
+    augment = Augment(RandomFlip(), step)
+    message = (
+        rf'"boxes", and the step {name} of Augment does not say .* move_boxes\(self, boxes, draws, height, width\)'
+    )
+    with pytest.raises(ValueError, match=message):
+        Loader(boxed_store[0], batch_size=2, transform=augment)
+    with pytest.raises(ValueError, match=message):
+        augment(with_columns(torch.zeros(1, 8, 6, 3), boxes=torch.zeros(1, 1, 4)))
+    with Loader(store, batch_size=2, transform=augment) as loader:
+        assert "boxes" not in next(iter(loader)).columns
+
+
+def test_what_a_step_moves_out_of_the_image_is_clipped(boxed_store: tuple[Path, Boxes]) -> None:
+    with Loader(boxed_store[0], batch_size=1, shuffle="none", transform=Augment(Shift())) as loader:
+        (moved, *_) = next(iter(loader)).columns["boxes"].tolist()
+    assert moved == [[5, 2, 6, 6], [4, 0, 6, 3.5], [0, 0, 0, 0]]
+
+
+def test_a_transform_of_ones_own_sees_boxes_as_stored(boxed_store: tuple[Path, Boxes]) -> None:
+    store, boxes = boxed_store
+    transform: Callable[[Batch], Batch] = lambda batch: batch  # noqa: E731
+    with Loader(store, batch_size=10, transform=transform) as loader:
+        (batch,) = loader
+    assert np.array_equal(batch.columns["boxes"], boxes[batch.rows])
+
+
+@pytest.mark.parametrize(("step", "epoch"), [*product([CenterCrop, RandomCrop, RandomResizedCrop], [0, 2])])
+def test_a_size_of_the_epoch_is_the_size_for_boxes(step: Callable[[Any], Step], epoch: int) -> None:
+    whole = torch.tensor([[[0.0, 0.0, 10.0, 12.0]]])
+    images = torch.zeros(1, 12, 10, 1, dtype=torch.uint8)
+    batch = Batch(images, torch.zeros(1), torch.zeros(1, dtype=torch.int64), 1, epoch, {"boxes": whole})
+    found = Augment(step(lambda epoch: (4 + epoch, 5)))(batch).columns["boxes"]
+    assert found.tolist() == [[[0, 0, 5, 4 + epoch]]]
