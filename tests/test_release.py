@@ -141,14 +141,15 @@ def test_the_sdist_and_the_tree_give_the_same_wheel(built: Built) -> None:
 def test_the_wheel_holds_the_package_and_nothing_else(built: Built) -> None:
     packaged = {f"src/{name}" for name in wheel_contents(built.wheel) if ".dist-info/" not in name}
     assert packaged == {name for name in built.sources if name.startswith("src/")}
-    data = {"py.typed", "prep/jobs/sites/polaris.toml", "cli/report/templates/style.css"}
+    data = {"py.typed", "prep/jobs/sites/polaris.toml", "cli/report/templates/style.css", "store/ilsvrc2012.tsv"}
     assert {f"src/decodeonce/{name}" for name in data} <= packaged
 
 
-def test_the_wheel_has_the_command_and_the_licence(built: Built) -> None:
+def test_the_wheel_has_the_command_and_the_licenses(built: Built) -> None:
     contents = {name.partition(".dist-info/")[2]: data for name, data in wheel_contents(built.wheel).items()}
     assert contents["entry_points.txt"].decode().split("\n")[:2] == ["[console_scripts]", "prep = decodeonce.cli:main"]
-    assert contents["licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
+    for name in ("LICENSE", "LICENSE.WordNet"):
+        assert contents[f"licenses/{name}"] == (ROOT / name).read_bytes()
 
 
 def test_there_is_one_version(built: Built, facts: Message, unpacked: Path) -> None:

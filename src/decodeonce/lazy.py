@@ -1,4 +1,4 @@
-"""Packages whose names are imported when first used: `import decodeonce` and `prep info` need no NumPy."""
+"""Packages whose names are imported when first used: `import decodeonce` and `prep --help` need no NumPy."""
 
 from __future__ import annotations
 

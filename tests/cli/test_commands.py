@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import pytest
 
 from decodeonce.cli.doctor import machine
@@ -19,8 +20,10 @@ from decodeonce.prep.recipe import Filter
 from decodeonce.prep.sources import KINDS
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.layout import ContainerName
+from decodeonce.store.table import REJECT_COLUMNS, Reject, line, reject_line
 from tests.command import assert_fails, prep
 from tests.pictures import encoded, jpeg, make_tree, picture, tree_bytes
+from tests.store.signing import replace_file, resign
 from tests.stores import make_store, random_images
 
 
@@ -204,6 +207,42 @@ def test_info_and_verify_speak_json(store: Path, tmp_path: Path) -> None:
     expected = {"ok": False, "rows": 9, "bad_rows": [[6, 6]], "unknown_rows": [], "bad_files": []}
     assert json.loads(result.stdout) == expected
     assert "row 6 of images-00001.npy" in prep("verify", damaged).stderr
+
+
+def test_info_tells_the_rows_of_classes_rejects_and_bytes(tmp_path: Path) -> None:
+    labels = np.array([0, 0, 0, 0, 1, 2, 2], np.int64)
+    store = make_store(tmp_path / "store", random_images(7, shape=(2, 2, 3)), labels)
+    actions = ("rejected", "kept", "kept")
+    rejects = [line(REJECT_COLUMNS), *(reject_line(Reject("a.jpg", "why", action)) for action in actions)]
+    replace_file(store, "rejects.tsv", b"".join(rejects))
+    resign(store, lambda facts: facts["classes"][1].update(description="lion, king of beasts"))
+    told = dict(re.split("  +", one, maxsplit=1) for one in prep("info", store).stdout.splitlines())
+    assert told["rows per class"] == "smallest 1 (class1 lion), median 2, largest 4 (class0 the class 0)"
+    assert told["rejects"] == "1 reject, 0 left out, 2 oddities"
+    assert told["bytes"] == "4180 (4.18 KB)"
+    found = json.loads(prep("info", store, "--json").stdout)
+    assert found["rows_per_class"] == {
+        "smallest": {"name": "class1", "description": "lion, king of beasts", "rows": 1},
+        "median": 2.0,
+        "largest": {"name": "class0", "description": "the class 0", "rows": 4},
+    }
+    assert found["rejects"] == {"rejected": 1, "left out": 0, "kept": 2}
+    assert found["bytes"] == 4180
+
+
+def test_info_of_a_store_with_damaged_files_tells_the_rest(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", random_images(6, shape=(2, 2, 3)))
+    assert "\nrows per class   2 in each\n" in prep("info", store).stdout
+    for name in ("labels.npy", "rejects.tsv"):
+        content = (store / name).read_bytes()
+        (store / name).write_bytes(content[:-1] + b"?")
+    result = prep("info", store)
+    assert result.returncode == 0
+    assert "unknown: labels.npy is damaged" in result.stdout
+    assert "unknown: rejects.tsv is damaged" in result.stdout
+    assert result.stderr.count("prep: note: ") == 2
+    found = json.loads(prep("info", store, "--json").stdout)
+    assert (found["rows"], found["rows_per_class"], found["rejects"]) == (6, None, None)
 
 
 def test_a_closed_pipe_is_no_failure(tmp_path: Path) -> None:

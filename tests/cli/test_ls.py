@@ -17,7 +17,7 @@ from decodeonce.store import PictureClass, open_store, stage_store
 from decodeonce.store.select import Selection, labels_of, row_range, select_lines
 from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, sample_line
 from tests.command import assert_fails, prep
-from tests.store.signing import replace_file
+from tests.store.signing import replace_file, resign
 from tests.stores import make_store, random_images
 
 NAMES = ("train/a/[1].jpg", "train/a/tab\there.jpg", "val/\udcff.jpg", "TRAIN/a/x.jpg", "train/b/line\nfeed.PNG")
@@ -25,8 +25,9 @@ NAMES = ("train/a/[1].jpg", "train/a/tab\there.jpg", "val/\udcff.jpg", "TRAIN/a/
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """20 rows in 3 classes, row % 3, with 5 names, row % 5."""
+    """20 rows in 3 classes without descriptions, row % 3, with 5 names, row % 5."""
     root = make_store(tmp_path_factory.mktemp("stores") / "a.store", random_images(20, shape=(24, 24, 3)))
+    resign(root, lambda facts: [cls.update(description="") for cls in facts["classes"]])
     samples = [Sample(row, row % 3, f"class{row % 3}", NAMES[row % 5], 9, 9, "", "0" * 16) for row in range(20)]
     replace_file(root, "samples.tsv", line(SAMPLE_COLUMNS) + b"".join(map(sample_line, samples)))
     return root
@@ -44,8 +45,26 @@ def test_ls_lists_everything_as_it_is_written(store: Path) -> None:
     assert prep("ls", store).stdout == (store / "samples.tsv").read_text()
 
 
+def test_ls_adds_the_description_of_each_class_if_there_is_one(tmp_path: Path) -> None:
+    root = make_store(tmp_path / "a", random_images(4, shape=(2, 2, 3)), classes=3)
+    resign(root, lambda facts: facts["classes"][0].update(name="n02110185", description=""))
+    resign(root, lambda facts: facts["classes"][1].update(description="tab\there\ud800"))
+    resign(root, lambda facts: facts["classes"][2].update(description=""))
+    header, *lines = (root / "samples.tsv").read_text().splitlines()
+    expected = [f"{header}\tdescription"]
+    words = ["Siberian husky", "tab\\there?", "", "Siberian husky"]
+    expected += [f"{line}\t{text}" for line, text in zip(lines, words, strict=True)]
+    assert prep("ls", root).stdout == "\n".join([*expected, ""])
+    replace_file(root, "samples.tsv", f"{header}\n0\t3\tx\nno tab".encode())
+    for row in range(2):
+        result = prep("ls", root, "--rows", f"{row}:")
+        assert result.returncode == 1
+        assert f"samples.tsv: no sample in the line of row {row};" in result.stderr
+
+
 def test_a_terminal_gets_escapes_for_what_it_would_obey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = make_store(tmp_path / "a", random_images(1, shape=(24, 24, 3)))
+    resign(root, lambda facts: [cls.update(description="") for cls in facts["classes"]])
     sample = Sample(0, 0, "class\x9b2J", "a \x1b[31mé\n\udcff.jpg", 9, 9, "", "0" * 16)
     replace_file(root, "samples.tsv", line(SAMPLE_COLUMNS) + sample_line(sample))
     terminal, end = pty.openpty()

@@ -23,7 +23,7 @@ from decodeonce.prep.sources.formats.member import Member, in_order, plain_name
 from decodeonce.prep.sources.formats.tar import Window, list_tar
 from decodeonce.prep.sources.imagenet import archive
 from decodeonce.prep.sources.imagenet.split import AnySplit, ImagenetSplit
-from decodeonce.prep.sources.imagenet.synsets import ilsvrc2012
+from decodeonce.store.class_words import ilsvrc2012
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.table import read_rejects
 from tests.forms import imagenet as made
@@ -312,6 +312,8 @@ def test_the_table_of_ilsvrc2012_is_that_of_the_devkit() -> None:
     assert all(re.fullmatch(r"n\d{8}", wnid) for wnid in table)
     # Of all 1,000 in their order. Compared with three published lists, and with the labels of 100 val pictures.
     assert hexdigest("\n".join(table).encode()) == "d35418f45752d108"
+    # Of all their words, which equal those of WordNet 3.0's data.noun and of timm's imagenet_synset_to_lemma.txt.
+    assert hexdigest("\n".join(ilsvrc2012().values()).encode()) == "066e9b211ac3ec23"
 
 
 def test_the_devkit_in_its_tar_beside_a_val_tar(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -14,7 +15,7 @@ import typer
 from decodeonce.cli import parse, printable
 from decodeonce.cli.options import ClassOption, JsonFlag, RowsOption, SourceOption, StoreArgument, option, selection
 from decodeonce.cli.output import give, say, show_facts
-from decodeonce.formatting import duration_text, quoted
+from decodeonce.formatting import counted, duration_text, quoted, size_text
 
 if TYPE_CHECKING:
     from decodeonce.store import Store
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
 
 
 def info(store: StoreArgument, as_json: JsonFlag = False) -> None:
-    """What a store is: counts, shape, shards, statistics, recipe."""
-    from decodeonce.store.checks import check_store  # needs no NumPy, whose import takes longer than the rest
+    """What a store is: counts, shape, shards, rows per class, rejects, statistics, recipe."""
+    from decodeonce.store import open_store
 
-    opened = check_store(store)
+    opened = open_store(store)
     manifest = opened.manifest
-    facts = {
+    facts: dict[str, Any] = {
         "store": str(store),
         "rows": manifest.count,
         "staged_part": len(opened.rows) < manifest.count,
@@ -39,6 +40,8 @@ def info(store: StoreArgument, as_json: JsonFlag = False) -> None:
         "shards": len(manifest.shards),
         "bytes": sum(shard.bytes for shard in manifest.shards),
         "classes": len(manifest.classes),
+        "rows_per_class": _unless_damaged(_rows_per_class, opened),
+        "rejects": _unless_damaged(_rejects, opened),
         "columns": [column.name for column in manifest.columns],
         "pixel_mean": list(manifest.pixel_mean),
         "pixel_std": list(manifest.pixel_std),
@@ -47,7 +50,60 @@ def info(store: StoreArgument, as_json: JsonFlag = False) -> None:
         "decoder_crashes": manifest.decoder_crashes,
         "digest": manifest.digest,
     }
+    if not as_json:
+        facts["bytes"] = f"{facts['bytes']} ({size_text(facts['bytes'])})"
+        facts["rows_per_class"] = _per_class_text(facts["rows_per_class"])
+        facts["rejects"] = _rejects_text(facts["rejects"])
     show_facts(facts, as_json=as_json)
+
+
+def _unless_damaged(read: Callable[[Store], dict[str, Any]], store: Store) -> dict[str, Any] | None:
+    """What `read` returns; None, and a note on standard error, if the file that it reads is damaged."""
+    from decodeonce.errors import StoreError
+
+    try:
+        return read(store)
+    except StoreError as error:
+        say(f"prep: note: {error}", err=True)
+        return None
+
+
+def _rows_per_class(store: Store) -> dict[str, Any]:
+    """The smallest and the largest class, and the median of their rows; a staged part's classes are the store's."""
+    import numpy as np
+
+    counts = np.bincount(store.labels, minlength=len(store.classes))
+    ends = {"smallest": int(counts.argmin()), "largest": int(counts.argmax())}
+    found = {end: {**asdict(store.classes[label]), "rows": int(counts[label])} for end, label in ends.items()}
+    return {"smallest": found["smallest"], "median": float(np.median(counts)), "largest": found["largest"]}
+
+
+def _per_class_text(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "unknown: labels.npy is damaged"
+    least, median, most = found["smallest"], found["median"], found["largest"]
+    if least["rows"] == most["rows"]:
+        return f"{most['rows']} in each"
+    ends = [
+        f"{end['rows']} ({end['name']} {end['description'].partition(',')[0]}".rstrip() + ")" for end in (least, most)
+    ]
+    return f"smallest {ends[0]}, median {median:g}, largest {ends[1]}"
+
+
+def _rejects(store: Store) -> dict[str, Any]:
+    """How often rejects.tsv has each action."""
+    from decodeonce.store.checks import check_file
+    from decodeonce.store.table import read_rejects
+
+    check_file(store.paths.rejects, store.manifest.files[store.paths.rejects.name])
+    return {"rejected": 0, "left out": 0, "kept": 0, **Counter(one.action for one in read_rejects(store.paths.rejects))}
+
+
+def _rejects_text(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "unknown: rejects.tsv is damaged"
+    rejects, oddities = counted(found["rejected"], "reject"), counted(found["kept"], "oddity", "oddities")
+    return f"{rejects}, {found['left out']} left out, {oddities}"
 
 
 def status(
@@ -91,7 +147,6 @@ def _show_tasks(tasks: list[dict[str, Any]]) -> None:
 def verify(store: StoreArgument, as_json: JsonFlag = False) -> None:
     """Read all of a store and check it against what was written: exit code 0 whole, 1 damaged."""
     from decodeonce.cli.progress import count_bar
-    from decodeonce.formatting import counted
     from decodeonce.host import usable_cores
     from decodeonce.store import verify_store
     from decodeonce.store.layout import repair_advice
@@ -123,17 +178,36 @@ def _lines(store: Store, selected: Selection) -> Iterator[tuple[int, bytes]]:
 
 
 def ls(store: StoreArgument, names: ClassOption = None, source: SourceOption = None, rows: RowsOption = None) -> None:
-    """List rows, as samples.tsv has them: row, label, class, source, width, height, box, digest."""
+    """List rows, as samples.tsv has them: row, label, class, source, width, height, box, digest.
+
+    A last column, description, follows if any class has one.
+    """
     from decodeonce.store import open_store
 
     selected, opened = selection(names, source, rows), open_store(store)
-    lines = (line for _, line in _lines(opened, selected))
-    with open(opened.paths.samples, "rb") as file:
-        header = next(file, b"")
+    lines = _described(opened, _lines(opened, selected))
     shown = map(_shown, lines) if sys.stdout.isatty() else lines
-    sys.stdout.buffer.write(header)
     sys.stdout.buffer.writelines(shown)
     sys.stdout.buffer.flush()
+
+
+def _described(store: Store, lines: Iterator[tuple[int, bytes]]) -> Iterator[bytes]:
+    """The header of samples.tsv and the lines; with the description of each line's class if any class has one."""
+    from decodeonce.store.table import escape, no_sample
+
+    with open(store.paths.samples, "rb") as file:
+        header = next(file, b"")
+    if not any(cls.description for cls in store.classes):
+        yield header
+        yield from (line for _, line in lines)
+        return
+    yield header.rstrip(b"\n") + b"\tdescription\n"
+    descriptions = [escape(cls.description).encode("utf-8", "replace") for cls in store.classes]
+    for row, line in lines:
+        try:
+            yield line.rstrip(b"\n") + b"\t" + descriptions[int(line.split(b"\t", 2)[1])] + b"\n"
+        except (IndexError, ValueError):
+            raise no_sample(store.paths.samples, row) from None
 
 
 def _shown(line: bytes) -> bytes:

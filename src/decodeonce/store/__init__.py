@@ -1,6 +1,6 @@
 """The store: its format, its reader and its checks. Imports neither prep nor loader.
 
-The names below are imported when first used, so that a command that reads only store.json needs no NumPy.
+The names below are imported when first used, so that `prep --help` needs no NumPy.
 """
 
 from __future__ import annotations

@@ -8,17 +8,16 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from decodeonce.errors import StoreError
 from decodeonce.store.layout import ContainerName, missing_advice
 from decodeonce.store.npy import npy_header
 from decodeonce.store.regular_files import read_regular
 from decodeonce.store.signed import MAX_BYTES, parse_signed, sign
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import ArrayLike, NDArray
 
 FORMAT = "decodeonce"
 VERSION = 1
@@ -109,8 +108,6 @@ class Manifest:
 
     @cached_property
     def _first_rows(self) -> NDArray[np.int64]:
-        import numpy as np  # here, so that `prep info` needs no NumPy
-
         return np.array([shard.first_row for shard in self.shards], np.int64)
 
     def shard_indexes(self, rows: ArrayLike) -> NDArray[np.int64]:

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from decodeonce.errors import StoreError
 from decodeonce.host import allow_open_files
 from decodeonce.store.checks import check_file, check_in_place, check_size, check_store
+from decodeonce.store.class_words import with_words
 from decodeonce.store.images import Images, Pixels
 from decodeonce.store.layout import StorePaths, verify_command
 from decodeonce.store.manifest import Column, Manifest, PictureClass
@@ -55,16 +56,19 @@ class Store:
         height, width, channels = self.manifest.shape
         rows = f"{len(self)} x {height}x{width}x{channels} uint8"
         held = "" if len(self.rows) == len(self) else f", {rows_text(self.rows)} here"
-        return f"<Store {self.paths.root}: {rows}, {len(self.classes)} classes{held}>"
+        return f"<Store {self.paths.root}: {rows}, {len(self.manifest.classes)} classes{held}>"
 
     def check_held(self, rows: range, advice: str) -> None:
         """Raise StoreError, which ends with the advice, unless these rows (at least one) are all here."""
         self.images.check_held(rows, advice)
 
-    @property
+    @cached_property
     def classes(self) -> tuple[PictureClass, ...]:
-        """The classes in label order, each with `name` and `description`."""
-        return self.manifest.classes
+        """The classes in label order, each with `name` and `description`.
+
+        A class of ILSVRC2012 whose source had no description has the words of its wnid, as "Siberian husky".
+        """
+        return with_words(self.manifest.classes)
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:
@@ -74,9 +78,9 @@ class Store:
         """
         check_file(self.paths.labels, self.manifest.files["labels.npy"])
         labels: NDArray[np.int64] = self._array("labels.npy", "<i8", ())
-        if labels.min() < 0 or labels.max() >= len(self.classes):
-            found = f"labels from {labels.min()} to {labels.max()}"
-            raise StoreError(f"{self.paths.labels}: {found}, expected 0 to {len(self.classes) - 1}; build it again")
+        if labels.min() < 0 or labels.max() >= len(self.manifest.classes):
+            found, last = f"labels from {labels.min()} to {labels.max()}", len(self.manifest.classes) - 1
+            raise StoreError(f"{self.paths.labels}: {found}, expected 0 to {last}; build it again")
         return labels
 
     @cached_property

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
 from decodeonce.prep.sources.imagenet.beside import MAPPING, Beside
-
-TABLE = "ilsvrc2012.tsv"
+from decodeonce.store.class_words import ilsvrc2012
 
 
 @dataclass(frozen=True)
@@ -17,13 +14,6 @@ class Synsets:
 
     origin: str
     words: dict[str, str]
-
-
-@cache
-def ilsvrc2012() -> dict[str, str]:
-    """The 1,000 classes of ILSVRC2012, wnid to words, in the order of ILSVRC2012_ID: the first has the ID 1."""
-    lines = Path(__file__).with_name(TABLE).read_text("utf-8").splitlines()
-    return dict(line.split("\t") for line in lines)
 
 
 def find_synsets(beside: Beside) -> Synsets | None:

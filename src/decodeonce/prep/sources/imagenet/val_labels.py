@@ -10,7 +10,7 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Entry, name_bytes
 from decodeonce.prep.sources.base import stem_of
 from decodeonce.prep.sources.imagenet.beside import DEVKIT_TAR, SOLUTION, TRUTH, Beside, Companion
-from decodeonce.prep.sources.imagenet.synsets import ilsvrc2012
+from decodeonce.store.class_words import ilsvrc2012
 from decodeonce.store.hashing import hexdigest
 
 PICTURE_ID = "ILSVRC2012_val_"

@@ -1,0 +1,54 @@
+"""Stores of ImageNet have the words of their wnids, without a change on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from decodeonce.store import PictureClass, open_store
+from decodeonce.store.class_words import ilsvrc2012, with_words
+from tests.command import prep
+from tests.store.signing import resign
+from tests.stores import make_store, random_images
+
+NAMES = ("n02110185", "n00000001", "dogs")  # a class of ILSVRC2012, an unknown wnid, another name
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    root = make_store(tmp_path / "a.store", random_images(10))
+    resign(root, lambda facts: facts.update(classes=[{"name": name, "description": ""} for name in NAMES]))
+    return root
+
+
+def test_a_wnid_has_its_words_where_the_store_has_none(store: Path) -> None:
+    opened = open_store(store)
+    assert opened.classes == tuple(map(PictureClass, NAMES, ("Siberian husky", "", "")))
+    assert opened.manifest.to_bytes() == (store / "store.json").read_bytes()
+
+
+def test_a_description_of_the_store_stays(store: Path) -> None:
+    resign(store, lambda facts: facts["classes"][0].update(description="our best dog"))
+    assert open_store(store).classes[0] == PictureClass("n02110185", "our best dog")
+
+
+def test_the_table_is_read_only_for_a_name_like_a_wnid(store: Path) -> None:
+    ilsvrc2012.cache_clear()
+    others = tuple(map(PictureClass, ("dogs", "n0211018x", "n021101855", "", "N02110185")))
+    assert with_words(others) is others
+    described = (PictureClass("n02110185", "known"),)
+    assert with_words(described) is described
+    opened = open_store(store)
+    assert repr(opened)
+    assert opened.labels[0] == 0
+    assert ilsvrc2012.cache_info().misses == 0
+    assert opened.classes is opened.classes
+    assert ilsvrc2012.cache_info().misses == 1
+
+
+def test_commands_that_show_a_store_have_the_words(store: Path, tmp_path: Path) -> None:
+    assert "\tSiberian husky\n" in prep("ls", store).stdout
+    assert "largest 4 (n02110185 Siberian husky)" in prep("info", store).stdout
+    assert prep("report", store, "--out", tmp_path / "a.html").returncode == 0
+    assert "n02110185 Siberian husky" in (tmp_path / "a.html").read_text()
