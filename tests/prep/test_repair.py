@@ -29,6 +29,7 @@ from decodeonce.prep.repair.repair import NO_CHECKSUM, Repair, repair_store
 from decodeonce.prep.sources import BoxedSource, FolderSource, Source
 from decodeonce.store import disk, open_store, stage_store, verify_store
 from decodeonce.store.hashing import hexdigest
+from decodeonce.store.hdf5 import virtual_bytes
 from decodeonce.store.manifest import DATA_OFFSET, read_manifest
 from decodeonce.store.select import Selection
 from tests.forms.all_forms import FORMS, PICS
@@ -507,6 +508,19 @@ def test_store_h5_and_the_labels_that_it_is_made_of(stores: dict[str, Path], tre
     os.truncate(store / "labels.npy", 100)
     *_, told = repair_store(store, tree).unrepaired
     assert told.startswith(f"{store / 'store.h5'}: damaged; restore it")
+
+
+def test_store_h5_of_an_earlier_release_is_repaired_without_class_names(
+    stores: dict[str, Path], tmp_path: Path
+) -> None:
+    store = Path(shutil.copytree(stores["hdf5"], tmp_path / "old"))
+    manifest = read_manifest(store / "store.json")
+    earlier = virtual_bytes(manifest, labels=open_store(store).labels, with_classes=False)
+    assert earlier != (store / "store.h5").read_bytes()
+    replace_file(store, "store.h5", earlier)
+    os.truncate(store / "store.h5", 99)
+    assert repair_store(store).ok
+    assert (store / "store.h5").read_bytes() == earlier
 
 
 def test_reasons_of_a_kind_are_told_in_a_line(store: Path, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from decodeonce import open_store
 from decodeonce.store import PictureClass, Sample, StorePaths, verify_store
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.hashing import hexdigest, row_checksum
+from decodeonce.store.hdf5 import virtual_bytes
 from decodeonce.store.manifest import DATA_OFFSET, parse_manifest, read_manifest
 from decodeonce.store.npy import npy_header
 from decodeonce.store.table import fields, read_rejects
@@ -169,7 +170,7 @@ def test_h5py_alone_reads_all_rows_through_store_h5(tmp_path: Path, monkeypatch:
     moved = store.rename(tmp_path / "elsewhere")  # the sources of the virtual dataset are relative to its file
     monkeypatch.chdir("/")
     with h5py.File(moved / "store.h5", "r") as file:
-        assert sorted(file) == ["images", "labels"]
+        assert sorted(file) == ["classes", "images", "labels"]
         assert (file["images"].dtype, file["images"].shape, file["labels"].dtype) == (np.uint8, IMAGES.shape, "<i8")
         assert [source.file_name for source in file["images"].virtual_sources()] == [
             "images-00000.h5",
@@ -177,6 +178,17 @@ def test_h5py_alone_reads_all_rows_through_store_h5(tmp_path: Path, monkeypatch:
         ]
         np.testing.assert_array_equal(file["images"][:], IMAGES)
         np.testing.assert_array_equal(file["labels"][:], LABELS)
+        assert file["classes"].asstr()[:].tolist() == ["class0", "class1", "class2"]
+
+
+def test_store_h5_has_every_class_name_in_valid_utf8() -> None:
+    names = {"n02110185": "n02110185", "Größe 汽车": "Größe 汽车", "": "", "long" * 20000: "long" * 20000}
+    names |= {"not \udcff": "not \\xff", "tab\t\\": "tab\\t\\\\", "a\0b": "a?b", "half \ud800": "half ?"}
+    manifest = replace(read_manifest(GOLDEN / "hdf5" / "store.json"), classes=tuple(map(PictureClass, names)))
+    image = virtual_bytes(manifest, labels=LABELS)
+    assert image == virtual_bytes(manifest, labels=LABELS)
+    with h5py.File(io.BytesIO(image), "r") as file:
+        assert file["classes"].asstr()[:].tolist() == list(names.values())
 
 
 def test_the_format_page_reads_any_store(store: Path) -> None:

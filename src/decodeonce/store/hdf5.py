@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from decodeonce.errors import StoreError
+from decodeonce.store.table import escape
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from decodeonce.store.manifest import Manifest
+    from decodeonce.store.manifest import Manifest, PictureClass
 
 
 class Hdf5Container:
@@ -61,8 +62,10 @@ class Hdf5Container:
             template.unlink()
 
 
-def virtual_bytes(manifest: Manifest, *, labels: NDArray[np.int64]) -> bytes:
-    """What becomes store.h5: /images, a virtual dataset over all shards, and /labels, a copy.
+def virtual_bytes(manifest: Manifest, *, labels: NDArray[np.int64], with_classes: bool = True) -> bytes:
+    """What becomes store.h5: /images, a virtual dataset over all shards, /labels, a copy, and /classes, their names.
+
+    Stores of earlier releases lack /classes: `prep repair` makes their store.h5 without it.
 
     Made in memory: on a full disk, libhdf5 may end the process by SIGSEGV. The low-level calls are there for one
     of them: h5py's VirtualLayout would write the time of day into the file.
@@ -81,6 +84,13 @@ def virtual_bytes(manifest: Manifest, *, labels: NDArray[np.int64]) -> bytes:
     with h5py.File("store.h5", "w", libver=("earliest", "v110"), driver="core", backing_store=False) as file:
         h5py.h5d.create(file.id, b"images", h5py.h5t.STD_U8LE, whole, create)
         file.create_dataset("labels", data=labels)
+        if with_classes:
+            file.create_dataset("classes", data=[*map(_text, manifest.classes)], dtype=h5py.string_dtype("utf-8"))
         file.flush()
         image: bytes = file.id.get_file_image()
     return image
+
+
+def _text(cls: PictureClass) -> bytes:
+    """The name as samples.tsv has it, valid UTF-8; HDF5's strings end at a zero byte."""
+    return escape(cls.name).replace("\0", "?").encode("utf-8", "replace")

@@ -188,7 +188,9 @@ class _StoreRepair:
     def _repair_virtual(self) -> None:
         """Make store.h5 from the manifest and labels.npy."""
         if self._paths.virtual.name in self._bad_files and self._paths.labels.name not in self._bad_files:
-            self._replace_if_right(self._paths.virtual, virtual_bytes(self._manifest, labels=self._store.labels))
+            for with_classes in (True, False):
+                data = virtual_bytes(self._manifest, labels=self._store.labels, with_classes=with_classes)
+                self._replace_if_right(self._paths.virtual, data)
 
     def _replace_if_right(self, path: Path, data: bytes) -> None:
         facts = self._manifest.files[path.name]
