@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, WeightedRandomSampler
 
 from decodeonce import StoreDataset, open_store
 from tests.conftest import COUNT
@@ -63,6 +63,17 @@ def test_a_batch_is_read_in_one_go(store: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(dataset.store.images, "take", note)
     list(DataLoader(dataset, 25))
     assert taken == [list(range(25)), list(range(25, 50)), list(range(50, 60))]
+
+
+def test_it_has_the_classes_and_targets_of_an_image_folder(store: Path) -> None:
+    dataset = StoreDataset(store)
+    assert dataset.classes == ["class0", "class1", "class2"]
+    assert dataset.class_to_idx == {"class0": 0, "class1": 1, "class2": 2}
+    assert dataset.targets == [dataset[row][1] for row in range(COUNT)]
+    assert type(dataset.targets) is list
+    assert {type(target) for target in dataset.targets} == {int}
+    balanced = WeightedRandomSampler([1 / dataset.targets.count(target) for target in dataset.targets], 9)
+    assert len(next(iter(DataLoader(dataset, 9, sampler=balanced)))[1]) == 9
 
 
 def test_a_pickle_holds_no_rows(store: Path, images: NDArray[np.uint8]) -> None:
