@@ -19,7 +19,7 @@ if not find_spec("axe_playwright_python"):
     pytest.skip(NOT_DEV.format("axe-playwright-python"), allow_module_level=True)
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Locator, Page
 
 from tests.browser import chromium
 from tests.report.made import ATTACKS, gathered, hostile_store, hostile_tree, many_classes
@@ -73,6 +73,29 @@ def test_a_page_asks_for_nothing_runs_nothing_and_fits(name: str, pages: dict[st
         assert page.evaluate("document.images.length") > 10
         assert page.evaluate("[...document.images].every(one => one.complete && one.naturalWidth > 0)")
         assert page.evaluate("document.scripts.length + document.querySelectorAll('iframe, object, embed').length") == 0
+
+
+def test_on_a_phone_charts_come_first_and_wide_tables_show_that_they_scroll(
+    pages: dict[str, Path], browser: Browser
+) -> None:
+    with shown(browser, pages["many"], viewport={"width": PHONE, "height": 800}) as page:
+        tops = "document.querySelectorAll('{}')[0].getBoundingClientRect().top"
+        assert page.evaluate(tops.format("svg.chart")) < min(1000, page.evaluate(tops.format(".sheet")))
+        table = page.get_by_role("region", name="Sizes of the source images")
+        assert table.evaluate("one => one.scrollWidth > one.clientWidth")
+        before = edges(table)
+        table.evaluate("one => one.scrollLeft = one.scrollWidth")
+        after = edges(table)
+        assert before[0] == after[1] > before[1] + 20  # nothing more to the left, then to the right
+        assert after[0] < before[0] - 20
+        fitting = page.get_by_role("region", name="Mean and standard deviation")
+        assert edges(fitting)[0] == edges(fitting)[1] == before[0]
+
+
+def edges(table: Locator) -> tuple[int, int]:
+    """The lightness at the left and at the right edge of a table, between two lines."""
+    pixels = np.asarray(Image.open(io.BytesIO(table.screenshot())).convert("L"))
+    return int(pixels[2, 0]), int(pixels[2, -1])
 
 
 def test_markup_in_names_is_text(pages: dict[str, Path], browser: Browser) -> None:

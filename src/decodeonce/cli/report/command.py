@@ -21,7 +21,7 @@ def report(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = Path("report.html"),
     source: SourceOption = None,
 ) -> None:
-    """Write an HTML page about a store: images, classes, sizes, levels, rejects, recipe, checks.
+    """Write an HTML page about a store: classes, sizes, levels, images, rejects, recipe, checks.
 
     The page is a single file that fetches nothing and runs nothing. Up to 2 GB, every row is read and checked; of a
     larger store, a sample. The page says how many.
