@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from decodeonce.cli.rows import CheckedRows, shown_rows
 from decodeonce.store import PictureClass, open_store
 from decodeonce.store.class_words import ilsvrc2012, with_words
 from tests.command import prep
@@ -50,5 +51,8 @@ def test_the_table_is_read_only_for_a_name_like_a_wnid(store: Path) -> None:
 def test_commands_that_show_a_store_have_the_words(store: Path, tmp_path: Path) -> None:
     assert "\tSiberian husky\n" in prep("ls", store).stdout
     assert "largest 4 (n02110185 Siberian husky)" in prep("info", store).stdout
+    opened = open_store(store)
+    [shown] = shown_rows(opened, [0], CheckedRows(opened))  # those of prep show
+    assert shown.lines() == ["Siberian husky", "n02110185", "row 0"]
     assert prep("report", store, "--out", tmp_path / "a.html").returncode == 0
     assert "n02110185 Siberian husky" in (tmp_path / "a.html").read_text()
