@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
 import pty
 import shlex
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from itertools import count
@@ -66,6 +69,13 @@ def test_help_ends_with_the_examples_a_line_each(name: str) -> None:
     shown = prep(*name.split(), "--help").stdout.splitlines()
     lines = examples(name)
     assert shown[-len(lines) - 1 :] == ["Examples:", *(f"  {line}" for line in lines)]
+
+
+@pytest.mark.parametrize("columns", [60, 100, 160])
+def test_help_fills_the_terminal_and_cuts_no_summary(columns: int) -> None:
+    _, *lines = on_terminal("--help", columns=columns).decode().splitlines()
+    assert min(columns, 120) - 12 < max(map(len, lines)) <= columns - 2  # no sentence takes more than 130
+    assert not [line for line in lines if line.endswith("...")]
 
 
 def told(*words: str) -> str:
@@ -205,11 +215,13 @@ def test_quiet_commands_tell_errors_and_keep_their_exit_codes(tmp_path: Path) ->
     assert_fails(prep("work", tmp_path, "-q"), 1, "no plan here")
 
 
-def on_terminal(*arguments: object, **variables: str) -> bytes:
+def on_terminal(*arguments: object, columns: int = 80, **variables: str) -> bytes:
     """What `prep` prints on a terminal of its own."""
     ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     command = [sys.executable, "-m", "decodeonce.cli", *map(str, arguments)]
-    environ = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TERM")} | variables
+    unset = ("NO_COLOR", "TERM", "COLUMNS")
+    environ = {name: value for name, value in os.environ.items() if name not in unset} | variables
     with subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=environ):
         os.close(its)
         printed = b""

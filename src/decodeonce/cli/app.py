@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from importlib import import_module
 from typing import Annotated, Any, ClassVar
@@ -70,6 +71,10 @@ app = typer.Typer(
     help="Decode images once into fixed-shape arrays, and manage the stores of these arrays.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "color": colour_wanted()},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "color": colour_wanted(),
+        "max_content_width": sys.maxsize,  # help fills the terminal; click's default stops at 80 columns
+    },
 )
 app.callback()(_flags_of_all)

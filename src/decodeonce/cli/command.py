@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from inspect import Parameter, Signature
@@ -42,6 +43,14 @@ def _format_examples(self: Any, ctx: Any, formatter: Any) -> None:
                 formatter.write(f"{'':{formatter.current_indent}}{line}\n")
 
 
+class _Summarised:
+    """A line in a list of commands: the whole first sentence of its help."""
+
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """The whole sentence, which the list wraps; click would cut it to one line."""
+        return str(super().get_short_help_str(sys.maxsize))  # type: ignore[misc]
+
+
 def parameters(function: Callable[..., Any]) -> list[Parameter]:
     """The parameters of a function, with their annotations evaluated."""
     return list(inspect.signature(function, eval_str=True).parameters.values())
@@ -62,7 +71,7 @@ def gathering(function: Callable[..., None], options: type, more: Iterable[Param
     return gathered
 
 
-class Group(TyperGroup):
+class Group(_Summarised, TyperGroup):
     """Commands. Those in `lazy` are made when they are needed. Errors name the commands, or the likeliest one."""
 
     format_epilog = _format_examples
@@ -97,7 +106,7 @@ class Group(TyperGroup):
         return f", expected one of {', '.join(known)}" if len(known) < 9 else ""
 
 
-class Command(TyperCommand):
+class Command(_Summarised, TyperCommand):
     """A command whose help ends with its examples."""
 
     format_epilog = _format_examples
