@@ -149,7 +149,7 @@ def measure(bench: Bench, repeats: int) -> dict[str, Any]:
                 continue
             rates[name].append(rate)
             if "from the store" in name:
-                waited = [s["waited_share"] * s["batches"] for s in (before, after)]
+                waited = [s["waited_batch_share"] * s["batches"] for s in (before, after)]
                 waits.append((waited[1] - waited[0]) / (after["batches"] - before["batches"]))
     copies, transfers, constant, store, cache, _ = rates.values()
     return {

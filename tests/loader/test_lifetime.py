@@ -496,14 +496,15 @@ def test_columns_follow_their_rows(store: Path) -> None:
 
 def test_stats_count_what_was_handed_out(store: Path) -> None:
     with Loader(store, batch_size=7, tail="keep", threads=2, reader="pread") as loader:
-        assert loader.stats()["waited_share"] == loader.stats()["samples_per_s"] == 0
+        assert loader.stats()["waited_time_share"] == loader.stats()["samples_per_s"] == 0
         list(loader)
         stats = loader.stats()
     assert stats["batches"] == 9
     assert stats["bytes"] == COUNT * 8 * 6 * 3
     assert (stats["reader"], stats["why"], stats["threads"]) == ("pread", "asked for", 2)
-    assert 0 < stats["waited_share"] <= 1  # the first batch at least
-    assert 0 < stats["seconds_waited"] <= stats["seconds"]
+    assert 0 < stats["waited_batch_share"] <= 1  # the first batch at least
+    assert 0 < stats["waited_time_share"] == stats["seconds_waited"] / stats["seconds"] <= 1
+    assert stats["seconds_transforming"] == 0
     assert 0 <= stats["queue_depth"] <= 3
     assert stats["samples_per_s"] == pytest.approx(COUNT / stats["seconds"])
     assert stats["bytes_per_s"] == pytest.approx(stats["bytes"] / stats["seconds"])

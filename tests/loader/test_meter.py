@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from decodeonce import Loader
+from decodeonce import Batch, Loader
 from decodeonce.loader.meter import Meter, timed
 
 WAITED = Meter(
@@ -31,19 +31,42 @@ CASES = {
     "copy: 6% of 10.0 s went into waiting for batches, and 2 threads": Meter(
         batches=9, seconds=10, seconds_waited=0.6, seconds_sending=2, seconds_reading=16, seconds_reading_cpu=15
     ),
+    "transform: 50% of 10.0 s went into waiting for batches, and the transform took 8.0 s": Meter(
+        batches=9, seconds=10, seconds_waited=5, seconds_transforming=8, seconds_sending=1, seconds_reading=10
+    ),
 }
 
 
 @pytest.mark.parametrize("beginning", CASES)
 def test_the_bottleneck_in_a_sentence(beginning: str) -> None:
-    assert CASES[beginning].bottleneck(threads=2).startswith(beginning)
+    assert CASES[beginning].bottleneck(threads=2, transfers=True).startswith(beginning)
+    on_host = CASES[beginning].bottleneck(threads=2, transfers=False)
+    assert on_host.startswith(beginning.replace("transfer: ", "copy: "))
+    assert "device" not in on_host
+
+
+def test_a_slow_transform_on_a_cpu_is_named_with_the_share_that_stats_have(store: Path) -> None:
+    def slow(batch: Batch) -> Batch:
+        end = time.perf_counter() + 0.01
+        while time.perf_counter() < end:
+            pass
+        return batch
+
+    with Loader(store, batch_size=20, transform=slow) as loader:
+        list(loader)
+        stats, told = loader.stats(), loader.bottleneck()
+    share, seconds = stats["waited_time_share"], stats["seconds"]
+    assert share == stats["seconds_waited"] / seconds
+    assert told.startswith(f"transform: {share:.0%} of {seconds:.1f} s went into waiting")
+    assert told.endswith("smaller rows (prep convert --size), more cores, a GPU")
+    assert 0.03 <= stats["seconds_transforming"] <= seconds
 
 
 def test_a_loader_names_its_bottleneck(store: Path) -> None:
     with Loader(store, batch_size=7) as loader:
         assert loader.bottleneck().startswith("unknown")
         list(loader)
-        assert loader.bottleneck().split(":")[0] in {"training", "transfer", "storage", "copy"}
+        assert loader.bottleneck().split(":")[0] in {"training", "storage", "copy"}
 
 
 def test_time_is_counted_on_the_clock_and_on_the_processor() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from decodeonce.loader.batch import Batch, Transform
+from decodeonce.loader.meter import mark
 from decodeonce.loader.order import Rows
 from decodeonce.loader.partition import Step
 from decodeonce.loader.slots import Slot, Slots, page_aligned_slot
@@ -118,11 +120,12 @@ class Filled:
 
 
 class Sent(NamedTuple):
-    """A batch of `rows` rows, to be used after the event `ready`."""
+    """A batch of `rows` rows, to be used after the event `ready`; the transform kept its thread for so many seconds."""
 
     batch: Batch
     rows: int
     ready: Any
+    seconds_transforming: float
 
 
 class Delivery:
@@ -130,6 +133,8 @@ class Delivery:
 
     The consumer's thread calls `begin` and `receive`, the filler's thread all else.
     """
+
+    transfers = False  # whether batches are copied to a device
 
     def __init__(self, slots: Slots, transform: Transform | None) -> None:
         self.slots = slots
@@ -158,13 +163,17 @@ class Delivery:
         step, images = filled.step, self._images(filled)
         moved = {name: self._move(column) for name, column in columns.items()}
         batch = Batch(images, self._move(labels), self._move(step.rows), step.valid, step.epoch, moved)
-        with torch.no_grad():
-            made = batch if self._transform is None else self._transform(batch)
+        made, seconds = batch, 0.0
+        if self._transform is not None:
+            start = time.perf_counter()
+            with torch.no_grad(), mark("transform"):
+                made = self._transform(batch)
+            seconds = time.perf_counter() - start
         if not isinstance(made, Batch):
             raise TypeError(f"transform returned {type(made).__name__}, expected a Batch (see dataclasses.replace)")
         if odd := {type(part).__name__ for part in made.tensors() if not isinstance(part, Tensor)}:
             raise TypeError(f"transform returned a Batch with {', '.join(odd)} in it, expected tensors")
-        return Sent(made, len(step.rows), self._record())
+        return Sent(made, len(step.rows), self._record(), seconds)
 
     def receive(self, sent: Sent) -> Batch:
         """The batch, which the consumer may use from now on for as long as it is held."""
@@ -189,6 +198,8 @@ class StreamDelivery(Delivery):
 
     All device work of the filler's thread, copies and transform, is queued on the side stream, in the order of batches.
     """
+
+    transfers = True
 
     def __init__(self, shape: Shape, device: Device, transform: Transform | None) -> None:
         super().__init__(Slots(lambda: Slot(device.pinned(shape)), STREAM_SLOTS), transform)

@@ -240,7 +240,8 @@ class Filler:
         start = time.perf_counter()
         with mark("copy"):
             sent = self.delivery.send(filled, *self._reader.arrays(filled.step.rows))
-        self.meter.seconds_sending += time.perf_counter() - start
+        self.meter.seconds_transforming += sent.seconds_transforming
+        self.meter.seconds_sending += time.perf_counter() - start - sent.seconds_transforming
         self.ready.put(sent)
 
     def _copy(self) -> None:

@@ -177,17 +177,21 @@ class Loader:
 
         reader and why, threads; slots made; cached_rows on the device; batches handed out and the bytes of their
         pixels; seconds of iteration, the user's own work included, and samples_per_s and bytes_per_s over them;
-        seconds_waited for batches; waited_share, the share of batches that were not ready when asked for; queue_depth,
-        how many were, on average; cold_share, of looks ahead that found rows not in memory; seconds_reading of all
-        copying threads and seconds_reading_cpu, those in which they were not blocked; seconds_sending, of waiting for
-        slots and delivering batches, transformed.
+        seconds_waited for batches; waited_time_share, which is seconds_waited over seconds, as in bottleneck();
+        waited_batch_share, the share of batches that were not ready when asked for; queue_depth, how many were, on
+        average; cold_share, of looks ahead that found rows not in memory; seconds_reading of all copying threads and
+        seconds_reading_cpu, those in which they were not blocked; seconds_transforming, of calls of the transform;
+        seconds_sending, of waiting for slots and delivering batches, without those.
         """
         slots, cached = self._delivery.slots.made, self._delivery.cached_rows()
         return {**self._choice, "slots": slots, "cached_rows": cached, **self._meter.facts(self._manifest.row_bytes)}
 
     def bottleneck(self) -> str:
-        """What limits training so far, in one sentence: "training", "transfer", "storage" or "copy", and why."""
-        return self._meter.bottleneck(self._settings.copying_threads())
+        """What limits training so far: a word and why.
+
+        The word is "training", "transform", "transfer" (to a device), "storage" or "copy" (in memory).
+        """
+        return self._meter.bottleneck(self._settings.copying_threads(), transfers=self._delivery.transfers)
 
     def _identity(self) -> dict[str, Any]:
         """What a state must agree in with the Loader that loads it."""

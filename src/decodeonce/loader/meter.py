@@ -48,6 +48,12 @@ class Meter:
     seconds_reading: float = 0.0  # of all copying threads
     seconds_reading_cpu: float = 0.0
     seconds_sending: float = 0.0
+    seconds_transforming: float = 0.0
+
+    @property
+    def waited_time_share(self) -> float:
+        """The share of iteration's time that went into waiting for batches: what stats() and bottleneck() give."""
+        return self.seconds_waited / (self.seconds or 1.0)
 
     def facts(self, row_bytes: int) -> dict[str, Any]:
         """The counts and rates of stats()."""
@@ -57,21 +63,29 @@ class Meter:
             "bytes": nbytes,
             "samples_per_s": self.rows / seconds,
             "bytes_per_s": nbytes / seconds,
-            "waited_share": self.waits / batches,
+            "waited_time_share": self.waited_time_share,
+            "waited_batch_share": self.waits / batches,
             "queue_depth": self.ready / batches,
             "cold_share": self.cold / (self.hints or 1),
         }
 
-    def bottleneck(self, threads: int) -> str:
-        """What training waits for: one sentence that begins with training, transfer, storage or copy."""
+    def bottleneck(self, threads: int, *, transfers: bool) -> str:
+        """What training waits for, in one sentence; `transfers` is whether batches are copied to a device."""
         if not self.batches:
             return "unknown: no batch has been handed out yet"
-        share = self.seconds_waited / self.seconds
-        waited = f"{share:.0%} of {self.seconds:.1f} s went into waiting for batches"
-        if share < SLIGHT:
+        waited = f"{self.waited_time_share:.0%} of {self.seconds:.1f} s went into waiting for batches"
+        if self.waited_time_share < SLIGHT:
             return f"training: only {waited}"
-        if self.seconds_sending > self.seconds_reading / threads:
-            return f"transfer: {waited}, most of it for copies to the device and the transform"
+        # One thread transforms and sends, while others read.
+        if self.seconds_transforming + self.seconds_sending > self.seconds_reading / threads:
+            if self.seconds_transforming > self.seconds_sending:
+                took = f"the transform took {self.seconds_transforming:.1f} s"
+                more = "" if transfers else ", more cores, a GPU"
+                try_ = f"fewer or cheaper steps, smaller rows (prep convert --size){more}"
+                return f"transform: {waited}, and {took}; what may help: {try_}"
+            if transfers:
+                return f"transfer: {waited}, most of it for copies to the device and the transform's work there"
+            return f"copy: {waited}, most of it for work that each batch costs; a larger batch_size may help"
         blocked = 1 - self.seconds_reading_cpu / self.seconds_reading
         # Threads are blocked too where others have the processor; storage is to blame if rows came from there.
         if blocked > BLOCKED and self.cold > SLIGHT * self.hints:
