@@ -144,6 +144,17 @@ def allow_open_files(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+def process_exists(pid: int) -> bool:
+    """Whether this machine has a process of this number; a container sees only its own."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
+
+
 def installed_version(distribution: str) -> str | None:
     """The version of an installed package, by the name pip knows it by; None if it is not installed."""
     try:

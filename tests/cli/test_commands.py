@@ -101,6 +101,7 @@ def test_failures_are_one_line_and_exit_code_1(tree: Path, store: Path, tmp_path
     )
     assert_fails(prep("info", tmp_path), 1, "not a store")
     assert_fails(prep("finish", tmp_path), 1, "no plan here")
+    assert_fails(prep("work", tmp_path), 1, "no plan here")
     assert not (tmp_path / "out").exists()
 
 
@@ -282,9 +283,20 @@ def test_a_signal_stops_a_build_with_75_and_the_same_command_goes_on(signal_: si
     *before, last = map(json.loads, log.read_text().splitlines())
     assert {event["event"] for event in before} <= {"start", "message", "progress"}
     assert (last["event"], last["exit_code"], f"{last['message']}\n") == ("stopped", 75, told)
-    done = json.loads(prep("status", tmp_path / "out", "--json").stdout)["rows_done"]
+    status = json.loads(prep("status", tmp_path / "out", "--json").stdout)
+    done = status["rows_done"]
     assert 0 < done < 21
-    assert prep(*command[3:]).returncode == 0
+    assert (status["state"], status["rows_per_s"], status["tasks"][0]["state"]) == ("stopped", 0, "stopped")
+    shown = prep("status", tmp_path / "out").stdout
+    assert shown.startswith(f"state        stopped\nrows done    {done} of 21\n")
+    assert f"next         the same command again, or prep work {tmp_path}/out and then prep finish " in shown
+    again = prep(*command[3:])
+    assert again.returncode == 0
+    assert f"\nresuming: {done} of 21 rows are already done\n" in again.stdout
+    log = tmp_path / "logs" / f"{os.uname().nodename}-{os.getpid()}.jsonl"
+    assert f"resuming: {done} of 21 rows" in log.read_text()
+    shown = prep("status", tmp_path / "out").stdout
+    assert shown == f"state    finished\nrows     21\nrejects  0\nnext     prep info {tmp_path}/out\n"
 
 
 @pytest.mark.parametrize("moment", range(12))

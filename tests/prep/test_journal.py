@@ -34,7 +34,7 @@ def test_records_come_back_whole(tmp_path: Path) -> None:
     journals = Journals(tmp_path)
     assert journals.blocks() == [1, 3]
     assert journals.record(3) == record
-    assert journals.writers == {path: Writer(5, 8, socket.gethostname())}
+    assert journals.writers == {path: Writer(5, 8, socket.gethostname(), os.getpid())}
     assert [(block, written) for block, written, _ in journals.times()] == [(1, path), (3, path)]
     assert all(before - 0.001 <= at <= time.time() + 0.001 for _, _, at in journals.times())
     assert 2 not in journals

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from decodeonce.prep.build import Work, finish, make_plan, work
+from decodeonce.prep.build.journal import Journals
 from decodeonce.prep.build.max_bad import Allowance
 from decodeonce.prep.build.status import read_status
 from decodeonce.prep.recipe import Recipe
@@ -30,7 +31,7 @@ def planned(tmp_path: Path) -> Path:
 def test_a_build_that_has_not_begun(planned: Path) -> None:
     status = read_status(planned)
     assert (status.finished, status.blocks, status.blocks_done, status.rows, status.rows_done) == (False, 15, 0, 15, 0)
-    assert (status.rows_per_s, status.seconds_left, status.tasks) == (0.0, None, [])
+    assert (status.state, status.rows_per_s, status.seconds_left, status.tasks) == ("planned", 0.0, None, [])
     assert [reject.source for reject in status.rejects] == ["train/n00000001/gone.JPEG"]
 
 
@@ -49,23 +50,45 @@ def test_every_task_that_has_begun_is_told_with_its_share_and_rate(planned: Path
     assert status.seconds_left == pytest.approx(5 / status.rows_per_s)
 
 
-def test_a_task_that_writes_nothing_any_more_is_silent_until_another_does_its_share(planned: Path) -> None:
+def killed_in_its_second_block(planned: Path) -> Path:
+    """The journal of a task that was killed while it wrote the second line."""
     work(planned, Work(workers=1, task=0, tasks=5, max_bad="2"))
     (journal,) = StorePaths(planned).journals.iterdir()
     whole = journal.read_bytes()
-    journal.write_bytes(whole[: whole.index(b"\n") + 10])  # killed while it wrote the second line
-    (task,) = read_status(planned).tasks
-    assert (task.state, task.blocks_done, task.blocks) == ("working", 1, 3)
+    journal.write_bytes(whole[: whole.index(b"\n") + 10])
+    return journal
+
+
+def test_a_task_that_writes_nothing_any_more_is_silent_until_another_does_its_share(planned: Path) -> None:
+    journal = killed_in_its_second_block(planned)
+    journal = journal.rename(str(journal).replace(f"-{socket.gethostname()}-", "-elsewhere-"))
+    status = read_status(planned)
+    (task,) = status.tasks
+    assert (status.state, task.state, task.blocks_done, task.blocks) == ("working", "working", 1, 3)
     then = journal.stat().st_mtime - 1000
     os.utime(journal, (then, then))
-    (task,) = read_status(planned).tasks
-    assert (task.state, round(task.seconds_quiet, -2)) == ("silent", 1000)
+    status = read_status(planned)
+    (task,) = status.tasks
+    assert (status.state, task.state, round(task.seconds_quiet, -2)) == ("stopped", "silent", 1000)
     work(planned, Work(max_bad="2"))
-    assert [task.state for task in read_status(planned).tasks] == ["done", "done"]
+    status = read_status(planned)
+    assert (status.state, [task.state for task in status.tasks]) == ("decoded", ["done", "done"])
     finish(planned, Allowance.parse("2"))
     status = read_status(planned)
-    assert (status.finished, status.rows, status.rows_done, status.tasks) == (True, 14, 14, [])
+    assert (status.finished, status.state, status.rows, status.tasks) == (True, "finished", 14, [])
+    assert status.rows_done == 14
     assert len(status.rejects) == 2
+
+
+def test_a_task_whose_process_ended_on_this_node_is_stopped(planned: Path) -> None:
+    journal = killed_in_its_second_block(planned)
+    status = read_status(planned)
+    (task,) = status.tasks
+    assert (status.state, task.state) == ("stopped", "stopped")
+    assert (status.rows_per_s, task.rows_per_s, status.seconds_left) == (0.0, 0.0, None)
+    host, pid = (writer := Journals(journal.parent).writers[journal]).host, writer.pid
+    journal.rename(str(journal).replace(f"-{host}-{pid}-", f"-{host}-{os.getpid()}-"))
+    assert read_status(planned).state == "working"
 
 
 def test_a_task_reads_no_journal_that_cannot_hold_its_blocks(planned: Path) -> None:

@@ -149,7 +149,8 @@ def work(
         how = builds.Work(workers=workers, task=share.task, tasks=share.tasks, max_bad=max_bad, on_bad=on_bad)
     if StorePaths(out).manifest.exists():
         return say_built(out)
-    say(f"{out}: {share}")
+    if StorePaths(out).plan.exists():  # else `builds.work` says what is missing
+        say(f"{out}: {share}")
     if task is None and (idle := find_idle_hosts()):
         say(f"warning: {idle}", err=True)
     with build_progress() as progress:

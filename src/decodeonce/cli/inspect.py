@@ -18,6 +18,7 @@ from decodeonce.cli.output import give, say, show_facts
 from decodeonce.formatting import counted, duration_text, quoted, size_text
 
 if TYPE_CHECKING:
+    from decodeonce.prep.build.status import Status, TaskStatus
     from decodeonce.store import Store
     from decodeonce.store.select import Selection
 
@@ -112,33 +113,44 @@ def status(
     """How far a build is, from any node, while it runs; and its rejects so far."""
     from decodeonce.prep.build.status import read_status
 
-    facts = asdict(read_status(out))
+    status = read_status(out)
     if as_json:
-        return show_facts(facts, as_json=True)
-    rejects, tasks = facts.pop("rejects"), facts.pop("tasks")
-    left = facts.pop("seconds_left")
-    facts["rows_per_s"] = round(facts["rows_per_s"])
-    facts["time_left"] = "none" if facts["finished"] else _time_left(left)
-    show_facts({**facts, "tasks_begun": len(tasks), "rejects": len(rejects)}, as_json=False)
-    _show_tasks(tasks)
-    for reject in rejects[:20]:
-        say(f"  {reject['source']}: {reject['reason']}")
-    if len(rejects) > 20:
-        say(f"  and {len(rejects) - 20} more; --json lists them all")
+        return show_facts(asdict(status), as_json=True)
+    show_facts(_status_facts(out, status), as_json=False)
+    _show_tasks(status.tasks)
+    for reject in status.rejects[:20]:
+        say(f"  {reject}")
+    if len(status.rejects) > 20:
+        say(f"  and {len(status.rejects) - 20} more; --json lists them all")
 
 
-def _time_left(seconds: float | None) -> str:
-    return "unknown: nothing is being done" if seconds is None else duration_text(seconds)
+def _status_facts(out: Path, status: Status) -> dict[str, Any]:
+    """What to print of a build or a store, and the command to run next."""
+    rejects = {"rejects": len(status.rejects)}
+    if status.finished:
+        return {"state": "finished", "rows": f"{status.rows:,}", **rejects, "next": f"prep info {quoted(str(out))}"}
+    facts: dict[str, Any] = {
+        "state": status.state,
+        "rows_done": f"{status.rows_done:,} of {status.rows:,}",
+        "blocks_done": f"{status.blocks_done:,} of {status.blocks:,}",
+        "tasks_begun": len(status.tasks),
+        **rejects,
+    }
+    if status.state == "working":
+        left = "unknown" if status.seconds_left is None else duration_text(status.seconds_left)
+        return {**facts, "rows_per_s": round(status.rows_per_s), "time_left": left}
+    work, finish = f"prep work {quoted(str(out))}", f"prep finish {quoted(str(out))}"
+    again = f"the same command again, or {work} and then {finish}"
+    return {**facts, "next": {"decoded": finish, "planned": work}.get(status.state, again)}
 
 
-def _show_tasks(tasks: list[dict[str, Any]]) -> None:
-    """A line a task that is not done, silent ones first."""
-    undone = sorted((task for task in tasks if task["state"] != "done"), key=lambda task: task["state"])
+def _show_tasks(tasks: list[TaskStatus]) -> None:
+    """Print a line for each task that is not done, silent ones first."""
+    undone = sorted((task for task in tasks if task.state != "done"), key=lambda task: task.state)
     for task in undone[:40]:
         say(
-            f"  task {task['task']} of {task['tasks']} on {task['host']}: {task['state']}, {task['blocks_done']} of "
-            f"{task['blocks']} blocks, {task['rows_per_s']:.0f} rows/s, "
-            f"wrote {duration_text(task['seconds_quiet'])} ago"
+            f"  task {task.task} of {task.tasks} on {task.host}: {task.state}, {task.blocks_done} of {task.blocks} "
+            f"blocks, {task.rows_per_s:.0f} rows/s, wrote {duration_text(task.seconds_quiet)} ago"
         )
     if len(undone) > 40:
         say(f"  and {len(undone) - 40} more tasks; --json lists them all")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from decodeonce.cli import log
-from decodeonce.cli.output import is_quiet
+from decodeonce.cli.output import is_quiet, say
 from decodeonce.formatting import counted
 
 if TYPE_CHECKING:
@@ -59,10 +59,15 @@ def count_bar(unit: str, total: int | None = None) -> CountBar:
 @contextmanager
 def build_progress() -> Iterator[Callable[[Progress], None]]:
     """A callback for `work`: images/s, MB/s of the store, rejects and the time left."""
-    meter, lines = _Meter(), _Lines()
+    meter, lines, begun = _Meter(), _Lines(), False
     with _bar("pictures", None) as bar:
 
         def update(progress: Progress) -> None:
+            nonlocal begun
+            if not begun and (done := progress.rows - progress.new_rows):
+                with bar.external_write_mode(sys.stdout):
+                    say(f"resuming: {done:,} of {progress.total_rows:,} rows are already done")
+            begun = True
             facts = meter.facts(progress.rows, progress.total_rows, progress.new_rows, progress.bytes, progress.rejects)
             log.progress(facts)
             if not bar.disable:

@@ -76,16 +76,17 @@ def _parse(encoded: bytes, path: Path) -> BlockRecord:
 
 
 LINE = re.compile(rb"([0-9]{1,18})\t([0-9]{1,18})\t(-?[0-9]{1,18}\.[0-9]{3})\t(.+)")
-NAME = re.compile(r"([0-9]+)of([0-9]+)-(.+)-[0-9]+-[0-9a-f]+\.log")
+NAME = re.compile(r"([0-9]+)of([0-9]+)-(.+)-([0-9]{1,9})-[0-9a-f]+\.log")
 
 
 @dataclass(frozen=True)
 class Writer:
-    """Who wrote a journal: a process of task `task` of `tasks`, on node `host`."""
+    """Who wrote a journal: process `pid` of task `task` of `tasks`, on node `host`."""
 
     task: int
     tasks: int
     host: str
+    pid: int
 
 
 class Journal:
@@ -132,7 +133,7 @@ class Journals:
         for name in sorted(os.listdir(folder)):
             match = NAME.fullmatch(name)
             if match and of(int(match[1]), int(match[2])):
-                self.writers[folder / name] = Writer(int(match[1]), int(match[2]), match[3])
+                self.writers[folder / name] = Writer(int(match[1]), int(match[2]), match[3], int(match[4]))
                 self._scan(folder / name)
 
     def __contains__(self, block: object) -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.build.journal import Journals
+from decodeonce.host import process_exists
+from decodeonce.prep.build.journal import Journals, Writer
 from decodeonce.prep.build.plan import Plan, read_plan
 from decodeonce.store import Reject, StorePaths
 from decodeonce.store.manifest import read_manifest
@@ -19,13 +22,17 @@ WINDOW = 600.0
 # A task whose share is not done and that has written nothing for so long counts as silent: a block takes seconds.
 SILENT_AFTER = 300.0
 
+State = Literal["planned", "working", "stopped", "decoded", "finished"]
+TaskState = Literal["done", "working", "stopped", "silent"]
+
 
 @dataclass(frozen=True)
 class TaskStatus:
     """A task that has begun: its share, `blocks` of which `blocks_done` are done, by whomever; where it ran last.
 
-    `seconds_quiet` is the time since it last wrote, `rows_per_s` its rate of late; `state` is "done", "working" or,
-    where it has been quiet for long, "silent": stopped, killed, or on a node that is no more.
+    `seconds_quiet` is the time since it last wrote, `rows_per_s` its rate of late. A task is "stopped" if it ran on
+    this node and has no process here any more. It is "silent" if it has written nothing for long: its processes hang,
+    or were stopped on another node.
     """
 
     task: int
@@ -35,17 +42,19 @@ class TaskStatus:
     blocks_done: int
     rows_per_s: float
     seconds_quiet: float
-    state: str
+    state: TaskState
 
 
 @dataclass(frozen=True)
 class Status:
     """Blocks and planned rows done so far, by whom and how fast; `rejects` includes the plan's.
 
-    `seconds_left` is None while nothing is being done.
+    `state` is "planned" before the first task begins, "working" while a task works, "stopped" if none does, and
+    "decoded" if only the finish is left. `seconds_left` is None while nothing is being done.
     """
 
     finished: bool
+    state: State
     blocks: int
     blocks_done: int
     rows: int
@@ -72,7 +81,7 @@ def read_status(out: Path) -> Status:
         manifest = read_manifest(paths.manifest)
         blocks = -(-manifest.count // manifest.block_rows)
         rejects = [reject for reject in read_rejects(paths.rejects) if reject.action == "rejected"]
-        return Status(True, blocks, blocks, manifest.count, manifest.count, 0.0, None, [], rejects)
+        return Status(True, "finished", blocks, blocks, manifest.count, manifest.count, 0.0, None, [], rejects)
     try:
         return _Unfinished(read_plan(paths), Journals(paths.journals), time.time()).status()
     except (BuildError, FileNotFoundError):
@@ -87,18 +96,24 @@ class _Unfinished:
         self._rates = self._find_rates()
 
     def status(self) -> Status:
-        plan, done = self._plan, self._journals.blocks()
+        plan, done, tasks = self._plan, self._journals.blocks(), self._tasks()
         rows_done = sum(plan.blocks[block].rows for block in done)
-        rate = sum(self._rates.values())
+        rate = sum(task.rows_per_s for task in tasks)
+        state: State = "stopped" if tasks else "planned"
+        if len(done) == len(plan.blocks):
+            state = "decoded"
+        elif any(task.state == "working" for task in tasks):
+            state = "working"
         return Status(
             finished=False,
+            state=state,
             blocks=len(plan.blocks),
             blocks_done=len(done),
             rows=plan.count,
             rows_done=rows_done,
             rows_per_s=rate,
             seconds_left=(plan.count - rows_done) / rate if rate else None,
-            tasks=self._tasks(),
+            tasks=tasks,
             rejects=plan.rejects + done_rejects(plan, self._journals, range(len(plan.blocks))),
         )
 
@@ -125,13 +140,24 @@ class _Unfinished:
         done = sum(block in self._journals for block in share)
         wrote, last = max((path.stat().st_mtime, path) for path in paths)
         quiet = max(0.0, self._now - wrote)
+        runs = any(_may_run(self._journals.writers[path]) for path in paths)
+        state: TaskState = "silent" if quiet > SILENT_AFTER else "working"
+        if done == len(share):
+            state = "done"
+        elif not runs:
+            state = "stopped"
         return TaskStatus(
             task=task,
             tasks=tasks,
             host=self._journals.writers[last].host,
             blocks=len(share),
             blocks_done=done,
-            rows_per_s=sum(self._rates[path] for path in paths),
+            rows_per_s=0.0 if state == "stopped" else sum(self._rates[path] for path in paths),
             seconds_quiet=quiet,
-            state="done" if done == len(share) else "silent" if quiet > SILENT_AFTER else "working",
+            state=state,
         )
+
+
+def _may_run(writer: Writer) -> bool:
+    """Whether a journal's process may still run; of another node's nothing is known."""
+    return writer.host != socket.gethostname() or process_exists(writer.pid)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from decodeonce.errors import BuildError, Stopped
@@ -126,7 +127,7 @@ class _Task:
             raise unwanted(self._first)
         self._check_rejects()
         total = self._rows(self._share)
-        for done in self._pool.run():
+        for done in chain([None], self._pool.run()):
             if done is not None:
                 self._rows_done, self._new_rows = self._rows_done + done["rows"], self._new_rows + done["rows"]
                 self._bytes += done["bytes"]
