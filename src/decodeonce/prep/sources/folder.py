@@ -42,9 +42,16 @@ class FolderSource(Source):
     def __init__(self, root: Path, *, classes: Sequence[str] | None = None, follow_links: bool = False) -> None:
         super().__init__(root)
         self._links = Links(root, follow=follow_links)
+        self._names_given = classes is not None
         self._names = ClassList(classes) if classes is not None else class_folders(root)
         if not self._names:
             raise BuildError(f"{root}: no folder in it; expected {root}/<class>/<picture>, a folder a class")
+
+    def doubts(self, samples: int) -> list[str]:
+        """That the classes look like splits, unless the caller gave them."""
+        from decodeonce.prep.sources.splits import split_doubts  # which imports this module
+
+        return [] if self._names_given else split_doubts(self.root, self._names, self._links)
 
     def facts(self) -> dict[str, Any]:
         """What `open_source` needs, beside kind and root, to make this source again."""

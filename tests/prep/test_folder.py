@@ -1,0 +1,84 @@
+"""A folder per class: splits that are taken for classes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from decodeonce.prep.sources import FolderSource
+from tests.command import prep
+from tests.pictures import make_tree
+
+
+def folders(root: Path, *images: str) -> Path:
+    """A tree with these files, which are never read."""
+    for name in images:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    return root
+
+
+@pytest.mark.parametrize(
+    ("images", "doubt"),
+    [
+        (
+            ["train/cat/1.jpg", "train/dog/2.jpg", "train/README", "val/cat/1.jpg"],
+            "train, val: splits, not classes? train holds 2 folders (first cat) and no image; if so, run: "
+            "prep build folder {}/train OUT",
+        ),
+        (["Test/1.jpg", "Validation/cat/1.jpg"], "Test, Validation: splits, not classes? Validation holds 1 folder"),
+        (["train/n01440764/1.JPEG", "val/1.JPEG"], "; if so, run: prep build imagenet {} OUT"),
+        (["train/n01440764/1.JPEG", "train/cat/1.JPEG", "val/1.JPEG"], "run: prep build folder {}/train OUT"),
+        (["train/cat/1.jpg"], "train: splits, not classes? "),
+        (["train/a\x1b]0;x/1.jpg", "test/1.jpg"], r"first $'a\x1b]0;x') and no image"),
+    ],
+)
+def test_splits_that_are_taken_for_classes_are_doubted(images: Sequence[str], doubt: str, tmp_path: Path) -> None:
+    root = folders(tmp_path / "my pictures", *images)
+    [told] = FolderSource(root).doubts(len(images))
+    assert doubt.format(f"'{root}'").replace(f"'{root}'/train", f"'{root}/train'") in told
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        ["train/1.jpg", "val/2.jpg"],  # no class folders: no split that could be built
+        ["train/1.jpg", "train/more/2.jpg", "val/3.jpg"],
+        ["train/steam/1.jpg", "bus/2.jpg", "car/3.jpg"],
+        ["cat/indoors/1.jpg", "dog/2.jpg"],
+    ],
+)
+def test_other_classes_are_not_doubted(images: Sequence[str], tmp_path: Path) -> None:
+    assert FolderSource(folders(tmp_path / "src", *images)).doubts(len(images)) == []
+
+
+def test_a_class_list_of_ones_own_is_not_doubted(tmp_path: Path) -> None:
+    root = folders(tmp_path / "src", "train/cat/1.jpg", "val/cat/1.jpg")
+    assert FolderSource(root, classes=["val", "train", "test"]).doubts(2) == []
+
+
+def test_what_a_split_that_lies_elsewhere_holds_is_not_looked_at(tmp_path: Path) -> None:
+    folders(tmp_path, "elsewhere/cat/1.jpg", "src/val/1.jpg")
+    os.symlink(tmp_path / "elsewhere", tmp_path / "src/train")
+    assert FolderSource(tmp_path / "src").doubts(1) == []
+    assert FolderSource(tmp_path / "src", follow_links=True).doubts(1) != []
+
+
+def test_plan_dry_run_and_build_tell_the_doubt_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_tree(tmp_path / "inet", per_class=1)
+    make_tree(tmp_path / "inet", per_class=1, split="val")
+    told = (
+        f"{tmp_path}/inet: train, val: splits, not classes? train holds 3 folders (first n00000000) and no image; "
+        f"if so, run: prep build imagenet {tmp_path}/inet OUT"
+    )
+    for words in (["build", "--dry-run"], ["plan"], ["build"]):
+        caplog.clear()
+        verb, *flags = words
+        result = prep(verb, "folder", tmp_path / "inet", tmp_path / "out", "--size", 8, "--workers", 1, *flags)
+        assert result.returncode == 0
+        assert caplog.messages == [told]
+    assert re.search("6 rows in 2 classes", result.stdout)  # it may be meant
