@@ -17,10 +17,10 @@ still be done, and once a command has returned 0, all must be there. The same ag
 anywhere and run again: what the first left in memory alone, the second must flush.
 
 The commands (targets.py): `prep build` to npy, to HDF5, with kept boxes, a larger one with two workers; `convert`,
-`stage`, `export` in both forms, `repair`. They run as their command line, in a process that has imported everything
-and forks (points.py): a point takes 0.1 s of processor time, of which a build's start would be six times that. Workers
-are forks, too (forking.py): only exec(2) is left out; and blocks are small (12 KiB), so that tiny pictures fill
-several of them, and three shards, the last of which goes when four bad pictures have left their holes.
+`stage`, `export` in both forms, `column add`, `repair`. They run as their command line, in a process that has imported
+everything and forks (points.py): a point takes 0.1 s of processor time, of which a build's start would be six times
+that. Workers are forks, too (forking.py): only exec(2) is left out; and blocks are small (12 KiB), so that tiny
+pictures fill several of them, and three shards, the last of which goes when four bad pictures have left their holes.
 
 `python -m tests.crash npy:faults npy:power:30 stage:again` tries those (all, or so many that are drawn) and prints how
 many, and what was wrong; --forget fsync shows what a disk that ignores a flush comes to. `make test` tries a sample,

@@ -8,11 +8,13 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from decodeonce.errors import BuildError, StoreError
 from decodeonce.prep.build import blocks
 from decodeonce.prep.build.status import read_status
 from decodeonce.store import StorePaths, open_store, verify_store
-from decodeonce.store.manifest import DATA_OFFSET
+from decodeonce.store.manifest import DATA_OFFSET, read_manifest
 from tests.forms.boxed import XML
 from tests.pictures import jpeg, make_tree, tree_bytes
 
@@ -23,6 +25,7 @@ ALL = 1 << 30
 STORE = "store"  # what is converted, staged and exported, below `base`
 HERE = "is here already"
 DAMAGED = "damaged"  # what is repaired
+VALUES = "values.npy"  # what is added as a column
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,26 @@ class Repair(Target):
                     assert found[row] in (data[row], damaged[row]), f"it opens, and {name} has something else at {at}"
 
 
+class AddColumn(Target):
+    """`prep column add` to a whole store."""
+
+    def begin(self) -> None:
+        """The store, the same each time."""
+        self.world.mkdir()
+        shutil.copytree(self.world.with_name(STORE), self.world / "out")
+
+    def look(self, expected: dict[str, bytes]) -> None:
+        """The store as it was, or with the column; at most its file is there already."""
+        assert verify_store(self.world / "out").ok
+        found, before = tree_bytes(self.world / "out"), tree_bytes(self.world.with_name(STORE))
+        wanted = {name.removeprefix("out/"): data for name, data in expected.items()}
+        if found["store.json"] != wanted["store.json"]:
+            assert found["store.json"] == before["store.json"], "another store than before or after"
+            del wanted["store.json"], found["store.json"]
+        left = {name: data for name, data in found.items() if ".repair" not in name}
+        assert left.items() <= wanted.items(), "another file than before or after"
+
+
 def look_at_store(root: Path, expected: dict[str, bytes], world: Path, finished: bool) -> None:
     """What opens is whole to the byte, but for what lies past a shard's last row; what does not is said to be none."""
     report = verify_store(root)
@@ -185,6 +208,7 @@ def make_targets(base: Path) -> dict[str, Target]:
             replaces_workers=False,
             refusal=HERE,
         ),
+        AddColumn("column", world, ("column", "add", out, "score", str(base / VALUES))),
         Repair("repair", world, ("repair", out, "--source", str(base / "tree")), repairs=True),
     ]
     return {target.name: target for target in targets}
@@ -195,6 +219,7 @@ def make_stores(built: Path, base: Path) -> None:
     (base / DAMAGED).mkdir()
     shutil.copytree(built, base / DAMAGED / "out")
     shutil.move(built, base / STORE)
+    np.save(base / VALUES, np.arange(read_manifest(base / STORE / "store.json").count, dtype="<f4"))
     first, second = (base / DAMAGED / "out" / f"images-0000{number}.npy" for number in (0, 1))
     flipped = bytearray(first.read_bytes())
     flipped[DATA_OFFSET + 2 * ROW_BYTES + 5] ^= 1

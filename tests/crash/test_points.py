@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 SAMPLE = (
     *("npy:faults:20", "npy:power:8", "npy:again:1", "npy:signals:1", "hdf5:faults:4", "boxes:faults:2"),
     *("convert:faults:3", "stage:faults:4", "folder:faults:3", "webdataset:faults:3", "repair:faults:3"),
-    *("stage:again:1", "folder:again:1"),
+    *("stage:again:1", "folder:again:1", "column:faults:4"),
 )
 # Each line is a process; the longest first.
 ALL = (
@@ -30,7 +30,8 @@ ALL = (
     ("folder:faults", "folder:power:150", "folder:again:50"),
     ("convert:faults", "convert:power:100"),
     ("stage:faults", "stage:power", "stage:again", "stage:signals"),
-    ("webdataset:faults", "webdataset:power:100", "webdataset:again:30", "repair:faults"),
+    ("webdataset:faults", "webdataset:power:100", "webdataset:again:30"),
+    ("repair:faults", "column:faults", "column:many"),
     ("boxes:faults:150", "boxes:power:80", "large:many:50", "workers:many:20"),
 )
 AT_LEAST = 2000

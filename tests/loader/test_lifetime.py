@@ -27,7 +27,9 @@ from decodeonce.loader.meter import Meter
 from decodeonce.loader.partition import Step
 from decodeonce.loader.readers import MmapReader, Part, Reader, ShardFiles
 from decodeonce.loader.settings import ReaderName, Settings
+from decodeonce.store import add_column
 from tests.conftest import COUNT
+from tests.stores import make_store, random_images
 
 
 def drain(loader: Loader) -> None:
@@ -492,6 +494,16 @@ def test_columns_follow_their_rows(store: Path) -> None:
         for batch in loader:
             assert set(batch.columns) == {"box"}
             assert torch.equal(batch.columns["box"], torch.from_numpy(boxes)[batch.rows])
+
+
+@pytest.mark.parametrize("dtype", ["|b1", "|i1", "<u2", "<u4", "<u8", "<i8", "<f2", "<f4", "<f8"])
+def test_added_columns_of_every_type_are_handed_out(dtype: str, tmp_path: Path) -> None:
+    path = make_store(tmp_path / "s", random_images(6))
+    values = np.arange(18).reshape(6, 3).astype(dtype)
+    add_column(path, "mine", values)
+    with Loader(path, batch_size=4, shuffle="none") as loader:
+        batch = next(iter(loader))
+        np.testing.assert_array_equal(batch.columns["mine"].numpy(), values[:4])
 
 
 def test_stats_count_what_was_handed_out(store: Path) -> None:

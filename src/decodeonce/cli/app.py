@@ -29,6 +29,7 @@ COMMANDS = {
     "show": ("inspect", "show"),
     "report": ("report.command", "report"),
     "convert": ("convert", "convert"),
+    "column": ("column", "app"),
     "stage": ("stage", "stage"),
     "export": ("export", "export"),
     "sample": ("sample", "sample"),

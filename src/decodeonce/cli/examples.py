@@ -7,6 +7,7 @@ prep build imagenet /data/imagenet train.store
 prep build imagenet /data/imagenet val.store --split val --size 320
 prep build folder pictures pictures.store --format hdf5 --shard-size 10GB
 prep build list train.tsv train.store --root /data/images
+prep build list train.csv train.store --column score --column token_ids
 prep build webdataset 'shards/train-{0000..0147}.tar' train.store --dry-run
 prep build parquet /data/imagenet-1k train.store --picture-column image
 prep plan imagenet /data/imagenet train.store --size 256
@@ -32,6 +33,8 @@ prep report train.store --source /data/imagenet --out train.html
 prep convert train.store train-h5.store --format hdf5
 prep convert train.store small.store --size 128 --class n01440764 --class n01443537
 prep convert first.store second.store both.store
+prep column add train.store score scores.npy
+prep column remove train.store score
 prep stage train.store /local/part --node 0 --nodes 4
 srun --ntasks-per-node=1 prep stage train.store /local/part
 prep export train.store pictures --as folder

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 # (left, top, right, bottom) as shares of a picture's width and height, 0 to 1: whoever drew it may have seen the
 # picture at another size.
 Box = tuple[float, float, float, float]
+Value = int | float | list[int] | list[float]  # what a sample has in a column of numbers
 
 
 class Undecodable(Exception):
@@ -27,7 +28,8 @@ class Entry:
 
     `size` is in bytes, of the encoded picture, 0 where it is not known before it is read; `mtime_ns` is that of the
     file it lies in. `unit` and `place` are for the source's own use: which of its files or row groups holds the sample,
-    and where in it. `boxes` are parts of the picture.
+    and where in it. `boxes` are parts of the picture, `values` what the sample has in each of the source's
+    `column_names`; an entry with a problem may have none.
     """
 
     name: bytes
@@ -38,6 +40,7 @@ class Entry:
     unit: int = 0
     place: int = 0
     boxes: tuple[Box, ...] = ()
+    values: tuple[Value, ...] = ()
 
     @property
     def text(self) -> str:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from decodeonce.lazy import importing
 
 if TYPE_CHECKING:
+    from decodeonce.store.columns import add_column as add_column
+    from decodeonce.store.columns import remove_column as remove_column
     from decodeonce.store.images import Images as Images
     from decodeonce.store.layout import StorePaths as StorePaths
     from decodeonce.store.manifest import Column as Column
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from decodeonce.store.verify import verify_store as verify_store
 
 _NAMES = {
+    "columns": ("add_column", "remove_column"),
     "images": ("Images",),
     "layout": ("StorePaths",),
     "manifest": ("Column", "Manifest", "PictureClass", "Shard", "SmallFile"),

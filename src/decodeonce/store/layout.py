@@ -42,6 +42,10 @@ class StorePaths:
         self.plan_rejects = self.build / "plan-rejects.tsv"
         self.journals = self.build / "journals"
 
+    def plan_column(self, number: int) -> Path:
+        """The values of one of the columns that the plan has."""
+        return self.build / f"plan-column-{number}.npy"
+
     def shard(self, index: int, suffix: str) -> Path:
         return self.root / f"images-{index:05d}{suffix}"
 

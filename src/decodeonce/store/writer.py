@@ -34,15 +34,17 @@ def write_array(
     parts: Iterable[NDArray[Any]],
     *,
     scratch: Path | None = None,
+    expected: SmallFile | None = None,
+    otherwise: str = "",
 ) -> SmallFile:
-    """Write an npy file of `shape` from arrays that follow each other, atomically and in their memory only."""
+    """Write an npy file of `shape` from arrays that follow each other, in their memory only, as `write_small`."""
 
     def chunks() -> Iterator[bytes | memoryview]:
         yield npy_header(shape, dtype.str)
         for part in parts:
             yield np.ascontiguousarray(part, dtype).tobytes()
 
-    return write_small(path, chunks(), scratch=scratch)
+    return write_small(path, chunks(), scratch=scratch, expected=expected, otherwise=otherwise)
 
 
 def write_small(

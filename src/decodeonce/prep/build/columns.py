@@ -29,8 +29,14 @@ class PlannedColumn(NamedTuple):
 def planned_columns(plan: Plan, record_of: Callable[[int], BlockRecord]) -> list[PlannedColumn]:
     """The columns of a planned store; `record_of` gives the record of the block that a planned row lies in."""
     source = plan.source()
+    own = [PlannedColumn(column, partial(_planned, plan, number)) for number, column in enumerate(plan.columns)]
     brought = [PlannedColumn(column, partial(_brought, plan, source, column)) for column in source.columns()]
-    return [*brought, *(_KeptBoxes(plan, record_of).columns() if plan.recipe.kept_boxes else [])]
+    return [*own, *brought, *(_KeptBoxes(plan, record_of).columns() if plan.recipe.kept_boxes else [])]
+
+
+def _planned(plan: Plan, number: int, rows: Rows) -> NDArray[Any]:
+    values: NDArray[Any] = plan.column_values(number)[rows]
+    return values
 
 
 def _brought(plan: Plan, source: Source, column: Column, rows: Rows) -> NDArray[Any]:

@@ -15,6 +15,7 @@ from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe, differences
 from decodeonce.prep.sources import Source
 from decodeonce.store import Manifest, StorePaths, disk, open_store
+from decodeonce.store.columns import column_file
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.durable import empty_folder, remove_file, reserve, sync_folder
 from decodeonce.store.locks import LOCK
@@ -24,7 +25,7 @@ from decodeonce.store.table import read_rejects
 # What may lie in an OUT that a killed build left, and in its .build; anything else is somebody's own.
 OURS = re.compile(r"images-\d{5}\.(npy|h5)|(labels|checksums|boxes|box_count)\.npy|(samples|rejects)\.tsv|store\.h5")
 OURS_IN_BUILD = re.compile(
-    r"lock|journals|plan-(rows\.npy|names\.bin|boxes\.npy|rejects\.tsv)|plan\.json|store\.h5|\..*\.tmp|tmp.*\.h5"
+    r"lock|journals|plan-(rows\.npy|names\.bin|boxes\.npy|column-\d+\.npy|rejects\.tsv)|plan\.json|store\.h5|\..*\.tmp|tmp.*\.h5"
 )
 
 
@@ -79,7 +80,7 @@ def check_output_dir(paths: StorePaths, source: Source) -> None:
         raise BuildError(f"{paths.root}: lies in the source, {source.top}; choose an OUT outside it")
     if not paths.root.exists():
         return
-    ours = {paths.build.name, *(column.file for column in source.columns())}
+    ours = {paths.build.name, *(column.file for column in source.columns()), *map(column_file, source.column_names)}
     foreign = [path for path in paths.root.iterdir() if path.name not in ours and not OURS.fullmatch(path.name)]
     if paths.build.exists():
         foreign += [path for path in paths.build.iterdir() if not OURS_IN_BUILD.fullmatch(path.name)]

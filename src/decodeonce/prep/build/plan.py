@@ -1,8 +1,8 @@
 """The plan: which sample goes to which row, frozen before a pixel is decoded.
 
 `.build/plan-rows.npy` has a fixed record a row, `.build/plan-names.bin` their names end to end and, with boxes,
-`.build/plan-boxes.npy` those of each row, all in row order and mapped, so that a task touches only its own rows;
-`.build/plan.json` is written last.
+`.build/plan-boxes.npy` those of each row, and of each column of numbers `.build/plan-column-0.npy` and so on, all in
+row order and mapped, so that a task touches only its own rows; `.build/plan.json` is written last.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import io
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from decodeonce.prep.build.scan import Listing, boxes_of
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source, open_source
-from decodeonce.store import PictureClass, Reject, StorePaths
+from decodeonce.store import Column, PictureClass, Reject, StorePaths
 from decodeonce.store.durable import write_atomic
 from decodeonce.store.layout import missing_advice
 from decodeonce.store.regular_files import REPLACED
@@ -104,6 +104,15 @@ class Plan:
         if not self.recipe.boxes_a_row:
             return np.empty((0, 0, 4))
         return self._mapped(self.paths.plan_boxes)
+
+    @cached_property
+    def columns(self) -> list[Column]:
+        """The columns of numbers that the source has; a plan of an earlier release says nothing of them."""
+        return [Column(**{**facts, "shape": tuple(facts["shape"])}) for facts in self.facts.get("columns", [])]
+
+    def column_values(self, number: int) -> NDArray[Any]:
+        """The values of one of the columns, (count, ...), mapped."""
+        return self._mapped(self.paths.plan_column(number))
 
     def _mapped(self, path: Path) -> NDArray[Any]:
         try:
@@ -186,6 +195,7 @@ def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[
         "candidates": listing.candidates,
         "block_rows": blocks.block_rows,
         "shard_rows": blocks.shard_rows,
+        "columns": [asdict(column) for column, _ in listing.columns],
         "classes": [{"name": c.name, "description": c.description} for c in source.classes()],
         "recipe": recipe.facts(decoders),
         "manifest": source.manifest_facts(recipe.facts(decoders), listing.digest),
@@ -208,8 +218,9 @@ def write_plan(paths: StorePaths, listing: Listing, facts: dict[str, Any]) -> Pl
     write_atomic(paths.plan_names, _names_in_order(listing, order))
     write_atomic(paths.plan_rows, _rows_in_order(listing, order))
     if listing.boxes.size:
-        boxes = (listing.boxes[order[first : first + CHUNK]] for first in range(0, len(order), CHUNK))
-        write_array(paths.plan_boxes, listing.boxes.shape, listing.boxes.dtype, boxes)
+        _write_in_order(paths.plan_boxes, listing.boxes, order)
+    for number, (_, values) in enumerate(listing.columns):
+        _write_in_order(paths.plan_column(number), values, order)
     write_atomic(paths.plan_rejects, [line(REJECT_COLUMNS), *map(reject_line, listing.rejects)])
     return write_facts(paths, facts)
 
@@ -218,6 +229,11 @@ def write_facts(paths: StorePaths, facts: dict[str, Any]) -> Plan:
     """Write plan.json, whose presence makes the rest a plan."""
     write_atomic(paths.plan, [canonical({**facts, "digest": digest_of(facts)})])
     return Plan(paths, facts)
+
+
+def _write_in_order(path: Path, values: NDArray[Any], order: NDArray[np.int64]) -> None:
+    parts = (values[order[first : first + CHUNK]] for first in range(0, len(order), CHUNK))
+    write_array(path, values.shape, values.dtype, parts)
 
 
 def _names_in_order(listing: Listing, order: NDArray[np.int64]) -> Iterator[bytes]:

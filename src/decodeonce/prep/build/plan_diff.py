@@ -29,6 +29,11 @@ def check_same(plan: Plan, listing: Listing, facts: dict[str, Any]) -> None:
             f"{plan.paths.root}: planned with another recipe: "
             f"{'; '.join(differences(facts['recipe'], plan.facts['recipe']))}; go on with the plan's, or remove OUT"
         )
+    columns = [[column["name"] for column in some.get("columns", [])] for some in (facts, plan.facts)]
+    if columns[0] != columns[1]:
+        asked, there = (", ".join(names) or "none" for names in columns)
+        told = f"planned with the columns {there}, this asks for {asked}; give the plan's --column, or remove OUT"
+        raise BuildError(f"{plan.paths.root}: {told}")
     planned, found = plan.facts["source"], facts["source"]
     if planned["frozen"] != found["frozen"]:
         told, out = changes(plan, listing), plan.paths.root
@@ -59,7 +64,7 @@ def changes(plan: Plan, listing: Listing) -> str:
     ]
     return (
         "; ".join(filter(None, told))
-        or "the same pictures under other classes, with other boxes or at other places, or other rejects"
+        or "the same pictures under other classes, with other boxes or values or at other places, or other rejects"
     )
 
 

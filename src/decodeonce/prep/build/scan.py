@@ -6,6 +6,7 @@ import logging
 import math
 from array import array
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -15,7 +16,8 @@ from decodeonce.errors import BuildError
 from decodeonce.formatting import counted
 from decodeonce.prep.entry import Box, Entry
 from decodeonce.prep.sources import Source
-from decodeonce.store import Reject
+from decodeonce.prep.sources.formats.numbers import NumberColumn
+from decodeonce.store import Column, Reject
 
 COLUMNS = {"labels": "i", "sizes": "q", "mtimes_ns": "q", "units": "i", "places": "q", "name_bytes": "i"}
 
@@ -24,8 +26,9 @@ COLUMNS = {"labels": "i", "sizes": "q", "mtimes_ns": "q", "units": "i", "places"
 class Listing:
     """A source as scanned: its samples in the source's order, a column each, names end to end; and plan-time rejects.
 
-    `boxes` is (samples, K, 4) float64, NaN where a sample has fewer. `digest` covers class, size, name and boxes of
-    every candidate, and whether it can be a row, `frozen` their mtimes and places, too.
+    `boxes` is (samples, K, 4) float64, NaN where a sample has fewer; `columns` are those of the source's
+    `column_names`, each with its values, (samples, ...). `digest` covers class, size, name, boxes and values of every
+    candidate, and whether it can be a row, `frozen` their mtimes and places, too.
     """
 
     labels: NDArray[np.int32]
@@ -34,6 +37,7 @@ class Listing:
     units: NDArray[np.int32]
     places: NDArray[np.int64]
     boxes: NDArray[np.float64]
+    columns: tuple[tuple[Column, NDArray[Any]], ...]
     name_bytes: NDArray[np.int32]
     names: bytearray
     rejects: tuple[Reject, ...]
@@ -61,9 +65,13 @@ class Listing:
 
 
 def scan(source: Source, boxes: int = 0) -> Listing:
-    """List a source once, and log its doubts: 36 bytes, a name and `boxes` boxes of 32 bytes a sample are held."""
+    """List a source once, and log its doubts.
+
+    Of each sample 36 bytes, a name, `boxes` boxes of 32 bytes and 4 or 8 bytes for each number are held.
+    """
     columns = {name: array(code) for name, code in COLUMNS.items()}
     names, rejects, held_boxes, no_boxes = bytearray(), [], array("d"), (math.nan,) * (4 * boxes)
+    own = [NumberColumn(name) for name in source.column_names]
     digest, frozen = xxhash.xxh3_64(), xxhash.xxh3_64()
     for entry in source.entries():
         fact = b"%d\t%d\t%s%s\n" % (entry.label, entry.size, entry.name, _other_facts(entry))
@@ -79,6 +87,8 @@ def scan(source: Source, boxes: int = 0) -> Listing:
         columns["places"].append(entry.place)
         columns["name_bytes"].append(len(entry.name))
         names += entry.name
+        for column, value in zip(own, entry.values, strict=True):
+            column.append(value)
         if boxes:
             flat = [side for box in entry.boxes[:boxes] for side in box]
             held_boxes.extend([*flat, *no_boxes[len(flat) :]])
@@ -87,6 +97,7 @@ def scan(source: Source, boxes: int = 0) -> Listing:
     return Listing(
         **{name: np.frombuffer(column, column.typecode) for name, column in columns.items()},
         boxes=np.frombuffer(held_boxes, np.float64).reshape(len(columns["labels"]), boxes, 4),
+        columns=tuple((column.column, column.values) for column in own),
         names=names,
         rejects=tuple(rejects),
         digest=digest.hexdigest(),
@@ -95,8 +106,10 @@ def scan(source: Source, boxes: int = 0) -> Listing:
 
 
 def _other_facts(entry: Entry) -> bytes:
-    """Its boxes, and that it can be no row; not why, for an error's words are a system's own."""
-    return b"\t!" if entry.problem else "".join("\t" + ",".join(map(repr, box)) for box in entry.boxes).encode()
+    """Its boxes and values, and that it can be no row; not why, for an error's words are a system's own."""
+    if entry.problem:
+        return b"\t!"
+    return "".join(["\t" + ",".join(map(repr, box)) for box in entry.boxes] + [f"\t{v}" for v in entry.values]).encode()
 
 
 def boxes_of(held: list[list[float]]) -> tuple[Box, ...]:

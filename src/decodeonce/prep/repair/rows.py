@@ -119,7 +119,8 @@ def recipes_of(facts: dict[str, Any]) -> list[Recipe]:
     if isinstance(joined := facts.get("joined"), list) and "resized_from" not in facts:
         return list(dict.fromkeys(recipe for one in joined for recipe in recipes_of(one)))
     try:
-        return [Recipe.from_facts({key: value for key, value in facts.items() if key != "selected"})]
+        others = ("selected", "columns")  # which change no pixel
+        return [Recipe.from_facts({key: value for key, value in facts.items() if key not in others})]
     except (KeyError, TypeError, ValueError):  # resized, or another writer's
         return []
 

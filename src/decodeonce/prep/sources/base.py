@@ -36,6 +36,8 @@ class Source(ABC):
     # What holds many samples and can only be read whole ("gzip stream", "row group"): rows then follow the source's
     # order unless a seed is given, a seed permutes whole units, and a unit's rows are left to one worker.
     read_unit: str = ""
+    # Columns of numbers of which every entry has a value.
+    column_names: tuple[str, ...] = ()
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -103,7 +105,8 @@ class Source(ABC):
 
     def manifest_facts(self, recipe: dict[str, Any], digest: str) -> dict[str, Any]:
         """What store.json says of `recipe` and `source`, given those of the build and the digest of the listing."""
-        return {"recipe": recipe, "source": {"kind": self.kind, "digest": digest}}
+        columns = {"columns": [*self.column_names]} if self.column_names else {}
+        return {"recipe": {**recipe, **columns}, "source": {"kind": self.kind, "digest": digest}}
 
     def carried_rejects(self) -> Iterable[Reject]:
         """Lines for rejects.tsv of what is none of the entries, or was odd before: no rejects of this build."""

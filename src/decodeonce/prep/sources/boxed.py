@@ -30,6 +30,7 @@ class BoxedSource(Source):
             what = "not a folder" if os.path.exists(boxes) else "no such folder"
             raise BuildError(f"{boxes}: {what}; --boxes takes the folder that holds the annotations, *.xml, unpacked")
         self.kind, self.read_unit = source.kind + WITH_BOXES, source.read_unit
+        self.column_names = source.column_names
         self.source = source
         self.boxes = boxes
         self.rules = rules

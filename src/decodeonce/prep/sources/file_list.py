@@ -14,6 +14,7 @@ from decodeonce.prep.entry import Entry, name_bytes, name_text
 from decodeonce.prep.sources.base import read_file
 from decodeonce.prep.sources.formats.labels import LabelledSource
 from decodeonce.prep.sources.formats.lists import Line, find_layout, read_list
+from decodeonce.prep.sources.formats.numbers import parsed
 from decodeonce.prep.sources.links import Links
 from decodeonce.prep.sources.parallel_stat import stat_entries
 
@@ -27,9 +28,15 @@ class ListSource(LabelledSource):
     kind = "list"
 
     def __init__(
-        self, root: Path, *, file: str, classes: Sequence[str] | None = None, follow_links: bool = False
+        self,
+        root: Path,
+        *,
+        file: str,
+        classes: Sequence[str] | None = None,
+        column: Sequence[str] | None = None,
+        follow_links: bool = False,
     ) -> None:
-        super().__init__(root, classes)
+        super().__init__(root, classes, column)
         self._links = Links(root, follow=follow_links)
         self.file = Path(file)
 
@@ -42,12 +49,13 @@ class ListSource(LabelledSource):
     def found(self) -> str:
         """How the list is written."""
         name = self.file.name if self.file.parent == self.root else self.file
-        return f"the list {name} ({find_layout(self.file)})"
+        return f"the list {name} ({find_layout(self.file, self.column_names)})"
 
     def facts(self) -> dict[str, Any]:
         """What `open_source` needs, beside kind and root, to make this source again."""
         classes = [cls.name for cls in self.classes()]
-        return {"file": str(self.file), "classes": classes, "follow_links": self._links.follow}
+        column = list(self.column_names)
+        return {"file": str(self.file), "classes": classes, "column": column, "follow_links": self._links.follow}
 
     def entries(self) -> Iterator[Entry]:
         """Every candidate, in the order of the list."""
@@ -76,11 +84,13 @@ class ListSource(LabelledSource):
             if (digest := xxhash.xxh3_128_digest(name)) in listed:
                 problem = "twice in the list"
             listed.add(digest)
-            yield Entry(name, label, 0, 0, problem)
+            fields = () if problem else line.values
+            values = self._checked(map(parsed, fields), f"{self.file}: line {line.number}") if fields else ()
+            yield Entry(name, label, 0, 0, problem, values=values)
 
     def _lines(self) -> Iterator[tuple[Line, bytes]]:
         root = name_text(os.fsencode(self.root))
-        for line in read_list(self.file):
+        for line in read_list(self.file, self.column_names):
             name = path_below(root, line.path)
             if name is None:
                 raise BuildError(
@@ -114,6 +124,7 @@ def open_list(
     src: str | Path,
     *,
     root: Annotated[Path | None, "Folder that relative paths start from. (default: the list's folder)"] = None,
+    column: Annotated[list[str] | None, "Keep this column of numbers, named by the header line; repeatable."] = None,
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
 ) -> ListSource:
@@ -122,4 +133,4 @@ def open_list(
     if root is not None and not root.is_dir():
         raise BuildError(f"{root}: no such folder; expected the one that the paths in {file} start from")
     top = Path(os.path.abspath(root)) if root else file.parent
-    return ListSource(top, file=str(file), classes=classes, follow_links=follow_links)
+    return ListSource(top, file=str(file), classes=classes, column=column, follow_links=follow_links)

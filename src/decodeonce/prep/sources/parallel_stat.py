@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -51,4 +52,7 @@ def stat_entries(root: Path, listed: Iterable[Entry], links: Links) -> Iterator[
 
 
 def _stat_entry(root: Path, links: Links, entry: Entry) -> Entry:
-    return entry if entry.problem else file_entry(root, entry.name, entry.label, links)
+    if entry.problem:
+        return entry
+    found = file_entry(root, entry.name, entry.label, links)
+    return replace(found, values=entry.values) if entry.values else found

@@ -32,13 +32,13 @@ class ParquetSource(LabelledSource):
         root: Path,
         *,
         files: Iterable[Any],
-        columns: Sequence[str],
+        columns: Sequence[Any],
         groups: Sequence[int] = (),
         classes: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(root, classes)
-        self._files = SourceFiles(root, files)
         self._columns = tables.Columns(*columns)
+        super().__init__(root, classes, self._columns.numbers)
+        self._files = SourceFiles(root, files)
         self._groups = list(groups)  # how many each file has
         self._table: tuple[int, Any] | None = None
         self._pictures: tuple[int, Any] | None = None
@@ -102,16 +102,18 @@ class ParquetSource(LabelledSource):
         return seen
 
     def _listed(self, number: int, first_unit: int) -> Iterator[Entry]:
-        name, _, mtime_ns = self._files.files[number]
+        path, (name, _, mtime_ns) = os.fsdecode(self._files.path(number)), self._files.files[number]
         row = 0
         for group, rows in enumerate(self._rows[number]):
             place = 0
             while place < rows and (some := self._ask("rows", number, group=group, first=place)):
-                for label, inner, there in some:
+                for label, inner, there, numbers in some:
                     text = f"{name}/{row}/{inner}" if inner else f"{name}/{row}"
                     of_class, problem = self._class_of(label)
                     problem = problem if there else tables.NO_BYTES
-                    yield Entry(name_bytes(text), of_class, 0, mtime_ns, problem, first_unit + group, place)
+                    values = self._checked(numbers, f"{path}: row {row}") if numbers and not problem else ()
+                    unit = first_unit + group
+                    yield Entry(name_bytes(text), of_class, 0, mtime_ns, problem, unit, place, values=values)
                     row, place = row + 1, place + 1
 
     def _ask(self, what: str, number: int, **facts: Any) -> Any:
@@ -132,6 +134,7 @@ def open_parquet(
     *,
     picture_column: Annotated[str, "Column of images. (default: the only one)"] = "",
     label_column: Annotated[str, "Column of labels. (default: the only one)"] = "",
+    column: Annotated[list[str] | None, "Keep this column of numbers, or of lists of numbers; repeatable."] = None,
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
 ) -> ParquetSource:
@@ -143,5 +146,5 @@ def open_parquet(
     if os.path.isdir(src):
         check_one_split(root, names)
     files = SourceFiles(root, [source_file(root, name) for name in names])
-    columns = ask_about(files, 0, "columns", picture=picture_column, label=label_column)
+    columns = ask_about(files, 0, "columns", picture=picture_column, label=label_column, numbers=column or [])
     return ParquetSource(root, files=files.files, columns=columns, classes=classes)

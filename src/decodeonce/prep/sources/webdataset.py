@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.host import network_file_system, usable_cores
@@ -16,6 +16,7 @@ from decodeonce.prep.sources.base import open_listed
 from decodeonce.prep.sources.files import SourceFiles, source_file
 from decodeonce.prep.sources.formats.gzipped import MAGIC, GzipStream
 from decodeonce.prep.sources.formats.labels import LabelledSource
+from decodeonce.prep.sources.formats.numbers import number_columns
 from decodeonce.prep.sources.formats.patterns import find_files, told
 from decodeonce.prep.sources.formats.samples import Sample, SampleIndex, samples
 from decodeonce.prep.sources.formats.tar import Window, list_tar
@@ -35,9 +36,15 @@ class WebdatasetSource(LabelledSource):
     kind = "webdataset"
 
     def __init__(
-        self, root: Path, *, files: Iterable[Any], gzipped: Sequence[int] = (), classes: Sequence[str] | None = None
+        self,
+        root: Path,
+        *,
+        files: Iterable[Any],
+        gzipped: Sequence[int] = (),
+        classes: Sequence[str] | None = None,
+        column: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(root, classes)
+        super().__init__(root, classes, column)
         self.read_unit = "gzip stream" if gzipped else ""
         self._files = SourceFiles(root, files)
         self._gzipped = frozenset(gzipped)
@@ -59,27 +66,29 @@ class WebdatasetSource(LabelledSource):
     def facts(self) -> dict[str, Any]:
         """What `open_source` needs, beside kind and root, to make this source again."""
         classes = [cls.name for cls in self.classes()]
-        return {"files": self._files.facts(), "gzipped": sorted(self._gzipped), "classes": classes}
+        column = list(self.column_names)
+        return {"files": self._files.facts(), "gzipped": sorted(self._gzipped), "classes": classes, "column": column}
 
     def stamp(self) -> Any:
-        """The shards as they are now, and the classes that were asked for."""
-        return [self._files.facts(), sorted(self._gzipped), self._requested]
+        """The shards as they are now, and the classes and columns that were asked for."""
+        return [self._files.facts(), sorted(self._gzipped), self._requested, *self.column_names]
 
     def entries(self) -> Iterator[Entry]:
         """Every sample in the order of shards and members; all are indexed before the first is given."""
-        index, shards = SampleIndex(), range(len(self._files.files))
+        index, shards = SampleIndex(number_columns(self.column_names)), range(len(self._files.files))
+        paths = [os.fsdecode(self._files.path(number)) for number in shards]
         with ThreadPoolExecutor(self._threads()) as threads:
             for number, found in enumerate(threads.map(self._list, shards)):
                 for sample in found:
-                    index.add(number, sample)
-        paths = [os.fsdecode(self._files.path(number)) for number in shards]
+                    index.add(number, sample, paths[number])
         self._learn({label: f"{paths[shard]}/{name_text(name)}" for label, (shard, name) in index.labels.items()})
         for number, sample in index:
             label, problem = self._class_of(sample.label)
             shard = self._files.files[number]
             name = b"%s/%s" % (name_bytes(shard.name), sample.name)
             problem = sample.problem or problem
-            yield Entry(name, label, sample.size, shard.mtime_ns, problem, number, sample.place)
+            values = tuple(sample.values)
+            yield Entry(name, label, sample.size, shard.mtime_ns, problem, number, sample.place, values=values)
 
     def read(self, entry: Entry) -> bytes:
         """The encoded bytes of one picture; raises Stopped where the shard is gone, not as listed or damaged."""
@@ -115,20 +124,26 @@ class WebdatasetSource(LabelledSource):
         try:
             gzipped = number in self._gzipped
             with closing(GzipStream(fd, text, BuildError) if gzipped else Window(fd, text, 0, size)) as tar:
-                yield from samples(list_tar(tar), lambda member: tar.read_at(member.place, member.size))
+                yield from samples(
+                    list_tar(tar), lambda member: tar.read_at(member.place, member.size), self.column_names
+                )
                 tar.read_to_end()
         finally:
             disk.close(fd)
 
 
 def open_webdataset(
-    src: str | Path, *, classes: Sequence[str] | None = None, follow_links: bool = False
+    src: str | Path,
+    *,
+    column: Annotated[list[str] | None, "Keep this field of each json as a column of numbers; repeatable."] = None,
+    classes: Sequence[str] | None = None,
+    follow_links: bool = False,
 ) -> WebdatasetSource:
     """Read WebDataset shards. SRC is a folder of tars, or a pattern: 'shard-{0000..0147}.tar'."""
     root, names = find_files(os.fspath(src), SUFFIXES, follow_links=follow_links)
     files = [source_file(root, name) for name in names]
     gzipped = [number for number, name in enumerate(names) if _begins(root, name) == MAGIC]
-    return WebdatasetSource(root, files=files, gzipped=gzipped, classes=classes)
+    return WebdatasetSource(root, files=files, gzipped=gzipped, classes=classes, column=column)
 
 
 def _begins(root: Path, name: str) -> bytes:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.entry import name_bytes
+from decodeonce.prep.entry import Value, name_bytes
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.folder import ClassList, check_once
+from decodeonce.prep.sources.formats.numbers import number_columns
 from decodeonce.store.manifest import PictureClass
 
 MAX_NUMBERS = 1 << 20  # larger labels are somebody's ids, and every number below would be a class
@@ -18,10 +19,15 @@ _NUMBER = re.compile(r"-?[0-9]{1,18}")
 
 
 class LabelledSource(Source):
-    """A source whose classes are known after a pass over its labels, which entries() does before it yields."""
+    """A source whose classes are known after a pass over its labels, which entries() does before it yields.
 
-    def __init__(self, root: Path, classes: Sequence[str] | None) -> None:
+    `column` are the names of the columns of numbers that it is to take from where the labels are.
+    """
+
+    def __init__(self, root: Path, classes: Sequence[str] | None, column: Sequence[str] | None) -> None:
         super().__init__(root)
+        self.column_names = tuple(column or ())
+        self._number_columns = number_columns(self.column_names)
         self._requested = ClassList(classes) if classes is not None else None
         self._given: list[str] | None = self._requested
         self._names: list[str] | None = self._requested
@@ -56,6 +62,11 @@ class LabelledSource(Source):
             return 0, "no label"
         number = self._numbers[label]
         return (number, "") if number >= 0 else (0, f"label {label}, expected 0 or more")
+
+    def _checked(self, values: Iterable[object], where: str) -> tuple[Value, ...]:
+        """What a sample has in each column; BuildError, which begins with `where`, if that is none of its values."""
+        columns = zip(self._number_columns, values, strict=True)
+        return tuple(column.check(value, where) for column, value in columns)
 
 
 def class_numbers(

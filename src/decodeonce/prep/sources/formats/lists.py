@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,54 +23,75 @@ MAX_LINE = 1 << 20  # characters of a line; a path has 4096 at most
 
 
 class Line(NamedTuple):
-    """What a line says; `label` is None where the list has no labels, and "" where only this line lacks one."""
+    """What a line says; `label` is None where the list has no labels, and "" where only this line lacks one.
+
+    `values` are the texts in the columns that were asked for.
+    """
 
     number: int
     path: str
     label: str | None
+    values: list[str]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a list is written: what separates its columns ("" for nothing), and which are the path's and the label's."""
+    """How a list is written: what separates its columns ("" for nothing), and which hold path, label and others."""
 
     separator: str = ""
     path: int = 0
     label: int | None = None
     header: bool = False
+    others: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         kind = {"\t": "TSV", ",": "CSV", " ": "a path and a label a line", "": "a path a line"}[self.separator]
         return f"{kind}, {'classes are folders' if self.label is None else 'with labels'}"
 
 
-def read_list(file: Path) -> Iterator[Line]:
-    """The lines of a list that are not blank; BuildError where one is not like the first."""
-    layout = find_layout(file)
+def read_list(file: Path, columns: Sequence[str] = ()) -> Iterator[Line]:
+    """The lines of a list that are not blank, with the values of `columns`; BuildError if one is not as the first."""
+    layout = find_layout(file, columns)
+    last = max(layout.path, layout.label or 0, *layout.others)
     for row, (number, fields) in enumerate(_rows(file, layout.separator)):
         if row == 0 and layout.header:
             continue
-        if len(fields) <= max(layout.path, layout.label or 0) or not fields[layout.path] or "\0" in fields[layout.path]:
+        if len(fields) <= last or not fields[layout.path] or "\0" in fields[layout.path]:
             raise BuildError(f"{file}: line {number}: {fields!r:.200}, expected {layout}")
-        yield Line(number, fields[layout.path], None if layout.label is None else fields[layout.label].strip())
+        label = None if layout.label is None else fields[layout.label].strip()
+        yield Line(number, fields[layout.path], label, [fields[other] for other in layout.others])
 
 
-def find_layout(file: Path) -> Layout:
-    """What the name of a list and its first line say of how it is written."""
+def find_layout(file: Path, columns: Sequence[str] = ()) -> Layout:
+    """What the name of a list and its first line say of how it is written, and where these columns are."""
     _check_text(file)
     _, first = next(_rows(file, ""), (0, [""]))
     separator = _separator(file, first[0])
     _, fields = next(_rows(file, separator), (0, [""]))
     names = [field.strip().lower() for field in fields]
     path, label = (next((names.index(n) for n in known if n in names), None) for known in (PATH_COLUMNS, LABEL_COLUMNS))
-    if path is not None and (label is not None or len(names) == 1):
-        return Layout(separator, path, label, header=True)
+    if path is not None and (label is not None or len(names) == 1 + len(columns)):
+        others = _places(file, [field.strip() for field in fields], columns)
+        return Layout(separator, path, label, header=True, others=others)
+    if columns and path is None:
+        raise BuildError(
+            f"{file}: no header line, which --column {columns[0]} needs; expected one of {', '.join(PATH_COLUMNS)} in "
+            f"the first line, and {columns[0]}"
+        )
     if path is not None or label is not None or len(names) > 2:
         raise BuildError(
             f"{file}: columns {', '.join(fields)[:200]}; expected a path and a label, or a header line that names "
             f"one of {', '.join(PATH_COLUMNS)} and one of {', '.join(LABEL_COLUMNS)}"
         )
     return Layout(separator, 0, 1 if len(names) == 2 else None)
+
+
+def _places(file: Path, names: list[str], columns: Sequence[str]) -> tuple[int, ...]:
+    for column in columns:
+        if names.count(column) != 1:
+            found = f"{names.count(column)} columns of this name" if column in names else "no column of this name"
+            raise BuildError(f"{file}: --column {column}: {found}, expected one of {', '.join(names):.200}")
+    return tuple(map(names.index, columns))
 
 
 def _separator(file: Path, line: str) -> str:

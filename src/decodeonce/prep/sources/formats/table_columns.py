@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from decodeonce.errors import BuildError
@@ -12,10 +13,14 @@ from decodeonce.prep.sources.formats.tables import Columns, pyarrow
 PICTURE_COLUMNS = ("image", "img", "picture", "jpg", "jpeg", "png")
 LABEL_COLUMNS = ("label", "labels", "class", "cls", "fine_label", "target", "category", "class_name")
 EXPECTED = {"picture": "binary, or a struct with binary `bytes`", "label": "integers or strings"}
+EXPECTED_NUMBERS = "expected integers, floats or booleans, or lists of these"
 
 
-def find_columns(path: str, schema: Any, *, picture: str = "", label: str = "") -> Columns:
-    """The columns of a schema that hold pictures and labels, or the named ones; BuildError where that is not plain."""
+def find_columns(path: str, schema: Any, *, picture: str = "", label: str = "", numbers: Sequence[str] = ()) -> Columns:
+    """The columns of a schema that hold pictures and labels, or the named ones; BuildError where that is not plain.
+
+    `numbers` are columns to keep.
+    """
     pictures = {field.name: place for field in schema if (place := _picture(field)) is not None}
     likely = [name for name in pictures if name.lower() in PICTURE_COLUMNS] if len(pictures) > 1 else list(pictures)
     labels = [field.name for field in schema if _is_label(field.type)]
@@ -25,7 +30,23 @@ def find_columns(path: str, schema: Any, *, picture: str = "", label: str = "") 
         likely = [name for name, leaves in pictures.items() if picture in (name, leaves[0])]
     chosen = _choose(path, schema, "picture", likely, picture)
     known = [name for name in labels if name == label] if label else known
-    return Columns(*pictures[chosen], _choose(path, schema, "label", known, label))
+    for name in numbers:
+        _check_numbers(path, schema, name)
+    return Columns(*pictures[chosen], _choose(path, schema, "label", known, label), list(numbers))
+
+
+def _check_numbers(path: str, schema: Any, name: str) -> None:
+    fields = [field for field in schema if field.name == name]
+    kinds = [getattr(field.type, "value_type", field.type) for field in fields]
+    if len(fields) != 1:
+        raise BuildError(f"{path}: --column {name} is not there; {_told(schema)}")
+    if not _is_one_of(kinds[0], "integer", "float32", "float64", "boolean"):
+        text = "; of text, store its token ids" if _is_one_of(kinds[0], "string", "large_string", "string_view") else ""
+        raise BuildError(f"{path}: --column {name} is {fields[0].type}, {EXPECTED_NUMBERS}{text}")
+
+
+def _told(schema: Any) -> str:
+    return "there are " + ", ".join(f"{field.name} ({field.type})" for field in schema)
 
 
 def picture_columns(schema: Any) -> list[str]:
@@ -37,7 +58,7 @@ def _choose(path: str, schema: Any, what: str, found: list[str], named: str) -> 
     """The one column that was found, or was `named`; BuildError where there is none, or several."""
     if len(found) == 1:
         return found[0]
-    there = "there are " + ", ".join(f"{field.name} ({field.type})" for field in schema)
+    there = _told(schema)
     if named:
         problem = f"cannot be the {what}s, expected {EXPECTED[what]}" if named in schema.names else "is not there"
         raise BuildError(f"{path}: --{what}-column {named} {problem}; {there}")

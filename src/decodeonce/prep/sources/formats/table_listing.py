@@ -19,6 +19,7 @@ from decodeonce.prep.sources.formats.tables import Columns
 from decodeonce.store import disk
 
 ROWS_AT_ONCE = 4096
+ROWS_WITH_NUMBERS = 256  # each of which may have thousands
 MAX_LABELS_BYTES = 1 << 28  # of the different labels of a row group, which are held
 
 _reader = Isolated(__name__)
@@ -55,12 +56,12 @@ def _opened(file: list[Any]) -> Any:
     return _table[1]
 
 
-def _columns(file: list[Any], picture: str, label: str) -> Columns:
-    return table_columns.find_columns(file[0], _opened(file).schema_arrow, picture=picture, label=label)
+def _columns(file: list[Any], **asked: Any) -> Columns:
+    return table_columns.find_columns(file[0], _opened(file).schema_arrow, **asked)
 
 
 def _facts(file: list[Any], columns: list[str]) -> dict[str, Any]:
-    table, (_, _, label) = _opened(file), columns
+    table, label = _opened(file), columns[2]
     tables.check_columns(file[0], table, Columns(*columns))
     rows = [table.metadata.row_group(group).num_rows for group in range(table.num_row_groups)]
     if not all(0 <= here <= MAX_MEMBERS for here in (*rows, sum(rows))):
@@ -82,8 +83,8 @@ def _rows_from(file: list[Any], columns: list[str], group: int, first: int) -> l
     table = _opened(file)
     if _rows is None or _rows[:2] != (file, group):
         _rows = (file, group, tables.rows_of(file[0], table, group, Columns(*columns)))
-    rows = _rows[2][first : first + ROWS_AT_ONCE]
-    if any(len(path) > MAX_NAME_BYTES for _, path, _ in rows if path):
+    rows = _rows[2][first : first + (ROWS_WITH_NUMBERS if columns[3:] and columns[3] else ROWS_AT_ONCE)]
+    if any(len(path) > MAX_NAME_BYTES for _, path, _, _ in rows if path):
         raise BuildError(f"{file[0]}: row group {group}: a path of more than {MAX_NAME_BYTES} bytes; mend it")
     return rows
 

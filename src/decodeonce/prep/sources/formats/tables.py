@@ -27,11 +27,15 @@ NO_BYTES = "the picture's bytes are not in the table"
 
 
 class Columns(NamedTuple):
-    """What is read of a file: `picture` ("image.bytes" where it is a struct), `path` beside it or "", and `label`."""
+    """What is read of a file: `picture` ("image.bytes" where it is a struct), `path` beside it or "", and `label`.
+
+    `numbers` are the columns that are kept.
+    """
 
     picture: str
     path: str
     label: str
+    numbers: Sequence[str] = ()
 
 
 def pyarrow() -> Any:
@@ -107,12 +111,14 @@ def picture_at(pictures: Any, place: int) -> bytes:
 def check_columns(path: str, table: Any, columns: Columns) -> None:
     """BuildError where a file lacks one of the leaf columns that the first file has."""
     leaves = {table.schema.column(number).path for number in range(len(table.schema))}
-    for leaf in filter(None, columns):
-        if leaf not in leaves:
-            raise BuildError(f"{path}: no column {leaf}, which the first file has; build them apart")
+    missing = [leaf for leaf in filter(None, columns[:3]) if leaf not in leaves]
+    missing += [name for name in columns.numbers if name not in table.schema_arrow.names]
+    if missing:
+        raise BuildError(f"{path}: no column {missing[0]}, which the first file has; build them apart")
 
 
-Row = tuple[str | None, str | None, bool]  # a label, the picture's own path, and whether there is a picture
+# A label, the picture's own path, whether there is a picture, and what is in the columns that are kept.
+Row = tuple[str | None, str | None, bool, Sequence[Any]]
 
 
 def rows_of(path: str, table: Any, group: int, columns: Columns) -> list[Row]:
@@ -120,7 +126,7 @@ def rows_of(path: str, table: Any, group: int, columns: Columns) -> list[Row]:
     facts = table.metadata.row_group(group)
     nulls = _nulls(facts, columns.picture)
     mixed = 0 < nulls < facts.num_rows
-    wanted = [columns.label, *filter(None, [columns.path]), *([columns.picture] if mixed else [])]
+    wanted = [columns.label, *filter(None, [columns.path]), *([columns.picture] if mixed else []), *columns.numbers]
     data = read_group(path, table, group, wanted)
     count = data.num_rows
     if count != facts.num_rows:
@@ -128,7 +134,8 @@ def rows_of(path: str, table: Any, group: int, columns: Columns) -> list[Row]:
     labels = (None if label is None else str(label) for label in column(data, columns.label).to_pylist())
     paths = column(data, columns.path).to_pylist() if columns.path else [None] * count
     there = column(data, columns.picture).is_valid().to_pylist() if mixed else [nulls == 0] * count
-    return list(zip(labels, paths, there, strict=True))
+    numbers = [data[name].to_pylist() for name in columns.numbers]
+    return list(zip(labels, paths, there, zip(*numbers, strict=True) if numbers else [()] * count, strict=True))
 
 
 def _nulls(group: Any, name: str) -> int:

@@ -1,0 +1,45 @@
+"""`prep column add` and `prep column remove`: columns of your own in a finished store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from decodeonce.cli import parse
+from decodeonce.cli.command import Group, Working, new_app
+from decodeonce.cli.options import StoreArgument
+from decodeonce.cli.output import say
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The column's name, also that of its file.")]
+
+app = new_app(cls=Group, help="Add a column of your own to a finished store, or remove one.")
+app.callback()(lambda: None)
+
+
+@app.command(cls=Working)
+def add(
+    store: StoreArgument,
+    name: Name,
+    file: Annotated[Path, typer.Argument(metavar="FILE.npy", help="Numbers, (rows, ...), in the order of the rows.")],
+) -> None:
+    """Add the numbers in an npy file as a column, with a checksum, and sign the store again.
+
+    Each row of the store needs an entry: booleans, integers or floats of at most 8 bytes. After a kill, the store is
+    valid, with the column or without it; run the command again.
+    """
+    from decodeonce.store.columns import add_column, read_numbers
+
+    with parse.usage_errors():
+        column = add_column(store, name, read_numbers(file))
+    say(f"{store}: column {name}: {column.dtype} {(*column.shape,)} per row, in {column.file}")
+
+
+@app.command(cls=Working)
+def remove(store: StoreArgument, name: Name) -> None:
+    """Remove a column and its file, and sign the store again."""
+    from decodeonce.store.columns import remove_column
+
+    remove_column(store, name)
+    say(f"{store}: column {name} is removed")

@@ -1,0 +1,104 @@
+"""Numbers that a source has for every sample next to its label: what --column NAME asks for."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decodeonce.errors import BuildError
+from decodeonce.prep.entry import Value
+from decodeonce.store.columns import column_file
+from decodeonce.store.manifest import Column
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+DTYPES = {"q": "<i8", "f": "<f4"}
+
+
+class NumberColumn:
+    """The values of a column, all numbers or all lists of the same length: int64 if all are whole, else float32.
+
+    `check` looks at a value, `append` keeps one: 8 bytes per whole number, 4 bytes per number with a fraction.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._shape: tuple[int, ...] | None = None  # that of the first value
+        self._held: array[Any] = array("q")
+
+    def check(self, value: object, where: str) -> Value:
+        """Return the value if it can be one of this column; BuildError, which begins with `where`, if not."""
+        numbers = value if isinstance(value, list) else [value]
+        if not numbers or not all(map(_is_number, numbers)) or self._learned(value) != _shape_of(value):
+            expected = "a number, or a list of numbers as [1, 2]"
+            if self._shape is not None:
+                expected = f"a list of {self._shape[0]} numbers" if self._shape else "a number"
+                expected += ", as in the first row"
+            found = "nothing" if value is None else f"{value!r:.80}"
+            text = "; a column cannot hold text: store its token ids" if isinstance(value, str) else ""
+            raise BuildError(f"{where}: column {self.name!r}: found {found}, expected {expected}{text}")
+        return value  # type: ignore[return-value]
+
+    def append(self, value: Value) -> None:
+        """Keep a value that was checked."""
+        self._learned(value)
+        numbers = value if isinstance(value, list) else [value]
+        if self._held.typecode == "q" and any(isinstance(number, float) for number in numbers):
+            self._held = array("f", self._held)
+        self._held.extend(numbers)
+
+    def __getitem__(self, index: int) -> Value:
+        if not self._shape:
+            return self._held[index]  # type: ignore[no-any-return]
+        (length,) = self._shape
+        return self._held[index * length : (index + 1) * length].tolist()
+
+    @property
+    def column(self) -> Column:
+        """The column of a store that these values are."""
+        return Column(self.name, column_file(self.name), DTYPES[self._held.typecode], self._shape or ())
+
+    @property
+    def values(self) -> NDArray[Any]:
+        """The values that are kept, as the array of the column; no copy."""
+        return np.frombuffer(self._held, self.column.dtype).reshape(-1, *self.column.shape)
+
+    def _learned(self, value: object) -> tuple[int, ...]:
+        if self._shape is None:
+            self._shape = _shape_of(value)
+        return self._shape
+
+
+def _shape_of(value: object) -> tuple[int, ...]:
+    return (len(value),) if isinstance(value, list) else ()
+
+
+def _is_number(value: object) -> bool:
+    """Whether this is a number that int64 or float32 can hold; true and false are 1 and 0."""
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
+    return isinstance(value, float) and abs(value) <= FLOAT32_MAX  # not NaN either
+
+
+def number_columns(names: Sequence[str]) -> list[NumberColumn]:
+    """A column for each name; BuildError if a store cannot have columns of these names."""
+    for name in names:
+        try:
+            column_file(name)
+        except ValueError as error:
+            raise BuildError(f"--column: {error}") from None
+        if list(names).count(name) > 1:
+            raise BuildError(f"--column {name}: given twice, expected once")
+    return list(map(NumberColumn, names))
+
+
+def parsed(text: str) -> object:
+    """What a field of a list says: a number or a list of numbers, as JSON writes them; the text if it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text.strip() or None

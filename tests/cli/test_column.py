@@ -1,0 +1,105 @@
+"""`prep column` and `--column`, as a person runs them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from decodeonce.store import open_store
+from tests.command import assert_fails, prep
+from tests.forms.parquet import images as parquet_images
+from tests.forms.parquet import write_table
+from tests.forms.webdataset import sample, write_tar
+from tests.pictures import jpeg
+from tests.stores import make_store, random_images
+
+COUNT = 9
+SCORES = np.arange(COUNT) / 8
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return make_store(tmp_path / "s", random_images(COUNT))
+
+
+def test_a_column_is_added_told_and_removed(store: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "scores.npy", SCORES)
+    np.save(tmp_path / "ids.npy", np.zeros((COUNT, 7), np.int32))
+    done = prep("column", "add", store, "score", tmp_path / "scores.npy")
+    assert (done.returncode, done.stdout) == (0, f"{store}: column score: <f8 () per row, in score.npy\n")
+    done = prep("column", "add", store, "ids", tmp_path / "ids.npy")
+    assert done.stdout == f"{store}: column ids: <i4 (7,) per row, in ids.npy\n"
+    assert prep("verify", store).returncode == 0
+    assert json.loads(prep("info", store, "--json").stdout)["columns"] == ["score", "ids"]
+    done = prep("column", "remove", store, "score")
+    assert (done.returncode, done.stdout) == (0, f"{store}: column score is removed\n")
+    assert [*open_store(store).columns] == ["ids"]
+    assert prep("verify", store).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["add", "s", "labels", "scores.npy"], 2, "column name 'labels': expected another one than"),
+        (["add", "s", "score", "short.npy"], 2, "values of shape (8,), expected one entry for each of the 9 rows of s"),
+        (
+            ["add", "s", "score", "text.npy"],
+            2,
+            "values of dtype <U1, expected numbers of at most 8 bytes; of text,",
+        ),
+        (["add", "s", "score", "nowhere.npy"], 1, "nowhere.npy: No such file or directory"),
+        (["add", "s", "score", "s/samples.tsv"], 1, "expected an npy file of numbers, as numpy.save writes it"),
+        (["add", "nowhere", "score", "scores.npy"], 1, "nowhere: no such folder; expected a store"),
+        (["remove", "s", "score"], 1, "s: no column 'score', expected one of its columns: none"),
+        (["add", "s", "score"], 2, "Missing argument"),
+        (["put"], 2, "No such command 'put', expected one of add, remove"),
+    ],
+)
+def test_what_is_wrong_is_one_line(arguments: list[str], code: int, told: str, store: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "scores.npy", SCORES)
+    np.save(tmp_path / "short.npy", SCORES[1:])
+    np.save(tmp_path / "text.npy", np.array(["a"] * COUNT))
+    done = prep("column", *arguments, cwd=tmp_path)
+    assert_fails(done, code, told)
+
+
+def write_sources(root: Path) -> dict[str, Path]:
+    """Four images with a score and token ids each, as a list, a tar and a table."""
+    data, values = [jpeg(40, 40, seed=seed) for seed in range(4)], [(k / 4, [k, k + 1]) for k in range(4)]
+    for number, picture in enumerate(data):
+        (root / f"{number}.jpg").write_bytes(picture)
+    lines = [f"{number}.jpg\t0\t{score}\t{ids}\n" for number, (score, ids) in enumerate(values)]
+    (root / "train.tsv").write_text("".join(["path\tlabel\tscore\tids\n", *lines]))
+    facts = [{"score": score, "ids": ids} for score, ids in values]
+    parts = [sample(f"{number}", data[number], cls=0, json=fact) for number, fact in enumerate(facts)]
+    write_tar(root / "train.tar", [file for part in parts for file in part])
+    columns = {
+        "image": parquet_images([(picture, f"{number}.jpg") for number, picture in enumerate(data)]),
+        "label": pa.array([0] * 4),
+        "score": pa.array([score for score, _ in values]),
+        "ids": pa.array([ids for _, ids in values]),
+    }
+    write_table(root / "train.parquet", columns)
+    return {"list": root / "train.tsv", "webdataset": root / "train.tar", "parquet": root / "train.parquet"}
+
+
+def test_builds_keep_the_columns_that_are_named(tmp_path: Path) -> None:
+    for kind, source in write_sources(tmp_path).items():
+        out, flags = tmp_path / kind, ("--size", "16", "--column", "score", "--column", "ids", "--workers", "1")
+        done = prep("build", kind, source, out, *flags)
+        assert done.returncode == 0, done.stderr
+        opened = open_store(out)
+        for row, line in enumerate(opened.samples):
+            number = int(Path(line.source).stem)
+            assert (opened.columns["score"][row], opened.columns["ids"][row].tolist()) == (
+                number / 4,
+                [number, number + 1],
+            )
+        assert prep("build", kind, source, out, *flags).stdout.endswith("finished already, nothing to do\n")
+        other = prep("build", kind, source, out, "--size", "16", "--column", "ids")
+        assert other.returncode == 1
+        assert "columns is ['ids'], the store says ['score', 'ids']" in other.stderr

@@ -1,0 +1,402 @@
+"""Columns of numbers that a source has: each row gets the values of its own image, whatever is rejected or shuffled."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from decodeonce.errors import BuildError
+from decodeonce.prep.build import Work, build, finish, make_plan
+from decodeonce.prep.build import blocks as build_blocks
+from decodeonce.prep.build.max_bad import Allowance
+from decodeonce.prep.convert.convert import Conversion, open_conversion
+from decodeonce.prep.export.export import export_store
+from decodeonce.prep.export.pictures import ExportSettings
+from decodeonce.prep.recipe import BoxRules, Recipe
+from decodeonce.prep.repair.repair import repair_store
+from decodeonce.prep.sources import BoxedSource, Source, open_list, open_parquet, open_webdataset
+from decodeonce.store import Store, StorePaths, open_store, stage_store, verify_store
+from decodeonce.store.manifest import DATA_OFFSET
+from decodeonce.store.select import Selection
+from tests.forms.boxed import XML
+from tests.forms.parquet import images as parquet_images
+from tests.forms.parquet import write_table
+from tests.forms.webdataset import sample, write_tar
+from tests.pictures import jpeg, tree_bytes
+from tests.prep.building import built
+
+COUNT = 12
+BAD = 3  # decodes to nothing
+NAMES = ["score", "ids", "rank"]
+# Rows of 3 KiB, four a block and a shard.
+RECIPE = Recipe(height=32, width=32, shard_size=DATA_OFFSET + 4 * 3072, shuffle_seed=5)
+
+
+def values_of(number: int) -> dict[str, Any]:
+    """What the sample `number` has; the first score is whole."""
+    return {"score": number / 4, "ids": [number, -number, 2**40 + number], "rank": 100 - number}
+
+
+DATA = [b"no picture" if number == BAD else jpeg(40, 50, seed=number) for number in range(COUNT)]
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_blocks, "SMALLEST", 1)
+
+
+def write_images(root: Path) -> Path:
+    """0.jpg and so on, below root/images."""
+    for number, data in enumerate(DATA):
+        path = root / f"images/{number % 2}/{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return root / "images"
+
+
+def write_csv(file: Path, rows: Sequence[Sequence[object]]) -> Path:
+    """A list as pandas writes one: lists of numbers are quoted fields in brackets."""
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(rows)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text.getvalue())
+    return file
+
+
+def as_list(root: Path, column: list[str]) -> Source:
+    top = write_images(root)
+    rows = [[number % 2, *values_of(number).values(), f"{number % 2}/{number}.jpg"] for number in range(COUNT)]
+    missing = [0, *values_of(99).values(), "0/gone.jpg"]  # one that cannot be a row has values, too
+    rows.insert(5, missing)
+    return open_list(write_csv(top / "list.csv", [["label", *NAMES, "path"], *rows]), column=column)
+
+
+def as_webdataset(root: Path, column: list[str], name: str = "a.tar") -> Source:
+    files = []
+    for number, data in enumerate(DATA):
+        files += sample(f"{number}", data, cls=number % 2, json={**values_of(number), "caption": "a cat"})
+        if number == 5:
+            files.append(("no-image.cls", b"0"))  # a reject without values
+    mode = "w:gz" if name.endswith("gz") else "w"
+    return open_webdataset(str(write_tar(root / name, files, mode)), column=column)
+
+
+def as_parquet(root: Path, column: list[str]) -> Source:
+    pictures: list[tuple[bytes | None, str | None] | None] = [(d, f"{n}.jpg") for n, d in enumerate(DATA)]
+    labels = [number % 2 for number in range(COUNT)]
+    given = [values_of(number) for number in range(COUNT)]
+    pictures.insert(5, None)
+    labels.insert(5, 0)
+    given.insert(5, {"score": None, "ids": None, "rank": None})
+    columns = {name: pa.array([some[name] for some in given]) for name in NAMES}
+    table = {"image": parquet_images(pictures), "label": pa.array(labels), "caption": pa.array(["x"] * 13), **columns}
+    return open_parquet(write_table(root / "a.parquet", table), column=column)
+
+
+MAKERS: dict[str, Callable[[Path, list[str]], Source]] = {
+    "list": as_list,
+    "webdataset": as_webdataset,
+    "webdataset-gzip": lambda root, column: as_webdataset(root, column, "a.tgz"),
+    "parquet": as_parquet,
+}
+
+
+def check_values(store: Store, count: int = COUNT - 1) -> None:
+    """Each row has the values of its own image."""
+    assert verify_store(store.paths.root).ok
+    assert len(store) == count
+    columns = store.columns
+    assert {name: (a.dtype.str, a.shape) for name, a in columns.items() if name in NAMES} == {
+        "score": ("<f4", (count,)),
+        "ids": ("<i8", (count, 3)),
+        "rank": ("<i8", (count,)),
+    }
+    for row, line in enumerate(store.samples):
+        wanted = values_of(int(Path(line.source).stem))
+        assert {name: columns[name][row].tolist() for name in NAMES} == wanted
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_every_row_has_the_values_of_its_own_image(kind: str, tmp_path: Path) -> None:
+    store = open_store(built(MAKERS[kind](tmp_path, NAMES), tmp_path / "out", RECIPE))
+    check_values(store)
+    assert store.manifest.recipe["columns"] == NAMES
+    assert [column.name for column in store.manifest.columns] == NAMES
+
+
+def test_any_number_of_workers_makes_the_same_bytes_and_a_killed_finish_is_completed(tmp_path: Path) -> None:
+    in_process = built(as_list(tmp_path, NAMES), tmp_path / "one", RECIPE)
+    source, out = as_list(tmp_path, NAMES), tmp_path / "two"
+    make_plan(source, out, RECIPE)
+    (out / "ids.npy").write_bytes(b"half of")  # as a finish that was killed leaves it
+    build(source, out, RECIPE, Work(workers=2, max_bad="5"))
+    assert tree_bytes(out) == tree_bytes(in_process)
+
+
+def test_a_store_without_columns_says_nothing_of_them(tmp_path: Path) -> None:
+    store = open_store(built(as_list(tmp_path, []), tmp_path / "out", RECIPE))
+    assert "columns" not in store.manifest.recipe
+    assert store.manifest.columns == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"),
+    [
+        ([1, 2], "<i8"),
+        ([-(2**63), 2**63 - 1], "<i8"),
+        ([1, 2.0], "<f4"),
+        ([0.5, 3], "<f4"),
+        (["true", "false"], "<i8"),
+        ([[0, 1], [1, 0]], "<i8"),
+        ([[0, 1], [0.25, 0.75]], "<f4"),
+        (["1e3", "-2.5E-3"], "<f4"),
+    ],
+)
+def test_columns_are_int64_if_all_numbers_are_whole_and_float32_else(
+    given: list[Any], dtype: str, tmp_path: Path
+) -> None:
+    top = write_images(tmp_path)
+    rows: list[list[Any]] = [["path", "x"], *([f"0/{2 * number}.jpg", value] for number, value in enumerate(given))]
+    source = open_list(write_csv(top / "list.csv", rows), column=["x"])
+    store = open_store(built(source, tmp_path / "out", Recipe(height=8, width=8, shuffle_seed=None)))
+    wanted = [json.loads(value) if isinstance(value, str) else value for value in given]
+    np.testing.assert_array_equal(store.columns["x"], np.array(wanted).astype(dtype))
+    assert store.columns["x"].dtype.str == dtype
+
+
+NUMBER = "expected a number, or a list of numbers as [1, 2]"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ([1, ""], r"list.csv: line 3: column 'x': found nothing, expected a number, as in the first row"),
+        ([1, "a cat"], r"line 3: column 'x': found 'a cat', expected a number, .*text: store its token ids"),
+        (["[1, 2]", "[1]"], r"line 3: column 'x': found \[1\], expected a list of 2 numbers, as in the first row"),
+        (["[1, 2]", "7"], r"line 3: column 'x': found 7, expected a list of 2 numbers"),
+        (["7", "[7]"], r"line 3: column 'x': found \[7\], expected a number"),
+        (["[]"], r"line 2: column 'x': found \[\], " + NUMBER.replace("[", r"\[")),
+        (["[[1]]"], r"line 2: column 'x': found \[\[1\]\]"),
+        (["NaN"], r"line 2: column 'x': found nan"),
+        (["1e39"], r"line 2: column 'x': found 1e\+39"),
+        ([2**63], r"line 2: column 'x': found 9223372036854775808"),
+        (["null"], r"line 2: column 'x': found nothing"),
+        (["[" * 9000], r"line 2: column 'x': found '\[\[\["),
+    ],
+)
+def test_what_is_no_number_is_told_with_file_and_line(given: list[Any], told: str, tmp_path: Path) -> None:
+    top = write_images(tmp_path)
+    rows: list[list[Any]] = [["path", "x"], *([f"0/{2 * number}.jpg", value] for number, value in enumerate(given))]
+    with pytest.raises(BuildError, match=told):
+        list(open_list(write_csv(top / "list.csv", rows), column=["x"]).entries())
+
+
+@pytest.mark.parametrize(
+    ("header", "column", "told"),
+    [
+        (None, ["x"], "list.csv: no header line, which --column x needs"),
+        (["path", "x"], ["y"], "list.csv: --column y: no column of this name, expected one of path, x"),
+        (["path", "label", "x", "x"], ["x"], "--column x: 2 columns of this name"),
+        (["path", "lbl", "x"], ["x"], "columns path, lbl, x; expected a path and a label"),
+        (["path", "x"], ["x", "x"], "--column x: given twice"),
+        (["path", "labels"], ["labels"], "--column: column name 'labels': expected another one than box_count,"),
+        (["path", "a/b"], ["a/b"], "--column: column name 'a/b': expected one that can be a file's"),
+    ],
+)
+def test_a_column_that_a_list_does_not_have_is_told(
+    header: list[str] | None, column: list[str], told: str, tmp_path: Path
+) -> None:
+    rows: list[list[Any]] = [header or ["0/0.jpg", 1], ["0/2.jpg", *[1] * (len(header or "12") - 1)]]
+    file = write_csv(write_images(tmp_path) / "list.csv", rows)
+    with pytest.raises(BuildError) as caught:
+        list(open_list(file, column=column).entries())
+    assert told in str(caught.value)
+
+
+def test_a_list_with_columns_but_no_label_has_folders_as_classes(tmp_path: Path) -> None:
+    rows: list[list[Any]] = [["path", "x"], ["0/0.jpg", 1], ["1/1.jpg", 2]]
+    source = open_list(write_csv(write_images(tmp_path) / "list.csv", rows), column=["x"])
+    assert [(entry.label, entry.values) for entry in source.entries()] == [(0, (1,)), (1, (2,))]
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"json": {"label": 1}}, "a.tar: k.jpg: column 'x': found nothing, expected a number"),
+        ({"cls": 1}, "a.tar: k.jpg: column 'x': found nothing"),
+        ({"cls": 1, "json": ["x"]}, "a.tar: k.jpg: column 'x': found nothing"),
+        ({"cls": 1, "json": {"x": "a cat"}}, "a.tar: k.jpg: column 'x': found 'a cat'"),
+        ({"cls": 1, "json": {"x": {"y": 1}}}, "a.tar: k.jpg: column 'x': found {'y': 1}"),
+    ],
+)
+def test_what_a_webdataset_sample_lacks_is_told(parts: dict[str, object], told: str, tmp_path: Path) -> None:
+    files = [*sample("j", DATA[0], cls=0, json={"x": 1}), *sample("k", DATA[0], **parts)]
+    with pytest.raises(BuildError) as caught:
+        list(open_webdataset(str(write_tar(tmp_path / "a.tar", files)), column=["x"]).entries())
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("column", "told"),
+    [
+        (pa.array(["a", "b"]), "--column x is string, expected integers, floats or booleans, or lists of these; of"),
+        (pa.array([[[1]], [[2]]]), "--column x is list<"),
+        (pa.array([1, None]), "a.parquet: row 1: column 'x': found nothing, expected a number, as in the first row"),
+        (pa.array([[1, 2], [1]]), "a.parquet: row 1: column 'x': found [1], expected a list of 2 numbers"),
+        (pa.array([float("nan"), 1.0]), "a.parquet: row 0: column 'x': found nan"),
+        (None, "--column x is not there; there are image (struct"),
+    ],
+)
+def test_what_a_parquet_column_cannot_be_is_told(column: Any, told: str, tmp_path: Path) -> None:
+    table = {"image": parquet_images([(DATA[0], None)] * 2), "label": pa.array([0, 1])}
+    file = write_table(tmp_path / "a.parquet", table if column is None else {**table, "x": column})
+    with pytest.raises(BuildError) as caught:
+        list(open_parquet(file, column=["x"]).entries())
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([[1, 2], [3, 4]], pa.list_(pa.int16(), 2)),
+        pa.array([[1, 2], [3, 4]], pa.large_list(pa.uint8())),
+        pa.array([[True, False], [False, True]]),
+        pa.array([[0.5, 0.25], [0.1, 0.2]], pa.list_(pa.float32())),
+    ],
+)
+def test_lists_of_any_arrow_type_are_kept(column: Any, tmp_path: Path) -> None:
+    table = {"image": parquet_images([(DATA[0], None)] * 2), "label": pa.array([0, 1]), "x": column}
+    source = open_parquet(write_table(tmp_path / "a.parquet", table, group=1), column=["x"])
+    store = open_store(built(source, tmp_path / "out", RECIPE))
+    rows = [int(line.source.split("/")[1]) for line in store.samples]
+    wanted = np.array([column.to_pylist()[row] for row in rows])
+    np.testing.assert_array_equal(store.columns["x"], wanted.astype(store.columns["x"].dtype))
+
+
+OPENERS: dict[str, tuple[str, Callable[..., Source]]] = {
+    "list": ("images/list.csv", open_list),
+    "webdataset": ("a.tar", open_webdataset),
+    "parquet": ("a.parquet", open_parquet),
+}
+
+
+@pytest.mark.parametrize("kind", OPENERS)
+def test_other_columns_are_another_recipe(kind: str, tmp_path: Path) -> None:
+    out, (file, opener) = tmp_path / "out", OPENERS[kind]
+    make_plan(MAKERS[kind](tmp_path, NAMES), out, RECIPE)
+    same, other = (opener(str(tmp_path / file), column=names) for names in (NAMES, ["rank"]))
+    with pytest.raises(BuildError, match="planned with the columns score, ids, rank, this asks for rank; give the"):
+        make_plan(other, out, RECIPE)
+    assert make_plan(same, out, RECIPE).count == COUNT
+    built(same, out, RECIPE)
+    with pytest.raises(BuildError, match=r"columns is \['rank'\], the store says \['score', 'ids', 'rank'\]"):
+        build(other, out, RECIPE)
+    build(same, out, RECIPE)  # finished already
+
+
+def test_other_values_are_another_source(tmp_path: Path) -> None:
+    source, out = as_list(tmp_path, NAMES), tmp_path / "out"
+    make_plan(source, out, RECIPE)
+    file = tmp_path / "images/list.csv"
+    file.write_text(file.read_text().replace("0.25", "0.26"))
+    with pytest.raises(BuildError, match="the same pictures under other classes, with other boxes or values"):
+        make_plan(open_list(file, column=NAMES), out, RECIPE)
+
+
+def test_room_for_columns_is_asked_for(tmp_path: Path) -> None:
+    from decodeonce.prep.build.free_space import need
+
+    plans = [
+        make_plan(as_list(tmp_path / name, names), tmp_path / name / "out", RECIPE)
+        for name, names in (("with", NAMES), ("without", []))
+    ]
+    more, less = map(need, plans)
+    assert (more.bytes - less.bytes, more.files - less.files) == (COUNT * 2 * (4 + 3 * 8 + 8), 6)
+
+
+def test_every_object_of_an_image_has_its_values(tmp_path: Path) -> None:
+    source = as_list(tmp_path, NAMES)
+    (tmp_path / "boxes").mkdir()
+    for number in range(COUNT):
+        (tmp_path / f"boxes/{number}.xml").write_text(XML.format("0"))
+    per_object = BoxedSource(source, tmp_path / "boxes", BoxRules())
+    store = open_store(built(per_object, tmp_path / "objects", Recipe(**{**vars(RECIPE), "boxes": BoxRules()})))
+    objects = len(store) // (COUNT - 1)
+    check_values(store, objects * (COUNT - 1))
+    kept = BoxRules(keep=2)
+    beside = BoxedSource(source, tmp_path / "boxes", kept)
+    store = open_store(built(beside, tmp_path / "beside", Recipe(**{**vars(RECIPE), "boxes": kept})))
+    check_values(store)
+    assert {"boxes", "box_count"} <= store.columns.keys()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return built(as_list(tmp_path, NAMES), tmp_path / "out", RECIPE)
+
+
+def test_conversions_carry_columns(store: Path, tmp_path: Path) -> None:
+    check_values(open_store(store))
+
+    def converted(name: str, stores: list[Path], conversion: Conversion) -> Path:
+        source, recipe = open_conversion(stores, tmp_path / name, conversion)
+        return built(source, tmp_path / name, recipe)
+
+    small = converted("small", [store], Conversion(size=(16, 16), shuffle_seed=1, container="hdf5"))
+    check_values(open_store(small))
+    selection = Selection(("0",), None, (None, None))
+    zeros = converted("zeros", [store], Conversion(selection=selection, sort="source"))
+    check_values(open_store(zeros), 6)
+    check_values(open_store(converted("joined", [store, zeros], Conversion())), COUNT - 1 + 6)
+    other = built(as_list(tmp_path / "other", ["rank"]), tmp_path / "other/out", RECIPE)
+    with pytest.raises(BuildError, match=r"stores to be joined need the same columns"):
+        converted("refused", [store, other], Conversion())
+
+
+def test_parts_and_exports_have_columns(store: Path, tmp_path: Path) -> None:
+    stage_store(open_store(store), tmp_path / "part", rows=range(4, 9))
+    part = open_store(tmp_path / "part")
+    assert part.columns["rank"].tolist() == open_store(store).columns["rank"].tolist()
+    export_store(open_store(store), tmp_path / "tars", ExportSettings(form="webdataset"))
+    again = built(open_webdataset(tmp_path / "tars", column=NAMES), tmp_path / "again", RECIPE)
+    found, first = open_store(again), open_store(store)
+    for row, line in enumerate(found.samples):
+        number = int(Path(line.source).stem)
+        assert all(found.columns[name][row].tolist() == first.columns[name][number].tolist() for name in NAMES)
+
+
+def test_rows_of_a_store_with_columns_are_repaired_and_a_lost_column_from_a_copy(store: Path, tmp_path: Path) -> None:
+    before = tree_bytes(store)
+    shutil.copytree(store, tmp_path / "copy")
+    with open(StorePaths(store).shard(0, ".npy"), "r+b") as file:
+        file.seek(DATA_OFFSET + 100)
+        file.write(b"damage")
+    assert repair_store(store, str(tmp_path / "images")).repaired_rows == 1
+    (store / "ids.npy").unlink()
+    report = verify_store(store)
+    assert report.bad_files == ["ids.npy"]
+    told = repair_store(store, str(tmp_path / "images")).unrepaired
+    assert len(told) == 1
+    assert "ids.npy: damaged; " in told[0]
+    assert repair_store(store, str(tmp_path / "copy")).ok
+    assert tree_bytes(store) == before
+
+
+def test_a_plan_of_an_earlier_release_is_finished(tmp_path: Path) -> None:
+    from decodeonce.prep.build.plan import read_plan, write_facts
+
+    source, out = as_list(tmp_path, []), tmp_path / "out"
+    plan = make_plan(source, out, RECIPE)
+    write_facts(plan.paths, {key: value for key, value in plan.facts.items() if key not in ("columns", "digest")})
+    assert read_plan(plan.paths).columns == []
+    build(source, out, RECIPE, Work(workers=1, max_bad="5"))
+    finish(out, Allowance.parse("5"))

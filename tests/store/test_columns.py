@@ -1,0 +1,184 @@
+"""Columns that are added to a finished store, and removed: the rest of it stays to the byte, and it stays whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from decodeonce.errors import DecodeonceError, StoreError
+from decodeonce.store import add_column, open_store, remove_column, stage_store, verify_store
+from decodeonce.store.columns import column_file, read_numbers
+from decodeonce.store.manifest import read_manifest
+from tests.pictures import tree_bytes
+from tests.store.signing import resign
+from tests.stores import make_store, random_images
+
+COUNT = 20
+SCORES = np.linspace(0, 1, COUNT, dtype=np.float32)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return make_store(tmp_path / "s", random_images(COUNT), columns={"weight": np.arange(COUNT, dtype="<i4")})
+
+
+ARRAYS = [
+    SCORES,
+    SCORES.astype(">f8"),
+    SCORES.astype(np.float16),
+    np.arange(COUNT) % 2 == 0,
+    np.arange(COUNT, dtype=np.int8),
+    np.arange(COUNT, dtype=">u8"),
+    np.asfortranarray(np.arange(COUNT * 6).reshape(COUNT, 2, 3)),
+    np.arange(2 * COUNT)[::2],
+]
+
+
+@pytest.mark.parametrize("values", ARRAYS, ids=lambda values: f"{values.dtype.str}{values.shape}")
+def test_a_column_is_added_and_removed_and_all_else_stays(values: np.ndarray[Any, Any], store: Path) -> None:
+    before = tree_bytes(store)
+    np.save(store.parent / "values.npy", values)
+    column = add_column(store, "score", read_numbers(store.parent / "values.npy"))
+    assert verify_store(store).ok
+    opened = open_store(store)
+    assert opened.manifest.columns[-1] == column
+    assert column.dtype[0] in "<|"
+    np.testing.assert_array_equal(opened.columns["score"], values)
+    np.testing.assert_array_equal(np.load(store / "score.npy"), values)
+    after = tree_bytes(store)
+    assert {name: data for name, data in after.items() if before.get(name) != data}.keys() == {
+        "store.json",
+        "score.npy",
+    }
+    remove_column(store, "score")
+    assert tree_bytes(store) == before
+
+
+def test_the_same_column_again_is_written_again(store: Path) -> None:
+    add_column(store, "score", SCORES)
+    before = tree_bytes(store)
+    add_column(store, "score", SCORES)
+    assert tree_bytes(store) == before
+    (store / "score.npy").unlink()
+    assert verify_store(store).bad_files == ["score.npy"]
+    add_column(store, "score", SCORES)
+    assert tree_bytes(store) == before
+
+
+def test_keys_that_this_release_does_not_know_stay(store: Path) -> None:
+    def add_keys(facts: dict[str, Any]) -> None:
+        facts["later"] = {"a": [1.5, "ü"]}
+        facts["columns"][0]["unit"] = "kg"
+
+    resign(store, add_keys)
+    add_column(store, "score", SCORES)
+    remove_column(store, "score")
+    facts = json.loads((store / "store.json").read_bytes())
+    assert (facts["later"], facts["columns"][0]["unit"]) == ({"a": [1.5, "ü"]}, "kg")
+    assert verify_store(store).ok
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "told"),
+    [
+        ("score", SCORES[1:], r"values of shape \(19,\), expected one entry for each of the 20 rows of"),
+        ("score", np.float32(1), r"values of shape \(\), expected one entry"),
+        ("score", SCORES[:, None][:, :0], r"values of shape \(20, 0\), expected one entry"),
+        ("score", np.array(["a"] * COUNT), "values of dtype <U1, expected numbers .* of text, store its token ids"),
+        ("score", SCORES.astype(complex), "values of dtype complex128, expected numbers"),
+        ("score", np.zeros(COUNT, [("a", "<f4")]), "expected numbers"),
+        ("weight", SCORES, r"has another column, or another file, 'weight.npy'; remove it first \(`prep column remove"),
+        ("weight", np.arange(1, COUNT + 1, dtype="<i4"), "has another column, or another file, 'weight.npy'"),
+        ("labels", SCORES, "column name 'labels': expected another one than box_count, box_labels, boxes,"),
+        ("", SCORES, "column name ''"),
+        ("images-00000", SCORES, "column name 'images-00000': expected one that can be a file's"),
+        ("a/b", SCORES, "column name 'a/b'"),
+        (".hidden", SCORES, "column name '.hidden'"),
+        ("a\n", SCORES, r"column name 'a\\n'"),
+        ("a" * 252, SCORES, "at most 251 bytes"),
+    ],
+)
+def test_what_cannot_be_a_column_is_refused_and_nothing_is_written(
+    name: str, values: Any, told: str, store: Path
+) -> None:
+    before = tree_bytes(store)
+    with pytest.raises((ValueError, StoreError), match=told):
+        add_column(store, name, np.asarray(values))
+    assert tree_bytes(store) == before
+
+
+def test_a_name_with_blanks_is_a_name(store: Path) -> None:
+    add_column(store, "clip score", SCORES)
+    assert open_store(store).manifest.columns[-1].file == column_file("clip score") == "clip score.npy"
+
+
+def test_a_file_that_is_no_column_is_not_overwritten(store: Path) -> None:
+    file = store / "score.npy"
+    np.save(file, SCORES + 1)
+    before = file.read_bytes()
+    with pytest.raises(StoreError, match=r"has another column, or another file, 'score\.npy'"):
+        add_column(store, "score", SCORES)
+    assert file.read_bytes() == before
+    add_column(store, "score", read_numbers(file))
+    assert verify_store(store).ok
+
+
+def test_nothing_is_written_through_a_link(store: Path) -> None:
+    outside = store.parent / "outside.npy"
+    np.save(outside, SCORES)
+    before = outside.read_bytes()
+    (store / "score.npy").symlink_to(outside)
+    add_column(store, "score", SCORES)
+    assert not (store / "score.npy").is_symlink()
+    assert outside.read_bytes() == before
+
+
+def test_what_is_no_store_of_its_own_is_refused(store: Path) -> None:
+    part = store.parent / "part"
+    stage_store(open_store(store), part, rows=range(5))
+    for change in (lambda path: add_column(path, "score", SCORES), lambda path: remove_column(path, "weight")):
+        with pytest.raises(StoreError, match="a staged part; change the columns of the whole store, then stage it"):
+            change(part)
+        with pytest.raises(StoreError, match="no such folder"):
+            change(store.parent / "nothing")
+    with pytest.raises(StoreError, match="no column 'score', expected one of its columns: weight"):
+        remove_column(store, "score")
+    assert not (store / ".repair").exists()
+
+
+def test_a_part_of_the_store_before_is_refused_by_stage(store: Path) -> None:
+    part = store.parent / "part"
+    stage_store(open_store(store), part, rows=range(5))
+    add_column(store, "score", SCORES)
+    with pytest.raises(DecodeonceError, match="holds another store"):
+        stage_store(open_store(store), part, rows=range(5))
+
+
+@pytest.mark.parametrize("content", [b"", b"no npy", b"\x93NUMPY\x01\x00", None])
+def test_a_file_that_is_no_npy_is_told(content: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    if content is None:
+        np.save(path, np.array([{}], dtype=object))
+    else:
+        path.write_bytes(content)
+    with pytest.raises(StoreError, match=r"x.npy: .*; expected an npy file of numbers"):
+        read_numbers(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(StoreError, match="a folder, pipe or device"):
+        read_numbers(path)
+
+
+def test_two_at_once_both_come_in(store: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    names = [f"c{number}" for number in range(8)]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda name: add_column(store, name, SCORES), names))
+    assert {column.name for column in read_manifest(store / "store.json").columns} == {"weight", *names}
+    assert verify_store(store).ok
