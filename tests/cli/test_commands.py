@@ -47,9 +47,9 @@ def test_a_kind_has_its_own_flags_and_those_of_every_kind(verb: str) -> None:
     own = {
         "imagenet": {"--split"},
         "folder": set(),
-        "list": {"--root"},
-        "webdataset": set(),
-        "parquet": {"--picture-column", "--label-column"},
+        "list": {"--root", "--column"},
+        "webdataset": {"--column"},
+        "parquet": {"--picture-column", "--label-column", "--column"},
     }
     flag = re.compile(r"^  (?:-\w, )?(--[a-z-]+)", re.MULTILINE)
     flags = {kind: set(flag.findall(prep(verb, kind, "--help").stdout)) for kind in KINDS}

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from decodeonce.prep.build import Work, build, make_plan, work
@@ -95,6 +96,10 @@ def cases(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cas
                 data[-1] ^= 1
                 path.write_bytes(data + b"too long")
     store = open_store(base / "npy/out")
+    shutil.copytree(base / "npy/out", base / "column/out")
+    (base / "column/out/.repair").mkdir()
+    (base / "column/out/.repair/left").write_bytes(b"by a kill")
+    np.save(base / "score.npy", np.arange(len(store)))
     killed_at(stage, "_publish", lambda: stage.stage_store(store, base / "part/out", rows=range(2)))
     (base / "export").mkdir()
     exported = base / "export/out"
@@ -114,6 +119,9 @@ def cases(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cas
         "damaged hdf5": Case(
             base / "damaged-hdf5", ["repair HERE/out --source BASE/hdf5/out", "finish HERE/out"], {"out"}
         ),
+        "column": Case(
+            base / "column", ["column add HERE/out score BASE/score.npy", "column remove HERE/out score"], {"out"}
+        ),
         "part": Case(base / "part", ["stage BASE/npy/out HERE/out --node 0 --nodes 2"], {"out"}),
         "export": Case(base / "export", ["export BASE/npy/out HERE/out --as folder"], set()),
         "jobs": Case(base / "jobs", [SUBMIT], set()),
@@ -127,7 +135,10 @@ def prep_line(line: str, tree: Path, base: Path, here: Path) -> Ended:
     return prep(*line.split())
 
 
-@pytest.mark.parametrize("name", ["planned", "worked", "damaged npy", "damaged hdf5", "part", "export", "jobs"])
+CASES = ["planned", "worked", "damaged npy", "damaged hdf5", "column", "part", "export", "jobs"]
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_nothing_is_written_through_a_link(cases: dict[str, Case], name: str, tree: Path, tmp_path: Path) -> None:
     case = cases[name]
     base = case.found.parent

@@ -36,6 +36,7 @@ WRITING = {
     "stage DISK/store DISK/empty --node 0 --nodes 1": "disk/empty/.stage",
     "export DISK/store DISK/exported --as folder": "disk/.exported.export",
     "convert DISK/store DISK/converted --format hdf5": "disk/converted",
+    "column add DISK/store score DISK/store/labels.npy": "disk/store/.repair",
     "show DISK/store --out DISK/sheet.png": "disk/sheet.png",
     "submit slurm build imagenet TREE DISK/new --tasks 2 --cpus 2": "disk/new.jobs",
 }

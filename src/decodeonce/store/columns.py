@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from decodeonce.errors import StoreError
 from decodeonce.formatting import quoted
-from decodeonce.store.durable import empty_folder, remove_file, write_atomic
+from decodeonce.store.durable import empty_folder, make_folder, remove_file, write_atomic
 from decodeonce.store.hashing import file_chunks, file_hexdigest
 from decodeonce.store.layout import StorePaths
 from decodeonce.store.locks import LOCK, locked
@@ -130,8 +130,8 @@ def _changing(path: str | os.PathLike[str]) -> Iterator[tuple[StorePaths, Manife
     if paths.part.exists():
         raise StoreError(f"{paths.root}: a staged part; change the columns of the whole store, then stage it again")
     with locked(paths.repair, waits_for="another `prep column` or `prep repair`"):
-        with suppress(FileNotFoundError):  # nothing can be written here
-            empty_folder(paths.repair, keep=LOCK)  # of a run that was killed
+        make_folder(paths.repair)  # `locked` makes none on a read-only file system, where this is an error
+        empty_folder(paths.repair, keep=LOCK)  # of a run that was killed
         encoded = read_regular(paths.manifest)
         yield paths, parse_manifest(encoded, paths.manifest), json.loads(encoded)
 

@@ -47,7 +47,7 @@ class NumberColumn:
         """Keep a value that was checked."""
         self._learned(value)
         numbers = value if isinstance(value, list) else [value]
-        if self._held.typecode == "q" and any(isinstance(number, float) for number in numbers):
+        if self._held.typecode == "q" and float in map(type, numbers):
             self._held = array("f", self._held)
         self._held.extend(numbers)
 
