@@ -24,7 +24,7 @@ from decodeonce.prep.export.pictures import ExportSettings
 from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.repair.repair import repair_store
 from decodeonce.prep.sources import BoxedSource, Source, open_list, open_parquet, open_webdataset
-from decodeonce.store import Store, StorePaths, open_store, stage_store, verify_store
+from decodeonce.store import Store, StorePaths, add_column, open_store, stage_store, verify_store
 from decodeonce.store.manifest import DATA_OFFSET
 from decodeonce.store.select import Selection
 from tests.forms.boxed import XML
@@ -400,3 +400,10 @@ def test_a_plan_of_an_earlier_release_is_finished(tmp_path: Path) -> None:
     assert read_plan(plan.paths).columns == []
     build(source, out, RECIPE, Work(workers=1, max_bad="5"))
     finish(out, Allowance.parse("5"))
+
+
+def test_a_build_knows_its_store_after_a_column_was_added(store: Path, tmp_path: Path) -> None:
+    add_column(store, "later", np.arange(COUNT - 1))
+    before = tree_bytes(store)
+    build(open_list(tmp_path / "images/list.csv", column=NAMES), store, RECIPE)
+    assert tree_bytes(store) == before

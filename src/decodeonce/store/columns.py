@@ -129,7 +129,7 @@ def _changing(path: str | os.PathLike[str]) -> Iterator[tuple[StorePaths, Manife
     read_manifest(paths.manifest)  # which says what is there if it is no store
     if paths.part.exists():
         raise StoreError(f"{paths.root}: a staged part; change the columns of the whole store, then stage it again")
-    with locked(paths.repair, waits_for="another `prep column` or `prep repair`"):
+    with locked(paths.repair, waits_for="another `prep repair` or `prep column`"):
         make_folder(paths.repair)  # `locked` makes none on a read-only file system, where this is an error
         empty_folder(paths.repair, keep=LOCK)  # of a run that was killed
         encoded = read_regular(paths.manifest)

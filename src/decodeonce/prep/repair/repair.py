@@ -81,7 +81,7 @@ def repair_store(
     paths, threads = StorePaths(Path(path)), usable_cores()
     if not paths.root.is_dir():
         read_manifest(paths.manifest)  # which says what is there instead
-    with locked(paths.repair, waits_for="another `prep repair`"):
+    with locked(paths.repair, waits_for="another `prep repair` or `prep column`"):
         _remove_scratch(paths)  # of a run that was killed
         found = verify_store(paths.root, threads=threads, progress=progress)
         if found.ok or not found.rows:
