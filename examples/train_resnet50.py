@@ -103,7 +103,7 @@ def train(options: argparse.Namespace, device: torch.device, feed: Feed, classes
     first = step + 1
     begun = printed = (step, time.perf_counter())
     with make_profiler(options.profile) as profiler:
-        for epoch in range(feed.state_dict()["epoch"], options.epochs):
+        for epoch in range(feed.epoch, options.epochs):
             if step >= options.steps:
                 break
             for images, labels in feed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tqdm import tqdm
 
 from decodeonce import Batch, Loader
 from tests.conftest import COUNT
@@ -88,6 +90,60 @@ def test_the_state_is_small_plain_and_right_while_batches_are_in_flight(store: P
         "count": COUNT,
         "world_size": 1,
     }
+
+
+def test_a_script_that_counts_epochs_with_the_loader_trains_none_too_many(store: Path) -> None:
+    with loader_of(store) as loader:
+        for batch in loader:
+            assert loader.epoch == batch.epoch == 0
+            state = loader.state_dict()
+        assert (state["epoch"], loader.epoch) == (1, 1)
+    with loader_of(store) as resumed:
+        resumed.load_state_dict(state)
+        assert [epoch for epoch in range(resumed.epoch, 3) for _ in resumed] == [1] * 9 + [2] * 9
+        assert resumed.epoch == 3
+
+
+def test_steps_left_counts_down_to_the_end_of_an_epoch_and_a_resumed_one_has_the_rest(store: Path) -> None:
+    with loader_of(store) as loader, loader_of(store) as resumed:
+        assert (loader.epoch, loader.steps_left) == (0, 9)
+        left = []
+        for _ in loader:
+            left.append(loader.steps_left)
+            resumed.load_state_dict(loader.state_dict())
+            assert (len(resumed), resumed.steps_left) == (9, loader.steps_left or 9)
+        assert left == [8, 7, 6, 5, 4, 3, 2, 1, 0]
+        assert (loader.epoch, loader.steps_left) == (1, 9)
+
+
+def test_epoch_and_steps_left_are_those_of_the_next_epoch_once_one_was_left_halfway(store: Path) -> None:
+    with loader_of(store) as loader:
+        for _ in loader:
+            break
+        assert (loader.epoch, loader.steps_left, loader.state_dict()["epoch"]) == (1, 9, 0)
+        batches = iter(loader)
+        next(batches)
+        loader.set_epoch(7)
+        assert (loader.epoch, loader.steps_left) == (1, 8)
+        list(batches)
+        assert (loader.epoch, loader.steps_left) == (7, 9)
+    assert (loader.epoch, loader.steps_left) == (7, 9)
+
+
+def test_a_progress_bar_starts_where_training_resumes(store: Path) -> None:
+    with loader_of(store) as loader:
+        loader.load_state_dict({**loader.state_dict(), "rows_consumed": 21})
+        bar = tqdm(loader, initial=len(loader) - loader.steps_left, file=io.StringIO())
+        assert (bar.n, bar.total) == (3, 9)
+        list(bar)
+        assert bar.n == 9
+
+
+def test_a_loader_shows_what_it_gives_and_where_it_is(store: Path) -> None:
+    with loader_of(store, rank=1, world_size=2) as loader:
+        batches = iter(loader)
+        next(batches)
+        assert repr(loader) == f"<Loader {store}: 7 rows a step on rank 1 of 2; epoch 0, 4 of 5 steps left>"
 
 
 @pytest.mark.parametrize("shuffle", ["full", "window", "none"])

@@ -56,8 +56,8 @@ class Epoch(Iterator[Batch]):
 
     def __init__(self, filler: Filler, progress: Progress, *, steps: int, stride: int) -> None:
         self._filler, self._progress, self._meter = filler, progress, filler.meter
-        self._left, self._stride = steps, stride
-        self._ended = ""
+        self.number, self.left, self._stride = progress.now.epoch, steps, stride
+        self.ended = ""  # why it gives no batch any more
         self._process = os.getpid()
         self._since = time.perf_counter()
         # The filler does not refer to the epoch, so an epoch that is dropped dies, and this ends its threads. It also
@@ -66,22 +66,17 @@ class Epoch(Iterator[Batch]):
         if not steps:
             progress.advance(0, last=True)
 
-    @property
-    def running(self) -> bool:
-        """Whether it has batches to give."""
-        return self._left > 0 and not self._ended
-
     def end(self, why: str) -> None:
         """End the threads; a request for a further batch raises an error with the reason."""
-        self._ended = self._ended or why
+        self.ended = self.ended or why
         self._filler.stop()
 
     def __next__(self) -> Batch:
-        if not self._left:
+        if not self.left:
             self.end("it is over")
             raise StopIteration
-        if self._ended:
-            raise RuntimeError(f"this epoch has ended: {self._ended}")
+        if self.ended:
+            raise RuntimeError(f"this epoch has ended: {self.ended}")
         if os.getpid() != self._process:
             raise RuntimeError("this epoch was begun before a fork, which its threads did not survive; begin it here")
         try:
@@ -93,7 +88,7 @@ class Epoch(Iterator[Batch]):
         except BaseException as error:
             # This may be Ctrl-C. A batch may be lost by now, so this epoch must not continue; the next one, or a
             # resumed one, will. The threads are not waited for here: they may be waiting for the user.
-            self._ended = f"{type(error).__name__}: {error}"
+            self.ended = f"{type(error).__name__}: {error}"
             self._filler.request_stop()
             if isinstance(error, StopIteration):  # from a transform; it would look like the end of the epoch
                 raise RuntimeError("transform raised StopIteration") from error
@@ -102,8 +97,8 @@ class Epoch(Iterator[Batch]):
     def _receive(self, sent: Sent) -> Batch:
         self._filler.allow_one()
         batch = self._filler.delivery.receive(sent)
-        self._left -= 1
-        self._progress.advance(self._stride, last=not self._left)
+        self.left -= 1
+        self._progress.advance(self._stride, last=not self.left)
         meter, now = self._meter, time.perf_counter()
         meter.batches += 1
         meter.rows += sent.rows

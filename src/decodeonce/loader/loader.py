@@ -73,6 +73,7 @@ class Loader:
         place, device, threads = chosen.find_rank(), find_device(chosen.device), chosen.copying_threads()
         opened = store if isinstance(store, Store) else open_store(store)
         self.batch_size, self.rank, self.world_size = chosen.batch_size, place.rank, place.world_size
+        self._root = opened.paths.root
         self._manifest = manifest = opened.manifest
         if isinstance(chosen.transform, Augment):
             chosen.transform.check_columns(column.name for column in manifest.columns)
@@ -98,9 +99,32 @@ class Loader:
         self._epoch: weakref.ref[Epoch] | None = None
         self._filler: Filler | None = None  # the last epoch's; its threads may outlive the epoch
 
+    def __repr__(self) -> str:
+        place = f"rank {self.rank} of {self.world_size}"
+        left = f"{self.steps_left} of {len(self)} steps left"
+        return f"<Loader {self._root}: {self.batch_size} rows a step on {place}; epoch {self.epoch}, {left}>"
+
     def __len__(self) -> int:
-        """Steps of a whole epoch, the same on every rank."""
+        """Steps of a whole epoch, the same on every rank, also if the next epoch is resumed in the middle.
+
+        A progress bar that starts where training resumes is ``tqdm(loader, initial=len(loader) - loader.steps_left)``.
+        """
         return self._partition.steps()
+
+    @property
+    def epoch(self) -> int:
+        """Number of the running epoch, up to the end of its ``for``; otherwise of the epoch that the next ``for`` runs.
+
+        ``for epoch in range(loader.epoch, epochs)`` runs the epochs that are left, also after load_state_dict().
+        """
+        running = self._running()
+        return running.number if running else self._progress.next.epoch
+
+    @property
+    def steps_left(self) -> int:
+        """Batches that the running epoch has yet to give, 0 at its last one; otherwise those of the next ``for``."""
+        running = self._running()
+        return running.left if running else self._partition.steps(self._progress.next.rows_consumed)
 
     def __iter__(self) -> Iterator[Batch]:
         """The next epoch, or the rest of one after load_state_dict(). Ends the epoch that was being iterated."""
@@ -138,12 +162,14 @@ class Loader:
         check_whole(0, epoch=epoch)
         if epoch != self._progress.next.epoch:
             self._progress.next = Position(epoch, 0)
-        running = self._epoch() if self._epoch else None
-        if running is None or not running.running:
+        running = self._running()
+        if running is None or not running.left:
             self._progress.now = self._progress.next
 
     def state_dict(self) -> dict[str, Any]:
         """Where training is after the batches handed out so far, however many are ready: a small plain dict.
+
+        At an epoch's last batch that is the start of the next epoch, so count epochs with `epoch`, not on your own.
 
         rows_consumed counts rows of all ranks with partition="global", of each rank with "range". A closed Loader still
         has its state.
@@ -211,9 +237,13 @@ class Loader:
             return blocks_ahead(steps, order, partition, consumed, manifest.row_bytes)
         return rows_ahead(steps, manifest.row_bytes)
 
-    def _end_epoch(self, why: str) -> None:
+    def _running(self) -> Epoch | None:
+        """The epoch whose ``for`` has begun and is not over."""
         epoch = self._epoch() if self._epoch else None
-        if epoch is not None:
+        return None if epoch is None or epoch.ended else epoch
+
+    def _end_epoch(self, why: str) -> None:
+        if epoch := self._running():
             epoch.end(why)
         if self._filler is not None:
             self._filler.stop()
