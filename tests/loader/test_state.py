@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from tqdm import tqdm
 
-from decodeonce import Batch, Loader
+from decodeonce import Batch, Loader, open_store
 from tests.conftest import COUNT
 from tests.stores import make_store, random_images
 
@@ -87,6 +88,7 @@ def test_the_state_is_small_plain_and_right_while_batches_are_in_flight(store: P
         "seed": 5,
         "shuffle": "full",
         "partition": "global",
+        "store": open_store(store).manifest.files["samples.tsv"].xxh3,
         "count": COUNT,
         "world_size": 1,
     }
@@ -232,6 +234,39 @@ def test_a_state_of_another_loader(store: Path, change: dict[str, Any], message:
             loader.load_state_dict({**loader.state_dict(), **change})
         with pytest.raises(ValueError, match="not the state of a Loader: it lacks epoch"):
             loader.load_state_dict({k: v for k, v in loader.state_dict().items() if k != "epoch"})
+
+
+@pytest.fixture(scope="module")
+def relabelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of as many rows as `store`, which are others."""
+    folder = tmp_path_factory.mktemp("stores")
+    return make_store(folder / "relabelled", random_images(COUNT), np.zeros(COUNT, np.int64), shard_rows=25)
+
+
+def test_a_state_of_another_store_is_refused_unless_it_is_meant(store: Path, relabelled: Path) -> None:
+    with loader_of(store) as loader, loader_of(relabelled) as other, loader_of(store) as same:
+        batches = iter(loader)
+        next(batches)
+        state = loader.state_dict()
+        message = f"another store: its rows have digest '{state['store']}', those of {relabelled} have "
+        with pytest.raises(ValueError, match=f"{message}'{other.state_dict()['store']}'; .* pass other_store=True"):
+            other.load_state_dict(state)
+        with pytest.raises(ValueError, match="seed 6, here 5"):
+            other.load_state_dict({**state, "seed": 6}, other_store=True)
+        with pytest.raises(ValueError, match="it lacks store"):
+            same.load_state_dict({name: value for name, value in state.items() if name != "store"})
+        other.load_state_dict(state, other_store=True)
+        same.load_state_dict(state)
+        assert rows_of(other) == rows_of(same) == rows_of(batches)
+
+
+def test_another_container_shard_size_or_column_is_the_same_store(
+    store: Path, images: NDArray[np.uint8], tmp_path: Path
+) -> None:
+    copy = make_store(tmp_path / "copy", images, container="hdf5", columns={"score": np.zeros(COUNT, "<f4")})
+    with loader_of(store) as loader, loader_of(copy) as converted:
+        converted.load_state_dict(loader.state_dict())
+        assert rows_of(converted) == rows_of(loader)
 
 
 def test_a_window_order_is_resumed_with_its_own_blocks_only(store: Path) -> None:

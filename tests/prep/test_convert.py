@@ -73,6 +73,7 @@ def test_a_conversion_is_the_store_that_a_build_makes_and_leads_back(npy: Path, 
     manifest = convert([npy], tmp_path / "hdf5", HDF5, workers=2)
     assert (manifest.container, manifest.count, len(manifest.shards)) == ("hdf5", 14, 14)
     assert tree_bytes(tmp_path / "hdf5") == tree_bytes(hdf5)
+    assert manifest.rows_digest == open_store(npy).manifest.rows_digest
     convert([tmp_path / "hdf5"], tmp_path / "npy", NPY, workers=1)
     assert tree_bytes(tmp_path / "npy") == tree_bytes(npy)
 
@@ -117,6 +118,7 @@ def test_a_smaller_size_is_one_resize_of_the_row(tree: Path, tmp_path: Path, fil
     assert next(iter(said["resized_by"].items())) in said["decoders"].items()
     assert small.manifest.source == large.manifest.source
     assert (tmp_path / "small/samples.tsv").read_bytes() == (tmp_path / "store/samples.tsv").read_bytes()
+    assert small.manifest.rows_digest == large.manifest.rows_digest
     assert verify_store(tmp_path / "small").ok
     convert([tmp_path / "small"], tmp_path / "smaller", Conversion(size=(3, 4)), workers=1)
     again = open_store(tmp_path / "smaller").manifest.recipe

@@ -176,21 +176,31 @@ class Loader:
         """
         return {**asdict(self._progress.now), **self._identity(), "world_size": self.world_size}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, other_store: bool = False) -> None:
         """Resume where `state` was taken: the next ``for`` gives exactly the rest of its epoch.
 
         Batch size may differ and, with partition="global", so may world size.
 
+        Args:
+            state: What state_dict() returned.
+            other_store: Accept a state of a store with other rows, if there are as many. A converted copy of the same
+                rows is the same store.
+
         Raises:
-            ValueError: If seed, shuffle, partition or count differ, or world size with "range"; the message says which.
+            ValueError: If store, seed, shuffle, partition or count differ, or world size with "range"; the message says
+                which.
         """
         expected = self._identity()
+        store = expected.pop("store")
         if self._settings.partition == "range":
             expected["world_size"] = self.world_size
-        if missing := {"epoch", "rows_consumed", *expected} - set(state):
+        if missing := {"epoch", "rows_consumed", "store", *expected} - set(state):
             raise ValueError(f"not the state of a Loader: it lacks {', '.join(sorted(missing))}")
         if differing := [f"{k} {state[k]!r}, here {v!r}" for k, v in expected.items() if state[k] != v]:
             raise ValueError(f"the state is that of another Loader: {'; '.join(differing)}")
+        if state["store"] != store and not other_store:
+            found = f"its rows have digest {state['store']!r}, those of {self._root} have {store!r}"
+            raise ValueError(f"the state is that of another store: {found}; to resume here, pass other_store=True")
         position = Position(state["epoch"], state["rows_consumed"])
         check_whole(0, epoch=position.epoch, rows_consumed=position.rows_consumed)
         if position.rows_consumed > (count := len(self._partition.rows)):
@@ -224,7 +234,7 @@ class Loader:
         chosen = self._settings
         identity = {"seed": chosen.seed, "shuffle": chosen.shuffle, "partition": chosen.partition}
         blocks = {"block_rows": self._manifest.block_rows} if chosen.shuffle == "window" else {}
-        return {**identity, "count": self._manifest.count, **blocks}
+        return {**identity, "store": self._manifest.rows_digest, "count": self._manifest.count, **blocks}
 
     def _plan(self, start: Position) -> Iterator[Step]:
         partition, manifest, consumed = self._partition, self._manifest, start.rows_consumed

@@ -106,6 +106,14 @@ class Manifest:
         """Bytes of one row."""
         return self.shape[0] * self.shape[1] * self.shape[2]
 
+    @property
+    def rows_digest(self) -> str:
+        """Names what the rows are, in their order: the digest of samples.tsv.
+
+        A copy at another size or in another container has the same one, and so has a store with a further column.
+        """
+        return self.files["samples.tsv"].xxh3
+
     @cached_property
     def _first_rows(self) -> NDArray[np.int64]:
         return np.array([shard.first_row for shard in self.shards], np.int64)
