@@ -147,7 +147,7 @@ def test_a_share_lies_in_the_held_rows_and_is_that_of_a_rank(data: st.DataObject
     share = find_share(held, count, most)
     assert held.start <= share.rows.start < share.rows.stop <= held.stop
     assert len(share.rows) <= most
-    part = make_partition("range", count, 1, share.rank, share.world_size, "drop")
+    part = make_partition("range", range(count), 1, share.rank, share.world_size, "drop")
     assert share.rows == part.rows
     assert share.least == part.steps()
     if most >= count and held == range(count):

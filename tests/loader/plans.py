@@ -21,7 +21,7 @@ def rank_plan(
     consumed: int = 0,
 ) -> list[Step]:
     """The steps of one rank that are left after `consumed` rows."""
-    part = make_partition(partition, count, batch_size, rank, world_size, tail)
+    part = make_partition(partition, range(count), batch_size, rank, world_size, tail)
     key = derive_key(seed, 0, world_size, rank) if partition == "range" else derive_key(seed, 0)
     return list(plan_steps(make_order(shuffle, len(part.rows), block_rows, key), part, consumed, 0))
 

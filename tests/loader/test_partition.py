@@ -177,4 +177,4 @@ def test_what_cannot_be_shared(
     count: int, kind: PartitionKind, batch_size: int, world_size: int, tail: Tail, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        make_partition(kind, count, batch_size, 0, world_size, tail)
+        make_partition(kind, range(count), batch_size, 0, world_size, tail)

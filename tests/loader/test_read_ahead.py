@@ -46,7 +46,7 @@ def test_steps_are_given_when_enough_behind_them_is_asked_for(sizes: list[int], 
 def test_blocks_are_asked_for_whole_once_and_before_their_rows(
     count: int, block_rows: int, batch_size: int, key: int, data: st.DataObject
 ) -> None:
-    partition = make_partition("range", 2 * count, batch_size, 1, 2, "keep")
+    partition = make_partition("range", range(2 * count), batch_size, 1, 2, "keep")
     order = WindowOrder(len(partition.rows), block_rows, key)
     consumed = data.draw(st.integers(0, partition.steps() - 1)) * batch_size
     asked: list[int] = []
@@ -69,7 +69,7 @@ def test_blocks_are_asked_for_whole_once_and_before_their_rows(
 
 
 def test_a_window_is_asked_for_while_the_one_before_it_is_read() -> None:
-    partition = make_partition("global", 10 * WINDOW_BLOCKS * 8, 8, 0, 1, "drop")
+    partition = make_partition("global", range(10 * WINDOW_BLOCKS * 8), 8, 0, 1, "drop")
     order = WindowOrder(len(partition.rows), 8, derive_key(5))
     steps = blocks_ahead(plan_steps(order, partition, 0, 0), order, partition, 0, ROW_BYTES)
     counts = [sum(map(len, step.hints)) for step in steps]

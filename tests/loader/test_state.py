@@ -89,6 +89,7 @@ def test_the_state_is_small_plain_and_right_while_batches_are_in_flight(store: P
         "shuffle": "full",
         "partition": "global",
         "store": open_store(store).manifest.files["samples.tsv"].xxh3,
+        "rows": None,
         "count": COUNT,
         "world_size": 1,
     }
@@ -145,7 +146,7 @@ def test_a_loader_shows_what_it_gives_and_where_it_is(store: Path) -> None:
     with loader_of(store, rank=1, world_size=2) as loader:
         batches = iter(loader)
         next(batches)
-        assert repr(loader) == f"<Loader {store}: 7 rows a step on rank 1 of 2; epoch 0, 4 of 5 steps left>"
+        assert repr(loader) == f"<Loader {store}: 60 rows, 7 a step on rank 1 of 2; epoch 0, 4 of 5 steps left>"
 
 
 @pytest.mark.parametrize("shuffle", ["full", "window", "none"])

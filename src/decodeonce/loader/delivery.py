@@ -249,9 +249,9 @@ class StreamDelivery(Delivery):
 
 
 class CachedDelivery(StreamDelivery):
-    """Batches gathered from a range of the store's rows in the device's memory; each row is uploaded once."""
+    """Batches gathered from the device's memory, which has space for `rows`, ascending; each is uploaded once."""
 
-    def __init__(self, shape: Shape, device: Device, transform: Transform | None, rows: range) -> None:
+    def __init__(self, shape: Shape, device: Device, transform: Transform | None, rows: range | Rows) -> None:
         super().__init__(shape, device, transform)
         try:
             self._cache = device.empty((len(rows), *shape[1:]))
@@ -262,11 +262,11 @@ class CachedDelivery(StreamDelivery):
         # It was allocated on the consumer's stream. When it dies, that stream's allocator would reuse its memory at
         # once, while rows are still gathered from it on the side stream.
         device.keep(self._cache, self._stream)
-        self._first_row = rows.start
+        self._rows = rows
         self._uploaded = np.zeros(len(rows), np.bool_)
 
     def lacking(self, rows: Rows) -> Rows:
-        return rows[~self._uploaded[rows - self._first_row]]
+        return rows[~self._uploaded[self._places(rows)]]
 
     def cached_rows(self) -> int:
         return int(self._uploaded.sum())
@@ -276,15 +276,19 @@ class CachedDelivery(StreamDelivery):
         del self._cache
 
     def _images(self, filled: Filled) -> Tensor:
-        uploaded, indexes = super()._images(filled), filled.rows - self._first_row
+        uploaded, indexes = super()._images(filled), self._places(filled.rows)
         if len(indexes):
             self._device.put(self._cache, self._move(indexes), uploaded)
             self._uploaded[indexes] = True
-        return self._device.gather(self._cache, self._move(filled.step.rows - self._first_row))
+        return self._device.gather(self._cache, self._move(self._places(filled.step.rows)))
+
+    def _places(self, rows: Rows) -> Rows:
+        """Where these rows are in the cache."""
+        return rows - self._rows.start if isinstance(self._rows, range) else self._rows.searchsorted(rows)
 
 
 def make_delivery(
-    device: torch.device, shape: Shape, prefetch: int, transform: Transform | None, cached: range | None
+    device: torch.device, shape: Shape, prefetch: int, transform: Transform | None, cached: range | Rows | None
 ) -> Delivery:
     """The delivery to a device in slots of `shape`; `cached` are the rows to keep in the device's memory."""
     target = (HostDevice if device.type == "cpu" else Device)(device)

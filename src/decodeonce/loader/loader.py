@@ -13,11 +13,12 @@ from decodeonce.loader.delivery import find_device, make_delivery
 from decodeonce.loader.epoch import Epoch, Filler, Position, Progress
 from decodeonce.loader.meter import Meter
 from decodeonce.loader.order import WindowOrder, derive_key, make_order
-from decodeonce.loader.partition import Step, make_partition, plan_steps
+from decodeonce.loader.partition import Step, find_rows, make_partition, plan_steps
 from decodeonce.loader.read_ahead import blocks_ahead, rows_ahead, windows_fit
 from decodeonce.loader.readers import Reader, ShardFiles, make_reader
 from decodeonce.loader.settings import Settings, StoreLike, check_whole, with_parameters_of
 from decodeonce.store import Store, open_store
+from decodeonce.store.hashing import hexdigest
 
 
 class Loader:
@@ -29,6 +30,9 @@ class Loader:
     Args:
         store: Path to a store, or an open ``Store``.
         batch_size: Rows per batch on each rank.
+        rows: Load only these rows of the store: distinct row numbers in any order, or a mask with a boolean for each
+            row. Such a subset is shuffled, partitioned and resumed like a store that has only these rows, in their
+            stored order.
         device: Device that receives the batches.
         shuffle: Order of an epoch. "full": any row may appear anywhere. "window": blocks are shuffled, then rows within
             each 32 blocks; best on storage that is slow at random reads. "none": stored order.
@@ -77,13 +81,19 @@ class Loader:
         self._manifest = manifest = opened.manifest
         if isinstance(chosen.transform, Augment):
             chosen.transform.check_columns(column.name for column in manifest.columns)
+        rows = find_rows(chosen.rows, len(opened))
+        self.count = len(rows)
         self._partition = partition = make_partition(
-            chosen.partition, len(opened), chosen.batch_size, place.rank, place.world_size, chosen.tail
+            chosen.partition, rows, chosen.batch_size, place.rank, place.world_size, chosen.tail
         )
+        self._subset_digest = None if isinstance(rows, range) else hexdigest(rows.data.cast("B"))
         advice = 'take partition="range" with the world size it was staged for'
         if chosen.partition == "range":
             advice = f"those of rank {place.rank} of {place.world_size}; it was staged for another"
-        opened.check_held(partition.rows, advice)  # once: no step asks again
+        if self._subset_digest:
+            advice = "choose rows that it holds, or open the whole store"
+        first, last = int(partition.rows[0]), int(partition.rows[-1])
+        opened.check_held(range(first, last + 1), advice)  # once: no step asks again
         if chosen.cache and partition.slices > 1:
             raise ValueError(
                 f'cache={chosen.cache!r} with partition="global": a rank needs other rows in each epoch; use "range"'
@@ -100,9 +110,8 @@ class Loader:
         self._filler: Filler | None = None  # the last epoch's; its threads may outlive the epoch
 
     def __repr__(self) -> str:
-        place = f"rank {self.rank} of {self.world_size}"
-        left = f"{self.steps_left} of {len(self)} steps left"
-        return f"<Loader {self._root}: {self.batch_size} rows a step on {place}; epoch {self.epoch}, {left}>"
+        size = f"{self.count} rows, {self.batch_size} a step on rank {self.rank} of {self.world_size}"
+        return f"<Loader {self._root}: {size}; epoch {self.epoch}, {self.steps_left} of {len(self)} steps left>"
 
     def __len__(self) -> int:
         """Steps of a whole epoch, the same on every rank, also if the next epoch is resumed in the middle.
@@ -234,7 +243,8 @@ class Loader:
         chosen = self._settings
         identity = {"seed": chosen.seed, "shuffle": chosen.shuffle, "partition": chosen.partition}
         blocks = {"block_rows": self._manifest.block_rows} if chosen.shuffle == "window" else {}
-        return {**identity, "store": self._manifest.rows_digest, "count": self._manifest.count, **blocks}
+        store = {"store": self._manifest.rows_digest, "rows": self._subset_digest, "count": self.count}
+        return {**identity, **store, **blocks}
 
     def _plan(self, start: Position) -> Iterator[Step]:
         partition, manifest, consumed = self._partition, self._manifest, start.rows_consumed

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from decodeonce.loader.order import Order, Rows
 from decodeonce.loader.settings import PartitionKind, Tail
@@ -33,19 +34,23 @@ class Step:
 class Partition:
     """What one rank takes of an epoch.
 
-    The order of an epoch runs over `rows` of the store. Every step consumes `stride` rows of it, of which this rank
-    takes slice number `slice_` of `slices`: everything if there is one slice. With "global" all ranks slice one order
-    over the whole store. With "range" each rank has an order over its own range of rows, in one slice; `fewest` and
-    `most` are the lengths of the shortest and the longest range.
+    The order of an epoch runs over `rows` of the store, which ascend: a range, or those of a subset. Every step
+    consumes `stride` rows of it, of which this rank takes slice number `slice_` of `slices`: everything if there is one
+    slice. With "global" all ranks slice one order over the whole store or subset. With "range" each rank has an order
+    over its own range of that, in one slice; `fewest` and `most` are the lengths of the shortest and the longest range.
     """
 
-    rows: range
+    rows: range | Rows
     fewest: int
     most: int
     batch_size: int
     slice_: int
     slices: int
     tail: Tail
+
+    def at(self, places: Rows) -> Rows:
+        """The rows at these places of `rows`."""
+        return places + self.rows.start if isinstance(self.rows, range) else self.rows[places]
 
     @property
     def stride(self) -> int:
@@ -74,23 +79,46 @@ class Partition:
         return positions % count if last > count else positions, valid  # padding is the epoch's first rows
 
 
+def find_rows(rows: ArrayLike | None, count: int) -> range | Rows:
+    """Those of `count` rows that are given, ascending: as numbers in any order, as a mask, or None for all.
+
+    Raises:
+        ValueError: If a row is given twice, or is not one of them.
+    """
+    if rows is None:
+        return range(count)
+    given = np.asarray(rows)
+    if given.dtype == np.bool_ and given.shape == (count,):
+        return np.flatnonzero(given)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise ValueError(f"rows has shape {given.shape} of {given.dtype}, expected row numbers or {count} booleans")
+    given = np.sort(given)
+    if given.size and not 0 <= given[0] <= given[-1] < count:
+        raise ValueError(f"rows has numbers from {given[0]} to {given[-1]}, expected 0 to {count - 1}")
+    if (twice := given[1:][given[1:] == given[:-1]]).size:
+        raise ValueError(f"row {twice[0]} is in rows more than once, expected each row once")
+    return given.astype(np.int64)
+
+
 def make_partition(
-    kind: PartitionKind, count: int, batch_size: int, rank: int, world_size: int, tail: Tail
+    kind: PartitionKind, rows: range | Rows, batch_size: int, rank: int, world_size: int, tail: Tail
 ) -> Partition:
-    """The share of one rank in `count` rows.
+    """The share of one rank in `rows`, which ascend.
 
     Raises:
         ValueError: If a rank would have no row, or no step.
     """
+    count = len(rows)
     if count == 0:
-        raise ValueError("the store has no rows")
+        raise ValueError("there are no rows to load, expected at least one")
     if kind == "range" and count < world_size:
         raise ValueError(f'{count} rows among {world_size} ranks leave a rank without any; use partition="global"')
     if kind == "range":
         own = part_rows(count, rank, world_size)
-        partition = Partition(own, count // world_size, -(-count // world_size), batch_size, 0, 1, tail)
+        fewest, most = count // world_size, -(-count // world_size)
+        partition = Partition(rows[own.start : own.stop], fewest, most, batch_size, 0, 1, tail)
     else:
-        partition = Partition(range(count), count, count, batch_size, rank, world_size, tail)
+        partition = Partition(rows, count, count, batch_size, rank, world_size, tail)
     if not partition.steps():
         raise ValueError(
             f"batch_size {batch_size} is more than a rank's share, {count // world_size} ({count} rows among "
@@ -105,7 +133,7 @@ def plan_steps(order: Order, partition: Partition, consumed: int, epoch: int) ->
     group = max(1, GROUP_ROWS // partition.batch_size)
     for start in steps[::group]:
         shares = [partition.share(consumed + step * partition.stride) for step in steps[start : start + group]]
-        rows = order.at(np.concatenate([positions for positions, _ in shares])) + partition.rows.start
+        rows = partition.at(order.at(np.concatenate([positions for positions, _ in shares])))
         for positions, valid in shares:
             own, rows = np.split(rows, [len(positions)])
             own[:valid].sort()  # so that reads run forward and neighbours are read at once

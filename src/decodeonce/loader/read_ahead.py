@@ -52,6 +52,6 @@ def blocks_ahead(
         consumed += partition.stride
         # The short block, wherever it is, makes the true place of a row larger by one at most.
         last = max(place, min(order.blocks, consumed // order.block_rows + 1 + WINDOW_BLOCKS))
-        rows = order.block_rows_at(np.arange(place, last)) + partition.rows.start
+        rows = partition.at(order.block_rows_at(np.arange(place, last)))
         yield replace(step, hints=[rows[start : start + piece] for start in range(0, len(rows), piece)])
         place = last

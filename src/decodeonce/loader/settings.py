@@ -9,6 +9,7 @@ from inspect import Signature, signature
 from typing import Any, Concatenate, Literal, ParamSpec, get_args
 
 import torch
+from numpy.typing import ArrayLike
 
 from decodeonce.host import usable_cores
 from decodeonce.launch import Rank, check_rank, find_rank
@@ -47,6 +48,7 @@ class Settings:
     store: StoreLike
     _: KW_ONLY
     batch_size: int
+    rows: ArrayLike | None = None
     device: str | torch.device = "cpu"
     shuffle: Shuffle = "full"
     partition: PartitionKind = "global"

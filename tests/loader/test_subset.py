@@ -1,0 +1,134 @@
+"""`Loader(rows=...)`: a subset of a store is loaded like a store that has only these rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from decodeonce import Loader
+from decodeonce.errors import StoreError
+from decodeonce.loader.order import WINDOW_BLOCKS, WindowOrder, derive_key
+from decodeonce.loader.partition import make_partition, plan_steps
+from decodeonce.loader.read_ahead import AHEAD_BYTES, blocks_ahead
+from decodeonce.store import open_store, stage_store
+from tests.conftest import COUNT
+from tests.stores import make_store
+
+ROWS = np.array([row for row in range(COUNT) if row % 7 not in (2, 3)])  # 43 of 60, in all shards
+BATCH = 4
+
+
+@pytest.fixture(scope="module")
+def alone(images: NDArray[np.uint8], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of nothing but ROWS."""
+    return make_store(tmp_path_factory.mktemp("stores") / "alone", images[ROWS], ROWS % 3, shard_rows=10)
+
+
+def batches(loader: Loader, numbers: NDArray[np.int64]) -> list[tuple[list[int], int, list[int], bytes]]:
+    """Rows as `numbers` has them, valid rows, labels and pixels of each batch."""
+    return [(numbers[b.rows.numpy()].tolist(), b.valid, b.labels.tolist(), b.images.numpy().tobytes()) for b in loader]
+
+
+@pytest.mark.parametrize("shuffle", ["full", "window", "none"])
+@pytest.mark.parametrize("partition", ["global", "range"])
+@pytest.mark.parametrize("tail", ["drop", "pad", "keep"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_subset_is_loaded_and_resumed_like_a_store_of_its_own(
+    store: Path, alone: Path, shuffle: str, partition: str, tail: str, rank: int
+) -> None:
+    settings: dict[str, Any] = {"shuffle": shuffle, "partition": partition, "tail": tail, "rank": rank}
+    settings |= {"batch_size": BATCH, "world_size": 2, "seed": 3}
+    with Loader(store, rows=ROWS, **settings) as loader, Loader(alone, **settings) as expected:
+        assert (len(loader), loader.count, loader.steps_left) == (len(expected), len(ROWS), len(expected))
+        for _ in range(2):
+            assert batches(loader, np.arange(COUNT)) == batches(expected, ROWS)
+        for loaded in (loader, expected):
+            loaded.load_state_dict(loaded.state_dict() | {"rows_consumed": 2 * BATCH})
+        assert batches(loader, np.arange(COUNT)) == batches(expected, ROWS)
+
+
+@pytest.mark.parametrize("reader", ["pread", "mmap"])
+def test_a_subset_kept_on_the_device_takes_the_memory_of_its_rows(store: Path, alone: Path, reader: str) -> None:
+    settings: dict[str, Any] = {"batch_size": BATCH, "tail": "keep", "cache": "device", "reader": reader}
+    with Loader(store, rows=ROWS, **settings) as loader, Loader(alone, **settings) as expected:
+        for _ in range(3):
+            assert batches(loader, np.arange(COUNT)) == batches(expected, ROWS)
+            assert loader.stats()["cached_rows"] == len(ROWS)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [5, 3, 40, 4],
+        (3, 4, 5, 40),
+        np.array([40, 5, 4, 3], np.uint8),
+        np.array([40, 5, 4, 3], ">i4"),
+        torch.tensor([40, 5, 4, 3]),
+        np.isin(np.arange(COUNT), [3, 4, 5, 40]),
+        [row in (3, 4, 5, 40) for row in range(COUNT)],
+    ],
+)
+def test_rows_are_given_in_any_order_or_as_a_mask(store: Path, rows: Any) -> None:
+    with Loader(store, batch_size=3, rows=[3, 4, 5, 40], shuffle="none", tail="keep") as expected:
+        state = expected.state_dict()
+    with Loader(store, batch_size=3, rows=rows, shuffle="none", tail="keep") as loader:
+        loader.load_state_dict(state)
+        assert [batch.rows.tolist() for batch in loader] == [[3, 4, 5], [40]]
+
+
+def test_a_range_is_a_subset(store: Path) -> None:
+    with Loader(store, batch_size=3, rows=range(58, 50, -2), shuffle="none", tail="keep") as loader:
+        assert [batch.rows.tolist() for batch in loader] == [[52, 54, 56], [58]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([1, 2, 1], "row 1 is in rows more than once, expected each row once"),
+        ([-1, 2], "rows has numbers from -1 to 2, expected 0 to 59"),
+        ([0, 60], "rows has numbers from 0 to 60, expected 0 to 59"),
+        ([True] * 59, r"rows has shape \(59,\) of bool, expected row numbers or 60 booleans"),
+        ([0.0, 1.0], r"rows has shape \(2,\) of float64"),
+        ([[0], [1]], r"rows has shape \(2, 1\) of int64"),
+        (7, r"rows has shape \(\) of int64"),
+        ([], "there are no rows to load"),
+        (np.zeros(60, bool), "there are no rows to load"),
+        ([0, 1], r"batch_size 3 is more than a rank's share, 2 \(2 rows among 1 ranks\)"),
+    ],
+)
+def test_what_is_no_subset_is_refused(store: Path, rows: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Loader(store, batch_size=3, rows=rows)
+
+
+def test_a_state_of_another_subset_is_refused(store: Path) -> None:
+    with (
+        Loader(store, batch_size=3, rows=range(20)) as loader,
+        Loader(store, batch_size=3, rows=range(20, 40)) as other,
+        Loader(store, batch_size=3) as whole,
+    ):
+        for left, right in [(loader, other), (loader, whole), (whole, loader)]:
+            with pytest.raises(ValueError, match=f"rows {left.state_dict()['rows']!r}, here "):
+                right.load_state_dict(left.state_dict())
+
+
+def test_a_part_without_the_rows_of_a_subset_is_refused_at_once(store: Path, tmp_path: Path) -> None:
+    stage_store(open_store(store), tmp_path / "part", rows=range(30))
+    with Loader(tmp_path / "part", batch_size=3, rows=range(10, 30), tail="keep") as loader:
+        assert sorted(row for batch in loader for row in batch.rows.tolist()) == list(range(10, 30))
+    with pytest.raises(StoreError, match=r"asked for rows 10\.\.30: choose rows that it holds"):
+        Loader(tmp_path / "part", batch_size=3, rows=range(10, 31))
+
+
+def test_storage_is_asked_for_the_rows_of_a_subset_only() -> None:
+    rows = np.arange(0, 3 * 40 * WINDOW_BLOCKS, 3)
+    partition = make_partition("global", rows, 8, 0, 1, "keep")
+    order = WindowOrder(len(rows), 4, derive_key(5))
+    steps = blocks_ahead(plan_steps(order, partition, 0, 0), order, partition, 0, AHEAD_BYTES // 100)
+    asked = [row for step in steps for hint in step.hints for row in hint.tolist()]
+    assert sorted(asked) == rows.tolist()
