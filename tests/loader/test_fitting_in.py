@@ -56,10 +56,27 @@ def test_accelerate_takes_it_as_it_is(store: Path) -> None:
         assert loader.stats()["batches"] == STEPS
 
 
-def lightning_fit(loader: Loader, folder: Path, **options: Any) -> list[tuple[int, int, list[int]]]:
-    """Train; returns Lightning's epoch, the batch's and its rows, step by step."""
+def test_a_checkpoint_of_accelerate_has_the_loader(store: Path, tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate", reason=NOT_DEV.format("accelerate"))
+    with Loader(store, batch_size=BATCH) as loader, Loader(store, batch_size=BATCH) as resumed:
+        saving, loading = accelerate.Accelerator(cpu=True), accelerate.Accelerator(cpu=True)
+        saving.register_for_checkpointing(loader)
+        loading.register_for_checkpointing(resumed)
+        assert len(list(loader)) == STEPS
+        batches = iter(loader)
+        for _ in range(4):
+            next(batches)
+        saving.save_state(tmp_path / "checkpoint")
+        loading.load_state(tmp_path / "checkpoint")
+        assert (resumed.epoch, resumed.steps_left) == (1, STEPS - 4)
+        assert [batch.rows.tolist() for batch in resumed] == [batch.rows.tolist() for batch in batches]
+
+
+def lightning_fit(store: Path, folder: Path, **options: Any) -> list[tuple[int, int, list[int]]]:
+    """Train, and validate twice in each epoch; returns Lightning's epoch, the batch's and its rows, step by step."""
     lightning = pytest.importorskip("pytorch_lightning", reason=NOT_DEV.format("pytorch-lightning"))
     seen: list[tuple[int, int, list[int]]] = []
+    validated: list[int] = []
 
     class Model(lightning.LightningModule):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
@@ -71,22 +88,31 @@ def lightning_fit(loader: Loader, folder: Path, **options: Any) -> list[tuple[in
             images, labels = batch
             return nn.functional.cross_entropy(self.layer(images.float().mean((1, 2)) / 255), labels)
 
+        def validation_step(self, batch: Batch, number: int) -> None:
+            if not self.trainer.sanity_checking:
+                validated.extend(batch.rows[: batch.valid].tolist())
+
+        def on_validation_end(self) -> None:
+            assert self.trainer.sanity_checking or validated == list(range(COUNT))
+            validated.clear()
+
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), 0.1)
 
     keep = lightning.callbacks.ModelCheckpoint(folder, every_n_train_steps=1, save_top_k=-1, filename="{step}")
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    trainer = lightning.Trainer(max_epochs=3, callbacks=[keep], default_root_dir=folder, **quiet)
-    trainer.fit(Model(), loader, **options)
+    trainer = lightning.Trainer(
+        max_epochs=3, callbacks=[keep], val_check_interval=STEPS // 2, default_root_dir=folder, **quiet
+    )
+    loaders = Loader(store, batch_size=BATCH), Loader(store, batch_size=7, shuffle="none", tail="keep")
+    with loaders[0], loaders[1]:
+        trainer.fit(Model(), *loaders, **options)
     return seen
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_lightning_trains_and_resumes_in_the_middle_of_an_epoch(store: Path, tmp_path: Path) -> None:
-    with Loader(store, batch_size=BATCH) as loader:
-        whole = lightning_fit(loader, tmp_path / "whole")
+def test_lightning_trains_validates_and_resumes_in_the_middle_of_an_epoch(store: Path, tmp_path: Path) -> None:
+    whole = lightning_fit(store, tmp_path / "whole")
     assert [(there, here) for there, here, _ in whole] == [(e, e) for e in range(3) for _ in range(STEPS)]
     done = STEPS + 4
-    with Loader(store, batch_size=BATCH) as loader:
-        rest = lightning_fit(loader, tmp_path / "rest", ckpt_path=tmp_path / "whole" / f"step={done}.ckpt")
-    assert rest == whole[done:]
+    assert lightning_fit(store, tmp_path / "rest", ckpt_path=tmp_path / "whole" / f"step={done}.ckpt") == whole[done:]
