@@ -57,6 +57,12 @@ class Loader:
         verify: Check each row against its checksum as it is read. A wrong or damaged row raises StoreError at
             ``next()``, which names the row. docs/verify-and-repair.md says what that costs.
 
+    Attributes:
+        batch_size: Rows per batch on each rank.
+        rank: This rank's number.
+        world_size: Number of ranks.
+        count: Rows of the store or the subset.
+
     Yields:
         Batch: unpacks to ``images``, uint8 (B, H, W, C), and ``labels``, int64 (B,).
 
