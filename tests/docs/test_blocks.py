@@ -28,7 +28,7 @@ DRAWN = 16
 # Why a block is marked as not to be run, by page: to be as short as can be.
 NOT_RUN: dict[str, list[str]] = {}
 ONE_EPOCH = (
-    (re.compile(r"(for epoch in range\()\d+\)"), r"\g<1>1)"),
+    (re.compile(r"(for epoch in range\((?:loader\.epoch, )?)\d+\)"), r"\g<1>1)"),
     (re.compile(r"\b(max_epochs|num_train_epochs)=\d+"), r"\g<1>=1"),
 )
 OPTIONAL = ("accelerate", "pytorch_lightning")  # not for Python 3.10 in the versions that are pinned
