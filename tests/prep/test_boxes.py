@@ -371,7 +371,8 @@ def test_up_to_k_boxes_are_kept_beside_the_picture_with_its_own_label(trial: Tri
     source = trial.source(keep=2)
     entries = list(source.entries())
     kept = ((0.0, 0.0, 0.1, 1.0), (0.0, 0.0, 0.2, 1.0))
-    assert entries == [replace(entry, boxes=kept) for entry in trial.inner()[:2]] + trial.inner()[2:]
+    first = [replace(entry, boxes=kept, box_names=("dog", "dog")) for entry in trial.inner()[:2]]
+    assert entries == first + trial.inner()[2:]
     assert [cls.name for cls in source.classes()] == [FISH, SHARK, DOG]
     more = f"pictures with more than 2 boxes, of which the first are kept: 1 (first train/{FISH}/{FISH}_1.JPEG)"
     assert more in source.doubts(3)
@@ -399,6 +400,12 @@ def test_an_object_is_labelled_by_class_name_by_a_word_of_one_description_or_ane
         assert source.classes()[:3] == tuple(PictureClass(*item) for item in DESCRIPTIONS.items())
         assert [cls.name for cls in source.classes()[3:]] == ["dog", "crane", "Dog", "tench, Tinca tinca"]
         assert source.doubts(10)[-1] == "names of objects that were no class and now are: 4 (first dog, crane, Dog)"
+
+
+def test_a_kept_box_has_the_name_of_the_class_that_its_object_would_have(trial: Trial) -> None:
+    names = [SHARK, "TENCH", "dog", "crane", "Dog"]
+    trial.draw(f"{FISH}_1.xml", xml(*((name, (0, 0, 50, 40)) for name in names)))
+    assert next(trial.source(keep=5).entries()).box_names == (SHARK, FISH, "dog", "crane", "Dog")
 
 
 def test_annotations_of_no_picture_and_of_two_are_told(trial: Trial) -> None:

@@ -101,6 +101,8 @@ def test_boxes_come_along(tree: Path, tmp_path: Path, keep: int) -> None:
     if keep:
         np.testing.assert_array_equal(small.columns["boxes"], large.columns["boxes"] / 2)
         np.testing.assert_array_equal(small.columns["box_count"], large.columns["box_count"])
+        np.testing.assert_array_equal(small.columns["box_labels"], large.columns["box_labels"])
+        assert small.box_classes == large.box_classes == ("thing",)
 
 
 @pytest.mark.parametrize("filter_", [None, "lanczos"])
@@ -186,6 +188,40 @@ def test_stores_are_joined_and_classes_merged_by_name(tmp_path: Path) -> None:
     assert facts.recipe == {"size": [8, 6], "container": "npy", "shard_size": 32 << 30}
     assert facts.source["stores"] == [store.manifest.digest for store in inputs]
     assert facts.source["kind"] == "store"
+
+
+def with_box_labels(root: Path, names: list[str] | None, labels: list[list[int]]) -> Path:
+    """A store whose column `box_labels` has these labels, three rows of each."""
+    column = np.repeat(np.array(labels, "<i4"), 3, axis=0)
+    make_store(root, random_images(len(column)), columns={"box_labels": column})
+    if names is not None:
+        resign(root, lambda facts: facts.update(box_classes=names))
+    return root
+
+
+def test_box_classes_are_merged_by_name_and_box_labels_follow(tmp_path: Path) -> None:
+    first = with_box_labels(tmp_path / "a", ["cat", "dog"], [[1, 0], [0, -1]])
+    second = with_box_labels(tmp_path / "b", ["ant", "cat", "eel"], [[2, 1], [0, -1], [-1, -1]])
+    convert([first, second], tmp_path / "joined", Conversion(shuffle_seed=None), workers=2)
+    joined = open_store(tmp_path / "joined")
+    assert joined.box_classes == ("cat", "dog", "ant", "eel")
+    assert joined.columns["box_labels"][::3].tolist() == [[1, 0], [0, -1], [3, 0], [2, -1], [-1, -1]]
+    assert verify_store(tmp_path / "joined").ok
+    convert([second], tmp_path / "selected", Conversion(selection=Selection(rows=(3, None))), workers=1)
+    selected = open_store(tmp_path / "selected")
+    assert (selected.box_classes, selected.columns["box_labels"][0].tolist()) == (("ant", "cat", "eel"), [0, -1])
+
+
+def test_box_labels_without_names_are_not_joined_with_named_ones(tmp_path: Path) -> None:
+    named = with_box_labels(tmp_path / "a", ["cat"], [[0]])
+    nameless = with_box_labels(tmp_path / "b", None, [[5]])
+    with pytest.raises(
+        BuildError, match=r"box_labels \(<i4\[1\]\), the names of box_labels, .*/b the columns box_labels"
+    ):
+        convert([named, nameless], tmp_path / "joined", workers=1)
+    convert([nameless, nameless], tmp_path / "joined", workers=1)
+    joined = open_store(tmp_path / "joined")
+    assert (joined.manifest.box_classes, joined.columns["box_labels"].tolist()) == (None, [[5]] * 6)
 
 
 def test_recipes_that_differ_stand_side_by_side(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from decodeonce.store.manifest import SmallFile, read_manifest
 from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, sample_line
 from tests import disks
 from tests.pictures import jpeg, picture, tree_bytes
+from tests.store.signing import resign
 from tests.stores import make_store, random_images
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -398,11 +399,15 @@ def test_settings_check_themselves(options: dict[str, object], told: str) -> Non
 
 def test_a_class_list_and_columns_come_along(tmp_path: Path) -> None:
     boxes = np.arange(24, dtype=np.float32).reshape(6, 4)
-    source = open_store(make_store(tmp_path / "store", random_images(6), columns={"boxes": boxes}))
+    columns = {"boxes": boxes, "box_labels": np.array([[1, 0, -1]] * 6, "<i4")}
+    make_store(tmp_path / "store", random_images(6), columns=columns)
+    resign(tmp_path / "store", lambda facts: facts.update(box_classes=["cat", "dog"]))
+    source = open_store(tmp_path / "store")
     export_store(source, tmp_path / "tars", TARS)
     with tarfile.open(tmp_path / "tars/shard-000000.tar") as tar:
         facts = json.loads(tar.extractfile("00000002.json").read())  # type: ignore[union-attr]
     assert facts["boxes"] == [8.0, 9.0, 10.0, 11.0]
+    assert (facts["box_labels"], facts["box_classes"]) == ([1, 0, -1], ["dog", "cat"])
     names = (tmp_path / "tars/classes.txt").read_text().split()
     again = open_webdataset(str(tmp_path / "tars"), classes=names)
     build(again, tmp_path / "again", Recipe(height=8, width=6), Work(workers=1))

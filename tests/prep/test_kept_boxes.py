@@ -19,6 +19,7 @@ from tests.pictures import encoded, reference_row
 
 RED = (250, 10, 10)
 BOXES = {"a": [(20, 10, 60, 40)], "b": [(0, 0, 30, 64), (70, 30, 96, 60), (40, 10, 64, 30)], "c": []}
+NAMES = {"a": ["zebra"], "b": ["thing", "zebra", "apple"], "c": []}
 
 
 @pytest.fixture
@@ -32,12 +33,12 @@ def with_boxes(tmp_path: Path) -> Path:
             image.paste(RED, box)
         (tmp_path / f"src/thing/{name}.png").write_bytes(encoded(image, "PNG"))
         objects = "".join(
-            "<object><name>thing</name><bndbox>"
+            f"<object><name>{label}</name><bndbox>"
             + "".join(
                 f"<{side}>{2 * at}</{side}>" for side, at in zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True)
             )
             + "</bndbox></object>"
-            for box in boxes
+            for label, box in zip(NAMES[name], boxes, strict=True)
         )
         size = "<size><width>192</width><height>128</height></size>"
         if boxes:
@@ -59,7 +60,7 @@ def red(image: NDArray[np.uint8], near: int = 60) -> NDArray[np.bool_]:
 @pytest.mark.parametrize(("fit", "keep"), [("crop", 1), ("crop", 2), ("pad", 2), ("stretch", 5)])
 def test_kept_boxes_are_in_pixels_of_the_row(with_boxes: Path, fit: str, keep: int) -> None:
     store = built(with_boxes, BoxRules(keep=keep), fit=fit)
-    assert [column.name for column in store.manifest.columns] == ["boxes", "box_count"]
+    assert [column.name for column in store.manifest.columns] == ["boxes", "box_count", "box_labels"]
     boxes, counts = store.columns["boxes"], store.columns["box_count"]
     assert (boxes.shape, boxes.dtype.str, counts.dtype.str) == ((3, keep, 4), "<f4", "<i4")
     for row, sample in enumerate(store.samples):
@@ -75,6 +76,40 @@ def test_kept_boxes_are_in_pixels_of_the_row(with_boxes: Path, fit: str, keep: i
     outside = fit == "crop"  # of 96 columns 64 are kept, 16 to 80
     assert by_name == {"a": 1, "b": min(keep, 3), "c": 0}
     assert outside == (boxes[1, 0, 0] == 0 and boxes[1, 0, 2] < 12)
+
+
+@pytest.mark.parametrize(
+    ("keep", "first", "names", "labels"),
+    [
+        (1, (0, 0, 30, 64), ("thing", "zebra"), {"a": [1], "b": [0], "c": [-1]}),
+        (4, (0, 0, 30, 64), ("apple", "thing", "zebra"), {"a": [2, *[-1] * 3], "b": [1, 2, 0, -1], "c": [-1] * 4}),
+        # The crop cuts 16 columns off: the first box is gone, and its label with it.
+        (4, (0, 0, 12, 64), ("apple", "thing", "zebra"), {"a": [2, *[-1] * 3], "b": [2, 0, -1, -1], "c": [-1] * 4}),
+    ],
+)
+def test_each_kept_box_has_its_class(
+    with_boxes: Path, keep: int, first: tuple[int, ...], names: tuple[str, ...], labels: dict[str, list[int]]
+) -> None:
+    path = with_boxes / "xml/b.xml"
+    path.write_text(path.read_text().replace("<xmax>60</xmax>", f"<xmax>{2 * first[2]}</xmax>", 1))
+    store = built(with_boxes, BoxRules(keep=keep), shuffle_seed=3)
+    column = store.columns["box_labels"]
+    assert (column.shape, column.dtype.str, store.box_classes) == ((3, keep), "<i4", names)
+    found = {Path(sample.source).stem: column[row].tolist() for row, sample in enumerate(store.samples)}
+    assert found == labels
+    assert ((column >= 0).sum(axis=1) == store.columns["box_count"]).all()
+
+
+def test_only_kept_boxes_add_a_key_to_the_manifest(with_boxes: Path) -> None:
+    store = built(with_boxes, BoxRules())
+    assert (store.box_classes, store.manifest.box_classes) == ((), None)
+    assert b"box_classes" not in (with_boxes / "out/store.json").read_bytes()
+
+
+def test_without_a_usable_box_no_class_is_known(with_boxes: Path) -> None:
+    store = built(with_boxes, BoxRules(keep=2, least=1000))
+    assert (store.box_classes, store.manifest.box_classes) == ((), ())
+    assert (store.columns["box_labels"] == -1).all()
 
 
 @pytest.mark.parametrize(("fit", "width"), [("stretch", 48), ("crop", 36)])
@@ -120,8 +155,10 @@ def test_the_same_rows_however_many_workers_and_rejects(with_boxes: Path) -> Non
         manifests.append(build(source, with_boxes / f"out{workers}", recipe, Work(workers=workers, max_bad="50%")))
     assert manifests[0] == manifests[1]
     store = open_store(with_boxes / "out1")
-    counts = {Path(s.source).stem: int(n) for s, n in zip(store.samples, store.columns["box_count"], strict=True)}
-    assert counts == {"a": 1, "b": 2, "c": 0}
+    stems = [Path(sample.source).stem for sample in store.samples]
+    assert dict(zip(stems, store.columns["box_count"].tolist(), strict=True)) == {"a": 1, "b": 2, "c": 0}
+    labels = dict(zip(stems, store.columns["box_labels"].tolist(), strict=True))
+    assert labels == {"a": [1, -1], "b": [0, 1], "c": [-1, -1]}
 
 
 def test_scaled_decoding_leaves_enough_of_a_box(tmp_path: Path) -> None:
@@ -139,15 +176,25 @@ def test_scaled_decoding_leaves_enough_of_a_box(tmp_path: Path) -> None:
     assert store.samples[0].box == "800,600,1000,800"
 
 
-@pytest.mark.parametrize(("change", "told"), [("picture", r"1 changed \(first thing/b.png\)"), ("box", "other boxes")])
-def test_what_changed_is_told_where_a_picture_has_several_rows(with_boxes: Path, change: str, told: str) -> None:
-    rules = BoxRules()
+@pytest.mark.parametrize(
+    ("change", "keep", "told"),
+    [
+        ("picture", 0, r"1 changed \(first thing/b.png\)"),
+        ("<xmin>140</xmin>", 0, "other boxes"),
+        ("<xmin>140</xmin>", 2, "other boxes"),
+        ("<name>zebra</name>", 2, "other boxes"),
+    ],
+)
+def test_what_changed_is_told_where_a_picture_has_several_boxes(
+    with_boxes: Path, change: str, keep: int, told: str
+) -> None:
+    rules = BoxRules(keep=keep)
     source = BoxedSource(FolderSource(with_boxes / "src"), with_boxes / "xml", rules)
     make_plan(source, with_boxes / "out", Recipe(boxes=rules))
     if change == "picture":
         os.utime(with_boxes / "src/thing/b.png", ns=(1, 1))
     else:
         path = with_boxes / "xml/b.xml"
-        path.write_text(path.read_text().replace("<xmin>140</xmin>", "<xmin>150</xmin>"))
+        path.write_text(path.read_text().replace(change, change.replace("140", "150").replace("zebra", "cat")))
     with pytest.raises(BuildError, match=told):
         make_plan(source, with_boxes / "out", Recipe(boxes=rules))

@@ -356,7 +356,7 @@ def test_telling_what_changed_takes_less_than_200_bytes_a_sample(tmp_path: Path)
 def test_another_releases_plan_is_refused(tmp_path: Path) -> None:
     plan = make_plan(open_imagenet(make_tree(tmp_path / "src")), tmp_path / "out", SMALL)
     write_facts(plan.paths, {**plan.facts, "version": 1})
-    told = "a plan of version 1, this decodeonce goes on with 2; finish with the release that made it, or remove .*out$"
+    told = "a plan of version 1, this decodeonce goes on with 3; finish with the release that made it, or remove .*out$"
     with pytest.raises(BuildError, match=told):
         work(tmp_path / "out")
 

@@ -358,13 +358,14 @@ def test_a_small_file_that_nothing_tells_comes_from_a_copy(
     assert tree_bytes(store) == whole
 
 
-def test_a_column_that_is_damaged_comes_from_a_copy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("column", ["boxes.npy", "box_labels.npy"])
+def test_a_column_that_is_damaged_comes_from_a_copy(tmp_path: Path, column: str) -> None:
     source = BoxedSource(FolderSource(write_folder(tmp_path / "src", PICS)), xml_of(tmp_path), BoxRules(keep=1))
     store = built(source, tmp_path / "out", replace(RECIPE, boxes=BoxRules(keep=1)))
     copy = Path(shutil.copytree(store, tmp_path / "copy"))
-    damage_bits(store / "boxes.npy", 140)
-    assert "boxes.npy: damaged; restore it from a copy of the store" in unrepaired(store, tmp_path / "src")
-    repaired(store, copy, 0, ["boxes.npy"])
+    damage_bits(store / column, 140)
+    assert f"{column}: damaged; restore it from a copy of the store" in unrepaired(store, tmp_path / "src")
+    repaired(store, copy, 0, [column])
     assert tree_bytes(store) == tree_bytes(copy)
 
 

@@ -225,6 +225,9 @@ LIES: dict[str, tuple[Callable[[Facts], object], str]] = {
     "std not given": (_set("pixel_std", None), "pixel_std is None, expected list"),
     "class of nothing": (_set("classes", [{"name": None, "description": ""}]), "a class name is None, expected str"),
     "class of text": (_set("classes", ["cat"]), "store.json: a wrong manifest"),
+    "box classes of text": (_set("box_classes", "cat"), "box_classes is 'cat', expected list"),
+    "box class a number": (_set("box_classes", [3]), "a box class is 3, expected str"),
+    "box classes alone": (_set("box_classes", ["cat"]), '"box_classes" without a column box_labels of dtype <i4'),
     "recipe a number": (_set("recipe", 3), "store.json: a wrong manifest"),
     "gap": (_set_shard(1, first_row=4), "images-00001.npy has 3 rows from row 4, expected some from 3"),
     "overlap": (_set_shard(1, first_row=2), "images-00001.npy has 3 rows from row 2, expected some from 3"),
@@ -432,6 +435,20 @@ def test_a_column_that_is_no_array_is_refused_and_a_bad_file_and_its_content_is_
         assert "secret" not in str(caught.value)
         report = verify_store(store)
         assert (report.ok, report.bad_files, report.problems) == (False, [name], [str(caught.value)])
+
+
+@pytest.mark.parametrize(("label", "found"), [(2, "labels from -1 to 2"), (-2, "labels from -2 to 1")])
+def test_signed_box_labels_that_name_no_class_are_refused_and_a_bad_file(
+    tmp_path: Path, label: int, found: str
+) -> None:
+    labels = np.array([[0, 1], [1, -1], [0, label]], "<i4")
+    store = make_store(tmp_path / "store", random_images(3), columns={"box_labels": labels})
+    assert verify_store(store).ok  # nothing says which classes these are
+    resign(store, lambda facts: facts.update(box_classes=["cat", "dog"]))
+    with pytest.raises(StoreError, match=f"box_labels.npy: {found}, expected -1 to 1; run `prep verify") as caught:
+        _ = open_store(store).columns
+    report = verify_store(store)
+    assert (report.bad_files, report.problems) == (["box_labels.npy"], [str(caught.value)])
 
 
 def test_a_flipped_bit_in_the_labels_is_found_before_training(store: Path) -> None:

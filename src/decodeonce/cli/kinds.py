@@ -79,9 +79,9 @@ class BuildOptions:
     box_margin: Annotated[float | None, option("Widen boxes by this share on each side. (default: 0)", "X")] = None
     min_box: Annotated[int | None, option("Skip objects with a shorter side, in pixels. (default: 1)", "N")] = None
     no_box: Annotated[NoBox | None, option("Keep an image without a box whole, or skip it. (default: whole)")] = None
-    keep_boxes: Annotated[int | None, option("Keep whole images, and up to K boxes each as a column.", "K", min=1)] = (
-        None
-    )
+    keep_boxes: Annotated[
+        int | None, option("Keep whole images; store up to K boxes each, with classes.", "K", min=1)
+    ] = None
     map: Annotated[str | None, option("Call your function on each decoded image.", "PACKAGE.MODULE:FUNCTION")] = None
     follow_links: Annotated[bool, option("Follow links that lead outside of SRC.", flag="--follow-links")] = False
     dry_run: DryRun = False

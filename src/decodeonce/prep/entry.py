@@ -28,8 +28,8 @@ class Entry:
 
     `size` is in bytes, of the encoded picture, 0 where it is not known before it is read; `mtime_ns` is that of the
     file it lies in. `unit` and `place` are for the source's own use: which of its files or row groups holds the sample,
-    and where in it. `boxes` are parts of the picture, `values` what the sample has in each of the source's
-    `column_names`; an entry with a problem may have none.
+    and where in it. `boxes` are parts of the picture; `box_names` are the class names of those kept as columns.
+    `values` are what the sample has in each of the source's `column_names`; an entry with a problem may have none.
     """
 
     name: bytes
@@ -40,6 +40,7 @@ class Entry:
     unit: int = 0
     place: int = 0
     boxes: tuple[Box, ...] = ()
+    box_names: tuple[str, ...] = ()
     values: tuple[Value, ...] = ()
 
     @property

@@ -39,6 +39,7 @@ class StorePaths:
         self.plan_rows = self.build / "plan-rows.npy"
         self.plan_names = self.build / "plan-names.bin"
         self.plan_boxes = self.build / "plan-boxes.npy"
+        self.plan_box_labels = self.build / "plan-box-labels.npy"
         self.plan_rejects = self.build / "plan-rejects.tsv"
         self.journals = self.build / "journals"
 

@@ -23,6 +23,7 @@ FORMAT = "decodeonce"
 VERSION = 1
 DATA_OFFSET = 4096
 MAX_DATA_OFFSET = 1 << 20  # a head is read whole
+BOX_LABELS = "box_labels"  # the column whose values are indexes into box_classes, or -1
 REBUILD = "remove the store and build it again"
 T = TypeVar("T")
 
@@ -83,7 +84,10 @@ class SmallFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The facts of store.json; `shape` is (H, W, C) of a row, mean and std are per channel in 0..255."""
+    """The facts of store.json; `shape` is (H, W, C) of a row, mean and std are per channel in 0..255.
+
+    `box_classes` are the class names of the column `box_labels` in label order; None if the manifest has no such key.
+    """
 
     count: int
     shape: tuple[int, int, int]
@@ -97,6 +101,7 @@ class Manifest:
     source: dict[str, Any]
     columns: tuple[Column, ...]
     files: dict[str, SmallFile]
+    box_classes: tuple[str, ...] | None = None
     decoder_crashes: int = 0
     dtype: str = "uint8"
     digest: str = field(default="", compare=False)
@@ -128,7 +133,10 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """store.json for these facts, with the digest filled in."""
-        return sign({"format": FORMAT, "version": VERSION, **asdict(self)})
+        facts = asdict(self)
+        if self.box_classes is None:
+            del facts["box_classes"]
+        return sign({"format": FORMAT, "version": VERSION, **facts})
 
 
 def overlap(rows: range, others: range) -> range:
@@ -195,6 +203,7 @@ def _from_facts(facts: dict[str, Any]) -> Manifest:
         source=dict(facts["source"]),
         columns=tuple(_column(column) for column in facts["columns"]),
         files={_plain(name): _small_file(f, name) for name, f in _of(dict, facts["files"], "files").items()},
+        box_classes=_box_classes(facts["box_classes"]) if "box_classes" in facts else None,
         decoder_crashes=_whole(facts.get("decoder_crashes", 0), "decoder_crashes"),
         digest=str(facts["digest"]),
     )
@@ -215,6 +224,10 @@ def _column(facts: dict[str, Any]) -> Column:
 
 def _class(facts: dict[str, Any]) -> PictureClass:
     return PictureClass(_of(str, facts["name"], "a class name"), _of(str, facts["description"], "a description"))
+
+
+def _box_classes(names: Any) -> tuple[str, ...]:
+    return tuple(_of(str, name, "a box class") for name in _of(list, names, "box_classes"))
 
 
 def _small_file(facts: dict[str, Any], name: str) -> SmallFile:
@@ -299,3 +312,6 @@ def _check_columns(manifest: Manifest) -> None:
             raise ValueError(f"column {column.name!r:.80}: {error}") from None
         if int(column.dtype[2:]) * math.prod(max(n, 1) for n in shape) >= 2**63:
             raise ValueError(f"column {column.name!r:.80} of shape {shape}: more than 2**63 bytes")
+    named = [(column.dtype, len(column.shape)) for column in manifest.columns if column.name == BOX_LABELS]
+    if manifest.box_classes is not None and named != [("<i4", 1)]:
+        raise ValueError(f'"box_classes" without a column {BOX_LABELS} of dtype <i4 with one label per box')

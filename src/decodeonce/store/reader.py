@@ -17,7 +17,7 @@ from decodeonce.store.checks import check_file, check_in_place, check_size, chec
 from decodeonce.store.class_words import with_words
 from decodeonce.store.images import Images, Pixels
 from decodeonce.store.layout import StorePaths, verify_command
-from decodeonce.store.manifest import Column, Manifest, PictureClass
+from decodeonce.store.manifest import BOX_LABELS, Column, Manifest, PictureClass
 from decodeonce.store.npy import npy_header
 from decodeonce.store.part import Part, rows_text
 from decodeonce.store.regular_files import reading
@@ -70,6 +70,11 @@ class Store:
         """
         return with_words(self.manifest.classes)
 
+    @property
+    def box_classes(self) -> tuple[str, ...]:
+        """The class names of the column `box_labels` in label order; empty if no boxes were kept."""
+        return self.manifest.box_classes or ()
+
     @cached_property
     def labels(self) -> NDArray[np.int64]:
         """(count,) int64, mapped read-only; checked against their digest when first asked for (1.5 ms a million).
@@ -102,8 +107,14 @@ class Store:
         return columns
 
     def column(self, column: Column) -> NDArray[Any]:
-        """One of them; raises StoreError if its file is no array of this dtype and shape."""
-        return self._array(column.file, column.dtype, column.shape)
+        """One of them; raises StoreError if its file is no array of this dtype and shape, or holds no box labels."""
+        array, names = self._array(column.file, column.dtype, column.shape), self.manifest.box_classes
+        if column.name == BOX_LABELS and names is not None and array.size:
+            least, most = int(array.min()), int(array.max())
+            if least < -1 or most >= len(names):
+                found = f"labels from {least} to {most}, expected -1 to {len(names) - 1}"
+                raise StoreError(f"{self.paths.root / column.file}: {found}; run {verify_command(self.paths.root)}")
+        return array
 
     def take(self, rows: ArrayLike, out: Pixels | None = None) -> Pixels:
         """Shorthand for `images.take`."""

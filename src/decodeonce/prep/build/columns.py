@@ -51,22 +51,35 @@ class _KeptBoxes:
         self._turns: tuple[int, dict[int, int]] = (-1, {})
 
     def columns(self) -> list[PlannedColumn]:
-        """`boxes`: (left, top, right, bottom) in pixels of the row, then zeros; `box_count`: how many are real."""
+        """Left, top, right and bottom in pixels of the row, then zeros; how many are real; their labels, then -1."""
         boxes = Column("boxes", "boxes.npy", "<f4", (self._most, 4))
         count = Column("box_count", "box_count.npy", "<i4", ())
-        return [PlannedColumn(boxes, self._boxes), PlannedColumn(count, self._counts)]
+        labels = Column("box_labels", "box_labels.npy", "<i4", (self._most,))
+        return [
+            PlannedColumn(boxes, self._boxes),
+            PlannedColumn(count, self._counts),
+            PlannedColumn(labels, self._labels),
+        ]
 
     def _boxes(self, rows: Rows) -> NDArray[np.float32]:
         values = np.zeros((len(rows), self._most, 4), np.float32)
         for index, row in enumerate(rows.tolist()):
             if placed := self._of(row):
-                values[index, : len(placed)] = placed
+                values[index, : len(placed)] = [box for box, _ in placed]
         return values
 
     def _counts(self, rows: Rows) -> NDArray[np.int32]:
         return np.array([len(self._of(row)) for row in rows.tolist()], np.int32)
 
-    def _of(self, row: int) -> list[Box]:
+    def _labels(self, rows: Rows) -> NDArray[np.int32]:
+        values = np.full((len(rows), self._most), -1, np.int32)
+        for index, row in enumerate(rows.tolist()):
+            placed = self._of(row)
+            values[index, : len(placed)] = [label for _, label in placed]
+        return values
+
+    def _of(self, row: int) -> list[tuple[Box, int]]:
+        """The boxes that are in the row, each with its label."""
         recipe, record = self._plan.recipe, self._record_of(row)
         if self._turns[0] != record.block:
             self._turns = (record.block, dict(record.turns))
@@ -74,4 +87,6 @@ class _KeptBoxes:
         width, height = record.sizes[2 * index : 2 * index + 2]
         size, out = upright((width, height), turn), (recipe.width, recipe.height)
         boxes = [turned_box(box, turn) for box in self._plan.entry(row).boxes]
-        return boxes_in_row(boxes, fit_to(recipe.fit, size, out), out)
+        placed = boxes_in_row(boxes, fit_to(recipe.fit, size, out), out)
+        labels = self._plan.box_labels[row].tolist()  # as many as a row can have, so longer
+        return [(box, label) for box, label in zip(placed, labels, strict=False) if box is not None]

@@ -280,5 +280,6 @@ class _Finisher:
             source=facts["manifest"]["source"],
             columns=tuple(column.column for column in self._columns),
             files={},
+            box_classes=None if (names := facts["manifest"].get("box_classes")) is None else tuple(names),
             decoder_crashes=self._crashes + facts["manifest"].get("decoder_crashes", 0),
         )

@@ -164,9 +164,9 @@ def _output(*command: str) -> str | None:
 
 
 def need(plan: Plan) -> Need:
-    """What a plan's build will write: rows, plan and journals (some 200 bytes a row, 50 a box), and files."""
+    """What a plan's build will write: rows, plan and journals (some 200 bytes a row, 60 a box), and files."""
     shards = plan.blocks.place(plan.count - 1)[0] + 1
     numbers = sum(int(column.dtype[2:]) * math.prod(column.shape) for column in plan.columns)
-    other_bytes = 200 + 50 * plan.recipe.boxes_a_row + 2 * numbers  # the plan's and the store's
+    other_bytes = 200 + 60 * plan.recipe.boxes_a_row + 2 * numbers  # the plan's and the store's
     files = shards + OTHER_FILES + 2 * len(plan.columns)
     return Need(plan.count, plan.count * (plan.recipe.row_bytes + other_bytes), files)

@@ -23,9 +23,12 @@ from decodeonce.store.signed import canonical
 from decodeonce.store.table import read_rejects
 
 # What may lie in an OUT that a killed build left, and in its .build; anything else is somebody's own.
-OURS = re.compile(r"images-\d{5}\.(npy|h5)|(labels|checksums|boxes|box_count)\.npy|(samples|rejects)\.tsv|store\.h5")
+OURS = re.compile(
+    r"images-\d{5}\.(npy|h5)|(labels|checksums|boxes|box_count|box_labels)\.npy|(samples|rejects)\.tsv|store\.h5"
+)
 OURS_IN_BUILD = re.compile(
-    r"lock|journals|plan-(rows\.npy|names\.bin|boxes\.npy|column-\d+\.npy|rejects\.tsv)|plan\.json|store\.h5|\..*\.tmp|tmp.*\.h5"
+    r"lock|journals|plan-(rows\.npy|names\.bin|(boxes|box-labels|column-\d+)\.npy|rejects\.tsv)|plan\.json|store\.h5"
+    r"|\..*\.tmp|tmp.*\.h5"
 )
 
 
@@ -58,8 +61,9 @@ def _others(source: Source, listing: Listing, paths: StorePaths, store: Manifest
     gone = sum(reject.action != "kept" for reject in read_rejects(paths.rejects))
     here, there = (counted(number, "class", "classes") for number in (len(source.classes()), len(store.classes)))
     return (
-        f"{source.root} lists other pictures (names, sizes or classes) than it was built of: {listing.candidates} in "
-        f"{here}; the store has {counted(store.count, 'row')} in {there}, and {gone} became none"
+        f"{source.root} lists other pictures (names, sizes, classes or boxes) than it was built of: "
+        f"{listing.candidates} in {here}; the store has {counted(store.count, 'row')} in {there}, and {gone} became "
+        "none"
     )
 
 

@@ -1,8 +1,9 @@
 """The plan: which sample goes to which row, frozen before a pixel is decoded.
 
 `.build/plan-rows.npy` has a fixed record a row, `.build/plan-names.bin` their names end to end and, with boxes,
-`.build/plan-boxes.npy` those of each row, and of each column of numbers `.build/plan-column-0.npy` and so on, all in
-row order and mapped, so that a task touches only its own rows; `.build/plan.json` is written last.
+`.build/plan-boxes.npy` those of each row and, if boxes are kept, `.build/plan-box-labels.npy` their labels, and of each
+column of numbers `.build/plan-column-0.npy` and so on, all in row order and mapped, so that a task touches only its own
+rows; `.build/plan.json` is written last.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from decodeonce.store.signed import canonical, digest_of
 from decodeonce.store.table import REJECT_COLUMNS, line, read_rejects, reject_line
 from decodeonce.store.writer import write_array
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 ROW = np.dtype(
     [
         ("label", "<i4"),
@@ -104,6 +105,11 @@ class Plan:
         if not self.recipe.boxes_a_row:
             return np.empty((0, 0, 4))
         return self._mapped(self.paths.plan_boxes)
+
+    @cached_property
+    def box_labels(self) -> NDArray[np.int32]:
+        """(count, K) int32, mapped: the labels of each planned row's boxes, if they are kept; -1 where it has fewer."""
+        return self._mapped(self.paths.plan_box_labels)
 
     @cached_property
     def columns(self) -> list[Column]:
@@ -198,7 +204,10 @@ def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[
         "columns": [asdict(column) for column, _ in listing.columns],
         "classes": [{"name": c.name, "description": c.description} for c in source.classes()],
         "recipe": recipe.facts(decoders),
-        "manifest": source.manifest_facts(recipe.facts(decoders), listing.digest),
+        "manifest": {
+            **({"box_classes": list(listing.box_classes)} if recipe.kept_boxes else {}),
+            **source.manifest_facts(recipe.facts(decoders), listing.digest),
+        },
         "source": {
             "kind": source.kind,
             "root": os.path.abspath(source.root),
@@ -219,6 +228,8 @@ def write_plan(paths: StorePaths, listing: Listing, facts: dict[str, Any]) -> Pl
     write_atomic(paths.plan_rows, _rows_in_order(listing, order))
     if listing.boxes.size:
         _write_in_order(paths.plan_boxes, listing.boxes, order)
+    if Recipe.from_facts(facts["recipe"]).kept_boxes:
+        _write_in_order(paths.plan_box_labels, listing.box_labels, order)
     for number, (_, values) in enumerate(listing.columns):
         _write_in_order(paths.plan_column(number), values, order)
     write_atomic(paths.plan_rejects, [line(REJECT_COLUMNS), *map(reject_line, listing.rejects)])

@@ -26,9 +26,10 @@ COLUMNS = {"labels": "i", "sizes": "q", "mtimes_ns": "q", "units": "i", "places"
 class Listing:
     """A source as scanned: its samples in the source's order, a column each, names end to end; and plan-time rejects.
 
-    `boxes` is (samples, K, 4) float64, NaN where a sample has fewer; `columns` are those of the source's
-    `column_names`, each with its values, (samples, ...). `digest` covers class, size, name, boxes and values of every
-    candidate, and whether it can be a row, `frozen` their mtimes and places, too.
+    `boxes` is (samples, K, 4) float64, NaN where a sample has fewer; `box_labels` is (samples, K) int32: indexes into
+    `box_classes`, which is sorted, or -1. `columns` are those of the source's `column_names`, each with its values,
+    (samples, ...). `digest` covers class, size, name, boxes and values of every candidate, and whether it can be a row,
+    `frozen` their mtimes and places, too.
     """
 
     labels: NDArray[np.int32]
@@ -37,6 +38,8 @@ class Listing:
     units: NDArray[np.int32]
     places: NDArray[np.int64]
     boxes: NDArray[np.float64]
+    box_labels: NDArray[np.int32]
+    box_classes: tuple[str, ...]
     columns: tuple[tuple[Column, NDArray[Any]], ...]
     name_bytes: NDArray[np.int32]
     names: bytearray
@@ -67,11 +70,12 @@ class Listing:
 def scan(source: Source, boxes: int = 0) -> Listing:
     """List a source once, and log its doubts.
 
-    Of each sample 36 bytes, a name, `boxes` boxes of 32 bytes and 4 or 8 bytes for each number are held.
+    Of each sample 36 bytes, a name, `boxes` boxes of 36 bytes and 4 or 8 bytes for each number are held.
     """
     columns = {name: array(code) for name, code in COLUMNS.items()}
     names, rejects, held_boxes, no_boxes = bytearray(), [], array("d"), (math.nan,) * (4 * boxes)
     own = [NumberColumn(name) for name in source.column_names]
+    held_numbers, seen_names = array("i"), dict[str, int]()
     digest, frozen = xxhash.xxh3_64(), xxhash.xxh3_64()
     for entry in source.entries():
         fact = b"%d\t%d\t%s%s\n" % (entry.label, entry.size, entry.name, _other_facts(entry))
@@ -92,11 +96,18 @@ def scan(source: Source, boxes: int = 0) -> Listing:
         if boxes:
             flat = [side for box in entry.boxes[:boxes] for side in box]
             held_boxes.extend([*flat, *no_boxes[len(flat) :]])
+            numbers = [seen_names.setdefault(name, len(seen_names)) for name in entry.box_names[:boxes]]
+            held_numbers.extend([*numbers, *[-1] * (boxes - len(numbers))])
     for doubt in source.doubts(len(columns["labels"])):
         logging.getLogger("decodeonce").warning("%s: %s", source.root, doubt)
+    box_classes = tuple(sorted(seen_names))
+    label_of = {name: label for label, name in enumerate(box_classes)}
+    labels = np.array([*(label_of[name] for name in seen_names), -1], np.int32)  # by number; that of -1 is the last
     return Listing(
         **{name: np.frombuffer(column, column.typecode) for name, column in columns.items()},
         boxes=np.frombuffer(held_boxes, np.float64).reshape(len(columns["labels"]), boxes, 4),
+        box_labels=labels[np.frombuffer(held_numbers, np.int32)].reshape(len(columns["labels"]), boxes),
+        box_classes=box_classes,
         columns=tuple((column.column, column.values) for column in own),
         names=names,
         rejects=tuple(rejects),
@@ -109,7 +120,8 @@ def _other_facts(entry: Entry) -> bytes:
     """Its boxes and values, and that it can be no row; not why, for an error's words are a system's own."""
     if entry.problem:
         return b"\t!"
-    return "".join(["\t" + ",".join(map(repr, box)) for box in entry.boxes] + [f"\t{v}" for v in entry.values]).encode()
+    boxes = [",".join(map(repr, box)) for box in entry.boxes] + [ascii(name) for name in entry.box_names]
+    return "".join(f"\t{fact}" for fact in (*boxes, *entry.values)).encode()
 
 
 def boxes_of(held: list[list[float]]) -> tuple[Box, ...]:

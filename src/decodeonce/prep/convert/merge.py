@@ -39,6 +39,12 @@ def joined_classes(
     return tuple(classes), mapped
 
 
+def joined_box_classes(stores: Sequence[Manifest]) -> tuple[tuple[str, ...], list[list[int]]]:
+    """The box classes of the first store, then those that others add; and each store's box labels as new ones."""
+    joined, labels = joined_classes([tuple(map(PictureClass, store.box_classes or ())) for store in stores])
+    return tuple(cls.name for cls in joined), labels
+
+
 def check_alike(stores: Sequence[tuple[Path, Manifest]]) -> None:
     """BuildError, which names two stores, unless rows of all of them can lie in one."""
     path, first = stores[0]
@@ -66,6 +72,8 @@ def shape_text(shape: Sequence[int]) -> str:
 
 def _columns_text(manifest: Manifest) -> str:
     told = sorted(f"{c.name} ({c.dtype}{list(c.shape)})" for c in manifest.columns)
+    if manifest.box_classes is not None:  # without names, labels of two stores cannot be compared
+        told.append("the names of box_labels")
     return f"the columns {', '.join(told)}" if told else "no columns"
 
 

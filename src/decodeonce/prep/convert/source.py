@@ -17,7 +17,7 @@ from decodeonce.prep.convert.rows import StoreRows
 from decodeonce.prep.convert.selection import Chosen
 from decodeonce.prep.entry import Entry, RowMaker, name_bytes
 from decodeonce.prep.sources.base import Source
-from decodeonce.store.manifest import Column, PictureClass
+from decodeonce.store.manifest import BOX_LABELS, Column, PictureClass
 from decodeonce.store.select import Selection
 from decodeonce.store.table import Reject, read_rejects
 
@@ -59,6 +59,11 @@ class StoreSource(Source):
         selection = Selection(tuple(facts["classes"]), facts["source"], tuple(facts["rows"]))
         return Chosen(self.inputs, selection, self._facts["sort"])
 
+    @cached_property
+    def _box_classes(self) -> tuple[tuple[str, ...], list[list[int]]]:
+        """The joined box classes, and each store's box labels as labels of these."""
+        return merge.joined_box_classes([rows.manifest for rows in self.inputs])
+
     def facts(self) -> dict[str, Any]:
         """What `open_source` needs, beside kind and root, to make this source again."""
         return self._facts
@@ -90,11 +95,15 @@ class StoreSource(Source):
         return list(self.inputs[0].manifest.columns)
 
     def column_values(self, column: Column, entries: Sequence[Entry]) -> NDArray[Any]:
-        """What the rows have; boxes follow them to another size."""
+        """What the rows have; boxes follow them to another size, box labels to the joined classes."""
         values = np.empty((len(entries), *column.shape), column.dtype)
         units, places = (np.array([getattr(entry, name) for entry in entries]) for name in ("unit", "place"))
         for unit in np.unique(units).tolist():
-            values[units == unit] = self.inputs[unit].store.columns[column.name][places[units == unit]]
+            rows = self.inputs[unit]
+            found = rows.store.columns[column.name][places[units == unit]]
+            if column.name == BOX_LABELS and rows.manifest.box_classes is not None:
+                found = np.array([*self._box_classes[1][unit], -1])[found]  # -1, for no box, takes the last
+            values[units == unit] = found
         is_boxes = column.name == "boxes" and column.shape[-1:] == (4,) and column.dtype == "<f4"
         if self._facts["size"] and is_boxes:
             height, width = np.divide(self._facts["size"], self.inputs[0].manifest.shape[:2])
@@ -108,6 +117,7 @@ class StoreSource(Source):
             "recipe": merge.converted_recipe([m.recipe for m in manifests], manifests[0].shape, recipe, selected),
             "source": merge.converted_source(manifests, selected),
             "decoder_crashes": sum(manifest.decoder_crashes for manifest in manifests),
+            **({} if manifests[0].box_classes is None else {"box_classes": list(self._box_classes[0])}),
         }
 
     def carried_rejects(self) -> Iterator[Reject]:

@@ -50,9 +50,9 @@ def export_store(
 
     Form "folder" writes DEST/<class>/<row>_<stem of its source>.png, the row in eight digits, so that no two names are
     the same and none is hidden. A class without rows is an empty folder. Form "webdataset" writes DEST/shard-000000.tar
-    and so on, with <row>.png, <row>.cls (its label) and <row>.json (its line of samples.tsv, and its columns) for each
-    row. DEST/classes.txt has the classes in label order. PNG keeps every pixel. The bytes depend on the store, the
-    settings and the encoder, not on `workers`.
+    and so on, with <row>.png, <row>.cls (its label) and <row>.json for each row: its line of samples.tsv, its columns,
+    and the class names of its boxes. DEST/classes.txt has the classes in label order. PNG keeps every pixel. The bytes
+    depend on the store, the settings and the encoder, not on `workers`.
 
     After a kill, call it again: it resumes, and `dest` does not exist until it is complete.
 

@@ -144,7 +144,10 @@ class PictureWriter:
         for sample, picture in self._pictures(block):
             facts = asdict(sample)
             facts["class"] = facts.pop("class_name")
-            facts |= {name: column[sample.row].tolist() for name, column in self._rows.store.columns.items()}
+            store = self._rows.store
+            facts |= {name: column[sample.row].tolist() for name, column in store.columns.items()}
+            if store.manifest.box_classes is not None:
+                facts["box_classes"] = [store.box_classes[label] for label in facts["box_labels"] if label >= 0]
             yield _tar_member(f"{sample.row:08d}{self._settings.suffix}", picture)
             yield _tar_member(f"{sample.row:08d}.cls", b"%d" % sample.label)
             yield _tar_member(f"{sample.row:08d}.json", json.dumps(facts).encode())

@@ -102,6 +102,7 @@ class BoxedSource(Source):
     def _start(self) -> None:
         self._names: dict[str, int] = {}
         self._words: dict[str, int] = {}
+        self._known: list[str] = []
         self._new: list[str] = []
         self._samples = 0
         self._seen: dict[str, tuple[int, str]] = {}
@@ -128,7 +129,8 @@ class BoxedSource(Source):
         elif keep:
             if len(found) > keep:
                 self._note(f"pictures with more than {keep} boxes, of which the first are kept", entry.text)
-            yield replace(entry, boxes=tuple(box for _, box in found[:keep]))
+            names, boxes = zip(*found[:keep], strict=True)
+            yield replace(entry, boxes=boxes, box_names=tuple(map(self._class_name, names)))
         else:
             yield from (replace(entry, label=self._label(name), boxes=(box,)) for name, box in found)
 
@@ -140,14 +142,22 @@ class BoxedSource(Source):
             else:
                 yield name, box
 
-    def _label(self, name: str) -> int:
+    def _known_label(self, name: str) -> int | None:
+        """The label of the class that has this name, or is alone in having this word in its description."""
         if not self._names:  # not sooner: some sources know their classes from their first entry on
             classes = self.source.classes()
             self._names, self._words = {cls.name: label for label, cls in enumerate(classes)}, words_of(classes)
-        if name in self._names:
-            return self._names[name]
-        label = self._words.get(name.casefold())
+            self._known = [cls.name for cls in classes]
+        return self._names[name] if name in self._names else self._words.get(name.casefold())
+
+    def _label(self, name: str) -> int:
+        label = self._known_label(name)
         if label is None:
             label = self._names[name] = len(self.classes())
             self._new.append(name)
         return label
+
+    def _class_name(self, name: str) -> str:
+        """The name of that class; of an object that is of none, its own."""
+        label = self._known_label(name)
+        return name if label is None else self._known[label]
