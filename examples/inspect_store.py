@@ -81,16 +81,41 @@ def picture(row):
 # ## The pictures
 #
 # Rows at random, in order. A row's label is an index into the classes; a class has the name of its folder and, where
-# the source had one, a description.
+# the source had one, a description. If the store keeps boxes (`prep build --keep-boxes`), they are drawn.
 
 
 # %%
-def class_name(row):
-    """What a picture shows, short, as text that any font can draw."""
-    found = facts["classes"][labels[row]]
-    text = (found["description"] or found["name"]).partition(",")[0]
-    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+def short(text):
+    """The beginning of a text, in letters that any font can draw."""
+    text = "".join(letter if letter.isprintable() else "?" for letter in text.partition(",")[0])
     return text if len(text) <= 24 else text[:23] + "…"
+
+
+def class_name(row):
+    """What a picture shows, short."""
+    found = facts["classes"][labels[row]]
+    return short(found["description"] or found["name"])
+
+
+columns = {column["name"]: np.load(STORE / column["file"], mmap_mode="r") for column in facts["columns"]}
+
+
+def boxes_of(row):
+    """The boxes kept for a row: left, top, right and bottom in pixels, and the name of the class, short."""
+    if "box_classes" not in facts:
+        return []
+    boxes = zip(columns["boxes"][row].tolist(), columns["box_labels"][row], strict=True)
+    return [(box, short(facts["box_classes"][label])) for box, label in boxes if label >= 0]
+
+
+def draw_boxes(axis, row):
+    """Yellow lines in black ones, which are seen on light and dark."""
+    for (left, top, right, bottom), name in boxes_of(row):
+        for ink, width in (("black", 2.2), ("#ffe14d", 0.9)):
+            place, size = (left - 0.5, top - 0.5), (right - left, bottom - top)
+            axis.add_patch(plt.Rectangle(place, *size, fill=False, edgecolor=ink, linewidth=width))
+        label = {"facecolor": "#ffe14d", "edgecolor": "none", "pad": 0.6}
+        axis.text(left, top, name, fontsize=5, va="top", bbox=label, clip_on=True, parse_math=False)
 
 
 rng = np.random.default_rng(0)
@@ -100,6 +125,7 @@ for axis in axes.flat:
     axis.axis("off")
 for row, axis in zip(chosen, axes.flat, strict=False):
     axis.imshow(picture(row).squeeze(), cmap="gray", vmin=0, vmax=255)
+    draw_boxes(axis, row)
     axis.set_title(f"{row}: {class_name(row)}", fontsize=7, parse_math=False)
 plt.show()
 

@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 from decodeonce.store.manifest import PictureClass
 from tests.command import run
 from tests.packages import is_fatal
+from tests.store.signing import resign
 from tests.stores import make_store, random_images
 from tools import setup_env, setup_notebook
 
@@ -103,16 +104,22 @@ def test_numpy_alone_looks_at_any_store(python: Path, tmp_path: Path, monkeypatc
     names = ["$\\frac{1}{$", "\udcff\x1b[2J", "line\nbreak", "長い" * 99]
     monkeypatch.setattr("tests.stores.PictureClass", lambda name, _: PictureClass(names[int(name[5:])], ""))
     images = random_images(30, shape=(8, 6, 1))
-    make_store(tmp_path / "a.store", images, container="hdf5", shard_rows=7, classes=len(names))
+    edges, kept = np.full((30, 2, 4), [1, 2, 5, 6], "<f4"), np.array([[1, 0], [0, -1], [-1, -1]] * 10, "<i4")
+    columns = {"boxes": edges, "box_count": (kept >= 0).sum(axis=1).astype("<i4"), "box_labels": kept}
+    make_store(tmp_path / "a.store", images, container="hdf5", shard_rows=7, classes=len(names), columns=columns)
+    resign(tmp_path / "a.store", lambda facts: facts.update(box_classes=names[2:]))
     above = TWIN.read_text().partition(f"# ## {ALONE}")[0]
     seen = "import sys; assert not {'decodeonce', 'h5py', 'torch'} & set(sys.modules)\n"
     seen += "for number in plt.get_fignums(): plt.figure(number).savefig(f'{number}.png')\n"
+    seen += "print(json.dumps([boxes_of(row) for row in range(3)]))\n"
     seen += "print(json.dumps([class_name(row) for row in range(4)]))\n"
     seen += "print(json.dumps([picture(row).tolist() for row in range(30)]))\n"
     printed = run(python, "-W", "ignore:Glyph", "-c", above + seen, cwd=tmp_path, STORE="a.store").splitlines()
     assert np.array_equal(json.loads(printed[-1]), images)
     assert json.loads(printed[-2]) == ["$\\frac{1}{$", "??[2J", "line?break", "長い" * 11 + "長…"]
+    nasty, box = "長い" * 11 + "長…", [1, 2, 5, 6]
+    assert json.loads(printed[-3]) == [[[box, nasty], [box, "line?break"]], [[box, "line?break"]], []]
     assert printed[0] == "30 pictures of [8, 6, 1] in 4 classes"
     assert sorted(path.name for path in tmp_path.glob("*.png")) == ["1.png", "2.png"]
     mean = f"{images.mean():.1f}"
-    assert printed[-3].startswith(f"channel 0: mean {mean}, of all rows {mean}; ")
+    assert printed[-4].startswith(f"channel 0: mean {mean}, of all rows {mean}; ")

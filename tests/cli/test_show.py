@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -245,3 +247,87 @@ def test_a_class_without_a_description_has_its_name_alone(tmp_path: Path) -> Non
     opened: Store = open_store(root)
     lines = [one.lines() for one in shown_rows(opened, range(3), CheckedRows(opened))]
     assert lines[:2] == [["the class 0", "class0", "row 0"], ["class1", "row 1"]]
+
+
+# ---- boxes
+
+LIGHT, DARK = (0xFF, 0xE1, 0x4D), (0, 0, 0)
+
+
+def with_boxes(
+    root: Path, boxes: Sequence[Sequence[Sequence[float]]], labels: list[list[int]] | None, side: int = 64
+) -> Path:
+    """Rows of side x side, white left of the middle and black right of it, with these boxes and labels."""
+    most = max(map(len, boxes))
+    edges, counts = np.zeros((len(boxes), most, 4), "<f4"), np.array(list(map(len, boxes)), "<i4")
+    for row, some in enumerate(boxes):
+        edges[row, : len(some)] = np.reshape(some, (-1, 4))
+    columns: dict[str, NDArray[np.generic]] = {"boxes": edges, "box_count": counts}
+    if labels is not None:
+        columns["box_labels"] = np.array(labels, "<i4")
+    images = np.zeros((len(boxes), side, side, 3), np.uint8)
+    images[:, :, : side // 2] = 255
+    make_store(root, images, columns=columns)
+    if labels is not None:
+        resign(root, lambda facts: facts.update(box_classes=["class1", "dog"]))
+    return root
+
+
+def pictures(root: Path) -> list[NDArray[np.uint8]]:
+    opened = open_store(root)
+    shown = list(shown_rows(opened, range(len(opened)), CheckedRows(opened)))
+    return [np.asarray(one.picture) for one in shown]
+
+
+def is_colour(pixels: NDArray[np.uint8], colour: tuple[int, int, int]) -> NDArray[np.bool_]:
+    return (pixels == colour).all(axis=-1)  # type: ignore[no-any-return]
+
+
+def test_boxes_are_drawn_light_and_dark_where_they_are(tmp_path: Path) -> None:
+    [image, plain] = pictures(with_boxes(tmp_path / "a", [[(16, 20, 48, 60)], []], None))
+    outer, inner = np.zeros((2, SIDE, SIDE), bool)
+    outer[40:120, 32:96], inner[41:119, 33:95] = True, True
+    light = outer & ~inner
+    inner[42:118, 34:94] = False  # its rim alone
+    assert (is_colour(image, LIGHT) == light).all()
+    assert is_colour(image, DARK)[inner].all()
+    assert (image[~light & ~inner] == plain[~light & ~inner]).all()
+    assert len(np.unique(plain)) == 2
+
+
+def test_a_box_has_its_class_above_it_and_two_never_cover_each_other(tmp_path: Path) -> None:
+    """A box class that is a class of images, too, has its description."""
+    boxes = [[(10, 20, 60, 60)], [(10, 20, 60, 60)] * 5, [(0, 0, 64, 64)], [(0, 0, 2, 2)]]
+    names = [[0, -1, -1, -1, -1], [1] * 5, [1, -1, -1, -1, -1], [-1] * 5]
+    drawn = pictures(with_boxes(tmp_path / "a", boxes, names))
+    above, several, inside, nameless = drawn
+    draw = ImageDraw.Draw(expected := Image.new("RGB", (math.ceil(default_font().getlength("the class 1")) + 4, LINE)))
+    draw.rectangle((0, 0, expected.width, LINE), fill=LIGHT)
+    draw.text((2, 1), "the class 1", font=default_font(), fill=DARK)
+    np.testing.assert_array_equal(above[40 - LINE : 40, 20 : 20 + expected.width], np.asarray(expected))
+    lines = is_colour(several, LIGHT)[:, 21]  # where each name begins, left of its letters
+    assert np.flatnonzero(lines).tolist() == [*range(40 - LINE, 40 + LINE), *range(120 - LINE, 120)]
+    assert is_colour(inside, LIGHT)[:LINE, 1].all()
+    assert is_colour(nameless, LIGHT).sum() == 4 * 3
+
+
+def test_boxes_of_any_place_are_drawn_or_passed_over(tmp_path: Path) -> None:
+    far = [(-9e30, -5, 9e30, 5), (np.nan, 0, 1, 1), (0, 0, np.inf, 1), (50, 50, 10, 10), (70, 70, 80, 80)]
+    [image] = pictures(with_boxes(tmp_path / "a", [far], [[0, 1, 0, 1, 0]]))
+    assert is_colour(image, LIGHT)[9, 99:].all()
+    with_boxes(tmp_path / "b", [[(0, 0, 1, 1)]], [[0]], side=1)
+    assert is_colour(pictures(tmp_path / "b")[0], LIGHT).any()
+
+
+def test_columns_of_another_kind_are_no_boxes(tmp_path: Path) -> None:
+    columns = {"boxes": np.zeros((3, 2, 5), "<f4"), "box_count": np.ones(3, "<i4")}
+    root = make_store(tmp_path / "a", random_images(3, shape=(SIDE, SIDE, 3)), columns=columns)
+    np.testing.assert_array_equal(pictures(root), open_store(root).images[:])
+
+
+@pytest.mark.parametrize("column", ["boxes", "box_count", "box_labels"])
+def test_boxes_that_are_damaged_are_an_error(tmp_path: Path, column: str) -> None:
+    root = with_boxes(tmp_path / "a", [[(0, 0, 9, 9)]], [[0]])
+    path = root / f"{column}.npy"
+    path.write_bytes(path.read_bytes()[:-1] + b"\1")
+    assert_fails(prep("show", root, "--out", tmp_path / "a.png"), 1, f"{column}.npy: its bytes are not those written")

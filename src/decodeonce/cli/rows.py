@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from decodeonce.cli.boxes import KeptBoxes, NamedBox, draw_boxes
 from decodeonce.cli.thumbnail import Shown, thumbnail
 from decodeonce.errors import StoreError
 from decodeonce.formatting import counted
@@ -17,6 +19,9 @@ from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import repair_advice
 from decodeonce.store.part import rows_text
 from decodeonce.store.verify import read_rows, row_ranges
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 Pixels = NDArray[np.uint8]
 TOLD = 20  # runs of damaged rows; `prep verify --json` names them all
@@ -62,11 +67,20 @@ class CheckedRows:
 
 
 def shown_rows(store: Store, rows: Iterable[int], checked: CheckedRows) -> Iterator[Shown]:
-    """Each row as it is shown; StoreError where the labels, by which classes are known, are damaged."""
+    """Each row as it is shown; StoreError where the labels, by which classes are known, or its boxes are damaged."""
+    boxes = KeptBoxes(store)
     for row in rows:
         pixels, damaged = checked.read(row)
-        picture = None if pixels is None else thumbnail(pixels)
-        yield Shown(row, picture, store.classes[store.labels[row]], damaged)
+        yield Shown(row, row_picture(pixels, boxes.of(row)), store.classes[store.labels[row]], damaged)
+
+
+def row_picture(pixels: Pixels | None, boxes: Sequence[NamedBox]) -> Image | None:
+    """A row as a small picture with its boxes; None if it cannot be read."""
+    if pixels is None:
+        return None
+    picture = thumbnail(pixels)
+    draw_boxes(picture, boxes, pixels.shape)
+    return picture
 
 
 def damage_told(store: Store, damaged: list[int], trouble: str) -> Iterator[str]:

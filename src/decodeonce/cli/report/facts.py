@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL.Image import Image
 
+from decodeonce.cli.boxes import KeptBoxes, box_columns
 from decodeonce.cli.report.broken import broken_pictures
 from decodeonce.cli.report.histogram import Histogram
 from decodeonce.cli.report.rejects import Rejects, gather_rejects
 from decodeonce.cli.report.sizes import Sizes, read_sizes
-from decodeonce.cli.rows import CheckedRows, evenly_spaced
-from decodeonce.cli.thumbnail import Shown, thumbnail
+from decodeonce.cli.rows import CheckedRows, evenly_spaced, row_picture
+from decodeonce.cli.thumbnail import Shown
 from decodeonce.errors import StoreError
 from decodeonce.store import Store
 from decodeonce.store.table import escape
@@ -88,14 +89,19 @@ def gather(store: Store, source: str | None, progress: Callable[[int], None]) ->
         broken = broken_pictures(store.manifest, source, rejects.pictured_rejects if rejects else [])
     sheet = list(store.rows[:SHOWN])
     shown = {*sheet, *(row for row in (sizes.rows.values() if sizes else ()) if row in store.rows)}
-    rows = _read_rows(store, shown, labels, progress)
+    boxes = None if problems.keys() & {column.file for column in box_columns(store)} else KeptBoxes(store)
+    rows = _read_rows(store, shown, labels, boxes, progress)
     if rows.trouble:
         problems.setdefault("checksums.npy", rows.trouble)
     return Facts(store, problems, counts, sizes, rejects, sheet, rows, broken)
 
 
 def _read_rows(
-    store: Store, shown: set[int], labels: NDArray[np.int64] | None, progress: Callable[[int], None]
+    store: Store,
+    shown: set[int],
+    labels: NDArray[np.int64] | None,
+    boxes: KeptBoxes | None,
+    progress: Callable[[int], None],
 ) -> Rows:
     """Read the sample and the rows to show, each once; damaged rows are left out of the histogram."""
     sample = set(store.rows)
@@ -112,7 +118,7 @@ def _read_rows(
             found.histogram.add(pixels)
         if row in shown:
             cls = None if labels is None else store.classes[labels[row]]
-            found.seen[row] = Shown(row, None if pixels is None else thumbnail(pixels), cls, damaged)
+            found.seen[row] = Shown(row, row_picture(pixels, boxes.of(row) if boxes else ()), cls, damaged)
         progress(1)
     return found
 
