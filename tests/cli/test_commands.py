@@ -231,6 +231,13 @@ def test_info_tells_the_rows_of_classes_rejects_and_bytes(tmp_path: Path) -> Non
     assert found["bytes"] == 4180
 
 
+def test_info_counts_the_classes_of_kept_boxes(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "a", random_images(3), columns={"box_labels": np.zeros((3, 2), "<i4")})
+    assert "box classes" not in prep("info", store).stdout
+    resign(store, lambda facts: facts.update(box_classes=["cat", "dog"]))
+    assert "\nbox classes      2\n" in prep("info", store).stdout
+
+
 def test_info_of_a_store_with_damaged_files_tells_the_rest(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", random_images(6, shape=(2, 2, 3)))
     assert "\nrows per class   2 in each\n" in prep("info", store).stdout

@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from decodeonce.cli.boxes import KeptBoxes, NamedBox
 from decodeonce.cli.rows import CheckedRows, drawn, shown_rows
 from decodeonce.cli.sheet import GAP, LINE, Words, default_font, draw_sheet
 from decodeonce.cli.thumbnail import SIDE, Shown, legible, thumbnail
@@ -309,6 +310,13 @@ def test_a_box_has_its_class_above_it_and_two_never_cover_each_other(tmp_path: P
     assert np.flatnonzero(lines).tolist() == [*range(40 - LINE, 40 + LINE), *range(120 - LINE, 120)]
     assert is_colour(inside, LIGHT)[:LINE, 1].all()
     assert is_colour(nameless, LIGHT).sum() == 4 * 3
+
+
+def test_a_box_is_named_in_words_where_some_are_known(tmp_path: Path) -> None:
+    root = with_boxes(tmp_path / "a", [[(0, 0, 9, 9)] * 3], [[0, 1, 2]])
+    resign(root, lambda facts: facts["box_classes"].append("n02110185"))
+    boxes = KeptBoxes(open_store(root)).of(0)
+    assert boxes == [NamedBox((0, 0, 9, 9), name) for name in ("the class 1", "dog", "Siberian husky")]
 
 
 def test_boxes_of_any_place_are_drawn_or_passed_over(tmp_path: Path) -> None:

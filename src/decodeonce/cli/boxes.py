@@ -10,7 +10,8 @@ from decodeonce.cli.sheet import LINE, Words, default_font
 from decodeonce.cli.thumbnail import legible
 from decodeonce.store import Store
 from decodeonce.store.checks import check_file
-from decodeonce.store.manifest import BOX_LABELS, Column
+from decodeonce.store.class_words import with_words
+from decodeonce.store.manifest import BOX_LABELS, Column, PictureClass
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -43,8 +44,9 @@ class KeptBoxes:
         for column in columns:
             check_file(store.paths.root / column.file, store.manifest.files[column.file])
         self._columns = {column.name: store.column(column) for column in columns}
-        words = {cls.name: cls.description.partition(",")[0] for cls in store.classes}
-        self._names = [words.get(name) or name for name in store.box_classes]
+        classes = (*with_words(tuple(map(PictureClass, store.box_classes))), *store.classes)
+        words = {cls.name: cls.description.partition(",")[0] for cls in classes if cls.description}
+        self._names = [words.get(name, name) for name in store.box_classes]
 
     def of(self, row: int) -> list[NamedBox]:
         """The boxes of a row."""

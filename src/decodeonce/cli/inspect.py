@@ -44,6 +44,7 @@ def info(store: StoreArgument, as_json: JsonFlag = False) -> None:
         "rows_per_class": _unless_damaged(_rows_per_class, opened),
         "rejects": _unless_damaged(_rejects, opened),
         "columns": [column.name for column in manifest.columns],
+        **({} if manifest.box_classes is None else {"box_classes": len(manifest.box_classes)}),
         "pixel_mean": list(manifest.pixel_mean),
         "pixel_std": list(manifest.pixel_std),
         "recipe": manifest.recipe,
