@@ -112,6 +112,14 @@ def test_what_cannot_be_a_column_is_refused_and_nothing_is_written(
     assert tree_bytes(store) == before
 
 
+def test_the_names_of_box_labels_go_with_the_column(tmp_path: Path) -> None:
+    labels = np.zeros((3, 2), "<i4")
+    store = make_store(tmp_path / "store", random_images(3), columns={"box_labels": labels})
+    resign(store, lambda facts: facts.update(box_classes=["cat"]))
+    remove_column(store, "box_labels")
+    assert (open_store(store).manifest.box_classes, open_store(store).columns) == (None, {})
+
+
 def test_a_name_with_blanks_is_a_name(store: Path) -> None:
     add_column(store, "clip score", SCORES)
     assert open_store(store).manifest.columns[-1].file == column_file("clip score") == "clip score.npy"

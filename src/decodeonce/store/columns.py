@@ -22,7 +22,7 @@ from decodeonce.store.durable import empty_folder, make_folder, remove_file, wri
 from decodeonce.store.hashing import file_chunks, file_hexdigest
 from decodeonce.store.layout import StorePaths
 from decodeonce.store.locks import LOCK, locked
-from decodeonce.store.manifest import Column, Manifest, SmallFile, parse_manifest, read_manifest
+from decodeonce.store.manifest import BOX_LABELS, Column, Manifest, SmallFile, parse_manifest, read_manifest
 from decodeonce.store.regular_files import read_regular, reading
 from decodeonce.store.signed import sign
 from decodeonce.store.writer import write_array
@@ -118,6 +118,8 @@ def remove_column(path: str | os.PathLike[str], name: str) -> None:
             raise StoreError(f"{paths.root}: no column {name!r}, expected one of its columns: {names}")
         facts["columns"] = [column for column in facts["columns"] if column["name"] != name]
         del facts["files"][files[0]]
+        if name == BOX_LABELS:
+            facts.pop("box_classes", None)
         _write(paths, facts)
         remove_file(paths.root / files[0])
 
