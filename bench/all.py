@@ -18,7 +18,7 @@ def run(*command: str | Path) -> None:
 
 
 def main() -> None:
-    """The build's benchmarks, then a store of the same pictures; the Loader's, warm and cold, staging, and peers."""
+    """Benchmarks of builds, then of a store of the same pictures: loading, staging, augmenting, peers, a GPU."""
     tree, store = SCRATCH / "sample-imagenet", SCRATCH / "bench.store"
     SCRATCH.mkdir(exist_ok=True)
     if not tree.exists():
@@ -30,6 +30,7 @@ def main() -> None:
     run(HERE / "loader.py", store)
     run(HERE / "cold.py")
     run(HERE / "stage.py")
+    run(HERE / "augment.py")
     run("-m", "bench.peers", tree)
     run(HERE / "gpu.py")
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from decodeonce.loader.batch import Batch, Transform
+from decodeonce.loader.memory import release
 from decodeonce.loader.meter import mark
 from decodeonce.loader.order import Rows
 from decodeonce.loader.partition import Step
@@ -182,6 +183,7 @@ class Delivery:
     def close(self) -> None:
         """Drop slots and cache."""
         self.slots.close()
+        release()
 
     def _images(self, filled: Filled) -> Tensor:
         return torch.from_numpy(self.slots.lend(filled.slot, len(filled.rows)))

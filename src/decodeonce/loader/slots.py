@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from decodeonce.loader.memory import page_aligned
 
 Pixels = NDArray[np.uint8]
 
@@ -38,11 +39,7 @@ def page_aligned_slot(shape: tuple[int, ...]) -> Slot:
     kernel copy with, ran 4 to 5 times slower on AMD Milan: 1.8 to 2.2 GB/s instead of 8 to 10. Pinned memory, from
     torch, begins on a page or at a multiple of 64 and is out of that range.
     """
-    buffer = mmap.mmap(-1, math.prod(shape), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel without huge pages
-        # The first touch of 50 MB took 3 ms instead of 18, which is what a first batch waits for; copies are no faster.
-        buffer.madvise(mmap.MADV_HUGEPAGE)
-    return Slot(torch.frombuffer(buffer, dtype=torch.uint8).view(shape))
+    return Slot(torch.frombuffer(page_aligned(math.prod(shape)), dtype=torch.uint8).view(shape))
 
 
 class Slots:

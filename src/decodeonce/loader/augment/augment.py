@@ -46,7 +46,8 @@ class Augment:
 
     The batch it returns has images (B, C, H, W) in the channels_last memory format, as convolutional networks take
     them, of the last step's dtype. seed: any whole number. What happens to a row follows from seed, epoch, row and the
-    steps up to that point; of batch, rank and world size at most the last bits of a resized float32 may depend.
+    steps up to that point. On a CPU uint8 images are the same bits in any batch; on other devices batch, rank and world
+    size may change the last bits of what RandomResizedCrop computes, and with them, rarely, a level by one.
 
     The column "boxes" moves with the images: float32 pixels, which after a resize are fractions of pixels. Boxes are
     clipped to the image. A box with nothing left in it becomes zeros, in its place, and its entry in "box_labels" -1;

