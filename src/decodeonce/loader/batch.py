@@ -17,7 +17,7 @@ class Batch:
 
     Attributes:
         images: uint8 (B, H, W, C), contiguous; ``images.permute(0, 3, 1, 2)`` is channels_last without a copy.
-        labels: int64 (B,).
+        labels: int64 (B,); float32 (B, classes) after MixUp or CutMix.
         rows: int64 (B,), row numbers in the store. They ascend within the first `valid` and within the rest: reading is
             faster in this order, and the order within a batch has no meaning.
         valid: How many rows count, from the first on; the rest is padding.

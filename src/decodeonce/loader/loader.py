@@ -87,6 +87,7 @@ class Loader:
         self._manifest = manifest = opened.manifest
         if isinstance(chosen.transform, Augment):
             chosen.transform.check_columns(column.name for column in manifest.columns)
+            chosen.transform.check_classes(len(manifest.classes))
         rows = find_rows(chosen.rows, len(opened))
         self.count = len(rows)
         self._partition = partition = make_partition(

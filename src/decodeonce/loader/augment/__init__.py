@@ -3,22 +3,28 @@
 Nothing here waits for the device or copies to it from the host, but for a few constants when a device is first seen.
 """
 
-from decodeonce.loader.augment.augment import Augment, BoxStep, Step
+from decodeonce.loader.augment.augment import Augment, BoxStep, LabelStep, Step
 from decodeonce.loader.augment.crop import CenterCrop, RandomCrop, RandomResizedCrop
 from decodeonce.loader.augment.draws import Draws, mix_words
 from decodeonce.loader.augment.flip import RandomFlip
+from decodeonce.loader.augment.mix import CutMix, MixUp
 from decodeonce.loader.augment.normalize import IMAGENET, Normalize
+from decodeonce.loader.augment.sizes import ramp
 
 __all__ = [
     "IMAGENET",
     "Augment",
     "BoxStep",
     "CenterCrop",
+    "CutMix",
     "Draws",
+    "LabelStep",
+    "MixUp",
     "Normalize",
     "RandomCrop",
     "RandomFlip",
     "RandomResizedCrop",
     "Step",
     "mix_words",
+    "ramp",
 ]

@@ -41,6 +41,21 @@ class BoxStep(Step, Protocol):
         """
 
 
+@runtime_checkable
+class LabelStep(Step, Protocol):
+    """A step that also changes the labels, such as MixUp."""
+
+    def mix_labels(self, labels: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
+        """Return the labels of the images that the step makes with the same `draws`.
+
+        Args:
+            labels: int64 (B,), or float32 (B, classes) if a step before has mixed them. Not to be written to.
+            draws: Those that the step was called with.
+            height: Of the images before the step.
+            width: Of the images before the step.
+        """
+
+
 class Augment:
     """A transform for a Loader: the steps in turn, on images (B, H, W, C), each with random numbers of its own.
 
@@ -68,25 +83,40 @@ class Augment:
             for step in self._steps:
                 _with_boxes(step)
 
+    def check_classes(self, count: int) -> None:
+        """Raise ValueError if a step has labels of fewer classes."""
+        for step in self._steps:
+            found = getattr(step, "num_classes", count)
+            if found < count:
+                name = type(step).__name__
+                raise ValueError(f"{name} has num_classes={found}, expected {count} or more, as many as the store has")
+
     def __call__(self, batch: Batch) -> Batch:
         """The batch with its pictures augmented."""
-        images, columns = batch.images, dict(batch.columns)
+        images, labels, columns = batch.images, batch.labels, dict(batch.columns)
         for number, step in enumerate(self._steps):
             draws = Draws(derive_key(self._seed, batch.epoch, number), batch.rows, batch.epoch)
-            before, images = images, step(images, draws)
+            (height, width), images = images.shape[1:3], step(images, draws)
+            if isinstance(step, LabelStep):
+                labels = step.mix_labels(labels, draws, height, width)
             if "boxes" in columns:
-                moved = _with_boxes(step).move_boxes(columns["boxes"], draws, before.shape[1], before.shape[2])
+                moved = _with_boxes(step).move_boxes(columns["boxes"], draws, height, width)
                 columns["boxes"] = clip_boxes(moved, images.shape[1], images.shape[2])
         if {"boxes", "box_labels"} <= columns.keys():
             columns["box_labels"] = columns["box_labels"].masked_fill(~present_boxes(columns["boxes"]), -1)
         images = images.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
-        return dataclasses.replace(batch, images=images, columns=columns)
+        return dataclasses.replace(batch, images=images, labels=labels, columns=columns)
 
 
 def _with_boxes(step: Step) -> BoxStep:
     if isinstance(step, BoxStep):
         return step
     name = getattr(step, "__name__", type(step).__name__)
+    if isinstance(step, LabelStep):
+        raise ValueError(
+            f'the store has the column "boxes", and the step {name} of Augment mixes images, but no boxes. '
+            "Use it with a store without boxes"
+        )
     raise ValueError(
         f'the store has the column "boxes", and the step {name} of Augment does not say where boxes are after it. '
         "Make it a class with the method move_boxes(self, boxes, draws, height, width); "

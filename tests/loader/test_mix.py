@@ -1,0 +1,272 @@
+"""MixUp and CutMix mix what NumPy mixes with the same numbers, and labels by the same shares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from decodeonce import Batch, Loader
+from decodeonce.loader.augment import Augment, CutMix, Draws, MixUp, Normalize, RandomFlip, RandomResizedCrop, Step
+from decodeonce.loader.augment import mix as mixing
+from decodeonce.loader.order import derive_key
+from decodeonce.loader.settings import Tail
+from tests.loader.test_augment import run_on_device
+from tests.stores import make_store, random_images
+
+CLASSES = 7
+DTYPES = [torch.uint8, torch.float32, torch.bfloat16]
+MAKE: list[Callable[..., MixUp | CutMix]] = [MixUp, CutMix]
+
+
+def noise(count: int, height: int = 12, width: int = 9) -> Tensor:
+    return torch.from_numpy(random_images(count, shape=(height, width, 3)))
+
+
+def draws_of(count: int, seed: int = 0, epoch: int = 0) -> Draws:
+    return Draws(derive_key(seed, epoch, 0), torch.arange(count))
+
+
+def labels_of(count: int) -> Tensor:
+    return torch.arange(count) * 5 % CLASSES
+
+
+def partners_of(draws: Draws) -> list[int]:
+    """In the order of the fifth number of each row, each one's partner is the one before."""
+    order = np.argsort(draws.uniform(5)[:, 4].numpy(), kind="stable").tolist()
+    return [order[order.index(row) - 1] for row in range(len(order))]
+
+
+def samples_of(step: MixUp | CutMix, draws: Draws) -> NDArray[np.float64]:
+    """What the second number of each row chooses of Beta(alpha, alpha)."""
+    half = np.random.RandomState(0).beta(step.alpha, step.alpha, 2**15)
+    table = np.concatenate([half, 1 - half])
+    samples: NDArray[np.float64] = table[(draws.uniform(2)[:, 1].double().numpy() * 2**16).astype(int)]
+    return samples
+
+
+def mixed_up(step: MixUp, images: Tensor, draws: Draws) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """NumPy's images and shares."""
+    levels = images.double().numpy()
+    kept = np.where(draws.uniform(1)[:, 0].numpy() < step.p, samples_of(step, draws), 1)
+    other = levels[partners_of(draws)]
+    return levels * kept[:, None, None, None] + other * (1 - kept)[:, None, None, None], kept
+
+
+def cut_and_mixed(step: CutMix, images: Tensor, draws: Draws) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The same after torchvision's CutMix, an image at a time."""
+    levels = images.double().numpy()
+    result, kept = levels.copy(), np.ones(len(levels))
+    height, width = levels.shape[1:3]
+    samples, partners = samples_of(step, draws), partners_of(draws)
+    for row, (chosen, _, down, along) in enumerate(draws.uniform(4).tolist()):
+        if chosen >= step.p:
+            continue
+        r = 0.5 * math.sqrt(samples[row])
+        y, x, half_height, half_width = int(down * height), int(along * width), int(r * height), int(r * width)
+        y1, y2 = max(y - half_height, 0), min(y + half_height, height)
+        x1, x2 = max(x - half_width, 0), min(x + half_width, width)
+        result[row, y1:y2, x1:x2] = levels[partners[row], y1:y2, x1:x2]
+        kept[row] = 1 - (y2 - y1) * (x2 - x1) / (height * width)
+    return result, kept
+
+
+def expected_labels(labels: Tensor, kept: NDArray[np.float64], draws: Draws) -> NDArray[np.float64]:
+    hard = np.eye(CLASSES)[labels.numpy()]
+    soft: NDArray[np.float64] = hard * kept[:, None] + hard[partners_of(draws)] * (1 - kept)[:, None]
+    return soft
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("alpha", "p"), [(0.2, 1.0), (1.0, 0.5), (8.0, 0.0)])
+def test_mixup_is_what_numpy_makes(alpha: float, p: float, dtype: torch.dtype) -> None:
+    images, draws, step = noise(40).to(dtype), draws_of(40), MixUp(alpha, CLASSES, p=p)
+    before = images.clone()
+    result = step(images, draws)
+    expected, kept = mixed_up(step, images, draws)
+    assert result.dtype == dtype
+    assert torch.equal(images, before)
+    error = np.abs(result.double().numpy() - expected).max()
+    assert error <= {torch.uint8: 0.501, torch.float32: 1e-4, torch.bfloat16: 1.0}[dtype]
+    soft = step.mix_labels(labels_of(40), draws, 12, 9)
+    assert np.allclose(soft.numpy(), expected_labels(labels_of(40), kept, draws), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("alpha", "p"), [(0.2, 1.0), (1.0, 0.5), (8.0, 0.0)])
+@pytest.mark.parametrize(("height", "width"), [(12, 9), (31, 17), (1, 1)])
+def test_cutmix_is_what_numpy_makes(alpha: float, p: float, dtype: torch.dtype, height: int, width: int) -> None:
+    images, draws, step = noise(40, height, width).to(dtype), draws_of(40), CutMix(alpha, CLASSES, p=p)
+    before = images.clone()
+    result = step(images, draws)
+    expected, kept = cut_and_mixed(step, images, draws)
+    assert result.dtype == dtype
+    assert torch.equal(images, before)
+    assert np.array_equal(result.double().numpy(), expected)
+    soft = step.mix_labels(labels_of(40), draws, height, width)
+    assert np.allclose(soft.numpy(), expected_labels(labels_of(40), kept, draws), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_a_cpu_and_a_device_mix_alike(dtype: torch.dtype) -> None:
+    images, draws = noise(40).to(dtype), draws_of(40)
+    partners, kept = torch.tensor(partners_of(draws)), draws.uniform(1)[:, 0]
+    ways = [way(images, partners, kept) for way in (mixing.blend_on_cpu, mixing.blend_on_device)]
+    assert torch.allclose(ways[0].double(), ways[1].double(), rtol=1e-6, atol=1 if dtype == torch.uint8 else 1e-5)
+    ends = (draws.uniform(4) * 13).to(torch.int64).clamp(max=9)
+    pasted = [way(images, partners, ends) for way in (mixing.paste_on_cpu, mixing.paste_on_device)]
+    assert torch.equal(*pasted)
+
+
+@pytest.mark.parametrize("make", MAKE)
+def test_soft_labels_are_float32_and_sum_to_1(make: Callable[..., MixUp | CutMix]) -> None:
+    draws = draws_of(5000)
+    soft = make(0.4, CLASSES).mix_labels(labels_of(5000), draws, 64, 48)
+    assert soft.shape == (5000, CLASSES)
+    assert soft.dtype == torch.float32
+    assert soft.min() >= 0
+    assert torch.allclose(soft.sum(1), torch.ones(5000), rtol=0, atol=1e-6)
+    again = make(1.0, CLASSES).mix_labels(soft, draws, 64, 48)
+    assert torch.allclose(again.sum(1), torch.ones(5000), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.4, 1.0, 5.0])
+def test_shares_are_distributed_as_beta(alpha: float) -> None:
+    count = 40_000
+    step = MixUp(alpha, 2)
+    shares = samples_of(step, draws_of(count, seed=3))
+    variance = 1 / (4 * (2 * alpha + 1))
+    assert abs(shares.mean() - 0.5) < 4 * math.sqrt(variance / count)
+    assert abs(shares.var() - variance) < 0.02 * variance + 0.0005
+    # The greatest distance of the two distributions; at 1.95 * sqrt(2 / count), one run in a thousand would fail
+    other = np.sort(np.random.default_rng(7).beta(alpha, alpha, count))
+    points = np.concatenate([shares, other])
+    distance = np.abs(
+        np.searchsorted(np.sort(shares), points, side="right") - np.searchsorted(other, points, side="right")
+    ).max()
+    assert distance / count < 1.95 * math.sqrt(2 / count)
+
+
+def test_partners_are_other_rows_and_not_only_neighbours() -> None:
+    partners = np.array(partners_of(draws_of(256)))
+    assert sorted(partners) == list(range(256))
+    assert (partners != np.arange(256)).all()
+    assert np.median(np.abs(partners - np.arange(256))) > 40
+    assert (partners != np.array(partners_of(draws_of(256, epoch=1)))).any()
+
+
+@pytest.mark.parametrize("make", MAKE)
+def test_an_image_that_is_alone_stays_as_it_is(make: Callable[..., MixUp | CutMix]) -> None:
+    images, step = noise(1), make(1.0, CLASSES)
+    assert torch.equal(step(images, draws_of(1)), images)
+    soft = step.mix_labels(torch.tensor([3]), draws_of(1), 12, 9)
+    assert torch.allclose(soft, torch.eye(CLASSES)[3:4])
+
+
+def test_nothing_waits_for_the_device_or_copies_to_it() -> None:
+    result = run_on_device(Augment(MixUp(0.2, CLASSES), CutMix(1.0, CLASSES, p=0.5)))
+    assert result.labels.shape == (9, CLASSES)
+    assert result.labels.device.type == "meta"
+
+
+# With a Loader
+
+
+@pytest.mark.parametrize("tail", ["drop", "keep", "pad"])
+def test_a_loader_gives_images_and_labels_that_were_mixed_alike(store: Path, tail: Tail) -> None:
+    """An image of one level, its label, tells how much of each class is in a mixed one."""
+    step = MixUp(1.0, 300)
+
+    def level_of_label(batch: Batch) -> Batch:
+        levels = batch.labels.to(torch.float32)[:, None, None, None].expand(-1, 8, 6, 3)
+        return augment(Batch(levels, batch.labels, batch.rows, batch.valid, batch.epoch))
+
+    augment = Augment(RandomFlip(), step, CutMix(1.0, 300, p=0.5), seed=2)
+    with Loader(store, batch_size=7, tail=tail, transform=level_of_label, seed=1) as loader:
+        for epoch in range(2):
+            for batch in loader:
+                levels = (batch.labels * torch.arange(300)).sum(1)
+                assert batch.epoch == epoch
+                assert torch.allclose(batch.images.mean((1, 2, 3)), levels, atol=1e-3)
+
+
+def test_a_batch_is_the_same_again_in_another_run(store: Path) -> None:
+    def run() -> list[tuple[Tensor, Tensor]]:
+        steps: list[Step] = [RandomResizedCrop(5), Normalize("imagenet"), MixUp(0.3, 300), CutMix(1.0, 300)]
+        with Loader(store, batch_size=7, transform=Augment(*steps, seed=5)) as loader:
+            return [(batch.images, batch.labels) for _ in range(2) for batch in loader]
+
+    for first, second in zip(run(), run(), strict=True):
+        assert all(map(torch.equal, first, second))
+
+
+def test_a_step_of_ones_own_may_mix_labels() -> None:
+    class Smooth:
+        """Label smoothing: it leaves the images as they are."""
+
+        def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
+            return images
+
+        def mix_labels(self, labels: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
+            assert (height, width) == (12, 9)
+            return labels * 0.9 + 0.1 / labels.shape[1]
+
+    rows = torch.arange(6)
+    batch = Augment(MixUp(0.2, CLASSES), Smooth())(Batch(noise(6), labels_of(6), rows, 6, 0))
+    assert torch.allclose(batch.labels.sum(1), torch.ones(6))
+    assert batch.labels.min() > 0.01
+
+
+# Errors
+
+
+@pytest.mark.parametrize("make", MAKE)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0.0, 10), "alpha is 0.0, expected a number above 0"),
+        ((-1.0, 10), "alpha is -1.0"),
+        ((math.inf, 10), "alpha is inf"),
+        ((math.nan, 10), "alpha is nan"),
+        ((1.0, 0), "num_classes is 0, expected a whole number of 1 or more"),
+        ((1.0, 2.5), "num_classes is 2.5"),
+    ],
+)
+def test_settings_that_make_no_sense(
+    make: Callable[..., MixUp | CutMix], arguments: tuple[float, float], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(*arguments)
+    with pytest.raises(ValueError, match=r"p is 1\.5, expected a probability"):
+        make(1.0, 10, p=1.5)
+
+
+@pytest.mark.parametrize("make", MAKE)
+def test_fewer_classes_than_the_store_has_are_refused_at_once(
+    make: Callable[..., MixUp | CutMix], tmp_path: Path
+) -> None:
+    store = make_store(tmp_path / "store", random_images(6))
+    with pytest.raises(ValueError, match=rf"{make.__name__} has num_classes=1, expected \d+ or more"):
+        Loader(store, batch_size=3, transform=Augment(make(1.0, 1)))
+
+
+def test_soft_labels_of_another_width_are_refused() -> None:
+    step = MixUp(1.0, CLASSES)
+    with pytest.raises(ValueError, match="soft labels of 9 classes, expected num_classes=7"):
+        step.mix_labels(torch.zeros(4, 9), draws_of(4), 12, 9)
+
+
+@pytest.mark.parametrize("make", MAKE)
+def test_boxes_are_refused(make: Callable[..., MixUp | CutMix]) -> None:
+    augment = Augment(RandomFlip(), make(1.0, CLASSES))
+    with pytest.raises(ValueError, match=rf"the step {make.__name__} of Augment mixes images, but no boxes"):
+        augment.check_columns(["boxes"])  # as the Loader does
+    rows = torch.arange(6)
+    with pytest.raises(ValueError, match="mixes images, but no boxes"):
+        augment(Batch(noise(6), labels_of(6), rows, 6, 0, {"boxes": torch.zeros(6, 2, 4)}))
