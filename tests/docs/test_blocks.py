@@ -1,8 +1,8 @@
 """Every Python block of README.md and docs/*.md runs.
 
 The blocks of a page run one after the other in one namespace, in a folder of their own with `imagenet/` (a tree of
-drawn pictures), `train.store` (512 rows of 256x256) and `val.store` (256). What is not here is replaced: any number of
-epochs by one, a GPU by the CPU, a launcher by its variables for one rank.
+drawn pictures), `train.store` (512 rows of 256x256, a column "weight") and `val.store` (256). What is not here is
+replaced: any number of epochs by one, a GPU by the CPU, a launcher by its variables for one rank.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,6 +21,7 @@ from decodeonce.prep.build import Work, build
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from decodeonce.prep.sources.imagenet.split import AnySplit
+from decodeonce.store import add_column
 from tests.docs.pages import SHELL, WRITTEN, Block, blocks, name_of
 from tests.pictures import jpeg
 
@@ -51,6 +53,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / f"{folder.name}_{number}.JPEG").write_bytes(pictures[number % DRAWN])
         source = open_imagenet(root / "imagenet", split=split)
         build(source, root / f"{split}.store", Recipe(shuffle_seed=0), Work(workers=1))
+    add_column(root / "train.store", "weight", np.ones(of_split["train"], np.float32))
     return root
 
 

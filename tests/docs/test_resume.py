@@ -1,10 +1,11 @@
-"""The script of docs/training.md that saves and resumes, killed with SIGKILL in every step."""
+"""The two scripts of docs/training.md that save and resume, killed with SIGKILL in every step."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -25,7 +27,7 @@ from tests.stores import make_store, random_images
 EPOCHS, BATCH = 2, 2
 COUNT = 13  # 7 steps of one rank, 4 of two, 3 of three; in the last of them all ranks but one have nothing but padding
 STEPS = 7
-LINES = 20  # that the script runs from one batch to the next if it saves in between
+LINES = {"plain": 20, "augmented": 10}  # that a script runs from one batch to the next if it saves in between
 
 
 @dataclass
@@ -34,6 +36,7 @@ class Runs:
 
     server: subprocess.Popen[str]
     store: Path
+    lines: int
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def folder(self, parent: Path) -> Path:
@@ -54,19 +57,24 @@ class Runs:
         return statuses
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+@pytest.fixture(scope="module", params=LINES)
+def runs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Runs]:
     folder = tmp_path_factory.mktemp("runs")
-    (text,) = [block.text for block in blocks(ROOT / "docs" / "training.md") if "os.replace" in block.text]
-    for told, here in {"= 3, 100,": f"= {EPOCHS}, 1,", "batch_size=256,": f"batch_size={BATCH},"}.items():
-        assert text.count(told) == 1
-        text = text.replace(told, here)
+    scripts = [block.text for block in blocks(ROOT / "docs" / "training.md") if "os.replace" in block.text]
+    (text,) = [text for text in scripts if ("MixUp" in text) == (request.param == "augmented")]
+    for told, here in {
+        r"EPOCHS, EVERY, (\w+) = \d+, 100,": rf"EPOCHS, EVERY, \1 = {EPOCHS}, 1,",
+        r"batch_size=256,": f"batch_size={BATCH},",
+    }.items():
+        text, found = re.subn(told, here, text)
+        assert found == 1
     (folder / "train.py").write_text(text)
-    store = make_store(folder / "store", random_images(COUNT, shape=(8, 8, 3)), shard_rows=7)
+    columns = {"weight": np.linspace(0.5, 1.5, COUNT, dtype="<f4")}
+    store = make_store(folder / "store", random_images(COUNT, shape=(8, 8, 3)), shard_rows=7, columns=columns)
     command = [sys.executable, "-m", "tests.docs.fork_server", str(folder / "train.py")]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes) as server:
-        yield Runs(server, store)
+        yield Runs(server, store, LINES[request.param])
         server.communicate("")
 
 
@@ -115,7 +123,7 @@ def assert_same(one: Any, other: Any) -> None:
 def test_a_run_that_is_killed_in_every_step_trains_the_same(runs: Runs, whole: Any, tmp_path: Path) -> None:
     batches, expected = whole
     folder, trained, kills = runs.folder(tmp_path), list[dict[str, Any]](), 0
-    while runs.run(folder, step=2, line=7 * kills % LINES) != [0]:
+    while runs.run(folder, step=2, line=7 * kills % runs.lines) != [0]:
         kills += 1
         trained += saved(folder, log(folder))
         assert trained == batches[: len(trained)]
@@ -129,7 +137,7 @@ def test_a_run_that_is_killed_in_every_step_trains_the_same(runs: Runs, whole: A
 @pytest.mark.parametrize("step", [1, STEPS - 1, STEPS, EPOCHS * STEPS])
 def test_a_run_that_is_killed_at_any_line_trains_the_same(runs: Runs, whole: Any, tmp_path: Path, step: int) -> None:
     batches, expected = whole
-    for line in range(LINES):
+    for line in range(runs.lines):
         folder = runs.folder(tmp_path)
         assert runs.run(folder, step=step, line=line) == [-signal.SIGKILL]
         trained = saved(folder, log(folder))
