@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from itertools import product
@@ -18,9 +17,8 @@ from hypothesis.extra import numpy as hypothesis_numpy
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from decodeonce import Batch, Loader, open_store
+from decodeonce import Loader, open_store
 from decodeonce.loader.augment import (
     Augment,
     CenterCrop,
@@ -36,6 +34,7 @@ from decodeonce.loader.order import derive_key
 from decodeonce.loader.settings import Tail
 from decodeonce.splitmix import mix
 from tests.conftest import COUNT
+from tests.loader.meta_device import batch_of, run_on_device
 from tests.stores import make_store, pixel_statistics, random_images
 
 SIZE = (5, 4)
@@ -44,11 +43,6 @@ seeds = st.integers(-(2**70), 2**70)
 
 def noise(count: int, height: int, width: int, channels: int = 3) -> Tensor:
     return torch.from_numpy(random_images(count, shape=(height, width, channels)))
-
-
-def batch_of(images: Tensor, epoch: int = 0) -> Batch:
-    rows = torch.arange(len(images), device=images.device)
-    return Batch(images, rows % 3, rows, len(images), epoch)
 
 
 def draws_of(count: int, seed: int = 0, epoch: int = 0, step: int = 0) -> Draws:
@@ -215,26 +209,6 @@ def test_any_callable_is_a_step() -> None:
     images = noise(3, 4, 5)
     result = Augment(lambda images, draws: 255 - images)(batch_of(images)).images
     assert torch.equal(result.permute(0, 2, 3, 1), 255 - images)
-
-
-class DeviceOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lets no tensor of the host be used or made."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        leaves = torch.utils._pytree.tree_leaves((args, kwargs, result))
-        assert all(leaf.device.type == "meta" for leaf in leaves if isinstance(leaf, Tensor)), func
-        return result
-
-
-def run_on_device(transform: Callable[[Batch], Batch], columns: dict[str, Tensor] | None = None) -> Batch:
-    """On the meta device, which has no values: what needs one on the host fails there."""
-    images = torch.empty((9, 8, 6, 3), dtype=torch.uint8, device="meta")
-    batch = dataclasses.replace(batch_of(images), columns=columns or {})
-    transform(batch)  # constants are made
-    with DeviceOnly(), pytest.MonkeyPatch.context() as patch:  # type: ignore[no-untyped-call]
-        patch.delattr(torch, "tensor")  # it copies from the host where no mode sees it
-        return transform(dataclasses.replace(batch, epoch=1))
 
 
 def test_nothing_waits_for_the_device_or_copies_to_it(store: Path) -> None:

@@ -17,7 +17,7 @@ from decodeonce.loader.augment import Augment, CutMix, Draws, MixUp, Normalize, 
 from decodeonce.loader.augment import mix as mixing
 from decodeonce.loader.order import derive_key
 from decodeonce.loader.settings import Tail
-from tests.loader.test_augment import run_on_device
+from tests.loader.meta_device import run_on_device
 from tests.stores import make_store, random_images
 
 CLASSES = 7

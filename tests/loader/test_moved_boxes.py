@@ -27,7 +27,7 @@ from decodeonce.loader.augment import (
     Step,
 )
 from decodeonce.loader.order import derive_key
-from tests.loader.test_augment import batch_of, run_on_device
+from tests.loader.meta_device import batch_of, run_on_device
 from tests.stores import make_store, random_images
 
 Boxes = NDArray[np.float32]
