@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -78,14 +78,3 @@ def turned_box(box: Box, turn: int) -> Box:
     """Where a box lies after its picture was turned as EXIF orientation `turn` (1 to 8) asks."""
     (x0, y0), (x1, y1) = _TURNED[turn](*box[:2]), _TURNED[turn](*box[2:])
     return (min(x0, x1), min(y0, y1), max(x0, x1), max(y0, y1))
-
-
-def boxes_in_row(boxes: Sequence[Box], fit: Fit, row: tuple[int, int]) -> list[Box | None]:
-    """Boxes as (left, top, right, bottom) in the pixels of a row (width, height), clipped; None if one lies outside."""
-    placed: list[Box | None] = []
-    for left, top, right, bottom in boxes:
-        xs = (min(max(x * fit.width - fit.left, 0.0), float(row[0])) for x in (left, right))
-        ys = (min(max(y * fit.height - fit.top, 0.0), float(row[1])) for y in (top, bottom))
-        (x0, x1), (y0, y1) = xs, ys
-        placed.append((x0, y0, x1, y1) if x0 < x1 and y0 < y1 else None)
-    return placed
