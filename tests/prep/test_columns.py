@@ -15,9 +15,8 @@ import pyarrow as pa
 import pytest
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.build import Work, build, finish, make_plan
+from decodeonce.prep.build import Work, build, make_plan
 from decodeonce.prep.build import blocks as build_blocks
-from decodeonce.prep.build.max_bad import Allowance
 from decodeonce.prep.convert.convert import Conversion, open_conversion
 from decodeonce.prep.export.export import export_store
 from decodeonce.prep.export.pictures import ExportSettings
@@ -389,17 +388,6 @@ def test_rows_of_a_store_with_columns_are_repaired_and_a_lost_column_from_a_copy
     assert "ids.npy: damaged; " in told[0]
     assert repair_store(store, str(tmp_path / "copy")).ok
     assert tree_bytes(store) == before
-
-
-def test_a_plan_of_an_earlier_release_is_finished(tmp_path: Path) -> None:
-    from decodeonce.prep.build.plan import read_plan, write_facts
-
-    source, out = as_list(tmp_path, []), tmp_path / "out"
-    plan = make_plan(source, out, RECIPE)
-    write_facts(plan.paths, {key: value for key, value in plan.facts.items() if key not in ("columns", "digest")})
-    assert read_plan(plan.paths).columns == []
-    build(source, out, RECIPE, Work(workers=1, max_bad="5"))
-    finish(out, Allowance.parse("5"))
 
 
 def test_a_build_knows_its_store_after_a_column_was_added(store: Path, tmp_path: Path) -> None:

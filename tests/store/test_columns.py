@@ -159,6 +159,15 @@ def test_what_is_no_store_of_its_own_is_refused(store: Path) -> None:
     assert not (store / ".repair").exists()
 
 
+def test_a_file_that_a_killed_removal_left_is_named(store: Path) -> None:
+    data = (store / "weight.npy").read_bytes()
+    remove_column(store, "weight")
+    (store / "weight.npy").write_bytes(data)  # as if the process had ended before the file was removed
+    with pytest.raises(StoreError, match=r"no column 'weight', .*; weight\.npy is no part of the store; .* run: rm "):
+        remove_column(store, "weight")
+    assert (store / "weight.npy").read_bytes() == data
+
+
 def test_a_part_of_the_store_before_is_refused_by_stage(store: Path) -> None:
     part = store.parent / "part"
     stage_store(open_store(store), part, rows=range(5))

@@ -1,6 +1,7 @@
 """Columns of your own in a finished store: added or removed, and the manifest signed again as the last step.
 
-If a call is killed, the store is valid, with the column or without it; the same call completes it.
+If a call is killed, the store is valid, with the column or without it. If the column is to be added, the same call
+completes it. If it was removed, its file may be left; the same call says so.
 """
 
 from __future__ import annotations
@@ -115,7 +116,11 @@ def remove_column(path: str | os.PathLike[str], name: str) -> None:
         files = [column.file for column in manifest.columns if column.name == name]
         if not files:
             names = ", ".join(column.name for column in manifest.columns) or "none"
-            raise StoreError(f"{paths.root}: no column {name!r}, expected one of its columns: {names}")
+            told = f"{paths.root}: no column {name!r}, expected one of its columns: {names}"
+            left = paths.root / f"{name}.npy"
+            if left.name not in manifest.files and os.path.lexists(left):
+                told += f"; {left.name} is no part of the store; if you do not need it, run: rm {quoted(str(left))}"
+            raise StoreError(told)
         facts["columns"] = [column for column in facts["columns"] if column["name"] != name]
         del facts["files"][files[0]]
         if name == BOX_LABELS:

@@ -113,8 +113,8 @@ class Plan:
 
     @cached_property
     def columns(self) -> list[Column]:
-        """The columns of numbers that the source has; a plan of an earlier release says nothing of them."""
-        return [Column(**{**facts, "shape": tuple(facts["shape"])}) for facts in self.facts.get("columns", [])]
+        """The columns of numbers that the source has."""
+        return [Column(**{**facts, "shape": tuple(facts["shape"])}) for facts in self.facts["columns"]]
 
     def column_values(self, number: int) -> NDArray[Any]:
         """The values of one of the columns, (count, ...), mapped."""

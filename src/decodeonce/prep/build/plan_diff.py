@@ -29,7 +29,7 @@ def check_same(plan: Plan, listing: Listing, facts: dict[str, Any]) -> None:
             f"{plan.paths.root}: planned with another recipe: "
             f"{'; '.join(differences(facts['recipe'], plan.facts['recipe']))}; go on with the plan's, or remove OUT"
         )
-    columns = [[column["name"] for column in some.get("columns", [])] for some in (facts, plan.facts)]
+    columns = [[column["name"] for column in some["columns"]] for some in (facts, plan.facts)]
     if columns[0] != columns[1]:
         asked, there = (", ".join(names) or "none" for names in columns)
         told = f"planned with the columns {there}, this asks for {asked}; give the plan's --column, or remove OUT"

@@ -83,7 +83,7 @@ def _rows_from(file: list[Any], columns: list[str], group: int, first: int) -> l
     table = _opened(file)
     if _rows is None or _rows[:2] != (file, group):
         _rows = (file, group, tables.rows_of(file[0], table, group, Columns(*columns)))
-    rows = _rows[2][first : first + (ROWS_WITH_NUMBERS if columns[3:] and columns[3] else ROWS_AT_ONCE)]
+    rows = _rows[2][first : first + (ROWS_WITH_NUMBERS if Columns(*columns).numbers else ROWS_AT_ONCE)]
     if any(len(path) > MAX_NAME_BYTES for _, path, _, _ in rows if path):
         raise BuildError(f"{file[0]}: row group {group}: a path of more than {MAX_NAME_BYTES} bytes; mend it")
     return rows
