@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,16 @@ def test_the_same_column_again_is_written_again(store: Path) -> None:
     assert verify_store(store).bad_files == ["score.npy"]
     add_column(store, "score", SCORES)
     assert tree_bytes(store) == before
+
+
+def test_a_column_of_large_entries_is_copied_in_little_memory(store: Path) -> None:
+    entry = np.arange(1 << 21, dtype=np.uint8)
+    tracemalloc.start()
+    add_column(store, "depth", np.broadcast_to(entry, (COUNT, len(entry))))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 << 20  # of 40 MiB
+    assert (open_store(store).columns["depth"] == entry).all()
 
 
 def test_keys_that_this_release_does_not_know_stay(store: Path) -> None:

@@ -97,7 +97,7 @@ def find_rows(rows: ArrayLike | None, count: int) -> range | Rows:
         raise ValueError(f"rows has numbers from {given[0]} to {given[-1]}, expected 0 to {count - 1}")
     if (twice := given[1:][given[1:] == given[:-1]]).size:
         raise ValueError(f"row {twice[0]} is in rows more than once, expected each row once")
-    return given.astype(np.int64)
+    return given.astype(np.int64, copy=False)
 
 
 def make_partition(

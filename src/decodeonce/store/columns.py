@@ -7,6 +7,7 @@ completes it. If it was removed, its file may be left; the same call says so.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ from decodeonce.store.signed import sign
 from decodeonce.store.writer import write_array
 
 RESERVED = {"labels", "checksums", "boxes", "box_count", "box_labels"}  # what builds themselves write
-CHUNK_ROWS = 1 << 13
+COPIED_AT_ONCE = 1 << 22  # bytes
 
 
 def column_file(name: str) -> str:
@@ -89,11 +90,12 @@ def add_column(path: str | os.PathLike[str], name: str, values: NDArray[Any]) ->
         there = None if is_new else manifest.files[file]
         if is_new and os.path.lexists(target):  # of a call that was killed, or somebody's own
             there = SmallFile(target.stat().st_size, file_hexdigest(file_chunks(target)))
+        rows = max(1, COPIED_AT_ONCE // (dtype.itemsize * math.prod(column.shape)))
         written = write_array(
             target,
             values.shape,
             dtype,
-            (values[first : first + CHUNK_ROWS] for first in range(0, manifest.count, CHUNK_ROWS)),
+            (values[first : first + rows] for first in range(0, manifest.count, rows)),
             scratch=paths.repair,
             expected=there,
             otherwise=str(_other(paths, name)),
