@@ -39,8 +39,10 @@ class NumberColumn:
                 expected = f"a list of {self._shape[0]} numbers" if self._shape else "a number"
                 expected += ", as in the first row"
             found = "nothing" if value is None else f"{value!r:.80}"
-            text = "; a column cannot hold text: store its token ids" if isinstance(value, str) else ""
-            raise BuildError(f"{where}: column {self.name!r}: found {found}, expected {expected}{text}")
+            why = "; a column cannot hold text: store its token ids" if isinstance(value, str) else ""
+            if isinstance(value, int | float) and not _is_number(value):
+                why = "; a column holds finite numbers of int64 or float32"
+            raise BuildError(f"{where}: column {self.name!r}: found {found}, expected {expected}{why}")
         return value  # type: ignore[return-value]
 
     def append(self, value: Value) -> None:
