@@ -189,6 +189,9 @@ NUMBER = "expected a number, or a list of numbers as [1, 2]"
         (["1e39"], r"line 2: column 'x': found 1e\+39"),
         ([2**63], r"line 2: column 'x': found 9223372036854775808, .*; a column holds finite numbers of"),
         (["null"], r"line 2: column 'x': found nothing"),
+        ([1, "nan"], r"line 3: .* found nan, expected a number, as in the first row; a column holds finite numbers"),
+        ([1, "-inf"], r"line 3: column 'x': found -inf, .*; a column holds finite numbers of int64 or float32"),
+        (["[1]", "[1, 2]"], r"expected a list of 1 number, as in the first row"),
         (["[" * 9000], r"line 2: column 'x': found '\[\[\["),
     ],
 )
@@ -207,8 +210,8 @@ def test_what_is_no_number_is_told_with_file_and_line(given: list[Any], told: st
         (["path", "label", "x", "x"], ["x"], "--column x: 2 columns of this name"),
         (["path", "lbl", "x"], ["x"], "columns path, lbl, x; expected a path and a label"),
         (["path", "x"], ["x", "x"], "--column x: given twice"),
-        (["path", "labels"], ["labels"], "--column: column name 'labels': expected another one than box_count,"),
-        (["path", "a/b"], ["a/b"], "--column: column name 'a/b': expected one that can be a file's"),
+        (["path", "labels"], ["labels"], "--column: column name 'labels': a build writes box_count,"),
+        (["path", "a/b"], ["a/b"], "--column: column name 'a/b': expected printable characters without '/'"),
     ],
 )
 def test_a_column_that_a_list_does_not_have_is_told(
@@ -247,7 +250,7 @@ def test_what_a_webdataset_sample_lacks_is_told(parts: dict[str, object], told: 
 @pytest.mark.parametrize(
     ("column", "told"),
     [
-        (pa.array(["a", "b"]), "--column x is string, expected integers, floats or booleans, or lists of these; of"),
+        (pa.array(["a", "b"]), "--column x is string, expected integers, floats or booleans, or lists of these; for"),
         (pa.array([[[1]], [[2]]]), "--column x is list<"),
         (pa.array([1, None]), "a.parquet: row 1: column 'x': found nothing, expected a number, as in the first row"),
         (pa.array([[1, 2], [1]]), "a.parquet: row 1: column 'x': found [1], expected a list of 2 numbers"),

@@ -24,21 +24,24 @@ def add(
     name: Name,
     file: Annotated[Path, typer.Argument(metavar="FILE.npy", help="Numbers, (rows, ...), in the order of the rows.")],
 ) -> None:
-    """Add the numbers in an npy file as a column, with a checksum, and sign the store again.
+    """Add the numbers in an npy file as a column, with a checksum. The store gets another digest.
 
     Each row of the store needs an entry: booleans, integers or floats of at most 8 bytes. After a kill, the store is
     valid, with the column or without it; run the command again.
     """
+    import numpy as np
+
     from decodeonce.store.columns import add_column, read_numbers
 
     with parse.usage_errors():
         column = add_column(store, name, read_numbers(file))
-    say(f"{store}: column {name}: {column.dtype} {(*column.shape,)} per row, in {column.file}")
+    numbers = "x".join(map(str, column.shape)) or "1"
+    say(f"{store}: column {name}: {numbers} {np.dtype(column.dtype)} per row, in {column.file}")
 
 
 @app.command(cls=Working)
 def remove(store: StoreArgument, name: Name) -> None:
-    """Remove a column and its file, and sign the store again."""
+    """Remove a column and its file. The store gets another digest."""
     from decodeonce.store.columns import remove_column
 
     remove_column(store, name)

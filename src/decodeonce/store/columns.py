@@ -37,10 +37,12 @@ def column_file(name: str) -> str:
     """The file of the column `name`; ValueError if a column cannot have this name."""
     file = f"{name}.npy"
     if not name.isprintable() or "/" in name or name.startswith((".", "images-")) or len(file.encode()) > 255:
-        expected = "expected one that can be a file's: printable, without '/', not hidden, at most 251 bytes"
+        expected = "expected printable characters without '/', at most 251 bytes, not starting with '.' or 'images-'"
         raise ValueError(f"column name {name!r:.99}: {expected}")
-    if not name or name in RESERVED:
-        raise ValueError(f"column name {name!r}: expected another one than {', '.join(sorted(RESERVED))}")
+    if not name:
+        raise ValueError("column name '': expected at least one character")
+    if name in RESERVED:
+        raise ValueError(f"column name {name!r}: a build writes {', '.join(sorted(RESERVED))}; choose another name")
     return file
 
 
@@ -50,7 +52,7 @@ def read_numbers(path: str | os.PathLike[str]) -> NDArray[Any]:
         with reading(Path(path)):  # which refuses pipes
             array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
     except (ValueError, EOFError) as error:
-        expected = "expected an npy file of numbers, as numpy.save writes it; of text, store its token ids"
+        expected = "expected an npy file of numbers, as numpy.save writes it; for text, store its token ids"
         raise StoreError(f"{path}: {error}; {expected}") from None
     return array
 
@@ -76,12 +78,12 @@ def add_column(path: str | os.PathLike[str], name: str, values: NDArray[Any]) ->
     """
     file, dtype = column_file(name), values.dtype.newbyteorder("<")
     if dtype.kind not in "biuf" or dtype.itemsize > 8 or dtype.hasobject:
-        expected = "expected numbers of at most 8 bytes; of text, store its token ids"
-        raise ValueError(f"values of dtype {values.dtype}, {expected}")
+        expected = "expected numbers of at most 8 bytes; for text, store its token ids"
+        raise ValueError(f"column {name!r}: values of dtype {values.dtype}, {expected}")
     with _changing(path) as (paths, manifest, facts):
         if values.shape[:1] != (manifest.count,) or 0 in values.shape:
             expected = f"expected one entry for each of the {manifest.count} rows of {paths.root}"
-            raise ValueError(f"values of shape {values.shape}, {expected}")
+            raise ValueError(f"column {name!r}: values of shape {values.shape}, {expected}")
         column = Column(name, file, dtype.str, values.shape[1:])
         is_new = column not in manifest.columns
         if is_new and (file in manifest.files or name in [known.name for known in manifest.columns]):

@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError
+from decodeonce.formatting import counted
 from decodeonce.prep.entry import Value
 from decodeonce.store.columns import column_file
 from decodeonce.store.manifest import Column
 
+NOT_FINITE = {"nan", "inf", "infinity"}  # as NumPy and pandas write them; JSON has other words
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 DTYPES = {"q": "<i8", "f": "<f4"}
 
@@ -36,11 +38,13 @@ class NumberColumn:
         if not numbers or not all(map(_is_number, numbers)) or self._learned(value) != _shape_of(value):
             expected = "a number, or a list of numbers as [1, 2]"
             if self._shape is not None:
-                expected = f"a list of {self._shape[0]} numbers" if self._shape else "a number"
+                expected = f"a list of {counted(self._shape[0], 'number')}" if self._shape else "a number"
                 expected += ", as in the first row"
             found = "nothing" if value is None else f"{value!r:.80}"
-            why = "; a column cannot hold text: store its token ids" if isinstance(value, str) else ""
-            if isinstance(value, int | float) and not _is_number(value):
+            why = ""
+            if isinstance(value, str):
+                why = "; a column cannot hold text: store its token ids"
+            elif any(isinstance(number, int | float) and not _is_number(number) for number in numbers):
                 why = "; a column holds finite numbers of int64 or float32"
             raise BuildError(f"{where}: column {self.name!r}: found {found}, expected {expected}{why}")
         return value  # type: ignore[return-value]
@@ -99,8 +103,9 @@ def number_columns(names: Sequence[str]) -> list[NumberColumn]:
 
 
 def parsed(text: str) -> object:
-    """What a field of a list says: a number or a list of numbers, as JSON writes them; the text if it is none."""
+    """What a field of a list says: a number or a list of numbers, as JSON writes them, or "nan"; otherwise the text."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        return text.strip() or None
+        word = text.strip()
+        return float(word) if word.lower().lstrip("+-") in NOT_FINITE else word or None

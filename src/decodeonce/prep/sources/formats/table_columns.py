@@ -41,7 +41,7 @@ def _check_numbers(path: str, schema: Any, name: str) -> None:
     if len(fields) != 1:
         raise BuildError(f"{path}: --column {name} is not there; {_told(schema)}")
     if not _is_one_of(kinds[0], "integer", "float32", "float64", "boolean"):
-        text = "; of text, store its token ids" if _is_one_of(kinds[0], "string", "large_string", "string_view") else ""
+        text = "; for text, store token ids" if _is_one_of(kinds[0], "string", "large_string", "string_view") else ""
         raise BuildError(f"{path}: --column {name} is {fields[0].type}, {EXPECTED_NUMBERS}{text}")
 
 
