@@ -278,6 +278,11 @@ def test_a_window_order_is_resumed_with_its_own_blocks_only(store: Path) -> None
             loader.load_state_dict({**state, "block_rows": 5})
         with pytest.raises(ValueError, match="it lacks block_rows"):
             loader.load_state_dict({name: value for name, value in state.items() if name != "block_rows"})
+        with (
+            loader_of(store) as full,
+            pytest.raises(ValueError, match="shuffle 'full', here 'window'"),
+        ):
+            loader.load_state_dict(full.state_dict())
 
 
 def test_a_range_is_resumed_in_its_own_world_only(store: Path) -> None:

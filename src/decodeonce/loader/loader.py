@@ -210,10 +210,10 @@ class Loader:
         store = expected.pop("store")
         if self._settings.partition == "range":
             expected["world_size"] = self.world_size
+        if differing := [f"{k} {state[k]!r}, here {v!r}" for k, v in expected.items() if state.get(k, v) != v]:
+            raise ValueError(f"the state is that of another Loader: {'; '.join(differing)}")
         if missing := {"epoch", "rows_consumed", "store", *expected} - set(state):
             raise ValueError(f"not the state of a Loader: it lacks {', '.join(sorted(missing))}")
-        if differing := [f"{k} {state[k]!r}, here {v!r}" for k, v in expected.items() if state[k] != v]:
-            raise ValueError(f"the state is that of another Loader: {'; '.join(differing)}")
         if state["store"] != store and not other_store:
             found = f"its rows have digest {state['store']!r}, those of {self._root} have {store!r}"
             raise ValueError(f"the state is that of another store: {found}; to resume here, pass other_store=True")
