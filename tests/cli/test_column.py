@@ -103,3 +103,8 @@ def test_builds_keep_the_columns_that_are_named(tmp_path: Path) -> None:
         other = prep("build", kind, source, out, "--size", "16", "--column", "ids")
         assert other.returncode == 1
         assert "columns is ['ids'], the store says ['score', 'ids']" in other.stderr
+
+
+@pytest.mark.parametrize("kind", ["list", "webdataset", "parquet"])
+def test_help_says_that_a_column_is_given_by_its_name(kind: str) -> None:
+    assert "--column NAME " in prep("build", kind, "--help").stdout

@@ -176,6 +176,6 @@ def _kind_command(
 
 
 def _flag(parameter: Parameter) -> Parameter:
-    """The flag of a parameter that is `Annotated[type, "help text"]`."""
-    kind, help_text = get_args(parameter.annotation)
-    return parameter.replace(annotation=Annotated[kind, option(help_text)])
+    """The flag of a parameter that is `Annotated[type, "help text"]`, or `Annotated[type, "help text", "METAVAR"]`."""
+    kind, *texts = get_args(parameter.annotation)
+    return parameter.replace(annotation=Annotated[kind, option(*texts)])

@@ -123,8 +123,10 @@ def path_below(root: str, path: str) -> str | None:
 def open_list(
     src: str | Path,
     *,
-    root: Annotated[Path | None, "Folder that relative paths start from. (default: the list's folder)"] = None,
-    column: Annotated[list[str] | None, "Keep this column of numbers, named by the header line; repeatable."] = None,
+    root: Annotated[Path | None, "Folder that relative paths start from. (default: the list's folder)", "DIR"] = None,
+    column: Annotated[
+        list[str] | None, "Keep this column of numbers, named by the header line; repeatable.", "NAME"
+    ] = None,
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
 ) -> ListSource:

@@ -132,9 +132,11 @@ class ParquetSource(LabelledSource):
 def open_parquet(
     src: str | Path,
     *,
-    picture_column: Annotated[str, "Column of images. (default: the only one)"] = "",
-    label_column: Annotated[str, "Column of labels. (default: the only one)"] = "",
-    column: Annotated[list[str] | None, "Keep this column of numbers, or of lists of numbers; repeatable."] = None,
+    picture_column: Annotated[str, "Column of images. (default: the only one)", "NAME"] = "",
+    label_column: Annotated[str, "Column of labels. (default: the only one)", "NAME"] = "",
+    column: Annotated[
+        list[str] | None, "Keep this column of numbers, or of lists of numbers; repeatable.", "NAME"
+    ] = None,
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
 ) -> ParquetSource:

@@ -135,7 +135,9 @@ class WebdatasetSource(LabelledSource):
 def open_webdataset(
     src: str | Path,
     *,
-    column: Annotated[list[str] | None, "Keep this field of each json as a column of numbers; repeatable."] = None,
+    column: Annotated[
+        list[str] | None, "Keep this field of each json as a column of numbers; repeatable.", "NAME"
+    ] = None,
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
 ) -> WebdatasetSource:
