@@ -27,7 +27,7 @@ from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.repair.pictures import PictureSearch
 from decodeonce.prep.repair.repair import NO_CHECKSUM, Repair, repair_store
 from decodeonce.prep.sources import BoxedSource, FolderSource, Source
-from decodeonce.store import disk, open_store, stage_store, verify_store
+from decodeonce.store import add_column, disk, open_store, stage_store, verify_store
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.hdf5 import virtual_bytes
 from decodeonce.store.manifest import DATA_OFFSET, read_manifest
@@ -367,6 +367,16 @@ def test_a_column_that_is_damaged_comes_from_a_copy(tmp_path: Path, column: str)
     assert f"{column}: damaged; restore it from a copy of the store" in unrepaired(store, tmp_path / "src")
     repaired(store, copy, 0, [column])
     assert tree_bytes(store) == tree_bytes(copy)
+
+
+def test_a_damaged_column_of_your_own_is_repaired_by_adding_it_again(store: Path, tree: Path) -> None:
+    scores = np.arange(len(open_store(store)), dtype=np.float32)
+    add_column(store, "score", scores)
+    damage_bits(store / "score.npy", 140)
+    command = f"prep column add {store} score FILE.npy"
+    assert unrepaired(store, tree).endswith(f", or add the same numbers again: `{command}`")
+    add_column(store, "score", scores)
+    assert verify_store(store).ok
 
 
 def xml_of(folder: Path) -> Path:

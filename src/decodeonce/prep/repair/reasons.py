@@ -12,7 +12,8 @@ from decodeonce.store.manifest import REBUILD, Manifest
 from decodeonce.store.part import rows_text
 from decodeonce.store.verify import row_ranges
 
-COPY = f"restore it from a copy of the store (one given as --source will do), or {REBUILD}"
+FROM_COPY = "restore it from a copy of the store (one given as --source will do)"
+COPY = f"{FROM_COPY}, or {REBUILD}"
 MOST_RANGES = 20  # of rows that a sentence names; `prep verify --json` names them all
 
 

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from decodeonce.errors import StoreError
-from decodeonce.formatting import counted
+from decodeonce.formatting import counted, quoted
 from decodeonce.host import allow_open_files, usable_cores
 from decodeonce.prep.pixels.versions import decoder_versions
-from decodeonce.prep.repair.reasons import COPY, Reason, other_versions, row_sentences
+from decodeonce.prep.repair.reasons import COPY, FROM_COPY, Reason, other_versions, row_sentences
 from decodeonce.store import Report, Sample, Shard, Store, StorePaths, disk, verify_store
+from decodeonce.store.columns import RESERVED
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.disk import LINK
 from decodeonce.store.durable import empty_folder, sync_folder, write_at, write_atomic, writing
@@ -130,7 +131,7 @@ class _StoreRepair:
     def outcome(self, left: Report) -> Repair:
         """Return what was done, given what a verification found after it."""
         for name, problem in zip(left.bad_files, left.problems, strict=True):
-            damaged = f"{self._paths.root / name}: damaged; {COPY}"
+            damaged = f"{self._paths.root / name}: damaged; {self._what_restores(name)}"
             self._file_reasons.setdefault(name, damaged if name in self._manifest.files else problem)
         rows = sorted([*_numbers(left.bad_rows), *_numbers(left.unknown_rows)])
         reasons = {**self._row_reasons, **dict.fromkeys(_numbers(left.unknown_rows), NO_CHECKSUM)}
@@ -143,6 +144,13 @@ class _StoreRepair:
                 *row_sentences(self._paths.root, rows, reasons),
             ],
         )
+
+    def _what_restores(self, file: str) -> str:
+        for column in self._manifest.columns:
+            if column.file == file and column.name not in RESERVED:
+                again = f"prep column add {quoted(str(self._paths.root))} {quoted(column.name)} FILE.npy"
+                return f"{FROM_COPY}, or add the same numbers again: `{again}`"
+        return COPY
 
     def _open_rows(self, source: str) -> PictureRows | StoredRows:
         decoder_versions("npy")  # raises BuildError if there is none
