@@ -102,7 +102,7 @@ columns = {column["name"]: np.load(STORE / column["file"], mmap_mode="r") for co
 
 def boxes_of(row):
     """The boxes kept for a row: left, top, right and bottom in pixels, and the name of the class, short."""
-    if "box_classes" not in facts:
+    if "box_classes" not in facts or "boxes" not in columns:
         return []
     boxes = zip(columns["boxes"][row].tolist(), columns["box_labels"][row], strict=True)
     return [(box, short(facts["box_classes"][label])) for box, label in boxes if label >= 0]
