@@ -61,7 +61,7 @@ def _others(source: Source, listing: Listing, paths: StorePaths, store: Manifest
     gone = sum(reject.action != "kept" for reject in read_rejects(paths.rejects))
     here, there = (counted(number, "class", "classes") for number in (len(source.classes()), len(store.classes)))
     return (
-        f"{source.root} lists other pictures (names, sizes, classes or boxes) than it was built of: "
+        f"{source.root} lists other pictures (names, sizes, classes, boxes or values) than it was built of: "
         f"{listing.candidates} in {here}; the store has {counted(store.count, 'row')} in {there}, and {gone} became "
         "none"
     )

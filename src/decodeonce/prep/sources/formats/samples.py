@@ -10,6 +10,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from decodeonce.errors import BuildError
 from decodeonce.prep.entry import name_text
 from decodeonce.prep.sources.formats.member import Member
 from decodeonce.prep.sources.formats.numbers import NumberColumn
@@ -113,8 +114,14 @@ class SampleIndex:
         if sample.problem:
             self._problems[len(self._columns[0])] = sample.problem
         else:
+            where = f"{path}: {name_text(sample.name)}"
             for numbers, found in zip(self._values, sample.values, strict=True):
-                numbers.append(numbers.check(found, f"{path}: {name_text(sample.name)}"))
+                if found is None:
+                    expected = (
+                        f"expected a json of at most {MAX_LABEL_BYTES} bytes, an object with the key {numbers.name!r}"
+                    )
+                    raise BuildError(f"{where}: column {numbers.name!r}: found nothing, {expected}")
+                numbers.append(numbers.check(found, where))
         facts = (shard, sample.place, sample.size, number, len(sample.name))
         for column, fact in zip(self._columns, facts, strict=True):
             column.append(fact)
