@@ -146,7 +146,7 @@ def test_a_loader_shows_what_it_gives_and_where_it_is(store: Path) -> None:
     with loader_of(store, rank=1, world_size=2) as loader:
         batches = iter(loader)
         next(batches)
-        assert repr(loader) == f"<Loader {store}: 60 rows, 7 a step on rank 1 of 2; epoch 0, 4 of 5 steps left>"
+        assert repr(loader) == f"<Loader {store}: 60 rows, 7 per step on rank 1 of 2; epoch 0, 4 of 5 steps left>"
 
 
 @pytest.mark.parametrize("shuffle", ["full", "window", "none"])

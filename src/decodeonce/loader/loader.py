@@ -117,7 +117,7 @@ class Loader:
         self._filler: Filler | None = None  # the last epoch's; its threads may outlive the epoch
 
     def __repr__(self) -> str:
-        size = f"{self.count} rows, {self.batch_size} a step on rank {self.rank} of {self.world_size}"
+        size = f"{self.count} rows, {self.batch_size} per step on rank {self.rank} of {self.world_size}"
         return f"<Loader {self._root}: {size}; epoch {self.epoch}, {self.steps_left} of {len(self)} steps left>"
 
     def __len__(self) -> int:
@@ -203,8 +203,8 @@ class Loader:
                 rows is the same store.
 
         Raises:
-            ValueError: If store, seed, shuffle, partition or count differ, or world size with "range"; the message says
-                which.
+            ValueError: If store, rows, seed, shuffle, partition or count differ, or world size with "range"; the
+                message says which.
         """
         expected = self._identity()
         store = expected.pop("store")

@@ -123,7 +123,10 @@ class BoxedSource(Source):
             yield replace(entry, problem=problem)
         elif not found:
             whole = self.rules.without == "whole"
-            self._note(f"pictures without a usable box, {'taken whole' if whole else 'left out'}", entry.text)
+            done = (
+                ", left out" if not whole else "" if keep else ", taken whole"
+            )  # with `keep`, all others are whole, too
+            self._note(f"pictures without a usable box{done}", entry.text)
             if whole:
                 yield entry
         elif keep:
