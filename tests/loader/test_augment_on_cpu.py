@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -145,6 +146,8 @@ def test_results_have_memory_of_their_own(count: int, dtype: torch.dtype) -> Non
 
 def test_memory_is_used_again_once_no_view_of_it_is_left() -> None:
     shape = (9, 331, 337, 3)  # as nothing else has
+    user = noise(1, 4, 4)
+    end_recycling = memory.recycle_for(user)
     first = recycled(shape, torch.uint8)
     place, view = first.data_ptr(), first[3:, 5].numpy()
     del first
@@ -152,6 +155,7 @@ def test_memory_is_used_again_once_no_view_of_it_is_left() -> None:
     assert second.data_ptr() != place
     del view
     assert recycled(shape, torch.uint8).data_ptr() == place
+    end_recycling()
 
 
 def test_batches_that_are_held_stay_as_they_are() -> None:
@@ -164,9 +168,25 @@ def test_batches_that_are_held_stay_as_they_are() -> None:
     assert all(map(torch.equal, held, copies))
 
 
-def test_a_closed_loader_keeps_no_memory(tmp_path: Path) -> None:
+def new_loader(tmp_path: Path) -> Loader:
     store = make_store(tmp_path / "store", random_images(64, shape=(64, 64, 3)))
-    with Loader(store, batch_size=32, transform=Augment(RandomResizedCrop(128))) as loader:
+    return Loader(store, batch_size=32, transform=Augment(RandomResizedCrop(128)))
+
+
+def test_a_closed_loader_keeps_no_memory(tmp_path: Path) -> None:
+    with new_loader(tmp_path) as loader:
         assert sum(batch.valid for batch in loader) == 64
         assert memory._free
+        held = next(iter(loader))
+    assert not memory._free
+    del held
+    assert not memory._free
+
+
+def test_a_loader_that_is_dropped_keeps_no_memory(tmp_path: Path) -> None:
+    loader = new_loader(tmp_path)
+    assert sum(batch.valid for batch in loader) == 64
+    assert memory._free
+    del loader
+    gc.collect()
     assert not memory._free

@@ -17,7 +17,7 @@ def make_slots(size: int) -> Slots:
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), SHAPE, (64, 96, 96, 3), (256, 128, 128, 3)])
-def test_freebegin_on_pages(shape: tuple[int, ...]) -> None:
+def test_free_slots_begin_on_pages(shape: tuple[int, ...]) -> None:
     slots = [page_aligned_slot(shape) for _ in range(5)]
     assert [slot.pixels.ctypes.data % 4096 for slot in slots] == [0] * 5
     assert {slot.pixels.shape for slot in slots} == {shape}
@@ -39,7 +39,7 @@ def test_a_slot_comes_back_when_the_last_view_of_its_tensor_goes() -> None:
     assert free.take() is slot
 
 
-def test_the_ring_is_filled_before_freeare_used_again() -> None:
+def test_all_slots_are_filled_before_free_ones_are_used_again() -> None:
     free = make_slots(3)
     first = free.take()
     free.give_back(first)
@@ -49,7 +49,7 @@ def test_the_ring_is_filled_before_freeare_used_again() -> None:
     assert free.made == 3
 
 
-def test_a_closed_ring_keeps_no_slot() -> None:
+def test_closed_slots_keep_no_memory() -> None:
     free = make_slots(2)
     slots = [free.take(), free.take()]
     known = [weakref.ref(slots[0]), weakref.ref(slots[1])]

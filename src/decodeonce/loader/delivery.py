@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from decodeonce.loader.batch import Batch, Transform
-from decodeonce.loader.memory import release
+from decodeonce.loader.memory import recycle_for
 from decodeonce.loader.meter import mark
 from decodeonce.loader.order import Rows
 from decodeonce.loader.partition import Step
@@ -140,6 +140,7 @@ class Delivery:
     def __init__(self, slots: Slots, transform: Transform | None) -> None:
         self.slots = slots
         self._transform = transform
+        self._end_recycling = recycle_for(self)  # what a transform allocates on a CPU
 
     def begin(self) -> None:
         """An epoch begins."""
@@ -183,7 +184,7 @@ class Delivery:
     def close(self) -> None:
         """Drop slots and cache."""
         self.slots.close()
-        release()
+        self._end_recycling()
 
     def _images(self, filled: Filled) -> Tensor:
         return torch.from_numpy(self.slots.lend(filled.slot, len(filled.rows)))

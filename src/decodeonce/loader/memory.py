@@ -6,6 +6,7 @@ import math
 import mmap
 import weakref
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 _LARGE = 2**20
 # Blocks that nothing refers to, oldest first. An augmented batch takes three, and further ones are dropped.
 _free: deque[mmap.mmap] = deque(maxlen=4)
+_users: set[object] = set()
 
 
 def page_aligned(nbytes: int) -> mmap.mmap:
@@ -30,6 +32,8 @@ def page_aligned(nbytes: int) -> mmap.mmap:
 def recycled(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """A tensor like torch.empty's, whose memory is used again once the tensor and all of its views are gone.
 
+    Without a user (`recycle_for`) the memory goes back to the system instead.
+
     The first touch of fresh memory cost 0.24 ms for a float32 image of 224x224, more than all arithmetic on it.
     """
     nbytes = math.prod(shape) * dtype.itemsize
@@ -38,13 +42,28 @@ def recycled(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     buffer = _take(nbytes)
     # The tensor and its views refer to this array, which gives the memory back when it dies.
     lent = np.ndarray(nbytes, np.uint8, buffer=buffer)
-    weakref.finalize(lent, _free.append, buffer).atexit = False
+    weakref.finalize(lent, _give_back, buffer).atexit = False
     return torch.from_numpy(lent).view(dtype).view(shape)
 
 
-def release() -> None:
-    """Give the free blocks back to the system."""
-    _free.clear()
+def recycle_for(user: object) -> Callable[[], None]:
+    """Use memory again while `user` lives, or until the function that this returns is called."""
+    token = object()
+    _users.add(token)
+    done = weakref.finalize(user, _end, token)
+    done.atexit = False
+    return done
+
+
+def _end(token: object) -> None:
+    _users.discard(token)
+    if not _users:
+        _free.clear()
+
+
+def _give_back(buffer: mmap.mmap) -> None:
+    if _users:
+        _free.append(buffer)
 
 
 def _take(nbytes: int) -> mmap.mmap:
