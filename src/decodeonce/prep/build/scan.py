@@ -70,7 +70,7 @@ class Listing:
 def scan(source: Source, boxes: int = 0) -> Listing:
     """List a source once, and log its doubts.
 
-    Of each sample 36 bytes, a name, `boxes` boxes of 36 bytes and 4 or 8 bytes for each number are held.
+    Of each sample 36 bytes, a name, `boxes` boxes of 36 bytes and 8 bytes for each number are held.
     """
     columns = {name: array(code) for name, code in COLUMNS.items()}
     names, rejects, held_boxes, no_boxes = bytearray(), [], array("d"), (math.nan,) * (4 * boxes)
@@ -108,7 +108,7 @@ def scan(source: Source, boxes: int = 0) -> Listing:
         boxes=np.frombuffer(held_boxes, np.float64).reshape(len(columns["labels"]), boxes, 4),
         box_labels=labels[np.frombuffer(held_numbers, np.int32)].reshape(len(columns["labels"]), boxes),
         box_classes=box_classes,
-        columns=tuple((column.column, column.values) for column in own),
+        columns=tuple(column.stored() for column in own),
         names=names,
         rejects=tuple(rejects),
         digest=digest.hexdigest(),

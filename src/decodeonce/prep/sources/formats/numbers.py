@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -17,14 +18,14 @@ from decodeonce.store.columns import column_file
 from decodeonce.store.manifest import Column
 
 NOT_FINITE = {"nan", "inf", "infinity"}  # as NumPy and pandas write them; JSON has other words
-FLOAT32_MAX = float(np.finfo(np.float32).max)
-DTYPES = {"q": "<i8", "f": "<f4"}
+WHOLE_IN_FLOAT32 = 2**24  # up to it float32 has every whole number
 
 
 class NumberColumn:
-    """The values of a column, all numbers or all lists of the same length: int64 if all are whole, else float32.
+    """The values of a column, all numbers or all lists of the same length.
 
-    `check` looks at a value, `append` keeps one: 8 bytes per whole number, 4 bytes per number with a fraction.
+    They become int64 if all are whole, else float32; float64 if there are also numbers beyond 2**24, between which
+    float32 has gaps of more than 1. `check` looks at a value, `append` keeps one: 8 bytes per number.
     """
 
     def __init__(self, name: str) -> None:
@@ -45,7 +46,7 @@ class NumberColumn:
             if isinstance(value, str):
                 why = "; a column cannot hold text: store its token ids"
             elif any(isinstance(number, int | float) and not _is_number(number) for number in numbers):
-                why = "; a column holds finite numbers of int64 or float32"
+                why = "; a column holds finite numbers, and whole ones of int64"
             raise BuildError(f"{where}: column {self.name!r}: found {found}, expected {expected}{why}")
         return value  # type: ignore[return-value]
 
@@ -54,7 +55,7 @@ class NumberColumn:
         self._learned(value)
         numbers = value if isinstance(value, list) else [value]
         if self._held.typecode == "q" and float in map(type, numbers):
-            self._held = array("f", self._held)
+            self._held = array("d", self._held)
         self._held.extend(numbers)
 
     def __getitem__(self, index: int) -> Value:
@@ -63,15 +64,13 @@ class NumberColumn:
         (length,) = self._shape
         return self._held[index * length : (index + 1) * length].tolist()
 
-    @property
-    def column(self) -> Column:
-        """The column of a store that these values are."""
-        return Column(self.name, column_file(self.name), DTYPES[self._held.typecode], self._shape or ())
-
-    @property
-    def values(self) -> NDArray[Any]:
-        """The values that are kept, as the array of the column; no copy."""
-        return np.frombuffer(self._held, self.column.dtype).reshape(-1, *self.column.shape)
+    def stored(self) -> tuple[Column, NDArray[Any]]:
+        """The column that a store will have, and its values."""
+        values: NDArray[Any] = np.frombuffer(self._held, np.dtype(self._held.typecode))
+        if self._held.typecode == "d" and np.abs(values).max() <= WHOLE_IN_FLOAT32:
+            values = values.astype(np.float32)
+        shape = self._shape or ()
+        return Column(self.name, column_file(self.name), values.dtype.str, shape), values.reshape(-1, *shape)
 
     def _learned(self, value: object) -> tuple[int, ...]:
         if self._shape is None:
@@ -84,10 +83,10 @@ def _shape_of(value: object) -> tuple[int, ...]:
 
 
 def _is_number(value: object) -> bool:
-    """Whether this is a number that int64 or float32 can hold; true and false are 1 and 0."""
+    """Whether this is a number that int64 or float64 can hold; true and false are 1 and 0."""
     if isinstance(value, int):
         return -(2**63) <= value < 2**63
-    return isinstance(value, float) and abs(value) <= FLOAT32_MAX  # not NaN either
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def number_columns(names: Sequence[str]) -> list[NumberColumn]:
