@@ -28,6 +28,7 @@ from torch import Tensor
 from decodeonce import Batch
 from decodeonce.loader.augment import IMAGENET, Augment, Normalize, RandomFlip, RandomResizedCrop
 from decodeonce.loader.augment.draws import Draws
+from decodeonce.loader.memory import recycle_for
 
 SIZE = 224
 Arm = Callable[[int], None]
@@ -36,6 +37,7 @@ Arm = Callable[[int], None]
 def ours(images: Tensor) -> Arm:
     """The batch at once."""
     augment = Augment(RandomResizedCrop(SIZE), RandomFlip(), Normalize("imagenet"))
+    recycle_for(augment)  # as a Loader does
     rows = torch.arange(len(images))
     batch = Batch(images, rows, rows, len(images), 0)
 
