@@ -252,6 +252,16 @@ def test_what_a_webdataset_sample_lacks_is_told(parts: dict[str, object], told: 
     assert told in str(caught.value)
 
 
+def test_a_webdataset_sample_without_label_needs_no_value(tmp_path: Path) -> None:
+    files = [
+        *sample("j", DATA[0], cls=0, json={"x": 1}),
+        *sample("k", DATA[0]),
+        *sample("l", DATA[0], cls=0, json={"x": 3}),
+    ]
+    found = list(open_webdataset(str(write_tar(tmp_path / "a.tar", files)), column=["x"]).entries())
+    assert [(entry.values, bool(entry.problem)) for entry in found] == [((1,), False), ((), True), ((3,), False)]
+
+
 @pytest.mark.parametrize(
     ("column", "told"),
     [

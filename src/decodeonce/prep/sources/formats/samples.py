@@ -113,7 +113,7 @@ class SampleIndex:
             self.labels[sample.label] = (shard, sample.name)
         if sample.problem:
             self._problems[len(self._columns[0])] = sample.problem
-        else:
+        elif sample.label:
             where = f"{path}: {name_text(sample.name)}"
             for numbers, found in zip(self._values, sample.values, strict=True):
                 if found is None:
@@ -133,6 +133,7 @@ class SampleIndex:
             end += length
             name = bytes(self._names[end - length : end])
             problem = self._problems.get(at, "")
-            values = [] if problem else [numbers[sound] for numbers in self._values]
-            sound += not problem
+            has_values = number >= 0 and not problem
+            values = [numbers[sound] for numbers in self._values] if has_values else []
+            sound += has_values
             yield shard, Sample(name, place, size, labels[number], "", problem, values)
