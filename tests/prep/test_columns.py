@@ -238,7 +238,7 @@ def test_a_list_with_columns_but_no_label_has_folders_as_classes(tmp_path: Path)
             {"json": {"label": 1}},
             "k.jpg: column 'x': found nothing, expected a json of at most 65536 bytes, an object with the key 'x'",
         ),
-        ({"json": {"label": 1, "x": [1] * 40000}}, "found nothing, expected a json of at most 65536 bytes"),
+        ({"cls": 1, "json": {"x": [1] * 40000}}, "found nothing, expected a json of at most 65536 bytes"),
         ({"cls": 1}, "a.tar: k.jpg: column 'x': found nothing"),
         ({"cls": 1, "json": ["x"]}, "a.tar: k.jpg: column 'x': found nothing"),
         ({"cls": 1, "json": {"x": "a cat"}}, "a.tar: k.jpg: column 'x': found 'a cat'"),
