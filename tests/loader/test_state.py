@@ -89,7 +89,7 @@ def test_the_state_is_small_plain_and_right_while_batches_are_in_flight(store: P
         "shuffle": "full",
         "partition": "global",
         "store": open_store(store).manifest.files["samples.tsv"].xxh3,
-        "rows": None,
+        "rows": "all",
         "count": COUNT,
         "world_size": 1,
     }

@@ -93,11 +93,11 @@ class Loader:
         self._partition = partition = make_partition(
             chosen.partition, rows, chosen.batch_size, place.rank, place.world_size, chosen.tail
         )
-        self._subset_digest = None if isinstance(rows, range) else hexdigest(rows.data.cast("B"))
+        self._rows_name = "all" if isinstance(rows, range) else f"subset {hexdigest(rows.data.cast('B'))}"
         advice = 'take partition="range" with the world size it was staged for'
         if chosen.partition == "range":
             advice = f"those of rank {place.rank} of {place.world_size}; it was staged for another"
-        if self._subset_digest:
+        if chosen.rows is not None:
             advice = "choose rows that it holds, or open the whole store"
         first, last = int(partition.rows[0]), int(partition.rows[-1])
         opened.check_held(range(first, last + 1), advice)  # once: no step asks again
@@ -250,7 +250,7 @@ class Loader:
         chosen = self._settings
         identity = {"seed": chosen.seed, "shuffle": chosen.shuffle, "partition": chosen.partition}
         blocks = {"block_rows": self._manifest.block_rows} if chosen.shuffle == "window" else {}
-        store = {"store": self._manifest.rows_digest, "rows": self._subset_digest, "count": self.count}
+        store = {"store": self._manifest.rows_digest, "rows": self._rows_name, "count": self.count}
         return {**identity, **store, **blocks}
 
     def _plan(self, start: Position) -> Iterator[Step]:
