@@ -1,0 +1,171 @@
+"""Rows past 2^32 and 2^36 bytes of a file are the right ones, whatever reads them. The files are sparse."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from decodeonce import Loader, StoreDataset, open_store
+from decodeonce.loader.settings import ReaderName
+from decodeonce.prep.convert import Conversion, convert
+from decodeonce.store import stage_store, verify_store
+from decodeonce.store.containers import CONTAINERS
+from decodeonce.store.hashing import row_checksum
+from decodeonce.store.layout import ContainerName, StorePaths
+from decodeonce.store.manifest import DATA_OFFSET, Manifest, PictureClass
+from decodeonce.store.select import Selection
+from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Sample, line, sample_line
+from decodeonce.store.writer import seal_store, shard_ranges, write_array, write_small
+
+SHAPE = (1024, 1024, 3)
+ROW_BYTES = 3 << 20  # does not divide a power of two, so rows lie across the boundaries
+COUNT = (66 << 30) // ROW_BYTES
+CLASSES = 7
+# One file of 66 GiB; and shards of 32 GiB, as many rows as `prep build` would put into each.
+SHARD_ROWS = {"one file of 66 GiB": COUNT, "shards of 32 GiB": (32 << 30) // ROW_BYTES}
+
+
+class Large(NamedTuple):
+    """A sparse store; all rows but `rows` are zeros, and `images` are the images of those."""
+
+    root: Path
+    rows: list[int]
+    images: NDArray[np.uint8]
+
+
+@pytest.fixture(scope="module", params=[(form, how) for form in CONTAINERS for how in SHARD_ROWS], ids=" in ".join)
+def large(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Large]:
+    container, how = request.param
+    root = tmp_path_factory.mktemp("large") / "s"
+    root.mkdir()
+    skip_unless_sparse(root)
+    yield make_large_store(root, container, SHARD_ROWS[how])
+    shutil.rmtree(root)
+
+
+def skip_unless_sparse(folder: Path) -> None:
+    """Skip the test if a file of 66 GiB cannot be made here, or takes up its size."""
+    probe = folder / "probe"
+    try:
+        with open(probe, "wb") as file:
+            os.truncate(file.fileno(), 66 << 30)
+            taken = os.fstat(file.fileno()).st_blocks * 512
+    except OSError as error:
+        pytest.skip(f"a file of 66 GiB cannot be made in {folder}: {error.strerror}")
+    finally:
+        probe.unlink()
+    if taken > 1 << 20:
+        pytest.skip(f"a sparse file of 66 GiB takes {taken} bytes in {folder}")
+
+
+def make_large_store(root: Path, container: ContainerName, shard_rows: int) -> Large:
+    """Write the rows around every boundary, and the first and last of all."""
+    shards = list(shard_ranges(COUNT, shard_rows))
+    starts = {first + (1 << 32) // ROW_BYTES for first, _ in shards} | {first for first, _ in shards}
+    near = {start + step for start in starts | {(1 << 36) // ROW_BYTES, COUNT} for step in (-1, 0, 1)}
+    numbers = sorted(row for row in near if 0 <= row < COUNT)
+    images = np.random.default_rng(0).integers(0, 256, (len(numbers), *SHAPE), np.uint8)
+    paths = StorePaths(root)
+    sums = np.full(COUNT, row_checksum(bytes(ROW_BYTES)), np.uint64)
+    for index, (first, count) in enumerate(shards):
+        with open(paths.shard(index, CONTAINERS[container].suffix), "wb", buffering=0) as file:
+            file.truncate(DATA_OFFSET + count * ROW_BYTES)
+            for row, image in zip(numbers, images, strict=True):
+                if first <= row < first + count:
+                    file.seek(DATA_OFFSET + (row - first) * ROW_BYTES)
+                    file.write(image.data)
+                    sums[row] = row_checksum(image.data)
+    labels = np.arange(COUNT) % CLASSES
+    samples = (
+        Sample(row, int(label), f"{label}", f"{row}", 9, 9, "", f"{row:016x}") for row, label in enumerate(labels)
+    )
+    files = {
+        "labels.npy": write_array(paths.labels, (COUNT,), np.dtype("<i8"), [labels]),
+        "checksums.npy": write_array(paths.checksums, (COUNT,), np.dtype("<u8"), [sums]),
+        "samples.tsv": write_small(paths.samples, [line(SAMPLE_COLUMNS), *map(sample_line, samples)]),
+        "rejects.tsv": write_small(paths.rejects, [line(REJECT_COLUMNS)]),
+    }
+    draft = Manifest(
+        count=COUNT,
+        shape=SHAPE,
+        container=container,
+        block_rows=8,
+        shards=(),
+        classes=tuple(PictureClass(f"{label}") for label in range(CLASSES)),
+        pixel_mean=(1.0,) * 3,
+        pixel_std=(1.0,) * 3,
+        recipe={"size": list(SHAPE[:2])},
+        source={"kind": "test", "digest": "0" * 16},
+        columns=(),
+        files={},
+    )
+    seal_store(paths, draft, shard_rows=shard_rows, scratch=root, files=files, labels=[labels])
+    return Large(root, numbers, images)
+
+
+def test_a_store_and_a_dataset_read_the_right_rows(large: Large) -> None:
+    store = open_store(large.root)
+    assert np.array_equal(store.take(large.rows), large.images)
+    dataset = StoreDataset(store)
+    batch = dataset.__getitems__(large.rows[::-1])
+    for row, image, (of_batch, label) in zip(large.rows, large.images, batch[::-1], strict=True):
+        assert np.array_equal(store.images[row], image)
+        assert np.array_equal(store.images[row : row + 1], image[None])
+        assert np.array_equal(of_batch, image)
+        assert label == store.labels[row] == row % CLASSES
+        assert store.samples[row].source == f"{row}"
+
+
+def test_numpy_and_h5py_read_the_right_rows(large: Large) -> None:
+    manifest = open_store(large.root).manifest
+    for row, image in zip(large.rows, large.images, strict=True):
+        shard = manifest.shard_of(row)
+        if manifest.container == "npy":
+            assert np.array_equal(np.load(large.root / shard.file, mmap_mode="r")[row - shard.first_row], image)
+        else:
+            with h5py.File(large.root / shard.file) as file, h5py.File(large.root / "store.h5") as virtual:
+                assert np.array_equal(file["images"][row - shard.first_row], image)
+                assert np.array_equal(virtual["images"][row], image)
+
+
+@pytest.mark.parametrize("reader", ["pread", "mmap"])
+def test_a_loader_reads_the_right_rows(large: Large, reader: ReaderName) -> None:
+    for shuffle, verify in (("none", False), ("full", False), ("window", True)):
+        options: dict[str, Any] = {"reader": reader, "shuffle": shuffle, "verify": verify, "tail": "keep"}
+        with Loader(large.root, rows=large.rows, batch_size=4, **options) as loader:
+            images = np.concatenate([batch.images.numpy().copy() for batch in loader])
+        # In any order; the rows are random bytes, so their checksums name them.
+        assert sorted(map(row_checksum, images)) == sorted(map(row_checksum, large.images))
+        if shuffle == "none":
+            assert np.array_equal(images, large.images)
+
+
+@pytest.mark.parametrize("boundary", [1 << 32, 1 << 36])
+def test_staged_rows_are_verified_where_they_lie(large: Large, tmp_path: Path, boundary: int) -> None:
+    row = boundary // ROW_BYTES
+    part, held = tmp_path / "part", range(row - 1, row + 2)
+    stage_store(open_store(large.root), part, rows=held)
+    assert verify_store(part).ok
+    shard = open_store(part).manifest.shard_of(row)
+    with open(part / shard.file, "r+b") as file:
+        file.seek(shard.offset(row) + ROW_BYTES // 2)
+        file.write(bytes(64))
+    report = verify_store(part)
+    assert (report.rows, report.bad_rows, report.bad_files) == (3, [(row, row)], [])
+
+
+def test_rows_past_a_boundary_are_converted(large: Large, tmp_path: Path) -> None:
+    rows = [row for row in large.rows if row >= (1 << 36) // ROW_BYTES - 1][:3]
+    selection = Selection(rows=(rows[0], rows[-1] + 1))
+    convert([large.root], tmp_path / "out", Conversion(selection=selection), workers=1)
+    store = open_store(tmp_path / "out")
+    assert np.array_equal(store.images[:], large.images[[large.rows.index(row) for row in rows]])
+    assert [sample.source for sample in store.samples] == [f"{row}" for row in rows]
