@@ -2,12 +2,12 @@
 
     python bench/bounded.py [STORE] [--repeats 3] [--batch-size 256] [--room 300] [--json]
 
-Each arm is an epoch in a process of its own, with and without the bound in turn; ratios are taken repeat by repeat. The
+Each arm is an epoch in a process of its own, with and without the bound in turn; ratios are those of the medians. The
 bound is what such a process has of anonymous memory (the ring, and the interpreter with torch), measured first, and
 --room MB more; a memory cgroup (v1 or v2) holds it, which takes root. Cold: the store's pages are dropped before each
 arm. Warm: they are in memory, and this process had them read, so that they do not count there: a bounded process could
 not keep them. Pairs are without and with the bound: rates, what storage gave for each byte of the store, and seconds
-of processor. Without STORE, 4 GB of drawn rows are kept in build/cold.store.
+of processor. Without STORE, 8 GB of drawn rows are kept in build/cold.store.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cold import ROWS, SCRATCH, forget
+from cold import ROWS, SCRATCH, SHUFFLES, forget, own
+from conditions import conditions, heading, ratio, ratio_text
 from synthetic import synthetic_store
 
 from decodeonce import Loader, Store, open_store
 
 CGROUPS = Path("/sys/fs/cgroup")
-SHUFFLES = ("full", "window", "none")
 UNITS = {"rate": 1e-9, "read": 1, "cpu": 1}
 
 
@@ -56,12 +56,6 @@ def memory_cgroup(limit: int) -> Iterator[Path]:
         yield group
     finally:
         group.rmdir()
-
-
-def own(file: str, key: str) -> int:
-    """A number that /proc has of this process."""
-    lines = Path("/proc/self", file).read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key))
 
 
 def epoch(path: Path, shuffle: str, batch_size: int) -> dict[str, Any]:
@@ -117,7 +111,7 @@ def measure(store: Store, batch_size: int, repeats: int, room: int) -> dict[str,
         for name, runs in found.items()
     }
     ratios = {
-        name: statistics.median(a["rate"] / b["rate"] for a, b in zip(found[f"{name}, bounded"], runs, strict=True))
+        name: ratio([run["rate"] for run in found[f"{name}, bounded"]], [run["rate"] for run in runs])
         for name, runs in found.items()
         if not name.endswith("bounded")
     }
@@ -144,16 +138,18 @@ def main() -> int:
         print(f"no memory cgroup can be made here, and nothing is bounded: {why}")
         return 0
     store = open_store(asked.store or synthetic_store(SCRATCH / "cold.store", ROWS))
-    facts = measure(store, asked.batch_size, asked.repeats, asked.room * 10**6)
+    here = conditions(len(store), "cold and warm")
+    facts = {"conditions": here, **measure(store, asked.batch_size, asked.repeats, asked.room * 10**6)}
+    print(heading(here))
     nbytes = len(store) * store.manifest.row_bytes
     print(f"{nbytes / 1e9:.1f} GB an epoch; bounded: {facts['limit'] / 1e6:.0f} MB of memory, page cache counted in\n")
     print(
         "| `shuffle` | pages | GB/s | bounded over free | read, a byte | processor, s/GB |\n|---|---|---|---|---|---|"
     )
-    for name, ratio in facts["bounded_over_free"].items():
+    for name, share in facts["bounded_over_free"].items():
         free, bounded = (facts["arms"][f"{name}{suffix}"] for suffix in ("", ", bounded"))
         pairs = [f"{free[key] * unit:.2f}, {bounded[key] * unit:.2f}" for key, unit in UNITS.items()]
-        pairs.insert(1, f"{ratio:.2f}")
+        pairs.insert(1, ratio_text(share))
         print(f"| {name.replace(', ', ' | ')} | {' | '.join(pairs)} |")
     if asked.json:
         print(json.dumps(facts))

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from decodeonce.prep.build.blocks import block_rows_for
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import StorePaths
 from decodeonce.store.manifest import DATA_OFFSET, Manifest, PictureClass
@@ -18,7 +19,7 @@ from decodeonce.store.writer import seal_store, shard_ranges, write_array, write
 
 SHAPE = (256, 256, 3)
 ROW_BYTES = 256 * 256 * 3
-BLOCK_ROWS = (32 << 20) // ROW_BYTES  # what `prep build` takes for large stores
+WRITTEN_AT_ONCE = 32 << 20
 CLASSES = 1000
 
 
@@ -48,7 +49,7 @@ def synthetic_store(root: Path, rows: int, *, shards: int = 1, sparse: bool = Fa
         count=rows,
         shape=SHAPE,
         container="npy",
-        block_rows=BLOCK_ROWS,
+        block_rows=block_rows_for(rows, ROW_BYTES),  # as `prep build` takes
         shards=(),
         classes=tuple(PictureClass(str(label), "") for label in range(CLASSES)),
         pixel_mean=(127.5,) * 3,
@@ -67,8 +68,9 @@ def _write_shard(path: Path, first: int, sums: NDArray[np.uint64], *, sparse: bo
     with path.open("wb") as file:
         file.truncate(DATA_OFFSET + rows * ROW_BYTES)
         file.seek(DATA_OFFSET)
-        for start in range(0, 0 if sparse else rows, BLOCK_ROWS):
-            block = random.integers(0, 256, (min(BLOCK_ROWS, rows - start), ROW_BYTES), np.uint8)
+        at_once = WRITTEN_AT_ONCE // ROW_BYTES
+        for start in range(0, 0 if sparse else rows, at_once):
+            block = random.integers(0, 256, (min(at_once, rows - start), ROW_BYTES), np.uint8)
             file.write(block.data)
             sums[start : start + len(block)] = [row_checksum(row) for row in block]
         file.flush()

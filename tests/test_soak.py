@@ -1,8 +1,9 @@
-"""`make soak` in small: what it does still runs, growth is told, and the Loader stays within a memory bound."""
+"""`make soak` and the benchmarks of cold storage in small: they run, report growth, and stay within a memory bound."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -86,3 +87,36 @@ def test_a_loader_stays_within_a_memory_bound_and_reads_as_suits_it(tmp_path: Pa
         pytest.skip(f"a memory cgroup is needed, which takes root: {found}")
     assert found["reader"] == "pread"  # the cgroup's limit was seen: the machine itself has more
     assert found["anonymous"] < limit
+
+
+def test_cold_reads_are_not_measured_without_fio(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCH / "cold.py")]
+    environment = {**os.environ, "PATH": str(tmp_path)}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    assert "fio is missing" in done.stdout
+
+
+COMPARING = """
+import json
+from pathlib import Path
+from cold import all_reads, finalists, has_pattern, pace
+from synthetic import synthetic_store
+from decodeonce import Loader, open_store
+store = open_store(synthetic_store(Path(sys.argv[1]), 1200, sparse=True))
+rates = {reads: 1 / (number + 1) for number, reads in enumerate(all_reads(store))}
+chosen = finalists(store, rates)
+patterns = [sum(has_pattern(store, shuffle, reads) for reads in chosen) for shuffle in ("full", "window", "none")]
+with Loader(store, batch_size=400) as loader:
+    try:
+        pace(loader, store, "full")
+    except SystemExit as error:
+        fastest_first = max(rates.values()) == rates[chosen[0]]
+        print(json.dumps([fastest_first, patterns, str(error)]))
+"""
+
+
+def test_the_fastest_ways_to_read_are_compared_and_a_small_store_is_refused(tmp_path: Path) -> None:
+    fastest_first, patterns, error = json.loads(in_bench(COMPARING, tmp_path / "sparse.store"))
+    assert fastest_first
+    assert min(patterns) >= 2
+    assert error.endswith("take a larger store or a smaller --batch-size")

@@ -1,0 +1,60 @@
+"""What every benchmark prints about its run, and how it sums up the repeats."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from decodeonce.host import installed_version, usable_cores
+
+PACKAGES = ("numpy", "torch", "simplejpeg", "pillow-simd", "pillow")
+
+
+def conditions(images: int, pages: str) -> dict[str, Any]:
+    """Return the machine, date, versions, number of images and `pages`, which is "cold", "warm" or both.
+
+    Call it before you measure: it reads the load average.
+    """
+    versions = {name: installed_version(name) for name in PACKAGES}
+    return {
+        "machine": f"{_processor()}, {usable_cores()} cores, {_memory() / 1e9:.0f} GB of memory, {platform.release()}",
+        "date": time.strftime("%Y-%m-%d %H:%M"),
+        "load_average": os.getloadavg()[0],
+        "versions": {"Python": platform.python_version()} | {name: text for name, text in versions.items() if text},
+        "images": images,
+        "pages": pages,
+    }
+
+
+def heading(facts: dict[str, Any]) -> str:
+    """The same as three lines of text."""
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    run = f"{facts['date']}, load {facts['load_average']:.1f}, {facts['images']:,} images, {facts['pages']}"
+    return f"{facts['machine']}\n{versions}\n{run}\n"
+
+
+def ratio(values: Sequence[float], base: Sequence[float]) -> list[float]:
+    """The ratio of the medians, then the smallest and the largest ratio within one repeat."""
+    repeats = [value / other for value, other in zip(values, base, strict=True)]
+    return [statistics.median(values) / statistics.median(base), min(repeats), max(repeats)]
+
+
+def ratio_text(found: Sequence[float]) -> str:
+    """A ratio with its range: "0.72 (0.70 to 0.75)"."""
+    digits = 2 if min(found) >= 0.1 else 3
+    middle, least, most = (f"{value:.{digits}f}" for value in found)
+    return f"{middle} ({least} to {most})"
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
