@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from build import SCRATCH, linked
+from conditions import conditions, heading
 
 # Of a build and its like the first seconds, in which they import and plan, are not compared.
 SETTLING = 5.0
@@ -176,8 +177,8 @@ def table(processes: dict[str, Looks]) -> str:
     return "\n".join(lines)
 
 
-def soak(source: Path, scratch: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    """Build, verify, stream; what each process held."""
+def build_and_verify(source: Path, scratch: Path, asked: argparse.Namespace) -> dict[str, Looks]:
+    """Build scratch/store, of --rows images linked from `source`, and verify it; what each process held."""
     tree, store = linked(source, asked.rows, scratch / "tree"), scratch / "store"
     prep: list[str | Path] = [sys.executable, "-m", "decodeonce.cli"]
     build = [*prep, "build", "imagenet", tree, store, "--size", str(asked.size), "--max-bad", "1%"]
@@ -189,11 +190,30 @@ def soak(source: Path, scratch: Path, asked: argparse.Namespace) -> dict[str, An
             if looks:
                 settled = [(second, seen) for second, seen in looks if second >= SETTLING]
                 processes[f"`prep {name}`{who}"] = settled or looks[-1:]
+    return processes
+
+
+def soak(source: Path, scratch: Path, asked: argparse.Namespace) -> dict[str, Any]:
+    """Build, verify, stream; what each process held."""
+    here = conditions(asked.rows, "files in the page cache (warm)")
+    processes = build_and_verify(source, scratch, asked)
     print(f"stream for {asked.seconds:g} s …", file=sys.stderr, flush=True)
-    options = ["--stream", store, "--seconds", str(asked.seconds), "--batch-size", str(asked.batch_size)]
+    options = ["--stream", scratch / "store", "--seconds", str(asked.seconds), "--batch-size", str(asked.batch_size)]
     found, output = watch([sys.executable, __file__, *options], asked.every, announced=True)
     processes["Loader"] = found[""]
-    return {"processes": processes, "streamed": json.loads(output.splitlines()[-1])}
+    return {"conditions": here, "processes": processes, "streamed": json.loads(output.splitlines()[-1])}
+
+
+def sample_tree() -> Path:
+    """The sample tree under build/, drawn unless it is there."""
+    source = SCRATCH / "sample-imagenet"
+    if not source.exists():
+        from decodeonce.host import usable_cores
+        from decodeonce.prep.sample import write_sample_tree
+
+        SCRATCH.mkdir(exist_ok=True)
+        write_sample_tree(source, workers=usable_cores())
+    return source
 
 
 def main() -> int:
@@ -213,20 +233,15 @@ def main() -> int:
         print(json.dumps(stream(asked.stream, asked.seconds, asked.batch_size)))
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    source = asked.source or SCRATCH / "sample-imagenet"
+    source = asked.source or sample_tree()
     asked.scratch.mkdir(exist_ok=True)
-    if not source.exists():
-        from decodeonce.host import usable_cores
-        from decodeonce.prep.sample import write_sample_tree
-
-        write_sample_tree(source, workers=usable_cores())
     scratch = Path(tempfile.mkdtemp(prefix="soak-", dir=asked.scratch))
     try:
         facts = soak(source, scratch, asked)
     finally:
         shutil.rmtree(scratch)
     growth = [sentence for name, looks in facts["processes"].items() for sentence in grown(name, looks)]
-    print(table(facts["processes"]))
+    print(heading(facts["conditions"]), table(facts["processes"]), sep="\n")
     print(", ".join(f"{number:,} {name}" for name, number in facts["streamed"].items()))
     print(*growth or ["nothing grew"], sep="\n")
     if asked.json:

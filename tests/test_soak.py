@@ -89,6 +89,24 @@ def test_a_loader_stays_within_a_memory_bound_and_reads_as_suits_it(tmp_path: Pa
     assert found["anonymous"] < limit
 
 
+def test_a_store_larger_than_memory_in_small(tmp_path: Path) -> None:
+    tree, scratch = make_tree(tmp_path / "src"), tmp_path / "scratch"
+    options = ["--rows", "2000", "--batch-size", "16", "--every", "0.02", "--scratch", str(scratch), "--json"]
+    command = [sys.executable, str(BENCH / "larger.py"), str(tree), *options]
+    without_fio = {**os.environ, "PATH": str(tmp_path)}  # its sweep takes minutes
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=without_fio)
+    facts = json.loads(done.stdout.splitlines()[-1])
+    orders = [f'Loader, `shuffle="{shuffle}"`' for shuffle in ("full", "window", "none")]
+    assert list(facts["epochs"]) == orders
+    assert {"`prep build`", "`prep verify`", *orders} <= set(facts["processes"])
+    for paces in facts["epochs"].values():
+        assert len(paces) == 2
+        assert all(rate > 0 and read >= 0 for rate, read in paces)
+    assert facts["growth"] == []
+    assert "fio is missing" in done.stderr
+    assert list(scratch.iterdir()) == []
+
+
 def test_cold_reads_are_not_measured_without_fio(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCH / "cold.py")]
     environment = {**os.environ, "PATH": str(tmp_path)}
