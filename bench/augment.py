@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import PIL
 import torch
+from conditions import conditions, heading
 from PIL import Image
 from torch import Tensor
 
@@ -96,6 +97,7 @@ def torchvision(images: Tensor) -> Arm:
 
 def measure(batch_size: int, repeats: int, counts: list[int]) -> dict[str, Any]:
     """All of it."""
+    here = conditions(batch_size, "in memory")
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (batch_size, 256, 256, 3), np.uint8))
     arms = {"decodeonce": ours(images), f"Pillow {PIL.__version__}": pillow(images)}
     if importlib.util.find_spec("torchvision"):
@@ -116,7 +118,7 @@ def measure(batch_size: int, repeats: int, counts: list[int]) -> dict[str, Any]:
         name: [statistics.median(times) / batch_size * 1e3 for times in zip(*took, strict=True)]
         for name, took in spent.items()
     }
-    return {"ms_per_image": per_image, "torch": torch.__version__, "batch_size": batch_size, "repeats": repeats}
+    return {"conditions": here, "ms_per_image": per_image, "batch_size": batch_size, "repeats": repeats}
 
 
 def main() -> None:
@@ -131,7 +133,8 @@ def main() -> None:
     if asked.json:
         print(json.dumps(facts))
         return
-    print(f"ms per image, {asked.repeats} repeats, batches of {asked.batch_size}, torch {facts['torch']}")
+    print(heading(facts["conditions"]))
+    print(f"ms per image, {asked.repeats} repeats, batches of {asked.batch_size}")
     for name, (processor, wall) in facts["ms_per_image"].items():
         print(f"{name:40s} {processor:7.3f} processor {wall:7.3f} wall")
     if not importlib.util.find_spec("torchvision"):

@@ -4,8 +4,9 @@
 
 SRC is a tree `train/<wnid>/*.JPEG`; without it a sample tree is drawn under build/. A smaller tree than --pictures is
 linked several times over, for blocks grow with the store: ImageNet's have 170 rows, those of 9,000 pictures 35. Each
-repeat runs the three in turn on the same pictures, warm, with the same number of processes; medians, and ratios repeat
-by repeat, are printed. The build's rate is that of its steady state: from its first durable block to its last.
+repeat runs the three in turn on the same pictures, warm, with the same number of processes. It prints medians, and
+ratios of these with their range over the repeats. The build's rate is that of its steady state: from its first durable
+block to its last.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
+
+from conditions import conditions, heading, ratio, ratio_text
 
 HERE = Path(__file__).resolve().parent
 SCRATCH = HERE.parent / "build"
@@ -148,10 +152,10 @@ def largest_child_anonymous() -> int:
     return found
 
 
-def measure(source: Path, workers: int, repeats: int) -> dict[str, float]:
-    """Medians of the three rates and of the ratios, over interleaved repeats."""
+def measure(source: Path, workers: int, repeats: int) -> dict[str, Any]:
+    """Medians of the three rates over interleaved repeats, and their ratios."""
     paths, stock = plain_jpegs(source), stock_pillow()
-    runs = []
+    here, runs = conditions(len(paths), "files in the page cache (warm)"), []
     for repeat in range(repeats + 1):
         with tempfile.TemporaryDirectory(dir=SCRATCH) as scratch:
             bare = side_by_side(BARE, paths, workers, [], dict(os.environ))
@@ -160,15 +164,16 @@ def measure(source: Path, workers: int, repeats: int) -> dict[str, float]:
             plain = side_by_side(PLAIN, paths, workers, [f"{scratch}/{{}}.npy"], stock)
         if repeat:  # the first warms the page cache
             runs.append((bare, built["rate"], plain, built["anonymous"]))
+    bares, builds, plains, anonymous = zip(*runs, strict=True)
     return {
-        "pictures": len(paths),
+        "conditions": here,
         "workers": workers,
-        "bare_simplejpeg_per_s": statistics.median(run[0] for run in runs),
-        "build_per_s": statistics.median(run[1] for run in runs),
-        "plain_stock_pillow_per_s": statistics.median(run[2] for run in runs),
-        "build_over_bare": statistics.median(run[1] / run[0] for run in runs),
-        "build_over_stock_pillow": statistics.median(run[1] / run[2] for run in runs),
-        "worker_anonymous_mb": max(run[3] for run in runs) / 1e6,
+        "bare_simplejpeg_per_s": statistics.median(bares),
+        "build_per_s": statistics.median(builds),
+        "plain_stock_pillow_per_s": statistics.median(plains),
+        "build_over_bare": ratio(builds, bares),
+        "build_over_stock_pillow": ratio(builds, plains),
+        "worker_anonymous_mb": max(anonymous) / 1e6,
     }
 
 
@@ -193,8 +198,9 @@ def main() -> None:
     if options.json:
         print(json.dumps(facts))
         return
+    print(heading(facts.pop("conditions")))
     for name, value in facts.items():
-        print(f"{name:28} {value:.3f}" if value < 10 else f"{name:28} {value:,.0f}")
+        print(f"{name:28} {ratio_text(value) if isinstance(value, list) else f'{value:,.0f}'}")
 
 
 if __name__ == "__main__":

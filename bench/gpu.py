@@ -2,8 +2,9 @@
 
     python bench/gpu.py [STORE] [--batch-size 256] [--steps 60] [--repeats 5] [--json]
 
-One command, within five minutes on one GPU. Arms of a repeat run in turn; figures are medians, ratios are taken repeat
-by repeat. Without STORE, 4 GB of drawn rows are made in build/gpu.store. `--device cpu` only shows that it runs.
+One command, within five minutes on one GPU. Arms of a repeat run in turn; figures are medians, ratios are ratios of
+these with their range over the repeats. Without STORE, 4 GB of drawn rows are made in build/gpu.store. `--device cpu`
+only shows that it runs.
 
 - host to device: the Loader's epochs over copies of as many bytes from one pinned buffer (aim: 0.95);
 - training: ResNet-50, bf16, images/s from the store over the same loop on one batch that stays on the device (0.99),
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from conditions import conditions, heading, ratio, ratio_text
 from synthetic import synthetic_store
 from torch import Tensor, nn
 
@@ -156,9 +158,9 @@ def measure(bench: Bench, repeats: int) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(bench.device) if bench.device.type == "cuda" else str(bench.device),
         "batch_size": bench.batch_size,
         "rates": {name: statistics.median(values) for name, values in rates.items()},
-        "transfer_over_copies": statistics.median(a / b for a, b in zip(transfers, copies, strict=True)),
-        "store_over_one_batch": statistics.median(a / b for a, b in zip(store, constant, strict=True)),
-        "cache_over_one_batch": statistics.median(a / b for a, b in zip(cache, constant, strict=True)),
+        "transfer_over_copies": ratio(transfers, copies),
+        "store_over_one_batch": ratio(store, constant),
+        "cache_over_one_batch": ratio(cache, constant),
         "share_of_steps_that_waited": statistics.median(waits),
         "bottleneck": bench.loaders["store"].bottleneck(),
     }
@@ -178,15 +180,18 @@ def main() -> None:
     if asked.device is None:
         parser.exit(0, "torch finds no accelerator here: nothing is measured\n")
     store = open_store(asked.store or synthetic_store(ROOT / "build" / "gpu.store", ROWS))
-    facts = measure(Bench(store, asked.device, asked.batch_size, asked.steps), asked.repeats)
+    here = conditions(len(store), "rows in the page cache (warm)")
+    facts = {"conditions": here, **measure(Bench(store, asked.device, asked.batch_size, asked.steps), asked.repeats)}
     if asked.json:
         print(json.dumps(facts))
         return
+    print(heading(facts["conditions"]))
     print(f"{facts['device']}, batches of {facts['batch_size']}")
     for name, rate in facts["rates"].items():
         print(f"{name:34s} {rate / 1e9:10.2f} G" if "bytes" in name else f"{name:34s} {rate:10,.0f}")
-    for name in ("transfer_over_copies", "store_over_one_batch", "cache_over_one_batch", "share_of_steps_that_waited"):
-        print(f"{name.replace('_', ' '):34s} {facts[name]:10.3f}")
+    for name in ("transfer_over_copies", "store_over_one_batch", "cache_over_one_batch"):
+        print(f"{name.replace('_', ' '):34s} {ratio_text(facts[name])}")
+    print(f"{'share of steps that waited':34s} {facts['share_of_steps_that_waited']:10.3f}")
     print(f"limited by {facts['bottleneck']}")
 
 

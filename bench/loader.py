@@ -5,8 +5,8 @@
 Each repeat runs in turn, warm, over the same bytes: two threads of np.copyto from resident memory into the same kind
 of buffers as the Loader's; the Loader's epochs, for each shuffle and reader; with one thread and with two, epochs
 that check every row beside epochs that do not. Rates are medians; ratios to np.copyto, and of checked to unchecked
-epochs, are taken repeat by repeat. Then what a Loader adds to this process's memory with sparse stores of 1 and 10
-GB, and how long one of 1,000 shards and 100 GB takes to open.
+epochs, are ratios of these with their range over the repeats. Then what a Loader adds to this process's memory with
+sparse stores of 1 and 10 GB, and how long one of 1,000 shards and 100 GB takes to open.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from conditions import conditions, heading, ratio, ratio_text
 from synthetic import ROW_BYTES, synthetic_store
 
 from decodeonce import Loader, Store, open_store
@@ -113,8 +114,9 @@ def opening(repeats: int) -> float:
 
 def measure(path: Path, batch_size: int, repeats: int) -> dict[str, Any]:
     """All of it."""
+    here = conditions(len(open_store(path)), "rows in the page cache (warm)")
     drain(Loader(path, batch_size=batch_size))  # warm: page cache, imports, torch's first calls
-    facts: dict[str, Any] = {"memory": memory(batch_size), "open_1000_shards_s": opening(repeats)}
+    facts: dict[str, Any] = {"conditions": here, "memory": memory(batch_size), "open_1000_shards_s": opening(repeats)}
     facts["first_batch_s"] = statistics.median(first_batch(path, batch_size) for _ in range(repeats))
     store = open_store(path)
     steps = len(store) // batch_size
@@ -137,12 +139,9 @@ def measure(path: Path, batch_size: int, repeats: int) -> dict[str, Any]:
             if repeat:  # the first one touches slots and mappings for the first time
                 rates[name].append(nbytes / (time.perf_counter() - start))
     facts["bytes_per_s"] = {name: statistics.median(values) for name, values in rates.items()}
-    facts["ratio_to_copyto"] = {
-        name: statistics.median(a / b for a, b in zip(values, rates["copyto"], strict=True))
-        for name, values in rates.items()
-    }
+    facts["ratio_to_copyto"] = {name: ratio(values, rates["copyto"]) for name, values in rates.items()}
     facts["ratio_to_unchecked"] = {
-        name: statistics.median(a / b for a, b in zip(values, rates[name.removesuffix(CHECKED)], strict=True))
+        name: ratio(values, rates[name.removesuffix(CHECKED)])
         for name, values in rates.items()
         if name.endswith(CHECKED)
     }
@@ -162,12 +161,13 @@ def main() -> None:
     if asked.json:
         print(json.dumps(facts))
         return
-    print(f"{facts['epoch_bytes'] / 1e9:.2f} GB an epoch, batches of {facts['batch_bytes'] / 1e6:.1f} MB, warm")
+    print(heading(facts["conditions"]))
+    print(f"{facts['epoch_bytes'] / 1e9:.2f} GB an epoch, batches of {facts['batch_bytes'] / 1e6:.1f} MB")
     for name, rate in facts["bytes_per_s"].items():
-        samples, ratio = facts["samples_per_s"][name], facts["ratio_to_copyto"][name]
-        print(f"{name:23s} {rate / 1e9:6.2f} GB/s {samples:9,.0f} rows/s {ratio:6.3f} of copyto")
-    for name, ratio in facts["ratio_to_unchecked"].items():
-        print(f"{name:23s} {ratio:6.3f} of unchecked")
+        samples, share = facts["samples_per_s"][name], ratio_text(facts["ratio_to_copyto"][name])
+        print(f"{name:23s} {rate / 1e9:6.2f} GB/s {samples:9,.0f} rows/s {share} of copyto")
+    for name, share in facts["ratio_to_unchecked"].items():
+        print(f"{name:23s} {ratio_text(share)} of unchecked")
     print(f"first batch    {facts['first_batch_s'] * 1e3:6.1f} ms")
     print(f"open           {facts['open_1000_shards_s'] * 1e3:6.1f} ms (1,000 shards, 100 GB)")
     for name, memory_facts in facts["memory"].items():

@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from conditions import conditions, heading
+
 from decodeonce.prep.build import Work, finish, work
 from decodeonce.prep.build.blocks import Block
 from decodeonce.prep.build.journal import BlockRecord, journal_line
@@ -248,10 +250,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object")
     asked = parser.parse_args()
     asked.scratch.mkdir(parents=True, exist_ok=True)
+    here = conditions(max(asked.counts), "made-up names, sparse shards")
     found = {count: measure(count, asked.classes, asked.scratch) for count in sorted(set(asked.counts))}
     if asked.json:
         print(json.dumps(found))
         return
+    print(heading(here))
     print("Counts with a question mark are extrapolated.")
     for cells in rows_of(found):
         print(f"{cells[0]:34s}", *(f"{cell:>15s}" for cell in cells[1:]))

@@ -6,7 +6,7 @@ SRC is a tree `train/<wnid>/*.JPEG`; without it a sample tree is drawn under bui
 --pictures, and packed as ILSVRC2012_img_train.tar. Each repeat builds from the tree and from the tar in turn, first
 with both in memory, then with caches dropped (all of the kernel's where root may, else the files' own pages). A rate is
 over the whole of `work`, from its start to its last durable block; planning, which indexes the tar, is timed apart.
-Medians, and ratios repeat by repeat.
+It prints medians, and ratios of these with their range over the repeats.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from conditions import conditions, heading, ratio, ratio_text
 
 HERE = Path(__file__).resolve().parent
 SCRATCH = HERE.parent / "build"
@@ -93,9 +96,10 @@ def build_times(root: Path, workers: int, prepare: Callable[[Path], None]) -> tu
         return planned, plan.count / (time.perf_counter() - start)
 
 
-def measure(tree: Path, tar: Path, workers: int, repeats: int) -> dict[str, float]:
+def measure(tree: Path, tar: Path, workers: int, repeats: int) -> dict[str, Any]:
     """Medians over interleaved repeats, a figure for each form and state of the caches."""
-    facts: dict[str, float] = {}
+    count = sum(1 for _ in tree.glob("train/*/*"))
+    facts: dict[str, Any] = {"conditions": conditions(count, "files first in the page cache (warm), then cold")}
     for state, prepare in (("warm", warm), ("cold", cold)):
         runs = [
             {form: build_times(root, workers, prepare) for form, root in (("tree", tree), ("tar", tar))}
@@ -104,7 +108,7 @@ def measure(tree: Path, tar: Path, workers: int, repeats: int) -> dict[str, floa
         for form in ("tree", "tar"):
             facts[f"{state}_{form}_plan_s"] = statistics.median(run[form][0] for run in runs)
             facts[f"{state}_{form}_per_s"] = statistics.median(run[form][1] for run in runs)
-        facts[f"{state}_tar_over_tree"] = statistics.median(run["tar"][1] / run["tree"][1] for run in runs)
+        facts[f"{state}_tar_over_tree"] = ratio([run["tar"][1] for run in runs], [run["tree"][1] for run in runs])
     return facts
 
 
@@ -130,8 +134,10 @@ def main() -> None:
     if options.json:
         print(json.dumps(facts))
         return
+    print(heading(facts.pop("conditions")))
     for name, value in facts.items():
-        print(f"{name:20} {value:.3f}" if value < 10 else f"{name:20} {value:,.0f}")
+        text = ratio_text(value) if isinstance(value, list) else f"{value:.3f}" if value < 10 else f"{value:,.0f}"
+        print(f"{name:20} {text}")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 To a folder on a disk and to /dev/shm, from memory (warm) and from the store's disk (cold: its pages dropped before each
 arm), the arms in turn: `cp`, which checks nothing and leaves the bytes in memory; on the disk `cp` and `sync`;
 stage_store of all rows, which hashes every row and is durable when it ends. Without STORE, 2 GB of drawn rows are kept
-in build/stage.store. Rates are medians, ratios are taken repeat by repeat.
+in build/stage.store. Rates are medians; ratios are ratios of these, with their range over the repeats.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from cold import forget
+from conditions import conditions, heading, ratio, ratio_text
 from synthetic import synthetic_store
 
 from decodeonce import Store, open_store
@@ -66,6 +67,7 @@ def rate(store: Store, arm: Callable[[Store, Path], None], dest: Path, prepare: 
 
 def measure(store: Store, disk: Path, repeats: int) -> dict[str, Any]:
     """Rates of all arms, and each over that of `cp` and, on a disk, `sync`."""
+    here = conditions(len(store), "rows in the page cache (warm) or not (cold), as named below")
     arms = {"cp": partial(copy, sync=False), "cp, sync": partial(copy, sync=True), "stage": stage}
     places = {"disk": disk / "staged", "shm": Path("/dev/shm/decodeonce-staged")}
     cases = [
@@ -78,11 +80,11 @@ def measure(store: Store, disk: Path, repeats: int) -> dict[str, Any]:
         for name, prepare, dest, some in cases:
             for arm, run in some.items():
                 rates[name][arm].append(rate(store, run, dest, prepare))
-    facts: dict[str, Any] = {"bytes": len(store) * store.manifest.row_bytes, "bytes_per_s": {}, "stage_over_cp": {}}
+    facts: dict[str, Any] = {"conditions": here, "bytes": len(store) * store.manifest.row_bytes}
+    facts |= {"bytes_per_s": {}, "stage_over_cp": {}}
     for name, values in rates.items():
         facts["bytes_per_s"][name] = {arm: statistics.median(v) for arm, v in values.items()}
-        beside = values.get("cp, sync", values["cp"])
-        facts["stage_over_cp"][name] = statistics.median(a / b for a, b in zip(values["stage"], beside, strict=True))
+        facts["stage_over_cp"][name] = ratio(values["stage"], values.get("cp, sync", values["cp"]))
     return facts
 
 
@@ -99,10 +101,11 @@ def main() -> None:
     if asked.json:
         print(json.dumps(facts))
         return
+    print(heading(facts["conditions"]))
     print(f"{facts['bytes'] / 1e9:.1f} GB")
     for name, rates in facts["bytes_per_s"].items():
         told = ", ".join(f"{arm} {value / 1e9:.2f}" for arm, value in rates.items())
-        print(f"{name:12s} GB/s: {told}; stage {facts['stage_over_cp'][name]:.2f} times as fast as cp")
+        print(f"{name:12s} GB/s: {told}; stage {ratio_text(facts['stage_over_cp'][name])} times as fast as cp")
 
 
 if __name__ == "__main__":
