@@ -52,7 +52,7 @@ image: ## a container image (ENGINE=docker; IMAGE_FLAGS="--build-arg MARCH=x86-6
 bench: env ## how fast it is, beside what bounds it and beside other loaders (first: 10 minutes to install those)
 	$(RUN) bench/all.py
 
-peers: env ## other loaders alone: building and loading the same pictures, 15 minutes (first: 10 to install them)
+peers: env ## other loaders alone: building and loading the same images, 70 minutes (first: 10 to install them)
 	$(RUN) -m bench.peers
 
 test-all: env ## the tests at full depth: crash points, hostile input, Slurm, network file systems, examples, documentation

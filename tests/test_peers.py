@@ -14,9 +14,9 @@ import pytest
 from bench.peers.harness.environments import find_python
 from bench.peers.harness.journal import Journal
 from bench.peers.harness.judge import Delivered, Saved, fault, load, save
-from bench.peers.harness.measure import Run, measure
+from bench.peers.harness.measure import Peers, Run, measure_builds, measure_loads
 from bench.peers.harness.peer import OURS, Peer, Source, load_peer, peer_names
-from bench.peers.harness.pictures import plain_tree
+from bench.peers.harness.pictures import SAME_DECODER, decode, plain_tree
 from bench.peers.harness.tables import markdown
 from tests.made_up_peer import LIES
 from tests.pictures import jpeg, make_tree
@@ -25,8 +25,13 @@ MADE_UP = "tests.made_up_peer"
 SIZE, BATCH, WORKERS = 32, 2, 2
 
 
-def begin(scratch: Path, *, repeats: int = 1, per_class: int = 4) -> Run:
-    """A run of a dozen pictures, beside which there are as many that are no plain JPEGs."""
+def here(name: str, peer: Peer) -> Path:
+    """The Python of the tests, for every peer."""
+    return Path(sys.executable)
+
+
+def begin(scratch: Path, names: list[str], find: Any = here, *, repeats: int = 1, per_class: int = 4) -> Run:
+    """A run of a dozen images, next to as many that are no plain JPEGs."""
     tree = scratch / "imagenet"
     if not tree.exists():
         make_tree(tree, classes=3, per_class=per_class)
@@ -36,7 +41,18 @@ def begin(scratch: Path, *, repeats: int = 1, per_class: int = 4) -> Run:
             (folder / "text.JPEG").write_text("no picture")
     folder = plain_tree(tree, 3 * per_class, scratch)
     source = Source(folder / "tree", SIZE, BATCH, WORKERS)
-    return Run(source, folder, repeats, 0.01, Journal(folder / "run.jsonl", {"of": "a test"}))
+    peers = Peers(find, lambda which: scratch / "nowhere")  # both decoders are those of this Python
+    peers.install(names)
+    return Run(source, folder, repeats, 0.01, Journal(folder / "run.jsonl", {"of": "a test"}), peers)
+
+
+FACTS = {
+    **{"size": 256, "batch_size": 256, "workers": 2, "repeats": 3},
+    "conditions": {
+        **{"machine": "a machine", "date": "2026-01-02 03:04", "load_average": 0.25, "versions": {"numpy": "2.4.6"}},
+        **{"images": 2560, "pages": "warm"},
+    },
+}
 
 
 @pytest.mark.long
@@ -46,44 +62,71 @@ def test_what_is_wrong_is_left_out_and_the_rest_goes_on(tmp_path: Path) -> None:
             return Path(sys.executable)
         return find_python(name, replace(peer, over="nothing", requirements="/nowhere/h5py-9-py3.whl"), tmp_path)
 
-    run = begin(tmp_path)
-    facts = measure(run, [OURS, "hdf5", MADE_UP], find)
-    assert json.loads(json.dumps(facts)) == facts
-    assert list(facts["builds"]) == ["decodeonce", "made up"]
-    assert list(facts["loads"]) == ["decodeonce Loader", "honest"]
-    for found in (*facts["builds"].values(), *facts["loads"].values()):
-        [rate] = found["pictures_per_s"]
+    run = begin(tmp_path, [OURS, "hdf5", MADE_UP], find)
+    builds = measure_builds(run)
+    loads = measure_loads(run, augmented=False)
+    assert json.loads(json.dumps([builds, loads])) == [builds, loads]
+    ways = ["decodeonce", "decodeonce, stock Pillow", "made up", "made up, same decoder"]
+    assert list(builds["rows"]) == ways
+    assert list(loads["rows"]) == ["decodeonce Loader", "honest"]
+    for found in (*builds["rows"].values(), *loads["rows"].values()):
+        [rate] = found["images_per_s"]
         assert rate > 0
         assert found["versions"]["numpy"] == np.__version__
-    assert facts["pictures"] == 12
-    assert facts["builds"]["made up"]["bytes"] == 12 * SIZE * SIZE * 3 + 12 * 8 + 2 * 128
-    assert facts["loads"]["honest"]["first_batch_s"] > 0
+    assert builds["images"] == loads["images"] == 12
+    assert builds["rows"]["made up"]["bytes"] == 12 * SIZE * SIZE * 3 + 12 * 8 + 2 * 128
+    assert loads["rows"]["honest"]["first_batch_s"] > 0
 
-    missing = facts["missing"]
+    missing = run.peers.missing
     assert list(missing) == ["HDF5 by h5py", *(f"wrong: {lie}" for lie in LIES)]
     assert not any("\n" in why for why in missing.values())
     assert "/nowhere/h5py-9-py3.whl" in missing["HDF5 by h5py"]
     assert "other pixels or labels" in missing["wrong: labels"]
-    assert missing["wrong: pixels"] == "8 of 96 pictures have other pixels or labels, or came too often"
+    assert missing["wrong: pixels"] == "8 of 96 images have other pixels or labels, or came too often"
     assert "times in an epoch, expected 32" in missing["wrong: batch"]
     assert "its process ended with 7" in missing["wrong: ends"]
 
     # The same command again tries again what did not install, and measures nothing a second time.
-    again = measure(begin(tmp_path), [OURS, "hdf5"], find)
-    assert again["builds"] == {"decodeonce": facts["builds"]["decodeonce"]}
-    assert again["loads"] == {"decodeonce Loader": facts["loads"]["decodeonce Loader"]}
-    assert again["missing"] == {"HDF5 by h5py": missing["HDF5 by h5py"]}
+    again = begin(tmp_path, [OURS, "hdf5"], find)
+    assert measure_builds(again)["rows"] == {title: builds["rows"][title] for title in ways[:2]}
+    assert measure_loads(again, augmented=False)["rows"] == {"decodeonce Loader": loads["rows"]["decodeonce Loader"]}
+    assert again.peers.missing == {"HDF5 by h5py": missing["HDF5 by h5py"]}
 
 
 @pytest.mark.long
-def test_all_that_run_where_the_tests_do_deliver_the_pictures(tmp_path: Path) -> None:
-    names = [OURS, "hdf5", "memmap", "threads", "torch_pillow"]
-    facts = measure(begin(tmp_path, repeats=2), names, lambda name, peer: Path(sys.executable))
-    assert facts["missing"] == {}
-    assert list(facts["builds"]) == ["decodeonce", "HDF5 by h5py", "NumPy memmap"]
-    assert len(facts["loads"]) == 6
-    text = markdown(facts | {"load_average": 0.0})
-    assert all(f"| {name} |" in text for name in [*facts["builds"], *facts["loads"]])
+def test_all_that_run_where_the_tests_do_deliver_the_images(tmp_path: Path) -> None:
+    run = begin(tmp_path, [OURS, "hdf5", "memmap", "store_dataset", "threads", "torch_pillow"], repeats=2)
+    builds, loads = measure_builds(run), measure_loads(run, augmented=False)
+    assert run.peers.missing == {}
+    assert len(builds["rows"]) == 6
+    assert len(loads["rows"]) == 7
+    # Those of torchvision are not here: it is in an environment that these tests do not make.
+    del run.peers.peers["hdf5"], run.peers.peers["memmap"], run.peers.peers["store_dataset"]
+    del run.peers.peers["torch_pillow"]
+    augmented = measure_loads(run, augmented=True)
+    assert list(augmented["rows"]) == ["decodeonce Loader, Augment"]
+    ours = {"build": "decodeonce", "load": "decodeonce Loader", "augmented": "decodeonce Loader, Augment"}
+    facts = {**FACTS, "builds": [builds], "loads": loads, "augmented": augmented, "ours": ours, "missing": {}}
+    text = markdown(facts)
+    assert all(f"| {name} |" in text for name in [*builds["rows"], *loads["rows"], *augmented["rows"]])
+
+
+def test_a_small_tree_gives_many_images_under_names_of_their_own(tmp_path: Path) -> None:
+    make_tree(tmp_path / "imagenet", classes=2, per_class=2)
+    tree = plain_tree(tmp_path / "imagenet", 11, tmp_path) / "tree"
+    paths = [path for path in tree.glob("train/*/*.JPEG") if path.is_file()]
+    assert len(paths) == 11
+    assert len({path.stat().st_ino for path in paths}) == 4
+
+
+def test_both_decoders_make_about_the_same_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.JPEG"
+    path.write_bytes(jpeg(90, 70))
+    plain = decode(path, SIZE)
+    monkeypatch.setenv(SAME_DECODER, "1")
+    fast = decode(path, SIZE)
+    assert fast.shape == plain.shape == (SIZE, SIZE, 3)
+    assert np.abs(fast.astype(int) - plain).max() <= 2
 
 
 def test_a_peer_is_a_file_that_names_all_it_needs_exactly() -> None:
@@ -101,7 +144,7 @@ def test_a_peer_is_a_file_that_names_all_it_needs_exactly() -> None:
 
 def saved(labels: list[int], images: Any, *, exact: bool, path: Path) -> Saved:
     """What a peer that delivers these in batches of two leaves for its parent."""
-    got = Delivered((SIZE, SIZE, 3), exact)
+    got = Delivered(SIZE, "exact" if exact else "about")
     for row in range(0, len(labels), 2):
         got.add(images[row : row + 2], labels[row : row + 2])
     save(got, path)
@@ -121,19 +164,53 @@ def test_a_fault_of_any_kind_is_found(exact: bool, tmp_path: Path) -> None:
     assert "label 0 came 6 times" in fault(twice, right, 1)
     assert fault(saved(labels[::-1], images[order], exact=exact, path=path), right, 2)
     other = [5, 0, 3, 1, 4, 1] * 2  # 1 in the place of 2
-    assert fault(saved(labels, images[other], exact=exact, path=path), right, 2).startswith("2 of 12 pictures")
+    assert fault(saved(labels, images[other], exact=exact, path=path), right, 2).startswith("2 of 12 images")
     dark = images // 2
-    assert fault(saved(labels, dark[order], exact=exact, path=path), right, 2).startswith("12 of 12 pictures")
+    assert fault(saved(labels, dark[order], exact=exact, path=path), right, 2).startswith("12 of 12 images")
     near = images[order] ^ 1
     assert bool(fault(saved(labels, near, exact=exact, path=path), right, 2)) == exact
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_tree_may_repeat_an_image(exact: bool, tmp_path: Path) -> None:
+    path = tmp_path / "delivered.npz"
+    noise = np.random.default_rng(0).integers(0, 256, (4, 4, 4, 3), dtype=np.uint8)
+    images = noise.repeat(SIZE // 4, 1).repeat(SIZE // 4, 2)[[0, 0, 0, 1, 2, 3]]
+    labels = [0, 0, 0, 0, 1, 1]
+    right = saved(labels, images, exact=exact, path=path)
+    order = [3, 0, 5, 1, 2, 4]
+    shuffled = [labels[row] for row in order]
+    assert fault(saved(shuffled, images[order], exact=exact, path=path), right, 1) == ""
+    once_too_often = images[[0, 0, 5, 1, 2, 4]]  # in the place of the one that is there once
+    assert fault(saved(shuffled, once_too_often, exact=exact, path=path), right, 1).startswith("1 of 6 images")
+
+
+def test_images_may_have_channels_first(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (2, SIZE, SIZE, 3), dtype=np.uint8)
+    right = saved([0, 1], images, exact=True, path=tmp_path / "a.npz")
+    planes = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+    assert fault(saved([0, 1], planes, exact=True, path=tmp_path / "b.npz"), right, 1) == ""
+
+
+def test_of_augmented_images_labels_shape_and_levels_are_checked(tmp_path: Path) -> None:
+    right = saved([0, 1], np.zeros((2, SIZE, SIZE, 3), np.uint8), exact=False, path=tmp_path / "a.npz")
+    for labels, expected in (([1, 0], ""), ([1, 1], "label 0 came 0 times")):
+        got = Delivered(28, "augmented")
+        got.add(np.zeros((2, 3, 28, 28), np.float32), labels)
+        save(got, tmp_path / "b.npz")
+        assert fault(load(tmp_path / "b.npz"), right, 1)[: len(expected) or None] == expected
+    with pytest.raises(ValueError, match="about 0 after normalization"):
+        Delivered(28, "augmented").add(np.full((2, 3, 28, 28), 128, np.float32), [0, 1])
+    with pytest.raises(ValueError, match="expected float32"):
+        Delivered(28, "augmented").add(np.zeros((2, 3, 28, 28), np.uint8), [0, 1])
+
+
 @pytest.mark.parametrize(
-    "images", [np.zeros((2, SIZE, SIZE, 3), np.float32), np.zeros((2, 3, SIZE, SIZE), np.uint8), np.zeros(3, np.uint8)]
+    "images", [np.zeros((2, SIZE, SIZE, 3), np.float32), np.zeros((2, SIZE, SIZE, 4), np.uint8), np.zeros(3, np.uint8)]
 )
 def test_batches_of_another_kind_are_refused(images: Any) -> None:
     with pytest.raises(ValueError, match="expected uint8"):
-        Delivered((SIZE, SIZE, 3), True).add(images, [0, 1])
+        Delivered(SIZE, "exact").add(images, [0, 1])
 
 
 def test_a_run_that_was_interrupted_goes_on_from_its_whole_lines(tmp_path: Path) -> None:
@@ -153,41 +230,65 @@ def test_a_run_that_was_interrupted_goes_on_from_its_whole_lines(tmp_path: Path)
 def test_tables_are_right_for_given_figures() -> None:
     versions = {"Python": "3.11.7", "numpy": "2.4.6"}
     built = {"decoder": "Pillow", "files": 3, "versions": versions}
-    loaded = {"epoch_start_s": [0.001, 0.003, 0.002], "versions": versions}
+    loaded = {"epoch_start_s": [0.001, 0.003, 0.002], "versions": versions, "note": "", "decodes": False}
+    images = {"images": 2560, "jpeg_bytes": 2560 * 110_000}
+    ours = {**loaded, "images_per_s": [90e3, 101e3, 80e3], "first_batch_s": 0.023}
     facts = {
-        **{"pictures": 2560, "jpeg_bytes": 2560 * 110_000, "size": 256, "batch_size": 256, "workers": 2, "repeats": 3},
-        **{"ours": {"build": "decodeonce", "load": "decodeonce Loader"}, "load_average": 0.25},
-        "builds": {
-            "slow": {**built, "pictures_per_s": [400.0, 450.0, 700.0], "bytes": 503_316_480},
-            "decodeonce": {**built, "pictures_per_s": [1000.0, 900.0, 1400.0], "bytes": 503_400_000},
-        },
+        **FACTS,
+        "ours": {"build": "decodeonce", "load": "decodeonce Loader", "augmented": "decodeonce Loader, Augment"},
+        "builds": [
+            {
+                **images,
+                "rows": {
+                    "slow": {**built, "images_per_s": [400.0, 450.0, 700.0], "bytes": 503_316_480},
+                    "decodeonce": {**built, "images_per_s": [1000.0, 900.0, 1400.0], "bytes": 503_400_000},
+                },
+                "own_decoder": {"slow": "it has its own"},
+            }
+        ],
         "loads": {
-            "decoder": {**loaded, "pictures_per_s": [500.0, 505.0, 400.0], "first_batch_s": 0.4, "decodes": True},
-            "faster": {**loaded, "pictures_per_s": [99e3, 101e3, 88e3], "first_batch_s": 1.25, "decodes": False},
-            "decodeonce Loader": {
-                **{**loaded, "pictures_per_s": [90e3, 101e3, 80e3]},
-                **{"first_batch_s": 0.023, "decodes": False},
+            **images,
+            "rows": {
+                "decoder": {**loaded, "images_per_s": [500.0, 505.0, 400.0], "first_batch_s": 0.4, "decodes": True},
+                "faster": {**loaded, "images_per_s": [99e3, 101e3, 88e3], "first_batch_s": 1.25, "note": "a note"},
+                "decodeonce Loader": ours,
             },
         },
+        "augmented": {**images, "rows": {"decodeonce Loader, Augment": ours}},
         "missing": {"absent": "did not install"},
     }
+    head = "decodes in the loop | images/s | of decodeonce | first batch, ms | a later epoch's, ms |"
+    names = ("faster", "decodeonce Loader, Augment", "decodeonce Loader", "decoder")
     assert markdown(facts).splitlines() == [
-        "2,560 pictures of 110 KB, 256x256, batches of 256, 2 workers or threads each, "
-        "medians of 3 interleaved repeats, load 0.2 when it began.",
+        "a machine",
+        "numpy 2.4.6",
+        "2026-01-02 03:04, load 0.2, 2,560 images, warm",
         "",
-        "| building | decodes with | pictures/s | of decodeonce | MB |",
+        "256x256, batches of 256, 2 workers or threads each, 3 interleaved repeats: medians, ratios of medians "
+        "(smallest to largest of a repeat).",
+        "",
+        "2,560 images of 110 KB:",
+        "",
+        "| building | decodes with | images/s | of decodeonce | MB |",
         "|---|---|---|---|---|",
-        "| decodeonce | Pillow | 1,000 | 1.00 | 503 |",
-        "| slow | Pillow | 450 | 0.50 | 503 |",
+        "| decodeonce | Pillow | 1,000 | 1.00 (1.00 to 1.00) | 503 |",
+        "| slow | Pillow | 450 | 0.45 (0.40 to 0.50) | 503 |",
+        "| slow, same decoder | not possible: it has its own | | | |",
         "",
-        "| loading | decodes in the loop | pictures/s | of decodeonce | first batch, ms | a later epoch's, ms |",
+        "Loading 2,560 images, files in memory:",
+        "",
+        f"| loading | {head}",
         "|---|---|---|---|---|---|",
-        "| faster |  | 99,000 | 1.10 | 1,250 | 2 |",
-        "| decodeonce Loader |  | 90,000 | 1.00 | 23 | 2 |",
-        "| decoder | yes | 500 | 0.005 | 400 | 2 |",
+        "| faster (a note) |  | 99,000 | 1.10 (1.00 to 1.10) | 1,250 | 2 |",
+        "| decodeonce Loader |  | 90,000 | 1.00 (1.00 to 1.00) | 23 | 2 |",
+        "| decoder | yes | 500 | 0.006 (0.005 to 0.006) | 400 | 2 |",
+        "",
+        f"| loading, augmented | {head}",
+        "|---|---|---|---|---|---|",
+        "| decodeonce Loader, Augment |  | 90,000 | 1.00 (1.00 to 1.00) | 23 | 2 |",
         "",
         "Versions:",
-        *(f"- {name}: Python 3.11.7, numpy 2.4.6" for name in ("faster", "decodeonce Loader", "decoder")),
+        *(f"- {name}: Python 3.11.7, numpy 2.4.6" for name in names),
         "",
         "Left out:",
         "- absent: did not install",

@@ -2,23 +2,28 @@
 
 Settings from "Getting Started", "Pipeline" (`device_id=None`: no GPU), "fn.readers.file" and "fn.decoders.image" in its
 documentation: two threads, `shuffle_after_epoch`, which shuffles all of them, the default queue of two batches. EXIF
-turns no picture.
+turns no image. Augmentation is that of its ImageNet example: `image_random_crop`, resize, `crop_mirror_normalize`.
+
+It is made for machines with GPUs, which decode there; on a few CPU cores it has little to offer, as its row says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bench.peers.harness.peer import Arm, Batches, Peer, Source
+from bench.peers.harness.vision import MEAN, STD
 
 AHEAD = 2  # batches
+NOTE = "made for GPUs, not for two CPU cores"
 
 
-def read(source: Source, folder: Path) -> Callable[[], Batches]:
+def read(source: Source, folder: Path, *, augmented: bool = False) -> Callable[[], Batches]:
     """A pipeline that would run on and on: no more is scheduled than an epoch's batches, for others are timed then."""
     from nvidia.dali import fn, pipeline_def, types
 
@@ -31,6 +36,12 @@ def read(source: Source, folder: Path) -> Callable[[], Batches]:
     @pipeline_def(batch_size=source.batch_size, **options)
     def pictures() -> tuple[Any, Any]:
         data, label = fn.readers.file(files=files, labels=labels, shuffle_after_epoch=True)
+        if augmented:
+            image = fn.decoders.image_random_crop(data, device="cpu", output_type=types.RGB, adjust_orientation=False)
+            image = fn.resize(image, size=(source.crop, source.crop), interp_type=types.INTERP_LINEAR)
+            mean, std = ([255 * value for value in values] for values in (MEAN, STD))
+            flip = fn.random.coin_flip(probability=0.5)
+            return fn.crop_mirror_normalize(image, dtype=types.FLOAT, mean=mean, std=std, mirror=flip), label
         image = fn.decoders.image(data, device="cpu", output_type=types.RGB, adjust_orientation=False)
         image = fn.resize(image, resize_shorter=size, interp_type=types.INTERP_LINEAR)
         return fn.crop(image, crop=(size, size)), label
@@ -58,7 +69,10 @@ PEER = Peer(
     title="NVIDIA DALI",
     modules=("nvidia.dali",),
     distributions=("nvidia-dali-cuda120", "numpy"),
-    arms=(Arm("DALI on the CPU, JPEG files", read, decodes=True, exact=False),),
+    arms=(
+        Arm("DALI on the CPU, JPEG files", read, decodes=True, exact=False, note=NOTE),
+        Arm("DALI on the CPU, JPEG files, augmented", partial(read, augmented=True), True, augmented=True, note=NOTE),
+    ),
     over="nothing",
     requirements="""
         nvidia-dali-cuda120==2.4.0

@@ -1,14 +1,17 @@
 """This project, in the environment that `make` makes: `prep build` with two processes, then the Loader.
 
-Settings are its defaults but for the workers and the threads; `shuffle="full"` is every row at random.
+Settings are its defaults but for the workers and the threads; `shuffle="full"` is every row at random. Augmentation is
+that of "Augmenting" in docs/training.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from bench.peers.harness.peer import Arm, Batches, Peer, Source
+from decodeonce.host import installed_version
 
 
 def build(source: Source, folder: Path) -> None:
@@ -22,11 +25,17 @@ def build(source: Source, folder: Path) -> None:
     build_store(open_imagenet(source.tree), folder / "store", recipe, Work(workers=source.workers))
 
 
-def read(source: Source, folder: Path) -> Callable[[], Batches]:
+def read(source: Source, folder: Path, *, augmented: bool = False) -> Callable[[], Batches]:
     """The Loader's epochs, one after the other."""
-    from decodeonce import Loader
+    import torch
 
-    loader = Loader(folder / "store", batch_size=source.batch_size, shuffle="full", threads=source.workers)
+    from decodeonce import Loader
+    from decodeonce.loader.augment import Augment, Normalize, RandomFlip, RandomResizedCrop
+
+    torch.set_num_threads(source.workers)
+    augment = Augment(RandomResizedCrop(source.crop), RandomFlip(), Normalize("imagenet")) if augmented else None
+    options = {"batch_size": source.batch_size, "threads": source.workers, "transform": augment}
+    loader = Loader(folder / "store", shuffle="full", **options)
     return lambda: (pair for _ in range(source.copies) for pair in loader)
 
 
@@ -36,8 +45,11 @@ PEER = Peer(
     build_modules=("decodeonce.prep",),
     distributions=("torch", "numpy", "simplejpeg", "pillow-simd", "pillow"),
     # pillow-simd rounds some two values in a thousand to the level beside the one that Pillow takes.
-    arms=(Arm("decodeonce Loader", read, exact=False),),
+    arms=(
+        Arm("decodeonce Loader", read, exact=False),
+        Arm("decodeonce Loader, Augment", partial(read, augmented=True), augmented=True),
+    ),
     build=build,
-    decoder="simplejpeg and pillow-simd",
+    decoder=f"simplejpeg and {'pillow-simd' if installed_version('pillow-simd') else 'Pillow'}",
     over="here",
 )

@@ -3,13 +3,15 @@
 Settings from "Working with Image Data" (`write_mode="raw"`), "Writing a dataset" (`from_indexed_dataset`, which decodes
 with Pillow in its workers), "Making an FFCV dataloader" and "Tuning Guide" (`os_cache=True` for what fits into memory,
 `OrderOption.RANDOM`) in its documentation. RGBImageField, because its decoder copies in parallel and NDArrayDecoder
-does not. It makes its ring anew for every epoch, which a long epoch, of indices that come several times, hides as one
-of ImageNet would.
+does not. Augmentation is that of its ImageNet example, with NormalizeImage before ToTensor, where it runs on a CPU. It
+makes its ring anew for every epoch, which a long epoch, of indices that come several times, hides as one of ImageNet
+would.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import numpy as np
 
 from bench.peers.harness.peer import Arm, Batches, Peer, Source
 from bench.peers.harness.pictures import decode_pair
+from bench.peers.harness.vision import MEAN, STD
 
 
 class Pictures:
@@ -42,13 +45,18 @@ def build(source: Source, folder: Path) -> None:
     writer.from_indexed_dataset(Pictures(source))
 
 
-def read(source: Source, folder: Path) -> Callable[[], Batches]:
+def read(source: Source, folder: Path, *, augmented: bool = False) -> Callable[[], Batches]:
     """Its Loader, with every index `copies` times in an epoch."""
     from ffcv.fields.basics import IntDecoder
-    from ffcv.fields.rgb_image import SimpleRGBImageDecoder
+    from ffcv.fields.rgb_image import RandomResizedCropRGBImageDecoder, SimpleRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
-    from ffcv.transforms import ToTensor
+    from ffcv.transforms import NormalizeImage, RandomHorizontalFlip, ToTensor, ToTorchImage
 
+    image: list[Any] = [SimpleRGBImageDecoder(), ToTensor()]
+    if augmented:
+        mean, std = (np.array(values) * 255 for values in (MEAN, STD))
+        image = [RandomResizedCropRGBImageDecoder((source.crop, source.crop)), RandomHorizontalFlip()]
+        image += [NormalizeImage(mean, std, np.float32), ToTensor(), ToTorchImage()]
     loader = Loader(
         str(folder / "rows.beton"),
         source.batch_size,
@@ -56,7 +64,7 @@ def read(source: Source, folder: Path) -> Callable[[], Batches]:
         os_cache=True,
         order=OrderOption.RANDOM,
         indices=np.tile(np.arange(len(source.files), dtype="uint64"), source.copies),
-        pipelines={"image": [SimpleRGBImageDecoder(), ToTensor()], "label": [IntDecoder(), ToTensor()]},
+        pipelines={"image": image, "label": [IntDecoder(), ToTensor()]},
     )
     return lambda: loader
 
@@ -65,7 +73,10 @@ PEER = Peer(
     title="FFCV",
     modules=("torch.utils.data", "ffcv.loader", "ffcv.writer", "PIL.Image"),
     distributions=("ffcv", "numba", "torch", "pillow"),
-    arms=(Arm("FFCV", read),),
+    arms=(
+        Arm("FFCV", read),
+        Arm("FFCV, its own transforms", partial(read, augmented=True), augmented=True),
+    ),
     build=build,
     decoder="Pillow",
     requirements="""

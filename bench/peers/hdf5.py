@@ -12,6 +12,7 @@ from typing import Any
 
 from bench.peers.harness.peer import Arm, Batches, Peer, Source
 from bench.peers.harness.pictures import decoded
+from bench.peers.harness.vision import augmented_rows
 from bench.peers.memmap import epochs
 
 
@@ -29,8 +30,9 @@ def build(source: Source, folder: Path) -> None:
 class Rows:
     """A map-style dataset that has each row `copies` times."""
 
-    def __init__(self, source: Source, path: Path) -> None:
+    def __init__(self, source: Source, path: Path, transform: Callable[[Any], Any] | None = None) -> None:
         self.path, self.count, self.copies = path, len(source.files), source.copies
+        self.transform = transform
         self.file: Any = None
 
     def __len__(self) -> int:
@@ -44,7 +46,8 @@ class Rows:
             self.file = h5py.File(self.path, "r")
             self.images, self.labels = self.file["images"], self.file["labels"][:]
         row = index % self.count
-        return torch.from_numpy(self.images[row]), int(self.labels[row])
+        image = torch.from_numpy(self.images[row])
+        return self.transform(image) if self.transform else image, int(self.labels[row])
 
 
 def read(source: Source, folder: Path) -> Callable[[], Batches]:
@@ -52,11 +55,19 @@ def read(source: Source, folder: Path) -> Callable[[], Batches]:
     return epochs(Rows(source, folder / "rows.h5"), source)
 
 
+def read_augmented(source: Source, folder: Path) -> Callable[[], Batches]:
+    """The same, augmented in the workers."""
+    return epochs(Rows(source, folder / "rows.h5", augmented_rows(source.crop)), source)
+
+
 PEER = Peer(
     title="HDF5 by h5py",
     modules=("torch.utils.data", "h5py", "PIL.Image"),
     distributions=("torch", "h5py", "pillow"),
-    arms=(Arm("DataLoader, h5py by sample", read),),
+    arms=(
+        Arm("DataLoader, h5py by sample", read),
+        Arm("DataLoader, h5py by sample, torchvision", read_augmented, augmented=True),
+    ),
     build=build,
     decoder="Pillow",
 )

@@ -1,8 +1,8 @@
 """LitData: chunks of 64 MB of the tensor and its label, in a local folder.
 
 Settings from its README: `optimize(chunk_bytes="64MB", num_workers=2)`, which decodes with Pillow in its workers, then
-StreamingDataset(shuffle=True) in a StreamingDataLoader. It has no way to list a sample several times: a long epoch is
-several of its own.
+StreamingDataset(shuffle=True) in a StreamingDataLoader, and "Custom data transforms": `__getitem__` of a subclass. It
+has no way to list a sample several times: a long epoch is several of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from bench.peers.harness.peer import Arm, Batches, Peer, Source
 from bench.peers.harness.pictures import decode
+from bench.peers.harness.vision import augmented_rows
 
 
 def sample(size: int, file: tuple[str, int]) -> tuple[Any, int]:
@@ -32,11 +33,18 @@ def build(source: Source, folder: Path) -> None:
     optimize(partial(sample, source.size), files, str(folder), **options)
 
 
-def read(source: Source, folder: Path) -> Callable[[], Batches]:
+def read(source: Source, folder: Path, *, augmented: bool = False) -> Callable[[], Batches]:
     """Epochs one after the other."""
     from litdata import StreamingDataLoader, StreamingDataset
 
-    dataset = StreamingDataset(str(folder), shuffle=True)
+    class Augmented(StreamingDataset):  # type: ignore[misc]
+        transform = staticmethod(augmented_rows(source.crop)) if augmented else None
+
+        def __getitem__(self, index: Any) -> tuple[Any, int]:
+            image, label = super().__getitem__(index)
+            return self.transform(image), label
+
+    dataset = (Augmented if augmented else StreamingDataset)(str(folder), shuffle=True)
     options = {"num_workers": source.workers, "persistent_workers": True}
     loader = StreamingDataLoader(dataset, batch_size=source.batch_size, **options)
     return lambda: (batch for _ in range(source.copies) for batch in loader)
@@ -46,7 +54,10 @@ PEER = Peer(
     title="LitData",
     modules=("torch.utils.data", "litdata", "PIL.Image"),
     distributions=("litdata", "torch", "pillow"),
-    arms=(Arm("LitData", read),),
+    arms=(
+        Arm("LitData", read),
+        Arm("LitData, torchvision", partial(read, augmented=True), augmented=True),
+    ),
     build=build,
     decoder="Pillow",
     requirements="""

@@ -14,6 +14,7 @@ import numpy as np
 
 from bench.peers.harness.peer import Arm, Batches, Peer, Source
 from bench.peers.harness.pictures import decode, in_shares
+from bench.peers.harness.vision import augmented_rows
 
 
 def fill(share: int, shares: int, source: Source, path: Path) -> None:
@@ -34,8 +35,9 @@ def build(source: Source, folder: Path) -> None:
 class Rows:
     """A map-style dataset over np.memmap, mapped in the worker, that has each row `copies` times."""
 
-    def __init__(self, source: Source, folder: Path) -> None:
+    def __init__(self, source: Source, folder: Path, transform: Callable[[Any], Any] | None = None) -> None:
         self.folder, self.count, self.copies = folder, len(source.files), source.copies
+        self.transform = transform
         self.images: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -53,7 +55,8 @@ class Rows:
 
         images, labels = self.open()
         row = index % self.count
-        return torch.from_numpy(images[row].copy()), int(labels[row])
+        image = torch.from_numpy(images[row].copy())
+        return self.transform(image) if self.transform else image, int(labels[row])
 
 
 class RowsByBatch(Rows):
@@ -86,6 +89,11 @@ def read_by_sample(source: Source, folder: Path) -> Callable[[], Batches]:
     return epochs(Rows(source, folder), source)
 
 
+def read_augmented(source: Source, folder: Path) -> Callable[[], Batches]:
+    """By sample, each with its own crop and flip."""
+    return epochs(Rows(source, folder, augmented_rows(source.crop)), source)
+
+
 def read_by_batch(source: Source, folder: Path) -> Callable[[], Batches]:
     """The dataset makes them."""
     return epochs(RowsByBatch(source, folder), source, collate_fn=as_it_is)
@@ -98,6 +106,7 @@ PEER = Peer(
     arms=(
         Arm("DataLoader, memmap by batch", read_by_batch),
         Arm("DataLoader, memmap by sample", read_by_sample),
+        Arm("DataLoader, memmap by sample, torchvision", read_augmented, augmented=True),
     ),
     build=build,
     decoder="Pillow",

@@ -1,19 +1,23 @@
 """MosaicML Streaming: MDS shards of the array, its type and shape given once, in a local folder.
 
 Settings from "Dataset Format", "Parallel dataset conversion" (a folder for each process, then `merge_index`), "Main
-Concepts" (batch_size for the dataset, too) and "Replication and Sampling" in its documentation. It asks for numpy<2.2,
-but runs with what constraints.txt has. Clients of cloud storage, which nothing here imports, are left out.
+Concepts" (batch_size for the dataset, too) and "Replication and Sampling" in its documentation; `__getitem__` of a
+subclass augments. It asks for numpy<2.2, but runs with what constraints.txt has. Clients of cloud storage, which
+nothing here imports, are left out.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from bench.peers.harness.peer import Arm, Batches, Peer, Source
 from bench.peers.harness.pictures import decode, in_shares
+from bench.peers.harness.vision import augmented_rows
 
 # A part of it that nothing here needs imports torchvision, whose wheels do not fit a CPU build of torch.
 sys.modules.setdefault("streaming.vision", ModuleType("streaming.vision"))
@@ -37,15 +41,24 @@ def build(source: Source, folder: Path) -> None:
     merge_index(str(folder), keep_local=True)
 
 
-def read(source: Source, folder: Path) -> Callable[[], Batches]:
+def read(source: Source, folder: Path, *, augmented: bool = False) -> Callable[[], Batches]:
     """StreamingDataset without a remote, in a DataLoader."""
     from streaming import Stream, StreamingDataset
     from streaming.base.util import clean_stale_shared_memory
     from torch.utils.data import DataLoader
 
+    class Augmented(StreamingDataset):  # type: ignore[misc]
+        transform = staticmethod(augmented_rows(source.crop)) if augmented else None
+
+        def __getitem__(self, at: Any) -> Any:
+            sample = super().__getitem__(at)
+            return {**sample, "image": self.transform(sample["image"].copy())}
+
     clean_stale_shared_memory()  # of a run that was killed
     streams = [Stream(local=str(folder), repeat=source.copies)]
-    dataset = StreamingDataset(streams=streams, shuffle=True, batch_size=source.batch_size)
+    dataset = (Augmented if augmented else StreamingDataset)(
+        streams=streams, shuffle=True, batch_size=source.batch_size
+    )
     loader = DataLoader(dataset, source.batch_size, num_workers=source.workers, persistent_workers=True)
     return lambda: ((batch["image"], batch["label"]) for batch in loader)
 
@@ -54,7 +67,10 @@ PEER = Peer(
     title="MosaicML Streaming",
     modules=("torch.utils.data", "streaming", "PIL.Image"),
     distributions=("mosaicml-streaming", "torch", "pillow"),
-    arms=(Arm("MosaicML Streaming", read),),
+    arms=(
+        Arm("MosaicML Streaming", read),
+        Arm("MosaicML Streaming, torchvision", partial(read, augmented=True), augmented=True),
+    ),
     build=build,
     decoder="Pillow",
     requirements="""

@@ -3,16 +3,19 @@
 Settings from "Better performance with the tf.data API" (parallel map and interleave, vectorised map, prefetch),
 "TFRecord and tf.train.Example" and "tf.data.Options" in TensorFlow's documentation: `map` and `interleave` on two
 threads of a pool that is its own, AUTOTUNE for what is kept ahead, batches before parsing. `tf.image.resize` as it is,
-bilinear without antialiasing: less work than the others do.
+bilinear without antialiasing: less work than the others do. For augmentation
+`tf.image.sample_distorted_bounding_box`, an image at a time in `map`; of a JPEG only the crop is decoded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.peers.harness.peer import Arm, Batches, Peer, Source
+from bench.peers.harness.vision import MEAN, STD
 
 SHARDS = 10
 BUFFER = 1000  # records that are shuffled, after shards are
@@ -37,6 +40,18 @@ def decoded(source: Source, *, shuffled: bool) -> Any:
         return tf.ensure_shape(image[top : top + size, left : left + size], source.shape), label
 
     return limited(dataset.map(decode, num_parallel_calls=source.workers), source)
+
+
+def distorted(shape: Any, crop: Callable[[Any, Any], Any], size: int) -> Any:
+    """A random crop of an image of this shape, resized, flipped and normalized; `crop` cuts it out."""
+    import tensorflow as tf
+
+    boxes = tf.constant([0.0, 0.0, 1.0, 1.0], shape=(1, 1, 4))
+    options = {"min_object_covered": 0.1, "aspect_ratio_range": (3 / 4, 4 / 3), "area_range": (0.08, 1.0)}
+    begin, extent, _ = tf.image.sample_distorted_bounding_box(shape, boxes, **options)
+    image = tf.image.random_flip_left_right(tf.image.resize(crop(begin, extent), (size, size)))
+    mean, std = (255 * tf.constant(values) for values in (MEAN, STD))
+    return tf.ensure_shape((image - mean) / std, (size, size, 3))
 
 
 def limited(dataset: Any, source: Source) -> Any:
@@ -81,6 +96,44 @@ def read_records(source: Source, folder: Path) -> Callable[[], Batches]:
     return dataset.as_numpy_iterator
 
 
+def read_records_augmented(source: Source, folder: Path) -> Callable[[], Batches]:
+    """The same, parsed and augmented a record at a time."""
+    import tensorflow as tf
+
+    shards = sorted(map(str, folder.glob("*.tfrecord"))) * source.copies
+    features = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
+
+    def parse(record: Any) -> tuple[Any, Any]:
+        found = tf.io.parse_single_example(record, features)
+        image = tf.reshape(tf.io.decode_raw(found["image"], tf.uint8), source.shape)
+        return distorted(source.shape, partial(tf.slice, image), source.crop), found["label"]
+
+    names = tf.data.Dataset.from_tensor_slices(shards).shuffle(len(shards))
+    options = {"num_parallel_calls": source.workers, "deterministic": False}
+    records = names.interleave(tf.data.TFRecordDataset, cycle_length=source.workers, **options).shuffle(BUFFER)
+    images = records.map(parse, **options)
+    return limited(images.batch(source.batch_size).prefetch(tf.data.AUTOTUNE), source).as_numpy_iterator
+
+
+def read_jpeg_augmented(source: Source, folder: Path) -> Callable[[], Batches]:
+    """All paths shuffled, random crops decoded in the loop."""
+    import tensorflow as tf
+
+    paths = [str(path) for path, _ in source.files]
+    dataset = tf.data.Dataset.from_tensor_slices((paths, [label for _, label in source.files])).shuffle(len(paths))
+
+    def decode(path: Any, label: Any) -> tuple[Any, Any]:
+        data = tf.io.read_file(path)
+
+        def crop(begin: Any, extent: Any) -> Any:
+            return tf.io.decode_and_crop_jpeg(data, tf.concat([begin[:2], extent[:2]], 0), channels=3)
+
+        return distorted(tf.io.extract_jpeg_shape(data), crop, source.crop), label
+
+    dataset = dataset.map(decode, num_parallel_calls=source.workers)
+    return limited(dataset.batch(source.batch_size).prefetch(tf.data.AUTOTUNE), source).as_numpy_iterator
+
+
 def read_jpeg(source: Source, folder: Path) -> Callable[[], Batches]:
     """All paths shuffled, files decoded in the loop."""
     import tensorflow as tf
@@ -96,9 +149,12 @@ PEER = Peer(
     arms=(
         Arm("tf.data, TFRecords", read_records, exact=False),
         Arm("tf.data, JPEG files by TensorFlow", read_jpeg, decodes=True, exact=False),
+        Arm("tf.data, TFRecords, tf.image", read_records_augmented, augmented=True),
+        Arm("tf.data, JPEG files by TensorFlow, tf.image", read_jpeg_augmented, decodes=True, augmented=True),
     ),
     build=build,
     decoder="TensorFlow",
+    own_decoder="its graph decodes; Python in it runs one thread at a time",
     over="nothing",
     requirements="""
         tensorflow-cpu==2.21.0

@@ -7,11 +7,30 @@ worker processes, kept from epoch to epoch by `persistent_workers`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.peers.harness.peer import Arm, Batches, Peer, Source
 from bench.peers.harness.pictures import decode
+from bench.peers.harness.vision import augmentation
+
+
+class Augmented:
+    """A map-style dataset: what the transforms of its ImageNet example make of a file, and a label."""
+
+    def __init__(self, source: Source) -> None:
+        self.files, self.transform = source.files, augmentation(source.crop, pil=True)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        from PIL import Image
+
+        path, label = self.files[index]
+        with Image.open(path) as file:
+            return self.transform(file.convert("RGB")), label
 
 
 class Pictures:
@@ -30,12 +49,12 @@ class Pictures:
         return torch.from_numpy(decode(path, self.size).copy()), label
 
 
-def read(source: Source, folder: Path) -> Callable[[], Batches]:
+def read(source: Source, folder: Path, *, dataset: Callable[[Source], Any] = Pictures) -> Callable[[], Batches]:
     """Shuffled epochs."""
     from torch.utils.data import DataLoader
 
     options = {"shuffle": True, "num_workers": source.workers, "persistent_workers": True}
-    loader = DataLoader(Pictures(source), source.batch_size, **options)
+    loader = DataLoader(dataset(source), source.batch_size, **options)
     return lambda: loader
 
 
@@ -43,5 +62,13 @@ PEER = Peer(
     title="torch DataLoader, Pillow",
     modules=("torch.utils.data", "PIL.Image"),
     distributions=("torch", "pillow"),
-    arms=(Arm("DataLoader, JPEG files by Pillow", read, decodes=True),),
+    arms=(
+        Arm("DataLoader, JPEG files by Pillow", read, decodes=True),
+        Arm(
+            "DataLoader, JPEG files by Pillow, torchvision",
+            partial(read, dataset=Augmented),
+            decodes=True,
+            augmented=True,
+        ),
+    ),
 )

@@ -8,12 +8,15 @@ Pixels are stored as their bytes, which is faster than its .npy.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bench.peers.harness.peer import Arm, Batches, Peer, Source
 from bench.peers.harness.pictures import decode, in_shares
+from bench.peers.harness.vision import augmented_rows
 
 
 def fill(share: int, shares: int, source: Source, folder: Path) -> None:
@@ -31,17 +34,18 @@ def build(source: Source, folder: Path) -> None:
     in_shares(fill, source.workers, source, folder)
 
 
-def read(source: Source, folder: Path) -> Callable[[], Batches]:
+def read(source: Source, folder: Path, *, augmented: bool = False) -> Callable[[], Batches]:
     """Tars shuffled, then samples within a buffer."""
     import webdataset
 
+    transform = augmented_rows(source.crop) if augmented else None
+
+    def sample(stored: dict[str, Any]) -> tuple[Any, int]:
+        image = np.frombuffer(stored["rgb"], np.uint8).reshape(source.shape)
+        return transform(image.copy()) if transform else image, int(stored["cls"])
+
     tars = sorted(map(str, folder.glob("*.tar"))) * source.copies
-    dataset = (
-        webdataset.WebDataset(tars, shardshuffle=len(tars))
-        .shuffle(1000)
-        .map(lambda sample: (np.frombuffer(sample["rgb"], np.uint8).reshape(source.shape), int(sample["cls"])))
-        .batched(source.batch_size)
-    )
+    dataset = webdataset.WebDataset(tars, shardshuffle=len(tars)).shuffle(1000).map(sample).batched(source.batch_size)
     loader = webdataset.WebLoader(dataset, batch_size=None, num_workers=source.workers, persistent_workers=True)
     return lambda: loader
 
@@ -50,7 +54,10 @@ PEER = Peer(
     title="WebDataset",
     modules=("torch.utils.data", "webdataset", "PIL.Image"),
     distributions=("webdataset", "torch", "pillow"),
-    arms=(Arm("WebDataset", read),),
+    arms=(
+        Arm("WebDataset", read),
+        Arm("WebDataset, torchvision", partial(read, augmented=True), augmented=True),
+    ),
     build=build,
     decoder="Pillow",
     requirements="""

@@ -1,5 +1,7 @@
 """Environments under build/peers/environments: one with torch, and one for each peer that needs more or other packages.
 
+A build with another decoder than the peer's own gets it from a folder of links to packages of another environment.
+
 A peer that does not install is left out in a line; a later run tries it again.
 """
 
@@ -9,8 +11,9 @@ import hashlib
 import re
 import shutil
 import sys
-from importlib.metadata import requires
+from importlib.metadata import distributions, requires
 from pathlib import Path
+from typing import Literal
 
 from bench.peers.harness.peer import Peer
 from tools.setup_env import ROOT, SetupError, run
@@ -18,6 +21,8 @@ from tools.setup_env import ROOT, SetupError, run
 PLACE = ROOT / "build" / "peers" / "environments"
 PYTHON = Path("bin", "python")
 STAMP = "installed.txt"
+TORCHVISION = "torchvision==0.28.0"  # that of the torch in constraints.txt
+Packages = Literal["ours", "stock"]
 
 
 def find_python(name: str, peer: Peer, place: Path = PLACE) -> Path:
@@ -30,13 +35,32 @@ def find_python(name: str, peer: Peer, place: Path = PLACE) -> Path:
     return _made(place / name, peer.requirements, base) if peer.requirements else base
 
 
+def find_packages(which: Packages, place: Path = PLACE) -> Path:
+    """A folder of links to this project's decoder ("ours"), or to stock Pillow ("stock"), for PYTHONPATH."""
+    if which == "ours":
+        python, names = Path(sys.executable), {"simplejpeg", "pillow-simd", "pillow"}
+    else:
+        python, names = _torch(place / "torch"), {"pillow"}
+    [site] = python.parent.parent.glob("lib/python3*/site-packages")
+    folder = place / f"packages-{which}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for found in distributions(path=[str(site)]):
+        if found.name.lower().replace("_", "-") in names:
+            for top in {file.parts[0] for file in found.files or () if file.parts[0] != ".."}:
+                (folder / top).symlink_to(site / top)
+    return folder
+
+
 def _torch(venv: Path) -> Path:
-    """torch, stock Pillow and this project without [prep], as constraints.txt has them."""
-    inputs = _pins({"pillow", *(_name(line) for line in requires("decodeonce") or () if "extra ==" not in line)})
+    """torch, torchvision, stock Pillow and this project without [prep], as constraints.txt has them."""
+    needed = {_name(line) for line in requires("decodeonce") or () if "extra ==" not in line}
+    inputs = _pins({"pillow", *needed}) + TORCHVISION
     if not _is_made(venv, inputs):
         _say(f"making the environment {venv.name}: a minute, most of it for torch")
         _begin(venv)
         _install(venv, "-e", ".", "pillow", constraints="constraints.txt")
+        _install(venv, "--no-deps", TORCHVISION, constraints="")
         _end(venv, inputs)
     return venv / PYTHON
 
@@ -109,4 +133,4 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-__all__ = ["SetupError", "apt_install", "find_python"]
+__all__ = ["Packages", "SetupError", "apt_install", "find_packages", "find_python"]

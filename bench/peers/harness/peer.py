@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from bench.peers.harness.judge import Kind
+
 FOLDER = Path(__file__).resolve().parent.parent
 OURS = "decodeonce"  # the peer that is this project: always there, the others are told beside it
 PILLOW = "torch_pillow"  # the one whose Pillow says what the pixels are
@@ -44,6 +46,11 @@ class Source:
         """Of one picture."""
         return self.size, self.size, 3
 
+    @property
+    def crop(self) -> int:
+        """The side of an augmented image: 224 for rows of 256."""
+        return self.size * 7 // 8
+
     def to_json(self) -> str:
         """For a peer's process."""
         return json.dumps(asdict(self) | {"tree": str(self.tree)})
@@ -66,7 +73,14 @@ class Arm:
     read: Read
     decodes: bool = False  # in the loop: nothing was built
     exact: bool = True  # pixels are Pillow's, bit for bit; else they only resemble them
+    augmented: bool = False  # random resized crop, flip and normalization to float32, as the peer's documentation does
     files_of: str = ""  # the peer whose files it reads, where it has none of its own
+    note: str = ""  # what a reader has to know about its row
+
+    @property
+    def kind(self) -> Kind:
+        """What its images are checked for."""
+        return "augmented" if self.augmented else "exact" if self.exact else "about"
 
 
 @dataclass(frozen=True)
@@ -84,6 +98,7 @@ class Peer:
     build_modules: tuple[str, ...] = ()  # or these, where a build needs less
     build: Callable[[Source, Path], None] | None = None  # writes the files into an empty folder
     decoder: str = ""  # what decodes while it builds
+    own_decoder: str = ""  # why it cannot build with this project's decoder; "" if it can
     requirements: str = ""
     over: str = "torch"
     debian: tuple[str, ...] = ()  # packages of the system that it needs besides

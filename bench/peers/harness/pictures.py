@@ -18,18 +18,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 Row = NDArray[np.uint8]
+SAME_DECODER = "PEERS_SAME_DECODER"  # set in the environment of such a process and of its workers
 
 
 def decode(path: Path, size: int) -> Row:
-    """A file as (size, size, 3): the shorter side resized to `size`, bilinear, and the square in its middle."""
+    """A file as (size, size, 3): the shorter side resized to `size`, bilinear, and the square in its middle.
+
+    Pillow decodes it, or simplejpeg in a process that is to use this project's decoder.
+    """
     from PIL import Image
 
-    with Image.open(path) as file:
-        image = file.convert("RGB")
+    if SAME_DECODER in os.environ:
+        import simplejpeg
+
+        pixels = simplejpeg.decode_jpeg(path.read_bytes(), "RGBX")
+        # No copy: pillow-simd resizes four channels as they are.
+        image = Image.frombuffer("RGBX", pixels.shape[1::-1], pixels, "raw", "RGBX", 0, 1)
+    else:
+        with Image.open(path) as file:
+            image = file.convert("RGB")
     width, height = (side * size // min(image.size) for side in image.size)
     left, top = round((width - size) / 2), round((height - size) / 2)
     image = image.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + size, top + size))
-    return np.asarray(image)
+    return np.frombuffer(image.tobytes("raw", "RGB"), np.uint8).reshape(size, size, 3)
 
 
 def decode_pair(file: tuple[Path, int], size: int) -> tuple[Row, int]:
@@ -50,9 +61,10 @@ def in_shares(task: Callable[..., None], workers: int, *arguments: Any) -> None:
 
 
 def plain_tree(tree: Path, count: int, scratch: Path) -> Path:
-    """A folder in `scratch` whose `tree` links `count` pictures of `tree`, drawn, all of them plain whole JPEGs.
+    """A folder in `scratch` whose `tree` links `count` images of `tree`, drawn, all of them plain whole JPEGs.
 
-    The odd ones, of which ImageNet has some thirty, stop several of the peers.
+    The odd ones, of which ImageNet has some thirty, stop several of the peers. If `tree` has fewer, each is linked
+    several times, under names of its own.
     """
     found = sorted(tree.glob("train/*/*.JPEG"))
     names = "\n".join([str(count), str(tree.resolve()), *(str(path.relative_to(tree)) for path in found)])
@@ -60,13 +72,17 @@ def plain_tree(tree: Path, count: int, scratch: Path) -> Path:
     if not (folder / "tree").exists():
         part = folder / "tree.part"
         shutil.rmtree(part, ignore_errors=True)
-        for path in _first_plain(random.Random(0).sample(found, len(found)), count, tree):
-            _link(path, part / path.relative_to(tree))
+        plain = list(_first_plain(random.Random(0).sample(found, len(found)), count))
+        if not plain:
+            sys.exit(f"{tree}: {len(found)} images train/*/*.JPEG, none of them a plain JPEG")
+        for number in range(count):
+            path, copy = plain[number % len(plain)], number // len(plain)
+            _link(path, part / path.relative_to(tree).with_name(f"{copy}_{path.name}"))
         part.rename(folder / "tree")
     return folder
 
 
-def _first_plain(paths: list[Path], count: int, tree: Path) -> Iterator[Path]:
+def _first_plain(paths: list[Path], count: int) -> Iterator[Path]:
     import simplejpeg
 
     for path in paths:
@@ -78,8 +94,6 @@ def _first_plain(paths: list[Path], count: int, tree: Path) -> Iterator[Path]:
                 simplejpeg.decode_jpeg(data)
                 count -= 1
                 yield path
-    if count:
-        sys.exit(f"{tree}: {len(paths)} pictures train/*/*.JPEG, {count} fewer plain ones than --pictures asks for")
 
 
 def _link(path: Path, to: Path) -> None:

@@ -32,7 +32,7 @@ GREY, OURS, BUILT, DECODED = "#7a7a7a", "#d9480f", "#3b82c4", "#8a63d2"
 def draw(axes: Any, found: dict[str, Any], title: str, ours: str) -> None:
     """A line for each, its median as a dot and the repeats as a bar behind it, the fastest on top."""
     for place, (name, one) in enumerate(reversed(by_rate(found))):
-        rates = one["pictures_per_s"]
+        rates = one["images_per_s"]
         middle = statistics.median(rates)
         colour = OURS if name == ours else DECODED if one.get("decodes") else BUILT
         axes.plot(
@@ -53,7 +53,7 @@ def draw(axes: Any, found: dict[str, Any], title: str, ours: str) -> None:
 
 
 def plot(facts: dict[str, Any], out: Path) -> None:
-    """Two panels, one below the other."""
+    """Three panels, one below the other."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -63,17 +63,21 @@ def plot(facts: dict[str, Any], out: Path) -> None:
     pyplot.rcParams.update(
         {"svg.fonttype": "none", "svg.hashsalt": "peers", "font.family": "sans-serif", "font.size": 10}
     )
-    builds, loads = facts["builds"], facts["loads"]
-    sizes = {"height_ratios": [len(builds) + 1, len(loads) + 1]}
-    figure, (upper, lower) = pyplot.subplots(
-        2, 1, figsize=(9, 1.6 + 0.32 * (len(builds) + len(loads))), gridspec_kw=sizes, layout="constrained"
+    builds = facts["builds"][0]
+    panels = {
+        "build": (builds, f"Building {builds['images']:,} images at {facts['size']}x{facts['size']}, images/s"),
+        "load": (facts["loads"], "Loading, images/s on a log scale (purple: decoded in the loop)"),
+        "augmented": (facts["augmented"], "Loading with crop, flip and normalization, images/s on a log scale"),
+    }
+    heights = [len(found["rows"]) + 1 for found, _ in panels.values()]
+    figure, all_axes = pyplot.subplots(
+        3, 1, figsize=(9, 1.4 + 0.32 * sum(heights)), gridspec_kw={"height_ratios": heights}, layout="constrained"
     )
-    draw(upper, builds, f"Building {facts['size']}x{facts['size']}, pictures/s", facts["ours"]["build"])
-    upper.set_xlim(left=0)
-    title = "Loading, pictures/s on a log scale (purple: decoded in the loop)"
-    lower.set_xscale("log")
-    draw(lower, loads, title, facts["ours"]["load"])
-    for axes in (upper, lower):
+    for axes, (key, (found, title)) in zip(all_axes, panels.items(), strict=True):
+        axes.set_xscale("linear" if key == "build" else "log")
+        draw(axes, found["rows"], title, facts["ours"][key])
+        if key == "build":
+            axes.set_xlim(left=0)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
 

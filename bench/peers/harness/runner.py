@@ -25,11 +25,14 @@ class ArmError(Exception):
 class Runner:
     """A peer's process in its own environment; its output goes to the log."""
 
-    def __init__(self, python: Path, peer: str, source: Source, log: Path) -> None:
+    def __init__(self, python: Path, peer: str, source: Source, log: Path, packages: Path | None = None) -> None:
+        """Start it; `packages` is a folder whose packages it imports instead of its environment's."""
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
         command = [str(python), "-m", "bench.peers.harness.serve", peer, source.to_json()]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        if packages:
+            environment["PYTHONPATH"] = str(packages)
         with log.open("w") as file:
             self.process = subprocess.Popen(
                 command,

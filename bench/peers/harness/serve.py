@@ -23,9 +23,10 @@ from typing import Any
 
 from bench.peers.harness.judge import Delivered, save
 from bench.peers.harness.peer import Batches, Peer, Source, load_peer
-from bench.peers.harness.pictures import decoded
+from bench.peers.harness.pictures import SAME_DECODER, decoded
 
 COPIES = 8  # a long epoch: at ImageNet's size, what its start costs is nothing
+AUGMENTED_COPIES = 2  # which take longer
 
 
 def flush(folder: Path) -> None:
@@ -66,7 +67,7 @@ class Server:
 
     def reference(self, request: dict[str, Any]) -> dict[str, Any]:
         """What every picture is by this process's Pillow, exactly and about, written down for the parent."""
-        exact, about = Delivered(self.source.shape, exact=True), Delivered(self.source.shape, exact=False)
+        exact, about = Delivered(self.source.size, "exact"), Delivered(self.source.size, "about")
         for row, label in decoded(self.source.files, self.source.size, self.source.workers):
             for right in (exact, about):
                 right.add(row[None], label)
@@ -77,6 +78,9 @@ class Server:
     def build(self, request: dict[str, Any]) -> dict[str, Any]:
         """Seconds from JPEGs to files on the disk, and their bytes."""
         folder = Path(request["folder"])
+        if request["same_decoder"]:
+            importlib.import_module("simplejpeg")
+            os.environ[SAME_DECODER] = "1"
         folder.mkdir(parents=True)
         assert self.peer.build is not None
         start = time.perf_counter()
@@ -90,9 +94,10 @@ class Server:
         """Seconds to the first batch; all of the first epoch is written down for the parent to check."""
         [arm] = [arm for arm in self.peer.arms if arm.name == request["arm"]]
         folder = Path(request["folder"])
-        source = replace(self.source, copies=1 if arm.decodes else COPIES)
+        long = AUGMENTED_COPIES if arm.augmented else COPIES
+        source = replace(self.source, copies=1 if arm.decodes or request["once"] else long)
         warm(source.tree if arm.decodes else folder)
-        got = Delivered(source.shape, arm.exact)
+        got = Delivered(source.crop if arm.augmented else source.size, request["kind"])
         start = time.perf_counter()
         self.begin = arm.read(source, folder)
         first = 0.0

@@ -5,54 +5,63 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+from bench.conditions import heading, ratio, ratio_text
 
-def ratio(found: dict[str, Any], ours: dict[str, Any]) -> float:
-    """A rate beside this project's, the median of those taken repeat by repeat."""
-    pairs = zip(found["pictures_per_s"], ours["pictures_per_s"], strict=True)
-    return float(statistics.median(theirs / our for theirs, our in pairs))
+Rows = dict[str, dict[str, Any]]
 
 
-def by_rate(found: dict[str, Any]) -> list[tuple[str, Any]]:
+def by_rate(found: Rows) -> list[tuple[str, Any]]:
     """The fastest first."""
-    return sorted(found.items(), key=lambda item: -statistics.median(item[1]["pictures_per_s"]))
+    return sorted(found.items(), key=lambda item: -statistics.median(item[1]["images_per_s"]))
 
 
-def build_table(facts: dict[str, Any]) -> list[str]:
-    """A line for each that builds."""
-    ours = facts["builds"][facts["ours"]["build"]]
-    lines = ["| building | decodes with | pictures/s | of decodeonce | MB |", "|---|---|---|---|---|"]
-    for name, found in by_rate(facts["builds"]):
-        rate = statistics.median(found["pictures_per_s"])
-        lines.append(
-            f"| {name} | {found['decoder']} | {rate:,.0f} | {ratio(found, ours):.2f} | {found['bytes'] / 1e6:,.0f} |"
-        )
+def build_table(found: dict[str, Any], ours: str) -> list[str]:
+    """A row for each way to build, and one for each peer that cannot use this project's decoder."""
+    rows: Rows = found["rows"]
+    lines = [
+        f"{found['images']:,} images of {found['jpeg_bytes'] / found['images'] / 1e3:.0f} KB:",
+        "",
+        "| building | decodes with | images/s | of decodeonce | MB |",
+        "|---|---|---|---|---|",
+    ]
+    for name, one in by_rate(rows):
+        rate, share = statistics.median(one["images_per_s"]), ratio(one["images_per_s"], rows[ours]["images_per_s"])
+        lines.append(f"| {name} | {one['decoder']} | {rate:,.0f} | {ratio_text(share)} | {one['bytes'] / 1e6:,.0f} |")
+    lines += [f"| {name}, same decoder | not possible: {why} | | | |" for name, why in found["own_decoder"].items()]
     return lines
 
 
-def load_table(facts: dict[str, Any]) -> list[str]:
-    """A line for each arm."""
-    ours = facts["loads"][facts["ours"]["load"]]
+def load_table(found: dict[str, Any], ours: str, title: str) -> list[str]:
+    """A row for each arm."""
+    rows: Rows = found["rows"]
     lines = [
-        "| loading | decodes in the loop | pictures/s | of decodeonce | first batch, ms | a later epoch's, ms |",
+        f"| {title} | decodes in the loop | images/s | of decodeonce | first batch, ms | a later epoch's, ms |",
         "|---|---|---|---|---|---|",
     ]
-    for name, found in by_rate(facts["loads"]):
-        rate, start = (statistics.median(found[key]) for key in ("pictures_per_s", "epoch_start_s"))
-        share, decodes = ratio(found, ours), "yes" if found["decodes"] else ""
-        times = f"{found['first_batch_s'] * 1e3:,.0f} | {start * 1e3:,.0f}"
-        lines.append(f"| {name} | {decodes} | {rate:,.0f} | {share:.{2 if share >= 0.1 else 3}f} | {times} |")
+    for name, one in by_rate(rows):
+        rate, start = (statistics.median(one[key]) for key in ("images_per_s", "epoch_start_s"))
+        share, decodes = ratio(one["images_per_s"], rows[ours]["images_per_s"]), "yes" if one["decodes"] else ""
+        label = f"{name} ({one['note']})" if one["note"] else name
+        times = f"{one['first_batch_s'] * 1e3:,.0f} | {start * 1e3:,.0f}"
+        lines.append(f"| {label} | {decodes} | {rate:,.0f} | {ratio_text(share)} | {times} |")
     return lines
 
 
 def markdown(facts: dict[str, Any]) -> str:
-    """Both tables, what ran in which version, and what did not run."""
-    head = (
-        f"{facts['pictures']:,} pictures of {facts['jpeg_bytes'] / facts['pictures'] / 1e3:.0f} KB, "
+    """All tables, what ran in which version, and what did not run."""
+    ours, loads, augmented = facts["ours"], facts["loads"], facts["augmented"]
+    lines = [
+        heading(facts["conditions"]),
         f"{facts['size']}x{facts['size']}, batches of {facts['batch_size']}, {facts['workers']} workers or threads "
-        f"each, medians of {facts['repeats']} interleaved repeats, load {facts['load_average']:.1f} when it began."
-    )
-    lines = [head, "", *build_table(facts), "", *load_table(facts), "", "Versions:"]
-    for name, found in by_rate(facts["loads"]):
-        lines.append(f"- {name}: {', '.join(f'{package} {version}' for package, version in found['versions'].items())}")
+        f"each, {facts['repeats']} interleaved repeats: medians, ratios of medians (smallest to largest of a repeat).",
+        "",
+    ]
+    for found in facts["builds"]:
+        lines += [*build_table(found, ours["build"]), ""]
+    lines += [f"Loading {loads['images']:,} images, files in memory:", ""]
+    lines += [*load_table(loads, ours["load"], "loading"), ""]
+    lines += [*load_table(augmented, ours["augmented"], "loading, augmented"), "", "Versions:"]
+    for name, one in by_rate({**augmented["rows"], **loads["rows"]}):
+        lines.append(f"- {name}: {', '.join(f'{package} {version}' for package, version in one['versions'].items())}")
     left_out = [f"- {name}: {why}" for name, why in facts["missing"].items()]
     return "\n".join([*lines, *(["", "Left out:", *left_out] if left_out else [])])

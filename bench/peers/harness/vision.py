@@ -1,0 +1,41 @@
+"""The augmentation that PyTorch's documentation gives, an image at a time in a DataLoader's workers.
+
+Settings from "Transforms v2: Performance considerations" in torchvision's documentation: tensors, uint8 until the last
+steps, `antialias=True`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def augmentation(size: int, *, pil: bool = False) -> Callable[[Any], Any]:
+    """Random resized crop, flip and normalization of a tensor uint8 (3, H, W), or of a PIL image."""
+    import torch
+
+    if torch.version.cuda is None and "+" not in version("torchvision"):
+        # The usual wheel's library needs CUDA, and without this operator of it torchvision cannot be imported.
+        torch.library.define("torchvision::nms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    from torchvision.transforms import v2
+
+    return v2.Compose(
+        [
+            v2.RandomResizedCrop(size, antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.PILToTensor() if pil else v2.Identity(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(MEAN, STD),
+        ]
+    )
+
+
+def augmented_rows(size: int) -> Callable[[Any], Any]:
+    """The same of an array or tensor uint8 (H, W, 3)."""
+    import torch
+
+    transform = augmentation(size)
+    return lambda row: transform(torch.as_tensor(row).permute(2, 0, 1))

@@ -1,0 +1,42 @@
+"""This project's StoreDataset in torch's DataLoader, for those who keep their samplers and transforms on the CPU.
+
+Settings from "StoreDataset" in docs/training.md and "torch.utils.data" in PyTorch's documentation. A long epoch is
+several of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from bench.peers.harness.peer import OURS, Arm, Batches, Peer, Source
+from bench.peers.harness.vision import augmented_rows
+
+
+def read(source: Source, folder: Path, *, augmented: bool = False) -> Callable[[], Batches]:
+    """Shuffled epochs of torch's DataLoader, whose workers stay."""
+    from torch.utils.data import DataLoader
+
+    from decodeonce import StoreDataset
+
+    dataset = StoreDataset(folder / "store", transform=augmented_rows(source.crop) if augmented else None)
+    options = {"shuffle": True, "num_workers": source.workers, "persistent_workers": True}
+    loader = DataLoader(dataset, source.batch_size, **options)
+    return lambda: (batch for _ in range(source.copies) for batch in loader)
+
+
+PEER = Peer(
+    title="decodeonce StoreDataset",
+    modules=("torch.utils.data", "decodeonce.loader"),
+    distributions=("torch", "numpy"),
+    arms=(
+        Arm("decodeonce StoreDataset, DataLoader", read, exact=False, files_of=OURS),
+        Arm(
+            "decodeonce StoreDataset, DataLoader, torchvision",
+            partial(read, augmented=True),
+            augmented=True,
+            files_of=OURS,
+        ),
+    ),
+)
