@@ -18,8 +18,9 @@ def augmentation(size: int, *, pil: bool = False) -> Callable[[Any], Any]:
     import torch
 
     if torch.version.cuda is None and "+" not in version("torchvision"):
-        # The usual wheel's library needs CUDA, and without this operator of it torchvision cannot be imported.
-        torch.library.define("torchvision::nms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        # The usual wheel's library needs CUDA, and torchvision cannot be imported without these two operators of it.
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     from torchvision.transforms import v2
 
     return v2.Compose(
