@@ -7,8 +7,8 @@ it, and two workers or threads. If TREE has fewer than --pictures, its images ar
 file in bench/peers) has an environment that is made here, exactly pinned, and each way of loading its own process.
 
 Building is timed from JPEGs to files on the disk, each build in a new process, in turn, for each number of --pictures:
-every peer as its documentation says, then with the decoder of this project; this project also with stock Pillow. One
-epoch of what was written is checked. Loading: every way delivers one epoch, whose images and labels must be right; then
+every peer as its documentation says, then with the decoder of this project; this project also with stock Pillow. What
+the first build wrote is checked. Loading: every way delivers one epoch, whose images and labels must be right; then
 it is timed over whole epochs, starts included, in turn, while the others sleep: without augmentation, then with random
 resized crop, flip and normalization. All files are in the page cache. Rows that were built come eight times an epoch,
 augmented ones twice.

@@ -127,31 +127,29 @@ def ways(peers: Peers) -> list[Way]:
 
 
 def measure_builds(run: Run) -> dict[str, Any]:
-    """Build in turn, each time from nothing; then check what the last builds wrote, and remove it."""
+    """Build in turn, each time from nothing. What the first build writes is checked, and all of it is removed."""
+    for path, _ in run.source.files:
+        path.read_bytes()  # no build is the one that finds them cold
     found = ways(run.peers)
     for repeat in range(run.repeats):
         for way in [way for way in found if way.title not in run.peers.missing]:
-            if f"build {way.key} {repeat}" not in run.journal.found:
-                _try_build(run, way, repeat)
-    for way in [way for way in found if way.title not in run.peers.missing]:
-        try:
-            _check_build(run, way)
-        except ArmError as error:
-            run.peers.leave_out(way.name, run.peers.peers[way.name], way.title, error)
+            if f"build {way.key} {repeat}" in run.journal.found:
+                continue
+            try:
+                took = _build(run, way)
+                if repeat == 0:
+                    _check_build(run, way)
+            except ArmError as error:
+                run.peers.leave_out(way.name, run.peers.peers[way.name], way.title, error)
+                continue
+            finally:
+                shutil.rmtree(run.files(way.key), ignore_errors=True)
+            run.journal.add(f"build {way.key} {repeat}", took)
+            rate, count = len(run.source.files) / took["seconds"], len(run.source.files)
+            say(f"build {repeat + 1} of {run.repeats}, {count:,} images: {way.title}: {rate:,.0f} images/s")
     rows = {way.title: _build_facts(run, way) for way in found if way.title not in run.peers.missing}
     impossible = {peer.title: peer.own_decoder for peer in run.peers.peers.values() if peer.title in rows}
     return {**run.images(), "rows": rows, "own_decoder": {title: why for title, why in impossible.items() if why}}
-
-
-def _try_build(run: Run, way: Way, repeat: int) -> None:
-    try:
-        took = _build(run, way)
-    except ArmError as error:
-        run.peers.leave_out(way.name, run.peers.peers[way.name], way.title, error)
-        return
-    run.journal.add(f"build {way.key} {repeat}", took)
-    rate = len(run.source.files) / took["seconds"]
-    say(f"build {repeat + 1} of {run.repeats}, {len(run.source.files):,} images: {way.title}: {rate:,.0f} images/s")
 
 
 def _build(run: Run, way: Way) -> dict[str, Any]:
@@ -160,33 +158,23 @@ def _build(run: Run, way: Way) -> dict[str, Any]:
     shutil.rmtree(part, ignore_errors=True)
     runner = run.start(way.name, f"build {way.packages}", way.packages)
     try:
-        same = way.packages == "ours"
-        took = {
-            **runner.ask(do="versions", to="build"),
-            **runner.ask(do="build", folder=str(part), same_decoder=same),
-        }
+        versions = runner.ask(do="versions", to="build")
+        built = runner.ask(do="build", folder=str(part), same_decoder=way.packages == "ours")
     finally:
         runner.close()
     shutil.rmtree(run.files(way.key), ignore_errors=True)
     part.rename(run.files(way.key))
-    return took
+    return {**versions, **built}
 
 
 def _check_build(run: Run, way: Way) -> None:
     """Read what was built by the peer's first arm; ArmError if these are not the images."""
-    if f"checked {way.key}" in run.journal.found:
-        return
-    if not run.files(way.key).exists():  # the run was interrupted
-        _build(run, way)
-    [arm, *_] = [arm for arm in run.peers.peers[way.name].arms if not arm.augmented and not arm.decodes]
+    arm = next(arm for arm in run.peers.peers[way.name].arms if not arm.augmented and not arm.decodes)
     runner = run.start(way.name, f"check {way.packages}")
     try:
-        kind: Kind = "about" if way.packages else arm.kind
-        _open(run, runner, arm, run.files(way.key), kind=kind, once=True)
+        _open(run, runner, arm, run.files(way.key), kind="about" if way.packages else arm.kind, once=True)
     finally:
         runner.close()
-    run.journal.add(f"checked {way.key}", {})
-    shutil.rmtree(run.files(way.key))
 
 
 def measure_loads(run: Run, *, augmented: bool) -> dict[str, Any]:
