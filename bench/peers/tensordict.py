@@ -86,7 +86,7 @@ PEER = Peer(
             "tensordict, memory-mapped, its tutorial's transforms",
             partial(read, augmented=True),
             augmented=True,
-            note="random crop, no resize",
+            note="for a GPU; random crop without resize",
         ),
     ),
     build=build,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import statistics
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -147,7 +148,7 @@ def measure_builds(run: Run) -> dict[str, Any]:
             run.journal.add(f"build {way.key} {repeat}", took)
             rate, count = len(run.source.files) / took["seconds"], len(run.source.files)
             say(f"build {repeat + 1} of {run.repeats}, {count:,} images: {way.title}: {rate:,.0f} images/s")
-    rows = {way.title: _build_facts(run, way) for way in found if way.title not in run.peers.missing}
+    rows = by_rate({way.title: _build_facts(run, way) for way in found if way.title not in run.peers.missing})
     impossible = {peer.title: peer.own_decoder for peer in run.peers.peers.values() if peer.title in rows}
     return {**run.images(), "rows": rows, "own_decoder": {title: why for title, why in impossible.items() if why}}
 
@@ -199,7 +200,7 @@ def measure_loads(run: Run, *, augmented: bool) -> dict[str, Any]:
     finally:
         for runner in runners.values():
             runner.close()
-    rows = {arm.name: _load_facts(run, arm) for _, arm in arms if arm.name not in run.peers.missing}
+    rows = by_rate({arm.name: _load_facts(run, arm) for _, arm in arms if arm.name not in run.peers.missing})
     return {**run.images(), "rows": rows}
 
 
@@ -239,6 +240,11 @@ def _open(run: Run, runner: Runner, arm: Arm, files: Path, *, kind: Kind, once: 
         raise ArmError(why)
     say(f"checked: {arm.name}")
     return {**versions, **opened}
+
+
+def by_rate(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The fastest first."""
+    return dict(sorted(rows.items(), key=lambda item: -statistics.median(item[1]["images_per_s"])))
 
 
 def _build_facts(run: Run, way: Way) -> dict[str, Any]:

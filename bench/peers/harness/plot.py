@@ -11,8 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.peers.harness.tables import by_rate
-
 REQUIREMENTS = """
     matplotlib==3.11.2
     contourpy==1.3.3
@@ -30,8 +28,8 @@ GREY, OURS, BUILT, DECODED = "#7a7a7a", "#d9480f", "#3b82c4", "#8a63d2"
 
 
 def draw(axes: Any, found: dict[str, Any], title: str, ours: str) -> None:
-    """A line for each, its median as a dot and the repeats as a bar behind it, the fastest on top."""
-    for place, (name, one) in enumerate(reversed(by_rate(found))):
+    """A line for each, its median as a dot and the repeats as a bar behind it, the first on top."""
+    for place, (name, one) in enumerate(reversed(found.items())):
         rates = one["images_per_s"]
         middle = statistics.median(rates)
         colour = OURS if name == ours else DECODED if one.get("decodes") else BUILT
@@ -42,7 +40,7 @@ def draw(axes: Any, found: dict[str, Any], title: str, ours: str) -> None:
         axes.annotate(
             f"{middle:,.0f}", (max(rates), place), (8, 0), textcoords="offset points", va="center", color=colour
         )
-    axes.set_yticks(range(len(found)), [name for name, _ in reversed(by_rate(found))])
+    axes.set_yticks(range(len(found)), list(reversed(found)))
     axes.set_ylim(-0.6, len(found) - 0.4)
     axes.margins(x=0.18)
     axes.set_title(title, loc="left", color=GREY, fontsize=11, fontweight="bold")

@@ -7,24 +7,17 @@ from typing import Any
 
 from bench.conditions import heading, ratio, ratio_text
 
-Rows = dict[str, dict[str, Any]]
-
-
-def by_rate(found: Rows) -> list[tuple[str, Any]]:
-    """The fastest first."""
-    return sorted(found.items(), key=lambda item: -statistics.median(item[1]["images_per_s"]))
-
 
 def build_table(found: dict[str, Any], ours: str) -> list[str]:
     """A row for each way to build, and one for each peer that cannot use this project's decoder."""
-    rows: Rows = found["rows"]
+    rows = found["rows"]
     lines = [
         f"{found['images']:,} images of {found['jpeg_bytes'] / found['images'] / 1e3:.0f} KB:",
         "",
         "| building | decodes with | images/s | of decodeonce | MB |",
         "|---|---|---|---|---|",
     ]
-    for name, one in by_rate(rows):
+    for name, one in rows.items():
         rate, share = statistics.median(one["images_per_s"]), ratio(one["images_per_s"], rows[ours]["images_per_s"])
         lines.append(f"| {name} | {one['decoder']} | {rate:,.0f} | {ratio_text(share)} | {one['bytes'] / 1e6:,.0f} |")
     lines += [f"| {name}, same decoder | not possible: {why} | | | |" for name, why in found["own_decoder"].items()]
@@ -33,12 +26,12 @@ def build_table(found: dict[str, Any], ours: str) -> list[str]:
 
 def load_table(found: dict[str, Any], ours: str, title: str) -> list[str]:
     """A row for each arm."""
-    rows: Rows = found["rows"]
+    rows = found["rows"]
     lines = [
         f"| {title} | decodes in the loop | images/s | of decodeonce | first batch, ms | a later epoch's, ms |",
         "|---|---|---|---|---|---|",
     ]
-    for name, one in by_rate(rows):
+    for name, one in rows.items():
         rate, start = (statistics.median(one[key]) for key in ("images_per_s", "epoch_start_s"))
         share, decodes = ratio(one["images_per_s"], rows[ours]["images_per_s"]), "yes" if one["decodes"] else ""
         label = f"{name} ({one['note']})" if one["note"] else name
@@ -61,7 +54,7 @@ def markdown(facts: dict[str, Any]) -> str:
     lines += [f"Loading {loads['images']:,} images, files in memory:", ""]
     lines += [*load_table(loads, ours["load"], "loading"), ""]
     lines += [*load_table(augmented, ours["augmented"], "loading, augmented"), "", "Versions:"]
-    for name, one in by_rate({**augmented["rows"], **loads["rows"]}):
+    for name, one in {**loads["rows"], **augmented["rows"]}.items():
         lines.append(f"- {name}: {', '.join(f'{package} {version}' for package, version in one['versions'].items())}")
     left_out = [f"- {name}: {why}" for name, why in facts["missing"].items()]
     return "\n".join([*lines, *(["", "Left out:", *left_out] if left_out else [])])
