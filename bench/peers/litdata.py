@@ -1,8 +1,8 @@
 """LitData: chunks of 64 MB of the tensor and its label, in a local folder.
 
 Settings from its README: `optimize(chunk_bytes="64MB", num_workers=2)`, which decodes with Pillow in its workers, then
-StreamingDataset(shuffle=True) in a StreamingDataLoader, and "Custom data transforms": `__getitem__` of a subclass. It
-has no way to list a sample several times: a long epoch is several of its own.
+StreamingDataset(shuffle=True) in a StreamingDataLoader, whose `transform` augments. It has no way to list a sample
+several times: a long epoch is several of its own.
 """
 
 from __future__ import annotations
@@ -37,14 +37,11 @@ def read(source: Source, folder: Path, *, augmented: bool = False) -> Callable[[
     """Epochs one after the other."""
     from litdata import StreamingDataLoader, StreamingDataset
 
-    class Augmented(StreamingDataset):  # type: ignore[misc]
-        transform = staticmethod(augmented_rows(source.crop)) if augmented else None
-
-        def __getitem__(self, index: Any) -> tuple[Any, int]:
-            image, label = super().__getitem__(index)
-            return self.transform(image), label
-
-    dataset = (Augmented if augmented else StreamingDataset)(str(folder), shuffle=True)
+    options: dict[str, Any] = {"shuffle": True}
+    if augmented:
+        transform = augmented_rows(source.crop)
+        options["transform"] = lambda item: (transform(item[0]), item[1])
+    dataset = StreamingDataset(str(folder), **options)
     options = {"num_workers": source.workers, "persistent_workers": True}
     loader = StreamingDataLoader(dataset, batch_size=source.batch_size, **options)
     return lambda: (batch for _ in range(source.copies) for batch in loader)
