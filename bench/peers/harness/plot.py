@@ -65,16 +65,16 @@ def plot(facts: dict[str, Any], out: Path) -> None:
     panels = {
         "build": (builds, f"Building {builds['images']:,} images at {facts['size']}x{facts['size']}, images/s"),
         "load": (facts["loads"], "Loading, images/s on a log scale (purple: decoded in the loop)"),
-        "augmented": (facts["augmented"], "Loading with crop, flip and normalization, images/s on a log scale"),
+        "augmented": (facts["augmented"], "Loading with crop, flip and normalization, images/s"),
     }
     heights = [len(found["rows"]) + 1 for found, _ in panels.values()]
     figure, all_axes = pyplot.subplots(
         3, 1, figsize=(9, 1.4 + 0.32 * sum(heights)), gridspec_kw={"height_ratios": heights}, layout="constrained"
     )
     for axes, (key, (found, title)) in zip(all_axes, panels.items(), strict=True):
-        axes.set_xscale("linear" if key == "build" else "log")
+        axes.set_xscale("log" if key == "load" else "linear")
         draw(axes, found["rows"], title, facts["ours"][key])
-        if key == "build":
+        if key != "load":
             axes.set_xlim(left=0)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
