@@ -11,12 +11,11 @@ from decodeonce.cli.thumbnail import legible
 from decodeonce.store import Store
 from decodeonce.store.checks import check_file
 from decodeonce.store.class_words import with_words
-from decodeonce.store.manifest import BOX_LABELS, Column, PictureClass
+from decodeonce.store.manifest import BOX_COLUMNS, BOX_LABELS, Column, PictureClass
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-BOX_COLUMNS = ("boxes", "box_count", BOX_LABELS)
 # A light line with a dark one inside it: one of them is seen on every background.
 LIGHT, DARK = "#ffe14d", "#000000"
 

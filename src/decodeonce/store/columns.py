@@ -24,12 +24,20 @@ from decodeonce.store.durable import empty_folder, make_folder, remove_file, wri
 from decodeonce.store.hashing import file_chunks, file_hexdigest
 from decodeonce.store.layout import StorePaths
 from decodeonce.store.locks import LOCK, locked
-from decodeonce.store.manifest import BOX_LABELS, Column, Manifest, SmallFile, parse_manifest, read_manifest
+from decodeonce.store.manifest import (
+    BOX_COLUMNS,
+    BOX_LABELS,
+    Column,
+    Manifest,
+    SmallFile,
+    parse_manifest,
+    read_manifest,
+)
 from decodeonce.store.regular_files import read_regular, reading
 from decodeonce.store.signed import sign
 from decodeonce.store.writer import write_array
 
-RESERVED = {"labels", "checksums", "boxes", "box_count", "box_labels"}  # what builds themselves write
+RESERVED = {"labels", "checksums", *BOX_COLUMNS}  # what builds themselves write
 COPIED_AT_ONCE = 1 << 22  # bytes
 
 

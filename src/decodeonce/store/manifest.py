@@ -24,6 +24,7 @@ VERSION = 1
 DATA_OFFSET = 4096
 MAX_DATA_OFFSET = 1 << 20  # a head is read whole
 BOX_LABELS = "box_labels"  # the column whose values are indexes into box_classes, or -1
+BOX_COLUMNS = ("boxes", "box_count", BOX_LABELS)  # what `prep build --keep-boxes` writes
 REBUILD = "remove the store and build it again"
 T = TypeVar("T")
 
