@@ -43,7 +43,7 @@ from cold import (
     sweep,
 )
 from conditions import conditions, heading
-from soak import Looks, build_and_verify, grown, sample_tree, table, watch
+from soak import Looks, build_and_verify, print_growth, sample_tree, table, watch
 
 from decodeonce import Loader, open_store
 
@@ -150,14 +150,10 @@ def main() -> int:
     finally:
         shutil.rmtree(scratch)
     processes = facts["processes"]
-    growth = [sentence for name, looks in processes.items() for sentence in grown(name, looks)]
     print(rates_table(facts), table(processes), sep="\n\n", end="\n\n")
     for name, looks in processes.items():
         print(f"{name}, anonymous memory in MB, medians of each tenth of its time: {over_time(looks)}")
-    print(*growth or ["nothing grew"], sep="\n")
-    if asked.json:
-        print(json.dumps({**facts, "growth": growth}))
-    return bool(growth)
+    return print_growth(facts, as_json=asked.json)
 
 
 if __name__ == "__main__":

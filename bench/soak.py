@@ -216,6 +216,15 @@ def sample_tree() -> Path:
     return source
 
 
+def print_growth(facts: dict[str, Any], *, as_json: bool) -> bool:
+    """Print what grew in which process, and all facts as JSON if asked; returns whether something grew."""
+    growth = [sentence for name, looks in facts["processes"].items() for sentence in grown(name, looks)]
+    print(*growth or ["nothing grew"], sep="\n")
+    if as_json:
+        print(json.dumps({**facts, "growth": growth}))
+    return bool(growth)
+
+
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -240,13 +249,9 @@ def main() -> int:
         facts = soak(source, scratch, asked)
     finally:
         shutil.rmtree(scratch)
-    growth = [sentence for name, looks in facts["processes"].items() for sentence in grown(name, looks)]
     print(heading(facts["conditions"]), table(facts["processes"]), sep="\n")
     print(", ".join(f"{number:,} {name}" for name, number in facts["streamed"].items()))
-    print(*growth or ["nothing grew"], sep="\n")
-    if asked.json:
-        print(json.dumps({**facts, "growth": growth}))
-    return bool(growth)
+    return print_growth(facts, as_json=asked.json)
 
 
 if __name__ == "__main__":
