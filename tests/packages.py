@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ LOCK = Path(tempfile.gettempdir()) / f"decodeonce-packages-{os.geteuid()}.lock"
 
 # Why a test that needs a package of the extra `dev` is skipped.
 NOT_DEV = "{} is not installed; .venv has only what `make test` needs, `make env` adds the rest"
+# `.ci/legs` runs some folders of tests without torch: their modules may import it only in tests marked so.
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 Packages = Mapping[str, str]  # a package, and the program it is recognised by
 
 

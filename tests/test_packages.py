@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,3 +65,24 @@ def test_skipping_is_a_failure_only_where_ci_is_set(monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv("CI", value)
         with pytest.raises(outcome, match=r"apt-get install no-such-package \(no network\)"):
             need({"no-such-package": "no-such-program"})
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+import pytest
+sys.exit(pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", *sys.argv[1:]]))
+"""
+
+
+def test_modules_that_run_without_torch_do_not_import_it() -> None:
+    root = Path(__file__).resolve().parents[1]
+    legs = root / ".ci/legs"
+    if not legs.exists():
+        pytest.skip("this is no checkout: .ci/legs is not here")
+    folders = re.findall(r"tests/\w+", legs.read_text())
+    assert len(folders) >= 4
+    environ = os.environ | {"ALLOW_SKIPS": "1"}
+    command = [sys.executable, "-c", WITHOUT_TORCH, *folders]
+    done = subprocess.run(command, cwd=root, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

@@ -9,7 +9,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from decodeonce.store import Reject, Store, stage_store, verify_store
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.select import Selection, select_lines
 from decodeonce.store.table import read_rejects
+from tests.packages import needs_torch
 from tests.store.signing import Facts, resign, sign
 
 RELEASED = Path(__file__).parent / "released"
@@ -94,9 +94,6 @@ def test_a_released_store_is_read_whole(name: str) -> None:
     assert_facts(store)
     assert sha256(store.images[:]) == ROWS
     assert verify_store(RELEASED / name).ok
-
-
-needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
 
 @needs_torch
