@@ -106,14 +106,11 @@ def TestOneInput(data: bytes) -> None:
         recipe = Recipe(*SIZE, fit=fit, exif=exif, on_odd=on_odd, scaled_decode=scaled, boxes=rules)
         DECODERS[key] = Decoder(recipe)
     decoder = DECODERS[key]
-    before = decoder.histogram.sum()
     try:
         with patch.object(decode, "MAX_PIXELS", MOST_PIXELS):
             row = decoder.row(data[1:], Entry(b"a/b.jpg", 0, len(data), 0, boxes=boxes))
     except Undecodable:
-        assert decoder.histogram.sum() == before
         return
     assert len(row.pixels) == SIZE[0] * SIZE[1] * 3
-    assert decoder.histogram.sum() == before + len(row.pixels)
     assert row.width > 0 < row.height
     assert row.turn in range(1, 9)

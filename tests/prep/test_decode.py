@@ -96,14 +96,6 @@ def test_extreme_shapes_are_resized_where_they_are_kept(fit: str) -> None:
     assert tuple(pixels(row, 64, 64)[31, 32]) == (10, 200, 30)
 
 
-def test_histogram_counts_every_value_of_every_row() -> None:
-    decoder = Decoder(Recipe(height=16, width=24))
-    rows = [decoder.row(data, entry()) for data in (jpeg(50, 40), jpeg(30, 80, mode="L"), jpeg(30, 80, mode="CMYK"))]
-    values = np.concatenate([pixels(row, 16, 24).reshape(-1, 3) for row in rows])
-    for channel in range(3):
-        np.testing.assert_array_equal(decoder.histogram[channel], np.bincount(values[:, channel], minlength=256))
-
-
 def test_a_large_picture_leaves_no_large_buffer_behind() -> None:
     decoder = Decoder(Recipe(height=16, width=16))
     decoder.row(jpeg(3000, 2500, quality=30), entry())

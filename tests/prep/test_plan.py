@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.build import Work, make_plan, work
-from decodeonce.prep.build.plan import plan_facts, read_plan, write_facts, write_plan
+from decodeonce.prep.build.plan import PLAN_VERSION, plan_facts, read_plan, write_facts, write_plan
 from decodeonce.prep.build.plan_diff import changes
 from decodeonce.prep.build.row_order import shuffled
 from decodeonce.prep.build.scan import scan
@@ -356,7 +356,8 @@ def test_telling_what_changed_takes_less_than_200_bytes_a_sample(tmp_path: Path)
 def test_another_releases_plan_is_refused(tmp_path: Path) -> None:
     plan = make_plan(open_imagenet(make_tree(tmp_path / "src")), tmp_path / "out", SMALL)
     write_facts(plan.paths, {**plan.facts, "version": 1})
-    told = "a plan of version 1, this decodeonce goes on with 3; finish with the release that made it, or remove .*out$"
+    told = f"a plan of version 1, this decodeonce goes on with {PLAN_VERSION}; "
+    told += "finish with the release that made it, or remove .*out$"
     with pytest.raises(BuildError, match=told):
         work(tmp_path / "out")
 

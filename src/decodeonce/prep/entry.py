@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 # (left, top, right, bottom) as shares of a picture's width and height, 0 to 1: whoever drew it may have seen the
 # picture at another size.
 Box = tuple[float, float, float, float]
@@ -76,9 +73,7 @@ class Row:
 
 
 class RowMaker(Protocol):
-    """Turns what a source reads into rows; `histogram` counts the values of all rows so far, (3, 256)."""
-
-    histogram: NDArray[np.int64]
+    """Turns what a source reads into rows."""
 
     def row(self, data: bytes, entry: Entry) -> Row:
         """One row; raises Undecodable with the reason, or LeftOut."""

@@ -23,6 +23,7 @@ from decodeonce.formatting import quoted
 from decodeonce.prep.build.columns import PlannedColumn, planned_columns
 from decodeonce.prep.build.journal import BlockRecord, Journals
 from decodeonce.prep.build.max_bad import Allowance
+from decodeonce.prep.build.pixel_sums import summed_lines
 from decodeonce.prep.build.plan import Plan, read_plan
 from decodeonce.prep.entry import name_bytes, name_text
 from decodeonce.store import Manifest, Reject, StorePaths
@@ -263,7 +264,7 @@ class _Finisher:
 
     def _draft(self) -> Manifest:
         plan, facts = self._plan, self._plan.facts
-        pixels = self._moves.count * plan.recipe.height * plan.recipe.width
+        pixels = self._moves.count * summed_lines(plan.recipe.height) * plan.recipe.width
         mean = [int(s) / pixels for s in self._sums]
         # exact integers up to the last step: n*sum(x^2) - sum(x)^2 loses nothing, a float variance would
         variance = [(pixels * int(q) - int(s) ** 2) / pixels**2 for s, q in zip(self._sums, self._squares, strict=True)]

@@ -33,7 +33,8 @@ class BlockRecord:
     """What a journal says of one block; the lists by row have an entry for every planned row of the block.
 
     `checksums` and `digests` are 16 hexadecimal digits a row (of the row's bytes, of the source's), `sizes` width and
-    height a row in pixels; zeros for rejects. `sums` and `squares` are per channel over the rows that were written.
+    height a row in pixels; zeros for rejects. `sums` and `squares` are per channel over the rows that were written,
+    as PixelSums has them.
     `left_out` are rows that the user's map wanted none of; `turns` are EXIF orientations other than 1 that were
     applied, `boxes` what samples.tsv says of the rows that are boxes.
     """

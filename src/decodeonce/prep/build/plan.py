@@ -37,7 +37,7 @@ from decodeonce.store.signed import canonical, digest_of
 from decodeonce.store.table import REJECT_COLUMNS, line, read_rejects, reject_line
 from decodeonce.store.writer import write_array
 
-PLAN_VERSION = 3
+PLAN_VERSION = 4
 ROW = np.dtype(
     [
         ("label", "<i4"),

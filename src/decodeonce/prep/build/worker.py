@@ -11,12 +11,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from decodeonce.errors import Stopped, failure_from
 from decodeonce.prep.build.blocks import Block
 from decodeonce.prep.build.journal import BlockRecord, Journal
 from decodeonce.prep.build.max_bad import unwanted
+from decodeonce.prep.build.pixel_sums import PixelSums
 from decodeonce.prep.build.plan import Plan, read_plan, removed
 from decodeonce.prep.entry import Entry, LeftOut, Undecodable
 from decodeonce.prep.pixels.decode import Decoder
@@ -30,7 +29,6 @@ from decodeonce.store.manifest import read_manifest
 from decodeonce.store.shard_file import ShardFile, page_aligned_buffer
 from decodeonce.store.writer import trim_shards
 
-VALUES = np.arange(256)
 NOTHING = "0" * 16
 
 
@@ -61,13 +59,12 @@ class BlockDecoder:
     def decode(self, block: Block, poison: dict[int, str], buffer: memoryview) -> BlockRecord:
         """Fill `buffer` with the block's rows, leaving rejects' places alone; returns the block's record."""
         size = self._plan.recipe.row_bytes
-        self._maker.histogram[:] = 0
         numbers = range(block.first, block.last)
         rows = []
+        sums = PixelSums(self._plan.recipe.shape)
         for number, entry in zip(numbers, self._plan.entries(block.first, block.last), strict=True):
             start = (number - block.first) * size
-            rows.append(self._row(number, entry, poison.get(number), buffer[start : start + size]))
-        histogram = self._maker.histogram
+            rows.append(self._row(number, entry, poison.get(number), buffer[start : start + size], sums))
         return BlockRecord(
             block.index,
             checksums="".join(row.checksum for row in rows),
@@ -78,12 +75,12 @@ class BlockDecoder:
             turns=[(number, row.turn) for number, row in zip(numbers, rows, strict=True) if row.turn != 1],
             boxes=[(number, row.box) for number, row in zip(numbers, rows, strict=True) if row.box],
             oddities=[(number, row.oddity) for number, row in zip(numbers, rows, strict=True) if row.oddity],
-            sums=(histogram @ VALUES).tolist(),
-            squares=(histogram @ VALUES**2).tolist(),
+            sums=sums.sums(),
+            squares=sums.squares(),
             crashes=sum(number in poison for number in numbers),
         )
 
-    def _row(self, number: int, entry: Entry, killer: str | None, view: memoryview) -> RowFacts:
+    def _row(self, number: int, entry: Entry, killer: str | None, view: memoryview, sums: PixelSums) -> RowFacts:
         name = entry.text
         try:
             if killer:
@@ -104,8 +101,10 @@ class BlockDecoder:
             return RowFacts(left_out=str(reason))
         self._heartbeat.idle()
         view[:] = done.pixels
-        checksum = f"{row_checksum(done.pixels):016x}"
-        return RowFacts(checksum, done.digest, done.width, done.height, done.oddity, turn=done.turn, box=done.box)
+        checksum = row_checksum(done.pixels)
+        sums.add(done.pixels, checksum)
+        facts = done.digest, done.width, done.height, done.oddity
+        return RowFacts(f"{checksum:016x}", *facts, turn=done.turn, box=done.box)
 
 
 class BlockWriter:
