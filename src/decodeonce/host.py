@@ -7,7 +7,6 @@ import math
 import os
 import resource
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 
 # statfs(2)'s f_type of file systems whose pages come over a network or through a daemon; from linux/magic.h and, where
@@ -157,6 +156,8 @@ def process_exists(pid: int) -> bool:
 
 def installed_version(distribution: str) -> str | None:
     """The version of an installed package, by the name pip knows it by; None if it is not installed."""
+    from importlib import metadata  # 10 to 20 ms, which worker processes do without
+
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

@@ -14,8 +14,10 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from decodeonce import cli
 from decodeonce.cli.doctor import machine
 from decodeonce.prep.pixels import decode
+from decodeonce.prep.processes import child
 from decodeonce.prep.recipe import Filter
 from decodeonce.prep.sources import KINDS
 from decodeonce.store.containers import CONTAINERS
@@ -161,6 +163,22 @@ def test_a_build_is_one_processs(tree: Path, tmp_path: Path, monkeypatch: pytest
             prep(verb, "imagenet", tree, tmp_path / "out"), 2, "rank 1 of 2 (PMI), but this is for one process"
         )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_build_starts_a_worker_first_and_ends_it_if_it_is_not_used() -> None:
+    before = set(child._alive)
+    with cli._worker_started(["build", "folder", "src", "out"]):
+        (started,) = child._alive - before
+        assert os.path.exists(f"/proc/{started}")
+    assert child._alive == before
+    assert not os.path.exists(f"/proc/{started}")
+
+
+@pytest.mark.parametrize("words", [["build", "folder", "--help"], ["convert", "a", "b", "--dry-run"], ["ls", "a"], []])
+def test_what_decodes_nothing_starts_no_worker(words: list[str]) -> None:
+    before = set(child._alive)
+    with cli._worker_started(words):
+        assert child._alive == before
 
 
 def test_a_dry_run_writes_nothing(tree: Path, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -59,15 +58,7 @@ def run_plan(request: BuildRequest) -> None:
     say(f"{request.out}: {found}, {planned} planned; next: prep work {quoted(str(request.out))}")
 
 
-def worker_started() -> AbstractContextManager[None]:
-    """Start a worker process: it imports what it needs while the source is listed and the plan is written."""
-    from decodeonce.prep.processes.child import started_early
-
-    check_alone(SHARED)
-    return started_early("decodeonce.prep.build.worker")
-
-
-build = kinds_app(run_build, "Build a store: plan, decode and finish.", early=worker_started)
+build = kinds_app(run_build, "Build a store: plan, decode and finish.")
 plan = kinds_app(run_plan, "Run only the first step of a build, with the same flags.")
 
 

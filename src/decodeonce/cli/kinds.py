@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import Parameter
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
 OnBadOption = Annotated[
     OnBad, option("What to do with an image that cannot be decoded. reject: list it; fail: stop at once.")
 ]
-
-
-Early = Callable[[], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -141,17 +137,12 @@ def kinds_app(
     run: Callable[[BuildRequest], None],
     help_text: str,
     cls: type[Command] = Working,
-    *,
-    early: Early = nullcontext,
 ) -> typer.Typer:
-    """A group with a command for each kind of source, made when it is needed.
-
-    Each opens SRC and calls `run`; both happen within `early()`, unless it is a dry run.
-    """
+    """A group with a command for each kind of source, made when it is needed. Each opens SRC and calls `run`."""
 
     class Kinds(Group):
         member = "kind"
-        lazy: ClassVar = {kind: partial(_kind_command, kind, run, cls, early) for kind in KINDS}
+        lazy: ClassVar = {kind: partial(_kind_command, kind, run, cls) for kind in KINDS}
 
     app = new_app(cls=Kinds, help=help_text, subcommand_metavar="KIND SRC OUT [FLAGS]")
     app.callback()(lambda: None)
@@ -162,13 +153,11 @@ def _kind_command(
     kind: str,
     run: Callable[[BuildRequest], None],
     cls: type[Command],
-    early: Callable[[], AbstractContextManager[None]],
 ) -> Any:
     opener = find_opener(kind)
 
     def command(src: Src, out: Out, options: BuildOptions, **own: Any) -> None:
-        with nullcontext() if options.dry_run else early():
-            run(options.request(src, out, partial(opener, **own)))
+        run(options.request(src, out, partial(opener, **own)))
 
     annotated = [parameter for parameter in parameters(opener) if get_origin(parameter.annotation) is Annotated]
     help_text = (inspect.getdoc(opener) or "").partition("\n\n")[0]
