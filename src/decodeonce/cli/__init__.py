@@ -23,6 +23,7 @@ def main() -> None:
         signal.signal(number, _stop)
     signal.signal(LAST_BLOCKS, _end_with_blocks)
     gc.set_threshold(GC_THRESHOLD)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads, unused here, spin for 30 ms once imported
     code: int | None = EXIT_FAILED
     try:
         code = _run()
