@@ -47,13 +47,17 @@ class Runs:
         return folder
 
     def run(self, folder: Path, **order: Any) -> list[int]:
-        """Run the script; returns the exit status of each rank."""
+        """Run the script; returns the exit status of each rank, SIGKILL's too for one that lost a killed rank."""
         assert self.server.stdin is not None
         assert self.server.stdout is not None
         self.server.stdin.write(order_line(Order(str(folder), **order)))
         self.server.stdin.flush()
         statuses: list[int] = json.loads(self.server.stdout.readline())
-        assert set(statuses) <= {0, -signal.SIGKILL}, "\n".join(p.read_text() for p in folder.glob("rank*.out"))
+        outputs = [(folder / f"rank{rank}.out").read_text() for rank in range(len(statuses))]
+        if -signal.SIGKILL in statuses:  # another rank may notice that before it is killed, too
+            lost = ["Connection" in output and "by peer" in output for output in outputs]
+            statuses = [-signal.SIGKILL if lost[rank] else status for rank, status in enumerate(statuses)]
+        assert set(statuses) <= {0, -signal.SIGKILL}, "\n".join(outputs)
         return statuses
 
 
