@@ -35,7 +35,7 @@ from decodeonce.prep.entry import Entry
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source
-from decodeonce.store import PictureClass, StorePaths
+from decodeonce.store import ImageClass, StorePaths
 from decodeonce.store.hashing import row_checksum
 
 SCRATCH = Path(__file__).resolve().parent.parent / "build"
@@ -67,9 +67,9 @@ class MadeUp(Source):
         """Of a folder with one class, for nothing is read."""
         return {"classes": ["n00000000"]}
 
-    def classes(self) -> tuple[PictureClass, ...]:
+    def classes(self) -> tuple[ImageClass, ...]:
         """Classes named as wnids."""
-        return tuple(PictureClass(f"n{label:08d}", "a thing, or another") for label in range(self._classes))
+        return tuple(ImageClass(f"n{label:08d}", "a thing, or another") for label in range(self._classes))
 
     def entries(self) -> Iterator[Entry]:
         """All samples, class by class."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from decodeonce.prep.build.blocks import block_rows_for
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import StorePaths
-from decodeonce.store.manifest import DATA_OFFSET, Manifest, PictureClass
+from decodeonce.store.manifest import DATA_OFFSET, ImageClass, Manifest
 from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Sample, line, sample_line
 from decodeonce.store.writer import seal_store, shard_ranges, write_array, write_small
 
@@ -51,7 +51,7 @@ def synthetic_store(root: Path, rows: int, *, shards: int = 1, sparse: bool = Fa
         container="npy",
         block_rows=block_rows_for(rows, ROW_BYTES),  # as `prep build` takes
         shards=(),
-        classes=tuple(PictureClass(str(label), "") for label in range(CLASSES)),
+        classes=tuple(ImageClass(str(label), "") for label in range(CLASSES)),
         pixel_mean=(127.5,) * 3,
         pixel_std=(73.9,) * 3,
         recipe={"size": list(SHAPE[:2])},

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import settings
 from numpy.typing import NDArray
 
+from tests.images import make_tree
 from tests.packages import is_fatal
-from tests.pictures import make_tree
 from tests.stores import make_store, random_images
 
 COUNT = 60

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from bench.peers.harness.images import decoded
 from bench.peers.harness.peer import Arm, Batches, Peer, Source
-from bench.peers.harness.pictures import decoded
 
 
 def build(source: Source, folder: Path) -> None:

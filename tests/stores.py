@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import ContainerName, StorePaths
-from decodeonce.store.manifest import DATA_OFFSET, Column, Manifest, PictureClass
+from decodeonce.store.manifest import DATA_OFFSET, Column, ImageClass, Manifest
 from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Sample, line, sample_line
 from decodeonce.store.writer import seal_store, shard_ranges, write_array, write_small
 
@@ -69,7 +69,7 @@ def make_store(
         container=cast(ContainerName, container),
         block_rows=block_rows,
         shards=(),
-        classes=tuple(PictureClass(f"class{k}", f"the class {k}") for k in range(classes)),
+        classes=tuple(ImageClass(f"class{k}", f"the class {k}") for k in range(classes)),
         pixel_mean=mean,
         pixel_std=std,
         recipe={"size": list(images.shape[1:3])},

@@ -24,7 +24,7 @@ from decodeonce import open_store
 from decodeonce.prep.build import Work, build
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
-from tests.pictures import make_tree
+from tests.images import make_tree
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "examples" / "train_resnet50.py"

@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from decodeonce.store.manifest import PictureClass
+from decodeonce.store.manifest import ImageClass
 from tests.command import run
 from tests.packages import is_fatal
 from tests.store.signing import resign
@@ -102,7 +102,7 @@ def test_the_notebook_makes_a_store_looks_at_it_and_draws_its_rates(python: Path
 @pytest.mark.long
 def test_numpy_alone_looks_at_any_store(python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["$\\frac{1}{$", "\udcff\x1b[2J", "line\nbreak", "長い" * 99]
-    monkeypatch.setattr("tests.stores.PictureClass", lambda name, _: PictureClass(names[int(name[5:])], ""))
+    monkeypatch.setattr("tests.stores.ImageClass", lambda name, _: ImageClass(names[int(name[5:])], ""))
     images = random_images(30, shape=(8, 6, 1))
     edges, kept = np.full((30, 2, 4), [1, 2, 5, 6], "<f4"), np.array([[1, 0], [0, -1], [-1, -1]] * 10, "<i4")
     columns = {"boxes": edges, "box_count": (kept >= 0).sum(axis=1).astype("<i4"), "box_labels": kept}

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from bench.peers.harness.environments import find_python
+from bench.peers.harness.images import SAME_DECODER, decode, plain_tree
 from bench.peers.harness.journal import Journal
 from bench.peers.harness.judge import Delivered, Saved, fault, load, save
 from bench.peers.harness.measure import Peers, Run, by_rate, measure_builds, measure_loads
 from bench.peers.harness.peer import OURS, Peer, Source, load_peer, peer_names
-from bench.peers.harness.pictures import SAME_DECODER, decode, plain_tree
 from bench.peers.harness.tables import markdown
+from tests.images import jpeg, make_tree
 from tests.made_up_peer import LIES
-from tests.pictures import jpeg, make_tree
 
 MADE_UP = "tests.made_up_peer"
 SIZE, BATCH, WORKERS = 32, 2, 2

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pictures import make_tree
+from tests.images import make_tree
 
 pytestmark = pytest.mark.long
 

@@ -29,10 +29,10 @@ from typing import Any
 
 from bench.conditions import conditions
 from bench.peers.harness.environments import SetupError, apt_install, find_packages, find_python
+from bench.peers.harness.images import plain_tree
 from bench.peers.harness.journal import Journal
 from bench.peers.harness.measure import Peers, Run, measure_builds, measure_loads, say, settings
 from bench.peers.harness.peer import FOLDER, OURS, Peer, Source, load_peer, peer_names
-from bench.peers.harness.pictures import plain_tree
 from bench.peers.harness.plot import REQUIREMENTS
 from bench.peers.harness.runner import ROOT, ArmError
 from bench.peers.harness.tables import markdown

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from bench.peers.harness.images import decode_pair
 from bench.peers.harness.peer import Arm, Batches, Peer, Source
-from bench.peers.harness.pictures import decode_pair
 from bench.peers.harness.vision import MEAN, STD
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench.peers.harness.images import decoded
 from bench.peers.harness.peer import Arm, Batches, Peer, Source
-from bench.peers.harness.pictures import decoded
 from bench.peers.harness.vision import augmented_rows
 from bench.peers.memmap import epochs
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from bench.peers.harness.images import decode, in_shares
 from bench.peers.harness.peer import Arm, Batches, Peer, Source
-from bench.peers.harness.pictures import decode, in_shares
 from bench.peers.harness.vision import augmented_rows
 
 

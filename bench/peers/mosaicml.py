@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from bench.peers.harness.images import decode, in_shares
 from bench.peers.harness.peer import Arm, Batches, Peer, Source
-from bench.peers.harness.pictures import decode, in_shares
 from bench.peers.harness.vision import augmented_rows
 
 # A part of it that nothing here needs imports torchvision, whose wheels do not fit a CPU build of torch.

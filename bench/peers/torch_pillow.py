@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.peers.harness.images import decode
 from bench.peers.harness.peer import Arm, Batches, Peer, Source
-from bench.peers.harness.pictures import decode
 from bench.peers.harness.vision import augmentation
 
 

@@ -51,7 +51,7 @@ from decodeonce.prep.sources import FolderSource, ListSource
 from decodeonce.store import StorePaths, open_store, part_rows, stage_store
 from tests.command import Ended, prep
 from tests.forms.all_forms import PICS, PLAIN_FORMS
-from tests.pictures import make_tree, tree_bytes
+from tests.images import make_tree, tree_bytes
 from tests.stores import make_store, random_images
 
 HOW = LoaderSettings(batch_size=4, device="cpu", reader="auto", threads=None)

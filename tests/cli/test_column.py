@@ -14,7 +14,7 @@ from tests.command import assert_fails, prep
 from tests.forms.parquet import images as parquet_images
 from tests.forms.parquet import write_table
 from tests.forms.webdataset import sample, write_tar
-from tests.pictures import jpeg
+from tests.images import jpeg
 from tests.stores import make_store, random_images
 
 COUNT = 9

@@ -24,7 +24,7 @@ from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.layout import ContainerName
 from decodeonce.store.table import REJECT_COLUMNS, Reject, line, reject_line
 from tests.command import assert_fails, prep
-from tests.pictures import encoded, jpeg, make_tree, picture, tree_bytes
+from tests.images import encoded, jpeg, make_tree, picture, tree_bytes
 from tests.store.signing import replace_file, resign
 from tests.stores import make_store, random_images
 

@@ -15,7 +15,7 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.convert.convert import Conversion, convert
 from decodeonce.store import open_store, verify_store
 from tests.command import assert_fails, prep
-from tests.pictures import tree_bytes
+from tests.images import tree_bytes
 from tests.stores import make_store, random_images
 
 

@@ -26,7 +26,7 @@ from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import FolderSource, Source
 from tests.command import prep
 from tests.forms.all_forms import PICS, PLAIN_FORMS
-from tests.pictures import make_tree, tree_bytes
+from tests.images import make_tree, tree_bytes
 from tests.prep.building import built
 
 SMALL = Recipe(height=24, width=24)

@@ -15,7 +15,7 @@ from PIL import Image
 
 from tests.command import assert_fails, prep
 from tests.conftest import COUNT
-from tests.pictures import tree_bytes
+from tests.images import tree_bytes
 from tests.stores import make_store, random_images
 
 

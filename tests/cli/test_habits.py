@@ -31,7 +31,7 @@ from decodeonce.errors import DecodeonceError, failure_from
 from decodeonce.prep.sources import KINDS
 from decodeonce.store import disk
 from tests.command import app, assert_fails, prep, prep_process
-from tests.pictures import make_tree
+from tests.images import make_tree
 from tests.stores import make_store, random_images
 from tools.command_reference import members
 

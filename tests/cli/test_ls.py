@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from decodeonce.cli.inspect import ls
 from decodeonce.errors import StoreError
-from decodeonce.store import PictureClass, open_store, stage_store
+from decodeonce.store import ImageClass, open_store, stage_store
 from decodeonce.store.select import Selection, labels_of, row_range, select_lines
 from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, sample_line
 from tests.command import assert_fails, prep
@@ -151,7 +151,7 @@ def test_a_range_is_read_or_refused(text: str) -> None:
 
 
 def test_an_unknown_class_is_told_with_those_that_are_near() -> None:
-    classes = [PictureClass(name) for name in ("n01440764", "n01443537", "n02084071")]
+    classes = [ImageClass(name) for name in ("n01440764", "n01443537", "n02084071")]
     assert labels_of([], classes) is None
     assert labels_of(["n02084071", "n01440764", "n02084071"], classes) == frozenset({0, 2})
     for name, told in (("n0144", "n01440764 or n01443537"), ("n01440765", "n01440764"), ("dog", "the first of 3")):

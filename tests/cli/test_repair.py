@@ -12,7 +12,7 @@ from decodeonce.prep.sources import FolderSource
 from tests.command import prep
 from tests.forms.all_forms import PICS
 from tests.forms.folder import write_folder
-from tests.pictures import tree_bytes
+from tests.images import tree_bytes
 from tests.prep.building import built
 from tests.stores import make_store, random_images
 

@@ -18,7 +18,7 @@ from decodeonce.cli.rows import CheckedRows, drawn, shown_rows
 from decodeonce.cli.sheet import GAP, LINE, Words, default_font, draw_sheet
 from decodeonce.cli.thumbnail import SIDE, Shown, legible, thumbnail
 from decodeonce.cli.written import write_out
-from decodeonce.store import PictureClass, Store, disk, open_store, stage_store
+from decodeonce.store import ImageClass, Store, disk, open_store, stage_store
 from tests.command import assert_fails, prep
 from tests.store.signing import replace_file, resign
 from tests.stores import make_store, random_images
@@ -214,7 +214,7 @@ def test_a_sheet_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
 
 
 def test_names_in_any_script_are_drawn_or_escaped(store: Path) -> None:
-    shown = [Shown(0, None, PictureClass(name, name), False) for name in NAMES]
+    shown = [Shown(0, None, ImageClass(name, name), False) for name in NAMES]
     assert sheet(draw_sheet(shown)).std() > 0
     fonts = [default_font(), ImageFont.load_default_imagefont()]
     for font in fonts:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import assert_fails, prep
-from tests.pictures import make_tree
+from tests.images import make_tree
 
 
 @pytest.fixture

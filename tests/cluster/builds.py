@@ -11,7 +11,7 @@ from decodeonce.prep.build.status import read_status
 from decodeonce.store.hashing import hexdigest
 from tests.cluster.slurm import Cluster
 from tests.cluster.until import until
-from tests.pictures import encoded, picture, tree_bytes
+from tests.images import encoded, picture, tree_bytes
 
 PREP = [sys.executable, "-m", "decodeonce.cli"]
 BLOCKS = 48

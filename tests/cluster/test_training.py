@@ -21,7 +21,7 @@ from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from tests.cluster.slurm import Cluster
 from tests.cluster.until import until
-from tests.pictures import make_tree
+from tests.images import make_tree
 
 # The first test on a fresh machine installs Slurm; a rank takes seconds to import torch.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]

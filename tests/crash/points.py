@@ -18,7 +18,7 @@ from decodeonce.cli import EXIT_FAILED, EXIT_STOPPED, _run
 from tests.crash import forking
 from tests.crash.double import HARMLESS, KILLS, READS, Call, Double, Fault
 from tests.crash.targets import Target
-from tests.pictures import tree_bytes
+from tests.images import tree_bytes
 
 SECONDS = 60  # for a command of 50 ms, on a very busy machine
 PR_SET_CHILD_SUBREAPER = 36

@@ -16,7 +16,7 @@ from decodeonce.prep.build.status import read_status
 from decodeonce.store import StorePaths, open_store, verify_store
 from decodeonce.store.manifest import DATA_OFFSET, read_manifest
 from tests.forms.boxed import XML
-from tests.pictures import jpeg, make_tree, tree_bytes
+from tests.images import jpeg, make_tree, tree_bytes
 
 BLOCK_BYTES = 12 << 10  # four rows of 32x32: several blocks and shards of what takes milliseconds to decode
 SIZE = ("--size", "32", "--shard-size", "24KiB")  # eight rows a shard

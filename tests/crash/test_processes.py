@@ -17,7 +17,7 @@ from decodeonce.prep.build import Work, build
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from tests.cluster.until import until
-from tests.pictures import encoded, make_tree, picture, tree_bytes
+from tests.images import encoded, make_tree, picture, tree_bytes
 
 SLOW = 6
 CPU_SECONDS = 2  # of which a worker's start takes half a second, a slow picture some 0.3

@@ -23,7 +23,7 @@ from decodeonce.prep.sources import open_imagenet
 from decodeonce.prep.sources.imagenet.split import AnySplit
 from decodeonce.store import add_column
 from tests.docs.pages import SHELL, WRITTEN, Block, blocks, name_of
-from tests.pictures import jpeg
+from tests.images import jpeg
 
 CLASSES = ("n01440764", "n01443537", "n01484850", "n02123045")
 DRAWN = 16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.forms import boxed, folder, imagenet, listed, parquet, webdataset
 from tests.forms.form import Form, Pic
-from tests.pictures import jpeg
+from tests.images import jpeg
 
 # Those without boxes, by name.
 PLAIN_FORMS: dict[str, Form] = {

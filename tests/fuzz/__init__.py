@@ -26,7 +26,7 @@ TARGETS = (
     "annotation",
     "lists",
     "class_lists",
-    "picture",
+    "image",
     "parquet",
 )
 

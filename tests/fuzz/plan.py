@@ -15,7 +15,7 @@ from decodeonce.store import StorePaths
 from tests.fuzz import Mutate
 from tests.fuzz.scratch import scratch
 from tests.fuzz.trees import mutate_tree, rewritten
-from tests.pictures import make_tree
+from tests.images import make_tree
 from tests.store.signing import sign
 
 FOLDER = scratch("plan")

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable
 from functools import cache
 
-from tests.pictures import crc, encoded, jpeg, picture, segment
+from tests.images import crc, encoded, jpeg, picture, segment
 
 MIB = 1 << 20
 

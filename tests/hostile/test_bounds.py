@@ -48,7 +48,7 @@ from decodeonce.prep.sources.imagenet.beside import DEVKIT_TAR, TRUTH, Beside
 from tests.forms.imagenet import tar_bytes, zip_bytes
 from tests.forms.parquet import images, write_table
 from tests.forms.webdataset import sample, write_tar
-from tests.pictures import replaced
+from tests.images import replaced
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "sources.md"
 MB = 1 << 20

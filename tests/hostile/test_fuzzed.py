@@ -19,7 +19,7 @@ from decodeonce.store import StorePaths
 from decodeonce.store.hashing import hexdigest
 from tests.forms.imagenet import zip_bytes
 from tests.fuzz.tar import mended
-from tests.pictures import replaced
+from tests.images import replaced
 
 
 def test_half_a_sparse_map_in_a_tar_is_refused(tmp_path: Path) -> None:

@@ -19,13 +19,13 @@ import pytest
 
 from decodeonce.prep.build import Work, build, make_plan, work
 from decodeonce.prep.export.export import export_store
-from decodeonce.prep.export.pictures import ExportPaths, ExportSettings
+from decodeonce.prep.export.images import ExportPaths, ExportSettings
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import StorePaths, disk, open_store, stage
 from decodeonce.store.layout import PRIVATE_FOLDER
 from tests.command import Ended, prep
-from tests.pictures import make_tree, tree_bytes
+from tests.images import make_tree, tree_bytes
 
 RECIPE = Recipe(height=64, width=64, shard_size=4 * 64 * 64 * 3, shuffle_seed=0)
 WORK = Work(workers=1, max_bad="2")

@@ -17,7 +17,7 @@ from decodeonce.cli.written import write_out
 from decodeonce.prep.build import Work, build, finish, make_plan, work
 from decodeonce.prep.build.max_bad import Allowance
 from decodeonce.prep.export.export import export_store
-from decodeonce.prep.export.pictures import ExportSettings
+from decodeonce.prep.export.images import ExportSettings
 from decodeonce.prep.jobs import Chain, read_site, write_scripts
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sample import write_sample_tree
@@ -29,7 +29,7 @@ from tests.forms.boxed import XML
 from tests.forms.imagenet import zip_bytes
 from tests.forms.parquet import images, write_table
 from tests.forms.webdataset import sample, write_tar
-from tests.pictures import jpeg
+from tests.images import jpeg
 from tests.stores import make_store, random_images
 
 

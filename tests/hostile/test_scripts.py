@@ -21,7 +21,7 @@ from decodeonce.prep.build.max_bad import Allowance
 from decodeonce.prep.jobs import Chain, read_site, write_scripts
 from decodeonce.prep.jobs.site import parse_site
 from tests.command import prep
-from tests.pictures import make_tree
+from tests.images import make_tree
 
 SRC = Path(decodeonce.__file__).parent
 NAMES = [

@@ -42,7 +42,7 @@ from tests.forms.form import Pic
 from tests.forms.imagenet import class_tars, tar_bytes, zip_bytes
 from tests.forms.parquet import images, write_table
 from tests.forms.webdataset import sample, write_tar
-from tests.pictures import jpeg
+from tests.images import jpeg
 
 SMALL = Recipe(height=8, width=8)
 PICTURE = jpeg(24, 20)

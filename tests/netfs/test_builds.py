@@ -10,8 +10,8 @@ import pytest
 
 from tests.cluster.builds import PREP, digests
 from tests.cluster.until import until
+from tests.images import jpeg
 from tests.netfs.gluster import Gluster
-from tests.pictures import jpeg
 
 pytestmark = pytest.mark.long
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import cast
 
 from decodeonce.prep.export import export_store
-from decodeonce.prep.export.pictures import ExportPaths, ExportSettings
+from decodeonce.prep.export.images import ExportPaths, ExportSettings
 from decodeonce.prep.recipe import ExportForm
 from decodeonce.store import open_store
-from tests.pictures import tree_bytes
+from tests.images import tree_bytes
 
 
 def kill_at_each_step(store: Path, folder: Path, form: ExportForm) -> int:

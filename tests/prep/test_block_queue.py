@@ -12,7 +12,7 @@ from decodeonce.prep.build import make_plan
 from decodeonce.prep.build.block_queue import BlockQueue, block_spans
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import FolderSource
-from tests.pictures import make_tree
+from tests.images import make_tree
 
 
 def spans_of(block_rows: int, unit_rows: list[int]) -> dict[int, tuple[int, int]]:

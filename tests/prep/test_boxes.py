@@ -31,7 +31,7 @@ from decodeonce.prep.sources.formats.annotations import (
     usable_box,
 )
 from decodeonce.prep.sources.links import Links
-from decodeonce.store import PictureClass
+from decodeonce.store import ImageClass
 
 Drawn = tuple[str, tuple[float, float, float, float]]
 FISH, SHARK, DOG = "n01440764", "n01484850", "n02085620"
@@ -67,8 +67,8 @@ class Tree(Source):
     def facts(self) -> dict[str, Any]:
         return {"a": "fact"}
 
-    def classes(self) -> tuple[PictureClass, ...]:
-        return tuple(PictureClass(*item) for item in DESCRIPTIONS.items())
+    def classes(self) -> tuple[ImageClass, ...]:
+        return tuple(ImageClass(*item) for item in DESCRIPTIONS.items())
 
     def entries(self) -> Iterator[Entry]:
         for place, path in enumerate(sorted(self.top.glob("*/*"))):
@@ -398,7 +398,7 @@ def test_an_object_is_labelled_by_class_name_by_a_word_of_one_description_or_ane
     assert len(source.classes()) == 3
     for _ in range(2):  # a source may be listed again
         assert [entry.label for entry in source.entries()] == [1, 0, 1, 0, 3, 4, 2, 3, 5, 6]
-        assert source.classes()[:3] == tuple(PictureClass(*item) for item in DESCRIPTIONS.items())
+        assert source.classes()[:3] == tuple(ImageClass(*item) for item in DESCRIPTIONS.items())
         assert [cls.name for cls in source.classes()[3:]] == ["dog", "crane", "Dog", "tench, Tinca tinca"]
         assert source.doubts(10)[-1] == "names of objects that were no class and now are: 4 (first dog, crane, Dog)"
 
@@ -496,7 +496,7 @@ def test_pixels_are_those_of_the_box(tmp_path: Path) -> None:
     from decodeonce.prep.build import Work, build
     from decodeonce.prep.recipe import Recipe
     from decodeonce.store import open_store
-    from tests.pictures import picture
+    from tests.images import picture
 
     trial = Trial(tmp_path, f"{FISH}_1")
     image = picture(100, 80)

@@ -30,7 +30,7 @@ from decodeonce.store import StorePaths, open_store, verify_store
 from decodeonce.store.layout import ContainerName
 from decodeonce.store.table import read_rejects
 from tests import disks
-from tests.pictures import jpeg, make_tree, reference_row, tree_bytes
+from tests.images import jpeg, make_tree, reference_row, tree_bytes
 
 # rows of 3 MB: a block each, two blocks a shard, so that two rejects empty a whole shard
 LARGE_ROWS: dict[str, Any] = {"height": 1024, "width": 1024, "shard_size": 6 << 20, "shuffle_seed": 0}

@@ -19,7 +19,7 @@ from decodeonce.prep.build import Work, build, make_plan
 from decodeonce.prep.build import blocks as build_blocks
 from decodeonce.prep.convert.convert import Conversion, open_conversion
 from decodeonce.prep.export.export import export_store
-from decodeonce.prep.export.pictures import ExportSettings
+from decodeonce.prep.export.images import ExportSettings
 from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.repair.repair import repair_store
 from decodeonce.prep.sources import BoxedSource, Source, open_list, open_parquet, open_webdataset
@@ -30,7 +30,7 @@ from tests.forms.boxed import XML
 from tests.forms.parquet import images as parquet_images
 from tests.forms.parquet import write_table
 from tests.forms.webdataset import sample, write_tar
-from tests.pictures import jpeg, tree_bytes
+from tests.images import jpeg, tree_bytes
 from tests.prep.building import built
 
 COUNT = 12

@@ -28,7 +28,7 @@ from decodeonce.prep.sources import BoxedSource, FolderSource, open_imagenet
 from decodeonce.store import open_store, stage_store, verify_store
 from decodeonce.store.select import Selection
 from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, read_rejects, sample_line
-from tests.pictures import jpeg, make_tree, tree_bytes
+from tests.images import jpeg, make_tree, tree_bytes
 from tests.store.signing import replace_file, resign
 from tests.stores import make_store, random_images
 

@@ -1,4 +1,4 @@
-"""Rows against Pillow alone; odd and broken pictures are in test_odd_pictures.py."""
+"""Rows against Pillow alone; odd and broken pictures are in test_unusual_images.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from decodeonce.prep.entry import Entry, Row
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.pixels.geometry import fit_to
 from decodeonce.prep.recipe import Recipe
-from tests.pictures import encoded, jpeg, reference_row
+from tests.images import encoded, jpeg, reference_row
 
 
 def decode(data: bytes, name: str = "x.JPEG", **options: Any) -> Row:

@@ -21,15 +21,15 @@ from PIL import Image
 from decodeonce.errors import DecodeonceError, Stopped, StoreError
 from decodeonce.prep.build import Work, build
 from decodeonce.prep.export.export import export_store
-from decodeonce.prep.export.pictures import ExportPaths, ExportSettings
+from decodeonce.prep.export.images import ExportPaths, ExportSettings
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import FolderSource, open_webdataset
-from decodeonce.store import PictureClass, Store, StorePaths, disk, open_store, part_rows, stage_store
+from decodeonce.store import ImageClass, Store, StorePaths, disk, open_store, part_rows, stage_store
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.manifest import SmallFile, read_manifest
 from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, sample_line
 from tests import disks
-from tests.pictures import jpeg, picture, tree_bytes
+from tests.images import jpeg, picture, tree_bytes
 from tests.store.signing import resign
 from tests.stores import make_store, random_images
 
@@ -65,7 +65,7 @@ def named(root: Path, classes: list[str], sources: list[str]) -> Store:
     paths.samples.write_bytes(samples)
     manifest = read_manifest(paths.manifest)
     files = {**manifest.files, "samples.tsv": SmallFile(len(samples), hexdigest(samples))}
-    renamed = replace(manifest, classes=tuple(map(PictureClass, classes)), files=files)
+    renamed = replace(manifest, classes=tuple(map(ImageClass, classes)), files=files)
     paths.manifest.write_bytes(renamed.to_bytes())
     return open_store(root)
 
@@ -338,7 +338,7 @@ def test_workers_do_not_outlive_a_killed_parent(
     script = (
         "import os, signal\n"
         "from decodeonce.prep.export.export import export_store\n"
-        "from decodeonce.prep.export.pictures import ExportSettings\n"
+        "from decodeonce.prep.export.images import ExportSettings\n"
         "from decodeonce.store import open_store\n"
         f"left = {at}\n"
         "def progress(rows):\n"

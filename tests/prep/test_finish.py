@@ -19,7 +19,7 @@ from decodeonce.prep.build.scan import scan
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source
-from decodeonce.store import PictureClass, StorePaths, disk, open_store, verify_store
+from decodeonce.store import ImageClass, StorePaths, disk, open_store, verify_store
 from decodeonce.store.hashing import row_checksum
 
 COUNT = 400
@@ -34,8 +34,8 @@ class _Listed(Source):
     def facts(self) -> dict[str, Any]:
         return {"classes": ["plain"]}
 
-    def classes(self) -> tuple[PictureClass, ...]:
-        return (PictureClass("plain"), PictureClass("tab\tname"), PictureClass("unused"))
+    def classes(self) -> tuple[ImageClass, ...]:
+        return (ImageClass("plain"), ImageClass("tab\tname"), ImageClass("unused"))
 
     def entries(self) -> Iterator[Entry]:
         ends = (b".jpg", b"\\\n.jpg", b"\xff\t.jpg", "ü.jpg".encode())

@@ -11,7 +11,7 @@ import pytest
 
 from decodeonce.prep.sources import FolderSource
 from tests.command import prep
-from tests.pictures import make_tree
+from tests.images import make_tree
 
 
 def folders(root: Path, *images: str) -> Path:

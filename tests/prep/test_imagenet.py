@@ -29,7 +29,7 @@ from decodeonce.store.table import read_rejects
 from tests.forms import imagenet as made
 from tests.forms.form import Pic
 from tests.forms.imagenet import CLS_LOC, DEVKIT, TRAIN_TAR, VAL_TAR, ZIP, Files, tar_bytes, write, zip_bytes
-from tests.pictures import jpeg, tree_bytes
+from tests.images import jpeg, tree_bytes
 
 WNIDS = ["n01440764", "n01443537", "n01484850"]  # their ILSVRC2012_IDs are 449, 450 and 442
 PICS = [

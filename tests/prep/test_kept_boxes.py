@@ -15,7 +15,7 @@ from decodeonce.prep.build import Work, build, make_plan
 from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.sources import BoxedSource, FolderSource
 from decodeonce.store import Store, open_store, verify_store
-from tests.pictures import encoded, reference_row
+from tests.images import encoded, reference_row
 
 RED = (250, 10, 10)
 BOXES = {"a": [(20, 10, 60, 40)], "b": [(0, 0, 30, 64), (70, 30, 96, 60), (40, 10, 64, 30)], "c": []}

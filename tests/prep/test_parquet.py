@@ -18,7 +18,7 @@ from decodeonce.prep.sources import ParquetSource, open_parquet, open_source
 from decodeonce.prep.sources.formats import tables
 from decodeonce.prep.sources.formats.tables import damaged
 from tests.forms.parquet import images, write_table
-from tests.pictures import jpeg
+from tests.images import jpeg
 
 PICTURES = [jpeg(20, 10, seed=seed) for seed in range(5)]
 IMAGES = images([(data, f"{k}.jpg") for k, data in enumerate(PICTURES)])

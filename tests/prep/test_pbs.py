@@ -12,7 +12,7 @@ import pytest
 
 from decodeonce.prep.jobs import Chain, read_site, write_scripts
 from tests import pbs
-from tests.pictures import make_tree, tree_bytes
+from tests.images import make_tree, tree_bytes
 
 PREP = [sys.executable, "-m", "decodeonce.cli"]
 

@@ -12,7 +12,7 @@ from decodeonce.prep.build.pixel_sums import PixelSums, summed_lines
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import open_store
-from tests.pictures import make_tree
+from tests.images import make_tree
 
 
 @pytest.mark.parametrize("height", [1, 31, 32, 63, 64, 95, 256, 1000])

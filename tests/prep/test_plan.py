@@ -27,8 +27,8 @@ from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import FolderSource, Source, open_imagenet, parallel_stat
 from decodeonce.prep.sources.base import file_entry
 from decodeonce.prep.sources.links import Links
-from decodeonce.store import PictureClass, StorePaths
-from tests.pictures import jpeg, make_tree, tree_bytes
+from decodeonce.store import ImageClass, StorePaths
+from tests.images import jpeg, make_tree, tree_bytes
 
 SMALL = Recipe(height=16, width=16, shuffle_seed=0)
 
@@ -169,7 +169,7 @@ def test_labels_follow_the_class_list_and_names_the_mapping(tmp_path: Path) -> N
     tree = make_tree(tmp_path / "src")
     (tree / "LOC_synset_mapping.txt").write_text("n00000000 tench, Tinca tinca\nn00000002 goldfish\n")
     source = open_imagenet(tree)
-    assert source.classes()[:2] == (PictureClass("n00000000", "tench, Tinca tinca"), PictureClass("n00000001", ""))
+    assert source.classes()[:2] == (ImageClass("n00000000", "tench, Tinca tinca"), ImageClass("n00000001", ""))
     reversed_ = open_imagenet(tree, classes=["n00000002", "n00000009", "n00000001", "n00000000"])
     labels = {os.fsdecode(entry.name).split("/")[1]: entry.label for entry in reversed_.entries()}
     assert labels == {"n00000002": 0, "n00000001": 2, "n00000000": 3}
@@ -319,8 +319,8 @@ class _Synthetic(Source):
     def facts(self) -> dict[str, Any]:
         return {}
 
-    def classes(self) -> tuple[PictureClass, ...]:
-        return (PictureClass("n01440764"),)
+    def classes(self) -> tuple[ImageClass, ...]:
+        return (ImageClass("n01440764"),)
 
     def entries(self) -> Iterator[Entry]:
         return (Entry(b"train/n01440764/n01440764_%d.JPEG" % k, 0, 110_000, 1) for k in range(self._count))

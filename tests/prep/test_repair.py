@@ -24,7 +24,7 @@ from decodeonce.prep.convert.convert import Conversion, open_conversion
 from decodeonce.prep.pixels.user_map import find_map
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import BoxRules, Recipe
-from decodeonce.prep.repair.pictures import PictureSearch
+from decodeonce.prep.repair.images import ImageSearch
 from decodeonce.prep.repair.repair import NO_CHECKSUM, Repair, repair_store
 from decodeonce.prep.sources import BoxedSource, FolderSource, Source
 from decodeonce.store import add_column, disk, open_store, stage_store, verify_store
@@ -37,7 +37,7 @@ from tests.forms.boxed import XML
 from tests.forms.folder import write_folder
 from tests.forms.form import Form, Pic
 from tests.forms.webdataset import write_tar
-from tests.pictures import jpeg, picture, tree_bytes
+from tests.images import jpeg, picture, tree_bytes
 from tests.prep.building import built
 from tests.store.signing import replace_file, resign
 from tests.stores import make_store, random_images
@@ -217,7 +217,7 @@ def test_an_archive_is_read_up_to_what_is_wanted(tmp_path: Path, monkeypatch: py
         return real(*arguments)
 
     monkeypatch.setattr(disk, "pread", counted)
-    search = PictureSearch([tmp_path], {b"many.tar/2.jpg", b"many.tar/4.jpg"})
+    search = ImageSearch([tmp_path], {b"many.tar/2.jpg", b"many.tar/4.jpg"})
     for name, data in search.find():
         assert data == name[-5:-4] * 9
         search.names.discard(name)
@@ -230,7 +230,7 @@ def test_a_name_leads_to_nothing_above_the_source(tmp_path: Path) -> None:
     (tmp_path / "above.jpg").write_bytes(b"above")
     os.mkfifo(tmp_path / "src/pipe.jpg")
     names = {b"../above.jpg", b"pipe.jpg", b"src", b"above.jpg/x", b"no\0name"}
-    assert list(PictureSearch([tmp_path / "src"], names).find()) == []
+    assert list(ImageSearch([tmp_path / "src"], names).find()) == []
 
 
 # What follows from what is whole.

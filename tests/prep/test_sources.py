@@ -23,7 +23,7 @@ from decodeonce.prep.sources.base import WITH_BOXES
 from decodeonce.store import open_store
 from tests.forms.all_forms import FORMS, PICS
 from tests.forms.form import Form, Pic
-from tests.pictures import reference_row
+from tests.images import reference_row
 
 
 @pytest.fixture(params=FORMS, ids=lambda form: form.name)

@@ -15,7 +15,7 @@ from decodeonce.prep.build.status import read_status
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import StorePaths
-from tests.pictures import jpeg, make_tree
+from tests.images import jpeg, make_tree
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.sources import FolderSource
 from decodeonce.store import open_store
 from decodeonce.store.table import Reject, read_rejects
-from tests.pictures import encoded, jpeg, picture, reference_row
+from tests.images import encoded, jpeg, picture, reference_row
 
 MODULE = """
 import numpy as np

@@ -18,7 +18,7 @@ from decodeonce.prep.sources import WebdatasetSource, open_source, open_webdatas
 from decodeonce.prep.sources.formats.gzipped import GzipStream
 from decodeonce.prep.sources.parallel_stat import STAT_THREADS
 from tests.forms.webdataset import sample, write_tar
-from tests.pictures import jpeg
+from tests.images import jpeg
 
 PICTURE = jpeg(20, 10)
 

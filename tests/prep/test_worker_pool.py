@@ -21,7 +21,7 @@ from decodeonce.prep.build.worker_pool import Worker, WorkerPool, WorkerSettings
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet, open_webdataset
 from decodeonce.store.table import read_rejects
-from tests.pictures import encoded, jpeg, make_tree, picture
+from tests.images import encoded, jpeg, make_tree, picture
 
 
 @pytest.fixture(scope="module")

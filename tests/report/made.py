@@ -10,7 +10,7 @@ from decodeonce.cli.report import facts as gathering
 from decodeonce.store import open_store
 from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Reject, Sample, line, reject_line, sample_line
 from tests.command import prep
-from tests.pictures import encoded, jpeg, picture, replaced
+from tests.images import encoded, jpeg, picture, replaced
 from tests.store.signing import Facts, replace_file, resign
 from tests.stores import make_store, random_images
 

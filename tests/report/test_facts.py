@@ -24,7 +24,7 @@ from decodeonce.prep.pixels.geometry import fit_to
 from decodeonce.store import Reject, open_store, stage_store
 from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Sample, line, reject_line, sample_line
 from tests.forms.webdataset import write_tar
-from tests.pictures import encoded, jpeg, picture
+from tests.images import encoded, jpeg, picture
 from tests.report import dying
 from tests.report.made import gathered, many_classes
 from tests.store.signing import replace_file, resign
@@ -190,7 +190,7 @@ def test_rejects_are_counted_listed_and_shown_by_kind(tmp_path: Path) -> None:
     assert sum(number for (action, _), number in shown.items() if action == "kept") == 24
 
 
-def test_odd_pictures_are_shown_by_their_rows(tmp_path: Path) -> None:
+def test_unusual_images_are_shown_by_their_rows(tmp_path: Path) -> None:
     root = make_store(tmp_path / "a", random_images(90))
     found = [
         Reject("class0/81.jpg", "grey", "kept"),

@@ -22,7 +22,7 @@ from decodeonce.cli.report.page import POLICY, environment, share
 from decodeonce.cli.report.page import page as made_page
 from decodeonce.store import open_store, stage_store
 from tests.command import assert_fails, prep
-from tests.pictures import jpeg, make_tree
+from tests.images import jpeg, make_tree
 from tests.report.made import gathered, many_classes
 from tests.store.signing import replace_file, resign
 from tests.stores import make_store, random_images

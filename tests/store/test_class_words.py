@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from decodeonce.cli.rows import CheckedRows, shown_rows
-from decodeonce.store import PictureClass, open_store
+from decodeonce.store import ImageClass, open_store
 from decodeonce.store.class_words import ilsvrc2012, with_words
 from tests.command import prep
 from tests.store.signing import resign
@@ -25,20 +25,20 @@ def store(tmp_path: Path) -> Path:
 
 def test_a_wnid_has_its_words_where_the_store_has_none(store: Path) -> None:
     opened = open_store(store)
-    assert opened.classes == tuple(map(PictureClass, NAMES, ("Siberian husky", "", "")))
+    assert opened.classes == tuple(map(ImageClass, NAMES, ("Siberian husky", "", "")))
     assert opened.manifest.to_bytes() == (store / "store.json").read_bytes()
 
 
 def test_a_description_of_the_store_stays(store: Path) -> None:
     resign(store, lambda facts: facts["classes"][0].update(description="our best dog"))
-    assert open_store(store).classes[0] == PictureClass("n02110185", "our best dog")
+    assert open_store(store).classes[0] == ImageClass("n02110185", "our best dog")
 
 
 def test_the_table_is_read_only_for_a_name_like_a_wnid(store: Path) -> None:
     ilsvrc2012.cache_clear()
-    others = tuple(map(PictureClass, ("dogs", "n0211018x", "n021101855", "", "N02110185")))
+    others = tuple(map(ImageClass, ("dogs", "n0211018x", "n021101855", "", "N02110185")))
     assert with_words(others) is others
-    described = (PictureClass("n02110185", "known"),)
+    described = (ImageClass("n02110185", "known"),)
     assert with_words(described) is described
     opened = open_store(store)
     assert repr(opened)

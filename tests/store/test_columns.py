@@ -15,7 +15,7 @@ from decodeonce.errors import DecodeonceError, StoreError
 from decodeonce.store import add_column, open_store, remove_column, stage_store, verify_store
 from decodeonce.store.columns import column_file, read_numbers
 from decodeonce.store.manifest import read_manifest
-from tests.pictures import tree_bytes
+from tests.images import tree_bytes
 from tests.store.signing import resign
 from tests.stores import make_store, random_images
 

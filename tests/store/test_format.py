@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from decodeonce import open_store
-from decodeonce.store import PictureClass, Sample, StorePaths, verify_store
+from decodeonce.store import ImageClass, Sample, StorePaths, verify_store
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.hashing import hexdigest, row_checksum
 from decodeonce.store.hdf5 import virtual_bytes
@@ -127,7 +127,7 @@ def test_golden_store_opens(container: str) -> None:
     np.testing.assert_array_equal(opened.images[:], IMAGES)
     np.testing.assert_array_equal(opened.labels, LABELS)
     np.testing.assert_array_equal(opened.columns["weights"], WEIGHTS)
-    assert opened.classes == tuple(PictureClass(f"class{k}", f"the class {k}") for k in range(3))
+    assert opened.classes == tuple(ImageClass(f"class{k}", f"the class {k}") for k in range(3))
     assert opened.samples[4] == Sample(4, 1, "class1", "class1/4.jpg", 9, 9, "", "0000000000000004")
     assert verify_store(GOLDEN / container).ok
 
@@ -184,7 +184,7 @@ def test_h5py_alone_reads_all_rows_through_store_h5(tmp_path: Path, monkeypatch:
 def test_store_h5_has_every_class_name_in_valid_utf8() -> None:
     names = {"n02110185": "n02110185", "Größe 汽车": "Größe 汽车", "": "", "long" * 20000: "long" * 20000}
     names |= {"not \udcff": "not \\xff", "tab\t\\": "tab\\t\\\\", "a\0b": "a?b", "half \ud800": "half ?"}
-    manifest = replace(read_manifest(GOLDEN / "hdf5" / "store.json"), classes=tuple(map(PictureClass, names)))
+    manifest = replace(read_manifest(GOLDEN / "hdf5" / "store.json"), classes=tuple(map(ImageClass, names)))
     image = virtual_bytes(manifest, labels=LABELS)
     assert image == virtual_bytes(manifest, labels=LABELS)
     with h5py.File(io.BytesIO(image), "r") as file:
@@ -298,7 +298,7 @@ def test_manifest_survives_reading_and_writing(store: Path) -> None:
 
 @given(st.lists(st.binary(max_size=12).map(os.fsdecode) | st.text(max_size=12), min_size=1, max_size=4))
 def test_manifest_is_utf8_whatever_the_classes_are_called(names: list[str]) -> None:
-    classes = tuple(PictureClass(name, name[::-1]) for name in names)
+    classes = tuple(ImageClass(name, name[::-1]) for name in names)
     manifest = replace(read_manifest(GOLDEN / "npy" / "store.json"), classes=classes)
     encoded = manifest.to_bytes()
     assert encoded.decode("utf-8").endswith("}\n")

@@ -19,7 +19,7 @@ from decodeonce.store import stage_store, verify_store
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import ContainerName, StorePaths
-from decodeonce.store.manifest import DATA_OFFSET, Manifest, PictureClass
+from decodeonce.store.manifest import DATA_OFFSET, ImageClass, Manifest
 from decodeonce.store.select import Selection
 from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Sample, line, sample_line
 from decodeonce.store.writer import seal_store, shard_ranges, write_array, write_small
@@ -99,7 +99,7 @@ def make_large_store(root: Path, container: ContainerName, shard_rows: int) -> L
         container=container,
         block_rows=8,
         shards=(),
-        classes=tuple(PictureClass(f"{label}") for label in range(CLASSES)),
+        classes=tuple(ImageClass(f"{label}") for label in range(CLASSES)),
         pixel_mean=(1.0,) * 3,
         pixel_std=(1.0,) * 3,
         recipe={"size": list(SHAPE[:2])},

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from decodeonce import open_store
 from decodeonce.errors import StoreError
-from decodeonce.store import PictureClass, Sample, Store
+from decodeonce.store import ImageClass, Sample, Store
 from decodeonce.store.checks import check_shard
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.hashing import file_chunks
@@ -284,7 +284,7 @@ def test_length_shape_and_iteration(opened: Store) -> None:
 
 def test_labels_classes_and_columns(opened: Store) -> None:
     same(opened.labels, LABELS)
-    assert opened.classes == tuple(PictureClass(f"class{k}", f"the class {k}") for k in range(3))
+    assert opened.classes == tuple(ImageClass(f"class{k}", f"the class {k}") for k in range(3))
     assert opened.columns.keys() == COLUMNS.keys()
     for name, column in COLUMNS.items():
         same(opened.columns[name], column)

@@ -17,7 +17,7 @@ from pathlib import Path
 from decodeonce.prep.build import Work, finish, make_plan, plan_unless_built, work
 from decodeonce.prep.build.max_bad import Allowance
 from decodeonce.prep.sources import open_imagenet
-from tests.pictures import make_tree, tree_bytes
+from tests.images import make_tree, tree_bytes
 from tests.together.processes import RECIPE
 
 Call = Callable[[], object]

@@ -12,7 +12,7 @@ from decodeonce.prep.pixels.user_map import find_map
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import verify_store
-from tests.pictures import make_tree, tree_bytes
+from tests.images import make_tree, tree_bytes
 from tests.together.processes import MAP, RECIPE
 
 

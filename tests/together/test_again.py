@@ -20,7 +20,7 @@ from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import open_store, stage_store
 from tests.command import prep
-from tests.pictures import make_tree, tree_bytes
+from tests.images import make_tree, tree_bytes
 from tests.together.processes import ROOT, build_words
 
 ALLOWANCE = Allowance.parse("2")

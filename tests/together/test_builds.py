@@ -16,7 +16,7 @@ from decodeonce.prep.build.max_bad import Allowance
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import StorePaths, verify_store
-from tests.pictures import tree_bytes
+from tests.images import tree_bytes
 from tests.together.processes import Prep, build_words, prep
 
 FINISHED = "another process has finished this build: there is no more to do"

@@ -21,8 +21,8 @@ from decodeonce.prep.build.status import Status, read_status
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import StorePaths
+from tests.images import tree_bytes
 from tests.packages import need
-from tests.pictures import tree_bytes
 from tests.together.processes import ROOT, build_words
 
 ALLOWANCE = Allowance.parse("2")

@@ -20,7 +20,7 @@ from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import stage_store
 from tests import disks
 from tests.command import prep
-from tests.pictures import tree_bytes
+from tests.images import tree_bytes
 from tests.together.processes import ROOT, build_words
 
 SHORT = "mend that and run the same command again"

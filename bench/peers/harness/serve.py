@@ -21,9 +21,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from bench.peers.harness.images import SAME_DECODER, decoded
 from bench.peers.harness.judge import Delivered, save
 from bench.peers.harness.peer import Batches, Peer, Source, load_peer
-from bench.peers.harness.pictures import SAME_DECODER, decoded
 
 COPIES = 8  # a long epoch: at ImageNet's size, what its start costs is nothing
 AUGMENTED_COPIES = 2  # which take longer

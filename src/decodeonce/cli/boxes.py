@@ -11,7 +11,7 @@ from decodeonce.cli.thumbnail import legible
 from decodeonce.store import Store
 from decodeonce.store.checks import check_file
 from decodeonce.store.class_words import with_words
-from decodeonce.store.manifest import BOX_COLUMNS, BOX_LABELS, Column, PictureClass
+from decodeonce.store.manifest import BOX_COLUMNS, BOX_LABELS, Column, ImageClass
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -43,7 +43,7 @@ class KeptBoxes:
         for column in columns:
             check_file(store.paths.root / column.file, store.manifest.files[column.file])
         self._columns = {column.name: store.column(column) for column in columns}
-        classes = (*with_words(tuple(map(PictureClass, store.box_classes))), *store.classes)
+        classes = (*with_words(tuple(map(ImageClass, store.box_classes))), *store.classes)
         words = {cls.name: cls.description.partition(",")[0] for cls in classes if cls.description}
         self._names = [words.get(name, name) for name in store.box_classes]
 

@@ -30,7 +30,7 @@ def export(
     from decodeonce.cli.progress import count_bar
     from decodeonce.host import usable_cores
     from decodeonce.prep.export.export import export_store
-    from decodeonce.prep.export.pictures import SHARD_ROWS, ExportSettings
+    from decodeonce.prep.export.images import SHARD_ROWS, ExportSettings
     from decodeonce.store import open_store
 
     opened = open_store(store)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from decodeonce.cli import printable
 from decodeonce.errors import DecodeonceError
-from decodeonce.store.manifest import PictureClass
+from decodeonce.store.manifest import ImageClass
 from decodeonce.store.table import escape
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Shown:
 
     row: int
     picture: Image | None
-    cls: PictureClass | None
+    cls: ImageClass | None
     damaged: bool
 
     def lines(self, most: int = 200) -> list[str]:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from decodeonce.store.images import Images as Images
     from decodeonce.store.layout import StorePaths as StorePaths
     from decodeonce.store.manifest import Column as Column
+    from decodeonce.store.manifest import ImageClass as ImageClass
     from decodeonce.store.manifest import Manifest as Manifest
-    from decodeonce.store.manifest import PictureClass as PictureClass
     from decodeonce.store.manifest import Shard as Shard
     from decodeonce.store.manifest import SmallFile as SmallFile
     from decodeonce.store.part import part_rows as part_rows
@@ -33,7 +33,7 @@ _NAMES = {
     "columns": ("add_column", "remove_column"),
     "images": ("Images",),
     "layout": ("StorePaths",),
-    "manifest": ("Column", "Manifest", "PictureClass", "Shard", "SmallFile"),
+    "manifest": ("Column", "Manifest", "ImageClass", "Shard", "SmallFile"),
     "part": ("part_rows",),
     "reader": ("Store", "open_store"),
     "stage": ("Staged", "stage_store"),

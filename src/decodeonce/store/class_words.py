@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from decodeonce.store.manifest import PictureClass
+from decodeonce.store.manifest import ImageClass
 
 TABLE = "ilsvrc2012.tsv"
 
@@ -22,7 +22,7 @@ def ilsvrc2012() -> dict[str, str]:
     return dict(line.split("\t") for line in lines)
 
 
-def with_words(classes: tuple[PictureClass, ...]) -> tuple[PictureClass, ...]:
+def with_words(classes: tuple[ImageClass, ...]) -> tuple[ImageClass, ...]:
     """The same classes; a class without a description gets the words of ILSVRC2012 if its name is one of its wnids."""
     if not any(_may_be_wnid(cls) for cls in classes):
         return classes
@@ -30,6 +30,6 @@ def with_words(classes: tuple[PictureClass, ...]) -> tuple[PictureClass, ...]:
     return tuple(replace(cls, description=words.get(cls.name, "")) if _may_be_wnid(cls) else cls for cls in classes)
 
 
-def _may_be_wnid(cls: PictureClass) -> bool:
+def _may_be_wnid(cls: ImageClass) -> bool:
     """Whether the table, which takes 1 ms to read, may have words for this class."""
     return not cls.description and len(cls.name) == 9 and cls.name[0] == "n" and cls.name[1:].isdecimal()

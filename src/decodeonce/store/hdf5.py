@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from decodeonce.store.manifest import Manifest, PictureClass
+    from decodeonce.store.manifest import ImageClass, Manifest
 
 
 class Hdf5Container:
@@ -91,6 +91,6 @@ def virtual_bytes(manifest: Manifest, *, labels: NDArray[np.int64], with_classes
     return image
 
 
-def _text(cls: PictureClass) -> bytes:
+def _text(cls: ImageClass) -> bytes:
     """The name as samples.tsv has it, valid UTF-8; HDF5's strings end at a zero byte."""
     return escape(cls.name).replace("\0", "?").encode("utf-8", "replace")

@@ -58,7 +58,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class PictureClass:
+class ImageClass:
     """A label's name (a wnid, a folder) and its description ("" if there is none)."""
 
     name: str
@@ -95,7 +95,7 @@ class Manifest:
     container: ContainerName
     block_rows: int
     shards: tuple[Shard, ...]
-    classes: tuple[PictureClass, ...]
+    classes: tuple[ImageClass, ...]
     pixel_mean: tuple[float, ...]
     pixel_std: tuple[float, ...]
     recipe: dict[str, Any]
@@ -223,8 +223,8 @@ def _column(facts: dict[str, Any]) -> Column:
     return Column(str(facts["name"]), _plain(facts["file"]), dtype, shape)
 
 
-def _class(facts: dict[str, Any]) -> PictureClass:
-    return PictureClass(_of(str, facts["name"], "a class name"), _of(str, facts["description"], "a description"))
+def _class(facts: dict[str, Any]) -> ImageClass:
+    return ImageClass(_of(str, facts["name"], "a class name"), _of(str, facts["description"], "a description"))
 
 
 def _box_classes(names: Any) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from decodeonce.store.checks import check_file, check_in_place, check_size, chec
 from decodeonce.store.class_words import with_words
 from decodeonce.store.images import Images, Pixels
 from decodeonce.store.layout import StorePaths, verify_command
-from decodeonce.store.manifest import BOX_LABELS, Column, Manifest, PictureClass
+from decodeonce.store.manifest import BOX_LABELS, Column, ImageClass, Manifest
 from decodeonce.store.npy import npy_header
 from decodeonce.store.part import Part, rows_text
 from decodeonce.store.regular_files import reading
@@ -63,7 +63,7 @@ class Store:
         self.images.check_held(rows, advice)
 
     @cached_property
-    def classes(self) -> tuple[PictureClass, ...]:
+    def classes(self) -> tuple[ImageClass, ...]:
         """The classes in label order, each with `name` and `description`.
 
         A class of ILSVRC2012 whose source had no description has the words of its wnid, as "Siberian husky".

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from decodeonce.store.manifest import PictureClass, overlap
+from decodeonce.store.manifest import ImageClass, overlap
 from decodeonce.store.reader import Store
 from decodeonce.store.regular_files import reading
 from decodeonce.store.table import no_sample, unescape
@@ -44,7 +44,7 @@ def row_range(text: str) -> tuple[int | None, int | None]:
     return first, last
 
 
-def labels_of(names: Sequence[str], classes: Sequence[PictureClass]) -> frozenset[int] | None:
+def labels_of(names: Sequence[str], classes: Sequence[ImageClass]) -> frozenset[int] | None:
     """The labels of the classes with these names, None for no names; ValueError if one names no class."""
     known = [cls.name for cls in classes]
     for name in names:

@@ -18,7 +18,7 @@ from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source
 from decodeonce.store import disk
 from decodeonce.store.durable import make_folder, remove_file, remove_tree
-from decodeonce.store.manifest import PictureClass
+from decodeonce.store.manifest import ImageClass
 from decodeonce.store.shard_file import ShardFile, page_aligned_buffer
 
 WRITERS = 8  # at most
@@ -88,7 +88,7 @@ class SampledSource(Source):
     def facts(self) -> dict[str, Any]:
         return self._source.facts()
 
-    def classes(self) -> tuple[PictureClass, ...]:
+    def classes(self) -> tuple[ImageClass, ...]:
         return self._source.classes()
 
     def entries(self) -> Iterator[Entry]:

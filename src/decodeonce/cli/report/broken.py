@@ -14,7 +14,7 @@ from decodeonce.cli.thumbnail import SIDE
 from decodeonce.errors import DecodeonceError
 from decodeonce.prep.entry import name_bytes
 from decodeonce.prep.processes.isolated import Isolated
-from decodeonce.prep.repair.pictures import PictureSearch, roots_of
+from decodeonce.prep.repair.images import ImageSearch, roots_of
 from decodeonce.store import Manifest, Reject
 
 MOST_BYTES = 64 << 20  # of a file
@@ -28,7 +28,7 @@ def broken_pictures(manifest: Manifest, source: str, rejects: Iterable[Reject]) 
     """
     roots = roots_of(str(manifest.source.get("kind", "")), source)
     names = {name_bytes(reject.source): reject.source for reject in rejects}
-    search = PictureSearch(roots, [n for n in names if all(_inside(os.fsencode(root), n) for root in roots)])
+    search = ImageSearch(roots, [n for n in names if all(_inside(os.fsencode(root), n) for root in roots)])
     found: dict[str, Image.Image] = {}
     for name, data in search.find():
         search.names.discard(name)

@@ -29,7 +29,7 @@ from decodeonce.prep.build.scan import Listing, boxes_of
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source, open_source
-from decodeonce.store import Column, PictureClass, Reject, StorePaths
+from decodeonce.store import Column, ImageClass, Reject, StorePaths
 from decodeonce.store.durable import write_atomic
 from decodeonce.store.layout import missing_advice
 from decodeonce.store.regular_files import REPLACED
@@ -85,9 +85,9 @@ class Plan:
         return Blocks(self.count, self.recipe.row_bytes, self.facts["block_rows"], self.facts["shard_rows"])
 
     @cached_property
-    def classes(self) -> tuple[PictureClass, ...]:
+    def classes(self) -> tuple[ImageClass, ...]:
         """The classes in label order."""
-        return tuple(PictureClass(**fact) for fact in self.facts["classes"])
+        return tuple(ImageClass(**fact) for fact in self.facts["classes"])
 
     @cached_property
     def rejects(self) -> list[Reject]:

@@ -11,7 +11,7 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.pixels.versions import DISTRIBUTIONS
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.layout import StorePaths
-from decodeonce.store.manifest import Manifest, PictureClass
+from decodeonce.store.manifest import ImageClass, Manifest
 from decodeonce.store.signed import canonical
 
 # Files of every store: no column's.
@@ -19,8 +19,8 @@ FIXED = {path.name for path in (StorePaths(Path()).labels, StorePaths(Path()).ch
 
 
 def joined_classes(
-    stores: Sequence[tuple[PictureClass, ...]],
-) -> tuple[tuple[PictureClass, ...], list[list[int]]]:
+    stores: Sequence[tuple[ImageClass, ...]],
+) -> tuple[tuple[ImageClass, ...], list[list[int]]]:
     """The classes of the first store, then those that others have beside them; and each store's labels as new ones.
 
     Classes of one name are one, and have the first description that is there.
@@ -41,7 +41,7 @@ def joined_classes(
 
 def joined_box_classes(stores: Sequence[Manifest]) -> tuple[tuple[str, ...], list[list[int]]]:
     """The box classes of the first store, then those that others add; and each store's box labels as new ones."""
-    joined, labels = joined_classes([tuple(map(PictureClass, store.box_classes or ())) for store in stores])
+    joined, labels = joined_classes([tuple(map(ImageClass, store.box_classes or ())) for store in stores])
     return tuple(cls.name for cls in joined), labels
 
 

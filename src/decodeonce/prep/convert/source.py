@@ -17,7 +17,7 @@ from decodeonce.prep.convert.rows import StoreRows
 from decodeonce.prep.convert.selection import Chosen
 from decodeonce.prep.entry import Entry, RowMaker, name_bytes
 from decodeonce.prep.sources.base import Source
-from decodeonce.store.manifest import BOX_LABELS, Column, PictureClass
+from decodeonce.store.manifest import BOX_LABELS, Column, ImageClass
 from decodeonce.store.select import Selection
 from decodeonce.store.table import Reject, read_rejects
 
@@ -68,7 +68,7 @@ class StoreSource(Source):
         """What `open_source` needs, beside kind and root, to make this source again."""
         return self._facts
 
-    def classes(self) -> tuple[PictureClass, ...]:
+    def classes(self) -> tuple[ImageClass, ...]:
         """The classes of all stores, also those of which no row is selected: labels keep their meaning."""
         return self.chosen.classes
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from decodeonce.errors import DecodeonceError, Stopped, StoreError
 from decodeonce.prep.build.journal import Journals
-from decodeonce.prep.export.pictures import MODES, ExportPaths, ExportSettings, PictureWriter, encoded_name
+from decodeonce.prep.export.images import MODES, ExportPaths, ExportSettings, ImageWriter, encoded_name
 from decodeonce.prep.processes.child import ChildDied, Parent
 from decodeonce.prep.processes.workers import run_workers
 from decodeonce.store import Store, disk, open_store
@@ -189,7 +189,7 @@ def _write_blocks(
         except ChildDied as died:
             hint = "fewer --workers need less memory" if died.status == -signal.SIGKILL else "see above"
             raise Stopped(f"{died}; {hint}; what is done is kept: run the same command again") from None
-    with closing(PictureWriter(source, paths, settings, progress)) as writer:
+    with closing(ImageWriter(source, paths, settings, progress)) as writer:
         for block in left:
             writer.write(block)
 
@@ -199,7 +199,7 @@ def main(arguments: list[str]) -> int:
     with Parent(arguments) as parent:
         task = parent.receive()
         paths, settings = ExportPaths(Path(task["dest"])), ExportSettings(**task["settings"])
-        writer = PictureWriter(open_store(task["store"]), paths, settings, parent.tell)
+        writer = ImageWriter(open_store(task["store"]), paths, settings, parent.tell)
         for block in parent.orders():
             writer.write(block)
     return 0

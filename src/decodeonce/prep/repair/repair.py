@@ -38,7 +38,7 @@ from decodeonce.store.verify import read_checksums, stored_checksums
 from decodeonce.store.writer import copy_small, write_head
 
 if TYPE_CHECKING:
-    from decodeonce.prep.repair.rows import PictureRows, StoredRows
+    from decodeonce.prep.repair.rows import ImageRows, StoredRows
 
 NO_SOURCE = Reason("give what the store was built from, or a store that has it, with --source")
 NO_CHECKSUM = Reason("not known to be right, for checksums.npy is damaged")
@@ -152,7 +152,7 @@ class _StoreRepair:
                 return f"{FROM_COPY}, or add the same numbers again: `{again}`"
         return COPY
 
-    def _open_rows(self, source: str) -> PictureRows | StoredRows:
+    def _open_rows(self, source: str) -> ImageRows | StoredRows:
         decoder_versions("npy")  # raises BuildError if there is none
         from decodeonce.prep.repair.rows import open_rows
 

@@ -21,7 +21,7 @@ from decodeonce.prep.convert.rows import StoreRows
 from decodeonce.prep.entry import Entry, LeftOut, Undecodable, name_bytes
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.recipe import Filter, Recipe
-from decodeonce.prep.repair.pictures import PictureSearch, roots_of
+from decodeonce.prep.repair.images import ImageSearch, roots_of
 from decodeonce.prep.repair.reasons import COPY, Reason, other_versions
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.manifest import REBUILD, Manifest, read_manifest
@@ -36,17 +36,17 @@ IsRight = Callable[[int, bytes], bool]  # whether these are the pixels of the ro
 Pixels = bytes | Reason  # those of a row, or why it cannot be had
 
 
-def open_rows(manifest: Manifest, source: str) -> StoredRows | PictureRows:
+def open_rows(manifest: Manifest, source: str) -> StoredRows | ImageRows:
     """Open what `source` is: a finished store, or what the store of this manifest was built from.
 
     Raises BuildError or StoreError if no row of the store can come from there.
     """
     if os.path.isfile(os.path.join(source, "store.json")):
         return StoredRows(manifest, Path(source))
-    return PictureRows(manifest, source)
+    return ImageRows(manifest, source)
 
 
-class PictureRows:
+class ImageRows:
     """Rows from the pictures below `source`, decoded by the store's recipe with a thread for each core."""
 
     def __init__(self, manifest: Manifest, source: str) -> None:
@@ -69,7 +69,7 @@ class PictureRows:
         left: dict[bytes, list[Sample]] = {}
         for sample in wanted:
             left.setdefault(name_bytes(sample.source), []).append(sample)
-        search, changed = PictureSearch(self._roots, left), set[bytes]()
+        search, changed = ImageSearch(self._roots, left), set[bytes]()
 
         def read() -> Iterator[tuple[Sample, bytes]]:
             for name, data in search.find():

@@ -19,7 +19,7 @@ from decodeonce.prep.entry import Entry, RowMaker
 from decodeonce.prep.sources.links import OUTSIDE, Links
 from decodeonce.prep.sources.safe_open import open_regular
 from decodeonce.store import disk
-from decodeonce.store.manifest import Column, PictureClass
+from decodeonce.store.manifest import Column, ImageClass
 
 if TYPE_CHECKING:
     from decodeonce.prep.recipe import Recipe
@@ -77,7 +77,7 @@ class Source(ABC):
         return None
 
     @abstractmethod
-    def classes(self) -> tuple[PictureClass, ...]:
+    def classes(self) -> tuple[ImageClass, ...]:
         """The classes in label order."""
 
     @abstractmethod

@@ -15,7 +15,7 @@ from decodeonce.prep.sources.formats.annotations import NOT_ANNOTATED, Annotatio
 from decodeonce.prep.sources.formats.labels import words_of
 from decodeonce.prep.sources.links import Links
 from decodeonce.prep.sources.parallel_stat import parallel_map
-from decodeonce.store.manifest import PictureClass
+from decodeonce.store.manifest import ImageClass
 
 if TYPE_CHECKING:
     from decodeonce.prep.recipe import BoxRules, Recipe
@@ -64,9 +64,9 @@ class BoxedSource(Source):
         """The inner source's."""
         return self.source.facts()
 
-    def classes(self) -> tuple[PictureClass, ...]:
+    def classes(self) -> tuple[ImageClass, ...]:
         """The inner source's, then the names of objects that are none of them: whole only after entries() has run."""
-        return (*self.source.classes(), *map(PictureClass, self._new))
+        return (*self.source.classes(), *map(ImageClass, self._new))
 
     def entries(self) -> Iterator[Entry]:
         """The inner source's in its order, with boxes; objects that are entries of their own in the order of the XML.

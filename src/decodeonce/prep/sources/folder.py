@@ -15,7 +15,7 @@ from decodeonce.prep.sources.base import Source, mode_of, read_file
 from decodeonce.prep.sources.links import Links
 from decodeonce.prep.sources.parallel_stat import stat_entries
 from decodeonce.prep.sources.safe_open import expecting, read_small
-from decodeonce.store.manifest import PictureClass
+from decodeonce.store.manifest import ImageClass
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 SUFFIXES = tuple(map(str.encode, PICTURE_SUFFIXES))
@@ -57,9 +57,9 @@ class FolderSource(Source):
         """What `open_source` needs, beside kind and root, to make this source again."""
         return {"classes": self._names, "follow_links": self._links.follow}
 
-    def classes(self) -> tuple[PictureClass, ...]:
+    def classes(self) -> tuple[ImageClass, ...]:
         """The classes in label order."""
-        return tuple(map(PictureClass, self._names))
+        return tuple(map(ImageClass, self._names))
 
     def entries(self) -> Iterator[Entry]:
         """Every candidate, by class in label order, then by name."""

@@ -12,7 +12,7 @@ from decodeonce.prep.entry import Value, name_bytes
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.folder import ClassList, check_once
 from decodeonce.prep.sources.formats.numbers import number_columns
-from decodeonce.store.manifest import PictureClass
+from decodeonce.store.manifest import ImageClass
 
 MAX_NUMBERS = 1 << 20  # larger labels are somebody's ids, and every number below would be a class
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
@@ -33,11 +33,11 @@ class LabelledSource(Source):
         self._names: list[str] | None = self._requested
         self._numbers: dict[str, int] = {}
 
-    def classes(self) -> tuple[PictureClass, ...]:
+    def classes(self) -> tuple[ImageClass, ...]:
         """The classes in label order."""
         if self._names is None:
             next(self.entries(), None)
-        return tuple(map(PictureClass, self._names or ()))
+        return tuple(map(ImageClass, self._names or ()))
 
     def doubts(self, samples: int) -> list[str]:
         """Classes that no label names, and labels of which nearly every sample has one of its own."""
@@ -108,7 +108,7 @@ def _numbers(seen: Mapping[str, object], given: Sequence[str] | None) -> tuple[l
     return (list(given) if given is not None else [str(n) for n in range(numbers.get(top, -1) + 1)]), numbers
 
 
-def words_of(classes: Sequence[PictureClass]) -> dict[str, int]:
+def words_of(classes: Sequence[ImageClass]) -> dict[str, int]:
     """The label of every word, casefolded, that stands in the description of one class alone."""
     words = [{word.strip().casefold() for word in cls.description.split(",")} for cls in classes]
     times = Counter(word for some in words for word in some)

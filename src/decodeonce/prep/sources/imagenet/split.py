@@ -15,7 +15,7 @@ from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.imagenet.beside import Beside
 from decodeonce.prep.sources.imagenet.class_order import ClassOrder
 from decodeonce.prep.sources.imagenet.val_labels import ValLabels, find_val_labels
-from decodeonce.store.manifest import PictureClass
+from decodeonce.store.manifest import ImageClass
 
 Split = Literal["train", "val"]
 AnySplit = Literal[Split, "auto"]
@@ -95,6 +95,6 @@ class ImagenetSplit(Source):
         """What `open_source` needs, beside kind and root, to make this source again."""
         return {"split": self.split, "classes": self._names, "words": self._words}
 
-    def classes(self) -> tuple[PictureClass, ...]:
+    def classes(self) -> tuple[ImageClass, ...]:
         """The classes in label order."""
-        return tuple(PictureClass(name, self._words.get(name, "")) for name in self._names)
+        return tuple(ImageClass(name, self._words.get(name, "")) for name in self._names)

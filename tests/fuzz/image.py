@@ -16,7 +16,7 @@ from decodeonce.prep.pixels import decode
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.recipe import BoxRules, Exif, Fit, OnOdd, Recipe
 from tests.fuzz import Mutate
-from tests.pictures import encoded, jpeg, lossless_jpeg, picture, raw_png, segment
+from tests.images import encoded, jpeg, lossless_jpeg, picture, raw_png, segment
 
 SIZE = (24, 16)
 MOST_PIXELS = 1 << 20  # instead of 179 million, each of which takes a second

@@ -51,7 +51,7 @@ def roots_of(kind: str, source: str) -> list[Path]:
     return [path.absolute().parent] if kind == "list" else [path, path.absolute().parent]
 
 
-class PictureSearch:
+class ImageSearch:
     """Look for pictures of these names. Remove a name from `names` when you have what you want of it.
 
     `problems` says why pictures that are there cannot be read.

@@ -105,7 +105,7 @@ def encoded_name(name: str) -> bytes:
         return b""
 
 
-class PictureWriter:
+class ImageWriter:
     """Writes blocks of rows: pictures that are durable and have their names, then a line in a journal."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Every row of docs/odd-pictures.md, on a file made here: what becomes of the picture, and what rejects.tsv says."""
+"""Every row of docs/unusual-images.md, on a file made here: what becomes of the picture, and what rejects.tsv says."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from decodeonce.prep.sources import FolderSource
 from decodeonce.store import open_store
 from decodeonce.store.table import read_rejects
 from tests.hostile.bombs import BOMBS
-from tests.pictures import (
+from tests.images import (
     crc,
     encoded,
     jpeg,
@@ -42,7 +42,7 @@ from tests.pictures import (
     without_segments,
 )
 
-DOC = Path(__file__).resolve().parents[2] / "docs" / "odd-pictures.md"
+DOC = Path(__file__).resolve().parents[2] / "docs" / "unusual-images.md"
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 RED = Image.new("RGB", (50, 60), (250, 5, 5))
 # jpegtran -arithmetic (libjpeg-turbo 2.1.5) of a drawn picture of 32x24
@@ -63,7 +63,7 @@ def pixels(row: Row) -> Pixels:
 
 
 def table() -> dict[str, tuple[str, str]]:
-    """Of each id in docs/odd-pictures.md the action ("", "kept" or "rejected") and what rejects.tsv says."""
+    """Of each id in docs/unusual-images.md the action ("", "kept" or "rejected") and what rejects.tsv says."""
     found = {}
     for line in DOC.read_text().splitlines():
         if row := re.fullmatch(
@@ -531,7 +531,7 @@ OTHERS = {
     "tiff-not-built": test_a_pillow_without_libtiff_says_what_to_install,
     **dict.fromkeys(NAMES, test_names_come_through_a_build_as_they_are),
 }
-# And those that tests/hostile/test_pictures.py looks at.
+# And those that tests/hostile/test_images.py looks at.
 HOSTILE = {
     "damaged-exif": "test_damaged_exif_says_nothing",
     "too-much-memory": "test_a_picture_that_takes_more_is_a_reject",
@@ -544,6 +544,6 @@ def test_every_row_of_the_table_has_a_test_and_every_test_a_row() -> None:
     rows = [line for line in DOC.read_text().splitlines() if line.startswith("| `")]
     assert len(rows) == len(table()), [line for line in rows if line.split("`")[1] not in table()]
     assert set(table()) == {*KEPT, *REJECTED, *OTHERS, *HOSTILE}
-    hostile = (Path(__file__).parents[1] / "hostile" / "test_pictures.py").read_text()
+    hostile = (Path(__file__).parents[1] / "hostile" / "test_images.py").read_text()
     assert [name for name in HOSTILE.values() if f"\ndef {name}(" not in hostile] == []
     assert all(table()[id_][0] in ("", "kept") for id_ in KEPT)

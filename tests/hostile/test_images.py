@@ -27,7 +27,7 @@ from decodeonce.prep.sources import FolderSource
 from decodeonce.store import open_store
 from decodeonce.store.table import read_rejects
 from tests.hostile.bombs import BOMBS, JPEG, MIB, scans
-from tests.pictures import encoded, jpeg, need_format, segment
+from tests.images import encoded, jpeg, need_format, segment
 
 
 def decode(data: bytes, **options: str) -> Row:
