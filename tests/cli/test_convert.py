@@ -26,7 +26,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_flag_does_what_it_says(store: Path, tmp_path: Path) -> None:
     flags = ["--format", "hdf5", "--size", "16x12", "--filter", "box", "--shard-size", "1MiB", "--workers", 1]
-    flags += ["--class", "class0", "--class", "class2", "--rows", "-10:", "--source", "*.jpg", "--sort", "class"]
+    flags += ["--class", "class0", "--class", "class2", "--rows", "-10:", "--match", "*.jpg", "--sort", "class"]
     result = prep("convert", store, store, tmp_path / "out", *flags)
     assert result.stdout == f"{tmp_path / 'out'}: 7 rows of 16x12x3 in 1 hdf5 shard, 3 classes\n", result.stderr
     assert (result.returncode, result.stderr) == (0, "")

@@ -82,7 +82,7 @@ def test_a_terminal_gets_escapes_for_what_it_would_obey(tmp_path: Path, monkeypa
 
 
 def test_ls_filters_by_all_that_is_given(store: Path) -> None:
-    assert listed(store, "--class", "class0", "--class", "class2", "--source", "*.jpg", "--rows", "-12:") == [
+    assert listed(store, "--class", "class0", "--class", "class2", "--match", "*.jpg", "--rows", "-12:") == [
         row for row in range(8, 20) if row % 3 != 1 and row % 5 != 4
     ]
 

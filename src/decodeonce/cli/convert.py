@@ -9,7 +9,7 @@ import typer
 
 from decodeonce.cli import parse
 from decodeonce.cli.build import check_alone, say_built
-from decodeonce.cli.options import ClassOption, DryRun, Out, RowsOption, SourceOption, Workers, option, selection
+from decodeonce.cli.options import ClassOption, DryRun, MatchOption, Out, RowsOption, Workers, option, selection
 from decodeonce.cli.output import say
 from decodeonce.formatting import counted
 from decodeonce.prep.recipe import Filter, Sort
@@ -31,7 +31,7 @@ def convert(
         Filter | None, option("Filter for resizing. (default: as IN was built)", flag="--filter")
     ] = None,
     names: ClassOption = None,
-    source: SourceOption = None,
+    match: MatchOption = None,
     rows: RowsOption = None,
     sort: Annotated[Sort | None, option("Order the rows by label, or by source. (default: as IN)")] = None,
     shuffle_seed: Annotated[str | None, option("Seed to shuffle rows with. (default: none)", "N")] = None,
@@ -45,7 +45,7 @@ def convert(
     height_width = parse.picture_size(size) if size is not None else None
     shard_bytes = parse.byte_size(shard_size) if shard_size is not None else None
     seed = parse.shuffle_seed("none" if shuffle_seed is None else shuffle_seed)
-    selected = selection(names, source, rows)
+    selected = selection(names, match, rows)
     check_alone()
     from decodeonce.cli.progress import build_progress
     from decodeonce.prep.build import finish, is_built

@@ -25,7 +25,7 @@ prep verify train.store
 prep repair train.store --source /data/imagenet
 prep repair copy.store --source train.store
 prep ls train.store --rows :20
-prep ls train.store --class n01440764 --source '*_10026.JPEG'
+prep ls train.store --class n01440764 --match '*_10026.JPEG'
 prep show train.store --class n01440764 --out sheet.png
 prep show train.store --random 100 --seed 7 --out sheet.png
 prep report train.store --out train.html

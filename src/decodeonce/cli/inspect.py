@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from decodeonce.cli import parse, printable
-from decodeonce.cli.options import ClassOption, JsonFlag, RowsOption, SourceOption, StoreArgument, option, selection
+from decodeonce.cli.options import ClassOption, JsonFlag, MatchOption, RowsOption, StoreArgument, option, selection
 from decodeonce.cli.output import give, say, show_facts
 from decodeonce.formatting import counted, duration_text, quoted, size_text
 
@@ -190,14 +190,14 @@ def _lines(store: Store, selected: Selection) -> Iterator[tuple[int, bytes]]:
         return select_lines(store, selected)
 
 
-def ls(store: StoreArgument, names: ClassOption = None, source: SourceOption = None, rows: RowsOption = None) -> None:
+def ls(store: StoreArgument, names: ClassOption = None, match: MatchOption = None, rows: RowsOption = None) -> None:
     """List rows, as samples.tsv has them: row, label, class, source, width, height, box, digest.
 
     A last column, description, follows if any class has one.
     """
     from decodeonce.store import open_store
 
-    selected, opened = selection(names, source, rows), open_store(store)
+    selected, opened = selection(names, match, rows), open_store(store)
     lines = _described(opened, _lines(opened, selected))
     shown = map(_shown, lines) if sys.stdout.isatty() else lines
     sys.stdout.buffer.writelines(shown)
@@ -233,7 +233,7 @@ def show(
     store: StoreArgument,
     out: Annotated[Path, option("The PNG to write.", "FILE")] = Path("sheet.png"),
     names: ClassOption = None,
-    source: SourceOption = None,
+    match: MatchOption = None,
     rows: RowsOption = None,
     count: Annotated[int | None, option("The first N selected rows. (default: 64)", "N", min=1, max=4096)] = None,
     random: Annotated[int | None, option("N of the selected rows, drawn at random.", "N", min=1, max=4096)] = None,
@@ -251,7 +251,7 @@ def show(
     from decodeonce.errors import StoreError
     from decodeonce.store import open_store
 
-    selected, opened = selection(names, source, rows), open_store(store)
+    selected, opened = selection(names, match, rows), open_store(store)
     check_out(opened, out)
     need_pillow("write a PNG")
     found = (row for row, _ in _lines(opened, selected))

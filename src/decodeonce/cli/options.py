@@ -33,13 +33,13 @@ ClassOption = Annotated[
     list[str] | None,
     option("Only rows of this class; repeatable.", "NAME", flag="--class", autocompletion=class_names),
 ]
-SourceOption = Annotated[str | None, option("Only rows whose source matches, for example 'train/n01440764/*'.", "GLOB")]
+MatchOption = Annotated[str | None, option("Only rows whose source matches, for example 'train/n01440764/*'.", "GLOB")]
 RowsOption = Annotated[str | None, option("Only rows of this range, as a Python slice: 0:1000, or -500:", "A:B")]
 
 
-def selection(names: list[str] | None, source: str | None, rows: str | None) -> Selection:
-    """What --class, --source and --rows select."""
+def selection(names: list[str] | None, match: str | None, rows: str | None) -> Selection:
+    """What --class, --match and --rows select."""
     from decodeonce.store.select import Selection, row_range
 
     with parse.usage_errors():
-        return Selection(tuple(names or ()), source, row_range(rows) if rows is not None else (None, None))
+        return Selection(tuple(names or ()), match, row_range(rows) if rows is not None else (None, None))
