@@ -41,7 +41,7 @@ def test_it_says_what_it_did_and_nothing_of_a_whole_store(store: Path, tree: Pat
     damage(store / "images-00000.npy", 7)
     damage(store / "labels.npy", 140)
     assert prep("verify", store).returncode == 1
-    result = prep("repair", store, "--source", tree)
+    result = prep("repair", store, "--from", tree)
     told = f"{store}: repaired 1 row, images-00000.npy, labels.npy; whole, 10 rows\n"
     assert (result.returncode, result.stdout, result.stderr) == (0, told, "")
     assert tree_bytes(store) == before
@@ -56,7 +56,7 @@ def test_it_says_a_line_each_for_what_it_cannot_repair(store: Path, tree: Path) 
     first, second = result.stderr.splitlines()
     assert first.startswith(f"prep: error: {store / 'rejects.tsv'}: ")
     assert second.startswith(f"prep: error: {store}: row 0: give what the store was built from")
-    result = prep("repair", store, "--source", tree)
+    result = prep("repair", store, "--from", tree)
     assert (result.returncode, result.stdout) == (1, f"{store}: repaired 1 row; not whole\n")
     assert len(result.stderr.splitlines()) == 1
 
@@ -91,7 +91,7 @@ def test_verify_names_rows_files_and_the_next_step_in_few_lines(tmp_path: Path) 
         f"prep: error: {store}: rows 8..11 of images-00000.npy to images-00001.npy are not what was written"
     )
     assert lines[1] == f"prep: error: {store}: row 14 of images-00001.npy is not what was written"
-    assert lines[-1] == f"prep: error: {store}: mend it with `prep repair {store} --source SRC`"
+    assert lines[-1] == f"prep: error: {store}: mend it with `prep repair {store} --from SRC`"
     for row in (1, 3, 5):
         damage(store / "images-00000.npy", 4096 + row * 144)
     lines = prep("verify", store).stderr.splitlines()

@@ -107,7 +107,7 @@ def test_a_damaged_row_is_framed_and_told(tmp_path: Path) -> None:
     root = make_store(tmp_path / "a", random_images(5, shape=(64, 64, 3)))
     damage(root, 3)
     result = prep("show", root, "--out", tmp_path / "sheet.png")
-    told = f"row 3 is not what was written; mend it with `prep repair {root} --source SRC`\n"
+    told = f"row 3 is not what was written; mend it with `prep repair {root} --from SRC`\n"
     assert (result.returncode, result.stderr) == (0, f"prep: note: {root}: {told}")
     pixels = sheet((tmp_path / "sheet.png").read_bytes())
     for row in range(5):

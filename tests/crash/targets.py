@@ -209,7 +209,7 @@ def make_targets(base: Path) -> dict[str, Target]:
             refusal=HERE,
         ),
         AddColumn("column", world, ("column", "add", out, "score", str(base / VALUES))),
-        Repair("repair", world, ("repair", out, "--source", str(base / "tree")), repairs=True),
+        Repair("repair", world, ("repair", out, "--from", str(base / "tree")), repairs=True),
     ]
     return {target.name: target for target in targets}
 

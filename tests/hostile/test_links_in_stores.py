@@ -111,13 +111,13 @@ def cases(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cas
     assert ExportPaths(exported).claim.exists()
     (base / "jobs").mkdir()
     prep_line(SUBMIT, tree, base, base / "jobs")
-    repair = ["repair HERE/out --source TREE", "finish HERE/out"]
+    repair = ["repair HERE/out --from TREE", "finish HERE/out"]
     return {
         "planned": Case(base / "planned", [f"build imagenet TREE HERE/out {FLAGS}"], {"out"}),
         "worked": Case(base / "worked", ["finish HERE/out --max-bad 2"], {"out"}),
         "damaged npy": Case(base / "damaged-npy", repair, {"out"}),
         "damaged hdf5": Case(
-            base / "damaged-hdf5", ["repair HERE/out --source BASE/hdf5/out", "finish HERE/out"], {"out"}
+            base / "damaged-hdf5", ["repair HERE/out --from BASE/hdf5/out", "finish HERE/out"], {"out"}
         ),
         "column": Case(
             base / "column", ["column add HERE/out score BASE/score.npy", "column remove HERE/out score"], {"out"}

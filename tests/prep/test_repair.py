@@ -268,7 +268,7 @@ def test_a_shard_that_is_not_all_there_is_made_again(
     hurt = tree_bytes(store)
     assert repair_store(store, None).unrepaired == [
         f"{path}: not repaired until all its rows are ({4 - kept} rows to go)",
-        f"{store}: rows {4 + kept}..7: give what the store was built from, or a store that has it, with --source",
+        f"{store}: rows {4 + kept}..7: give what the store was built from, or a store that has it, with --from",
     ]
     assert tree_bytes(store) == hurt
     repaired(store, tree, 4 - kept, [path.name])
@@ -396,7 +396,7 @@ def test_a_picture_that_is_gone_or_another_one(store: Path, tmp_path: Path) -> N
     name, kept = path.relative_to(tree), path.read_bytes()
     path.write_bytes(jpeg(30, 30, seed=99))
     said = unrepaired(store, tree)
-    assert said.startswith(f"{store}: row 5: {name}: changed since the build; give a --source that has the old one")
+    assert said.startswith(f"{store}: row 5: {name}: changed since the build; give a --from that has the old one")
     path.unlink()
     damage_rows(store, 1)
     assert f"row 5: {name}: not in {tree}; give what the store was built from" in unrepaired(store, tree)
@@ -407,9 +407,7 @@ def test_a_picture_that_is_gone_or_another_one(store: Path, tmp_path: Path) -> N
 def test_rows_that_nobody_gives_pictures_for(store: Path) -> None:
     damage_rows(store, 0, 1, 2, 6)
     said = unrepaired(store, None)
-    assert (
-        said == f"{store}: rows 0..2, row 6: give what the store was built from, or a store that has it, with --source"
-    )
+    assert said == f"{store}: rows 0..2, row 6: give what the store was built from, or a store that has it, with --from"
 
 
 def test_of_many_rows_the_first_are_named(tmp_path: Path) -> None:
@@ -508,7 +506,7 @@ def test_labels_and_samples_that_are_gone_both(stores: dict[str, Path], store: P
     (store / "samples.tsv").unlink()
     labels, samples = repair_store(store, tree).unrepaired
     for path, told in ((store / "labels.npy", labels), (store / "samples.tsv", samples)):
-        assert told.startswith(f"{path}: damaged; restore it from a copy of the store (one given as --source will do)")
+        assert told.startswith(f"{path}: damaged; restore it from a copy of the store (one given as --from will do)")
     repaired(store, stores["npy"], 0, ["labels.npy", "samples.tsv"])
 
 
@@ -604,7 +602,7 @@ def test_sources_that_are_of_no_use(store: Path, tree: Path, tmp_path: Path) -> 
     with pytest.raises(StoreError, match="no such folder; expected a store"):
         repair_store(tmp_path / "none", tree)
     resign(store, lambda facts: facts.update(recipe={"by": "hand"}))
-    with pytest.raises(BuildError, match="the rows were not written by `prep build`; give as --source a store that"):
+    with pytest.raises(BuildError, match="the rows were not written by `prep build`; give as --from a store that"):
         repair_store(store, tree)
 
 
@@ -658,7 +656,7 @@ def test_a_smaller_store_is_repaired_from_the_larger_one_only(
     store = converted([stores["npy"]], tmp_path / "out", Conversion(size=(16, 16), filter="lanczos"))
     before = tree_bytes(store)
     damage_rows(store, 0, 9)
-    with pytest.raises(BuildError, match="the rows were resized from 32x32; give as --source a store that has them"):
+    with pytest.raises(BuildError, match="the rows were resized from 32x32; give as --from a store that has them"):
         repair_store(store, tree)
     other = built(FolderSource(tree), tmp_path / "other", replace(RECIPE, height=24, width=24))
     with pytest.raises(BuildError, match="has rows of 24x24x3, expected 16x16x3 or 32x32; give a store of those"):

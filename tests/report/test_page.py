@@ -81,7 +81,7 @@ def test_the_command_writes_the_same_page_wherever_the_store_lies(tmp_path: Path
     for folder, store in (("x", "a.store"), ("y", tmp_path / "elsewhere/a.store")):
         (tmp_path / folder).mkdir()
         out = tmp_path / folder / "page.html"
-        result = prep("report", store, "--source", tree, "--out", out, cwd=tmp_path)
+        result = prep("report", store, "--from", tree, "--out", out, cwd=tmp_path)
         assert (result.returncode, result.stderr) == (0, "")
         assert result.stdout.startswith(f"{out}: {store} on one page of ")
     page = (tmp_path / "x/page.html").read_bytes()
@@ -139,7 +139,7 @@ def test_what_is_told_is_what_is_in_the_store(many: Path) -> None:
     assert "Damaged: row 7. Damaged rows are not in the histograms." in text
     assert "299 of 300 rows" in text
     assert open_store(many).manifest.digest in text
-    assert "--source SRC" in text
+    assert "--from SRC" in text
 
 
 @pytest.mark.parametrize("name", ["labels.npy", "samples.tsv", "rejects.tsv", "checksums.npy", "extra.npy"])
@@ -223,7 +223,7 @@ def test_thousands_of_classes_and_rejects_stay_within_three_megabytes(tmp_path: 
 def test_a_source_of_no_use_is_an_error_and_no_page(many: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.html"
     assert_fails(
-        prep("report", many, "--source", tmp_path / "nowhere", "--out", out), 1, "nowhere: no such file or folder"
+        prep("report", many, "--from", tmp_path / "nowhere", "--out", out), 1, "nowhere: no such file or folder"
     )
     with pytest.raises(typer.BadParameter, match="a file of the store itself"):
         report(many, many / "labels.npy")

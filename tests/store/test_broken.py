@@ -318,13 +318,13 @@ def test_a_small_file_that_the_manifest_does_not_list(store: Path, name: str) ->
 def test_a_missing_shard(either: Path) -> None:
     path = shard_file(either, 1)
     path.unlink()
-    refusal(either, f"{path}: missing, expected a file of 4150 bytes", f"prep repair {either} --source")
+    refusal(either, f"{path}: missing, expected a file of 4150 bytes", f"prep repair {either} --from")
 
 
 def test_a_short_shard(either: Path) -> None:
     path = shard_file(either, 2)
     os.truncate(path, 4096 + 17)
-    refusal(either, f"{path}: 4113 bytes, expected 4114", f"prep repair {either} --source")
+    refusal(either, f"{path}: 4113 bytes, expected 4114", f"prep repair {either} --from")
 
 
 def test_a_folder_in_a_shards_place(either: Path) -> None:
@@ -351,7 +351,7 @@ def test_wrong_magic(either: Path) -> None:
 def test_a_damaged_head(either: Path, position: int) -> None:
     path = shard_file(either, 1)
     rewrite(path, lambda content: content[:position] + bytes([content[position] ^ 4]) + content[position + 1 :])
-    refusal(either, f"{path}: its first 4096 bytes are not those written", f"prep repair {either} --source")
+    refusal(either, f"{path}: its first 4096 bytes are not those written", f"prep repair {either} --from")
 
 
 def test_a_wrong_head_that_was_signed(store: Path) -> None:

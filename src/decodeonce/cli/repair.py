@@ -12,12 +12,13 @@ from decodeonce.cli.output import say
 if TYPE_CHECKING:
     from decodeonce.prep.repair.repair import Repair
 
-SourceOption = Annotated[
-    str | None, option("What the store was built from, as for `prep build`, or another store with its rows.", "SRC")
+FromOption = Annotated[
+    str | None,
+    option("What the store was built from, as for `prep build`, or another store with its rows.", "SRC", flag="--from"),
 ]
 
 
-def repair(store: StoreArgument, source: SourceOption = None) -> None:
+def repair(store: StoreArgument, source: FromOption = None) -> None:
     """Make again, to the same bytes, what `prep verify` finds bad: exit code 0 whole now, 1 not all of it.
 
     Run it again after a kill. It tells what it cannot repair, and what to do then.

@@ -68,7 +68,7 @@ def verify_command(root: Path) -> str:
 
 def repair_advice(path: Path) -> str:
     """What to do about a bad file of a store, or of a staged part."""
-    return f"mend it with `prep repair {quoted(str(path.parent))} --source SRC`"
+    return f"mend it with `prep repair {quoted(str(path.parent))} --from SRC`"
 
 
 def missing_advice(folder: Path) -> str:

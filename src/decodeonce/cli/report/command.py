@@ -10,16 +10,18 @@ import typer
 from decodeonce.cli.options import StoreArgument
 from decodeonce.cli.output import say
 
-SourceOption = Annotated[
+FromOption = Annotated[
     str | None,
-    typer.Option(help="Show rejected images from SRC, the source of the build, as for `prep build`.", metavar="SRC"),
+    typer.Option(
+        "--from", metavar="SRC", help="Show rejected images from SRC, the source of the build, as for `prep build`."
+    ),
 ]
 
 
 def report(
     store: StoreArgument,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = Path("report.html"),
-    source: SourceOption = None,
+    source: FromOption = None,
 ) -> None:
     """Write an HTML page about a store: classes, sizes, levels, images, rejects, recipe, checks.
 

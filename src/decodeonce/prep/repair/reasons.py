@@ -12,7 +12,7 @@ from decodeonce.store.manifest import REBUILD, Manifest
 from decodeonce.store.part import rows_text
 from decodeonce.store.verify import row_ranges
 
-FROM_COPY = "restore it from a copy of the store (one given as --source will do)"
+FROM_COPY = "restore it from a copy of the store (one given as --from will do)"
 COPY = f"{FROM_COPY}, or {REBUILD}"
 MOST_RANGES = 20  # of rows that a sentence names; `prep verify --json` names them all
 

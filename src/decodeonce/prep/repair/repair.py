@@ -40,7 +40,7 @@ from decodeonce.store.writer import copy_small, write_head
 if TYPE_CHECKING:
     from decodeonce.prep.repair.rows import ImageRows, StoredRows
 
-NO_SOURCE = Reason("give what the store was built from, or a store that has it, with --source")
+NO_SOURCE = Reason("give what the store was built from, or a store that has it, with --from")
 NO_CHECKSUM = Reason("not known to be right, for checksums.npy is damaged")
 
 

@@ -56,7 +56,7 @@ class ImageRows:
         if not self._recipes:
             sizes = manifest.recipe.get("resized_from")
             why = f"resized from {shape_text(sizes)}" if isinstance(sizes, list) else "not written by `prep build`"
-            raise BuildError(f"{source}: the rows were {why}; give as --source a store that has them")
+            raise BuildError(f"{source}: the rows were {why}; give as --from a store that has them")
         mapped = any(recipe.map for recipe in self._recipes)
         self._threads = 1 if mapped else usable_cores()  # a map is the user's code: call it from one thread
         self._decoders: SimpleQueue[list[Decoder]] = SimpleQueue()
@@ -95,7 +95,7 @@ class ImageRows:
                 yield from pool.map(decode, some)
         for name in search.names:
             if name in changed:
-                why = f"changed since the build; give a --source that has the old one, or {REBUILD}"
+                why = f"changed since the build; give a --from that has the old one, or {REBUILD}"
             else:
                 why = search.problems.get(name) or f"not in {self._source}; give what the store was built from"
             yield from ((sample, Reason(why, sample.source)) for sample in left[name])
@@ -167,7 +167,7 @@ class StoredRows:
                 yield sample, self._row(sample, places[_key(sample)], is_right)
 
     def _row(self, sample: Sample, places: list[int], is_right: IsRight) -> Pixels:
-        why = f"not in {self._path}; give a store that has it, or the pictures, as --source"
+        why = f"not in {self._path}; give a store that has it, or the pictures, as --from"
         for place in places:
             try:
                 pixels = self._rows.read(place)
@@ -178,7 +178,7 @@ class StoredRows:
                 pixels = self._maker.row(pixels, Entry(name_bytes(sample.source), 0, 0, 0, place=place)).pixels
             if is_right(sample.row, pixels):
                 return pixels
-            why = f"has other pixels in {self._path}; give a copy of the store itself as --source"
+            why = f"has other pixels in {self._path}; give a copy of the store itself as --from"
         return Reason(why, sample.source)
 
 
