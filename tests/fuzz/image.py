@@ -14,14 +14,14 @@ from PIL import Image, features
 from decodeonce.prep.entry import Entry, Undecodable
 from decodeonce.prep.pixels import decode
 from decodeonce.prep.pixels.decode import Decoder
-from decodeonce.prep.recipe import BoxRules, Exif, Fit, OnOdd, Recipe
+from decodeonce.prep.recipe import BoxRules, Exif, Fit, OnDamaged, Recipe
 from tests.fuzz import Mutate
 from tests.images import encoded, jpeg, lossless_jpeg, picture, raw_png, segment
 
 SIZE = (24, 16)
 MOST_PIXELS = 1 << 20  # instead of 179 million, each of which takes a second
 BOXES = ((), ((0.0, 0.0, 1.0, 1.0),), ((0.4, 0.4, 0.4, 0.4),), ((0.9, 0.1, 1.0, 0.2),))
-CHOICES = list(product(get_args(Fit), get_args(Exif), get_args(OnOdd), (False, True), BOXES))
+CHOICES = list(product(get_args(Fit), get_args(Exif), get_args(OnDamaged), (False, True), BOXES))
 DECODERS: dict[tuple[str, str, str, bool, bool], Decoder] = {}
 EXIF_HEAD = b"Exif\0\0"
 MARKERS = bytes((*range(0xC0, 0xD0), *range(0xD8, 0xE3), 0xEE, 0xFE))
@@ -99,11 +99,11 @@ def TestOneInput(data: bytes) -> None:
     """A row, or Undecodable with a reason."""
     if not data:
         return
-    fit, exif, on_odd, scaled, boxes = CHOICES[data[0] % len(CHOICES)]
-    key = (fit, exif, on_odd, scaled, bool(boxes))
+    fit, exif, on_damaged, scaled, boxes = CHOICES[data[0] % len(CHOICES)]
+    key = (fit, exif, on_damaged, scaled, bool(boxes))
     if key not in DECODERS:
         rules = BoxRules() if boxes else None
-        recipe = Recipe(*SIZE, fit=fit, exif=exif, on_odd=on_odd, scaled_decode=scaled, boxes=rules)
+        recipe = Recipe(*SIZE, fit=fit, exif=exif, on_damaged=on_damaged, scaled_decode=scaled, boxes=rules)
         DECODERS[key] = Decoder(recipe)
     decoder = DECODERS[key]
     try:

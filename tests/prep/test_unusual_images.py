@@ -431,7 +431,7 @@ def test_garbled_data_are_rejected_if_asked() -> None:
     row = decode(one_garbled())
     assert says("garbled")[1].fullmatch(row.oddity)
     with pytest.raises(Undecodable, match="garbled: "):
-        decode(one_garbled(), on_odd="reject")
+        decode(one_garbled(), on_damaged="reject")
 
 
 def test_an_error_behind_a_warning_is_a_reject_and_never_the_picture_before() -> None:

@@ -19,7 +19,7 @@ import typer
 from decodeonce.cli import parse
 from decodeonce.cli.command import Command, Group, Working, gathering, make_command, new_app, parameters
 from decodeonce.cli.options import DryRun, MaxBad, Out, Size, Src, Workers, option
-from decodeonce.prep.recipe import BoxRules, Exif, Filter, Fit, NoBox, OnBad, OnOdd, Recipe
+from decodeonce.prep.recipe import BoxRules, Exif, Filter, Fit, NoBox, OnBad, OnDamaged, Recipe
 from decodeonce.prep.sources import KINDS, find_opener
 from decodeonce.store.layout import ContainerName
 
@@ -62,9 +62,9 @@ class BuildOptions:
     exif: Annotated[
         Exif, option("How to treat EXIF rotation. ignore: keep pixels as stored; apply: rotate them upright.")
     ] = Recipe.exif
-    on_odd: Annotated[
-        OnOdd, option("What to do with a damaged image that decodes. keep: keep and list it; reject: leave it out.")
-    ] = Recipe.on_odd
+    on_damaged: Annotated[
+        OnDamaged, option("What to do with a damaged image that decodes. keep: keep and list it; reject: leave it out.")
+    ] = Recipe.on_damaged
     scaled_decode: Annotated[
         bool, option("Let libjpeg-turbo scale large images: faster, other bytes.", flag="--scaled-decode")
     ] = Recipe.scaled_decode
@@ -117,7 +117,7 @@ class BuildOptions:
             shard_size=parse.byte_size(self.shard_size),
             shuffle_seed=parse.shuffle_seed("0" if self.shuffle_seed is None else self.shuffle_seed),
             exif=self.exif,
-            on_odd=self.on_odd,
+            on_damaged=self.on_damaged,
             scaled_decode=self.scaled_decode,
             boxes=self._box_rules(),
             map=find_map(self.map) if self.map else None,

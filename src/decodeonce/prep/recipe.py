@@ -13,7 +13,7 @@ from decodeonce.store.layout import ContainerName
 Fit = Literal["crop", "stretch", "pad"]
 Filter = Literal["bilinear", "bicubic", "lanczos", "box"]
 Exif = Literal["ignore", "apply"]
-OnOdd = Literal["keep", "reject"]
+OnDamaged = Literal["keep", "reject"]
 NoBox = Literal["whole", "skip"]
 # The other choices decide about a command, not about a recipe. They are here because their rooms import NumPy.
 OnBad = Literal["reject", "fail"]
@@ -77,7 +77,7 @@ class Recipe:
     shard_size: int = 32 << 30
     shuffle_seed: int | None = None
     exif: Exif = "ignore"
-    on_odd: OnOdd = "keep"
+    on_damaged: OnDamaged = "keep"
     scaled_decode: bool = False
     boxes: BoxRules | None = None
     map: UserMap | None = None
@@ -87,7 +87,7 @@ class Recipe:
             raise ValueError(f"size is {self.height}x{self.width}, expected 1 to 16384 pixels a side")
         if self.shard_size < 1:
             raise ValueError(f"shard_size is {self.shard_size} bytes, expected at least 1")
-        choices = {"fit": Fit, "filter": Filter, "container": ContainerName, "exif": Exif, "on_odd": OnOdd}
+        choices = {"fit": Fit, "filter": Filter, "container": ContainerName, "exif": Exif, "on_damaged": OnDamaged}
         for name, allowed in choices.items():
             check_choice(name, getattr(self, name), allowed)
         if self.map and self.scaled_decode:
@@ -99,6 +99,7 @@ class Recipe:
     def from_facts(cls, facts: dict[str, Any]) -> Recipe:
         """The recipe that a plan or manifest has; the inverse of `facts`, without the decoders."""
         own = {key: value for key, value in facts.items() if key != "decoders"}
+        own["on_damaged"] = own.pop("on_odd")
         for key, kind in (("boxes", BoxRules), ("map", UserMap)):
             if own[key] is not None:
                 own[key] = kind(**own[key])
@@ -125,8 +126,10 @@ class Recipe:
         return self.height * self.width * 3
 
     def facts(self, decoders: dict[str, str]) -> dict[str, Any]:
-        """The recipe as manifests and plans write it."""
-        return {**asdict(self), "decoders": decoders}
+        """The recipe as manifests and plans write it; format 1 calls `on_damaged` "on_odd"."""
+        facts = {**asdict(self), "decoders": decoders}
+        facts["on_odd"] = facts.pop("on_damaged")
+        return facts
 
 
 def differences(wanted: dict[str, Any], planned: dict[str, Any], *, of: str = "plan") -> list[str]:

@@ -145,7 +145,7 @@ def measure_pace(
         "kind": source.kind,
         "root": os.path.abspath(source.root),
         "facts": source.facts(),
-        "recipe": asdict(recipe),
+        "recipe": recipe.facts({}),
         "classes": [cls.name for cls in source.classes()],
     }
     rounds = chain.from_iterable(runs for _ in (count() if again else range(1)))

@@ -236,7 +236,7 @@ class Decoder:
             short = "truncated" in str(error)
             raise Undecodable(f"truncated: {error}" if short else reason(data, ValueError(complaint))) from None
         damage = f"garbled: {complaint}"
-        if self._recipe.on_odd == "reject":
+        if self._recipe.on_damaged == "reject":
             raise Undecodable(damage)
         return image, damage
 
