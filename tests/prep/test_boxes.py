@@ -287,7 +287,7 @@ BOMB = '<!DOCTYPE a [<!ENTITY b "aaaaaaaaaa">' + "".join(
         (xml(INSIDE) + "\n" * MAX_BYTES, f"more than {MAX_BYTES} bytes"),
     ],
 )
-@pytest.mark.parametrize("without", ["whole", "skip"])
+@pytest.mark.parametrize("without", ["keep", "skip"])
 @pytest.mark.parametrize("keep", [0, 2])
 def test_a_useless_annotation_makes_a_problem_of_its_picture(
     trial: Trial, text: str, told: str, without: str, keep: int
@@ -351,7 +351,7 @@ def test_pictures_without_a_box_are_whole_or_skipped(trial: Trial) -> None:
     trial.draw(f"{FISH}_2.xml", xml((FISH, (5, 5, 5, 5)), (FISH, (1, 1, 9, 90))))
     trial.draw(f"{SHARK}_3.xml", xml(INSIDE))
     for keep in (0, 3):
-        entries, doubts = listed(trial, without="whole", least=9, keep=keep)
+        entries, doubts = listed(trial, without="keep", least=9, keep=keep)
         assert entries[:2] == trial.inner()[:2]
         assert len(entries) == 3
         entries, skipped = listed(trial, without="skip", least=9, keep=keep)

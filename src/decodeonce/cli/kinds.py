@@ -19,7 +19,7 @@ import typer
 from decodeonce.cli import parse
 from decodeonce.cli.command import Command, Group, Working, gathering, make_command, new_app, parameters
 from decodeonce.cli.options import DryRun, MaxBad, Out, Size, Src, Workers, option
-from decodeonce.prep.recipe import BoxRules, Exif, Filter, Fit, NoBox, OnBad, OnDamaged, Recipe
+from decodeonce.prep.recipe import BoxRules, Exif, Filter, Fit, OnBad, OnDamaged, Recipe, WithoutBox
 from decodeonce.prep.sources import KINDS, find_opener
 from decodeonce.store.layout import ContainerName
 
@@ -74,7 +74,10 @@ class BuildOptions:
     boxes: Annotated[Path | None, option("Folder of ILSVRC's XML files: every object becomes a row.", "DIR")] = None
     box_margin: Annotated[float | None, option("Widen boxes by this share on each side. (default: 0)", "X")] = None
     min_box: Annotated[int | None, option("Skip objects with a shorter side, in pixels. (default: 1)", "N")] = None
-    no_box: Annotated[NoBox | None, option("Keep an image without a box whole, or skip it. (default: whole)")] = None
+    without_box: Annotated[
+        WithoutBox | None,
+        option("What to do with an image without a box. keep: keep it whole; skip: leave it out. (default: keep)"),
+    ] = None
     keep_boxes: Annotated[
         int | None, option("Keep whole images; store up to K boxes each, with classes.", "K", min=1)
     ] = None
@@ -124,12 +127,12 @@ class BuildOptions:
         )
 
     def _box_rules(self) -> BoxRules | None:
-        flags = {"margin": self.box_margin, "least": self.min_box, "without": self.no_box, "keep": self.keep_boxes}
+        flags = {"margin": self.box_margin, "least": self.min_box, "without": self.without_box, "keep": self.keep_boxes}
         given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
         if self.boxes is not None:
             return BoxRules(**given)
         if given:
-            raise typer.BadParameter("--box-margin, --min-box, --no-box and --keep-boxes require --boxes DIR")
+            raise typer.BadParameter("--box-margin, --min-box, --without-box and --keep-boxes require --boxes DIR")
         return None
 
 

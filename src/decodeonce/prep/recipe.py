@@ -14,7 +14,7 @@ Fit = Literal["crop", "stretch", "pad"]
 Filter = Literal["bilinear", "bicubic", "lanczos", "box"]
 Exif = Literal["ignore", "apply"]
 OnDamaged = Literal["keep", "reject"]
-NoBox = Literal["whole", "skip"]
+WithoutBox = Literal["keep", "skip"]
 # The other choices decide about a command, not about a recipe. They are here because their rooms import NumPy.
 OnBad = Literal["reject", "fail"]
 Sort = Literal["class", "source"]
@@ -42,13 +42,13 @@ class BoxRules:
 
     keep: 0 makes every object a row of its own, K keeps up to K boxes beside the whole picture. margin: a share of the
     box's width and height that is added on each side. least: objects with a shorter side, in pixels, are left out.
-    without: what becomes of a picture with no box, "whole" or "skip".
+    without: what to do with an image that has no box: "keep" it whole, or "skip" it.
     """
 
     keep: int = 0
     margin: float = 0.0
     least: int = 1
-    without: NoBox = "whole"
+    without: WithoutBox = "keep"
 
     def __post_init__(self) -> None:
         if not 0 <= self.keep <= MOST_BOXES:
@@ -57,7 +57,7 @@ class BoxRules:
             raise ValueError(f"the margin is {self.margin}, expected a share of the box's side, 0 to 10")
         if self.least < 1:
             raise ValueError(f"the least box is {self.least} pixels, expected at least 1")
-        check_choice("what becomes of pictures without a box", self.without, NoBox)
+        check_choice("without", self.without, WithoutBox)
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,11 @@ class Recipe:
         """The recipe that a plan or manifest has; the inverse of `facts`, without the decoders."""
         own = {key: value for key, value in facts.items() if key != "decoders"}
         own["on_damaged"] = own.pop("on_odd")
-        for key, kind in (("boxes", BoxRules), ("map", UserMap)):
-            if own[key] is not None:
-                own[key] = kind(**own[key])
+        if own["boxes"] is not None:
+            boxes = dict(own["boxes"])
+            own["boxes"] = BoxRules(**{**boxes, "without": "keep" if boxes["without"] == "whole" else boxes["without"]})
+        if own["map"] is not None:
+            own["map"] = UserMap(**own["map"])
         return cls(**own)
 
     @property
@@ -126,9 +128,11 @@ class Recipe:
         return self.height * self.width * 3
 
     def facts(self, decoders: dict[str, str]) -> dict[str, Any]:
-        """The recipe as manifests and plans write it; format 1 calls `on_damaged` "on_odd"."""
+        """The recipe as manifests and plans write it: `on_damaged` is "on_odd" there, and without="keep" is "whole"."""
         facts = {**asdict(self), "decoders": decoders}
         facts["on_odd"] = facts.pop("on_damaged")
+        if self.boxes and self.boxes.without == "keep":
+            facts["boxes"]["without"] = "whole"
         return facts
 
 

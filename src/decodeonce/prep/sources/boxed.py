@@ -122,7 +122,7 @@ class BoxedSource(Source):
         if problem := entry.problem or annotation.problem:
             yield replace(entry, problem=problem)
         elif not found:
-            whole = self.rules.without == "whole"
+            whole = self.rules.without == "keep"
             done = (
                 ", left out" if not whole else "" if keep else ", taken whole"
             )  # with `keep`, all others are whole, too
