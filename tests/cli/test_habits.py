@@ -196,7 +196,7 @@ def test_quiet_commands_print_nothing_but_data(tree: Path, tmp_path: Path, monke
         ["repair", "out"],
         ["show", "out"],
         ["convert", "out", "other", "--format", "hdf5"],
-        ["stage", "out", "part", "--node", "0", "--nodes", "2"],
+        ["stage", "out", "part", "--node-rank", "0", "--node-count", "2"],
         ["export", "out", "pictures", "--as", "folder"],
     ):
         quiet = prep(*words, "-q")

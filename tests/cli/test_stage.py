@@ -30,7 +30,7 @@ def assert_fails(result: Ended, code: int, told: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "variables", "share", "who"),
     [
-        (("--node", 1, "--nodes", 3), {}, (1, 3), "node 1 of 3"),
+        (("--node-rank", 1, "--node-count", 3), {}, (1, 3), "node 1 of 3"),
         (("--rank", 2, "--world-size", 7), {"RANK": "0", "WORLD_SIZE": "2"}, (2, 7), "rank 2 of 7"),
         ((), {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}, (3, 4), "rank 3 of 4 (Slurm)"),
         ((), {}, (0, 1), "rank 0 of 1 (no launcher)"),
@@ -65,13 +65,13 @@ def test_a_node_gets_its_rows_and_is_told_which(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--node", 1), "--node and --nodes go together"),
-        (("--nodes", 1), "--node and --nodes go together"),
+        (("--node-rank", 1), "--node-rank and --node-count go together"),
+        (("--node-count", 1), "--node-rank and --node-count go together"),
         (("--rank", 0), "--rank and --world-size go together"),
         (("--world-size", 3), "--rank and --world-size go together"),
-        (("--rank", 0, "--world-size", 2, "--node", 0, "--nodes", 2), "give one of them"),
-        (("--rank", 0, "--nodes", 2), "give one of them"),
-        (("--node", 2, "--nodes", 2), "--node is 2 and --nodes 2"),
+        (("--rank", 0, "--world-size", 2, "--node-rank", 0, "--node-count", 2), "give one of them"),
+        (("--rank", 0, "--node-count", 2), "give one of them"),
+        (("--node-rank", 2, "--node-count", 2), "--node-rank is 2 and --node-count 2"),
         (("--rank", -1, "--world-size", 2), "--rank is -1 and --world-size 2"),
         (("--rank", 0, "--world-size", 0), "--rank is 0 and --world-size 0"),
         (("--threads", 0), "--threads"),
@@ -88,7 +88,8 @@ def test_it_is_among_the_commands_and_explains_itself() -> None:
     assert "\n  stage " in prep("--help").stdout
     told = prep("stage", "--help").stdout
     assert all(
-        option in told for option in ("--rank", "--world-size", "--node", "--nodes", "--threads", "a Loader with")
+        option in told
+        for option in ("--rank", "--world-size", "--node-rank", "--node-count", "--threads", "a Loader with")
     )
 
 
@@ -98,7 +99,9 @@ def test_wrong_usage_and_a_launcher_that_makes_no_sense_are_one_line(store: Path
 
 
 def test_failures_are_one_line(store: Path, tmp_path: Path) -> None:
-    assert_fails(prep("stage", store, tmp_path / "p", "--node", 0, "--nodes", COUNT + 1), 1, "no rows to stage")
+    assert_fails(
+        prep("stage", store, tmp_path / "p", "--node-rank", 0, "--node-count", COUNT + 1), 1, "no rows to stage"
+    )
     assert_fails(prep("stage", store, store / "p"), 1, "lies in the store to be staged")
     assert_fails(prep("stage", tmp_path, tmp_path / "p"), 1, "not a store")
     assert_fails(prep("stage", store, "/proc/p"), 1, "/proc/p")
@@ -127,7 +130,7 @@ def test_a_full_disk_is_one_line_too(store: Path, full_disk: Path) -> None:
 
 def test_a_part_says_what_it_is(store: Path, images: NDArray[np.uint8], tmp_path: Path) -> None:
     part = tmp_path / "part"
-    assert prep("stage", store, part, "--node", 1, "--nodes", 5).returncode == 0
+    assert prep("stage", store, part, "--node-rank", 1, "--node-count", 5).returncode == 0
     info, whole = (json.loads(prep("info", path, "--json").stdout) for path in (part, store))
     assert (info.pop("store"), whole.pop("store")) == (str(part), str(store))
     staged = {"staged_part": True, "first_row": 12, "held_rows": 12}
@@ -179,8 +182,8 @@ def test_two_ranks_of_a_node_by_mistake(store: Path, tmp_path: Path) -> None:
         "stage",
         str(store),
         str(tmp_path / "p"),
-        "--node=0",
-        "--nodes=2",
+        "--node-rank=0",
+        "--node-count=2",
     ]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     told = sorted(process.communicate()[0].splitlines()[1].split("; ")[1] for process in both)

@@ -193,7 +193,7 @@ def make_targets(base: Path) -> dict[str, Target]:
         Build("boxes", world, (*tree, "--boxes", str(base / "boxes"), "--keep-boxes", "2")),
         Build("large", world, (*large, "--workers", "2")),
         Build("convert", world, ("convert", store, out, "--size", "16", "--format", "hdf5", "--workers", "1")),
-        Stage("stage", world, ("stage", store, str(world / "part"), "--node", "1", "--nodes", "3")),
+        Stage("stage", world, ("stage", store, str(world / "part"), "--node-rank", "1", "--node-count", "3")),
         Export("folder", world, ("export", store, out, "--as", "folder", "--workers", "1"), refusal=HERE),
         Export(
             "webdataset",

@@ -122,7 +122,7 @@ def cases(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cas
         "column": Case(
             base / "column", ["column add HERE/out score BASE/score.npy", "column remove HERE/out score"], {"out"}
         ),
-        "part": Case(base / "part", ["stage BASE/npy/out HERE/out --node 0 --nodes 2"], {"out"}),
+        "part": Case(base / "part", ["stage BASE/npy/out HERE/out --node-rank 0 --node-count 2"], {"out"}),
         "export": Case(base / "export", ["export BASE/npy/out HERE/out --as folder"], set()),
         "jobs": Case(base / "jobs", [SUBMIT], set()),
     }

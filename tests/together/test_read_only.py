@@ -32,8 +32,8 @@ WRITING = {
     "plan imagenet TREE DISK/new FLAGS": "disk/new",
     "work DISK/planned": "disk/planned/.build/journals/0of1",
     "finish DISK/worked --max-bad 2": "disk/worked/",
-    "stage DISK/store DISK/new --node 0 --nodes 1": "disk/new",
-    "stage DISK/store DISK/empty --node 0 --nodes 1": "disk/empty/.stage",
+    "stage DISK/store DISK/new --node-rank 0 --node-count 1": "disk/new",
+    "stage DISK/store DISK/empty --node-rank 0 --node-count 1": "disk/empty/.stage",
     "export DISK/store DISK/exported --as folder": "disk/.exported.export",
     "convert DISK/store DISK/converted --format hdf5": "disk/converted",
     "column add DISK/store score DISK/store/labels.npy": "disk/store/.repair",
@@ -53,8 +53,8 @@ READING = {
     "status DISK/worked": "15",
     "show DISK/store --out HERE/sheet.png": "13 pictures",
     "repair DISK/store": "whole, 13 rows",
-    "stage DISK/store DISK/part --node 0 --nodes 2": "rows 0..5 of the 13",
-    "stage DISK/store HERE/part --node 0 --nodes 2": "done",
+    "stage DISK/store DISK/part --node-rank 0 --node-count 2": "rows 0..5 of the 13",
+    "stage DISK/store HERE/part --node-rank 0 --node-count 2": "done",
     "export DISK/store HERE/exported --as folder": "13 pictures",
 }
 
@@ -153,7 +153,7 @@ def test_who_may_not_write_reads(tree: Path, undisturbed: dict[str, bytes], tmp_
     writing = [
         f"{command} {place} {folder}/new{more}"
         for command, place, more in (
-            ("stage", store, " --node 0 --nodes 1"),
+            ("stage", store, " --node-rank 0 --node-count 1"),
             ("export", store, " --as folder"),
             ("convert", store, " --format hdf5"),
             ("build imagenet", tree, ""),

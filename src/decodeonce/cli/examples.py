@@ -35,7 +35,7 @@ prep convert train.store small.store --size 128 --class n01440764 --class n01443
 prep convert first.store second.store both.store
 prep column add train.store score scores.npy
 prep column remove train.store score
-prep stage train.store /local/part --node 0 --nodes 4
+prep stage train.store /local/part --node-rank 0 --node-count 4
 srun --ntasks-per-node=1 prep stage train.store /local/part
 prep export train.store pictures --as folder
 prep export train.store tars --as webdataset --quality 95

@@ -20,8 +20,8 @@ def stage(
     dest: Dest,
     rank: Annotated[int | None, option("Stage this rank's rows.", "R")] = None,
     world_size: Annotated[int | None, option("How many ranks share the store.", "N")] = None,
-    node: Annotated[int | None, option("Stage this node's rows: those of all its ranks.", "K")] = None,
-    nodes: Annotated[int | None, option("How many nodes share the store.", "N")] = None,
+    node_rank: Annotated[int | None, option("Stage this node's rows: those of all its ranks.", "K")] = None,
+    node_count: Annotated[int | None, option("How many nodes share the store.", "N")] = None,
     threads: Annotated[int | None, option("Threads that copy. (default: 8)", "N", min=1)] = None,
 ) -> None:
     """Copy a node's rows of a store to DEST, for a Loader with partition="range"; run it again after a kill.
@@ -29,7 +29,7 @@ def stage(
     Node K of N gets what ranks K*g .. K*g+g-1 of N*g take. Without numbers, the launcher's are taken: under
     `srun --ntasks-per-node=1`, or mpiexec with one process a node, each node stages its own.
     """
-    part, parts, who = _share(rank, world_size, node, nodes)
+    part, parts, who = _share(rank, world_size, node_rank, node_count)
     from decodeonce.cli.progress import count_bar
     from decodeonce.store import open_store, part_rows, stage_store
     from decodeonce.store.part import rows_text
@@ -51,20 +51,22 @@ def stage(
     say(f"{dest}: done, {size_text(size)} copied in {seconds:.1f} s ({speed}); {there}")
 
 
-def _share(rank: int | None, world_size: int | None, node: int | None, nodes: int | None) -> tuple[int, int, str]:
+def _share(
+    rank: int | None, world_size: int | None, node_rank: int | None, node_count: int | None
+) -> tuple[int, int, str]:
     """Which part of how many is asked for, and by whom; a usage error where that makes no sense."""
     from decodeonce.launch import check_rank, find_rank
 
-    pairs = (("--rank", rank, "--world-size", world_size), ("--node", node, "--nodes", nodes))
+    pairs = (("--rank", rank, "--world-size", world_size), ("--node-rank", node_rank, "--node-count", node_count))
     given = [pair for pair in pairs if pair[1] is not None or pair[3] is not None]
     if len(given) == 2:
-        raise typer.BadParameter("a --rank and a --node; give one of them")
+        raise typer.BadParameter("--rank and --node-rank were both given; give one of them")
     try:
         for name, number, size_name, size in given:
             if number is None or size is None:
                 raise ValueError(f"{name} and {size_name} go together; give both, or neither")
             check_rank(number, size, name, size_name)
-            return number, size, f"{name[2:]} {number} of {size}"
+            return number, size, f"{name[2:].removesuffix('-rank')} {number} of {size}"
         found = find_rank()
         return found.rank, found.world_size, str(found)
     except ValueError as error:
