@@ -178,7 +178,7 @@ def test_jobs_are_told_their_time_and_nothing_is_written(tree: Path, tmp_path: P
         ({"seconds": 14400}, "; fits --time 4:00:00"),
         ({"seconds": 7200}, "; does not fit --time 2:00:00: give more --time or --tasks, or --rounds 2"),
         ({"seconds": 7200, "rounds": 3}, "; fits 2 of the 3 rounds of --time 2:00:00"),
-        ({"throttle": 3}, ", 3 at a time: 5.5 h in all"),
+        ({"max_running": 3}, ", 3 at a time: 5.5 h in all"),
     ],
 )
 def test_whether_a_task_fits_its_limit(facts: dict[str, Any], told: str) -> None:

@@ -27,7 +27,7 @@ def written(tmp_path: Path, site: Site, chain: Chain) -> dict[str, list[str]]:
 
 
 def test_what_slurm_gets(tmp_path: Path) -> None:
-    chain = Chain(tasks=16, cpus=32, rounds=2, throttle=8, account="a1", queue="regular", seconds=14400, mem="64G")
+    chain = Chain(tasks=16, cpus=32, rounds=2, max_running=8, account="a1", queue="regular", seconds=14400, mem="64G")
     scripts = written(tmp_path, SLURM, chain)
     assert sorted(scripts) == ["array.slurm", "finish.slurm", "plan.slurm", "submit.sh"]
     assert scripts["array.slurm"] == [
@@ -62,7 +62,7 @@ def test_what_slurm_gets(tmp_path: Path) -> None:
 
 
 def test_what_pbs_gets(tmp_path: Path) -> None:
-    chain = Chain(tasks=16, cpus=32, throttle=8, account="a1", queue="prod", seconds=3600, mem="64G")
+    chain = Chain(tasks=16, cpus=32, max_running=8, account="a1", queue="prod", seconds=3600, mem="64G")
     scripts = written(tmp_path, PBS, chain)
     assert scripts["array.pbs"] == [
         "#!/bin/bash",
@@ -165,7 +165,7 @@ def test_every_profile_makes_scripts(tmp_path: Path, name: str) -> None:
     (array,) = (lines for script, lines in scripts.items() if script.startswith("array"))
     assert array[-1] == f"exec {site.launched('prep work OUT', nodes=2, cpus=8)}"
     assert "2" in array[-1]
-    assert set(site.defaults) | set(site.needs) <= {"account", "queue", "time", "cpus", "mem", "nodes", "throttle"}
+    assert set(site.defaults) | set(site.needs) <= {"account", "queue", "time", "cpus", "mem", "nodes", "max_running"}
 
 
 GOOD = 'name = "n"\nscheduler = "pbs"\nsource = "s"\nlaunch = "x {nodes}"\n'

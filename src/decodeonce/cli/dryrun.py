@@ -47,9 +47,9 @@ def time_in_jobs(chain: Chain, workers: int, rows: int, per_s: float) -> str:
     seconds = task_seconds(rows, per_s, chain.processes, min(workers, chain.cpus))
     size = f"{counted(chain.processes, 'task')} of {counted(workers, 'worker')}"
     told = f"time: {_about(seconds)} for each of {size}, on cores as fast as these"
-    waves = math.ceil(chain.tasks / (chain.throttle or chain.tasks))
+    waves = math.ceil(chain.tasks / (chain.max_running or chain.tasks))
     if waves > 1:
-        told += f", {chain.throttle} at a time: {duration_text(waves * seconds)} in all"
+        told += f", {chain.max_running} at a time: {duration_text(waves * seconds)} in all"
     if chain.seconds is None:
         return told
     rounds = rounds_needed(seconds, chain.seconds - chain.lead)

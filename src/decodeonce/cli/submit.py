@@ -48,7 +48,7 @@ class JobOptions:
     mem: Annotated[str | None, option("Memory per node: 64GiB, or 64G as batch systems say.", "BYTES")] = None
     nodes: Annotated[int | None, option("Nodes per element, a task each. (default: 1)", "N", min=1)] = None
     site: Annotated[str | None, option("Site profile, by name, or the path of your own.", "NAME")] = None
-    throttle: Annotated[int | None, option("Elements that run at a time.", "N", min=1)] = None
+    max_running: Annotated[int | None, option("Elements that run at a time.", "N", min=1)] = None
     then: Annotated[Path | None, option("Job script to run after a good finish; $STORE is OUT.", "FILE")] = None
     submit: Annotated[bool, option("Submit the jobs, too.", flag="--submit")] = False
 
@@ -67,11 +67,13 @@ class JobOptions:
         """The jobs, with the site's own settings for those that are not given."""
         from decodeonce.prep.jobs import Chain
 
-        names = ("account", "queue", "time", "cpus", "mem", "nodes", "throttle")
+        names = ("account", "queue", "time", "cpus", "mem", "nodes", "max_running")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         settings = {**site.defaults, **given}
         if missing := [name for name in ("cpus", *site.needs) if name not in settings]:
-            raise typer.BadParameter(f"--{missing[0]} is needed ({site.name}); as in {EXAMPLE.format(site.scheduler)}")
+            raise typer.BadParameter(
+                f"--{missing[0].replace('_', '-')} is needed ({site.name}); as in {EXAMPLE.format(site.scheduler)}"
+            )
         if self.then is not None and not self.then.is_file():
             raise typer.BadParameter(f"--then {self.then}: no such file; expected a job script")
         seconds, mem = _seconds(settings.pop("time", None)), _memory(settings.pop("mem", None))

@@ -18,7 +18,7 @@ LEAD_SECONDS = 120
 class Chain:
     """What every job may use, and how many there are.
 
-    `tasks` elements of an array, `throttle` of them at a time; each has `nodes` nodes with a process a node, `cpus`
+    `tasks` elements of an array, `max_running` of them at a time; each has `nodes` nodes with a process a node, `cpus`
     cores and `mem` (as 64G) a node, for `seconds` at most. The array is sent `rounds` times. `then` is a job script of
     the user's own, for after a good finish.
     """
@@ -27,7 +27,7 @@ class Chain:
     cpus: int
     rounds: int = 1
     nodes: int = 1
-    throttle: int | None = None
+    max_running: int | None = None
     account: str | None = None
     queue: str | None = None
     seconds: int | None = None

@@ -31,7 +31,7 @@ class PBS:
             *([f"{site.queue_flag} {chain.queue}"] if chain.queue else []),
         ]
         if job.array and chain.tasks > 1:  # PBS knows no array of one
-            options.append(f"-J 0-{chain.tasks - 1}" + (f"%{chain.throttle}" if chain.throttle else ""))
+            options.append(f"-J 0-{chain.tasks - 1}" + (f"%{chain.max_running}" if chain.max_running else ""))
         if job.nodes > 1 and not any("place=" in directive for directive in site.directives):
             options.append("-l place=scatter")  # by default PBS may put all chunks of `select` on one host
         return [f"#PBS {option}" for option in (*options, *site.directives)]

@@ -17,7 +17,7 @@ else:
     import tomli as tomllib
 
 SCHEDULERS = ("slurm", "pbs")
-DEFAULTS = ("account", "queue", "time", "cpus", "mem", "nodes", "throttle")
+DEFAULTS = ("account", "queue", "time", "cpus", "mem", "nodes", "max_running")
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _check(facts: dict[str, Any]) -> None:
         if not isinstance(value, list) or not all(isinstance(item, str) and "\n" not in item for item in value):
             raise ValueError(f"{key} is {value!r}, expected a list of texts of one line")
     defaults = facts.get("defaults", {})
-    kinds = {name: int if name in ("cpus", "nodes", "throttle") else str for name in DEFAULTS}
+    kinds = {name: int if name in ("cpus", "nodes", "max_running") else str for name in DEFAULTS}
     if not isinstance(defaults, dict) or not isinstance(facts.get("queue_flag", ""), str):
         raise ValueError("expected [defaults] as a table, and queue_flag as a text")
     if wrong := [name for name, value in defaults.items() if name in kinds and not isinstance(value, kinds[name])]:

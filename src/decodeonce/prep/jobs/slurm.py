@@ -34,7 +34,7 @@ class Slurm:
             *([f"{site.queue_flag}={chain.queue}"] if chain.queue else []),
         ]
         if job.array:
-            options.append(f"--array=0-{chain.tasks - 1}" + (f"%{chain.throttle}" if chain.throttle else ""))
+            options.append(f"--array=0-{chain.tasks - 1}" + (f"%{chain.max_running}" if chain.max_running else ""))
             # to the command that the script becomes, or to the processes that srun starts
             options += [f"--signal={'' if job.nodes > 1 else 'B:'}USR1@{chain.lead}"] if chain.seconds else []
         return [f"#SBATCH {option}" for option in (*options, *site.directives)]
