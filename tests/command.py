@@ -24,8 +24,8 @@ OF_THIS_JOB = [
 ]
 
 
-def prep(*arguments: object, cwd: Path | None = None, **environ: str) -> Ended:
-    """Run `prep` in this process, with nothing on standard input; a process of its own takes 0.3 s more."""
+def prep(*arguments: object, cwd: Path | None = None, called: str = "prep", **environ: str) -> Ended:
+    """Run `prep` in this process with empty standard input; a separate process takes 0.3 s more."""
     words = list(map(str, arguments))
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
@@ -33,7 +33,7 @@ def prep(*arguments: object, cwd: Path | None = None, **environ: str) -> Ended:
             patch.delenv(name, raising=False)
         for name, value in environ.items():
             patch.setenv(name, value)
-        patch.setattr(sys, "argv", ["prep", *words])
+        patch.setattr(sys, "argv", [called, *words])
         patch.setattr(sys, "stdin", io.StringIO())
         patch.setattr(log, "_log", None)
         if cwd is not None:

@@ -147,7 +147,11 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Built) -> None:
 
 def test_the_wheel_has_the_command_and_the_licenses(built: Built) -> None:
     contents = {name.partition(".dist-info/")[2]: data for name, data in wheel_contents(built.wheel).items()}
-    assert contents["entry_points.txt"].decode().split("\n")[:2] == ["[console_scripts]", "prep = decodeonce.cli:main"]
+    assert contents["entry_points.txt"].decode().split("\n")[:3] == [
+        "[console_scripts]",
+        "decodeonce = decodeonce.cli:main",
+        "prep = decodeonce.cli:main",
+    ]
     for name in ("LICENSE", "LICENSE.WordNet"):
         assert contents[f"licenses/{name}"] == (ROOT / name).read_bytes()
 
@@ -222,8 +226,9 @@ def check_install(python: Path, scratch: Path) -> None:
     """The command and the package of an environment, far from the sources, on a store of nine rows."""
     store = make_store(scratch / "a.store", random_images(9))
     prep = python.with_name("prep")
-    assert run(prep, "--version", cwd=scratch) == f"prep {decodeonce.__version__}\n"
-    assert "Usage: prep" in run(prep, "--help", cwd=scratch)
+    for name in ("prep", "decodeonce"):
+        assert run(python.with_name(name), "--version", cwd=scratch) == f"{name} {decodeonce.__version__}\n"
+        assert f"Usage: {name}" in run(python.with_name(name), "--help", cwd=scratch)
     assert decodeonce.__version__ in run(prep, "doctor", cwd=scratch)
     assert '"ok": true' in run(prep, "verify", "--json", store, cwd=scratch)
     code = (

@@ -14,6 +14,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
+import decodeonce
 from decodeonce import cli
 from decodeonce.cli.doctor import machine
 from decodeonce.prep.pixels import decode
@@ -37,6 +38,16 @@ def store(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = f"{tree}: class folders in train, 3 classes"
     assert result.stdout == f"{found}\n{out}: 15 rows in 3 classes, 0 rejects, 0 oddities (rejects.tsv)\n"
     return out
+
+
+@pytest.mark.parametrize("name", ["prep", "decodeonce"])
+def test_command_is_shown_under_name_it_was_called_by(name: str) -> None:
+    called = f"/usr/bin/{name}"
+    assert prep("--version", called=called).stdout == f"{name} {decodeonce.__version__}\n"
+    shown = prep("stage", "--help", called=called).stdout
+    assert shown.startswith(f"Usage: {name} stage ")
+    assert f"\n  srun --ntasks-per-node=1 {name} stage train.store /local/part\n" in shown
+    assert prep("biuld", called=called).stderr.endswith(f"(see {name} --help)\n")
 
 
 def test_every_filter_and_container_has_its_code() -> None:

@@ -14,6 +14,7 @@ from decodeonce.errors import DecodeonceError, Stopped, failure_from
 EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED = 1, 2, 75
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGXCPU)
 GC_THRESHOLD = 20_000  # Python's 700 collects 60 times while modules are imported: 20 ms
+PROGRAMS = ("prep", "decodeonce")  # the package installs the command under both names
 LAST_BLOCKS = signal.SIGUSR1  # what a job asks its batch system to send some time before its limit
 
 
@@ -34,6 +35,12 @@ def main() -> None:
         _end_log(code or 0)
     gc.freeze()  # else Python looks through everything that was imported once more before it exits: 50 ms
     sys.exit(code)
+
+
+def program() -> str:
+    """The name that the command was called by."""
+    name = os.path.basename(sys.argv[0])
+    return name if name in PROGRAMS else PROGRAMS[0]
 
 
 def _run() -> int | None:
@@ -57,10 +64,10 @@ def _run_command() -> int | None:
     from decodeonce.cli.mistakes import usage_text
 
     try:
-        code: int | None = app(sys.argv[1:] or ["--help"], prog_name="prep", standalone_mode=False)
+        code: int | None = app(sys.argv[1:] or ["--help"], prog_name=program(), standalone_mode=False)
         return code
     except USAGE_ERROR as error:
-        command = error.ctx.command_path if error.ctx else "prep"
+        command = error.ctx.command_path if error.ctx else program()
         return _told(f"prep: error: {usage_text(error)} (see {command} --help)", EXIT_USAGE)
     except SystemExit as ended:  # which click makes of a closed pipe, and of nothing else here
         if not isinstance(ended.__context__, BrokenPipeError):

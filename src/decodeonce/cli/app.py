@@ -38,14 +38,14 @@ COMMANDS = {
 LOOKING = {"status", "info", "ls", "doctor"}  # these take neither --quiet nor --log
 
 
-def _tell_version(wanted: bool) -> None:
+def _print_version(ctx: typer.Context, wanted: bool) -> None:
     if wanted:
-        say(f"prep {decodeonce.__version__}")
+        say(f"{ctx.info_name} {decodeonce.__version__}")
         raise typer.Exit
 
 
 Version = Annotated[
-    bool, typer.Option("--version", is_eager=True, callback=_tell_version, help="Print the version and exit.")
+    bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
 ]
 
 

@@ -37,10 +37,11 @@ def make_command(function: Callable[..., None], cls: type[Command], **settings: 
 
 def _format_examples(self: Any, ctx: Any, formatter: Any) -> None:
     """Write the examples of a command, or of all commands of a group, each on one line as it is pasted."""
-    if lines := examples(ctx.command_path.partition(" ")[2]):
+    name, _, path = ctx.command_path.partition(" ")
+    if lines := examples(path):
         with formatter.section("Examples"):
             for line in lines:
-                formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+                formatter.write(f"{'':{formatter.current_indent}}{line.replace('prep ', f'{name} ', 1)}\n")
 
 
 class _Summarised:

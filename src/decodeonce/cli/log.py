@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from decodeonce.cli import EXIT_STOPPED, tell_now
+from decodeonce.cli import EXIT_STOPPED, program, tell_now
 
 PROGRESS_SECONDS = 30.0
 BEGINNING = b'{"'  # of each line
@@ -90,7 +90,7 @@ def begin(path: str) -> None:
 
     global _log
     _log = JsonLog(path)
-    command = ["prep", *sys.argv[1:]]
+    command = [program(), *sys.argv[1:]]
     launcher, task = _described(find_rank), _described(find_task)
     _log.write("start", version=__version__, command=command, launcher=launcher, task=task)
 

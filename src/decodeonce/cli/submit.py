@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from decodeonce.cli import parse
+from decodeonce.cli import parse, program
 from decodeonce.cli.build import say_dry_run, say_found, say_storage
 from decodeonce.cli.command import Command, Group, Working, gathering, new_app
 from decodeonce.cli.kinds import BuildRequest, kinds_app
@@ -149,8 +149,8 @@ def _commands(request: BuildRequest, words: Sequence[str], chain: Chain) -> list
 
 
 def _prep() -> list[str]:
-    """How a job calls this very prep: by its script beside Python, else by its module."""
-    script = Path(sys.executable).with_name("prep")
+    """The command line that starts this command in a job: its script next to Python, or its module."""
+    script = Path(sys.executable).with_name(program())
     return [str(script)] if script.exists() else [sys.executable, "-m", "decodeonce.cli"]
 
 
