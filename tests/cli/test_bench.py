@@ -25,7 +25,7 @@ from decodeonce.cli.bench import commands, epochs, sample
 from decodeonce.cli.bench.epochs import LoaderSettings, find_share, run_loader
 from decodeonce.cli.bench.kinds import find_source
 from decodeonce.cli.bench.load import measure_load
-from decodeonce.cli.bench.pages import COLD, Place, held_share, make_cold
+from decodeonce.cli.bench.pages import COLD, FilePosition, held_share, make_cold
 from decodeonce.cli.bench.probes import random_rows, read_rate, rows_in_order, transfer_rate
 from decodeonce.cli.bench.results import (
     WHAT,
@@ -173,7 +173,7 @@ def test_every_row_is_read_once_at_random_and_in_order(store: Path) -> None:
 def test_pages_are_dropped_and_seen_to_be(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(os.urandom(1 << 20))
-    places = [Place(path, offset) for offset in range(0, 1 << 20, 1 << 16)]
+    places = [FilePosition(path, offset) for offset in range(0, 1 << 20, 1 << 16)]
     why = make_cold(places)
     if lies_in_memory(tmp_path):
         assert why == f"{tmp_path} lies in memory"
@@ -192,7 +192,7 @@ def test_what_another_process_uses_stays_and_is_said(tmp_path: Path) -> None:
     path = path.with_suffix(".npy")
     mapped = np.load(path, mmap_mode="r")
     assert int(mapped.sum()) == 1 << 20
-    places = [Place(path, 1 << 19)]
+    places = [FilePosition(path, 1 << 19)]
     if lies_in_memory(tmp_path):
         pytest.skip("this file system is memory")
     assert make_cold(places) == "100% of the pages stayed, as those do that another process uses"
@@ -218,7 +218,7 @@ def check_facts(facts: dict[str, Any], rows: int) -> None:
     assert (facts["rows"], facts["row_bytes"], facts["bytes"]) == (rows, 64 * 64 * 3, rows * 64 * 64 * 3)
     assert (facts["batch_size"], facts["fits_memory"], facts["transfer_bytes_per_s"]) == (4, True, None)
     assert facts["limits"] == "memory"
-    assert facts["ring_bytes"] == 5 * 4 * facts["row_bytes"]
+    assert facts["slot_bytes"] == 5 * 4 * facts["row_bytes"]
     assert (facts["first_epoch_limits"] is None) == bool(facts["why_not_cold"])
     told = "\n".join(load_lines(facts))
     assert f"{rows} rows of 12.29 KB, " in told

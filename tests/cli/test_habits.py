@@ -23,7 +23,7 @@ import typer
 
 from decodeonce import __version__
 from decodeonce.cli import log, parse
-from decodeonce.cli.app import LOOKING
+from decodeonce.cli.app import WITHOUT_LOG
 from decodeonce.cli.command import USAGE_ERROR
 from decodeonce.cli.examples import EXAMPLES, examples
 from decodeonce.cli.mistakes import usage_text
@@ -180,7 +180,7 @@ def test_a_size_that_is_none_is_named_with_its_flag() -> None:
 def test_those_that_work_can_be_quiet_and_logged() -> None:
     for name, command in COMMANDS.items():
         flags = {flag for param in command.params for flag in param.opts}
-        assert (flags >= {"--quiet", "-q", "--log"}) == (name not in LOOKING), name
+        assert (flags >= {"--quiet", "-q", "--log"}) == (name not in WITHOUT_LOG), name
 
 
 def test_quiet_commands_print_nothing_but_data(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

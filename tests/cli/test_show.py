@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from decodeonce.cli.boxes import KeptBoxes, NamedBox
-from decodeonce.cli.rows import CheckedRows, drawn, shown_rows
-from decodeonce.cli.sheet import GAP, LINE, Words, default_font, draw_sheet
-from decodeonce.cli.thumbnail import SIDE, Shown, legible, thumbnail
+from decodeonce.cli.rows import CheckedRows, draw_rows, shown_rows
+from decodeonce.cli.sheet import GAP, LINE, SheetFont, default_font, draw_sheet
+from decodeonce.cli.thumbnail import SIDE, ShownRow, legible, thumbnail
 from decodeonce.cli.written import write_out
 from decodeonce.store import ImageClass, Store, disk, open_store, stage_store
 from tests.command import assert_fails, prep
@@ -88,7 +88,7 @@ def words(*lines: str) -> NDArray[np.uint8]:
 @pytest.mark.parametrize("shape", [(16, 16, 3), (256, 32, 3), (30, 300, 3), (1024, 1024, 3), (1, 1, 3), (128, 90, 3)])
 def test_any_shape_fits_into_its_cell(shape: tuple[int, int, int], tmp_path: Path) -> None:
     opened = open_store(make_store(tmp_path / "a", random_images(2, shape=shape)))
-    images = [one.picture for one in shown_rows(opened, [0, 1], CheckedRows(opened))]
+    images = [one.image for one in shown_rows(opened, [0, 1], CheckedRows(opened))]
     for row, image in enumerate(images):
         assert image is not None
         assert max(image.size) in range(SIDE // 2 + 1, SIDE + 1)
@@ -123,7 +123,7 @@ def test_a_row_that_cannot_be_read_is_damaged(tmp_path: Path) -> None:
     opened = open_store(root)
     (root / "images-00000.npy").unlink()
     [one] = shown_rows(opened, [2], CheckedRows(opened))
-    assert (one.picture, one.damaged, one.lines()[-1]) == (None, True, "row 2: damaged")
+    assert (one.image, one.damaged, one.lines()[-1]) == (None, True, "row 2: damaged")
     assert sheet(draw_sheet([one])).shape == (SIDE + 3 * LINE + 2 + 2 * GAP, SIDE + 2 * GAP, 3)
 
 
@@ -143,7 +143,7 @@ def test_a_random_draw_is_the_same_for_its_seed_and_of_what_is_selected(store: P
         assert prep("show", store, *flags, "--out", path).returncode == 0
     first, again, other = (path.read_bytes() for path in out)
     assert first == again != other
-    rows = drawn(range(2, 80, 3), 8, seed=0)
+    rows = draw_rows(range(2, 80, 3), 8, seed=0)
     assert rows == [2, 8, 14, 17, 44, 62, 65, 71]
     shown = list(shown_rows(open_store(store), rows, CheckedRows(open_store(store))))
     assert first == draw_sheet(shown)
@@ -152,9 +152,9 @@ def test_a_random_draw_is_the_same_for_its_seed_and_of_what_is_selected(store: P
 def test_every_row_is_as_likely_to_be_drawn() -> None:
     times = np.zeros(100, int)
     for seed in range(2000):
-        times[drawn(range(100), 10, seed)] += 1
+        times[draw_rows(range(100), 10, seed)] += 1
     assert (abs(times - 200) < 6 * np.sqrt(2000 * 0.1 * 0.9)).all()
-    assert drawn(range(5), 10, 0) == list(range(5))
+    assert draw_rows(range(5), 10, 0) == list(range(5))
 
 
 def test_a_staged_part_shows_its_own(store: Path, tmp_path: Path) -> None:
@@ -214,18 +214,18 @@ def test_a_sheet_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
 
 
 def test_names_in_any_script_are_drawn_or_escaped(store: Path) -> None:
-    shown = [Shown(0, None, ImageClass(name, name), False) for name in NAMES]
+    shown = [ShownRow(0, None, ImageClass(name, name), False) for name in NAMES]
     assert sheet(draw_sheet(shown)).std() > 0
     fonts = [default_font(), ImageFont.load_default_imagefont()]
     for font in fonts:
-        made = Words(font)
+        made = SheetFont(font)
         assert made.fitted("goldfish", SIDE) == "goldfish"
         assert made.fitted("\u6c7d\u8f66", SIDE) == "\\u6c7d\\u8f66"
         assert made.fitted("Gro\u0308\u00dfe"[:3] + "n\u0303", SIDE).startswith("Gro")
         cut = made.fitted("w" * 100000, SIDE)
         assert cut.endswith("...")
         assert font.getlength(cut) <= SIDE < font.getlength(f"{cut}w")
-    assert Words(default_font()).fitted("\u00f1", SIDE) in ("\u00f1", "n")
+    assert SheetFont(default_font()).fitted("\u00f1", SIDE) in ("\u00f1", "n")
 
 
 def test_names_are_legible_whatever_they_hold() -> None:
@@ -277,7 +277,7 @@ def with_boxes(
 def pictures(root: Path) -> list[NDArray[np.uint8]]:
     opened = open_store(root)
     shown = list(shown_rows(opened, range(len(opened)), CheckedRows(opened)))
-    return [np.asarray(one.picture) for one in shown]
+    return [np.asarray(one.image) for one in shown]
 
 
 def is_colour(pixels: NDArray[np.uint8], colour: tuple[int, int, int]) -> NDArray[np.bool_]:

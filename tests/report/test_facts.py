@@ -60,13 +60,13 @@ def test_boxes_are_drawn_unless_their_columns_are_damaged(tmp_path: Path) -> Non
     columns = {"boxes": np.full((3, 1, 4), [[2, 3, 9, 11]], "<f4"), "box_count": np.array([1, 0, 1], "<i4")}
     root = make_store(tmp_path / "a", np.zeros((3, 16, 16, 3), np.uint8), columns=columns)
     seen = gathered(root).rows.seen
-    light = [np.argwhere(np.asarray(seen[row].picture).any(axis=2)) for row in range(3)]
+    light = [np.argwhere(np.asarray(seen[row].image).any(axis=2)) for row in range(3)]
     assert [(corners.min(0).tolist(), corners.max(0).tolist()) for corners in light[::2]] == [([24, 16], [87, 71])] * 2
     assert len(light[1]) == 0
     (root / "boxes.npy").write_bytes((root / "boxes.npy").read_bytes()[:-1] + b"\1")
     facts = gathered(root)
     assert list(facts.problems) == ["boxes.npy"]
-    assert not any(np.asarray(shown.picture).any() for shown in facts.rows.seen.values())
+    assert not any(np.asarray(shown.image).any() for shown in facts.rows.seen.values())
 
 
 def test_of_a_large_store_evenly_spaced_rows_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,11 +51,11 @@ def _run() -> int | None:
         with _worker_started(sys.argv[1:]):
             return _run_command()
     except DecodeonceError as error:
-        return _failure_told(error)
+        return _print_failure(error)
     except OSError as error:
-        return _failure_told(failure_from(error, "prep"))
+        return _print_failure(failure_from(error, "prep"))
     except MemoryError:
-        return _failure_told(Stopped("out of memory; what is done is kept: run the same command again with more"))
+        return _print_failure(Stopped("out of memory; what is done is kept: run the same command again with more"))
 
 
 def _run_command() -> int | None:
@@ -68,7 +68,7 @@ def _run_command() -> int | None:
         return code
     except USAGE_ERROR as error:
         command = error.ctx.command_path if error.ctx else program()
-        return _told(f"prep: error: {usage_text(error)} (see {command} --help)", EXIT_USAGE)
+        return _print_error(f"prep: error: {usage_text(error)} (see {command} --help)", EXIT_USAGE)
     except SystemExit as ended:  # which click makes of a closed pipe, and of nothing else here
         if not isinstance(ended.__context__, BrokenPipeError):
             raise
@@ -106,7 +106,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
     _call_imported("cli.bench.trial", "remove_scratch")
     told = f"prep: stopped: {signal.Signals(number).name}; what is done is kept: run the same command again to go on"
     _end_log(EXIT_STOPPED, told)
-    tell_now(f"{chr(10) if os.isatty(2) else ''}{told}")
+    write_error(f"{chr(10) if os.isatty(2) else ''}{told}")
     os._exit(EXIT_STOPPED)
 
 
@@ -124,13 +124,13 @@ def _call_imported(module: str, name: str, *arguments: object) -> bool:
     return function is not None
 
 
-def _failure_told(error: DecodeonceError) -> int:
+def _print_failure(error: DecodeonceError) -> int:
     if isinstance(error, Stopped):
-        return _told(f"prep: stopped: {error}", EXIT_STOPPED)
-    return _told(f"prep: error: {error}", EXIT_FAILED)
+        return _print_error(f"prep: stopped: {error}", EXIT_STOPPED)
+    return _print_error(f"prep: error: {error}", EXIT_FAILED)
 
 
-def _told(message: str, code: int) -> int:
+def _print_error(message: str, code: int) -> int:
     line = " ".join(message.splitlines())
     print(printable(line), file=sys.stderr)
     _call_imported("cli.log", "message", line)
@@ -142,7 +142,7 @@ def _end_log(code: int, message: str = "") -> None:
     _call_imported("cli.log", "end", code, message)
 
 
-def tell_now(line: str) -> None:
+def write_error(line: str) -> None:
     """Print a line on standard error, from anywhere, a signal's handler as well."""
     os.write(2, f"{line}\n".encode("utf-8", "backslashreplace"))
 

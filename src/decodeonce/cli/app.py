@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 import decodeonce
-from decodeonce.cli.command import Command, Group, Working, make_command
+from decodeonce.cli.command import Command, Group, LoggedCommand, make_command
 from decodeonce.cli.output import colour_wanted, say
 
 # The module of each command in this package, and the name of its function, or of its group of commands.
@@ -35,7 +35,7 @@ COMMANDS = {
     "sample": ("sample", "sample"),
     "doctor": ("doctor", "doctor"),
 }
-LOOKING = {"status", "info", "ls", "doctor"}  # these take neither --quiet nor --log
+WITHOUT_LOG = {"status", "info", "ls", "doctor"}  # these take neither --quiet nor --log
 
 
 def _print_version(ctx: typer.Context, wanted: bool) -> None:
@@ -58,7 +58,7 @@ def _make(name: str) -> Any:
     command = getattr(import_module(f"decodeonce.cli.{module}"), attribute)
     if isinstance(command, typer.Typer):
         return typer.main.get_command(command)
-    return make_command(command, Command if name in LOOKING else Working)
+    return make_command(command, Command if name in WITHOUT_LOG else LoggedCommand)
 
 
 class Prep(Group):

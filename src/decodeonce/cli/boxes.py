@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from decodeonce.cli.sheet import LINE, Words, default_font
+from decodeonce.cli.sheet import LINE, SheetFont, default_font
 from decodeonce.cli.thumbnail import legible
 from decodeonce.store import Store
 from decodeonce.store.checks import check_file
@@ -63,7 +63,7 @@ def draw_boxes(picture: Image, boxes: Sequence[NamedBox], shape: tuple[int, int,
         return
     from PIL import ImageDraw
 
-    draw, words = ImageDraw.Draw(picture), Words(default_font())
+    draw, words = ImageDraw.Draw(picture), SheetFont(default_font())
     drawn = [(box.name, _pixels(box.edges, picture.size, shape)) for box in boxes if all(map(math.isfinite, box.edges))]
     for _, (left, top, right, bottom) in drawn:
         if right - left > 1 and bottom - top > 1:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from decodeonce.cli import parse
-from decodeonce.cli.command import Group, Working, new_app
+from decodeonce.cli.command import Group, LoggedCommand, new_app
 from decodeonce.cli.options import StoreArgument
 from decodeonce.cli.output import say
 
@@ -18,7 +18,7 @@ app = new_app(cls=Group, help="Add a column of your own to a finished store, or 
 app.callback()(lambda: None)
 
 
-@app.command(cls=Working)
+@app.command(cls=LoggedCommand)
 def add(
     store: StoreArgument,
     name: Name,
@@ -39,7 +39,7 @@ def add(
     say(f"{store}: column {name}: {numbers} {np.dtype(column.dtype)} per row, in {column.file}")
 
 
-@app.command(cls=Working)
+@app.command(cls=LoggedCommand)
 def remove(store: StoreArgument, name: Name) -> None:
     """Remove a column and its file. The store gets another digest."""
     from decodeonce.store.columns import remove_column

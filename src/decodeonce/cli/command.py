@@ -57,7 +57,7 @@ def parameters(function: Callable[..., Any]) -> list[Parameter]:
     return list(inspect.signature(function, eval_str=True).parameters.values())
 
 
-def gathering(function: Callable[..., None], options: type, more: Iterable[Parameter] = ()) -> Callable[..., None]:
+def with_options(function: Callable[..., None], options: type, more: Iterable[Parameter] = ()) -> Callable[..., None]:
     """The function for Typer to make a command of: it has a flag for each field of the dataclass `options`.
 
     `function` gets an instance of the dataclass as `options`. The flags `more` come first in the help.
@@ -121,7 +121,7 @@ class Command(_Summarised, TyperCommand):
             raise
 
 
-class Working(Command):
+class LoggedCommand(Command):
     """A command that does work: it has --quiet and --log FILE.
 
     The function takes neither; what it prints with `output.say` and counts with `progress.count_bar` follows them.
@@ -136,7 +136,7 @@ class Working(Command):
         quiet, file = ctx.params.pop("quiet"), ctx.params.pop("log_file")
         if file is not None:
             log.begin(file)
-        with output.told_as_asked(quiet=quiet):
+        with output.quiet_if(quiet=quiet):
             return super().invoke(ctx)
 
 

@@ -42,7 +42,7 @@ def convert(
 
     Every row is checked on its way. Rows and --rows count through all IN; classes of one name become one.
     """
-    height_width = parse.picture_size(size) if size is not None else None
+    height_width = parse.row_size(size) if size is not None else None
     shard_bytes = parse.byte_size(shard_size) if shard_size is not None else None
     seed = parse.shuffle_seed("none" if shuffle_seed is None else shuffle_seed)
     selected = selection(names, match, rows)

@@ -14,7 +14,7 @@ import typer
 
 from decodeonce.cli import parse, printable
 from decodeonce.cli.options import ClassOption, JsonFlag, MatchOption, RowsOption, StoreArgument, option, selection
-from decodeonce.cli.output import give, say, show_facts
+from decodeonce.cli.output import print_json, say, show_facts
 from decodeonce.formatting import counted, duration_text, quoted, size_text
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def verify(store: StoreArgument, as_json: JsonFlag = False) -> None:
         report = verify_store(store, threads=usable_cores(), progress=bar.update)
     if as_json:
         names = ("ok", "rows", "bad_rows", "unknown_rows", "bad_files")
-        give({name: getattr(report, name) for name in names})
+        print_json({name: getattr(report, name) for name in names})
     elif report.ok:
         say(f"{store}: whole, {counted(report.rows, 'row')}")
     if report.ok:
@@ -244,7 +244,7 @@ def show(
         raise typer.BadParameter("--count takes the first rows, --random draws among all; give one of them")
     if seed is not None and random is None:
         raise typer.BadParameter("--seed is for --random N")
-    from decodeonce.cli.rows import CheckedRows, damage_told, drawn, shown_rows
+    from decodeonce.cli.rows import CheckedRows, damage_messages, draw_rows, shown_rows
     from decodeonce.cli.sheet import draw_sheet
     from decodeonce.cli.thumbnail import need_pillow
     from decodeonce.cli.written import check_out, write_out
@@ -255,7 +255,7 @@ def show(
     check_out(opened, out)
     need_pillow("write a PNG")
     found = (row for row, _ in _lines(opened, selected))
-    chosen = drawn(found, random, seed or 0) if random else list(islice(found, count or 64))
+    chosen = draw_rows(found, random, seed or 0) if random else list(islice(found, count or 64))
     if not chosen:
         listing = f"`prep ls {quoted(str(store))}`"
         raise StoreError(f"{store}: no row here is selected; {listing} lists rows, classes and sources")
@@ -263,5 +263,5 @@ def show(
     shown = list(shown_rows(opened, chosen, checked))
     write_out(out, draw_sheet(shown))
     say(f"{out}: {len(shown)} pictures of {store}")
-    for sentence in damage_told(opened, [one.row for one in shown if one.damaged], checked.trouble):
+    for sentence in damage_messages(opened, [one.row for one in shown if one.damaged], checked.trouble):
         say(f"prep: note: {sentence}", err=True)

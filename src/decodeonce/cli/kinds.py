@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin
 import typer
 
 from decodeonce.cli import parse
-from decodeonce.cli.command import Command, Group, Working, gathering, make_command, new_app, parameters
+from decodeonce.cli.command import Command, Group, LoggedCommand, make_command, new_app, parameters, with_options
 from decodeonce.cli.options import DryRun, MaxBad, Out, Size, Src, Workers, option
 from decodeonce.prep.recipe import BoxRules, Exif, Filter, Fit, OnBad, OnDamaged, Recipe, WithoutBox
 from decodeonce.prep.sources import KINDS, find_opener
@@ -110,7 +110,7 @@ class BuildOptions:
     def _recipe(self) -> Recipe:
         from decodeonce.prep.pixels.user_map import find_map
 
-        height, width = parse.picture_size(self.size)
+        height, width = parse.row_size(self.size)
         return Recipe(
             height=height,
             width=width,
@@ -139,7 +139,7 @@ class BuildOptions:
 def kinds_app(
     run: Callable[[BuildRequest], None],
     help_text: str,
-    cls: type[Command] = Working,
+    cls: type[Command] = LoggedCommand,
 ) -> typer.Typer:
     """A group with a command for each kind of source, made when it is needed. Each opens SRC and calls `run`."""
 
@@ -164,7 +164,7 @@ def _kind_command(
 
     annotated = [parameter for parameter in parameters(opener) if get_origin(parameter.annotation) is Annotated]
     help_text = (inspect.getdoc(opener) or "").partition("\n\n")[0]
-    return make_command(gathering(command, BuildOptions, map(_flag, annotated)), cls, help=help_text)
+    return make_command(with_options(command, BuildOptions, map(_flag, annotated)), cls, help=help_text)
 
 
 def _flag(parameter: Parameter) -> Parameter:

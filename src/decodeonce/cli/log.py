@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from decodeonce.cli import EXIT_STOPPED, program, tell_now
+from decodeonce.cli import EXIT_STOPPED, program, write_error
 
 PROGRESS_SECONDS = 30.0
 BEGINNING = b'{"'  # of each line
@@ -77,7 +77,7 @@ class JsonLog:
 
     def _give_up(self, error: OSError) -> None:
         self._fd = None
-        tell_now(f"prep: --log {self._path}: {error.strerror or error}; going on without it")
+        write_error(f"prep: --log {self._path}: {error.strerror or error}; going on without it")
 
 
 _log: JsonLog | None = None

@@ -1,6 +1,6 @@
 """What every looking command prints: a table for people, or one JSON object.
 
-Under `--quiet`, which a command has by `cls=Working` (cli/command.py), `say` is silent and `give` is not.
+Under `--quiet`, which a command has by `cls=LoggedCommand` (cli/command.py), `say` is silent and `give` is not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _quiet = False
 
 
 @contextmanager
-def told_as_asked(*, quiet: bool) -> Iterator[None]:
+def quiet_if(*, quiet: bool) -> Iterator[None]:
     """A command's time, in which `say` and bars are silent if that was asked for."""
     global _quiet
     before, _quiet = _quiet, quiet
@@ -51,7 +51,7 @@ def colour_wanted() -> bool | None:
     return False if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else None
 
 
-def give(data: Mapping[str, Any]) -> None:
+def print_json(data: Mapping[str, Any]) -> None:
     """Print what --json asks for, under --quiet, too."""
     typer.echo(json.dumps(data))
 
@@ -59,7 +59,7 @@ def give(data: Mapping[str, Any]) -> None:
 def show_facts(facts: Mapping[str, Any], *, as_json: bool) -> None:
     """Print the facts, a line each or as JSON."""
     if as_json:
-        give(facts)
+        print_json(facts)
         return
     width = max(map(len, facts), default=0)
     for name, value in facts.items():

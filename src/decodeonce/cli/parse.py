@@ -23,7 +23,7 @@ def usage_errors() -> Iterator[None]:
         raise typer.BadParameter(str(error)) from None
 
 
-def picture_size(text: str) -> tuple[int, int]:
+def row_size(text: str) -> tuple[int, int]:
     """(height, width) of "256" or "192x256"."""
     match = re.fullmatch(r"([0-9]{1,6})(?:x([0-9]{1,6}))?", text.strip().lower())
     height, width = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)

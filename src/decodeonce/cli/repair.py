@@ -29,14 +29,14 @@ def repair(store: StoreArgument, source: FromOption = None) -> None:
     with count_bar("rows") as bar:
         done = repair_store(store, source, progress=bar.update)
     if done.rows:  # else it is no store, or nothing of it is known
-        say(f"{store}: {_told(done)}")
+        say(f"{store}: {_outcome(done)}")
     for sentence in done.unrepaired:
         say(f"prep: error: {sentence}", err=True)
     if not done.ok:
         raise typer.Exit(1)
 
 
-def _told(done: Repair) -> str:
+def _outcome(done: Repair) -> str:
     from decodeonce.formatting import counted
 
     repaired = ", ".join([*([counted(done.repaired_rows, "row")] if done.repaired_rows else []), *done.repaired_files])

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.cli.boxes import KeptBoxes, NamedBox, draw_boxes
-from decodeonce.cli.thumbnail import Shown, thumbnail
+from decodeonce.cli.thumbnail import ShownRow, thumbnail
 from decodeonce.errors import StoreError
 from decodeonce.formatting import counted
 from decodeonce.splitmix import GOLDEN, mix
@@ -27,7 +27,7 @@ Pixels = NDArray[np.uint8]
 TOLD = 20  # runs of damaged rows; `prep verify --json` names them all
 
 
-def drawn(rows: Iterable[int], count: int, seed: int) -> list[int]:
+def draw_rows(rows: Iterable[int], count: int, seed: int) -> list[int]:
     """`count` of the rows, drawn without repeats, in their order: the same for a seed on every machine, for ever."""
     numbers = np.fromiter(rows, np.uint64)
     start = mix((np.array([seed], np.uint64) + np.uint64(1)) * np.uint64(GOLDEN))  # mix(0) is 0
@@ -66,15 +66,15 @@ class CheckedRows:
         return np.frombuffer(data, np.uint8).reshape(manifest.shape), damaged
 
 
-def shown_rows(store: Store, rows: Iterable[int], checked: CheckedRows) -> Iterator[Shown]:
+def shown_rows(store: Store, rows: Iterable[int], checked: CheckedRows) -> Iterator[ShownRow]:
     """Each row as it is shown; StoreError where the labels, by which classes are known, or its boxes are damaged."""
     boxes = KeptBoxes(store)
     for row in rows:
         pixels, damaged = checked.read(row)
-        yield Shown(row, row_picture(pixels, boxes.of(row)), store.classes[store.labels[row]], damaged)
+        yield ShownRow(row, row_thumbnail(pixels, boxes.of(row)), store.classes[store.labels[row]], damaged)
 
 
-def row_picture(pixels: Pixels | None, boxes: Sequence[NamedBox]) -> Image | None:
+def row_thumbnail(pixels: Pixels | None, boxes: Sequence[NamedBox]) -> Image | None:
     """A row as a small picture with its boxes; None if it cannot be read."""
     if pixels is None:
         return None
@@ -83,7 +83,7 @@ def row_picture(pixels: Pixels | None, boxes: Sequence[NamedBox]) -> Image | Non
     return picture
 
 
-def damage_told(store: Store, damaged: list[int], trouble: str) -> Iterator[str]:
+def damage_messages(store: Store, damaged: list[int], trouble: str) -> Iterator[str]:
     """A sentence with the next step where rows are damaged, or cannot be checked."""
     if trouble:
         yield f"{trouble}; until then no row can be checked"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from decodeonce.cli.thumbnail import SIDE, Shown
+from decodeonce.cli.thumbnail import SIDE, ShownRow
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -21,17 +21,17 @@ LINE = 15  # pixels from a line of text to the next
 PAPER, INK, FAINT, RED = "#ffffff", "#1b1f24", "#59636e", "#c01c28"
 
 
-def draw_sheet(shown: Sequence[Shown]) -> bytes:
+def draw_sheet(shown: Sequence[ShownRow]) -> bytes:
     """A PNG of these rows: eight in a line, more where they are many, each in a cell as wide as 128 pixels."""
     from PIL import Image, ImageDraw
 
     captions = [one.lines() for one in shown]
-    high = max((one.picture.height for one in shown if one.picture), default=SIDE)
+    high = max((one.image.height for one in shown if one.image), default=SIDE)
     cell = (SIDE, high + LINE * max(map(len, captions)) + 2)
     columns = min(len(shown), max(COLUMNS, math.isqrt(len(shown) - 1) + 1))
     lines = math.ceil(len(shown) / columns)
     sheet = Image.new("RGB", (columns * (cell[0] + GAP) + GAP, lines * (cell[1] + GAP) + GAP), PAPER)
-    draw, words = ImageDraw.Draw(sheet), Words(default_font())
+    draw, words = ImageDraw.Draw(sheet), SheetFont(default_font())
     for index, (one, caption) in enumerate(zip(shown, captions, strict=True)):
         line, column = divmod(index, columns)
         left, top = GAP + column * (cell[0] + GAP), GAP + line * (cell[1] + GAP)
@@ -46,12 +46,12 @@ def draw_sheet(shown: Sequence[Shown]) -> bytes:
     return encoded.getvalue()
 
 
-def _draw_picture(sheet: Image, draw: Any, one: Shown, left: int, top: int, high: int) -> None:
+def _draw_picture(sheet: Image, draw: Any, one: ShownRow, left: int, top: int, high: int) -> None:
     """The picture above its words; a frame around one that is damaged."""
-    width, height = one.picture.size if one.picture else (SIDE, high)
+    width, height = one.image.size if one.image else (SIDE, high)
     y = top + high - height
-    if one.picture is not None:
-        sheet.paste(one.picture, (left, y))
+    if one.image is not None:
+        sheet.paste(one.image, (left, y))
     if one.damaged:
         draw.rectangle((left - 3, y - 3, left + width + 2, y + height + 2), outline=RED, width=3)
 
@@ -63,7 +63,7 @@ def default_font() -> Any:
     return ImageFont.load_default(FONT_SIZE if features.check("freetype2") else None)
 
 
-class Words:
+class SheetFont:
     """Texts as a font can draw them; Pillow's own has little more than the letters of English."""
 
     def __init__(self, font: Any) -> None:

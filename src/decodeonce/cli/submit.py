@@ -15,7 +15,7 @@ import typer
 
 from decodeonce.cli import parse, program
 from decodeonce.cli.build import say_dry_run, say_found, say_storage
-from decodeonce.cli.command import Command, Group, Working, gathering, new_app
+from decodeonce.cli.command import Command, Group, LoggedCommand, new_app, with_options
 from decodeonce.cli.kinds import BuildRequest, kinds_app
 from decodeonce.cli.options import option
 from decodeonce.cli.output import say
@@ -89,7 +89,7 @@ def _submit_command(scheduler: str) -> Callable[..., None]:
             raise typer.BadParameter(f"expected the words of a build, as in {EXAMPLE.format(scheduler)}")
         parse_build(words[1:], lambda request: _write(request, words[1:], profile, chain, submit=options.submit))
 
-    return gathering(command, JobOptions)
+    return with_options(command, JobOptions)
 
 
 def _seconds(text: str | None) -> int | None:
@@ -168,7 +168,7 @@ def _submitted(script: Path) -> str:
 for _scheduler in ("slurm", "pbs"):
     app.command(
         _scheduler,
-        cls=Working,
+        cls=LoggedCommand,
         context_settings={"ignore_unknown_options": True},
         help="Write the jobs of a build into OUT.jobs: plan, array and finish, and a script that submits them.",
     )(_submit_command(_scheduler))

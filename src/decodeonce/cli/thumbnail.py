@@ -20,11 +20,11 @@ SIDE = 128
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownRow:
     """A row as it is shown: its picture, None where that cannot be read, its class, None where labels are damaged."""
 
     row: int
-    picture: Image | None
+    image: Image | None
     cls: ImageClass | None
     damaged: bool
 

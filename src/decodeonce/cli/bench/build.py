@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from decodeonce.cli.bench.pages import Place, make_cold
+from decodeonce.cli.bench.pages import FilePosition, make_cold
 from decodeonce.cli.bench.results import BuildRates, build_verdict
 from decodeonce.cli.bench.sample import Pace, Run, fair_runs, measure_pace
 from decodeonce.cli.bench.trial import scratch_folder, trial_rate, write_rate
@@ -79,7 +79,7 @@ def _measure_images(
         "sampled": done.pictures,
         "rejects": done.rejects,
         "first_reject": done.first_reject,
-        "mean_picture_bytes": mean,
+        "mean_image_bytes": mean,
         "why_not_cold": why_warm,
         "read_cold_samples_per_s": cold_rate,
         "read_cold_bytes_per_s": None if cold_rate is None else cold_rate * mean,
@@ -126,13 +126,13 @@ def check_decoded(source: Source, pace: Pace) -> None:
         raise BuildError(f"{source.root}: of {tried} tried none can be decoded, first {pace.total.first_reject}")
 
 
-def _places(source: Source, runs: list[Run]) -> list[Place]:
+def _places(source: Source, runs: list[Run]) -> list[FilePosition]:
     """Where the images of the runs lie; of a unit that is read whole, a place in its file."""
     entries = [entry for run in runs for entry in (run.entries[:1] if source.read_unit else run.entries)]
     held = [(Path(os.fsdecode(source.holder(entry))), entry) for entry in entries]
     if source.read_unit:
-        return [Place(path, path.stat().st_size // 2) for path, _ in held]
-    return [Place(path, entry.place + entry.size // 2) for path, entry in held]
+        return [FilePosition(path, path.stat().st_size // 2) for path, _ in held]
+    return [FilePosition(path, entry.place + entry.size // 2) for path, entry in held]
 
 
 def _verdict(facts: dict[str, Any]) -> dict[str, Any]:

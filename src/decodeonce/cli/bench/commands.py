@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 import typer
 
 from decodeonce.cli import parse
-from decodeonce.cli.command import Group, Working, new_app
+from decodeonce.cli.command import Group, LoggedCommand, new_app
 from decodeonce.cli.options import JsonFlag, Size, Src, StoreArgument, Workers, option
-from decodeonce.cli.output import give, say
+from decodeonce.cli.output import print_json, say
 from decodeonce.prep.sources import KINDS
 
 BUILD_SECONDS, LOAD_SECONDS = 4.0, 3.0  # of one probe of several
@@ -37,7 +37,7 @@ Reader = Literal["auto", "pread", "mmap"]
 Folder = Annotated[Path, option("Where rows are written for a trial, and removed.", "FOLDER")]
 
 
-@app.command("build", cls=Working)
+@app.command("build", cls=LoggedCommand)
 def build(
     src: Src,
     kind: KindOption = "auto",
@@ -50,7 +50,7 @@ def build(
 
     A fair sample is read, decoded and written to a scratch folder in FOLDER, which is removed.
     """
-    height, width = parse.picture_size(size)
+    height, width = parse.row_size(size)
     if not out.is_dir():
         raise typer.BadParameter(f"--out {out}: no such folder; expected the one that is to hold the store")
     from decodeonce.cli.bench.build import measure_build
@@ -64,12 +64,12 @@ def build(
         say(f"{source.root}: {source.found}")
     facts = measure_build(source, recipe, out, workers=workers, seconds=BUILD_SECONDS)
     if as_json:
-        return give(facts)
+        return print_json(facts)
     for line in (*build_lines(facts), facts["sentence"]):
         say(line)
 
 
-@app.command("load", cls=Working)
+@app.command("load", cls=LoggedCommand)
 def load(
     store: StoreArgument,
     batch_size: Annotated[int, option("Rows of a batch.", "N", min=1)] = 256,
@@ -97,6 +97,6 @@ def load(
     how = LoaderSettings(batch_size, device, reader, threads)
     facts = measure_load(store, how, gpu_rate, LOAD_SECONDS)
     if as_json:
-        return give(facts)
+        return print_json(facts)
     for line in (*load_lines(facts), facts["sentence"]):
         say(line)

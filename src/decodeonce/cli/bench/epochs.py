@@ -15,7 +15,7 @@ from decodeonce.loader.settings import ReaderName
 from decodeonce.store import Store
 
 MEMORY_SECONDS = 0.02  # between two looks at this process's memory
-RING = 6  # batches that a Loader has under way
+SLOTS = 6  # batches that a Loader has under way
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def run_loader(
         rank=share.rank,
         world_size=share.world_size,
     ) as loader:
-        fresh = RING if epochs is None else 0
+        fresh = SLOTS if epochs is None else 0
         first, peak, looked, taken = 0.0, anonymous_bytes(), 0.0, 0
         start = now = time.perf_counter()
         for number, batch in enumerate(_batches(loader, epochs)):

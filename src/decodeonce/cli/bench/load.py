@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from decodeonce.cli.bench.epochs import RING, LoaderSettings, Share, find_share, run_loader
-from decodeonce.cli.bench.pages import CHECKED, Place, make_cold
+from decodeonce.cli.bench.epochs import SLOTS, LoaderSettings, Share, find_share, run_loader
+from decodeonce.cli.bench.pages import CHECKED, FilePosition, make_cold
 from decodeonce.cli.bench.probes import (
     RANDOM_READERS,
     READERS,
@@ -85,7 +85,7 @@ class LoadBench:
         self.facts["random_read_cold_bytes_per_s"] = random
         if not self._drop():
             self.facts["sequential_read_cold_bytes_per_s"] = self._read(random=False, rows=self._store.rows)
-        needed = RING * self._batch_bytes + 2 * AHEAD_BYTES
+        needed = SLOTS * self._batch_bytes + 2 * AHEAD_BYTES
         if random * self._seconds < min(needed, self._bytes) or self._drop():
             return  # the Loader would still be at its first batches
         epoch = run_loader(self._path, self._how, self._all, 2 * self._seconds, epochs=1)
@@ -112,7 +112,7 @@ class LoadBench:
             "loader_warm_waits_for": found.waits_for,
             "first_batch_s": found.first_batch_s,
             "peak_anon_bytes": max(found.peak_anon_bytes, self.facts.get("peak_anon_bytes", 0)),
-            "ring_bytes": found.stats["slots"] * self._batch_bytes,
+            "slot_bytes": found.stats["slots"] * self._batch_bytes,
             **{name: found.stats[name] for name in ("reader", "why", "threads")},
         }
         if self._device.type == "cpu":
@@ -162,7 +162,9 @@ class LoadBench:
         rows = np.array(self._store.rows[:: -(-len(self._store.rows) // CHECKED)])
         with closing(ShardFiles(self._store)) as files:
             spans = [span for row in rows for span in files.spans(row[None])]
-            return make_cold([Place(files.paths[span.shard], span.offset + self._row_bytes // 2) for span in spans])
+            return make_cold(
+                [FilePosition(files.paths[span.shard], span.offset + self._row_bytes // 2) for span in spans]
+            )
 
     def _read(self, *, random: bool, rows: range, seconds: float | None = None, again: bool = False) -> float:
         """Read these rows once, or again and again, for `seconds` at most; return bytes/s."""

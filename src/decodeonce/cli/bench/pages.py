@@ -21,14 +21,14 @@ CHECKED = 64  # places
 COLD = 0.05  # up to this share, the files count as cold
 
 
-class Place(NamedTuple):
+class FilePosition(NamedTuple):
     """A byte of a file."""
 
     path: Path
     offset: int
 
 
-def make_cold(places: Sequence[Place]) -> str:
+def make_cold(places: Sequence[FilePosition]) -> str:
     """Drop the pages of the files of these places, at least one; return "" or why they are still in memory.
 
     Dirty pages are written first; pages that a process has mapped stay.
@@ -58,7 +58,7 @@ def drop(path: Path) -> None:
         os.close(fd)
 
 
-def held_share(places: Sequence[Place]) -> float | None:
+def held_share(places: Sequence[FilePosition]) -> float | None:
     """The share of these bytes that is in memory; None for files that this user neither owns nor may write.
 
     mincore(2) says that all of those are in memory. A read with RWF_NOWAIT would start to read what is not.
@@ -72,7 +72,7 @@ def _may_ask(path: Path) -> bool:
     return os.access(path, os.W_OK) or path.stat().st_uid == os.geteuid()
 
 
-def _is_held(place: Place) -> bool:
+def _is_held(place: FilePosition) -> bool:
     start = place.offset // mmap.PAGESIZE * mmap.PAGESIZE
     fd = os.open(place.path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -136,7 +136,7 @@ def load_lines(facts: Mapping[str, Any]) -> Iterator[str]:
     yield from table(lines)
     cold = "" if facts["first_batch_cold_s"] is None else f", cold {facts['first_batch_cold_s'] * 1e3:,.0f} ms"
     yield f"first batch of {facts['batch_size']} after {facts['first_batch_s'] * 1e3:,.0f} ms{cold}"
-    ring = f"{size_text(facts['ring_bytes'])} of it the Loader's ring"
+    ring = f"{size_text(facts['slot_bytes'])} of it the Loader's ring"
     yield f"anonymous memory, at most {size_text(facts['peak_anon_bytes'])}, {ring}"
 
 

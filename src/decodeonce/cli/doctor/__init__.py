@@ -15,7 +15,7 @@ from decodeonce.cli.doctor import machine, pil, software
 from decodeonce.cli.doctor.check import IMPORT_ERRORS, Finding, bad
 from decodeonce.cli.doctor.storage import check_path
 from decodeonce.cli.options import JsonFlag
-from decodeonce.cli.output import give, say, say_marked
+from decodeonce.cli.output import print_json, say, say_marked
 from decodeonce.formatting import counted
 
 PACKAGES = ("numpy", "h5py", "typer", "xxhash", "tqdm", "jinja2")
@@ -59,7 +59,7 @@ def doctor(
     if as_json:
         checks = [{"name": name, **asdict(finding)} for name, finding in findings]
         problems = [f"{name}: {one.found}: {one.advice}" for name, one in findings if one.level != "ok"]
-        give({"ok": not levels["bad"], "checks": checks, **_facts(dict(findings)), "problems": problems})
+        print_json({"ok": not levels["bad"], "checks": checks, **_facts(dict(findings)), "problems": problems})
     else:
         width = max(len(name) for name, _ in findings)
         for name, finding in findings:

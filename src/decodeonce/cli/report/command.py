@@ -31,7 +31,7 @@ def report(
     from decodeonce.cli.progress import count_bar
     from decodeonce.cli.report.facts import gather
     from decodeonce.cli.report.page import page
-    from decodeonce.cli.rows import damage_told
+    from decodeonce.cli.rows import damage_messages
     from decodeonce.cli.thumbnail import need_pillow
     from decodeonce.cli.written import check_out, write_out
     from decodeonce.formatting import size_text
@@ -47,5 +47,5 @@ def report(
     say(f"{out}: {store} on one page of {size_text(len(encoded))}")
     for problem in facts.problems.values():
         say(f"prep: note: {problem}", err=True)
-    for sentence in damage_told(opened, facts.rows.damaged, ""):
+    for sentence in damage_messages(opened, facts.rows.damaged, ""):
         say(f"prep: note: {sentence}", err=True)

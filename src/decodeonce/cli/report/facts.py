@@ -15,8 +15,8 @@ from decodeonce.cli.report.broken import broken_pictures
 from decodeonce.cli.report.histogram import Histogram
 from decodeonce.cli.report.rejects import Rejects, gather_rejects
 from decodeonce.cli.report.sizes import Sizes, read_sizes
-from decodeonce.cli.rows import CheckedRows, evenly_spaced, row_picture
-from decodeonce.cli.thumbnail import Shown
+from decodeonce.cli.rows import CheckedRows, evenly_spaced, row_thumbnail
+from decodeonce.cli.thumbnail import ShownRow
 from decodeonce.errors import StoreError
 from decodeonce.store import Store
 from decodeonce.store.table import escape
@@ -40,7 +40,7 @@ class Rows:
     sample: int
     checked: int = 0
     damaged: list[int] = field(default_factory=list)
-    seen: dict[int, Shown] = field(default_factory=dict)
+    seen: dict[int, ShownRow] = field(default_factory=dict)
     trouble: str = ""
 
 
@@ -60,7 +60,7 @@ class Facts:
     rows: Rows
     broken: dict[str, Image] | None
 
-    def odd_row(self, source: str) -> Shown | None:
+    def odd_row(self, source: str) -> ShownRow | None:
         """The row made from an unusual image, if it is here and was read."""
         row = self.sizes.rows.get(escape(source).encode()) if self.sizes else None
         return None if row is None else self.rows.seen.get(row)
@@ -118,7 +118,7 @@ def _read_rows(
             found.histogram.add(pixels)
         if row in shown:
             cls = None if labels is None else store.classes[labels[row]]
-            found.seen[row] = Shown(row, row_picture(pixels, boxes.of(row) if boxes else ()), cls, damaged)
+            found.seen[row] = ShownRow(row, row_thumbnail(pixels, boxes.of(row) if boxes else ()), cls, damaged)
         progress(1)
     return found
 
