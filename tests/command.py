@@ -1,4 +1,4 @@
-"""`prep` in this process, or in its own for what a process adds (signals, streams, workers' output); any command."""
+"""Run `prep` in this process, or in a separate process to test signals, streams and worker output."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from decodeonce.cli.app import app
 __all__ = ["app", "assert_fails", "prep", "prep_process"]
 
 Ended = subprocess.CompletedProcess[str]
-# The variables of the job that the tests run in, if any: the commands are not its ranks.
-OF_THIS_JOB = [
+# Variables of the job that runs the tests, if any: the commands must not act as its ranks.
+JOB_VARIABLES = [
     name for name in os.environ if name.startswith(("RANK", "WORLD_SIZE", "OMPI_", "PMI_", "SLURM_", "PBS_"))
 ]
 
@@ -29,7 +29,7 @@ def prep(*arguments: object, cwd: Path | None = None, called: str = "prep", **en
     words = list(map(str, arguments))
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        for name in OF_THIS_JOB:
+        for name in JOB_VARIABLES:
             patch.delenv(name, raising=False)
         for name, value in environ.items():
             patch.setenv(name, value)
@@ -44,16 +44,16 @@ def prep(*arguments: object, cwd: Path | None = None, called: str = "prep", **en
 
 
 def prep_process(*arguments: object, cwd: Path | None = None, **environ: str) -> Ended:
-    """Run `prep` as a person would."""
+    """Run `prep` in a separate process."""
     command = [sys.executable, "-m", "decodeonce.cli", *map(str, arguments)]
-    kept = {name: value for name, value in os.environ.items() if name not in OF_THIS_JOB}
+    kept = {name: value for name, value in os.environ.items() if name not in JOB_VARIABLES}
     return subprocess.run(
         command, capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=cwd, env={**kept, **environ}, check=False
     )
 
 
 def run(*command: object, cwd: Path | None = None, **environ: str) -> str:
-    """What any command prints; a failure shows both of its outputs."""
+    """Run a command and return its output; if it fails, show both outputs."""
     done = subprocess.run(
         list(map(str, command)),
         cwd=cwd,
@@ -67,11 +67,11 @@ def run(*command: object, cwd: Path | None = None, **environ: str) -> str:
     return done.stdout
 
 
-def assert_fails(result: Ended, code: int, *told: str) -> None:
-    """The exit code, one line `prep: …` that tells these things; standard output at most says what was found at SRC."""
+def assert_fails(result: Ended, code: int, *expected: str) -> None:
+    """Check the exit code and the error: one line with these texts. Only the line about SRC may precede it."""
     assert result.returncode == code, result.stderr
     assert result.stderr.startswith("prep: stopped: " if code == 75 else "prep: error: ")
     assert result.stderr.count("\n") == 1, result.stderr
     assert result.stdout.count("\n") == len(re.findall(" class(?:es)?\n", result.stdout)) <= 1
-    for text in told:
+    for text in expected:
         assert text in result.stderr

@@ -31,7 +31,7 @@ def test_a_time_is_told_in_the_unit_that_people_would_take() -> None:
 
 
 def test_one_of_a_thing_is_no_plural() -> None:
-    assert [counted(number, "reject") for number in (0, 1, 2)] == ["0 rejects", "1 reject", "2 rejects"]
+    assert [counted(number, "reject") for number in (0, 1, 2999)] == ["0 rejects", "1 reject", "2,999 rejects"]
     assert [counted(number, "class", "classes") for number in (1, 3)] == ["1 class", "3 classes"]
 
 

@@ -25,8 +25,8 @@ def duration_text(seconds: float) -> str:
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:
-    """The count with its noun: "1 reject", "2 rejects"; `many` where that is not `one` and an s."""
-    return f"{count} {one if count == 1 else many or one + 's'}"
+    """The count with its noun: "1 reject", "2,999 rejects"; `many` where that is not `one` and an s."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def quoted(text: str) -> str:

@@ -1,4 +1,4 @@
-"""`prep bench`: what is measured on real files, what is made of it, and that nothing of it stays."""
+"""`prep bench`: measurements on real files, the sentences made from them, and the removal of scratch files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ builds = st.builds(BuildRates, st.integers(1, 256), rates, rates, rates, st.floa
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """60 rows of three pages in shards of 25, 25 and 10."""
+    """60 rows of three pages in shards of 25, 25 and 10 rows."""
     images = random_images(60, shape=(64, 64, 3))
     return make_store(tmp_path_factory.mktemp("stores") / "s", images, shard_rows=25)
 
@@ -75,23 +75,21 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bench(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> Ended:
-    """`prep bench ...`, each probe of which takes no time."""
+    """Run `prep bench` with very short probes."""
     monkeypatch.setattr(commands, "BUILD_SECONDS", 0.02)
     monkeypatch.setattr(commands, "LOAD_SECONDS", 0.02)
     return prep("bench", *arguments)
 
 
 @given(named_rates)
-def test_what_limits_is_the_smallest_rate(measured: dict[str, float]) -> None:
+def test_limit_is_the_smallest_rate(measured: dict[str, float]) -> None:
     limit = limit_of(measured)
     assert measured[limit] == min(measured.values())
     assert limit_of({**measured, limit: measured[limit] / 2}) == limit
 
 
 @given(rates, rates, rates, st.booleans())
-def test_every_epoch_of_a_large_store_is_a_first_one(
-    memory: float, training: float, storage: float, fits: bool
-) -> None:
+def test_large_store_is_limited_like_a_first_epoch(memory: float, training: float, storage: float, fits: bool) -> None:
     warm, cold = {"memory": memory, "training": training}, {"storage": storage}
     verdict = load_verdict(warm, cold, fits=fits, room="ROOM")
     first, later = limit_of({**warm, **cold}), limit_of(warm)
@@ -105,30 +103,30 @@ def test_every_epoch_of_a_large_store_is_a_first_one(
     assert unknown.sentence.endswith(": WHY")
 
 
-def test_sentences_read_as_such() -> None:
+def test_verdict_sentences() -> None:
     warm, cold = {"memory": 88_000.0, "training": 3000.0}, {"storage": 2100.4}
     assert load_verdict(warm, cold, fits=True).sentence == (
-        "The first epoch is limited by storage, at 2,100 pictures/s; from the second on, with all rows in memory, by "
-        "the training step, at 3,000 pictures/s"
+        "The first epoch is limited by storage, at 2,100 images/s; later epochs, with all rows in memory, by "
+        "the training step, at 3,000 images/s"
     )
     assert load_verdict(warm, {"storage": 7100.0}, fits=True).sentence == (
-        "Every epoch is limited by the training step, at 3,000 pictures/s; next comes storage, at 7,100 pictures/s"
+        "Every epoch is limited by the training step, at 3,000 images/s; the next limit is storage, at 7,100 images/s"
     )
     assert load_verdict(warm, cold, fits=False, room="4 GB of rows do not fit into 1 GB of memory").sentence == (
-        "Every epoch is limited by storage, at 2,100 pictures/s, for 4 GB of rows do not fit into 1 GB of memory; next "
-        "comes the training step, at 3,000 pictures/s"
+        "Every epoch is limited by storage, at 2,100 images/s, because 4 GB of rows do not fit into 1 GB of memory; "
+        "the next limit is the training step, at 3,000 images/s"
     )
     made = BuildRates(2, reading=9000, made=1200, made_by_one=610, decode_share=0.7, writing=8000, whole=1000)
-    assert build_verdict(made, rest="10 pictures in 1 s").sentence == (
-        "A build is limited by decoding, at 1,200 pictures/s; next comes writing, at 8,000 pictures/s: with 2 workers "
-        "1,000 pictures/s in all, 10 pictures in 1 s"
+    assert build_verdict(made, rest="10 images in 1 s").sentence == (
+        "A build is limited by decoding, at 1,200 images/s; the next limit is writing, at 8,000 images/s: 2 workers "
+        "reach 1,000 images/s in total, 10 images in 1 s"
     )
     assert build_verdict(replace(made, decode_share=0.4), rest="").limits == "resizing"
     assert build_verdict(made, rest="", why_warm="WHY").sentence.endswith("; the source was read from memory: WHY")
 
 
 @given(builds, st.sampled_from(["reading", "made", "made_by_one", "writing"]), st.floats(1, 1e3))
-def test_a_build_is_no_faster_than_any_part_and_gains_by_each(measured: BuildRates, part: str, factor: float) -> None:
+def test_build_rate_is_limited_by_every_part(measured: BuildRates, part: str, factor: float) -> None:
     parts = [*measured.named.values(), *([] if measured.whole is None else [measured.whole])]
     assert 0 < measured.expected <= min(parts)
     assert measured.expected <= measured.workers * measured.made_by_one
@@ -139,7 +137,7 @@ def test_a_build_is_no_faster_than_any_part_and_gains_by_each(measured: BuildRat
 
 
 @given(st.data())
-def test_a_share_lies_in_the_held_rows_and_is_that_of_a_rank(data: st.DataObject) -> None:
+def test_share_is_that_of_a_rank_within_held_rows(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 500))
     start = data.draw(st.integers(0, count - 1))
     held = range(start, data.draw(st.integers(start + 1, count)))
@@ -154,7 +152,7 @@ def test_a_share_lies_in_the_held_rows_and_is_that_of_a_rank(data: st.DataObject
         assert share.rows == held
 
 
-def test_every_row_is_read_once_at_random_and_in_order(store: Path) -> None:
+def test_random_and_sequential_reads_cover_every_row_once(store: Path) -> None:
     opened = open_store(store)
     files, size = ShardFiles(opened), opened.manifest.row_bytes
     rows = range(20, 57)
@@ -164,19 +162,19 @@ def test_every_row_is_read_once_at_random_and_in_order(store: Path) -> None:
     for pieces in (single, runs):
         read = b"".join(os.pread(p.fd, p.nbytes, p.offset) for p in sorted(pieces, key=lambda p: (p.fd, p.offset)))
         assert read == opened.images[20:57].tobytes()
-    assert len(runs) == 3  # one a shard
+    assert len(runs) == 3  # one per shard
     left = iter(runs)
     assert read_rate(left, 4, 60) > 0
     assert next(left, None) is None
 
 
-def test_pages_are_dropped_and_seen_to_be(tmp_path: Path) -> None:
+def test_pages_are_dropped_from_page_cache(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(os.urandom(1 << 20))
     places = [FilePosition(path, offset) for offset in range(0, 1 << 20, 1 << 16)]
     why = make_cold(places)
     if lies_in_memory(tmp_path):
-        assert why == f"{tmp_path} lies in memory"
+        assert why == f"{tmp_path} is on a memory file system"
         return
     assert why == ""
     share = held_share(places)
@@ -186,7 +184,7 @@ def test_pages_are_dropped_and_seen_to_be(tmp_path: Path) -> None:
     assert held_share(places) == 1
 
 
-def test_what_another_process_uses_stays_and_is_said(tmp_path: Path) -> None:
+def test_pages_in_use_stay_and_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "file"
     np.save(path, np.ones(1 << 20, np.uint8))
     path = path.with_suffix(".npy")
@@ -194,24 +192,24 @@ def test_what_another_process_uses_stays_and_is_said(tmp_path: Path) -> None:
     assert int(mapped.sum()) == 1 << 20
     places = [FilePosition(path, 1 << 19)]
     if lies_in_memory(tmp_path):
-        pytest.skip("this file system is memory")
-    assert make_cold(places) == "100% of the pages stayed, as those do that another process uses"
+        pytest.skip("this is a memory file system")
+    assert make_cold(places) == "100% of the pages stayed in memory, probably because another process uses them"
 
 
-def test_a_store_is_measured(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_is_measured(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = bench(monkeypatch, "load", store, "--json", "--batch-size", 4, "--gpu-rate", 1e9)
     assert result.returncode == 0
     check_facts(json.loads(result.stdout), rows=60)
 
 
-def test_a_staged_part_is_measured(store: Path, tmp_path: Path) -> None:
+def test_staged_part_is_measured(store: Path, tmp_path: Path) -> None:
     opened = open_store(store)
     stage_store(opened, tmp_path / "part", rows=part_rows(len(opened), 1, 3))
     check_facts(measure_load(tmp_path / "part", HOW, 1e9, 0.02), rows=20)
 
 
 def check_facts(facts: dict[str, Any], rows: int) -> None:
-    """What was measured of so many rows, with batches of 4 and a training step that takes any number of them."""
+    """Check the measurements of a store with `rows` rows, batches of 4 and a training step without limit."""
     contract = {"samples_per_s", "bytes_per_s", "memcpy_bytes_per_s", "first_batch_s", "peak_anon_bytes"}
     assert all(facts[name] > 0 for name in contract)
     assert facts["samples_per_s"] * facts["row_bytes"] == pytest.approx(facts["bytes_per_s"])
@@ -220,26 +218,26 @@ def check_facts(facts: dict[str, Any], rows: int) -> None:
     assert facts["limits"] == "memory"
     assert facts["slot_bytes"] == 5 * 4 * facts["row_bytes"]
     assert (facts["first_epoch_limits"] is None) == bool(facts["why_not_cold"])
-    told = "\n".join(load_lines(facts))
-    assert f"{rows} rows of 12.29 KB, " in told
-    assert "None" not in told
+    output = "\n".join(load_lines(facts))
+    assert f"{rows} rows of 12.29 KB, " in output
+    assert "None" not in output
 
 
-def test_a_batch_is_no_larger_than_the_store_and_training_may_limit(store: Path) -> None:
+def test_batch_size_is_limited_by_store_and_training_can_be_the_limit(store: Path) -> None:
     facts = measure_load(store, replace(HOW, batch_size=256, reader="pread", threads=1), 0.5, 0.02)
     assert (facts["batch_size"], facts["reader"], facts["threads"]) == (60, "pread", 1)
     assert facts["limits"] == "training"
-    assert facts["sentence"].startswith("Every epoch is limited by the training step, at 0 pictures/s")
+    assert facts["sentence"].startswith("Every epoch is limited by the training step, at 0 images/s")
 
 
-def test_a_read_that_fails_is_an_error(store: Path) -> None:
+def test_failed_read_is_an_error(store: Path) -> None:
     with closing(ShardFiles(open_store(store))) as files:
         pieces = [piece._replace(fd=-1) for piece in random_rows(files, range(9))]
         with pytest.raises(OSError, match="Bad file descriptor"):
             read_rate(pieces, 4, 60)
 
 
-def test_a_transfer_sends_whole_batches() -> None:
+def test_transfer_sends_whole_batches() -> None:
     sent = []
 
     class Device(HostDevice):
@@ -251,16 +249,16 @@ def test_a_transfer_sends_whole_batches() -> None:
     assert set(sent) == {2 * 8 * 8 * 3}
 
 
-def test_numbers_are_aligned_and_what_was_not_measured_is_a_dash() -> None:
+def test_table_is_aligned_and_shows_dashes_for_missing_rates() -> None:
     lines = list(table([("a", 1.5e9, None), ("long name", None, 12.4)]))
     assert lines == [
-        "                 MB/s  pictures/s",
+        "                 MB/s    images/s",
         "a               1,500           -",
         "long name           -          12",
     ]
 
 
-def test_a_sample_is_fair_and_whole_where_it_can_be(tree: Path) -> None:
+def test_sample_is_evenly_spaced_or_complete(tree: Path) -> None:
     source = FolderSource(tree / "train")
     listing = scan(source)
     runs = fair_runs(source, listing, None, rows=4, most=3)
@@ -274,7 +272,7 @@ def test_a_sample_is_fair_and_whole_where_it_can_be(tree: Path) -> None:
     assert every != entries
 
 
-def test_of_read_units_a_sample_begins_where_they_do(tmp_path: Path) -> None:
+def test_sample_of_read_units_starts_with_units(tmp_path: Path) -> None:
     source = PLAIN_FORMS["webdataset-gzip"].make(tmp_path, PICS)
     listing = scan(source)
     units: list[int] = listing.units.tolist()
@@ -285,19 +283,19 @@ def test_of_read_units_a_sample_begins_where_they_do(tmp_path: Path) -> None:
     ]
 
 
-def test_processes_do_each_picture_once_and_tell_rejects(tree: Path) -> None:
+def test_processes_decode_each_image_once_and_report_rejects(tree: Path) -> None:
     source = FolderSource(tree / "train")
     runs = fair_runs(source, scan(source), 0, rows=4)
     pace = measure_pace(source, Recipe(height=24, width=24), runs, workers=2, seconds=60, part="decode")
-    assert 1 <= len(pace.by_process) <= 2  # one may have done all before the other began
-    assert (pace.total.pictures, pace.total.rejects) == (37, 1)
+    assert 1 <= len(pace.by_process) <= 2  # one may have finished before the other started
+    assert (pace.total.images, pace.total.rejects) == (37, 1)
     assert pace.total.first_reject == "n00000001/bad.JPEG: not a picture: begins with b'no pictu'"
     assert pace.total.bytes == sum(path.stat().st_size for path in tree.rglob("*.JPEG"))
     assert 0 < pace.total.decoding < pace.total.making
-    assert pace.begun == runs
+    assert pace.started == runs
 
 
-def test_opening_a_unit_is_spread_over_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_to_open_unit_is_spread_over_all_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
 
     def passes(seconds: float) -> None:
@@ -319,19 +317,19 @@ def test_opening_a_unit_is_spread_over_all_of_it(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(sample, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     run = Run([Entry(b"%d" % number, 0, 5, 0) for number in range(50)], unit_rows=1000)
-    done = sample._do(Unit(), cast(Any, Maker()), run.order(130.0, "make"))
-    assert (done.pictures, done.bytes, done.making) == (3, 15, 30)  # the third is the first to end after 130 s
+    done = sample._process(Unit(), cast(Any, Maker()), run.order(130.0, "make"))
+    assert (done.images, done.bytes, done.making) == (3, 15, 30)  # the third image is the first that ends after 130 s
     assert done.reading == pytest.approx(2 + 100 * 3 / 1000)
-    whole = sample._do(Unit(), cast(Any, Maker()), replace(run, unit_rows=0).order(1e9, "read"))
-    assert (whole.pictures, whole.reading, whole.making) == (50, 149, 0)
+    whole = sample._process(Unit(), cast(Any, Maker()), replace(run, unit_rows=0).order(1e9, "read"))
+    assert (whole.images, whole.reading, whole.making) == (50, 149, 0)
 
 
-def test_one_run_is_begun_however_little_time_there_is() -> None:
-    runs, begun = [Run([]), Run([])], list[Run]()
-    assert len(list(sample._orders(runs, -1.0, "make", begun))) == len(begun) == 1
+def test_at_least_one_run_is_started() -> None:
+    runs, started = [Run([]), Run([])], list[Run]()
+    assert len(list(sample._orders(runs, -1.0, "make", started))) == len(started) == 1
 
 
-def test_a_trial_is_a_build_of_the_sample(tree: Path, tmp_path: Path) -> None:
+def test_trial_builds_the_sample(tree: Path, tmp_path: Path) -> None:
     source = FolderSource(tree / "train")
     entries = [entry for entry in source.entries() if b"bad" not in entry.name]
     recipe = Recipe(height=24, width=24, shuffle_seed=0)
@@ -342,7 +340,7 @@ def test_a_trial_is_a_build_of_the_sample(tree: Path, tmp_path: Path) -> None:
     assert {plan.entry(row).name for row in range(50)} == {entry.name for entry in entries}
 
 
-def test_writes_leave_nothing(tmp_path: Path) -> None:
+def test_scratch_files_are_removed(tmp_path: Path) -> None:
     with scratch_folder(tmp_path) as folder:
         assert folder.parent == tmp_path
         assert write_rate(folder, 3 << 12, 1 << 20, writers=3, seconds=0.02) > 0
@@ -351,7 +349,7 @@ def test_writes_leave_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_signal_leaves_nothing(tmp_path: Path) -> None:
+def test_signal_removes_scratch_folder(tmp_path: Path) -> None:
     script = """
 import signal
 from decodeonce import cli
@@ -374,7 +372,7 @@ with scratch_folder(Path()) as folder:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_build_is_measured_and_nothing_stays(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_is_measured_without_leftovers(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = tree_bytes(tree)
     result = bench(monkeypatch, "build", tree, "--out", tmp_path, "--size", "24x32", "--workers", 2, "--json")
     assert result.returncode == 0
@@ -387,15 +385,17 @@ def test_a_build_is_measured_and_nothing_stays(tree: Path, tmp_path: Path, monke
     assert facts["samples_per_s"] * row_bytes == pytest.approx(facts["bytes_per_s"])
     assert facts["build_s"] == pytest.approx(37 / facts["samples_per_s"])
     assert facts["limits"] in ("reading", "decoding", "resizing", "writing")
-    told = "\n".join(build_lines(facts))
-    assert "37 pictures, listed in under a second; " in told
-    assert "None" not in told
+    output = "\n".join(build_lines(facts))
+    assert "37 images, listed in under a second; " in output
+    assert "None" not in output
     assert tree_bytes(tree) == before
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", sorted(PLAIN_FORMS.keys() - {"imagenet-train-tar-itself"}))  # which has no tar's name
-def test_what_src_is_can_be_seen(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", sorted(PLAIN_FORMS.keys() - {"imagenet-train-tar-itself"})
+)  # its name is not that of a tar
+def test_kind_of_source_is_recognised(name: str, tmp_path: Path) -> None:
     source = PLAIN_FORMS[name].make(tmp_path, PICS)
     src = source.file if isinstance(source, ListSource) else source.root
     found = find_source("auto", str(src))
@@ -404,16 +404,16 @@ def test_what_src_is_can_be_seen(name: str, tmp_path: Path) -> None:
     assert len(scan(found)) == len(scan(find_source(wanted.partition("-")[0], str(src))))
 
 
-def test_the_command_prints_a_table_and_a_sentence(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_prints_table_and_sentence(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = bench(monkeypatch, "load", store, "--batch-size", 8, "--gpu-rate", 1)
     assert result.returncode == 0
-    told = result.stdout.splitlines()
-    assert told[-1].startswith("Every epoch is limited by the training step, at 1 pictures/s")
-    assert "training step (--gpu-rate)" in "\n".join(told)
+    lines = result.stdout.splitlines()
+    assert lines[-1].startswith("Every epoch is limited by the training step, at 1 images/s")
+    assert "training step (--gpu-rate)" in "\n".join(lines)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "expected"),
     [
         (["load", "nowhere"], 1, "nowhere"),
         (["load", "STORE", "--device", "abacus"], 2, "--device abacus: "),
@@ -428,10 +428,10 @@ def test_the_command_prints_a_table_and_a_sentence(store: Path, monkeypatch: pyt
         (["build", "EMPTY", "--kind", "folder"], 1, "no picture in it"),
     ],
 )
-def test_bad_use_is_one_line(
+def test_error_is_one_line(
     arguments: list[str],
     code: int,
-    told: str,
+    expected: str,
     store: Path,
     tree: Path,
     tmp_path: Path,
@@ -444,20 +444,18 @@ def test_bad_use_is_one_line(
     error = result.stderr
     assert result.returncode == code
     assert error.startswith("prep: error: ")
-    assert told in error
+    assert expected in error
     assert error.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
-def test_the_first_touch_of_a_ring_is_in_the_rate_of_one_epoch_alone(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a clock on which the first six batches, as many as a ring may have, take 100 s each, all others 1 s."""
+def test_first_write_to_slots_counts_only_for_whole_epochs(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock on which the first six batches, one per slot, take 100 s each and all others 1 s."""
     share = find_share(range(60), 60, 60)
-    for passes, seconds_a_batch in ((None, 1.0), (2, (6 * 100 + 24) / 30)):
+    for passes, seconds_per_batch in ((None, 1.0), (2, (6 * 100 + 24) / 30)):
         steps = chain([0.0, 0.0], repeat(100.0, 6), repeat(1.0))
         monkeypatch.setattr(epochs, "time", SimpleNamespace(perf_counter=accumulate(steps).__next__))
         found = run_loader(store, HOW, share, 30.0 if passes is None else 1e9, epochs=passes)
         assert found.stats["slots"] <= 6
-        assert found.bytes_per_s == pytest.approx(4 * 64 * 64 * 3 / seconds_a_batch)
+        assert found.bytes_per_s == pytest.approx(4 * 64 * 64 * 3 / seconds_per_batch)
         assert found.first_batch_s == 100

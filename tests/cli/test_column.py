@@ -1,4 +1,4 @@
-"""`prep column` and `--column`, as a person runs them."""
+"""`prep column` and `--column`."""
 
 from __future__ import annotations
 
@@ -26,23 +26,31 @@ def store(tmp_path: Path) -> Path:
     return make_store(tmp_path / "s", random_images(COUNT))
 
 
-def test_a_column_is_added_told_and_removed(store: Path, tmp_path: Path) -> None:
+def test_column_is_added_listed_and_removed(store: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "scores.npy", SCORES)
     np.save(tmp_path / "ids.npy", np.zeros((COUNT, 7), np.int32))
     done = prep("column", "add", store, "score", tmp_path / "scores.npy")
-    assert (done.returncode, done.stdout) == (0, f"{store}: column score: 1 float64 per row, in score.npy\n")
+    assert (done.returncode, done.stdout) == (0, f"{store}: column score added: 1 float64 per row, in score.npy\n")
     done = prep("column", "add", store, "ids", tmp_path / "ids.npy")
-    assert done.stdout == f"{store}: column ids: 7 int32 per row, in ids.npy\n"
+    assert done.stdout == f"{store}: column ids added: 7 int32 per row, in ids.npy\n"
     assert prep("verify", store).returncode == 0
     assert json.loads(prep("info", store, "--json").stdout)["columns"] == ["score", "ids"]
     done = prep("column", "remove", store, "score")
-    assert (done.returncode, done.stdout) == (0, f"{store}: column score is removed\n")
+    assert (done.returncode, done.stdout) == (0, f"{store}: column score removed\n")
     assert [*open_store(store).columns] == ["ids"]
     assert prep("verify", store).returncode == 0
 
 
+def test_damaged_column_is_not_repaired_from_source(store: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "scores.npy", SCORES)
+    prep("column", "add", store, "score", tmp_path / "scores.npy")
+    (store / "score.npy").write_bytes(b"x" * (store / "score.npy").stat().st_size)
+    add = f"or add its numbers again: `prep column add {store} score FILE.npy`\n"
+    assert prep("verify", store).stderr.endswith(f"; restore it from a copy of the store, {add}")
+
+
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "expected"),
     [
         (["add", "s", "labels", "scores.npy"], 2, "column name 'labels': a build writes box_count,"),
         (["add", "s", "score", "short.npy"], 2, "values of shape (8,), expected one entry for each of the 9 rows of s"),
@@ -59,16 +67,16 @@ def test_a_column_is_added_told_and_removed(store: Path, tmp_path: Path) -> None
         (["put"], 2, "No such command 'put', expected one of add, remove"),
     ],
 )
-def test_what_is_wrong_is_one_line(arguments: list[str], code: int, told: str, store: Path, tmp_path: Path) -> None:
+def test_error_is_one_line(arguments: list[str], code: int, expected: str, store: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "scores.npy", SCORES)
     np.save(tmp_path / "short.npy", SCORES[1:])
     np.save(tmp_path / "text.npy", np.array(["a"] * COUNT))
     done = prep("column", *arguments, cwd=tmp_path)
-    assert_fails(done, code, told)
+    assert_fails(done, code, expected)
 
 
 def write_sources(root: Path) -> dict[str, Path]:
-    """Four images with a score and token ids each, as a list, a tar and a table."""
+    """Write four images, each with a score and token ids, as a list, a tar and a table."""
     data, values = [jpeg(40, 40, seed=seed) for seed in range(4)], [(k / 4, [k, k + 1]) for k in range(4)]
     for number, picture in enumerate(data):
         (root / f"{number}.jpg").write_bytes(picture)
@@ -87,7 +95,7 @@ def write_sources(root: Path) -> dict[str, Path]:
     return {"list": root / "train.tsv", "webdataset": root / "train.tar", "parquet": root / "train.parquet"}
 
 
-def test_builds_keep_the_columns_that_are_named(tmp_path: Path) -> None:
+def test_build_keeps_named_columns(tmp_path: Path) -> None:
     for kind, source in write_sources(tmp_path).items():
         out, flags = tmp_path / kind, ("--size", "16", "--column", "score", "--column", "ids", "--workers", "1")
         done = prep("build", kind, source, out, *flags)
@@ -99,12 +107,12 @@ def test_builds_keep_the_columns_that_are_named(tmp_path: Path) -> None:
                 number / 4,
                 [number, number + 1],
             )
-        assert prep("build", kind, source, out, *flags).stdout.endswith("finished already, nothing to do\n")
+        assert prep("build", kind, source, out, *flags).stdout.endswith("already finished, nothing to do\n")
         other = prep("build", kind, source, out, "--size", "16", "--column", "ids")
         assert other.returncode == 1
         assert "columns is ['ids'], the store says ['score', 'ids']" in other.stderr
 
 
 @pytest.mark.parametrize("kind", ["list", "webdataset", "parquet"])
-def test_help_says_that_a_column_is_given_by_its_name(kind: str) -> None:
+def test_help_shows_column_flag_with_name(kind: str) -> None:
     assert "--column NAME " in prep("build", kind, "--help").stdout

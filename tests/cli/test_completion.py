@@ -1,4 +1,4 @@
-"""Shell completion, in a real bash."""
+"""Shell completion in bash."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 
 from tests.stores import make_store, random_images
 
-# What bash does when Tab is pressed: the words are in COMP_WORDS, and the function fills COMPREPLY.
+# Do what bash does when Tab is pressed: put the words in COMP_WORDS; the function fills COMPREPLY.
 TAB = 'COMP_WORDS=(%s); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _prep_completion prep; echo "${COMPREPLY[*]}"\n'
 
 
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
-    """An environment in which `prep` is this one, and home an empty folder."""
+    """An environment with this `prep` on PATH and an empty home folder."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/prep").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m decodeonce.cli "$@"\n')
     (tmp_path / "bin/prep").chmod(0o755)
@@ -27,13 +27,13 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 
 def bash(script: str, environ: dict[str, str], cwd: Path) -> list[str]:
-    """The lines that bash prints for a script; nothing on standard error."""
+    """Return the lines that bash prints for a script; standard error must be empty."""
     done = subprocess.run(["bash", "-c", script], env=environ, cwd=cwd, capture_output=True, text=True, check=True)
     assert done.stderr == ""
     return done.stdout.splitlines()
 
 
-def test_bash_completes_what_is_typed(environ: dict[str, str], tmp_path: Path) -> None:
+def test_bash_completes_commands_flags_and_values(environ: dict[str, str], tmp_path: Path) -> None:
     make_store(tmp_path / "train.store", random_images(4))
     wanted = {
         "prep bu": "build",
@@ -45,7 +45,7 @@ def test_bash_completes_what_is_typed(environ: dict[str, str], tmp_path: Path) -
         "prep verify train.store --qui": "--quiet",
         "prep ls train.store --class class": "class0 class1 class2",
         "prep ls nowhere --class class": "",
-        "prep info tr": "",  # nothing of ours, so bash completes files
+        "prep info tr": "",  # no completion of ours, so bash completes files
     }
     script = "source <(prep --show-completion)\ncomplete -p prep\n" + "".join(TAB % words for words in wanted)
     registered, *found = bash(script, environ, tmp_path)
@@ -53,14 +53,14 @@ def test_bash_completes_what_is_typed(environ: dict[str, str], tmp_path: Path) -
     assert dict(zip(wanted, found, strict=True)) == wanted
 
 
-def test_it_is_installed_for_the_shell_that_runs_it(environ: dict[str, str], tmp_path: Path) -> None:
-    told = bash("prep --install-completion; true", environ, tmp_path)
+def test_completion_is_installed_for_current_shell(environ: dict[str, str], tmp_path: Path) -> None:
+    lines = bash("prep --install-completion; true", environ, tmp_path)
     script = tmp_path / "home/.bash_completions/prep.sh"
-    assert told[0] == f"bash completion installed in {script}"
+    assert lines[0] == f"bash completion installed in {script}"
     assert f"source '{script}'" in (tmp_path / "home/.bashrc").read_text()
 
 
-def test_completing_imports_nothing_that_takes_long(tmp_path: Path) -> None:
+def test_completion_imports_no_slow_modules(tmp_path: Path) -> None:
     make_store(tmp_path / "store", random_images(4))
     script = (
         "import sys\nsys.argv = ['prep']\nfrom decodeonce.cli import main\n"
@@ -75,12 +75,12 @@ def test_completing_imports_nothing_that_takes_long(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "kept", ["{", "deep", '{"classes": [1]}', '{"classes": [{"name": "a b"}, {"name": "x\\u001b[1m"}]}']
 )
-def test_a_store_that_cannot_be_read_offers_nothing(kept: str, tmp_path: Path) -> None:
+def test_unreadable_store_offers_no_classes(kept: str, tmp_path: Path) -> None:
     (tmp_path / "store.json").write_text("[" * 100_000 if kept == "deep" else kept)
     assert_nothing_offered(tmp_path)
 
 
-def test_a_pipe_in_place_of_a_manifest_is_not_waited_for(tmp_path: Path) -> None:
+def test_manifest_that_is_a_pipe_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "store.json")
     assert_nothing_offered(tmp_path)
 

@@ -1,4 +1,4 @@
-"""`prep convert` as its user meets it."""
+"""The command `prep convert`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_store(tmp_path_factory.mktemp("stores") / "a.store", random_images(12, shape=(32, 24, 3)))
 
 
-def test_every_flag_does_what_it_says(store: Path, tmp_path: Path) -> None:
+def test_flags_take_effect(store: Path, tmp_path: Path) -> None:
     flags = ["--format", "hdf5", "--size", "16x12", "--filter", "box", "--shard-size", "1MiB", "--workers", 1]
     flags += ["--class", "class0", "--class", "class2", "--rows", "-10:", "--match", "*.jpg", "--sort", "class"]
     result = prep("convert", store, store, tmp_path / "out", *flags)
-    assert result.stdout == f"{tmp_path / 'out'}: 7 rows of 16x12x3 in 1 hdf5 shard, 3 classes\n", result.stderr
+    assert result.stdout == f"{tmp_path / 'out'}: 7 rows of 16x12x3 written in 1 hdf5 shard, 3 classes\n", result.stderr
     assert (result.returncode, result.stderr) == (0, "")
     made = open_store(tmp_path / "out")
     assert made.labels.tolist() == [0, 0, 0, 2, 2, 2, 2]
@@ -42,7 +42,7 @@ def test_every_flag_does_what_it_says(store: Path, tmp_path: Path) -> None:
     assert_fails(prep("convert", store, tmp_path / "out"), 1, "a finished store is here already")
 
 
-def test_a_seed_permutes_the_rows(store: Path, tmp_path: Path) -> None:
+def test_seed_permutes_rows(store: Path, tmp_path: Path) -> None:
     assert prep("convert", store, tmp_path / "out", "--shuffle-seed", 7).returncode == 0
     made, given = open_store(tmp_path / "out"), open_store(store)
     order = [int(Path(sample.source).stem) for sample in made.samples]
@@ -50,14 +50,14 @@ def test_a_seed_permutes_the_rows(store: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(made.images[:], given.images[order])
 
 
-def test_a_dry_run_writes_nothing(store: Path, tmp_path: Path) -> None:
+def test_dry_run_writes_nothing(store: Path, tmp_path: Path) -> None:
     result = prep("convert", store, tmp_path / "out", "--rows", ":7", "--size", "16x12", "--dry-run")
     assert result.stdout == "7 rows of 16x12x3 in 3 classes, 4.03 KB in 1 npy shard; nothing was written\n"
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("flags", "code", "told"),
+    ("flags", "code", "expected"),
     [
         (["--size", "12"], 2, "take 12x9"),
         (["--rows", "7"], 2, "rows are '7', expected a range"),
@@ -66,21 +66,21 @@ def test_a_dry_run_writes_nothing(store: Path, tmp_path: Path) -> None:
         (["--rows", "5:5"], 1, "no row is selected"),
     ],
 )
-def test_what_cannot_be_is_one_line(store: Path, tmp_path: Path, flags: list[str], code: int, told: str) -> None:
-    assert_fails(prep("convert", store, tmp_path / "out", *flags), code, told)
+def test_error_is_one_line(store: Path, tmp_path: Path, flags: list[str], code: int, expected: str) -> None:
+    assert_fails(prep("convert", store, tmp_path / "out", *flags), code, expected)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_in_and_out_are_two_things(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_input_and_output_must_differ(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_fails(prep("convert", store), 2, "Missing argument")
     assert_fails(prep("convert", store, store), 1, "is, or lies in, the store")
     assert_fails(prep("convert", tmp_path / "nowhere", tmp_path / "out"), 1, "nowhere: no such folder")
     monkeypatch.setenv("PMI_RANK", "1")
     monkeypatch.setenv("PMI_SIZE", "2")
-    assert_fails(prep("convert", store, tmp_path / "out"), 2, "rank 1 of 2", "for one process")
+    assert_fails(prep("convert", store, tmp_path / "out"), 2, "rank 1 of 2", "must run in one process")
 
 
-def test_a_signal_stops_it_with_75_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_signal_stops_convert_with_75_and_same_command_resumes(tmp_path: Path) -> None:
     large = make_store(tmp_path / "large", random_images(20, shape=(640, 640, 3)), shard_rows=20)
     command = [sys.executable, "-m", "decodeonce.cli", "convert", str(large), str(tmp_path / "out"), "--workers", "1"]
     journals = tmp_path / "out/.build/journals"
@@ -88,8 +88,8 @@ def test_a_signal_stops_it_with_75_and_the_same_command_goes_on(tmp_path: Path) 
     while process.poll() is None and not any(path.stat().st_size for path in journals.glob("*.log")):
         os.sched_yield()
     os.killpg(process.pid, signal.SIGTERM)
-    _, told = process.communicate(timeout=30)
-    assert (process.returncode, told[:22]) == (75, "prep: stopped: SIGTERM")
+    _, message = process.communicate(timeout=30)
+    assert (process.returncode, message[:22]) == (75, "prep: stopped: SIGTERM")
     with pytest.raises(BuildError, match="planned with another recipe: height is 320, the plan says 640"):
         convert([large], tmp_path / "out", Conversion(size=(320, 320)))
     assert prep(*command[3:]).returncode == 0

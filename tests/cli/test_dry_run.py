@@ -1,4 +1,4 @@
-"""`--dry-run`: bytes, files, room and hours before anything is written, and whether a build then keeps to them."""
+"""`--dry-run`: its estimates of bytes, files, space and time, and whether builds stay within them."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ ALL_RATES = st.floats(1e-3, 1e6)
 
 
 def lines(source: Source, out: Path, recipe: Recipe = SMALL, max_bad: str = "0") -> list[str]:
-    """What a dry run tells; a source as small is sampled whole."""
+    """Return the lines of a dry run; such small sources are sampled completely."""
     request = BuildRequest(source, out, recipe, Work(max_bad=max_bad), dry_run=True, expect=None)
     return list(dry_run(request, partial(time_here, 2), seconds=30))
 
 
-def test_it_tells_bytes_files_time_and_room_and_writes_nothing(tree: Path, tmp_path: Path) -> None:
+def test_dry_run_estimates_bytes_files_time_and_space(tree: Path, tmp_path: Path) -> None:
     flags = ("imagenet", tree, tmp_path / "out", "--dry-run", "--size", 24, "--workers", 3)
     result = prep("build", *flags)
     assert (result.returncode, result.stderr) == (0, "")
     found, planned, needed, time, basis, room = result.stdout.splitlines()
     assert found == f"{tree}: class folders in train, 3 classes"
-    assert planned.startswith("15 rows of 24x24x3 in 3 classes, 25.92 KB in 1 npy shard; 0 files cannot be rows; ")
-    assert needed == "bytes: 25.92 KB of rows, up to 3.00 KB besides; up to 13 files"
+    assert planned.startswith("15 rows of 24x24x3 in 3 classes, 25.92 KB in 1 npy shard; 0 files rejected; ")
+    assert needed == "space: 25.92 KB for rows, up to 3.00 KB for other data; up to 13 files"
     assert time.startswith("time: under a second ")
-    assert "here with 3 workers; as 4 such tasks " in time
-    assert "one process here read and decoded 15 pictures (all) at " in basis
+    assert " with one task of 3 workers here; " in time
+    assert "one process here read and decoded 15 images (all) at " in basis
     assert room.startswith(f"{tmp_path}: ")
     assert room.endswith(": enough")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_build_keeps_to_what_was_told(tree: Path, tmp_path: Path) -> None:
+def test_build_stays_within_estimate(tree: Path, tmp_path: Path) -> None:
     for container in ("npy", "hdf5"):
         recipe = Recipe(height=128, width=128, container=container, shard_size=8 * 128 * 128 * 3)
         source = FolderSource(tree / "train")
@@ -63,39 +63,39 @@ def test_a_build_keeps_to_what_was_told(tree: Path, tmp_path: Path) -> None:
         store = built(source, tmp_path / container, recipe)
         files = list(store.rglob("*"))
         assert len(files) <= int(needed.rpartition("up to ")[2].partition(" ")[0]) <= len(files) + 12
-        assert needed.startswith("bytes: 0.74 MB of rows, ")
+        assert needed.startswith("space: 0.74 MB for rows, ")
         assert sum(path.stat().st_size for path in files if path.name.startswith("images-")) < 0.8e6
 
 
-# One of each way to read: a file, a tar, a gzip stream, a row group.
+# One form for each way to read: a file, a tar, a gzip stream, a row group.
 @pytest.mark.parametrize("name", ["folder", "imagenet-train-tar", "webdataset-gzip", "parquet"])
-def test_whatever_holds_the_pictures_a_time_is_told(name: str, tmp_path: Path) -> None:
+def test_time_is_estimated_for_every_kind_of_source(name: str, tmp_path: Path) -> None:
     source = PLAIN_FORMS[name].make(tmp_path, PICS)
     before = tree_bytes(tmp_path)
-    told = lines(source, tmp_path / "out")
-    assert told[2].startswith("time: ")
-    assert "this is an estimate: one process here read and decoded " in told[3]
+    printed = lines(source, tmp_path / "out")
+    assert printed[2].startswith("time: ")
+    assert "this is an estimate: one process here read and decoded " in printed[3]
     assert tree_bytes(tmp_path) == before
 
 
-def test_nothing_to_build_is_the_error_of_a_build(tmp_path: Path) -> None:
+def test_empty_source_is_the_error_of_a_build(tmp_path: Path) -> None:
     for name in ("empty", "dangling", "broken"):
         (tmp_path / name / "train/n0").mkdir(parents=True)
     (tmp_path / "dangling/train/n0/1.JPEG").symlink_to("nowhere")
     (tmp_path / "broken/train/n0/1.JPEG").write_bytes(b"no picture")
-    for name, told in (("empty", "no picture in it; "), ("dangling", "all 1 candidates are rejects, first")):
+    for name, expected in (("empty", "no picture in it; "), ("dangling", "all 1 candidates are rejects, first")):
         source = FolderSource(tmp_path / name / "train")
-        with pytest.raises(BuildError, match=told) as of_a_build:
+        with pytest.raises(BuildError, match=expected) as of_a_build:
             make_plan(source, tmp_path / "out", Recipe())
         with pytest.raises(BuildError) as error:
             lines(source, tmp_path / "out")
         assert str(error.value) == str(of_a_build.value)
-    with pytest.raises(BuildError, match=r"of 1 picture that was tried none can be decoded, first n0/1\.JPEG: not a "):
+    with pytest.raises(BuildError, match=r"1 image was tried and none can be decoded, for example n0/1\.JPEG: not a "):
         lines(FolderSource(tmp_path / "broken/train"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_pictures_that_cannot_be_decoded_are_told(tmp_path: Path) -> None:
+def test_undecodable_images_are_reported(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
     (tree / "train/n00000001/bad.JPEG").write_bytes(b"no picture")
     [basis] = [line for line in lines(FolderSource(tree / "train"), tmp_path / "out") if "estimate" in line]
@@ -104,42 +104,44 @@ def test_pictures_that_cannot_be_decoded_are_told(tmp_path: Path) -> None:
     )
 
 
-def test_more_rejects_than_a_build_may_have_are_told(tmp_path: Path) -> None:
+def test_too_many_rejects_are_predicted(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src") / "train"
     (tree / "n00000001/bad.JPEG").write_bytes(b"no picture")
     (tree / "n00000001/empty.JPEG").touch()
     for most, allowed in (("1", 1), ("6%", 1)):
-        told = lines(FolderSource(tree), tmp_path / "none", max_bad=most)[4]
-        rejects = f"about 2 of 17 pictures are rejects, --max-bad {most} allows {allowed}"
-        assert told == f"such a build fails: {rejects}; mend them, or give a higher --max-bad"
+        warning = lines(FolderSource(tree), tmp_path / "none", max_bad=most)[4]
+        rejects = f"about 2 of 17 images would be rejected, but --max-bad {most} allows {allowed}"
+        assert warning == f"this build would fail: {rejects}; repair or remove them, or pass a higher --max-bad"
         with pytest.raises(BuildError, match=f"2 of 17 pictures are rejects, --max-bad {most} allows {allowed}; "):
             build(FolderSource(tree), tmp_path / "out", Recipe(height=8, width=8), Work(max_bad=most))
     enough = lines(FolderSource(tree), tmp_path / "none", max_bad="2")
-    assert not any("such a build fails" in line for line in enough)
+    assert not any("this build would fail" in line for line in enough)
 
 
-def test_a_picture_that_kills_its_decoder_costs_the_time_alone(
+def test_image_that_crashes_decoder_leaves_time_unknown(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "killing_map.py").write_text("import os\ndef die(pixels, sample):\n    os._exit(9)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    told = lines(
+    printed = lines(
         FolderSource(tree / "train"), tmp_path / "out", Recipe(height=8, width=8, map=find_map("killing_map:die"))
     )
     sys.modules.pop("killing_map")
-    assert "killed its decoder (exit status 9), so nothing can be said of the time" in told[2]
-    assert told[3].endswith(": enough")
+    assert "crashed its decoder (exit status 9), so the time cannot be estimated" in printed[2]
+    assert printed[3].endswith(": enough")
 
 
-def test_where_a_build_is_begun_its_room_is_not_asked_for_again(tree: Path, tmp_path: Path) -> None:
+def test_unfinished_build_needs_no_more_space(tree: Path, tmp_path: Path) -> None:
     source, out = FolderSource(tree / "train"), tmp_path / "out"
     make_plan(source, out, Recipe(height=24, width=24))
     before = tree_bytes(tmp_path)
-    assert lines(source, out)[4:] == [f"{out}: a build is begun here; the same command goes on with it"]
+    assert lines(source, out)[4:] == [
+        f"{out}: an unfinished build is here; the same command without --dry-run resumes it"
+    ]
     assert tree_bytes(tmp_path) == before
 
 
-def test_a_plan_of_another_recipe_is_the_error_of_a_build(tree: Path, tmp_path: Path) -> None:
+def test_plan_with_other_recipe_is_the_error_of_a_build(tree: Path, tmp_path: Path) -> None:
     source, out = FolderSource(tree / "train"), tmp_path / "out"
     make_plan(source, out, Recipe(height=24, width=24))
     other = Recipe(height=24, width=32)
@@ -150,18 +152,16 @@ def test_a_plan_of_another_recipe_is_the_error_of_a_build(tree: Path, tmp_path: 
     assert str(error.value) == str(of_a_build.value)
 
 
-def test_room_that_is_missing_is_the_error_of_a_build(
-    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_space_is_the_error_of_a_build(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dryrun, "need", lambda plan: Need(plan.count, 10**18, 13))
     request = BuildRequest(FolderSource(tree / "train"), tmp_path / "out", Recipe(), Work(), dry_run=True, expect=None)
-    told = dry_run(request, partial(time_here, 1), 0.01)
-    assert list(islice(told, 5))[-1].endswith(": not enough, 1000000000.00 GB needed")
+    printed = dry_run(request, partial(time_here, 1), 0.01)
+    assert list(islice(printed, 5))[-1].endswith(": not enough, 1000000000.00 GB needed")
     with pytest.raises(BuildError, match=r"1000000000\.00 GB needed for 15 rows; make room"):
-        next(told)
+        next(printed)
 
 
-def test_jobs_are_told_their_time_and_nothing_is_written(tree: Path, tmp_path: Path) -> None:
+def test_dry_run_of_jobs_estimates_time_per_task(tree: Path, tmp_path: Path) -> None:
     flags = ["build", "imagenet", tree, tmp_path / "out", "--size", "24", "--dry-run"]
     result = prep("submit", "slurm", *flags, "--tasks", 2, "--nodes", 2, "--cpus", 5, "--time", "1:00:00", "--submit")
     assert (result.returncode, result.stderr) == (0, "")
@@ -172,35 +172,35 @@ def test_jobs_are_told_their_time_and_nothing_is_written(tree: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("facts", "told"),
+    ("facts", "expected"),
     [
         ({}, "time: about 2.8 h for each of 4 tasks of 5 workers, on cores as fast as these"),
         ({"seconds": 14400}, "; fits --time 4:00:00"),
-        ({"seconds": 7200}, "; does not fit --time 2:00:00: give more --time or --tasks, or --rounds 2"),
+        ({"seconds": 7200}, "; does not fit --time 2:00:00: increase --time or --tasks, or pass --rounds 2"),
         ({"seconds": 7200, "rounds": 3}, "; fits 2 of the 3 rounds of --time 2:00:00"),
-        ({"max_running": 3}, ", 3 at a time: 5.5 h in all"),
+        ({"max_running": 3}, ", 3 at a time: 5.5 h in total"),
     ],
 )
-def test_whether_a_task_fits_its_limit(facts: dict[str, Any], told: str) -> None:
+def test_task_is_compared_with_time_limit(facts: dict[str, Any], expected: str) -> None:
     chain = Chain(tasks=4, cpus=5, **facts)
-    assert time_in_jobs(chain, 5, 200_000, 1.0).endswith(told)
+    assert time_in_jobs(chain, 5, 200_000, 1.0).endswith(expected)
 
 
-def test_more_workers_than_cores_are_no_faster() -> None:
+def test_more_workers_than_cores_do_not_help() -> None:
     chain = Chain(tasks=4, cpus=5)
     assert time_in_jobs(chain, 50, 200_000, 1.0).startswith("time: about 2.8 h for each of 4 tasks of 50 workers, ")
-    few, many = (time_here(workers, 10**9, 1.0).split(" here ") for workers in (usable_cores(), 10**6))
+    few, many = (time_here(workers, 10**9, 1.0).split(" with ") for workers in (usable_cores(), 10**6))
     assert few[0] == many[0]
-    assert time_here(1, 7200, 1.0).startswith("time: about 2.0 h here with 1 worker; as 4 such tasks 30 min, ")
+    assert time_here(1, 7200, 1.0).startswith("time: about 2.0 h with one task of 1 worker here; 30 min with 4, ")
 
 
-def test_an_out_that_cannot_be_is_the_error_of_a_build(tree: Path) -> None:
+def test_invalid_out_is_the_error_of_a_build(tree: Path) -> None:
     with pytest.raises(BuildError, match="lies in the source"):
         lines(FolderSource(tree / "train"), tree / "train/out")
 
 
 @given(st.integers(1, 10**10), ALL_RATES, st.integers(1, 1000), st.integers(1, 256))
-def test_more_tasks_and_faster_ones_take_no_longer(rows: int, per_s: float, tasks: int, cores: int) -> None:
+def test_time_does_not_grow_with_tasks_cores_or_speed(rows: int, per_s: float, tasks: int, cores: int) -> None:
     seconds = task_seconds(rows, per_s, tasks, cores)
     assert seconds * tasks * cores * per_s >= rows * (1 - 1e-9)
     assert task_seconds(rows, per_s, tasks + 1, cores) <= seconds >= task_seconds(rows, per_s, tasks, cores + 1)
@@ -208,7 +208,7 @@ def test_more_tasks_and_faster_ones_take_no_longer(rows: int, per_s: float, task
 
 
 @given(st.floats(1e-6, 1e9), st.floats(1, 1e6))
-def test_so_many_rounds_are_enough_and_one_less_is_not(seconds: float, limit: float) -> None:
+def test_rounds_are_the_fewest_that_suffice(seconds: float, limit: float) -> None:
     rounds = rounds_needed(seconds, limit)
     assert rounds * limit >= seconds * (1 - 1e-9)
     assert rounds == 1 or (rounds - 1) * limit < seconds * (1 + 1e-9)

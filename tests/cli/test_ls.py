@@ -1,4 +1,4 @@
-"""`prep ls` and `prep show`: which rows there are, and how they look."""
+"""`prep ls` and the selection of rows."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def listed(store: Path, *flags: object) -> list[int]:
     return [int(text.split("\t")[0]) for text in lines]
 
 
-def test_ls_lists_everything_as_it_is_written(store: Path) -> None:
+def test_ls_prints_samples_tsv_by_default(store: Path) -> None:
     assert prep("ls", store).stdout == (store / "samples.tsv").read_text()
 
 
-def test_ls_adds_the_description_of_each_class_if_there_is_one(tmp_path: Path) -> None:
+def test_ls_adds_class_descriptions_if_there_are_any(tmp_path: Path) -> None:
     root = make_store(tmp_path / "a", random_images(4, shape=(2, 2, 3)), classes=3)
     resign(root, lambda facts: facts["classes"][0].update(name="n02110185", description=""))
     resign(root, lambda facts: facts["classes"][1].update(description="tab\there\ud800"))
@@ -62,7 +62,7 @@ def test_ls_adds_the_description_of_each_class_if_there_is_one(tmp_path: Path) -
         assert f"samples.tsv: no sample in the line of row {row};" in result.stderr
 
 
-def test_a_terminal_gets_escapes_for_what_it_would_obey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_characters_are_escaped_on_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = make_store(tmp_path / "a", random_images(1, shape=(24, 24, 3)))
     resign(root, lambda facts: [cls.update(description="") for cls in facts["classes"]])
     sample = Sample(0, 0, "class\x9b2J", "a \x1b[31mé\n\udcff.jpg", 9, 9, "", "0" * 16)
@@ -81,7 +81,7 @@ def test_a_terminal_gets_escapes_for_what_it_would_obey(tmp_path: Path, monkeypa
     assert (tmp_path / "listed").read_bytes() == (root / "samples.tsv").read_bytes()
 
 
-def test_ls_filters_by_all_that_is_given(store: Path) -> None:
+def test_ls_combines_all_filters(store: Path) -> None:
     assert listed(store, "--class", "class0", "--class", "class2", "--match", "*.jpg", "--rows", "-12:") == [
         row for row in range(8, 20) if row % 3 != 1 and row % 5 != 4
     ]
@@ -101,29 +101,29 @@ def test_ls_filters_by_all_that_is_given(store: Path) -> None:
         (Selection(source="a"), []),
     ],
 )
-def test_a_selection_takes_what_is_all_of_it(store: Path, selected: Selection, rows: list[int]) -> None:
+def test_selection_combines_its_conditions(store: Path, selected: Selection, rows: list[int]) -> None:
     assert [row for row, _ in select_lines(open_store(store), selected)] == list(rows)
 
 
-def test_a_staged_part_lists_and_shows_its_own(store: Path, tmp_path: Path) -> None:
+def test_staged_part_lists_and_shows_its_rows(store: Path, tmp_path: Path) -> None:
     part = tmp_path / "part"
     stage_store(open_store(store), part, rows=range(6, 12))
     assert listed(part) == list(range(6, 12))
     for selected, rows in ((Selection(("class1",), rows=(None, 9)), [7]), (Selection(rows=(15, None)), [])):
         assert [row for row, _ in select_lines(open_store(part), selected)] == rows
-    assert prep("show", part, "--out", tmp_path / "sheet.png").stdout.endswith("6 pictures of " + f"{part}\n")
-    assert_fails(prep("show", part, "--rows", "15:", "--out", tmp_path / "none.png"), 1, "no row here is selected")
+    assert prep("show", part, "--out", tmp_path / "sheet.png").stdout.endswith(f": 6 rows of {part} shown\n")
+    assert_fails(prep("show", part, "--rows", "15:", "--out", tmp_path / "none.png"), 1, "no row is selected")
 
 
 @pytest.mark.parametrize(
-    ("verb", "flags", "told"),
+    ("verb", "flags", "expected"),
     [
         ("ls", ["--class", "clas1"], "no class is named 'clas1'; did you mean class1"),
         ("show", ["--rows", "1:5:2"], "rows are '1:5:2', expected a range as 0:1000"),
     ],
 )
-def test_a_wrong_filter_is_a_usage_error(store: Path, verb: str, flags: list[str], told: str) -> None:
-    assert_fails(prep(verb, store, *flags), 2, told)
+def test_wrong_filter_is_usage_error(store: Path, verb: str, flags: list[str], expected: str) -> None:
+    assert_fails(prep(verb, store, *flags), 2, expected)
 
 
 ENDS = st.none() | st.integers(-(10**6), 10**6)
@@ -132,7 +132,7 @@ ENDS = st.none() | st.integers(-(10**6), 10**6)
 @given(ENDS, ENDS, st.integers(0, 10**6))
 @example(None, None, 0)
 @example(-5, 3, 20)
-def test_a_range_means_what_it_means_in_python(first: int | None, last: int | None, count: int) -> None:
+def test_range_works_like_python_slice(first: int | None, last: int | None, count: int) -> None:
     text = f"{'' if first is None else first}:{'' if last is None else last}"
     assert row_range(text) == (first, last)
     numbers = Selection(rows=row_range(text)).numbers(count)
@@ -141,7 +141,7 @@ def test_a_range_means_what_it_means_in_python(first: int | None, last: int | No
 
 
 @given(st.text(st.characters(codec="utf-8") | st.sampled_from("0123456789:-"), max_size=8))
-def test_a_range_is_read_or_refused(text: str) -> None:
+def test_range_is_parsed_or_refused(text: str) -> None:
     try:
         first, last = row_range(text)
     except ValueError:
@@ -150,17 +150,17 @@ def test_a_range_is_read_or_refused(text: str) -> None:
         assert slice(first, last).indices(10)
 
 
-def test_an_unknown_class_is_told_with_those_that_are_near() -> None:
+def test_unknown_class_error_lists_similar_names() -> None:
     classes = [ImageClass(name) for name in ("n01440764", "n01443537", "n02084071")]
     assert labels_of([], classes) is None
     assert labels_of(["n02084071", "n01440764", "n02084071"], classes) == frozenset({0, 2})
-    for name, told in (("n0144", "n01440764 or n01443537"), ("n01440765", "n01440764"), ("dog", "the first of 3")):
-        with pytest.raises(ValueError, match=told):
+    for name, expected in (("n0144", "n01440764 or n01443537"), ("n01440765", "n01440764"), ("dog", "the first of 3")):
+        with pytest.raises(ValueError, match=expected):
             labels_of([name], classes)
 
 
 @pytest.mark.parametrize("damaged", [b"no tabs\n", b"4\t1\tclass1\t\xff\xff\t9\t9\t\t0\n"])
-def test_a_line_that_is_none_is_told(store: Path, tmp_path: Path, damaged: bytes) -> None:
+def test_invalid_line_is_an_error(store: Path, tmp_path: Path, damaged: bytes) -> None:
     made = make_store(tmp_path / "b", random_images(5))
     lines = (made / "samples.tsv").read_bytes().splitlines(keepends=True)
     replace_file(made, "samples.tsv", b"".join([*lines[:5], damaged]))

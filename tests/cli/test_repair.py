@@ -1,4 +1,4 @@
-"""`prep repair` as a person runs it."""
+"""The command `prep repair`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.stores import make_store, random_images
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    return write_folder(tmp_path / "pictures", PICS)
+    return write_folder(tmp_path / "images", PICS)
 
 
 @pytest.fixture
@@ -33,35 +33,35 @@ def damage(path: Path, offset: int) -> None:
         file.write(b"damage")
 
 
-def test_it_says_what_it_did_and_nothing_of_a_whole_store(store: Path, tree: Path) -> None:
+def test_repair_lists_repaired_rows_and_files(store: Path, tree: Path) -> None:
     before = tree_bytes(store)
     result = prep("repair", store)
-    assert (result.returncode, result.stdout) == (0, f"{store}: whole, 10 rows; nothing to repair\n")
+    assert (result.returncode, result.stdout) == (0, f"{store}: 10 rows intact; nothing to repair\n")
     damage(store / "images-00000.npy", 4096 + 3 * 768)
     damage(store / "images-00000.npy", 7)
     damage(store / "labels.npy", 140)
     assert prep("verify", store).returncode == 1
     result = prep("repair", store, "--from", tree)
-    told = f"{store}: repaired 1 row, images-00000.npy, labels.npy; whole, 10 rows\n"
-    assert (result.returncode, result.stdout, result.stderr) == (0, told, "")
+    expected = f"{store}: repaired 1 row, images-00000.npy, labels.npy; 10 rows intact\n"
+    assert (result.returncode, result.stdout, result.stderr) == (0, expected, "")
     assert tree_bytes(store) == before
     assert prep("verify", store).returncode == 0
 
 
-def test_it_says_a_line_each_for_what_it_cannot_repair(store: Path, tree: Path) -> None:
+def test_repair_prints_a_line_for_each_remaining_damage(store: Path, tree: Path) -> None:
     damage(store / "rejects.tsv", 3)
     damage(store / "images-00000.npy", 4096)
     result = prep("repair", store)
-    assert (result.returncode, result.stdout) == (1, f"{store}: repaired nothing; not whole\n")
+    assert (result.returncode, result.stdout) == (1, f"{store}: repaired nothing; still damaged\n")
     first, second = result.stderr.splitlines()
     assert first.startswith(f"prep: error: {store / 'rejects.tsv'}: ")
     assert second.startswith(f"prep: error: {store}: row 0: give what the store was built from")
     result = prep("repair", store, "--from", tree)
-    assert (result.returncode, result.stdout) == (1, f"{store}: repaired 1 row; not whole\n")
+    assert (result.returncode, result.stdout) == (1, f"{store}: repaired 1 row; still damaged\n")
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_verify_says_what_it_could_not_check(store: Path) -> None:
+def test_verify_names_rows_it_cannot_check(store: Path) -> None:
     damage(store / "checksums.npy", 128 + 16)
     result = prep("verify", store)
     assert result.returncode == 1
@@ -73,14 +73,14 @@ def test_verify_says_what_it_could_not_check(store: Path) -> None:
     assert result.stderr.endswith("; no row was checked\n")
 
 
-def test_a_place_without_a_store(tmp_path: Path) -> None:
+def test_repair_of_folder_without_store_fails(tmp_path: Path) -> None:
     os.mkdir(tmp_path / "empty")
     result = prep("repair", tmp_path / "empty")
     assert (result.returncode, result.stdout) == (1, "")
     assert "not a store" in result.stderr
 
 
-def test_verify_names_rows_files_and_the_next_step_in_few_lines(tmp_path: Path) -> None:
+def test_verify_groups_rows_and_names_next_step(tmp_path: Path) -> None:
     store = make_store(tmp_path / "s", random_images(50), shard_rows=10)
     for row in (8, 9, 10, 11, *range(14, 50, 2)):
         damage(store / f"images-0000{row // 10}.npy", 4096 + row % 10 * 144)
@@ -91,7 +91,7 @@ def test_verify_names_rows_files_and_the_next_step_in_few_lines(tmp_path: Path) 
         f"prep: error: {store}: rows 8..11 of images-00000.npy to images-00001.npy are not what was written"
     )
     assert lines[1] == f"prep: error: {store}: row 14 of images-00001.npy is not what was written"
-    assert lines[-1] == f"prep: error: {store}: mend it with `prep repair {store} --from SRC`"
+    assert lines[-1] == f"prep: error: {store}: run `prep repair {store} --from SRC`"
     for row in (1, 3, 5):
         damage(store / "images-00000.npy", 4096 + row * 144)
     lines = prep("verify", store).stderr.splitlines()

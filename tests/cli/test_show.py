@@ -1,4 +1,4 @@
-"""`prep show`: a sheet of rows with their classes under them, whatever their shape, their names and their state."""
+"""`prep show`: rows of any shape, with any class name, damaged or not, in a PNG."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.store.signing import replace_file, resign
 from tests.stores import make_store, random_images
 
 NAMES = (
-    "a class of a long name, longer than its picture is wide",
+    "a class with a long name, longer than its image is wide",
     "汽车 Größe ñ",
     "\u202eabc\x1b[31m",
     "\udcff\ud800",
@@ -47,23 +47,23 @@ def sheet(data: bytes) -> NDArray[np.uint8]:
 
 
 def cell(pixels: NDArray[np.uint8], index: int, columns: int, lines: int, high: int = SIDE) -> NDArray[np.uint8]:
-    """A cell of a sheet whose pictures are `high`, with so many lines of words."""
+    """Return a cell of a sheet with images of height `high` and captions of `lines` lines."""
     down, across = divmod(index, columns)
     top, left = GAP + down * (high + LINE * lines + 2 + GAP), GAP + across * (SIDE + GAP)
     return pixels[top : top + high + LINE * lines + 2, left : left + SIDE]
 
 
 def damage(store: Path, row: int) -> None:
-    """Flip bits of a row; of a store with one shard."""
+    """Flip bits of a row in a store with one shard."""
     manifest = open_store(store).manifest
     with open(store / manifest.shards[0].file, "r+b") as shard:
         shard.seek(manifest.shards[0].data_offset + row * manifest.row_bytes)
         shard.write(bytes(byte ^ 255 for byte in open_store(store).images[row].tobytes()[:9]))
 
 
-def test_the_selected_rows_are_drawn_each_with_its_words(store: Path, tmp_path: Path) -> None:
+def test_selected_rows_are_drawn_with_captions(store: Path, tmp_path: Path) -> None:
     flags = ("--class", "class1", "--rows", "10:40", "--count", 9, "--out", tmp_path / "sheet.png")
-    assert prep("show", store, *flags).stdout == f"{tmp_path / 'sheet.png'}: 9 pictures of {store}\n"
+    assert prep("show", store, *flags).stdout == f"{tmp_path / 'sheet.png'}: 9 rows of {store} shown\n"
     pixels = sheet((tmp_path / "sheet.png").read_bytes())
     assert pixels.shape == (2 * (SIDE + 3 * LINE + 2 + GAP) + GAP, 8 * (SIDE + GAP) + GAP, 3)
     for index, row in enumerate(range(10, 37, 3)):
@@ -71,12 +71,12 @@ def test_the_selected_rows_are_drawn_each_with_its_words(store: Path, tmp_path: 
         enlarged = open_store(store).images[row].repeat(4, axis=0).repeat(4, axis=1)
         np.testing.assert_array_equal(here[:SIDE, :96], enlarged)
         assert (here[:SIDE, 96:] == 255).all()
-        np.testing.assert_array_equal(here[SIDE:], words("the class 1", "class1", f"row {row}"))
+        np.testing.assert_array_equal(here[SIDE:], caption("the class 1", "class1", f"row {row}"))
     assert (cell(pixels, 9, 8, 3) == 255).all()
 
 
-def words(*lines: str) -> NDArray[np.uint8]:
-    """What stands under a picture."""
+def caption(*lines: str) -> NDArray[np.uint8]:
+    """Return the pixels of a caption."""
     image = Image.new("RGB", (SIDE, LINE * len(lines) + 2), "white")
     draw = ImageDraw.Draw(image)
     for number, line in enumerate(lines):
@@ -86,7 +86,7 @@ def words(*lines: str) -> NDArray[np.uint8]:
 
 
 @pytest.mark.parametrize("shape", [(16, 16, 3), (256, 32, 3), (30, 300, 3), (1024, 1024, 3), (1, 1, 3), (128, 90, 3)])
-def test_any_shape_fits_into_its_cell(shape: tuple[int, int, int], tmp_path: Path) -> None:
+def test_any_shape_fits_its_cell(shape: tuple[int, int, int], tmp_path: Path) -> None:
     opened = open_store(make_store(tmp_path / "a", random_images(2, shape=shape)))
     images = [one.image for one in shown_rows(opened, [0, 1], CheckedRows(opened))]
     for row, image in enumerate(images):
@@ -103,12 +103,12 @@ def test_any_number_of_channels_is_shown(channels: int, seen: list[int]) -> None
     np.testing.assert_array_equal(np.asarray(thumbnail(pixels)), pixels[..., seen])
 
 
-def test_a_damaged_row_is_framed_and_told(tmp_path: Path) -> None:
+def test_damaged_row_is_framed_and_reported(tmp_path: Path) -> None:
     root = make_store(tmp_path / "a", random_images(5, shape=(64, 64, 3)))
     damage(root, 3)
     result = prep("show", root, "--out", tmp_path / "sheet.png")
-    told = f"row 3 is not what was written; mend it with `prep repair {root} --from SRC`\n"
-    assert (result.returncode, result.stderr) == (0, f"prep: note: {root}: {told}")
+    message = f"row 3 is damaged; run `prep repair {root} --from SRC`\n"
+    assert (result.returncode, result.stderr) == (0, f"prep: note: {root}: {message}")
     pixels = sheet((tmp_path / "sheet.png").read_bytes())
     for row in range(5):
         here = cell(pixels, row, 5, 3)
@@ -118,7 +118,7 @@ def test_a_damaged_row_is_framed_and_told(tmp_path: Path) -> None:
         assert (reds, frame) == (row == 3, row == 3)
 
 
-def test_a_row_that_cannot_be_read_is_damaged(tmp_path: Path) -> None:
+def test_unreadable_row_counts_as_damaged(tmp_path: Path) -> None:
     root = make_store(tmp_path / "a", random_images(5))
     opened = open_store(root)
     (root / "images-00000.npy").unlink()
@@ -127,16 +127,16 @@ def test_a_row_that_cannot_be_read_is_damaged(tmp_path: Path) -> None:
     assert sheet(draw_sheet([one])).shape == (SIDE + 3 * LINE + 2 + 2 * GAP, SIDE + 2 * GAP, 3)
 
 
-def test_where_checksums_are_damaged_no_row_is_called_so(tmp_path: Path) -> None:
+def test_damaged_checksums_are_reported_once(tmp_path: Path) -> None:
     root = make_store(tmp_path / "a", random_images(5))
     (root / "checksums.npy").write_bytes(b"\0" * (root / "checksums.npy").stat().st_size)
     result = prep("show", root, "--out", tmp_path / "sheet.png")
     assert result.stderr.startswith(f"prep: note: {root}/checksums.npy: its bytes are not those written")
-    assert result.stderr.endswith("until then no row can be checked\n")
+    assert result.stderr.endswith("until then, no row can be checked\n")
     assert result.stderr.count("\n") == 1
 
 
-def test_a_random_draw_is_the_same_for_its_seed_and_of_what_is_selected(store: Path, tmp_path: Path) -> None:
+def test_random_rows_depend_on_seed_and_selection(store: Path, tmp_path: Path) -> None:
     out = [tmp_path / f"{name}.png" for name in "abc"]
     for path, seed in zip(out, ("0", "0", "1"), strict=True):
         flags = ("--class", "class2", "--random", 8, "--seed", seed)
@@ -149,7 +149,7 @@ def test_a_random_draw_is_the_same_for_its_seed_and_of_what_is_selected(store: P
     assert first == draw_sheet(shown)
 
 
-def test_every_row_is_as_likely_to_be_drawn() -> None:
+def test_all_rows_are_equally_likely_to_be_drawn() -> None:
     times = np.zeros(100, int)
     for seed in range(2000):
         times[draw_rows(range(100), 10, seed)] += 1
@@ -157,43 +157,47 @@ def test_every_row_is_as_likely_to_be_drawn() -> None:
     assert draw_rows(range(5), 10, 0) == list(range(5))
 
 
-def test_a_staged_part_shows_its_own(store: Path, tmp_path: Path) -> None:
+def test_staged_part_shows_its_rows(store: Path, tmp_path: Path) -> None:
     stage_store(open_store(store), tmp_path / "part", rows=range(6, 12))
     assert prep("show", tmp_path / "part", "--random", 64, "--out", tmp_path / "a.png").stdout.startswith(
-        f"{tmp_path / 'a.png'}: 6 pictures"
+        f"{tmp_path / 'a.png'}: 6 rows"
     )
     nothing = ("--rows", "15:", "--out", tmp_path / "b.png")
-    assert_fails(prep("show", tmp_path / "part", *nothing), 1, "no row here is selected; `prep ls")
+    assert_fails(
+        prep("show", tmp_path / "part", *nothing),
+        1,
+        "no row is selected; to list rows, classes and sources, run: prep ls ",
+    )
     assert not (tmp_path / "b.png").exists()
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "expected"),
     [
-        (["--random", 4, "--count", 4], "give one of them"),
-        (["--seed", 4], "--seed is for --random N"),
+        (["--random", 4, "--count", 4], "exclude each other"),
+        (["--seed", 4], "--seed requires --random N"),
         (["--count", 0], "--count"),
-        (["--out", "labels.npy"], "a file of the store itself"),
+        (["--out", "labels.npy"], "this file is part of the store"),
     ],
 )
-def test_wrong_flags_are_usage_errors(store: Path, flags: list[object], told: str) -> None:
+def test_wrong_flags_are_usage_errors(store: Path, flags: list[object], expected: str) -> None:
     before = (store / "labels.npy").read_bytes()
-    assert_fails(prep("show", Path("../a.store"), *flags, cwd=store), 2, told)
+    assert_fails(prep("show", Path("../a.store"), *flags, cwd=store), 2, expected)
     assert (store / "labels.npy").read_bytes() == before
 
 
-def test_a_link_to_a_file_of_the_store_is_no_place_for_a_sheet(store: Path, tmp_path: Path) -> None:
+def test_sheet_is_not_written_to_link_into_store(store: Path, tmp_path: Path) -> None:
     before = (store / "labels.npy").read_bytes()
     (tmp_path / "soft.png").symlink_to(store / "labels.npy")
     (tmp_path / "hard.png").hardlink_to(store / "labels.npy")
-    assert_fails(prep("show", store, "--out", tmp_path / "soft.png"), 2, "a file of the store itself")
+    assert_fails(prep("show", store, "--out", tmp_path / "soft.png"), 2, "this file is part of the store")
     assert prep("show", store, "--out", tmp_path / "hard.png").returncode == 0
     assert sheet((tmp_path / "hard.png").read_bytes()).std() > 0
     assert (store / "labels.npy").read_bytes() == before
 
 
-def test_a_sheet_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that is full after some bytes leaves what was there; a link stays one; a pipe takes all of it."""
+def test_sheet_is_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk leaves the old file, a link stays a link, and a pipe gets all bytes."""
     (tmp_path / "old.png").write_bytes(b"old")
     (tmp_path / "link.png").symlink_to("old.png")
     with monkeypatch.context() as full:
@@ -228,20 +232,20 @@ def test_names_in_any_script_are_drawn_or_escaped(store: Path) -> None:
     assert SheetFont(default_font()).fitted("\u00f1", SIDE) in ("\u00f1", "n")
 
 
-def test_names_are_legible_whatever_they_hold() -> None:
+def test_names_are_escaped_and_cut() -> None:
     assert [legible(name) for name in NAMES[2:]] == ["\\u202eabc\\x1b[31m", "\\xff\\ud800", ""]
     assert legible("a\\b\tc\n") == "a\\b\\tc\\n"
     assert legible("x" * 300) == "x" * 199 + "…"
     assert len(legible("\n" * 300, 60)) == 60
 
 
-def test_labels_that_are_damaged_are_an_error(tmp_path: Path) -> None:
+def test_damaged_labels_are_an_error(tmp_path: Path) -> None:
     root = make_store(tmp_path / "a", random_images(5))
     (root / "labels.npy").write_bytes((root / "labels.npy").read_bytes()[:-1] + b"\1")
     assert_fails(prep("show", root, "--out", tmp_path / "a.png"), 1, "labels.npy: its bytes are not those written")
 
 
-def test_a_class_without_a_description_has_its_name_alone(tmp_path: Path) -> None:
+def test_class_without_description_shows_only_name(tmp_path: Path) -> None:
     root = make_store(tmp_path / "a", random_images(3))
     resign(root, lambda facts: facts["classes"][1].update(description=""))
     replace_file(root, "rejects.tsv", (root / "rejects.tsv").read_bytes())
@@ -258,7 +262,7 @@ LIGHT, DARK = (0xFF, 0xE1, 0x4D), (0, 0, 0)
 def with_boxes(
     root: Path, boxes: Sequence[Sequence[Sequence[float]]], labels: list[list[int]] | None, side: int = 64
 ) -> Path:
-    """Rows of side x side, white left of the middle and black right of it, with these boxes and labels."""
+    """Write rows of side x side, white on the left and black on the right, with these boxes and labels."""
     most = max(map(len, boxes))
     edges, counts = np.zeros((len(boxes), most, 4), "<f4"), np.array(list(map(len, boxes)), "<i4")
     for row, some in enumerate(boxes):
@@ -274,7 +278,7 @@ def with_boxes(
     return root
 
 
-def pictures(root: Path) -> list[NDArray[np.uint8]]:
+def thumbnails(root: Path) -> list[NDArray[np.uint8]]:
     opened = open_store(root)
     shown = list(shown_rows(opened, range(len(opened)), CheckedRows(opened)))
     return [np.asarray(one.image) for one in shown]
@@ -284,57 +288,57 @@ def is_colour(pixels: NDArray[np.uint8], colour: tuple[int, int, int]) -> NDArra
     return (pixels == colour).all(axis=-1)  # type: ignore[no-any-return]
 
 
-def test_boxes_are_drawn_light_and_dark_where_they_are(tmp_path: Path) -> None:
-    [image, plain] = pictures(with_boxes(tmp_path / "a", [[(16, 20, 48, 60)], []], None))
+def test_boxes_are_drawn_light_and_dark(tmp_path: Path) -> None:
+    [image, plain] = thumbnails(with_boxes(tmp_path / "a", [[(16, 20, 48, 60)], []], None))
     outer, inner = np.zeros((2, SIDE, SIDE), bool)
     outer[40:120, 32:96], inner[41:119, 33:95] = True, True
     light = outer & ~inner
-    inner[42:118, 34:94] = False  # its rim alone
+    inner[42:118, 34:94] = False  # only its rim
     assert (is_colour(image, LIGHT) == light).all()
     assert is_colour(image, DARK)[inner].all()
     assert (image[~light & ~inner] == plain[~light & ~inner]).all()
     assert len(np.unique(plain)) == 2
 
 
-def test_a_box_has_its_class_above_it_and_two_never_cover_each_other(tmp_path: Path) -> None:
-    """A box class that is a class of images, too, has its description."""
+def test_box_names_are_above_boxes_and_do_not_overlap(tmp_path: Path) -> None:
+    """A box class that is also a class of images is shown with its description."""
     boxes = [[(10, 20, 60, 60)], [(10, 20, 60, 60)] * 5, [(0, 0, 64, 64)], [(0, 0, 2, 2)]]
     names = [[0, -1, -1, -1, -1], [1] * 5, [1, -1, -1, -1, -1], [-1] * 5]
-    drawn = pictures(with_boxes(tmp_path / "a", boxes, names))
+    drawn = thumbnails(with_boxes(tmp_path / "a", boxes, names))
     above, several, inside, nameless = drawn
     draw = ImageDraw.Draw(expected := Image.new("RGB", (math.ceil(default_font().getlength("the class 1")) + 4, LINE)))
     draw.rectangle((0, 0, expected.width, LINE), fill=LIGHT)
     draw.text((2, 1), "the class 1", font=default_font(), fill=DARK)
     np.testing.assert_array_equal(above[40 - LINE : 40, 20 : 20 + expected.width], np.asarray(expected))
-    lines = is_colour(several, LIGHT)[:, 21]  # where each name begins, left of its letters
+    lines = is_colour(several, LIGHT)[:, 21]  # the left edge of each name
     assert np.flatnonzero(lines).tolist() == [*range(40 - LINE, 40 + LINE), *range(120 - LINE, 120)]
     assert is_colour(inside, LIGHT)[:LINE, 1].all()
     assert is_colour(nameless, LIGHT).sum() == 4 * 3
 
 
-def test_a_box_is_named_in_words_where_some_are_known(tmp_path: Path) -> None:
+def test_box_is_named_by_description_if_known(tmp_path: Path) -> None:
     root = with_boxes(tmp_path / "a", [[(0, 0, 9, 9)] * 3], [[0, 1, 2]])
     resign(root, lambda facts: facts["box_classes"].append("n02110185"))
     boxes = KeptBoxes(open_store(root)).of(0)
     assert boxes == [NamedBox((0, 0, 9, 9), name) for name in ("the class 1", "dog", "Siberian husky")]
 
 
-def test_boxes_of_any_place_are_drawn_or_passed_over(tmp_path: Path) -> None:
+def test_boxes_anywhere_are_drawn_or_skipped(tmp_path: Path) -> None:
     far = [(-9e30, -5, 9e30, 5), (np.nan, 0, 1, 1), (0, 0, np.inf, 1), (50, 50, 10, 10), (70, 70, 80, 80)]
-    [image] = pictures(with_boxes(tmp_path / "a", [far], [[0, 1, 0, 1, 0]]))
+    [image] = thumbnails(with_boxes(tmp_path / "a", [far], [[0, 1, 0, 1, 0]]))
     assert is_colour(image, LIGHT)[9, 99:].all()
     with_boxes(tmp_path / "b", [[(0, 0, 1, 1)]], [[0]], side=1)
-    assert is_colour(pictures(tmp_path / "b")[0], LIGHT).any()
+    assert is_colour(thumbnails(tmp_path / "b")[0], LIGHT).any()
 
 
-def test_columns_of_another_kind_are_no_boxes(tmp_path: Path) -> None:
+def test_other_columns_named_boxes_are_ignored(tmp_path: Path) -> None:
     columns = {"boxes": np.zeros((3, 2, 5), "<f4"), "box_count": np.ones(3, "<i4")}
     root = make_store(tmp_path / "a", random_images(3, shape=(SIDE, SIDE, 3)), columns=columns)
-    np.testing.assert_array_equal(pictures(root), open_store(root).images[:])
+    np.testing.assert_array_equal(thumbnails(root), open_store(root).images[:])
 
 
 @pytest.mark.parametrize("column", ["boxes", "box_count", "box_labels"])
-def test_boxes_that_are_damaged_are_an_error(tmp_path: Path, column: str) -> None:
+def test_damaged_boxes_are_an_error(tmp_path: Path, column: str) -> None:
     root = with_boxes(tmp_path / "a", [[(0, 0, 9, 9)]], [[0]])
     path = root / f"{column}.npy"
     path.write_bytes(path.read_bytes()[:-1] + b"\1")

@@ -1,4 +1,4 @@
-"""`prep stage` as a person, or a job script, runs it."""
+"""The command `prep stage`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tests.command import Ended, prep
 from tests.conftest import COUNT
 
 
-def assert_fails(result: Ended, code: int, told: str) -> None:
+def assert_fails(result: Ended, code: int, expected: str) -> None:
     assert (result.returncode, result.stderr.count("\n")) == (code, 1), result.stderr
     assert result.stderr.startswith("prep: error: ")
-    assert told in result.stderr
+    assert expected in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def assert_fails(result: Ended, code: int, told: str) -> None:
         ((), {}, (0, 1), "rank 0 of 1 (no launcher)"),
     ],
 )
-def test_a_node_gets_its_rows_and_is_told_which(
+def test_node_gets_its_rows(
     store: Path,
     images: NDArray[np.uint8],
     tmp_path: Path,
@@ -50,55 +50,57 @@ def test_a_node_gets_its_rows_and_is_told_which(
     assert result.returncode == 0
     rows = part_rows(COUNT, *share)
     first, second = result.stdout.splitlines()
-    assert first == f"{dest}: rows {rows[0]}..{rows[-1]} of the {COUNT} of {store}, for {who}"
+    assert first == f"{dest}: staging rows {rows[0]}..{rows[-1]} of the {COUNT} rows of {store}, for {who}"
     assert second.startswith(f"{dest}: done, {len(rows) * 144 / 1000:.2f} KB copied in ")
-    assert second.endswith(f"; 0 of {len(rows)} rows were there already")
+    assert second.endswith(f"; 0 of {len(rows)} rows were already there")
     staged = open_store(dest)
     assert staged.rows == rows
     np.testing.assert_array_equal(staged.images[rows.start : rows.stop], images[rows.start : rows.stop])
     again = prep("stage", store, dest, *arguments, cwd=None, **variables)
     assert again.returncode == 0
-    there = f"{dest}: is there already, by its files' names, sizes and heads; prep verify {dest} reads its rows"
-    assert again.stdout.splitlines()[1] == there
+    matches = "already staged: names, sizes and headers of its files match"
+    assert again.stdout.splitlines()[1] == f"{dest}: {matches}; to check its rows, run: prep verify {dest}"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
-        (("--node-rank", 1), "--node-rank and --node-count go together"),
-        (("--node-count", 1), "--node-rank and --node-count go together"),
-        (("--rank", 0), "--rank and --world-size go together"),
-        (("--world-size", 3), "--rank and --world-size go together"),
-        (("--rank", 0, "--world-size", 2, "--node-rank", 0, "--node-count", 2), "give one of them"),
-        (("--rank", 0, "--node-count", 2), "give one of them"),
+        (("--node-rank", 1), "--node-rank and --node-count must be given together"),
+        (("--node-count", 1), "--node-rank and --node-count must be given together"),
+        (("--rank", 0), "--rank and --world-size must be given together"),
+        (("--world-size", 3), "--rank and --world-size must be given together"),
+        (("--rank", 0, "--world-size", 2, "--node-rank", 0, "--node-count", 2), "but not both pairs"),
+        (("--rank", 0, "--node-count", 2), "but not both pairs"),
         (("--node-rank", 2, "--node-count", 2), "--node-rank is 2 and --node-count 2"),
         (("--rank", -1, "--world-size", 2), "--rank is -1 and --world-size 2"),
         (("--rank", 0, "--world-size", 0), "--rank is 0 and --world-size 0"),
         (("--threads", 0), "--threads"),
     ],
 )
-def test_wrong_usage(store: Path, tmp_path: Path, arguments: tuple[object, ...], told: str) -> None:
+def test_wrong_flags_are_usage_errors(
+    store: Path, tmp_path: Path, arguments: tuple[object, ...], expected: str
+) -> None:
     result = prep("stage", store, tmp_path / "p", *arguments)
     assert result.returncode == 2
-    assert told in " ".join(result.stderr.split())
+    assert expected in " ".join(result.stderr.split())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_is_among_the_commands_and_explains_itself() -> None:
+def test_stage_is_listed_and_has_help() -> None:
     assert "\n  stage " in prep("--help").stdout
-    told = prep("stage", "--help").stdout
+    output = prep("stage", "--help").stdout
     assert all(
-        option in told
+        option in output
         for option in ("--rank", "--world-size", "--node-rank", "--node-count", "--threads", "a Loader with")
     )
 
 
-def test_wrong_usage_and_a_launcher_that_makes_no_sense_are_one_line(store: Path, tmp_path: Path) -> None:
-    assert_fails(prep("stage", store, tmp_path / "p", "--rank", 3), 2, "--rank and --world-size go together")
+def test_wrong_launcher_variable_is_usage_error(store: Path, tmp_path: Path) -> None:
+    assert_fails(prep("stage", store, tmp_path / "p", "--rank", 3), 2, "--rank and --world-size must be given together")
     assert_fails(prep("stage", store, tmp_path / "p", RANK="x", WORLD_SIZE="2"), 2, "RANK is 'x'")
 
 
-def test_failures_are_one_line(store: Path, tmp_path: Path) -> None:
+def test_failure_is_one_line(store: Path, tmp_path: Path) -> None:
     assert_fails(
         prep("stage", store, tmp_path / "p", "--node-rank", 0, "--node-count", COUNT + 1), 1, "no rows to stage"
     )
@@ -115,20 +117,20 @@ def test_failures_are_one_line(store: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 128 KiB."""
+    """Mount a file system of 128 KiB."""
     with disks.small_disk(tmp_path, "128k") as disk:
         yield disk
 
 
-def test_a_full_disk_is_one_line_too(store: Path, full_disk: Path) -> None:
-    (full_disk / "hog").write_bytes(bytes(96 << 10))  # the bytes fit, but not the pages that they lie in
+def test_full_disk_error_is_one_line(store: Path, full_disk: Path) -> None:
+    (full_disk / "hog").write_bytes(bytes(96 << 10))  # the bytes fit, but not the pages that hold them
     assert_fails(prep("stage", store, full_disk / "p"), 1, "No space left on device; make room")
     assert_fails(prep("stage", store, full_disk / "q"), 1, " KB needed for rows 0..59 of 60; make room")
     (full_disk / "hog").unlink()
     assert prep("stage", store, full_disk / "p").returncode == 0
 
 
-def test_a_part_says_what_it_is(store: Path, images: NDArray[np.uint8], tmp_path: Path) -> None:
+def test_commands_work_on_staged_part(store: Path, images: NDArray[np.uint8], tmp_path: Path) -> None:
     part = tmp_path / "part"
     assert prep("stage", store, part, "--node-rank", 1, "--node-count", 5).returncode == 0
     info, whole = (json.loads(prep("info", path, "--json").stdout) for path in (part, store))
@@ -152,7 +154,7 @@ def test_a_part_says_what_it_is(store: Path, images: NDArray[np.uint8], tmp_path
 
 
 @pytest.mark.parametrize("rename", [1, 7])
-def test_a_signal_stops_it_with_75_and_the_same_command_goes_on(store: Path, tmp_path: Path, rename: int) -> None:
+def test_signal_stops_stage_with_75_and_same_command_resumes(store: Path, tmp_path: Path, rename: int) -> None:
     script = (
         "import os, signal, sys\n"
         f"left = {rename}\n"
@@ -168,13 +170,13 @@ def test_a_signal_stops_it_with_75_and_the_same_command_goes_on(store: Path, tmp
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (result.returncode, result.stderr.count("\n")) == (75, 1)
-    assert result.stderr.startswith("prep: stopped: SIGTERM; what is done is kept: run the same command again")
+    assert result.stderr.startswith("prep: stopped: SIGTERM; completed work is kept; run the same command again")
     assert_fails(prep("info", tmp_path / "p"), 1, "run the same `prep stage` again to resume")
     assert prep("stage", store, tmp_path / "p").returncode == 0
     assert prep("verify", tmp_path / "p").returncode == 0
 
 
-def test_two_ranks_of_a_node_by_mistake(store: Path, tmp_path: Path) -> None:
+def test_two_ranks_on_one_node_stage_once(store: Path, tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -186,7 +188,7 @@ def test_two_ranks_of_a_node_by_mistake(store: Path, tmp_path: Path) -> None:
         "--node-count=2",
     ]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    told = sorted(process.communicate()[0].splitlines()[1].split("; ")[1] for process in both)
-    assert told == ["0 of 30 rows were there already", f"prep verify {tmp_path / 'p'} reads its rows"]
+    ends = sorted(process.communicate()[0].splitlines()[1].split("; ")[1] for process in both)
+    assert ends == ["0 of 30 rows were already there", f"to check its rows, run: prep verify {tmp_path / 'p'}"]
     assert [process.returncode for process in both] == [0, 0]
     assert prep("verify", tmp_path / "p").returncode == 0

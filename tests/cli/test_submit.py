@@ -1,4 +1,4 @@
-"""`prep submit` as its user meets it, where there is no batch system."""
+"""The command `prep submit` without a batch system."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ def src(tmp_path: Path) -> Path:
     return make_tree(tmp_path / "src", classes=1)
 
 
-def test_scripts_run_what_was_typed_where_it_was_typed(src: Path, tmp_path: Path) -> None:
+def test_scripts_run_the_given_flags_in_current_folder(src: Path, tmp_path: Path) -> None:
     (tmp_path / "train.sh").touch()
     flags = ["--size", "64", "--workers", "2", "--max-bad=5", "--on-bad", "reject", "--shuffle-seed", "none"]
     words = ["submit", "slurm", "build", "imagenet", "src", "out", *flags, "--tasks", 3, "--cpus", 2, "--nodes", 2]
     result = prep(*words, "--then", "train.sh", "--rounds", 2, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert f"{tmp_path}/out.jobs: plan, array of 3 (round 1 of 2), finish; logs come here, too" in result.stdout
-    assert result.stdout.endswith(f"submit them with: bash {tmp_path}/out.jobs/submit.sh\n")
+    assert (
+        f"{tmp_path}/out.jobs: wrote scripts for plan, array of 3 (round 1 of 2) and finish; logs will be here, too"
+        in result.stdout
+    )
+    assert result.stdout.endswith(f"to submit them, run: bash {tmp_path}/out.jobs/submit.sh\n")
     last = {path.name: path.read_text().splitlines()[-1] for path in (tmp_path / "out.jobs").iterdir()}
     log = f"--log {tmp_path}/out.jobs/logs/"
     assert last["plan.slurm"].endswith(f"prep plan imagenet src out {' '.join(flags)} {log}")
@@ -42,18 +45,18 @@ def test_scripts_run_what_was_typed_where_it_was_typed(src: Path, tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
-def test_a_command_with_a_name_of_any_kind_can_be_pasted(src: Path, tmp_path: Path) -> None:
+def test_printed_command_is_quoted_for_bash(src: Path, tmp_path: Path) -> None:
     out = tmp_path / "new\nline\x1b[1m it's"
     words = ["submit", "slurm", "build", "imagenet", src, out, "--tasks", 2, "--cpus", 1]
-    command = prep(*words).stdout.splitlines()[-1].removeprefix("submit them with: bash ")
+    command = prep(*words).stdout.splitlines()[-1].removeprefix("to submit them, run: bash ")
     assert command.isprintable()
-    told = subprocess.run(["bash", "-c", f"printf %s {command}"], capture_output=True, text=True, check=True)
-    assert told.stdout == f"{out}.jobs/submit.sh"
+    printed = subprocess.run(["bash", "-c", f"printf %s {command}"], capture_output=True, text=True, check=True)
+    assert printed.stdout == f"{out}.jobs/submit.sh"
 
 
-def test_what_a_site_says_is_told_and_used(src: Path, tmp_path: Path) -> None:
+def test_site_profile_is_used_and_its_advice_printed(src: Path, tmp_path: Path) -> None:
     words = ["submit", "pbs", "build", "imagenet", src, tmp_path / "out", "--tasks", 2, "--site", "polaris"]
-    assert_fails(prep(*words), 2, "--account is needed (ALCF Polaris)")
+    assert_fails(prep(*words), 2, "--account is required (ALCF Polaris)")
     result = prep(*words, "--account", "mine", "--time", "0:30:00")
     assert "ALCF Polaris: " in result.stdout
     array = (tmp_path / "out.jobs/array.pbs").read_text().splitlines()
@@ -61,22 +64,22 @@ def test_what_a_site_says_is_told_and_used(src: Path, tmp_path: Path) -> None:
     assert {"#PBS -A mine", "#PBS -l walltime=0:30:00", "#PBS -l filesystems=home:eagle"} < set(array)
 
 
-def test_bad_use_is_one_line(src: Path, tmp_path: Path) -> None:
+def test_usage_error_is_one_line(src: Path, tmp_path: Path) -> None:
     words = ["submit", "slurm", "build", "imagenet", src, tmp_path / "out", "--tasks", 2]
-    assert_fails(prep(*words), 2, "--cpus is needed (Slurm); as in prep submit slurm build")
-    assert_fails(prep("submit", "pbs", *words[2:]), 2, "--cpus is needed (PBS); as in prep submit pbs build")
+    assert_fails(prep(*words), 2, "--cpus is required (Slurm), as in prep submit slurm build")
+    assert_fails(prep("submit", "pbs", *words[2:]), 2, "--cpus is required (PBS), as in prep submit pbs build")
     words += ["--cpus", 1]
-    assert_fails(prep("submit", "pbs", *words[3:]), 2, "expected the words of a build, as in prep submit pbs build")
-    assert_fails(prep(*words[:2], *words[3:]), 2, "expected the words of a build")
+    assert_fails(prep("submit", "pbs", *words[3:]), 2, "expected a build command, as in prep submit pbs build")
+    assert_fails(prep(*words[:2], *words[3:]), 2, "expected a build command")
     assert_fails(prep(*words[:-4], "--cpus", 1), 2, "Missing option '--tasks'")
     assert_fails(prep(*words, "--sise", 3), 2, "No such option: --sise")
     assert_fails(prep(*words, "--size", "x"), 2, "--size x: expected pixels")
     assert_fails(prep(*words, "--time", "60"), 2, "--time 60: expected H:MM:SS")
     assert_fails(prep(*words, "--time", "0:00:03"), 2, "time is 3 s, expected at least a minute")
     assert_fails(prep(*words, "--account", "a\nrm x"), 2, "account is 'a\\nrm x', expected a name without blanks")
-    assert_fails(prep(*words, "--mem", "much"), 2, "--mem much: expected a size as 32GiB")
+    assert_fails(prep(*words, "--mem", "much"), 2, "--mem much: expected a size such as 32GiB")
     assert_fails(prep(*words, "--then", "nowhere"), 2, "--then nowhere: no such file")
-    assert_fails(prep(*words, "--site", "polaris"), 2, "--site polaris is of pbs; run: prep submit pbs")
+    assert_fails(prep(*words, "--site", "polaris"), 2, "--site polaris uses pbs; run: prep submit pbs")
     assert_fails(prep(*words, "--site", "mars"), 1, "no site 'mars'; expected aurora, ")
     assert_fails(prep("submit", "lsf"), 2, "No such command 'lsf'")
     words[4] = tmp_path / "nowhere"
@@ -84,9 +87,7 @@ def test_bad_use_is_one_line(src: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out.jobs").exists()
 
 
-def test_where_nothing_can_be_submitted_the_scripts_stay(
-    src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scripts_stay_if_submitting_fails(src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/bash").symlink_to(shutil.which("bash") or "/bin/bash")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
@@ -95,5 +96,5 @@ def test_where_nothing_can_be_submitted_the_scripts_stay(
     assert result.returncode == 1
     assert result.stderr.startswith(f"prep: error: {tmp_path}/out.jobs/submit.sh: not submitted: ")
     assert "sbatch: command not found" in result.stderr
-    assert result.stderr.endswith(f"mend that and run: bash {tmp_path}/out.jobs/submit.sh\n")
+    assert result.stderr.endswith(f"fix this and run: bash {tmp_path}/out.jobs/submit.sh\n")
     assert result.stderr.count("\n") == 1

@@ -29,7 +29,7 @@ def submitted(cluster: Cluster, scheduler: str, tree: Path, out: Path, *flags: s
     words = [scheduler, "build", "imagenet", str(tree), str(out), "--workers", "1", "--cpus", "1", *flags]
     told = cluster.run(*PREP, "submit", *words, "--submit").partition("\nsubmitted: ")[2]
     ids, _, follow = told.partition("; ")
-    assert follow == f"follow it with: prep status {quoted(str(out))}"
+    assert follow == f"to see its progress, run: prep status {quoted(str(out))}"
     return ids.split()
 
 
@@ -74,7 +74,7 @@ def test_a_chain_from_a_folder_with_a_name_of_any_kind(
     for task in range(4):
         assert f"task {task} of 4 (SLURM_ARRAY_TASK_ID={task})" in logs(out, f"array-{first}_{task}.log")
         assert f"task {task} of 4 is done" in logs(out, f"array-{second}_{task}.log")
-    assert "240 rows in 24 classes, 0 rejects" in logs(out, f"finish-{finish}.log")
+    assert "240 rows written, 0 images skipped" in logs(out, f"finish-{finish}.log")
     ends = [json.loads(text.splitlines()[-1]) for text in map(Path.read_text, (jobs_of(out) / "logs").iterdir())]
     assert [end["event"] for end in ends] == ["finished"] * (1 + 2 * 4 + 1)
 

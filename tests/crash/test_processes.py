@@ -58,7 +58,7 @@ def build_and_send(tree: Path, out: Path, signal_: int, whom: Callable[[int], in
 
 def without_progress(told: str) -> str:
     """What was said beside the lines that a slow build prints every half a minute."""
-    return "".join(line for line in told.splitlines(keepends=True) if " pictures/s, " not in line)
+    return "".join(line for line in told.splitlines(keepends=True) if " images/s, " not in line)
 
 
 def worker_of(pid: int) -> int:

@@ -72,7 +72,7 @@ def test_batches_and_state_are_those_of_a_loader_without(
 def test_no_batch_with_a_damaged_row_is_handed_out(copy: Path, reader: ReaderName, threads: int, row: int) -> None:
     with Loader(copy, batch_size=10, shuffle="none", reader=reader, threads=threads, verify=True) as loader:
         path = damage(copy, row, at=ROW_BYTES - 1)
-        told = f"{path}: row {row} is not what was written; mend it with `prep repair {copy} --from SRC`"
+        told = f"{path}: row {row} is not what was written; run `prep repair {copy} --from SRC`"
         assert seen_until_refused(loader, told) == list(range(row // 10 * 10))
         damage(copy, row, at=ROW_BYTES - 1)  # as it was
         assert len(contents(loader, 1)) == COUNT // 10

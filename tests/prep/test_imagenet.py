@@ -321,7 +321,7 @@ def test_the_devkit_in_its_tar_beside_a_val_tar(tmp_path: Path) -> None:
     write(tmp_path, {VAL_TAR: tar_bytes(made.flat(PICS, "."))} | kit)
     for root in (tmp_path, tmp_path / VAL_TAR):
         assert labels(open_imagenet(root)) == EXPECTED
-        assert open_imagenet(root).found == f"{VAL_TAR}, labels from {DEVKIT}.tar.gz, 1000 classes"
+        assert open_imagenet(root).found == f"{VAL_TAR}, labels from {DEVKIT}.tar.gz, 1,000 classes"
     os.truncate(tmp_path / f"{DEVKIT}.tar.gz", 30)
     with pytest.raises(BuildError, match=r"devkit_t12.tar.gz: cannot be unpacked at byte"):
         open_imagenet(tmp_path)

@@ -157,7 +157,7 @@ def test_a_damaged_file_is_told_and_the_rest_is_shown(
     assert [section["id"] for section in read.all("section")] == SECTIONS
     assert f"damaged: {name}" in read.text
     assert re.search(r"Damaged: (1 row, )?1 file\.", read.text)
-    shown = {"labels.npy": "of a class not known", "checksums.npy": "not checked"}
+    shown = {"labels.npy": "unknown class", "checksums.npy": "not checked"}
     assert shown.get(name, f"Not shown: {name} is damaged." if name.endswith("tsv") else "") in read.text
 
 
@@ -225,7 +225,7 @@ def test_a_source_of_no_use_is_an_error_and_no_page(many: Path, tmp_path: Path) 
     assert_fails(
         prep("report", many, "--from", tmp_path / "nowhere", "--out", out), 1, "nowhere: no such file or folder"
     )
-    with pytest.raises(typer.BadParameter, match="a file of the store itself"):
+    with pytest.raises(typer.BadParameter, match="this file is part of the store"):
         report(many, many / "labels.npy")
     assert not out.exists()
 

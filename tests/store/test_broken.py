@@ -338,13 +338,13 @@ def test_a_pipe_in_a_shards_place_does_not_hang(either: Path) -> None:
     path = shard_file(either)
     path.unlink()
     os.mkfifo(path)
-    refusal(either, f"{path}: a folder, pipe or device", "remove it, then mend it with `prep repair")
+    refusal(either, f"{path}: a folder, pipe or device", "remove it, then run `prep repair")
 
 
 def test_wrong_magic(either: Path) -> None:
     path, container = shard_file(either), read_manifest(either / "store.json").container
     rewrite(path, lambda content: b"PK\3\4" + content[4:])
-    refusal(either, f"{path}: does not begin as an {container} file does; mend it with `prep repair")
+    refusal(either, f"{path}: does not begin as an {container} file does; run `prep repair")
 
 
 @pytest.mark.parametrize("position", [9, 40, 1000, 4095])

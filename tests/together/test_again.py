@@ -50,7 +50,7 @@ def test_a_job_that_is_sent_again_after_the_end_has_nothing_to_do(tree: Path, st
     for again in (words, [*words, "--dry-run"], ["plan", *words[1:]], ["work", store, *TASK], ["finish", store]):
         result = prep(*again)
         assert (result.returncode, result.stderr) == (0, "")
-        assert result.stdout.endswith(f"{store}: finished already, nothing to do\n")
+        assert result.stdout.endswith(f"{store}: already finished, nothing to do\n")
     assert stamps(store) == before
 
 

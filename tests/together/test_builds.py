@@ -42,7 +42,7 @@ def test_two_builds_of_one_out_both_end_well(tree: Path, undisturbed: dict[str, 
     assert (ended.code, late.code) == (0, 0), (ended, late)
     assert ended.told == ""
     assert FINISHED in late.told
-    assert "13 rows in 3 classes, 2 rejects" in ended.said
+    assert "13 rows written, 2 images skipped" in ended.said
     assert tree_bytes(tmp_path / "store") == undisturbed
 
 

@@ -41,21 +41,21 @@ WRITING = {
     "submit slurm build imagenet TREE DISK/new --tasks 2 --cpus 2": "disk/new.jobs",
 }
 READING = {
-    "build imagenet TREE DISK/store FLAGS": "finished already, nothing to do",
-    "plan imagenet TREE DISK/store FLAGS": "finished already, nothing to do",
+    "build imagenet TREE DISK/store FLAGS": "already finished, nothing to do",
+    "plan imagenet TREE DISK/store FLAGS": "already finished, nothing to do",
     "plan imagenet TREE DISK/planned FLAGS": "15 rows in 15 blocks planned",
-    "work DISK/store": "finished already, nothing to do",
-    "finish DISK/store": "finished already, nothing to do",
-    "verify DISK/store": "whole, 13 rows",
+    "work DISK/store": "already finished, nothing to do",
+    "finish DISK/store": "already finished, nothing to do",
+    "verify DISK/store": "13 rows intact",
     "info DISK/store": "384",
     "ls DISK/store": "n00000000_0.JPEG",
     "status DISK/store": "13",
     "status DISK/worked": "15",
-    "show DISK/store --out HERE/sheet.png": "13 pictures",
-    "repair DISK/store": "whole, 13 rows",
+    "show DISK/store --out HERE/sheet.png": "13 rows of ",
+    "repair DISK/store": "13 rows intact",
     "stage DISK/store DISK/part --node-rank 0 --node-count 2": "rows 0..5 of the 13",
     "stage DISK/store HERE/part --node-rank 0 --node-count 2": "done",
-    "export DISK/store HERE/exported --as folder": "13 pictures",
+    "export DISK/store HERE/exported --as folder": "13 images",
 }
 
 

@@ -1,4 +1,4 @@
-"""`python -m decodeonce.cli` is `prep`."""
+"""Run `prep` as `python -m decodeonce.cli`."""
 
 from decodeonce.cli import main
 

@@ -1,4 +1,4 @@
-"""The commands of `prep`. A command's module is imported when the command runs, or when all are listed."""
+"""The commands of `prep`. A command's module is imported when the command runs or when the help lists all commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import decodeonce
 from decodeonce.cli.command import Command, Group, LoggedCommand, make_command
 from decodeonce.cli.output import colour_wanted, say
 
-# The module of each command in this package, and the name of its function, or of its group of commands.
+# For each command: its module in this package, and the name of its function or group of commands.
 COMMANDS = {
     "build": ("build", "build"),
     "plan": ("build", "plan"),
@@ -35,7 +35,7 @@ COMMANDS = {
     "sample": ("sample", "sample"),
     "doctor": ("doctor", "doctor"),
 }
-WITHOUT_LOG = {"status", "info", "ls", "doctor"}  # these take neither --quiet nor --log
+WITHOUT_LOG = {"status", "info", "ls", "doctor"}  # commands without --quiet and --log
 
 
 def _print_version(ctx: typer.Context, wanted: bool) -> None:
@@ -50,7 +50,7 @@ Version = Annotated[
 
 
 def _flags_of_all(version: Version = False) -> None:
-    """What `prep` takes before a command's name."""
+    """Define the flags of `prep` itself."""
 
 
 def _make(name: str) -> Any:
@@ -62,20 +62,20 @@ def _make(name: str) -> Any:
 
 
 class Prep(Group):
-    """All commands."""
+    """The group of all commands."""
 
     lazy: ClassVar = {name: partial(_make, name) for name in COMMANDS}
 
 
 app = typer.Typer(
     cls=Prep,
-    help="Decode images once into fixed-shape arrays, and manage the stores of these arrays.",
+    help="Decode images once into fixed-shape arrays, and inspect, convert and repair the stores of these arrays.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={
         "help_option_names": ["-h", "--help"],
         "color": colour_wanted(),
-        "max_content_width": sys.maxsize,  # help fills the terminal; click's default stops at 80 columns
+        "max_content_width": sys.maxsize,  # use the full width of the terminal; click stops at 80 columns
     },
 )
 app.callback()(_flags_of_all)

@@ -1,4 +1,4 @@
-"""The boxes that a store keeps, drawn on small images of its rows."""
+"""Draw the boxes that a store keeps on small images of its rows."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from decodeonce.store.manifest import BOX_COLUMNS, BOX_LABELS, Column, ImageClas
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# A light line with a dark one inside it: one of them is seen on every background.
+# A light line with a dark line inside it: one of them is visible on any background.
 LIGHT, DARK = "#ffe14d", "#000000"
 
 
 class NamedBox(NamedTuple):
-    """Left, top, right and bottom of a box in pixels of its row, and its class name: "" if the store has none."""
+    """Left, top, right and bottom of a box in pixels of its row, and its class name, "" if the store has none."""
 
     edges: tuple[float, ...]
     name: str
 
 
 def box_columns(store: Store) -> list[Column]:
-    """The columns that `prep build --keep-boxes` makes, if the store has them; older stores have no `box_labels`."""
+    """Return the columns of `prep build --keep-boxes` if the store has them; older stores have no `box_labels`."""
     found = {column.name: column for column in store.manifest.columns if column.name in BOX_COLUMNS}
     kinds = {name: (column.dtype, column.shape[1:]) for name, column in found.items()}
     kept = kinds.get("boxes") == ("<f4", (4,)) and kinds.get("box_count") == ("<i4", ())
@@ -36,7 +36,7 @@ def box_columns(store: Store) -> list[Column]:
 
 
 class KeptBoxes:
-    """The boxes kept for each row of a store, if it keeps some; StoreError if one of their columns is damaged."""
+    """The boxes of the rows of a store, if it keeps boxes. Raises StoreError if one of their columns is damaged."""
 
     def __init__(self, store: Store) -> None:
         columns = box_columns(store)
@@ -48,7 +48,7 @@ class KeptBoxes:
         self._names = [words.get(name, name) for name in store.box_classes]
 
     def of(self, row: int) -> list[NamedBox]:
-        """The boxes of a row."""
+        """Return the boxes of a row."""
         if not self._columns:
             return []
         edges = self._columns["boxes"][row][: max(0, int(self._columns["box_count"][row]))].tolist()
@@ -57,25 +57,25 @@ class KeptBoxes:
         return [NamedBox(tuple(box), self._names[label] if label >= 0 else "") for box, label in named]
 
 
-def draw_boxes(picture: Image, boxes: Sequence[NamedBox], shape: tuple[int, int, int]) -> None:
-    """Draw the boxes of a row of `shape` on its picture, each with its name if no other name takes the room."""
+def draw_boxes(image: Image, boxes: Sequence[NamedBox], shape: tuple[int, int, int]) -> None:
+    """Draw the boxes of a row of `shape` on its thumbnail, each with its name unless it would cover another name."""
     if not boxes:
         return
     from PIL import ImageDraw
 
-    draw, words = ImageDraw.Draw(picture), SheetFont(default_font())
-    drawn = [(box.name, _pixels(box.edges, picture.size, shape)) for box in boxes if all(map(math.isfinite, box.edges))]
+    draw, words = ImageDraw.Draw(image), SheetFont(default_font())
+    drawn = [(box.name, _pixels(box.edges, image.size, shape)) for box in boxes if all(map(math.isfinite, box.edges))]
     for _, (left, top, right, bottom) in drawn:
         if right - left > 1 and bottom - top > 1:
             draw.rectangle((left + 1, top + 1, right - 1, bottom - 1), outline=DARK)
         draw.rectangle((left, top, right, bottom), outline=LIGHT)
-    taken: list[tuple[int, int, int]] = []  # left and right, as lines of pixels, and top
+    taken: list[tuple[int, int, int]] = []  # left, right and top in pixels
     for name, (left, top, _, bottom) in drawn:
-        text = words.fitted(legible(name, 60), picture.width - 4)
+        text = words.fitted(legible(name, 60), image.width - 4)
         width = math.ceil(words.font.getlength(text)) + 4
-        x = min(left, picture.width - width)
+        x = min(left, image.width - width)
         for y in (top - LINE, top, bottom - LINE + 1, bottom + 1):
-            inside = x >= 0 and 0 <= y <= picture.height - LINE
+            inside = x >= 0 and 0 <= y <= image.height - LINE
             if name and inside and all(x >= b or x + width <= a or abs(y - c) >= LINE for a, b, c in taken):
                 draw.rectangle((x, y, x + width - 1, y + LINE - 1), fill=LIGHT)
                 draw.text((x + 2, y + 1), text, font=words.font, fill=DARK)
@@ -84,7 +84,7 @@ def draw_boxes(picture: Image, boxes: Sequence[NamedBox], shape: tuple[int, int,
 
 
 def _pixels(edges: Sequence[float], size: tuple[int, int], shape: tuple[int, int, int]) -> tuple[int, int, int, int]:
-    """The outermost pixels of a box, left, top, right and bottom, in a picture of a row of `shape`."""
+    """Return the outermost pixels of a box, left, top, right and bottom, in a thumbnail of a row of `shape`."""
     across, down = size[0] / shape[1], size[1] / shape[0]
     left, right = (min(max(x, 0), size[0] - 1) for x in (round(edges[0] * across), round(edges[2] * across) - 1))
     top, bottom = (min(max(y, 0), size[1] - 1) for y in (round(edges[1] * down), round(edges[3] * down) - 1))

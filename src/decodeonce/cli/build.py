@@ -11,7 +11,7 @@ import typer
 
 from decodeonce.cli import parse
 from decodeonce.cli.kinds import BuildRequest, OnBadOption, kinds_app
-from decodeonce.cli.options import MaxBad, Workers, option
+from decodeonce.cli.options import DEFAULT_MAX_BAD, MaxBad, Workers, option
 from decodeonce.cli.output import say
 from decodeonce.formatting import counted, quoted
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from decodeonce.launch import Task
     from decodeonce.store import Manifest
 
-Planned = Annotated[Path, typer.Argument(metavar="OUT", help="A store that was planned.")]
+Planned = Annotated[Path, typer.Argument(metavar="OUT", help="Planned store.")]
 
 
 def run_build(request: BuildRequest) -> None:
-    """Plan, decode, finish; say what came of it."""
+    """Plan, decode and finish a build, and print a summary."""
     from decodeonce.cli.progress import build_progress
     from decodeonce.prep import build as builds
     from decodeonce.store import StorePaths
@@ -42,7 +42,7 @@ def run_build(request: BuildRequest) -> None:
 
 
 def run_plan(request: BuildRequest) -> None:
-    """Write the plan and reserve the space; say what to do next."""
+    """Write the plan, reserve the space and print the next command."""
     from decodeonce.prep import build as builds
 
     check_alone(SHARED)
@@ -53,39 +53,39 @@ def run_plan(request: BuildRequest) -> None:
     plan = builds.plan_unless_built(request.source, request.out, request.recipe, request.expect)
     if plan is None:
         return say_built(request.out)
-    found = f"{counted(plan.candidates, 'picture')} found in {counted(len(plan.classes), 'class', 'classes')}"
+    found = f"{counted(plan.candidates, 'image')} found in {counted(len(plan.classes), 'class', 'classes')}"
     planned = f"{counted(plan.count, 'row')} in {counted(len(plan.blocks), 'block')}"
     say(f"{request.out}: {found}, {planned} planned; next: prep work {quoted(str(request.out))}")
 
 
-build = kinds_app(run_build, "Build a store: plan, decode and finish.")
-plan = kinds_app(run_plan, "Run only the first step of a build, with the same flags.")
+build = kinds_app(run_build, "Build a store from images: plan, decode and finish in one command.")
+plan = kinds_app(run_plan, "Plan a build: list the images, assign rows and reserve space.")
 
 
 def say_built(out: Path) -> None:
-    """Tell that there is nothing to do: of a job that was sent twice this is the second."""
-    say(f"{out}: finished already, nothing to do")
+    """Print that the build is finished, for example if a job was submitted twice."""
+    say(f"{out}: already finished, nothing to do")
 
 
 def say_found(request: BuildRequest) -> None:
-    """Tell what was recognised, before it is listed."""
+    """Print what kind of source was recognised."""
     say(f"{request.source.root}: {request.source.found}")
 
 
-SHARED = "; let ranks share `prep work OUT`, between prep plan and prep finish"
+SHARED = "; run prep plan once, then prep work in all ranks, then prep finish once"
 
 
 def check_alone(advice: str = "") -> None:
-    """A usage error under srun or mpiexec, where several would trip over each other; it ends with the advice."""
+    """Raise a usage error, which ends with `advice`, if a launcher started several ranks."""
     from decodeonce.launch import find_rank
 
     rank = find_rank()
     if rank.world_size > 1:
-        raise typer.BadParameter(f"{rank}, but this is for one process{advice}")
+        raise typer.BadParameter(f"this is {rank}, but this command must run in one process{advice}")
 
 
 def say_storage(out: Path) -> None:
-    """Tell, before anything is written, what the storage offers and asks for."""
+    """Print the free space of the storage, and advice for it."""
     from decodeonce.prep.build.free_space import find_storage, sentences, stripe_advice
 
     storage = find_storage(out)
@@ -95,7 +95,7 @@ def say_storage(out: Path) -> None:
 
 
 def say_dry_run(request: BuildRequest, time: Time | None = None) -> None:
-    """Tell what a build would take: bytes, files, space and time (default: on this machine); write nothing."""
+    """Print the bytes, files, space and time of a build (default: on this machine), and write nothing."""
     from decodeonce.cli.dryrun import dry_run, time_here
     from decodeonce.host import usable_cores
     from decodeonce.prep.build import is_built
@@ -111,24 +111,29 @@ def _say_finished(out: Path, manifest: Manifest) -> None:
     from decodeonce.store.table import read_rejects
 
     listed = Counter(reject.action for reject in read_rejects(StorePaths(out).rejects))
-    left_out = f"{listed['left out']} left out, " if listed["left out"] else ""
-    rejects, oddities = counted(listed["rejected"], "reject"), counted(listed["kept"], "oddity", "oddities")
-    rows = f"{counted(manifest.count, 'row')} in {counted(len(manifest.classes), 'class', 'classes')}"
-    say(f"{out}: {rows}, {left_out}{rejects}, {oddities} (rejects.tsv)")
+    skipped, unusual = counted(listed["rejected"], "image"), counted(listed["kept"], "unusual image")
+    left_out = f"{counted(listed['left out'], 'image')} left out by --map, " if listed["left out"] else ""
+    details = "; see rejects.tsv" if listed else ""
+    say(f"{out}: {counted(manifest.count, 'row')} written, {skipped} skipped, {left_out}{unusual} kept{details}")
 
 
 def work(
     out: Planned,
-    task: Annotated[int | None, option("This task's number. (default: the launcher's)", "I", min=0)] = None,
-    tasks: Annotated[int | None, option("How many tasks there are. (default: the launcher's)", "N", min=1)] = None,
+    task: Annotated[
+        int | None, option("Decode the blocks of task I, counted from 0. (default: from the launcher)", "I", min=0)
+    ] = None,
+    tasks: Annotated[
+        int | None, option("Divide the blocks among N tasks. (default: from the launcher)", "N", min=1)
+    ] = None,
     workers: Workers = None,
     on_bad: OnBadOption = "reject",
-    max_bad: MaxBad = "0.1%",
+    max_bad: MaxBad = DEFAULT_MAX_BAD,
 ) -> None:
-    """Decode a task's blocks of a planned store: the task that is named, or that a job array and launcher give.
+    """Decode one task's blocks of a planned store.
 
-    Without either, every block that no journal has done: so a task that is lost is taken over. SIGUSR1 has it stop at
-    the end of the blocks it is at, with exit code 75.
+    The task number comes from --task and --tasks, or from a job array or launcher. Without either, the command decodes
+    all blocks that are not done, which also completes the work of lost tasks. On SIGUSR1, it finishes its current
+    blocks and exits with code 75.
     """
     from decodeonce.cli.progress import build_progress
     from decodeonce.launch import find_idle_hosts
@@ -140,7 +145,7 @@ def work(
         how = builds.Work(workers=workers, task=share.task, tasks=share.tasks, max_bad=max_bad, on_bad=on_bad)
     if StorePaths(out).manifest.exists():
         return say_built(out)
-    if StorePaths(out).plan.exists():  # else `builds.work` says what is missing
+    if StorePaths(out).plan.exists():  # otherwise `builds.work` reports what is missing
         say(f"{out}: {share}")
     if task is None and (idle := find_idle_hosts()):
         say(f"warning: {idle}", err=True)
@@ -148,7 +153,7 @@ def work(
         builds.work(out, how, progress)
     if StorePaths(out).manifest.exists():
         return say_built(out)
-    say(f"{out}: task {share.task} of {share.tasks} is done; when all are: prep finish {quoted(str(out))}")
+    say(f"{out}: task {share.task} of {share.tasks} is done; after all tasks, run: prep finish {quoted(str(out))}")
 
 
 def _share(task: int | None, tasks: int | None) -> Task:
@@ -156,16 +161,16 @@ def _share(task: int | None, tasks: int | None) -> Task:
 
     if task is None:
         try:
-            return find_task(tasks) or Task(0, 1, "every block that is not done")
+            return find_task(tasks) or Task(0, 1, "all remaining blocks")
         except ValueError as error:
             raise typer.BadParameter(f"{error} (--task I --tasks N)") from None
     if tasks is None:
-        raise typer.BadParameter(f"--task {task} of how many? give --tasks N, too")
-    return Task(task, tasks, "as named")
+        raise typer.BadParameter(f"--task requires --tasks; run: prep work OUT --task {task} --tasks N")
+    return Task(task, tasks, "from --task")
 
 
-def finish(out: Planned, max_bad: MaxBad = "0.1%") -> None:
-    """Close the gaps of rejects and write the manifest: a planned and worked store becomes a finished one."""
+def finish(out: Planned, max_bad: MaxBad = DEFAULT_MAX_BAD) -> None:
+    """Finish a store whose blocks are all decoded: fill the rows of rejected images and write the manifest."""
     from decodeonce.prep import build as builds
     from decodeonce.prep.build.max_bad import Allowance
     from decodeonce.store import StorePaths
@@ -173,7 +178,7 @@ def finish(out: Planned, max_bad: MaxBad = "0.1%") -> None:
     with parse.usage_errors():
         allowance = Allowance.parse(max_bad)
     was_finished = StorePaths(out).manifest.exists()
-    manifest = builds.finish(out, allowance)  # which clears up where one was killed
+    manifest = builds.finish(out, allowance)  # this also completes a finish that was killed
     if was_finished:
         return say_built(out)
     _say_finished(out, manifest)

@@ -1,4 +1,4 @@
-"""`prep column add` and `prep column remove`: columns of your own in a finished store."""
+"""`prep column add` and `prep column remove`: change the columns of a finished store."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from decodeonce.cli.command import Group, LoggedCommand, new_app
 from decodeonce.cli.options import StoreArgument
 from decodeonce.cli.output import say
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The column's name, also that of its file.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the column; its file is NAME.npy.")]
 
-app = new_app(cls=Group, help="Add a column of your own to a finished store, or remove one.")
+app = new_app(cls=Group, help="Add a column of numbers to a finished store, or remove one.")
 app.callback()(lambda: None)
 
 
@@ -22,12 +22,14 @@ app.callback()(lambda: None)
 def add(
     store: StoreArgument,
     name: Name,
-    file: Annotated[Path, typer.Argument(metavar="FILE.npy", help="Numbers, (rows, ...), in the order of the rows.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE.npy", help="Array of shape (rows, ...), in the order of the rows.")
+    ],
 ) -> None:
-    """Add the numbers in an npy file as a column, with a checksum. The store gets another digest.
+    """Add the numbers in an npy file to a store as a column. The digest of the store changes.
 
-    Each row of the store needs an entry: booleans, integers or floats of at most 8 bytes. After a kill, the store is
-    valid, with the column or without it; run the command again.
+    The file has one entry per row: booleans, integers or floats of at most 8 bytes. If the command is killed, the store
+    stays valid, with or without the column; run the command again.
     """
     import numpy as np
 
@@ -36,13 +38,13 @@ def add(
     with parse.usage_errors():
         column = add_column(store, name, read_numbers(file))
     numbers = "x".join(map(str, column.shape)) or "1"
-    say(f"{store}: column {name}: {numbers} {np.dtype(column.dtype)} per row, in {column.file}")
+    say(f"{store}: column {name} added: {numbers} {np.dtype(column.dtype)} per row, in {column.file}")
 
 
 @app.command(cls=LoggedCommand)
 def remove(store: StoreArgument, name: Name) -> None:
-    """Remove a column and its file. The store gets another digest."""
+    """Remove a column and its file from a store. The digest of the store changes."""
     from decodeonce.store.columns import remove_column
 
     remove_column(store, name)
-    say(f"{store}: column {name} is removed")
+    say(f"{store}: column {name} removed")

@@ -1,4 +1,4 @@
-"""What all commands of `prep` have in common: examples under their help; --quiet and --log where they do work."""
+"""Base classes of the commands of `prep`: help with examples, errors with suggestions, --quiet and --log."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from decodeonce.cli import log, output
 from decodeonce.cli.examples import examples
 from decodeonce.cli.mistakes import did_you_mean
 
-# click's UsageError, or that of the click inside newer Typers
+# UsageError of click, or of the copy of click in newer versions of Typer
 USAGE_ERROR: Any = typer.BadParameter.__base__
 
-QUIET = "Tell errors alone, and what --json asks for."
-LOG = "Append what happens as JSON lines; in a folder (FILE/), each process to a file of its own."
+QUIET = "Print only errors and --json output."
+LOG = "Append events to FILE as JSON lines. If FILE is a folder (FILE/), each process writes its own file there."
 
 
 def new_app(**settings: Any) -> typer.Typer:
-    """A Typer whose help is plain text, since people read logs of batch jobs in editors."""
+    """Return a Typer app with plain-text help, because logs of batch jobs are read in editors."""
     return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **settings)
 
 
 def make_command(function: Callable[..., None], cls: type[Command], **settings: Any) -> Any:
-    """The command that Typer makes of a function's signature and docstring."""
+    """Return the command that Typer makes from a function's signature and docstring."""
     app = new_app()
     app.command(cls=cls, **settings)(function)
     return typer.main.get_command(app)
 
 
 def _format_examples(self: Any, ctx: Any, formatter: Any) -> None:
-    """Write the examples of a command, or of all commands of a group, each on one line as it is pasted."""
+    """Write the examples of a command or group. Each stays on one line, so that it can be pasted."""
     name, _, path = ctx.command_path.partition(" ")
     if lines := examples(path):
         with formatter.section("Examples"):
@@ -45,58 +45,58 @@ def _format_examples(self: Any, ctx: Any, formatter: Any) -> None:
 
 
 class _Summarised:
-    """A line in a list of commands: the whole first sentence of its help."""
+    """A command whose line in a list of commands is the whole first sentence of its help."""
 
     def get_short_help_str(self, limit: int = 0) -> str:
-        """The whole sentence, which the list wraps; click would cut it to one line."""
+        """Return the sentence uncut; the list wraps it, where click would cut it to one line."""
         return str(super().get_short_help_str(sys.maxsize))  # type: ignore[misc]
 
 
 def parameters(function: Callable[..., Any]) -> list[Parameter]:
-    """The parameters of a function, with their annotations evaluated."""
+    """Return the parameters of a function with evaluated annotations."""
     return list(inspect.signature(function, eval_str=True).parameters.values())
 
 
 def with_options(function: Callable[..., None], options: type, more: Iterable[Parameter] = ()) -> Callable[..., None]:
-    """The function for Typer to make a command of: it has a flag for each field of the dataclass `options`.
+    """Return a function whose signature gives Typer a flag for each field of the dataclass `options`.
 
-    `function` gets an instance of the dataclass as `options`. The flags `more` come first in the help.
+    `function` is called with an instance of the dataclass as `options`. The flags `more` come first in the help.
     """
 
-    def gathered(**given: Any) -> None:
+    def wrapped(**given: Any) -> None:
         made = options(**{field.name: given.pop(field.name) for field in fields(options)})
         function(options=made, **given)
 
     own = [p for p in parameters(function) if p.name != "options" and p.kind is not Parameter.VAR_KEYWORD]
-    gathered.__signature__ = Signature([*own, *more, *parameters(options)])  # type: ignore[attr-defined]
-    return gathered
+    wrapped.__signature__ = Signature([*own, *more, *parameters(options)])  # type: ignore[attr-defined]
+    return wrapped
 
 
 class Group(_Summarised, TyperGroup):
-    """Commands. Those in `lazy` are made when they are needed. Errors name the commands, or the likeliest one."""
+    """A group of commands; those in `lazy` are created on first use. Errors list the commands or suggest one."""
 
     format_epilog = _format_examples
-    member = "command"  # what error messages call one of them
+    member = "command"  # the word for a member in error messages
     lazy: ClassVar[Mapping[str, Callable[[], Any]]] = {}
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names in the order of the help."""
+        """Return the names in the order of the help."""
         return [*self.lazy, *(name for name in self.commands if name not in self.lazy)]
 
     def get_command(self, ctx: Any, name: str) -> Any:
-        """The command, which is made only once."""
+        """Return the command; it is created only once."""
         if name in self.lazy and name not in self.commands:
             self.commands[name] = self.lazy[name]()
         return super().get_command(ctx, name)
 
     def parse_args(self, ctx: Any, args: Any) -> Any:
-        """As click does; the error for a missing command names the commands."""
+        """Parse as click does, but list the commands if the command is missing."""
         if not args and not ctx.resilient_parsing:
             ctx.fail(f"Missing {self.member}{self._expected(ctx)}")
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: Any) -> Any:
-        """As click does, with the same error message in every version of Typer."""
+        """Resolve as click does, with the same error message in every version of Typer."""
         name, known = args[0], self.list_commands(ctx)
         if name not in known and not ctx.resilient_parsing:
             ctx.fail(f"No such {self.member} {name!r}{self._expected(ctx)}{did_you_mean(name, known)}")
@@ -113,7 +113,7 @@ class Command(_Summarised, TyperCommand):
     format_epilog = _format_examples
 
     def parse_args(self, ctx: Any, args: Any) -> Any:
-        """As click does; every error knows its command, whose --help is named in it."""
+        """Parse as click does, and attach the context to every error, so that the message names the right --help."""
         try:
             return super().parse_args(ctx, args)
         except USAGE_ERROR as error:
@@ -122,17 +122,17 @@ class Command(_Summarised, TyperCommand):
 
 
 class LoggedCommand(Command):
-    """A command that does work: it has --quiet and --log FILE.
+    """A command with --quiet and --log FILE.
 
-    The function takes neither; what it prints with `output.say` and counts with `progress.count_bar` follows them.
+    Its function does not take them: `output.say` and `progress.count_bar` obey them.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.params += _habits()
+        self.params += _common_params()
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command, told and logged as asked."""
+        """Run the command with the requested output and log."""
         quiet, file = ctx.params.pop("quiet"), ctx.params.pop("log_file")
         if file is not None:
             log.begin(file)
@@ -140,12 +140,12 @@ class LoggedCommand(Command):
             return super().invoke(ctx)
 
 
-def _habits() -> list[Any]:
-    """The options that every working command has, as Typer makes them."""
+def _common_params() -> list[Any]:
+    """Return --quiet and --log as Typer makes them."""
 
-    def habits(
+    def common(
         quiet: Annotated[bool, typer.Option("--quiet", "-q", help=QUIET)] = False,
         log_file: Annotated[str | None, typer.Option("--log", help=LOG, metavar="FILE")] = None,
     ) -> None: ...
 
-    return list(make_command(habits, Command).params)
+    return list(make_command(common, Command).params)

@@ -1,4 +1,4 @@
-"""What the shell offers for a value that is being typed, beside what Typer itself completes."""
+"""Shell completion of values, in addition to what Typer completes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from decodeonce.formatting import quoted
 
 
 def class_names(ctx: typer.Context) -> list[str]:
-    """The class names of the store that stands before on the command line; none where no store can be read.
+    """Return the class names of the store that precedes on the command line; an empty list if it cannot be read.
 
-    Those that would have to be quoted are left out. store.json is read as it is: numpy would take longer to import
-    than people wait for a completion.
+    Names that need quotes are left out. store.json is read without `open_store`, because importing NumPy would take
+    too long for a completion.
     """
-    # An option without its value ends click's parsing: what stands before it is then in args.
+    # An option without its value ends the parsing of click, and the arguments before it are in args.
     given = [ctx.params.get("store"), *(ctx.params.get("stores") or ()), *ctx.args]
     path = Path(next(filter(None, given), "."), "store.json")
     try:
-        manifest = json.loads(path.read_bytes() if path.is_file() else b"")  # a pipe would never end
+        manifest = json.loads(path.read_bytes() if path.is_file() else b"")  # reading a pipe would block
         names = [str(described["name"]) for described in manifest["classes"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
-    return [name for name in names if name == quoted(name)]  # of which Typer takes those that begin right
+    return [name for name in names if name == quoted(name)]  # Typer selects those that match what was typed

@@ -1,4 +1,4 @@
-"""`prep convert`: stores to a store."""
+"""`prep convert`: write one or more stores as a new store."""
 
 from __future__ import annotations
 
@@ -23,24 +23,31 @@ def convert(
     stores: Annotated[list[Path], typer.Argument(help="Finished stores.", metavar="IN")],
     out: Out,
     container: Annotated[
-        ContainerName | None, option("Format of the shards. (default: as IN)", flag="--format")
+        ContainerName | None, option("Choose the file format of the shards. (default: that of IN)", flag="--format")
     ] = None,
-    shard_size: Annotated[str | None, option("Size of a shard. (default: as IN was built)", "BYTES")] = None,
-    size: Annotated[str | None, option("Resize rows to fewer pixels: 128, or HxW.", "SIZE")] = None,
+    shard_size: Annotated[
+        str | None, option("Limit the size of a shard, such as 10GB or 500MiB. (default: that of IN)", "BYTES")
+    ] = None,
+    size: Annotated[
+        str | None, option("Resize rows to fewer pixels: 128, or HxW such as 96x128. (default: no resizing)", "SIZE")
+    ] = None,
     resize_filter: Annotated[
-        Filter | None, option("Filter for resizing. (default: as IN was built)", flag="--filter")
+        Filter | None, option("Choose the filter for resizing. (default: that of IN)", flag="--filter")
     ] = None,
     names: ClassOption = None,
     match: MatchOption = None,
     rows: RowsOption = None,
-    sort: Annotated[Sort | None, option("Order the rows by label, or by source. (default: as IN)")] = None,
-    shuffle_seed: Annotated[str | None, option("Seed to shuffle rows with. (default: none)", "N")] = None,
+    sort: Annotated[
+        Sort | None, option("Sort the rows. class: by label; source: by source name. (default: the order of IN)")
+    ] = None,
+    shuffle_seed: Annotated[str | None, option("Shuffle the rows with this seed. (default: none)", "N")] = None,
     workers: Workers = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Make a store of stores: other shards, fewer pixels, some of the rows, several joined; run it again after a kill.
+    """Convert stores to a new store: reshard, downscale, filter, sort or merge rows.
 
-    Every row is checked on its way. Rows and --rows count through all IN; classes of one name become one.
+    Every row is verified before it is written. Row numbers, also those of --rows, run through all IN. Classes with the
+    same name are merged. Run the same command again to resume.
     """
     height_width = parse.row_size(size) if size is not None else None
     shard_bytes = parse.byte_size(shard_size) if shard_size is not None else None
@@ -70,7 +77,7 @@ def convert(
         planned = planned_text(made_of, recipe, sum(1 for _ in made_of.chosen.unsorted()))
         return say(f"{planned}; nothing was written")
     if is_built(made_of, out, recipe):
-        finish(out, Allowance.parse("0"))  # which clears up where one was killed
+        finish(out, Allowance.parse("0"))  # this also completes a finish that was killed
         return say_built(out)
     with build_progress() as progress:
         manifest = convert_stores(stores, out, conversion, workers=workers, progress=progress)
@@ -80,7 +87,7 @@ def convert(
 def _say_finished(out: Path, manifest: Manifest) -> None:
     height, width, channels = manifest.shape
     say(
-        f"{out}: {counted(manifest.count, 'row')} of {height}x{width}x{channels} in "
+        f"{out}: {counted(manifest.count, 'row')} of {height}x{width}x{channels} written in "
         f"{counted(len(manifest.shards), f'{manifest.container} shard')}, "
         f"{counted(len(manifest.classes), 'class', 'classes')}"
     )

@@ -1,4 +1,4 @@
-"""`--dry-run`: what a build would take, in bytes, files and time; nothing is written."""
+"""`--dry-run`: estimate the bytes, files and time of a build without writing anything."""
 
 from __future__ import annotations
 
@@ -28,37 +28,39 @@ if TYPE_CHECKING:
     from decodeonce.cli.kinds import BuildRequest
     from decodeonce.prep.jobs import Chain
 
-SECONDS = 2.5  # of decoding a sample
-TASKS = (4, 16, 64)  # as many of which a line tells the time, too
+SECONDS = 2.5  # spent decoding a sample
+TASKS = (4, 16, 64)  # numbers of tasks to print a time for
 
-# How long so many rows take, in a sentence, if one process makes so many rows per second.
+# Describes how long `rows` rows take if one process makes `per_s` rows per second.
 Time = Callable[[int, float], str]
 
 
 def time_here(workers: int, rows: int, per_s: float) -> str:
-    """The time on this machine with so many workers, and on more machines like it."""
-    cores = min(workers, usable_cores())  # more workers than cores decode no faster
-    others = ", ".join(f"as {tasks} such tasks {duration_text(rows / per_s / cores / tasks)}" for tasks in TASKS)
-    return f"time: {_about(rows / per_s / cores)} here with {counted(workers, 'worker')}; {others}"
+    """Describe the time on this machine with `workers` workers, and on several such machines."""
+    cores = min(workers, usable_cores())  # workers beyond the number of cores do not help
+    others = ", ".join(f"{duration_text(rows / per_s / cores / tasks)} with {tasks}" for tasks in TASKS)
+    return (
+        f"time: {_about(rows / per_s / cores)} with one task of {counted(workers, 'worker')} here; {others} such tasks"
+    )
 
 
 def time_in_jobs(chain: Chain, workers: int, rows: int, per_s: float) -> str:
-    """The time of each task of a chain of jobs, and whether it is within the time limit."""
+    """Describe the time of each task of a chain of jobs, and whether it fits the time limit."""
     seconds = task_seconds(rows, per_s, chain.processes, min(workers, chain.cpus))
     size = f"{counted(chain.processes, 'task')} of {counted(workers, 'worker')}"
-    told = f"time: {_about(seconds)} for each of {size}, on cores as fast as these"
+    text = f"time: {_about(seconds)} for each of {size}, on cores as fast as these"
     waves = math.ceil(chain.tasks / (chain.max_running or chain.tasks))
     if waves > 1:
-        told += f", {chain.max_running} at a time: {duration_text(waves * seconds)} in all"
+        text += f", {chain.max_running} at a time: {duration_text(waves * seconds)} in total"
     if chain.seconds is None:
-        return told
+        return text
     rounds = rounds_needed(seconds, chain.seconds - chain.lead)
     limit = f"--time {clock(chain.seconds)}"
     if rounds == 1:
-        return f"{told}; fits {limit}"
+        return f"{text}; fits {limit}"
     fits = f"fits {rounds} of the {chain.rounds} rounds of" if rounds <= chain.rounds else "does not fit"
-    more = "" if rounds <= chain.rounds else f": give more --time or --tasks, or --rounds {rounds}"
-    return f"{told}; {fits} {limit}{more}"
+    more = "" if rounds <= chain.rounds else f": increase --time or --tasks, or pass --rounds {rounds}"
+    return f"{text}; {fits} {limit}{more}"
 
 
 def _about(seconds: float) -> str:
@@ -66,17 +68,17 @@ def _about(seconds: float) -> str:
 
 
 def task_seconds(rows: int, per_s: float, tasks: int, cores: int) -> float:
-    """Seconds of the longest of `tasks` shares of the rows, on so many cores each."""
+    """Return the seconds of the longest of `tasks` tasks with `cores` cores each."""
     return math.ceil(rows / tasks) / (per_s * cores)
 
 
 def rounds_needed(seconds: float, limit: float) -> int:
-    """How often a task of so many seconds must be sent under a limit, for it goes on where it was stopped."""
+    """Return how many rounds a task needs under a time limit; each round resumes the previous one."""
     return max(1, math.ceil(seconds / limit))
 
 
 def dry_run(request: BuildRequest, time: Time, seconds: float = SECONDS) -> Iterator[str]:
-    """The lines to tell, after decoding for so many seconds; raises what a build would, a lack of space last."""
+    """Yield the lines to print after decoding for `seconds`. Raises the errors of a build, lack of space last."""
     source, out, recipe = request.source, request.out, request.recipe
     paths = StorePaths(out)
     check_output_dir(paths, source)
@@ -85,15 +87,15 @@ def dry_run(request: BuildRequest, time: Time, seconds: float = SECONDS) -> Iter
     check_listing(source, listing)
     check_expected(source, listing.candidates, request.expect)
     facts = plan_facts(source, listing, recipe, decoders)
-    if begun := paths.plan.exists():
+    if started := paths.plan.exists():
         check_same(read_plan(paths), listing, facts)
     planned = planned_text(source, recipe, len(listing))
-    yield f"{planned}; {counted(len(listing.rejects), 'file')} cannot be rows; nothing was written"
+    yield f"{planned}; {counted(len(listing.rejects), 'file')} rejected; nothing was written"
     needed = need(Plan(paths, facts))
     yield _needed_text(needed, recipe)
     yield from _sampled(request, listing, time, seconds)
-    if begun:  # its room is taken already
-        yield f"{out}: a build is begun here; the same command goes on with it"
+    if started:  # its space is already reserved
+        yield f"{out}: an unfinished build is here; the same command without --dry-run resumes it"
         return
     storage = find_storage(out)
     yield from room_sentences(storage, needed)
@@ -103,7 +105,7 @@ def dry_run(request: BuildRequest, time: Time, seconds: float = SECONDS) -> Iter
 
 
 def planned_text(source: Source, recipe: Recipe, rows: int) -> str:
-    """What so many rows of a source would become, for people."""
+    """Describe the store that `rows` rows of a source would become."""
     row_bytes = recipe.row_bytes
     blocks = Blocks.of(rows, row_bytes, recipe.shard_size, source.block_rows(rows, row_bytes))
     return (
@@ -115,13 +117,12 @@ def planned_text(source: Source, recipe: Recipe, rows: int) -> str:
 
 def _needed_text(needed: Need, recipe: Recipe) -> str:
     rows = needed.rows * recipe.row_bytes
-    return (
-        f"bytes: {size_text(rows)} of rows, up to {size_text(needed.bytes - rows)} besides; up to {needed.files} files"
-    )
+    more = size_text(needed.bytes - rows)
+    return f"space: {size_text(rows)} for rows, up to {more} for other data; up to {needed.files} files"
 
 
 def _sampled(request: BuildRequest, listing: Listing, time: Time, seconds: float) -> Iterator[str]:
-    """How long it takes, what that is based on, and whether as many rejects fail the build."""
+    """Yield the estimated time, its basis, and a warning if the build would fail because of too many rejects."""
     source, recipe = request.source, request.recipe
     runs = fair_runs(source, listing, recipe.shuffle_seed)
     try:
@@ -131,16 +132,16 @@ def _sampled(request: BuildRequest, listing: Listing, time: Time, seconds: float
         return
     check_decoded(source, pace)
     yield time(len(listing), pace.per_s)
-    yield _rests_on(pace, len(listing))
+    yield _estimate_basis(pace, len(listing))
     yield from _too_many_rejects(pace, listing, request.work.allowance)
 
 
-def _rests_on(pace: Pace, samples: int) -> str:
+def _estimate_basis(pace: Pace, samples: int) -> str:
     done = pace.total
-    all_of = "all" if done.pictures == samples else "a fair sample"
+    portion = "all" if done.images == samples else "a fair sample"
     text = (
-        f"this is an estimate: one process here read and decoded {counted(done.pictures, 'picture')} ({all_of}) at "
-        f"{pace.per_s:,.0f} a second; a slower disk, or a cold one, makes it longer"
+        f"this is an estimate: one process here read and decoded {counted(done.images, 'image')} ({portion}) at "
+        f"{pace.per_s:,.0f} images/s; a slower disk or a cold cache takes longer"
     )
     if not done.rejects:
         return text
@@ -148,11 +149,11 @@ def _rests_on(pace: Pace, samples: int) -> str:
 
 
 def _too_many_rejects(pace: Pace, listing: Listing, allowance: Allowance) -> Iterator[str]:
-    """A line where the listing's rejects, and the sample's for all, are more than a build may have."""
+    """Yield a warning if the estimated number of rejects is more than the build allows."""
     done, allowed = pace.total, allowance.allowed(listing.candidates)
-    rejects = len(listing.rejects) + round(done.rejects / done.pictures * len(listing))
+    rejects = len(listing.rejects) + round(done.rejects / done.images * len(listing))
     if rejects > allowed:
         yield (
-            f"such a build fails: about {rejects} of {listing.candidates} pictures are rejects, --max-bad "
-            f"{allowance.text} allows {allowed}; mend them, or give a higher --max-bad"
+            f"this build would fail: about {rejects} of {listing.candidates} images would be rejected, but --max-bad "
+            f"{allowance.text} allows {allowed}; repair or remove them, or pass a higher --max-bad"
         )

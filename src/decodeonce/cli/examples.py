@@ -1,11 +1,11 @@
-"""Lines to paste, shown under each command's --help; a test reads every one with the command's own parameters."""
+"""Example command lines for each --help. A test parses every one with the command's own parameters."""
 
 from __future__ import annotations
 
 EXAMPLES = """
 prep build imagenet /data/imagenet train.store
 prep build imagenet /data/imagenet val.store --split val --size 320
-prep build folder pictures pictures.store --format hdf5 --shard-size 10GB
+prep build folder images images.store --format hdf5 --shard-size 10GB
 prep build list train.tsv train.store --root /data/images
 prep build list train.csv train.store --column score --column token_ids
 prep build webdataset 'shards/train-{0000..0147}.tar' train.store --dry-run
@@ -15,7 +15,7 @@ prep work train.store --task 3 --tasks 16
 srun prep work train.store --log logs/
 prep finish train.store --max-bad 0.5%
 prep submit slurm build imagenet /data/imagenet train.store --tasks 16 --cpus 32 --time 4:00:00
-prep submit slurm build folder pictures pictures.store --tasks 4 --site perlmutter --account m1234 --submit
+prep submit slurm build folder images images.store --tasks 4 --site perlmutter --account m1234 --submit
 prep submit pbs build imagenet /data/imagenet train.store --tasks 8 --cpus 64 --time 2:00:00
 prep status train.store
 prep status train.store --json
@@ -37,7 +37,7 @@ prep column add train.store score scores.npy
 prep column remove train.store score
 prep stage train.store /local/part --node-rank 0 --node-count 4
 srun --ntasks-per-node=1 prep stage train.store /local/part
-prep export train.store pictures --as folder
+prep export train.store images --as folder
 prep export train.store tars --as webdataset --quality 95
 prep bench build /data/imagenet
 prep bench build /data/imagenet --out /scratch/me --workers 32 --json
@@ -51,5 +51,5 @@ prep doctor /scratch/me --json
 
 
 def examples(path: str) -> list[str]:
-    """The lines that run a command, given by its words after `prep`; for a group, those of all its commands."""
+    """Return the examples of the command with this path after `prep`; for a group, those of all its commands."""
     return [line for line in EXAMPLES if path and f"prep {path} " in f"{line} "]

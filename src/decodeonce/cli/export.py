@@ -1,4 +1,4 @@
-"""`prep export`: a finished store back to pictures."""
+"""`prep export`: write the rows of a store as image files."""
 
 from __future__ import annotations
 
@@ -15,18 +15,25 @@ from decodeonce.prep.recipe import ExportForm
 
 def export(
     store: StoreArgument,
-    dest: Annotated[Path, typer.Argument(help="The folder to make.", metavar="DEST")],
-    form: Annotated[ExportForm, option("folder: DEST/<class>/*.png; webdataset: DEST/shard-*.tar.", flag="--as")],
-    quality: Annotated[int | None, option("JPEGs of this quality. (default: PNG)", "N", min=1, max=100)] = None,
+    dest: Annotated[Path, typer.Argument(help="Folder to create.", metavar="DEST")],
+    form: Annotated[
+        ExportForm, option("Choose the output. folder: DEST/<class>/*.png; webdataset: DEST/shard-*.tar.", flag="--as")
+    ],
+    quality: Annotated[
+        int | None, option("Write JPEGs of this quality. (default: PNG, without loss)", "N", min=1, max=100)
+    ] = None,
     workers: Workers = None,
-    shard_rows: Annotated[int | None, option("Rows of a tar. (default: 10000)", "N", min=1)] = None,
+    shard_rows: Annotated[
+        int | None, option("Write N rows per tar, with --as webdataset. (default: 10000)", "N", min=1)
+    ] = None,
 ) -> None:
-    """Write every row of a store as a picture, checked on its way; run it again after a kill.
+    """Export every row of a store as an image file.
 
-    DEST is not there before it is whole. A build from DEST, as a folder of PNGs, gives the same pixels and labels.
+    Every row is verified first. DEST appears only when it is complete; run the same command again to resume. Building
+    a store from a folder of exported PNGs gives the same pixels and labels.
     """
     if shard_rows is not None and form != "webdataset":
-        raise typer.BadParameter("--shard-rows is for --as webdataset")
+        raise typer.BadParameter("--shard-rows requires --as webdataset")
     from decodeonce.cli.progress import count_bar
     from decodeonce.host import usable_cores
     from decodeonce.prep.export.export import export_store
@@ -35,9 +42,9 @@ def export(
 
     opened = open_store(store)
     settings = ExportSettings(form, quality=quality, shard_rows=shard_rows or SHARD_ROWS)
-    with count_bar("pictures", total=len(opened)) as bar:
+    with count_bar("images", total=len(opened)) as bar:
         done = export_store(opened, dest, settings, workers=workers or usable_cores(), progress=bar.update)
     unsorted = form == "folder" and not done.sorted_classes
-    order = f"; labels are not in the order of the names: to build from it, add --classes {dest / 'classes.txt'}"
-    exported = f"{counted(done.pictures, 'picture')} in {counted(done.classes, 'class', 'classes')}"
-    say(f"{dest}: {exported}{order if unsorted else ''}")
+    order = f"; labels do not follow the sorted names: to build from it, pass --classes {dest / 'classes.txt'}"
+    classes = counted(done.classes, "class", "classes")
+    say(f"{dest}: {counted(done.pictures, 'image')} in {classes} written{order if unsorted else ''}")

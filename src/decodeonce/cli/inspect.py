@@ -1,4 +1,4 @@
-"""`prep info`, `status`, `verify`, `ls`, `show`: what a store is, whether it is whole, and what is in it."""
+"""`prep info`, `status`, `verify`, `ls` and `show`: inspect and check a store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from decodeonce.cli import parse, printable
-from decodeonce.cli.options import ClassOption, JsonFlag, MatchOption, RowsOption, StoreArgument, option, selection
+from decodeonce.cli.options import (
+    DEFAULT_MAX_BAD,
+    ClassOption,
+    JsonFlag,
+    MatchOption,
+    RowsOption,
+    StoreArgument,
+    option,
+    selection,
+)
 from decodeonce.cli.output import print_json, say, show_facts
 from decodeonce.formatting import counted, duration_text, quoted, size_text
 
@@ -24,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def info(store: StoreArgument, as_json: JsonFlag = False) -> None:
-    """What a store is: counts, shape, shards, rows per class, rejects, statistics, recipe."""
+    """Print facts about a store: counts, shape, shards, rows per class, rejects, statistics, recipe."""
     from decodeonce.store import open_store
 
     opened = open_store(store)
@@ -60,7 +69,7 @@ def info(store: StoreArgument, as_json: JsonFlag = False) -> None:
 
 
 def _unless_damaged(read: Callable[[Store], dict[str, Any]], store: Store) -> dict[str, Any] | None:
-    """What `read` returns; None, and a note on standard error, if the file that it reads is damaged."""
+    """Return what `read` returns; if the file that it reads is damaged, print a note and return None."""
     from decodeonce.errors import StoreError
 
     try:
@@ -71,7 +80,7 @@ def _unless_damaged(read: Callable[[Store], dict[str, Any]], store: Store) -> di
 
 
 def _rows_per_class(store: Store) -> dict[str, Any]:
-    """The smallest and the largest class, and the median of their rows; a staged part's classes are the store's."""
+    """Find the smallest and largest class and the median; for a staged part, those of the whole store."""
     import numpy as np
 
     counts = np.bincount(store.labels, minlength=len(store.classes))
@@ -93,7 +102,7 @@ def _per_class_text(found: dict[str, Any] | None) -> str:
 
 
 def _rejects(store: Store) -> dict[str, Any]:
-    """How often rejects.tsv has each action."""
+    """Count the lines of rejects.tsv by action."""
     from decodeonce.store.checks import check_file
     from decodeonce.store.table import read_rejects
 
@@ -104,14 +113,14 @@ def _rejects(store: Store) -> dict[str, Any]:
 def _rejects_text(found: dict[str, Any] | None) -> str:
     if found is None:
         return "unknown: rejects.tsv is damaged"
-    rejects, oddities = counted(found["rejected"], "reject"), counted(found["kept"], "oddity", "oddities")
-    return f"{rejects}, {found['left out']} left out, {oddities}"
+    images, unusual = counted(found["rejected"], "image"), counted(found["kept"], "unusual image")
+    return f"{images} skipped, {found['left out']} left out by --map, {unusual} kept"
 
 
 def status(
-    out: Annotated[Path, typer.Argument(help="A build, or a store.", metavar="OUT")], as_json: JsonFlag = False
+    out: Annotated[Path, typer.Argument(help="Build or store.", metavar="OUT")], as_json: JsonFlag = False
 ) -> None:
-    """How far a build is, from any node, while it runs; and its rejects so far."""
+    """Print the progress of a build, on any node, and its rejected images."""
     from decodeonce.prep.build.status import read_status
 
     status = read_status(out)
@@ -122,11 +131,11 @@ def status(
     for reject in status.rejects[:20]:
         say(f"  {reject}")
     if len(status.rejects) > 20:
-        say(f"  and {len(status.rejects) - 20} more; --json lists them all")
+        say(f"  and {len(status.rejects) - 20} more; --json lists all of them")
 
 
 def _status_facts(out: Path, status: Status) -> dict[str, Any]:
-    """What to print of a build or a store, and the command to run next."""
+    """Return the facts to print about a build or store, with the command to run next."""
     rejects = {"rejects": len(status.rejects)}
     if status.finished:
         return {"state": "finished", "rows": f"{status.rows:,}", **rejects, "next": f"prep info {quoted(str(out))}"}
@@ -134,31 +143,37 @@ def _status_facts(out: Path, status: Status) -> dict[str, Any]:
         "state": status.state,
         "rows_done": f"{status.rows_done:,} of {status.rows:,}",
         "blocks_done": f"{status.blocks_done:,} of {status.blocks:,}",
-        "tasks_begun": len(status.tasks),
+        "tasks_started": len(status.tasks),
         **rejects,
     }
     if status.state == "working":
         left = "unknown" if status.seconds_left is None else duration_text(status.seconds_left)
         return {**facts, "rows_per_s": round(status.rows_per_s), "time_left": left}
-    work, finish = f"prep work {quoted(str(out))}", f"prep finish {quoted(str(out))}"
-    again = f"the same command again, or {work} and then {finish}"
-    return {**facts, "next": {"decoded": finish, "planned": work}.get(status.state, again)}
+    from decodeonce.prep.build.max_bad import Allowance
+
+    # With too many rejects, `work` and `finish` fail unless --max-bad allows them.
+    too_many = len(status.rejects) > Allowance.parse(DEFAULT_MAX_BAD).allowed(status.rows)
+    flag = f" --max-bad {len(status.rejects)}" if too_many else ""
+    work, finish = f"prep work {quoted(str(out))}{flag}", f"prep finish {quoted(str(out))}{flag}"
+    again = f"the same command again{flag and f' with{flag}'}, or {work} and then {finish}"
+    advice = {"decoded": finish, "planned": work}.get(status.state, again)
+    return {**facts, "next": f"{advice}, if you accept these rejects" if too_many else advice}
 
 
 def _show_tasks(tasks: list[TaskStatus]) -> None:
-    """Print a line for each task that is not done, silent ones first."""
+    """Print a line for each task that is not done; silent tasks come first."""
     undone = sorted((task for task in tasks if task.state != "done"), key=lambda task: task.state)
     for task in undone[:40]:
         say(
             f"  task {task.task} of {task.tasks} on {task.host}: {task.state}, {task.blocks_done} of {task.blocks} "
-            f"blocks, {task.rows_per_s:.0f} rows/s, wrote {duration_text(task.seconds_quiet)} ago"
+            f"blocks, {task.rows_per_s:.0f} rows/s, last write {duration_text(task.seconds_quiet)} ago"
         )
     if len(undone) > 40:
-        say(f"  and {len(undone) - 40} more tasks; --json lists them all")
+        say(f"  and {len(undone) - 40} more tasks; --json lists all of them")
 
 
 def verify(store: StoreArgument, as_json: JsonFlag = False) -> None:
-    """Read all of a store and check it against what was written: exit code 0 whole, 1 damaged."""
+    """Read a whole store and compare it with its checksums. Exit code 0: intact; 1: damaged."""
     from decodeonce.cli.progress import count_bar
     from decodeonce.host import usable_cores
     from decodeonce.store import verify_store
@@ -171,7 +186,7 @@ def verify(store: StoreArgument, as_json: JsonFlag = False) -> None:
         names = ("ok", "rows", "bad_rows", "unknown_rows", "bad_files")
         print_json({name: getattr(report, name) for name in names})
     elif report.ok:
-        say(f"{store}: whole, {counted(report.rows, 'row')}")
+        say(f"{store}: {counted(report.rows, 'row')} intact")
     if report.ok:
         return
     for problem in report.problems:
@@ -191,21 +206,21 @@ def _lines(store: Store, selected: Selection) -> Iterator[tuple[int, bytes]]:
 
 
 def ls(store: StoreArgument, names: ClassOption = None, match: MatchOption = None, rows: RowsOption = None) -> None:
-    """List rows, as samples.tsv has them: row, label, class, source, width, height, box, digest.
+    """List rows with the columns of samples.tsv: row, label, class, source, width, height, box, digest.
 
-    A last column, description, follows if any class has one.
+    If any class has a description, it is a last column.
     """
     from decodeonce.store import open_store
 
     selected, opened = selection(names, match, rows), open_store(store)
-    lines = _described(opened, _lines(opened, selected))
-    shown = map(_shown, lines) if sys.stdout.isatty() else lines
+    lines = _with_descriptions(opened, _lines(opened, selected))
+    shown = map(_escaped, lines) if sys.stdout.isatty() else lines
     sys.stdout.buffer.writelines(shown)
     sys.stdout.buffer.flush()
 
 
-def _described(store: Store, lines: Iterator[tuple[int, bytes]]) -> Iterator[bytes]:
-    """The header of samples.tsv and the lines; with the description of each line's class if any class has one."""
+def _with_descriptions(store: Store, lines: Iterator[tuple[int, bytes]]) -> Iterator[bytes]:
+    """Yield the header of samples.tsv and the lines, with descriptions of classes if any class has one."""
     from decodeonce.store.table import escape, no_sample
 
     with open(store.paths.samples, "rb") as file:
@@ -223,27 +238,29 @@ def _described(store: Store, lines: Iterator[tuple[int, bytes]]) -> Iterator[byt
             raise no_sample(store.paths.samples, row) from None
 
 
-def _shown(line: bytes) -> bytes:
-    """The line for a terminal, which obeys some bytes that names may hold: with escapes for those."""
+def _escaped(line: bytes) -> bytes:
+    """Escape the bytes of a line that a terminal would act on; names may contain them."""
     fields = line.decode("utf-8", "surrogateescape").rstrip("\n").split("\t")
     return ("\t".join(map(printable, fields)) + "\n").encode("utf-8", "backslashreplace")
 
 
 def show(
     store: StoreArgument,
-    out: Annotated[Path, option("The PNG to write.", "FILE")] = Path("sheet.png"),
+    out: Annotated[Path, option("Write the PNG to FILE.", "FILE")] = Path("sheet.png"),
     names: ClassOption = None,
     match: MatchOption = None,
     rows: RowsOption = None,
-    count: Annotated[int | None, option("The first N selected rows. (default: 64)", "N", min=1, max=4096)] = None,
-    random: Annotated[int | None, option("N of the selected rows, drawn at random.", "N", min=1, max=4096)] = None,
-    seed: Annotated[int | None, option("Another draw for --random. (default: 0)", "N", min=0, max=2**63 - 1)] = None,
+    count: Annotated[int | None, option("Show the first N selected rows. (default: 64)", "N", min=1, max=4096)] = None,
+    random: Annotated[int | None, option("Show N of the selected rows, drawn at random.", "N", min=1, max=4096)] = None,
+    seed: Annotated[
+        int | None, option("Draw other rows with another seed, with --random. (default: 0)", "N", min=0, max=2**63 - 1)
+    ] = None,
 ) -> None:
-    """Write a contact sheet of selected rows as a PNG: each with its class and row, damaged ones in a red frame."""
+    """Write a PNG of selected rows, each with its class and row number. Damaged rows get a red frame."""
     if random is not None and count is not None:
-        raise typer.BadParameter("--count takes the first rows, --random draws among all; give one of them")
+        raise typer.BadParameter("--count and --random exclude each other; give only one of them")
     if seed is not None and random is None:
-        raise typer.BadParameter("--seed is for --random N")
+        raise typer.BadParameter("--seed requires --random N")
     from decodeonce.cli.rows import CheckedRows, damage_messages, draw_rows, shown_rows
     from decodeonce.cli.sheet import draw_sheet
     from decodeonce.cli.thumbnail import need_pillow
@@ -257,11 +274,12 @@ def show(
     found = (row for row, _ in _lines(opened, selected))
     chosen = draw_rows(found, random, seed or 0) if random else list(islice(found, count or 64))
     if not chosen:
-        listing = f"`prep ls {quoted(str(store))}`"
-        raise StoreError(f"{store}: no row here is selected; {listing} lists rows, classes and sources")
+        raise StoreError(
+            f"{store}: no row is selected; to list rows, classes and sources, run: prep ls {quoted(str(store))}"
+        )
     checked = CheckedRows(opened)
     shown = list(shown_rows(opened, chosen, checked))
     write_out(out, draw_sheet(shown))
-    say(f"{out}: {len(shown)} pictures of {store}")
-    for sentence in damage_messages(opened, [one.row for one in shown if one.damaged], checked.trouble):
+    say(f"{out}: {counted(len(shown), 'row')} of {store} shown")
+    for sentence in damage_messages(opened, [one.row for one in shown if one.damaged], checked.problem):
         say(f"prep: note: {sentence}", err=True)

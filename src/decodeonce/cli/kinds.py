@@ -1,7 +1,7 @@
-"""`prep build KIND` and `prep plan KIND`: a command for each kind of source, with the flags that apply to it.
+"""`prep build KIND` and `prep plan KIND`: one command per kind of source, with the flags of that kind.
 
-A kind's own flags are the keyword-only parameters of its opener (decodeonce/prep/sources/__init__.py). The flags that
-every kind has are the fields of `BuildOptions`.
+The flags of one kind are the keyword-only parameters of its opener (decodeonce/prep/sources/__init__.py). The flags of
+all kinds are the fields of `BuildOptions`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import typer
 
 from decodeonce.cli import parse
 from decodeonce.cli.command import Command, Group, LoggedCommand, make_command, new_app, parameters, with_options
-from decodeonce.cli.options import DryRun, MaxBad, Out, Size, Src, Workers, option
+from decodeonce.cli.options import DEFAULT_MAX_BAD, DryRun, MaxBad, Out, Size, Src, Workers, option
 from decodeonce.prep.recipe import BoxRules, Exif, Filter, Fit, OnBad, OnDamaged, Recipe, WithoutBox
 from decodeonce.prep.sources import KINDS, find_opener
 from decodeonce.store.layout import ContainerName
@@ -28,13 +28,17 @@ if TYPE_CHECKING:
     from decodeonce.prep.sources import Source
 
 OnBadOption = Annotated[
-    OnBad, option("What to do with an image that cannot be decoded. reject: list it; fail: stop at once.")
+    OnBad,
+    option(
+        "Choose what to do with an image that cannot be decoded. reject: skip it and list it in rejects.tsv; "
+        "fail: stop the build."
+    ),
 ]
 
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What the command line of a build asks for."""
+    """A build as the command line describes it."""
 
     source: Source
     out: Path
@@ -46,56 +50,88 @@ class BuildRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:
-    """The flags of a build that do not depend on the kind of source."""
+    """The flags of a build that all kinds of source share."""
 
     size: Size = "256"
     fit: Annotated[
-        Fit, option("How to reach the size. crop: as torchvision's Resize and CenterCrop; pad: add black borders.")
+        Fit,
+        option(
+            "Choose how images reach the size. crop: resize, then crop the center, like torchvision's Resize and "
+            "CenterCrop; stretch: change the aspect ratio; pad: resize to fit and add black borders."
+        ),
     ] = Recipe.fit
-    filter: Annotated[Filter, option("Filter for resizing.")] = Recipe.filter
-    container: Annotated[ContainerName, option("Format of the shards.", flag="--format")] = Recipe.container
-    shard_size: Annotated[str, option("Size of a shard, at least one block.", "BYTES")] = "32GiB"
-    shuffle_seed: Annotated[str | None, option("Seed for shuffling, or none. (default: 0; none for val)", "N")] = None
+    filter: Annotated[Filter, option("Choose the filter for resizing. bilinear is torchvision's default.")] = (
+        Recipe.filter
+    )
+    container: Annotated[
+        ContainerName,
+        option("Choose the file format of the shards. npy: NumPy arrays; hdf5: HDF5 files.", flag="--format"),
+    ] = Recipe.container
+    shard_size: Annotated[
+        str, option("Limit the size of a shard, such as 10GB or 500MiB. A shard holds at least one block.", "BYTES")
+    ] = "32GiB"
+    shuffle_seed: Annotated[
+        str | None,
+        option("Shuffle the rows with this seed; none keeps the source's order. (default: 0; none for val)", "N"),
+    ] = None
     workers: Workers = None
     on_bad: OnBadOption = "reject"
-    max_bad: MaxBad = "0.1%"
+    max_bad: MaxBad = DEFAULT_MAX_BAD
     exif: Annotated[
-        Exif, option("How to treat EXIF rotation. ignore: keep pixels as stored; apply: rotate them upright.")
+        Exif, option("Choose how to treat EXIF rotation. ignore: keep pixels as stored; apply: rotate them upright.")
     ] = Recipe.exif
     on_damaged: Annotated[
-        OnDamaged, option("What to do with a damaged image that decodes. keep: keep and list it; reject: leave it out.")
+        OnDamaged,
+        option(
+            "Choose what to do with a damaged image that can be decoded. keep: keep it and list it in rejects.tsv; "
+            "reject: skip it and list it."
+        ),
     ] = Recipe.on_damaged
     scaled_decode: Annotated[
-        bool, option("Let libjpeg-turbo scale large images: faster, other bytes.", flag="--scaled-decode")
+        bool,
+        option("Decode large JPEGs at 1/2, 1/4 or 1/8 size. This is faster; pixels differ.", flag="--scaled-decode"),
     ] = Recipe.scaled_decode
     classes: Annotated[
-        Path | None, option("Class names in label order, one per line. (default: sorted names)", "FILE")
+        Path | None,
+        option("Read the class names in label order from FILE, one per line. (default: sorted names)", "FILE"),
     ] = None
-    boxes: Annotated[Path | None, option("Folder of ILSVRC's XML files: every object becomes a row.", "DIR")] = None
-    box_margin: Annotated[float | None, option("Widen boxes by this share on each side. (default: 0)", "X")] = None
-    min_box: Annotated[int | None, option("Skip objects with a shorter side, in pixels. (default: 1)", "N")] = None
+    boxes: Annotated[
+        Path | None,
+        option("Read ILSVRC's XML annotations from DIR and make a row of every object. (default: whole images)", "DIR"),
+    ] = None
+    box_margin: Annotated[
+        float | None, option("Widen each box on every side by X times its width or height. (default: 0)", "X")
+    ] = None
+    min_box: Annotated[int | None, option("Skip objects with a side of less than N pixels. (default: 1)", "N")] = None
     without_box: Annotated[
         WithoutBox | None,
-        option("What to do with an image without a box. keep: keep it whole; skip: leave it out. (default: keep)"),
+        option("Choose what to do with an image without a box. keep: make a row of it; skip: omit it. (default: keep)"),
     ] = None
     keep_boxes: Annotated[
-        int | None, option("Keep whole images; store up to K boxes each, with classes.", "K", min=1)
+        int | None,
+        option("Make a row of each image instead of each object, and store up to K of its boxes.", "K", min=1),
     ] = None
-    map: Annotated[str | None, option("Call your function on each decoded image.", "PACKAGE.MODULE:FUNCTION")] = None
-    follow_links: Annotated[bool, option("Follow links that lead outside of SRC.", flag="--follow-links")] = False
+    map: Annotated[
+        str | None, option("Call your function on each decoded image, before resizing.", "PACKAGE.MODULE:FUNCTION")
+    ] = None
+    follow_links: Annotated[
+        bool,
+        option("Follow links that lead outside SRC. Without this, such images are rejected.", flag="--follow-links"),
+    ] = False
     dry_run: DryRun = False
     expect: Annotated[
-        int | None, option("Stop unless SRC lists N images, with rejects. (default: any)", "N", min=1)
+        int | None,
+        option("Fail unless SRC lists exactly N images, including rejected ones. (default: any number)", "N", min=1),
     ] = None
 
     def request(self, src: str, out: Path, opener: Callable[..., Source]) -> BuildRequest:
-        """Check every flag, then open SRC."""
+        """Check all flags, then open SRC."""
         from decodeonce.prep.build import Work
         from decodeonce.prep.sources import BoxedSource
         from decodeonce.prep.sources.folder import read_class_list
 
         if not src:
-            raise typer.BadParameter("SRC is empty; expected where the images are")
+            raise typer.BadParameter("SRC is empty; expected a path or a pattern")
         with parse.usage_errors():
             recipe = self._recipe()
             work = Work(workers=self.workers, max_bad=self.max_bad, on_bad=self.on_bad)
@@ -141,7 +177,7 @@ def kinds_app(
     help_text: str,
     cls: type[Command] = LoggedCommand,
 ) -> typer.Typer:
-    """A group with a command for each kind of source, made when it is needed. Each opens SRC and calls `run`."""
+    """Return a group with a command for each kind of source, created on first use, that opens SRC and calls `run`."""
 
     class Kinds(Group):
         member = "kind"
@@ -168,6 +204,6 @@ def _kind_command(
 
 
 def _flag(parameter: Parameter) -> Parameter:
-    """The flag of a parameter that is `Annotated[type, "help text"]`, or `Annotated[type, "help text", "METAVAR"]`."""
+    """Return the flag of a parameter annotated as `Annotated[type, "help text"]` or with a "METAVAR" after the text."""
     kind, *texts = get_args(parameter.annotation)
     return parameter.replace(annotation=Annotated[kind, option(*texts)])

@@ -1,4 +1,4 @@
-"""`--log FILE`: what a command does, a JSON object a line, for who watches many jobs at once."""
+"""`--log FILE`: append the events of a command as JSON lines, for programs that watch many jobs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any
 from decodeonce.cli import EXIT_STOPPED, program, write_error
 
 PROGRESS_SECONDS = 30.0
-BEGINNING = b'{"'  # of each line
-OUTCOMES = {0: "finished", EXIT_STOPPED: "stopped"}  # all else is "failed"
+LINE_START = b'{"'  # of each line
+OUTCOMES = {0: "finished", EXIT_STOPPED: "stopped"}  # other exit codes mean "failed"
 
 
 class JsonLog:
-    """Appends events to a file, each in one write; where that fails it says so once, and the command goes on."""
+    """Append events to a file, each in one write. If a write fails, a warning is printed once and logging ends."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -36,7 +36,7 @@ class JsonLog:
             self._give_up(error)
 
     def write(self, event: str, **facts: Any) -> None:
-        """Append a line."""
+        """Append an event."""
         from decodeonce.store import disk
 
         if self._fd is None:
@@ -50,23 +50,23 @@ class JsonLog:
             self._give_up(error)
 
     def message(self, text: str) -> None:
-        """Append what a person was told, after how far it was then."""
+        """Append the pending progress and a printed message."""
         self._flush()
         self._last_message = text
         self.write("message", message=text)
 
     def progress(self, facts: Mapping[str, Any]) -> None:
-        """Append how far it is, every 30 s; of those in between the last is kept for the end."""
+        """Append progress every 30 s, and keep the latest for the end."""
         self._pending = facts
         if time.monotonic() - self._written_at >= PROGRESS_SECONDS:
             self._flush()
 
     def end(self, code: int, message: str) -> None:
-        """Append the last progress and the outcome; nothing is written after it."""
+        """Append the last progress and the outcome, then close the log."""
         self._flush()
         seconds = round(time.monotonic() - self._started, 3)
-        told = message or self._last_message
-        self.write(OUTCOMES.get(code, "failed"), exit_code=code, message=told, seconds=seconds)
+        outcome = OUTCOMES.get(code, "failed")
+        self.write(outcome, exit_code=code, message=message or self._last_message, seconds=seconds)
         self._fd = None
 
     def _flush(self) -> None:
@@ -77,44 +77,44 @@ class JsonLog:
 
     def _give_up(self, error: OSError) -> None:
         self._fd = None
-        write_error(f"prep: --log {self._path}: {error.strerror or error}; going on without it")
+        write_error(f"prep: --log {self._path}: {error.strerror or error}; continuing without a log")
 
 
 _log: JsonLog | None = None
 
 
 def begin(path: str) -> None:
-    """Log this command from now on, in `path`; in a folder (`path` ends in a slash, or is one) in a file of its own."""
+    """Start the log of this command in `path`. If `path` is a folder or ends in a slash, use a new file in it."""
     from decodeonce import __version__
     from decodeonce.launch import find_rank, find_task
 
     global _log
     _log = JsonLog(path)
     command = [program(), *sys.argv[1:]]
-    launcher, task = _described(find_rank), _described(find_task)
+    launcher, task = _found_or_error(find_rank), _found_or_error(find_task)
     _log.write("start", version=__version__, command=command, launcher=launcher, task=task)
 
 
 def message(text: str) -> None:
-    """Log what a person is told; nothing without --log, as with all of these."""
+    """Log a printed message. This and the next two functions do nothing without --log."""
     if _log is not None:
         _log.message(text)
 
 
 def progress(facts: Mapping[str, Any]) -> None:
-    """Log how far the command is: rows, total_rows, rows_per_s, bytes_per_s, rejects, seconds_left."""
+    """Log progress: rows, total_rows, rows_per_s, bytes_per_s, rejects, seconds_left."""
     if _log is not None:
         _log.progress(facts)
 
 
 def end(code: int, message: str) -> None:
-    """Log the outcome; without a message it is the last that was told. From a signal's handler, too."""
+    """Log the outcome, with `message` or the last printed message. Signal handlers call this, too."""
     if _log is not None:
         _log.end(code, message)
 
 
 def _open(path: str) -> int:
-    """A descriptor that appends to the file, or to this process's own in the folder, beginning on a line of its own."""
+    """Open the log file, or this process's own file in a folder, for appending at the start of a line."""
     from decodeonce.store import disk
     from decodeonce.store.durable import make_folder
 
@@ -123,19 +123,19 @@ def _open(path: str) -> int:
         make_folder(file)
     if file.is_dir():
         file = file / f"{platform.node()}-{os.getpid()}.jsonl"
-    # Nor is a pipe that nobody empties waited for.
+    # O_NONBLOCK: do not wait for the reader of a pipe.
     fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, disk.FILE_MODE)
     size = os.fstat(fd).st_size
-    if size and not BEGINNING.startswith(disk.pread(fd, len(BEGINNING), 0)):
+    if size and not LINE_START.startswith(disk.pread(fd, len(LINE_START), 0)):
         os.close(fd)
-        raise OSError(None, "holds something else than JSON lines, and is left as it is")
-    if size and disk.pread(fd, 1, size - 1) != b"\n":  # as a full disk leaves it
+        raise OSError(None, "contains something other than JSON lines and was not changed")
+    if size and disk.pread(fd, 1, size - 1) != b"\n":  # a full disk left an incomplete line
         disk.write(fd, b"\n")
     return fd
 
 
-def _described(find: Callable[[], object]) -> str | None:
-    """What a function finds, or why it finds nothing."""
+def _found_or_error(find: Callable[[], object]) -> str | None:
+    """Return what a function finds, or its error message."""
     try:
         found = find()
     except ValueError as error:

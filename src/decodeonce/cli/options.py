@@ -15,30 +15,45 @@ if TYPE_CHECKING:
 
 
 def option(help_text: str, metavar: str | None = None, *, flag: str = "", **others: Any) -> Any:
-    """An option of Typer. Its flag is the parameter's name unless `flag` is given; a bool needs it, or gets --no-X."""
+    """Return a Typer option named `flag`, or like its parameter. A bool without `flag` would also get --no-X."""
     return typer.Option(*filter(None, [flag]), help=help_text, metavar=metavar, **others)
 
 
-Src = Annotated[str, typer.Argument(metavar="SRC", help="Where the images are.")]
-Out = Annotated[Path, typer.Argument(metavar="OUT", help="The store to make, or to resume.")]
-StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="A finished store.")]
+Src = Annotated[
+    str, typer.Argument(metavar="SRC", help="Source of the images: a folder, a file or a pattern, depending on KIND.")
+]
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="Store to create, or to resume if its build was stopped.")]
+StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="Finished store.")]
 
-Size = Annotated[str, option("Height and width of a row in pixels: 256, or HxW.", "SIZE")]
-Workers = Annotated[int | None, option("Number of worker processes. (default: usable cores)", "N", min=1)]
-MaxBad = Annotated[str, option("Fail when more images are rejected: a share (0.1%) or a number (25).", "SHARE")]
-DryRun = Annotated[bool, option("Show what would be made; write nothing.", flag="--dry-run")]
-JsonFlag = Annotated[bool, option("Print one JSON object.", flag="--json")]
+Size = Annotated[str, option("Set the height and width of a row in pixels: 256, or HxW such as 192x256.", "SIZE")]
+Workers = Annotated[int | None, option("Run N worker processes. (default: usable cores)", "N", min=1)]
+DEFAULT_MAX_BAD = "0.1%"
+MaxBad = Annotated[
+    str, option("Fail if more images than this are rejected: a share such as 0.1%, or a number such as 25.", "SHARE")
+]
+DryRun = Annotated[bool, option("Print what would be written, and write nothing.", flag="--dry-run")]
+JsonFlag = Annotated[bool, option("Print one JSON object instead of text.", flag="--json")]
 
 ClassOption = Annotated[
     list[str] | None,
-    option("Only rows of this class; repeatable.", "NAME", flag="--class", autocompletion=class_names),
+    option(
+        "Select rows of this class. Repeat the flag for more classes. (default: all)",
+        "NAME",
+        flag="--class",
+        autocompletion=class_names,
+    ),
 ]
-MatchOption = Annotated[str | None, option("Only rows whose source matches, for example 'train/n01440764/*'.", "GLOB")]
-RowsOption = Annotated[str | None, option("Only rows of this range, as a Python slice: 0:1000, or -500:", "A:B")]
+MatchOption = Annotated[
+    str | None,
+    option("Select rows whose source matches a pattern such as 'train/n01440764/*'. (default: all)", "GLOB"),
+]
+RowsOption = Annotated[
+    str | None, option("Select rows by a Python slice such as 0:1000 or -500:. (default: all)", "A:B")
+]
 
 
 def selection(names: list[str] | None, match: str | None, rows: str | None) -> Selection:
-    """What --class, --match and --rows select."""
+    """Return the selection of --class, --match and --rows."""
     from decodeonce.store.select import Selection, row_range
 
     with parse.usage_errors():

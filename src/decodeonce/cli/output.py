@@ -1,6 +1,6 @@
-"""What every looking command prints: a table for people, or one JSON object.
+"""Print messages, tables and JSON.
 
-Under `--quiet`, which a command has by `cls=LoggedCommand` (cli/command.py), `say` is silent and `give` is not.
+With `--quiet`, which `LoggedCommand` adds to a command, `say` prints nothing but errors; `print_json` still prints.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _quiet = False
 
 @contextmanager
 def quiet_if(*, quiet: bool) -> Iterator[None]:
-    """A command's time, in which `say` and bars are silent if that was asked for."""
+    """Silence `say` and progress bars inside the block if `quiet`."""
     global _quiet
     before, _quiet = _quiet, quiet
     try:
@@ -30,34 +30,34 @@ def quiet_if(*, quiet: bool) -> Iterator[None]:
 
 
 def is_quiet() -> bool:
-    """Whether nothing is to be told but errors."""
+    """Whether --quiet is in effect."""
     return _quiet
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print a line, with names in it whatever they hold; errors (`err`) under --quiet, too."""
+    """Print a line, escaped for terminals, and log it. Errors (`err`) are printed with --quiet, too."""
     log.message(text)
     if err or not _quiet:
         typer.echo(printable(text), err=err)
 
 
 def say_marked(mark: str, colour: str, text: str) -> None:
-    """Print a line behind a word in colour, which is left away where NO_COLOR, TERM=dumb or no terminal asks for it."""
+    """Print a line that starts with `mark`, coloured if the output is a terminal that wants colours."""
     typer.echo(f"{typer.style(f'{mark:<4}', fg=colour)}  {printable(text)}")
 
 
 def colour_wanted() -> bool | None:
-    """False where the environment wants no escape codes (no-color.org), else None: only on a terminal."""
+    """Return False if NO_COLOR (no-color.org) or TERM=dumb is set, otherwise None: colours only on a terminal."""
     return False if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else None
 
 
 def print_json(data: Mapping[str, Any]) -> None:
-    """Print what --json asks for, under --quiet, too."""
+    """Print one JSON object, with --quiet, too."""
     typer.echo(json.dumps(data))
 
 
 def show_facts(facts: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print the facts, a line each or as JSON."""
+    """Print the facts, one per line or as JSON."""
     if as_json:
         print_json(facts)
         return

@@ -1,6 +1,6 @@
-"""Progress on standard error: a tqdm bar on a terminal, a line every 15 s elsewhere.
+"""Progress on standard error: a tqdm bar on a terminal, otherwise a line every 15 s.
 
-With --log it goes there, too; with --quiet nowhere else.
+--log also records the progress. --quiet prints none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOG_SECONDS = 15.0
 
 
 class CountBar:
-    """A tqdm bar that counts `unit`s; a line every 15 s if standard error is no terminal. A context manager."""
+    """A tqdm bar that counts `unit`s, or a line every 15 s if standard error is not a terminal. A context manager."""
 
     def __init__(self, unit: str, total: int | None) -> None:
         self._bar = _bar(unit, total)
@@ -40,7 +40,7 @@ class CountBar:
         self._bar.close()
 
     def update(self, count: int = 1) -> None:
-        """Count so many more; from any thread."""
+        """Add `count`; may be called from any thread."""
         with self._lock:
             self._count += count
             self._bar.update(count)
@@ -52,22 +52,22 @@ class CountBar:
 
 
 def count_bar(unit: str, total: int | None = None) -> CountBar:
-    """A bar that counts `unit`s, of `total` where that is known."""
+    """Return a bar that counts `unit`s, of `total` if that is known."""
     return CountBar(unit, total)
 
 
 @contextmanager
 def build_progress() -> Iterator[Callable[[Progress], None]]:
-    """A callback for `work`: images/s, MB/s of the store, rejects and the time left."""
-    meter, lines, begun = _Meter(), _Lines(), False
-    with _bar("pictures", None) as bar:
+    """Yield a callback for `work` that shows images/s, MB/s written, rejects and the time left."""
+    meter, lines, started = _Meter(), _Lines(), False
+    with _bar("images", None) as bar:
 
         def update(progress: Progress) -> None:
-            nonlocal begun
-            if not begun and (done := progress.rows - progress.new_rows):
+            nonlocal started
+            if not started and (done := progress.rows - progress.new_rows):
                 with bar.external_write_mode(sys.stdout):
                     say(f"resuming: {done:,} of {progress.total_rows:,} rows are already done")
-            begun = True
+            started = True
             facts = meter.facts(progress.rows, progress.total_rows, progress.new_rows, progress.bytes, progress.rejects)
             log.progress(facts)
             if not bar.disable:
@@ -81,13 +81,13 @@ def build_progress() -> Iterator[Callable[[Progress], None]]:
 def _bar(unit: str, total: int | None) -> Any:
     from tqdm import tqdm
 
-    tqdm.monitor_interval = 0  # no thread of its own
+    tqdm.monitor_interval = 0  # start no monitor thread
     silent = is_quiet() or not sys.stderr.isatty()
     return tqdm(total=total, unit=f" {unit}", dynamic_ncols=True, file=sys.stderr, disable=silent)
 
 
 class _Lines:
-    """Lines on standard error, one every LOG_SECONDS at most, none with --quiet."""
+    """Print lines on standard error, at most one every LOG_SECONDS and none with --quiet."""
 
     def __init__(self) -> None:
         self._printed = time.monotonic()
@@ -99,7 +99,7 @@ class _Lines:
 
 
 class _Meter:
-    """Rates since it was made."""
+    """Rates since the meter was created."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
@@ -107,7 +107,7 @@ class _Meter:
     def facts(
         self, rows: int, total: int | None, new_rows: int, nbytes: int | None = None, rejects: int | None = None
     ) -> dict[str, float | None]:
-        """How far it is, as the log has it; None is not known."""
+        """Return progress as the log records it; None means unknown."""
         seconds = max(time.monotonic() - self._started, 1e-3)
         rate = new_rows / seconds
         return {
@@ -123,15 +123,15 @@ class _Meter:
 def _move(bar: Any, progress: Progress, facts: dict[str, float | None]) -> None:
     if bar.total is None:
         bar.reset(total=progress.total_rows)
-        bar.n = bar.initial = progress.rows - progress.new_rows  # an earlier run's rows are no part of the rate
+        bar.n = bar.initial = progress.rows - progress.new_rows  # rows of an earlier run do not count for the rate
     bar.set_postfix_str(_rate_and_rejects(progress, facts), refresh=False)
     bar.update(progress.rows - bar.n)
 
 
 def _line(progress: Progress, facts: dict[str, float | None]) -> str:
-    left = "nothing done yet" if facts["seconds_left"] is None else f"{facts['seconds_left']:.0f} s left"
-    speed = f"{facts['rows_per_s']:.0f} pictures/s"
-    return f"{progress.rows}/{progress.total_rows} pictures, {speed}, {_rate_and_rejects(progress, facts)}, {left}"
+    left = "no rows done yet" if facts["seconds_left"] is None else f"{facts['seconds_left']:.0f} s left"
+    speed = f"{facts['rows_per_s']:.0f} images/s"
+    return f"{progress.rows}/{progress.total_rows} images, {speed}, {_rate_and_rejects(progress, facts)}, {left}"
 
 
 def _rate_and_rejects(progress: Progress, facts: dict[str, float | None]) -> str:

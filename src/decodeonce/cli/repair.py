@@ -14,21 +14,26 @@ if TYPE_CHECKING:
 
 FromOption = Annotated[
     str | None,
-    option("What the store was built from, as for `prep build`, or another store with its rows.", "SRC", flag="--from"),
+    option(
+        "Read images from SRC: the source of the build, as for `prep build`, or another store with these rows.",
+        "SRC",
+        flag="--from",
+    ),
 ]
 
 
 def repair(store: StoreArgument, source: FromOption = None) -> None:
-    """Make again, to the same bytes, what `prep verify` finds bad: exit code 0 whole now, 1 not all of it.
+    """Repair the damage that `prep verify` finds, and restore the same bytes.
 
-    Run it again after a kill. It tells what it cannot repair, and what to do then.
+    Exit code 0: the store is intact. Exit code 1: some damage is left; a line for each says what to do. Run the same
+    command again to resume.
     """
     from decodeonce.cli.progress import count_bar
     from decodeonce.prep.repair.repair import repair_store
 
     with count_bar("rows") as bar:
         done = repair_store(store, source, progress=bar.update)
-    if done.rows:  # else it is no store, or nothing of it is known
+    if done.rows:  # otherwise it is not a store, or its manifest cannot be read
         say(f"{store}: {_outcome(done)}")
     for sentence in done.unrepaired:
         say(f"prep: error: {sentence}", err=True)
@@ -41,6 +46,6 @@ def _outcome(done: Repair) -> str:
 
     repaired = ", ".join([*([counted(done.repaired_rows, "row")] if done.repaired_rows else []), *done.repaired_files])
     if not done.ok:
-        return f"repaired {repaired or 'nothing'}; not whole"
-    whole = f"whole, {counted(done.rows, 'row')}"
-    return f"repaired {repaired}; {whole}" if repaired else f"{whole}; nothing to repair"
+        return f"repaired {repaired or 'nothing'}; still damaged"
+    intact = f"{counted(done.rows, 'row')} intact"
+    return f"repaired {repaired}; {intact}" if repaired else f"{intact}; nothing to repair"

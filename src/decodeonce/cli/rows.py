@@ -1,4 +1,4 @@
-"""Rows to be looked at: which of a store's are meant, and each with whether it is what was written."""
+"""Read, check and draw single rows for `prep show` and `prep report`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Pixels = NDArray[np.uint8]
-TOLD = 20  # runs of damaged rows; `prep verify --json` names them all
+MOST_RANGES = 20  # of damaged rows that a message names; `prep verify --json` names all of them
 
 
 def draw_rows(rows: Iterable[int], count: int, seed: int) -> list[int]:
-    """`count` of the rows, drawn without repeats, in their order: the same for a seed on every machine, for ever."""
+    """Draw `count` rows at random, without repeats; return them sorted. A seed always gives the same rows."""
     numbers = np.fromiter(rows, np.uint64)
     start = mix((np.array([seed], np.uint64) + np.uint64(1)) * np.uint64(GOLDEN))  # mix(0) is 0
     keys = mix(numbers ^ start)  # a bijection: no two are equal
@@ -36,38 +36,38 @@ def draw_rows(rows: Iterable[int], count: int, seed: int) -> list[int]:
 
 
 def evenly_spaced(rows: range, count: int) -> list[int]:
-    """`count` of the rows, or all where there are no more, as far from each other as they can be."""
+    """Return `count` evenly spaced rows, or all rows if there are fewer."""
     count = min(count, len(rows))
     return [rows[index * len(rows) // count] for index in range(count)]
 
 
 class CheckedRows:
-    """Reads rows one by one and checks each; `trouble` says why none can be checked, "" where all can.
+    """Read and check single rows. `problem` says why no row can be checked; it is "" if all can.
 
-    Rows are read, not mapped: what a disk cannot read is a damaged row, and not the end of this process.
+    Rows are not memory-mapped: a row that the disk cannot read counts as damaged, and does not kill this process.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.trouble = ""
+        self.problem = ""
         try:
             check_file(store.paths.checksums, store.manifest.files[store.paths.checksums.name])
             self._checksums = store.checksums
         except (FileNotFoundError, StoreError) as error:
-            self.trouble = str(error)
+            self.problem = str(error)
 
     def read(self, row: int) -> tuple[Pixels | None, bool]:
-        """(H, W, C) of a row, None where it cannot be read; and whether it is damaged, as far as that is known."""
+        """Return the (H, W, C) pixels of a row, or None if it cannot be read, and whether it is known to be damaged."""
         manifest = self._store.manifest
         [data] = read_rows(self._store, range(row, row + 1))
         if data is None:
             return None, True
-        damaged = not self.trouble and row_checksum(data) != int(self._checksums[row])
+        damaged = not self.problem and row_checksum(data) != int(self._checksums[row])
         return np.frombuffer(data, np.uint8).reshape(manifest.shape), damaged
 
 
 def shown_rows(store: Store, rows: Iterable[int], checked: CheckedRows) -> Iterator[ShownRow]:
-    """Each row as it is shown; StoreError where the labels, by which classes are known, or its boxes are damaged."""
+    """Yield each row as a thumbnail with its class. Raises StoreError if the labels or boxes are damaged."""
     boxes = KeptBoxes(store)
     for row in rows:
         pixels, damaged = checked.read(row)
@@ -75,21 +75,22 @@ def shown_rows(store: Store, rows: Iterable[int], checked: CheckedRows) -> Itera
 
 
 def row_thumbnail(pixels: Pixels | None, boxes: Sequence[NamedBox]) -> Image | None:
-    """A row as a small picture with its boxes; None if it cannot be read."""
+    """Return a row as a small image with its boxes, or None if it cannot be read."""
     if pixels is None:
         return None
-    picture = thumbnail(pixels)
-    draw_boxes(picture, boxes, pixels.shape)
-    return picture
+    image = thumbnail(pixels)
+    draw_boxes(image, boxes, pixels.shape)
+    return image
 
 
-def damage_messages(store: Store, damaged: list[int], trouble: str) -> Iterator[str]:
-    """A sentence with the next step where rows are damaged, or cannot be checked."""
-    if trouble:
-        yield f"{trouble}; until then no row can be checked"
+def damage_messages(store: Store, damaged: list[int], problem: str) -> Iterator[str]:
+    """Yield a message with the next step if rows are damaged or cannot be checked."""
+    if problem:
+        yield f"{problem}; until then, no row can be checked"
     if damaged:
-        told = ", ".join(rows_text(range(first, last + 1)) for first, last in row_ranges(damaged)[:TOLD])
-        more = len(row_ranges(damaged)) - TOLD
-        told += f" and {counted(more, 'more run', 'more runs')} of rows" if more > 0 else ""
-        what = f"{told} {'is' if len(damaged) == 1 else 'are'} not what was written"
+        ranges = row_ranges(damaged)
+        rows = ", ".join(rows_text(range(first, last + 1)) for first, last in ranges[:MOST_RANGES])
+        more = len(ranges) - MOST_RANGES
+        rows += f" and {counted(more, 'more range')} of rows" if more > 0 else ""
+        what = f"{rows} {'is' if len(damaged) == 1 else 'are'} damaged"
         yield f"{store.paths.root}: {what}; {repair_advice(store.paths.manifest)}"

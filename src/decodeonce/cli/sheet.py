@@ -1,4 +1,4 @@
-"""A contact sheet: rows of a store side by side in one PNG, with their classes under them."""
+"""A PNG with a grid of rows of a store, each with its class below it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 GAP = 8
 COLUMNS = 8
 FONT_SIZE = 11
-LINE = 15  # pixels from a line of text to the next
+LINE = 15  # height of a line of text in pixels
 PAPER, INK, FAINT, RED = "#ffffff", "#1b1f24", "#59636e", "#c01c28"
 
 
 def draw_sheet(shown: Sequence[ShownRow]) -> bytes:
-    """A PNG of these rows: eight in a line, more where they are many, each in a cell as wide as 128 pixels."""
+    """Return a PNG of these rows: at least eight per line, each in a cell 128 pixels wide."""
     from PIL import Image, ImageDraw
 
     captions = [one.lines() for one in shown]
@@ -35,7 +35,7 @@ def draw_sheet(shown: Sequence[ShownRow]) -> bytes:
     for index, (one, caption) in enumerate(zip(shown, captions, strict=True)):
         line, column = divmod(index, columns)
         left, top = GAP + column * (cell[0] + GAP), GAP + line * (cell[1] + GAP)
-        _draw_picture(sheet, draw, one, left, top, high)
+        _draw_image(sheet, draw, one, left, top, high)
         for number, text in enumerate(caption):
             last = number == len(caption) - 1
             colour = RED if one.damaged and last else FAINT if last else INK
@@ -46,8 +46,8 @@ def draw_sheet(shown: Sequence[ShownRow]) -> bytes:
     return encoded.getvalue()
 
 
-def _draw_picture(sheet: Image, draw: Any, one: ShownRow, left: int, top: int, high: int) -> None:
-    """The picture above its words; a frame around one that is damaged."""
+def _draw_image(sheet: Image, draw: Any, one: ShownRow, left: int, top: int, high: int) -> None:
+    """Draw the image above its caption, with a frame if the row is damaged."""
     width, height = one.image.size if one.image else (SIDE, high)
     y = top + high - height
     if one.image is not None:
@@ -57,21 +57,21 @@ def _draw_picture(sheet: Image, draw: Any, one: ShownRow, left: int, top: int, h
 
 
 def default_font() -> Any:
-    """Pillow's own font of 11 pixels; where it is built without FreeType, its only one."""
+    """Return Pillow's own font at 11 pixels, or its only bitmap font if it was built without FreeType."""
     from PIL import ImageFont, features
 
     return ImageFont.load_default(FONT_SIZE if features.check("freetype2") else None)
 
 
 class SheetFont:
-    """Texts as a font can draw them; Pillow's own has little more than the letters of English."""
+    """Fit texts to what a font can draw; Pillow's own font has few characters besides ASCII."""
 
     def __init__(self, font: Any) -> None:
         self.font = font
 
     @cached_property
     def _unknown(self) -> bytes | None:
-        """What the font draws for a character that it has not; None for a font without FreeType, which refuses."""
+        """What the font draws for a missing character; None without FreeType, where drawing it raises an error."""
         from PIL import ImageFont
 
         return bytes(self.font.getmask("\uffff")) if isinstance(self.font, ImageFont.FreeTypeFont) else None
@@ -83,14 +83,14 @@ class SheetFont:
             return False
 
     def _drawable(self, character: str) -> str:
-        """The character, or its letter without accents, or an escape: what the font has."""
+        """Return the character, or its letter without accents, or an escape, whichever the font has."""
         if character.isascii() or self._has(character):
             return character
         plain = "".join(c for c in unicodedata.normalize("NFKD", character) if c.isascii())
         return plain or character.encode("unicode_escape").decode()
 
     def fitted(self, text: str, width: int) -> str:
-        """The text in characters that can be drawn, cut with an ellipsis to so many pixels."""
+        """Return the text in drawable characters, cut with an ellipsis to `width` pixels."""
         drawable = "".join(map(self._drawable, text[:width]))
         if self.font.getlength(drawable) <= width:
             return drawable

@@ -1,4 +1,4 @@
-"""`prep stage`: a node's rows of a store to its own disk or memory."""
+"""`prep stage`: copy a node's rows of a store to its own disk or memory."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ from decodeonce.cli.options import option
 from decodeonce.cli.output import say
 from decodeonce.formatting import quoted, size_text
 
-Dest = Annotated[Path, typer.Argument(help="A new folder on the node's own disk, or in /dev/shm.", metavar="DEST")]
+Dest = Annotated[Path, typer.Argument(help="New folder on the node's own disk or in /dev/shm.", metavar="DEST")]
 
 
 def stage(
-    store: Annotated[Path, typer.Argument(help="A finished store.", metavar="STORE")],
+    store: Annotated[Path, typer.Argument(help="Finished store.", metavar="STORE")],
     dest: Dest,
-    rank: Annotated[int | None, option("Stage this rank's rows.", "R")] = None,
-    world_size: Annotated[int | None, option("How many ranks share the store.", "N")] = None,
-    node_rank: Annotated[int | None, option("Stage this node's rows: those of all its ranks.", "K")] = None,
-    node_count: Annotated[int | None, option("How many nodes share the store.", "N")] = None,
-    threads: Annotated[int | None, option("Threads that copy. (default: 8)", "N", min=1)] = None,
+    rank: Annotated[int | None, option("Stage the rows of rank R. (default: from the launcher)", "R")] = None,
+    world_size: Annotated[
+        int | None, option("Divide the store among N ranks. (default: from the launcher)", "N")
+    ] = None,
+    node_rank: Annotated[int | None, option("Stage the rows of all ranks of node K, instead of --rank.", "K")] = None,
+    node_count: Annotated[int | None, option("Divide the store among N nodes, instead of --world-size.", "N")] = None,
+    threads: Annotated[int | None, option("Copy with N threads. (default: 8)", "N", min=1)] = None,
 ) -> None:
-    """Copy a node's rows of a store to DEST, for a Loader with partition="range"; run it again after a kill.
+    """Copy a node's rows of a store to DEST, for a Loader with partition="range".
 
-    Node K of N gets what ranks K*g .. K*g+g-1 of N*g take. Without numbers, the launcher's are taken: under
-    `srun --ntasks-per-node=1`, or mpiexec with one process a node, each node stages its own.
+    With g ranks per node, node K of N gets the rows of ranks K*g to K*g+g-1 of N*g. Without flags, the numbers come
+    from the launcher: start one process per node, with `srun --ntasks-per-node=1` or mpiexec. Run the same command
+    again to resume.
     """
     part, parts, who = _share(rank, world_size, node_rank, node_count)
     from decodeonce.cli.progress import count_bar
@@ -37,16 +40,18 @@ def stage(
 
     opened = open_store(store)
     rows = part_rows(len(opened), part, parts)
-    say(f"{dest}: {rows_text(rows)} of the {len(opened)} of {store}, for {who}")
+    say(f"{dest}: staging {rows_text(rows)} of the {len(opened)} rows of {store}, for {who}")
     started = time.monotonic()
     with count_bar("rows", total=len(rows)) as bar:
         staged = stage_store(opened, dest, rows=rows, threads=threads or THREADS, progress=bar.update)
     seconds = max(time.monotonic() - started, 1e-3)
-    if staged.finished:  # every job begins with this, so no row was read
+    if staged.finished:  # jobs start with this command, so it does not read the rows again
         verify = f"prep verify {quoted(str(dest))}"
-        return say(f"{dest}: is there already, by its files' names, sizes and heads; {verify} reads its rows")
+        return say(
+            f"{dest}: already staged: names, sizes and headers of its files match; to check its rows, run: {verify}"
+        )
     size = staged.copied * opened.manifest.row_bytes
-    there = f"{len(rows) - staged.copied} of {len(rows)} rows were there already"
+    there = f"{len(rows) - staged.copied} of {len(rows)} rows were already there"
     speed = f"{size_text(round(size / seconds))}/s"
     say(f"{dest}: done, {size_text(size)} copied in {seconds:.1f} s ({speed}); {there}")
 
@@ -54,17 +59,17 @@ def stage(
 def _share(
     rank: int | None, world_size: int | None, node_rank: int | None, node_count: int | None
 ) -> tuple[int, int, str]:
-    """Which part of how many is asked for, and by whom; a usage error where that makes no sense."""
+    """Return (part, number of parts, description), from the flags or the launcher."""
     from decodeonce.launch import check_rank, find_rank
 
     pairs = (("--rank", rank, "--world-size", world_size), ("--node-rank", node_rank, "--node-count", node_count))
     given = [pair for pair in pairs if pair[1] is not None or pair[3] is not None]
     if len(given) == 2:
-        raise typer.BadParameter("--rank and --node-rank were both given; give one of them")
+        raise typer.BadParameter("give --rank and --world-size, or --node-rank and --node-count, but not both pairs")
     try:
         for name, number, size_name, size in given:
             if number is None or size is None:
-                raise ValueError(f"{name} and {size_name} go together; give both, or neither")
+                raise ValueError(f"{name} and {size_name} must be given together")
             check_rank(number, size, name, size_name)
             return number, size, f"{name[2:].removesuffix('-rank')} {number} of {size}"
         found = find_rank()

@@ -1,4 +1,4 @@
-"""`prep submit slurm` and `prep submit pbs`: a build as a chain of jobs."""
+"""`prep submit slurm` and `prep submit pbs`: write a build as a chain of jobs."""
 
 from __future__ import annotations
 
@@ -25,55 +25,76 @@ if TYPE_CHECKING:
     from decodeonce.prep.jobs import Chain, Site
 
 EXAMPLE = "prep submit {} build imagenet SRC OUT --tasks 16 --cpus 32 --time 4:00:00"
-Words = Annotated[
+BuildCommand = Annotated[
     list[str],
-    typer.Argument(metavar="build KIND SRC OUT [FLAGS]", help="A whole `prep build` command, with any of its flags."),
+    typer.Argument(metavar="build KIND SRC OUT [FLAGS]", help="A `prep build` command with any of its flags."),
 ]
 
-app = new_app(cls=Group, help="Write the jobs of a build for a batch system, as a chain: plan, an array, finish.")
+app = new_app(cls=Group, help="Write the job scripts of a build for a batch system: plan, an array of tasks, finish.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
     """The flags of `prep submit`, the same for every batch system."""
 
-    tasks: Annotated[int, option("Elements of the array.", "N", min=1)]
-    rounds: Annotated[int, option("How often to send the array; finished blocks are skipped.", "N", min=1)] = 1
-    account: Annotated[str | None, option("Project to charge.", "NAME")] = None
+    tasks: Annotated[int, option("Run the build as an array of N elements.", "N", min=1)]
+    rounds: Annotated[int, option("Submit the array N times; each round resumes the previous one.", "N", min=1)] = 1
+    account: Annotated[str | None, option("Charge this project. (default: that of the site)", "NAME")] = None
     queue: Annotated[
-        str | None, typer.Option("--queue", "--partition", metavar="NAME", help="Queue, partition, or QOS.")
+        str | None,
+        typer.Option(
+            "--queue",
+            "--partition",
+            metavar="NAME",
+            help="Submit to this queue, partition or QOS. (default: that of the site)",
+        ),
     ] = None
-    time: Annotated[str | None, option("Time limit of each job, as 4:00:00.", "H:MM:SS")] = None
-    cpus: Annotated[int | None, option("Cores per node.", "N", min=1)] = None
-    mem: Annotated[str | None, option("Memory per node: 64GiB, or 64G as batch systems say.", "BYTES")] = None
-    nodes: Annotated[int | None, option("Nodes per element, a task each. (default: 1)", "N", min=1)] = None
-    site: Annotated[str | None, option("Site profile, by name, or the path of your own.", "NAME")] = None
-    max_running: Annotated[int | None, option("Elements that run at a time.", "N", min=1)] = None
-    then: Annotated[Path | None, option("Job script to run after a good finish; $STORE is OUT.", "FILE")] = None
-    submit: Annotated[bool, option("Submit the jobs, too.", flag="--submit")] = False
+    time: Annotated[
+        str | None, option("Limit the time of each job, such as 4:00:00. (default: that of the site)", "H:MM:SS")
+    ] = None
+    cpus: Annotated[int | None, option("Request N cores per node; required unless the site sets it.", "N", min=1)] = (
+        None
+    )
+    mem: Annotated[
+        str | None, option("Request this memory per node, such as 64GiB or 64G. (default: that of the site)", "BYTES")
+    ] = None
+    nodes: Annotated[int | None, option("Use N nodes per element, with one task each. (default: 1)", "N", min=1)] = None
+    site: Annotated[
+        str | None,
+        option(
+            "Use a site profile, by name or by the path of your own. (default: generic-slurm or generic-pbs)", "NAME"
+        ),
+    ] = None
+    max_running: Annotated[
+        int | None, option("Run at most N elements at the same time. (default: no limit)", "N", min=1)
+    ] = None
+    then: Annotated[
+        Path | None,
+        option("Run this job script after the build if it succeeds; $STORE is OUT. (default: none)", "FILE"),
+    ] = None
+    submit: Annotated[bool, option("Submit the jobs instead of only writing them.", flag="--submit")] = False
 
     def profile(self, scheduler: str) -> Site:
-        """The profile of the site."""
+        """Return the profile of the site."""
         from decodeonce.prep.jobs import read_site
 
         profile = read_site(self.site or f"generic-{scheduler}")
         if profile.scheduler != scheduler:
             raise typer.BadParameter(
-                f"--site {self.site} is of {profile.scheduler}; run: prep submit {profile.scheduler} ..."
+                f"--site {self.site} uses {profile.scheduler}; run: prep submit {profile.scheduler} ..."
             )
         return profile
 
     def chain(self, site: Site) -> Chain:
-        """The jobs, with the site's own settings for those that are not given."""
+        """Return the chain of jobs; flags that were not given take their values from the site."""
         from decodeonce.prep.jobs import Chain
 
         names = ("account", "queue", "time", "cpus", "mem", "nodes", "max_running")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         settings = {**site.defaults, **given}
         if missing := [name for name in ("cpus", *site.needs) if name not in settings]:
-            raise typer.BadParameter(
-                f"--{missing[0].replace('_', '-')} is needed ({site.name}); as in {EXAMPLE.format(site.scheduler)}"
-            )
+            flag = missing[0].replace("_", "-")
+            raise typer.BadParameter(f"--{flag} is required ({site.name}), as in {EXAMPLE.format(site.scheduler)}")
         if self.then is not None and not self.then.is_file():
             raise typer.BadParameter(f"--then {self.then}: no such file; expected a job script")
         seconds, mem = _seconds(settings.pop("time", None)), _memory(settings.pop("mem", None))
@@ -82,36 +103,36 @@ class JobOptions:
 
 
 def _submit_command(scheduler: str) -> Callable[..., None]:
-    def command(words: Words, options: JobOptions) -> None:
+    def command(words: BuildCommand, options: JobOptions) -> None:
         profile = options.profile(scheduler)
         chain = options.chain(profile)
         if words[0] != "build":
-            raise typer.BadParameter(f"expected the words of a build, as in {EXAMPLE.format(scheduler)}")
+            raise typer.BadParameter(f"expected a build command, as in {EXAMPLE.format(scheduler)}")
         parse_build(words[1:], lambda request: _write(request, words[1:], profile, chain, submit=options.submit))
 
     return with_options(command, JobOptions)
 
 
 def _seconds(text: str | None) -> int | None:
-    """Seconds of "4:00:00" or "1-12:00:00"."""
+    """Return the seconds of "4:00:00" or "1-12:00:00"."""
     if text is None:
         return None
     match = re.fullmatch(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)", text)
     if match is None:
-        raise typer.BadParameter(f"--time {text}: expected H:MM:SS, as 4:00:00, or D-HH:MM:SS")
+        raise typer.BadParameter(f"--time {text}: expected H:MM:SS, such as 4:00:00, or D-HH:MM:SS")
     days, hours, minutes, seconds = (int(number or 0) for number in match.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def _memory(text: str | None) -> str | None:
-    """A size as batch systems read it: "64G" as it is, "64GiB" or "64GB" in whole MiB; a number alone is refused."""
+    """Return a size for batch systems: "64G" as it is, "64GiB" in MiB. A number without a unit is refused."""
     if text is None or re.fullmatch("[0-9]+[KMGT]?", text):
         return text
     return f"{max(1, parse.byte_size(text, '--mem') >> 20)}M"
 
 
 def parse_build(words: Sequence[str], then: Callable[[BuildRequest], None]) -> None:
-    """Read the words as `prep build` does, and pass on what they ask for."""
+    """Parse the words as `prep build` does, and call `then` with the build."""
     kinds_app(then, "", Command)(list(words), prog_name="prep build", standalone_mode=False)
 
 
@@ -127,41 +148,44 @@ def _write(request: BuildRequest, words: Sequence[str], site: Site, chain: Chain
     say_storage(request.out)
     for sentence in site.advice:
         say(f"{site.name}: {sentence}")
-    say(f"{script.parent}: plan, array of {chain.tasks} (round 1 of {chain.rounds}), finish; logs come here, too")
+    jobs = f"plan, array of {chain.tasks} (round 1 of {chain.rounds}) and finish"
+    say(f"{script.parent}: wrote scripts for {jobs}; logs will be here, too")
     if submit:
-        say(f"submitted: {_submitted(script)}; follow it with: prep status {quoted(str(request.out))}")
+        say(
+            f"submitted: {_run_submit_script(script)}; to see its progress, run: prep status {quoted(str(request.out))}"
+        )
     else:
-        say(f"submit them with: bash {quoted(str(script))}")
+        say(f"to submit them, run: bash {quoted(str(script))}")
 
 
 def _commands(request: BuildRequest, words: Sequence[str], chain: Chain) -> list[list[str]]:
-    """What plan, array and finish run."""
+    """Return the commands of plan, array and finish."""
     from decodeonce.prep.jobs import no_option
     from decodeonce.store import StorePaths
 
-    prep, out = _prep(), no_option(request.out)
+    prep, out = _program_command(), no_option(request.out)
     log = ["--log", f"{StorePaths(request.out).jobs}/logs/"]
     allowed = ["--max-bad", request.work.max_bad]
     work = [*prep, "work", out, "--tasks", str(chain.processes), *allowed, "--on-bad", request.work.on_bad]
-    # Named, since not every batch system keeps a task from seeing cores that are not its own.
+    # Not every batch system hides the cores of other jobs, so the default number of workers could be too high.
     work += ["--workers", str(request.work.workers or chain.cpus)]
     return [[*prep, "plan", *words, *log], [*work, *log], [*prep, "finish", out, *allowed, *log]]
 
 
-def _prep() -> list[str]:
+def _program_command() -> list[str]:
     """The command line that starts this command in a job: its script next to Python, or its module."""
     script = Path(sys.executable).with_name(program())
     return [str(script)] if script.exists() else [sys.executable, "-m", "decodeonce.cli"]
 
 
-def _submitted(script: Path) -> str:
-    """Run the script that submits; returns the ids it printed."""
+def _run_submit_script(script: Path) -> str:
+    """Run the submit script; return the job ids that it printed."""
     from decodeonce.errors import BuildError
 
     done = subprocess.run(["bash", str(script)], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
-        told = " ".join((done.stderr or done.stdout).split()) or f"exit status {done.returncode}"
-        raise BuildError(f"{script}: not submitted: {told}; mend that and run: bash {quoted(str(script))}")
+        problem = " ".join((done.stderr or done.stdout).split()) or f"exit status {done.returncode}"
+        raise BuildError(f"{script}: not submitted: {problem}; fix this and run: bash {quoted(str(script))}")
     return done.stdout.strip()
 
 
@@ -170,5 +194,5 @@ for _scheduler in ("slurm", "pbs"):
         _scheduler,
         cls=LoggedCommand,
         context_settings={"ignore_unknown_options": True},
-        help="Write the jobs of a build into OUT.jobs: plan, array and finish, and a script that submits them.",
+        help="Write the jobs of a build into OUT.jobs: plan, array, finish, and a script that submits them.",
     )(_submit_command(_scheduler))

@@ -1,4 +1,4 @@
-"""A row as a small picture, and the words under it."""
+"""A row as a small image with a caption."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIDE = 128
 
 @dataclass(frozen=True)
 class ShownRow:
-    """A row as it is shown: its picture, None where that cannot be read, its class, None where labels are damaged."""
+    """A row as a thumbnail. `image` is None if the row cannot be read, `cls` is None if the labels are damaged."""
 
     row: int
     image: Image | None
@@ -29,8 +29,8 @@ class ShownRow:
     damaged: bool
 
     def lines(self, most: int = 200) -> list[str]:
-        """What stands under the picture: what people call the class, its name, the row; names cut to `most` letters."""
-        names = [self.cls.description, self.cls.name] if self.cls else ["", "of a class not known"]
+        """Return the caption: the class in words, its name and the row. Names are cut to `most` characters."""
+        names = [self.cls.description, self.cls.name] if self.cls else ["", "unknown class"]
         return [
             *(legible(name, most) for name in names if name),
             f"row {self.row}{': damaged' if self.damaged else ''}",
@@ -38,23 +38,24 @@ class ShownRow:
 
 
 def legible(name: str, most: int = 200) -> str:
-    """A name for people: on one line, with escapes for what is not seen, as samples.tsv has them, and not endless."""
+    """Return a name on one line of at most `most` characters, with the escapes of samples.tsv for invisible ones."""
     shown = printable(escape(name[: most + 1]).replace("\\\\", "\\"))
     return shown if len(shown) <= most else shown[: most - 1] + "…"
 
 
 def need_pillow(what: str) -> None:
-    """DecodeonceError, which says what to install, where there is no Pillow to make this."""
+    """Raise DecodeonceError with the command to run if Pillow is not installed."""
     try:
         import PIL.Image  # noqa: F401
     except ImportError:
-        raise DecodeonceError(f'no Pillow here to {what}; run: pip install "decodeonce[prep-pillow]"') from None
+        raise DecodeonceError(f'Pillow is needed to {what}; run: pip install "decodeonce[prep-pillow]"') from None
 
 
 def thumbnail(pixels: NDArray[np.uint8]) -> Image:
-    """(H, W, C) as an RGB picture of at most 128 pixels a side; small ones enlarged by a whole number.
+    """Return pixels of shape (H, W, C) as an RGB image of at most 128 pixels per side.
 
-    Of one or two channels the first is shown as grey, of more than three the first three as colours.
+    Smaller images are enlarged by an integer factor. With one or two channels, the first is shown as grey; with more
+    than three, the first three are shown as colours.
     """
     from PIL import Image
 

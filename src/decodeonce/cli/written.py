@@ -1,4 +1,4 @@
-"""A file that a looking command writes where its user said."""
+"""Write the output file of `prep show` and `prep report`."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from decodeonce.store.durable import append, write_atomic
 
 
 def check_out(store: Store, out: Path) -> None:
-    """A usage error where `out` is a file of the store itself, which every byte is signed of."""
+    """Raise a usage error if `out` is a file of the store: writing it would damage the store."""
     manifest, paths = store.manifest, store.paths
     own = {paths.manifest.name, paths.part.name, *manifest.files, *(shard.file for shard in manifest.shards)}
-    target = _target(out)  # what a link leads to is what would be written
+    target = _target(out)  # writing follows links
     if target.name in own and target.parent == paths.root.resolve():
-        raise typer.BadParameter(f"--out {out}: a file of the store itself; give another name")
+        raise typer.BadParameter(f"--out {out}: this file is part of the store; choose another name")
 
 
 def write_out(path: Path, data: bytes) -> None:
-    """Make the file hold the bytes, whole or not at all; a pipe or a device takes them as they come."""
+    """Write a file atomically. A pipe or a device gets the bytes directly."""
     if path.is_file() or not path.exists():
         try:
             return write_atomic(_target(path), [data])
         except OSError as error:
-            error.filename = str(path)  # and not that of its temporary file
+            error.filename = str(path)  # not the name of the temporary file
             raise
     with naming(path):
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -38,8 +38,8 @@ def write_out(path: Path, data: bytes) -> None:
 
 
 def _target(path: Path) -> Path:
-    """Where the links on the way to a path lead."""
+    """Resolve the links of a path."""
     try:
         return path.resolve()
-    except RuntimeError:  # in a circle, as Pythons before 3.13 say
+    except RuntimeError:  # a loop of links, before Python 3.13
         return path.absolute()

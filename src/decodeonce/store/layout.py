@@ -14,6 +14,8 @@ ContainerName = Literal["npy", "hdf5"]  # of the shards; here, since recipe and 
 PRIVATE_FOLDER = re.compile(r"\.(build|stage|repair)|\..+\.export|.+\.jobs", re.DOTALL)
 # The folders in them, the last of which are the classes of an export.
 INSIDE_PRIVATE = re.compile(r"|journals|scratch|pictures(/[^/]+)?", re.DOTALL)
+# The arrays that a build writes; other .npy files are columns of the user's own.
+BUILT_ARRAY = re.compile(r"(images-\d+|labels|checksums|boxes|box_count|box_labels)\.npy")
 
 
 class StorePaths:
@@ -67,8 +69,12 @@ def verify_command(root: Path) -> str:
 
 
 def repair_advice(path: Path) -> str:
-    """What to do about a bad file of a store, or of a staged part."""
-    return f"mend it with `prep repair {quoted(str(path.parent))} --from SRC`"
+    """What to do about a bad file of a store, or of a staged part; `prep repair` cannot make an added column again."""
+    store = quoted(str(path.parent))
+    if path.suffix == ".npy" and not BUILT_ARRAY.fullmatch(path.name):
+        add = f"prep column add {store} {quoted(path.stem)} FILE.npy"
+        return f"restore it from a copy of the store, or add its numbers again: `{add}`"
+    return f"run `prep repair {store} --from SRC`"
 
 
 def missing_advice(folder: Path) -> str:

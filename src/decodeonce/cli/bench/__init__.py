@@ -1,1 +1,1 @@
-"""`prep bench`: what limits a build or a training run here, measured in less than a minute."""
+"""`prep bench`: measure in under a minute what limits a build or a training run on this machine."""

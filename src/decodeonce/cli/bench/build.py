@@ -1,4 +1,4 @@
-"""`prep bench build`: how fast images are read, decoded and written; each step alone, then all together."""
+"""`prep bench build`: measure how fast images are read, decoded and written, each alone and all together."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source
 from decodeonce.store import StorePaths
 
-SCRATCH_BYTES = 1 << 30  # written, at most
+SCRATCH_BYTES = 1 << 30  # the most that is written
 
 
 def measure_build(
     source: Source, recipe: Recipe, folder: Path, *, workers: int | None, seconds: float
 ) -> dict[str, Any]:
-    """Measure everything that `--json` prints: bytes/s and images/s (samples); None for what was not measured."""
-    decoder_versions(recipe.container)  # raises an error that says what to install
+    """Measure everything that `--json` prints, in bytes/s and images/s ("samples"); None means not measured."""
+    decoder_versions(recipe.container)  # raises an error if a decoder is not installed
     check_output_dir(StorePaths(folder / "scratch"), source)
     start = time.perf_counter()
     listing = scan(source)
@@ -58,25 +58,26 @@ def measure_build(
 def _measure_images(
     source: Source, recipe: Recipe, runs: list[Run], workers: int, seconds: float
 ) -> tuple[list[Run], dict[str, Any]]:
-    """Read runs with all workers, cold and warm; make rows of them with one worker and with all.
+    """Read runs with all workers, cold and warm; then make rows of them with one worker and with all.
 
-    Returns the runs that were read, and the rates.
+    Returns:
+        The runs that were read, and the rates.
     """
     measure = partial(measure_pace, source, recipe)
-    why_warm = make_cold(_places(source, runs))
+    why_warm = make_cold(_positions(source, runs))
     try:
         cold = measure(runs, workers=workers, seconds=seconds, part="read")
-        read = cold.begun  # in memory from now on
+        read = cold.started  # these files are in memory now
         warm = measure(read, workers=workers, seconds=seconds / 4, part="read", again=True)
         one = measure(read, workers=1, seconds=seconds, part="decode")
         check_decoded(source, one)
         made = measure(read, workers=workers, seconds=seconds, again=True)
     except ChildDied as died:
         raise BuildError(killed_text(source, died)) from None
-    mean, done = cold.total.bytes / cold.total.pictures, one.total
+    mean, done = cold.total.bytes / cold.total.images, one.total
     cold_rate, warm_rate = None if why_warm else cold.rate_of("reading"), warm.rate_of("reading")
     return read, {
-        "sampled": done.pictures,
+        "sampled": done.images,
         "rejects": done.rejects,
         "first_reject": done.first_reject,
         "mean_image_bytes": mean,
@@ -85,8 +86,8 @@ def _measure_images(
         "read_cold_bytes_per_s": None if cold_rate is None else cold_rate * mean,
         "read_warm_samples_per_s": warm_rate,
         "read_warm_bytes_per_s": warm_rate * mean,
-        "decode_one_process_samples_per_s": (done.pictures - done.rejects) / done.decoding,
-        "make_one_process_samples_per_s": done.pictures / done.making,
+        "decode_one_process_samples_per_s": (done.images - done.rejects) / done.decoding,
+        "make_one_process_samples_per_s": done.images / done.making,
         "make_samples_per_s": made.rate_of("making"),
     }
 
@@ -94,7 +95,7 @@ def _measure_images(
 def _measure_writes(
     source: Source, recipe: Recipe, entries: list[Entry], folder: Path, facts: dict[str, Any], seconds: float
 ) -> dict[str, Any]:
-    """Write blocks to a scratch folder, then build some rows there."""
+    """Write blocks to a scratch folder, then build some rows in it."""
     block_rows = block_rows_for(facts["samples"], recipe.row_bytes)
     with scratch_folder(folder) as scratch:
         disk = os.statvfs(scratch)
@@ -112,22 +113,23 @@ def _measure_writes(
 
 
 def killed_text(source: Source, died: ChildDied) -> str:
-    """The message for an image that crashed its decoder."""
+    """Return the message for an image that crashed its decoder."""
     return (
-        f"{source.root}: a picture of the sample killed its decoder (exit status {died.status}), so nothing can be "
-        "said of the time; a build lists it in rejects.tsv"
+        f"{source.root}: an image of the sample crashed its decoder (exit status {died.status}), so the time cannot be "
+        "estimated; a build skips such an image and lists it in rejects.tsv"
     )
 
 
 def check_decoded(source: Source, pace: Pace) -> None:
     """Raise BuildError if no image that was tried can be decoded."""
-    if pace.total.rejects == pace.total.pictures:
-        tried = counted(pace.total.pictures, "picture that was", "pictures that were")
-        raise BuildError(f"{source.root}: of {tried} tried none can be decoded, first {pace.total.first_reject}")
+    if pace.total.rejects == pace.total.images:
+        tried = counted(pace.total.images, "image was", "images were")
+        first = pace.total.first_reject
+        raise BuildError(f"{source.root}: {tried} tried and none can be decoded, for example {first}")
 
 
-def _places(source: Source, runs: list[Run]) -> list[FilePosition]:
-    """Where the images of the runs lie; of a unit that is read whole, a place in its file."""
+def _positions(source: Source, runs: list[Run]) -> list[FilePosition]:
+    """Return a file position in each image of the runs; in the file of a unit if units are read whole."""
     entries = [entry for run in runs for entry in (run.entries[:1] if source.read_unit else run.entries)]
     held = [(Path(os.fsdecode(source.holder(entry))), entry) for entry in entries]
     if source.read_unit:
@@ -136,7 +138,7 @@ def _places(source: Source, runs: list[Run]) -> list[FilePosition]:
 
 
 def _verdict(facts: dict[str, Any]) -> dict[str, Any]:
-    """Tell what limits, and how long a build takes."""
+    """Find what limits a build and how long it takes."""
     rates = BuildRates(
         workers=facts["workers"],
         reading=facts["read_cold_samples_per_s"] or facts["read_warm_samples_per_s"],
@@ -147,7 +149,7 @@ def _verdict(facts: dict[str, Any]) -> dict[str, Any]:
         whole=facts["whole_build_samples_per_s"],
     )
     seconds = facts["samples"] / rates.expected
-    rest = f"{counted(facts['samples'], 'picture')} in {duration_text(seconds)}"
+    rest = f"{counted(facts['samples'], 'image')} in {duration_text(seconds)}"
     verdict = build_verdict(rates, rest=rest, why_warm=facts["why_not_cold"])
     return {
         "samples_per_s": rates.expected,

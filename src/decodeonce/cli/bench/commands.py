@@ -1,4 +1,4 @@
-"""The command lines of `prep bench`; what measures is imported when a command runs."""
+"""The commands of `prep bench`. The modules that measure are imported when a command runs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from decodeonce.cli.options import JsonFlag, Size, Src, StoreArgument, Workers, 
 from decodeonce.cli.output import print_json, say
 from decodeonce.prep.sources import KINDS
 
-BUILD_SECONDS, LOAD_SECONDS = 4.0, 3.0  # of one probe of several
+BUILD_SECONDS, LOAD_SECONDS = 4.0, 3.0  # per probe; each command runs several
 
-app = new_app(cls=Group, help="What limits a build, or training from a store, here: under a minute each.")
+app = new_app(
+    cls=Group, help="Measure in under a minute what limits a build, or training from a store, on this machine."
+)
 
 
 def _known_kind(kind: str) -> str:
@@ -27,14 +29,14 @@ def _known_kind(kind: str) -> str:
 KindOption = Annotated[
     str,
     option(
-        f"What SRC is: {', '.join(KINDS)}; auto: find out by its names.",
+        f"Choose the kind of SRC: {', '.join(KINDS)}; auto: recognise it by file names.",
         "KIND",
         callback=_known_kind,
         autocompletion=lambda: ["auto", *KINDS],
     ),
 ]
 Reader = Literal["auto", "pread", "mmap"]
-Folder = Annotated[Path, option("Where rows are written for a trial, and removed.", "FOLDER")]
+Folder = Annotated[Path, option("Write trial rows to a scratch folder in FOLDER, which is removed.", "FOLDER")]
 
 
 @app.command("build", cls=LoggedCommand)
@@ -46,13 +48,13 @@ def build(
     out: Folder = Path(),
     as_json: JsonFlag = False,
 ) -> None:
-    """What limits a build of SRC: reading it, decoding, resizing, or writing; and how long all of it takes.
+    """Measure what limits a build of SRC: reading, decoding, resizing or writing; and estimate its time.
 
-    A fair sample is read, decoded and written to a scratch folder in FOLDER, which is removed.
+    A fair sample is read, decoded and written to a scratch folder in FOLDER, which is removed afterwards.
     """
     height, width = parse.row_size(size)
     if not out.is_dir():
-        raise typer.BadParameter(f"--out {out}: no such folder; expected the one that is to hold the store")
+        raise typer.BadParameter(f"--out {out}: no such folder; expected the folder that will hold the store")
     from decodeonce.cli.bench.build import measure_build
     from decodeonce.cli.bench.kinds import find_source
     from decodeonce.cli.bench.results import build_lines
@@ -72,18 +74,22 @@ def build(
 @app.command("load", cls=LoggedCommand)
 def load(
     store: StoreArgument,
-    batch_size: Annotated[int, option("Rows of a batch.", "N", min=1)] = 256,
+    batch_size: Annotated[int, option("Load batches of N rows.", "N", min=1)] = 256,
     gpu_rate: Annotated[
-        float, option("Pictures a second that the training step takes.", "X", min=0.001, max=1e9)
+        float, option("Compare with a training step that takes X images/s.", "X", min=0.001, max=1e9)
     ] = 3000,
-    reader: Annotated[Reader, option("How the Loader reads.")] = "auto",
-    threads: Annotated[int | None, option("Threads that copy. (default: the Loader's)", "N", min=1, max=1024)] = None,
-    device: Annotated[str, option("Where batches go: cpu, cuda, cuda:1.", "NAME")] = "cpu",
+    reader: Annotated[
+        Reader, option("Choose how the Loader reads. auto: let it choose; pread: read calls; mmap: memory map.")
+    ] = "auto",
+    threads: Annotated[
+        int | None, option("Copy with N threads. (default: that of the Loader)", "N", min=1, max=1024)
+    ] = None,
+    device: Annotated[str, option("Load batches to this device: cpu, cuda or cuda:1.", "NAME")] = "cpu",
     as_json: JsonFlag = False,
 ) -> None:
-    """What limits training from a store: storage, memory, the transfer to the device, or the training step.
+    """Measure what limits training from a store: storage, memory, the transfer to the device or the training step.
 
-    Its pages are dropped from the page cache for the cold figures; other jobs that use them read them again.
+    The store is dropped from the page cache to measure cold reads; other jobs that use it must read it again.
     """
     from decodeonce.cli.bench.epochs import LoaderSettings
     from decodeonce.cli.bench.load import measure_load
@@ -92,7 +98,7 @@ def load(
 
     try:
         find_device(device)
-    except (ValueError, RuntimeError) as error:  # torch's own, for what is no device's name
+    except (ValueError, RuntimeError) as error:  # torch raises these for an invalid device name
         raise typer.BadParameter(f"--device {device}: {str(error).splitlines()[0]}") from None
     how = LoaderSettings(batch_size, device, reader, threads)
     facts = measure_load(store, how, gpu_rate, LOAD_SECONDS)

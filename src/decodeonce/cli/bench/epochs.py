@@ -1,4 +1,4 @@
-"""How fast a Loader runs: its rate, its first batch, its memory."""
+"""Measure a Loader: its rate, the time to the first batch, its memory."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from decodeonce.loader import Batch, Loader
 from decodeonce.loader.settings import ReaderName
 from decodeonce.store import Store
 
-MEMORY_SECONDS = 0.02  # between two looks at this process's memory
-SLOTS = 6  # batches that a Loader has under way
+MEMORY_SECONDS = 0.02  # between two readings of the memory of this process
+SLOTS = 6  # the most batches that a Loader prepares at once
 
 
 @dataclass(frozen=True)
 class Share:
-    """The rows of a rank under partition="range", to which a Loader can be limited.
+    """The rows of a rank under partition="range", which limit a Loader to part of a store.
 
-    `least` is the smallest number of rows of a rank; batches cannot be larger.
+    `least` is the smallest number of rows of any rank; batches cannot be larger.
     """
 
     rank: int
@@ -32,7 +32,7 @@ class Share:
 
 
 def find_share(held: range, count: int, most_rows: int) -> Share:
-    """Find a share of 1 to `most_rows` rows within the rows that are held; all of them if they fit."""
+    """Find a share of 1 to `most_rows` rows within the held rows; all of them if they are few enough."""
     world_size = -(-count // max(1, min(most_rows, count)))
     while True:
         rank = -(-held.start * world_size // count)
@@ -54,7 +54,7 @@ class LoaderSettings:
 
 @dataclass(frozen=True)
 class Epochs:
-    """Bytes/s of pixels, seconds to the first batch, and the Loader's stats() and bottleneck()."""
+    """Measured epochs: bytes/s of pixels, seconds to the first batch, and the Loader's stats() and bottleneck()."""
 
     bytes_per_s: float
     first_batch_s: float
@@ -66,10 +66,10 @@ class Epochs:
 def run_loader(
     store: Store | Path, how: LoaderSettings, share: Share, seconds: float = math.inf, *, epochs: int | None = None
 ) -> Epochs:
-    """Take batches of shuffled epochs, at least one batch, for about `seconds` or for `epochs` epochs.
+    """Take at least one batch of shuffled epochs, for about `seconds` or for `epochs` epochs.
 
-    If `store` is a path, opening it is part of the time to the first batch. Without `epochs`, the rate leaves out the
-    first batches: touching new memory may take longer than everything else (1.6 s for a slot of 0.4 GB, then 0.02 s).
+    If `store` is a path, opening it counts as time to the first batch. Without `epochs`, the rate excludes the first
+    batches, because the first write to new memory can take longest: 1.6 s for a slot of 0.4 GB, then 0.02 s.
     """
     began = time.perf_counter()
     with Loader(
@@ -82,7 +82,7 @@ def run_loader(
         rank=share.rank,
         world_size=share.world_size,
     ) as loader:
-        fresh = SLOTS if epochs is None else 0
+        skipped = SLOTS if epochs is None else 0
         first, peak, looked, taken = 0.0, anonymous_bytes(), 0.0, 0
         start = now = time.perf_counter()
         for number, batch in enumerate(_batches(loader, epochs)):
@@ -90,7 +90,7 @@ def run_loader(
             first = first or now - began
             if now - looked > MEMORY_SECONDS:
                 peak, looked = max(peak, anonymous_bytes()), now
-            if number < fresh:
+            if number < skipped:
                 start = now
                 continue
             taken += batch.images.nbytes
@@ -105,6 +105,6 @@ def _batches(loader: Loader, epochs: int | None) -> Iterator[Batch]:
 
 
 def anonymous_bytes() -> int:
-    """RssAnon of this process, which does not count pages of a mapped store."""
+    """Return RssAnon of this process, which excludes the pages of a mapped store."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))

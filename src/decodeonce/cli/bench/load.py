@@ -1,4 +1,4 @@
-"""`prep bench load`: how fast a store's rows can be loaded, cold and warm, and what bounds that."""
+"""`prep bench load`: measure how fast a store loads, cold and warm, and what limits it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from decodeonce.loader.read_ahead import AHEAD_BYTES
 from decodeonce.loader.readers import ShardFiles
 from decodeonce.store import open_store
 
-WARM_BYTES = 1 << 30  # of rows that warm figures are taken from, at most
+WARM_BYTES = 1 << 30  # the most rows, in bytes, for warm measurements
 COLD_FACTS = (
     "random_read_cold_bytes_per_s",
     "sequential_read_cold_bytes_per_s",
@@ -41,7 +41,7 @@ COLD_FACTS = (
 
 
 def measure_load(path: Path, how: LoaderSettings, gpu_rate: float, seconds: float) -> dict[str, Any]:
-    """Measure everything that `--json` prints: bytes/s and images/s (samples); None for what was not measured."""
+    """Measure everything that `--json` prints, in bytes/s and images/s ("samples"); None means not measured."""
     bench = LoadBench(path, how, seconds)
     bench.facts["gpu_samples_per_s"] = gpu_rate
     bench.measure_cold()
@@ -51,7 +51,7 @@ def measure_load(path: Path, how: LoaderSettings, gpu_rate: float, seconds: floa
 
 
 class LoadBench:
-    """One store and one way to load it; `facts` has what was measured, each probe takes about `seconds`."""
+    """Measures one store with one set of Loader settings into `facts`. Each probe takes about `seconds`."""
 
     def __init__(self, path: Path, how: LoaderSettings, seconds: float) -> None:
         self._path, self._store, self._seconds = path, open_store(path), seconds
@@ -76,8 +76,8 @@ class LoadBench:
         }
 
     def measure_cold(self) -> None:
-        """Measure plain reads and a first epoch, each after the store's pages were dropped."""
-        run_loader(self._path, replace(self._how, batch_size=1), self._all, 0.0)  # torch's first calls take long
+        """Measure plain reads and a first epoch, each after dropping the store from the page cache."""
+        run_loader(self._path, replace(self._how, batch_size=1), self._all, 0.0)  # the first calls of torch are slow
         self.facts["why_not_cold"] = self._drop()
         if self.facts["why_not_cold"]:
             return
@@ -87,7 +87,7 @@ class LoadBench:
             self.facts["sequential_read_cold_bytes_per_s"] = self._read(random=False, rows=self._store.rows)
         needed = SLOTS * self._batch_bytes + 2 * AHEAD_BYTES
         if random * self._seconds < min(needed, self._bytes) or self._drop():
-            return  # the Loader would still be at its first batches
+            return  # in this time, the Loader would not get past its first batches
         epoch = run_loader(self._path, self._how, self._all, 2 * self._seconds, epochs=1)
         self.facts["loader_cold_bytes_per_s"] = epoch.bytes_per_s
         self.facts["loader_cold_waits_for"] = epoch.waits_for
@@ -95,13 +95,14 @@ class LoadBench:
         self.facts["peak_anon_bytes"] = epoch.peak_anon_bytes
 
     def measure_warm(self) -> float:
-        """Measure the same of as many rows as can be brought into memory in a few seconds.
+        """Measure the same for as many rows as can be read into memory in a few seconds.
 
-        Returns the bytes/s of batches that stay on the host.
+        Returns:
+            Bytes/s of batches that stay on the host.
         """
         share, seconds = self._warm_share(), self._seconds
         self._read(random=False, rows=share.rows, seconds=4 * seconds)
-        run_loader(self._store, self._how, share, epochs=1)  # this maps the shards
+        run_loader(self._store, self._how, share, epochs=1)  # maps the shards
         found = run_loader(self._path, self._how, share, seconds)
         self.facts |= {
             "random_read_warm_bytes_per_s": self._read(random=True, rows=share.rows, seconds=seconds / 2, again=True),
@@ -120,7 +121,7 @@ class LoadBench:
         return run_loader(self._store, replace(self._how, device="cpu"), share, seconds).bytes_per_s
 
     def measure_bounds(self) -> None:
-        """Measure plain copies in memory, and transfers to the device unless that is the host."""
+        """Measure plain copies in memory and, unless the device is the host, transfers to the device."""
         shape = (self._how.batch_size, *self._store.manifest.shape)
         most = min(WARM_BYTES // 2, (self._memory or WARM_BYTES) // 8, self._bytes)
         on_host = self._device.type == "cpu"
@@ -130,7 +131,7 @@ class LoadBench:
         }
 
     def verdict(self, from_memory: float) -> dict[str, Any]:
-        """Tell what limits, and the rates of the steady state: cold ones if memory does not hold the rows."""
+        """Find what limits training, and the steady rates: those of cold reads if memory does not hold the rows."""
         facts, row_bytes = self.facts, self._row_bytes
         warm = {"memory": from_memory / row_bytes, "training": facts["gpu_samples_per_s"]}
         if facts["transfer_bytes_per_s"] is not None:
@@ -154,11 +155,11 @@ class LoadBench:
         limits = [WARM_BYTES, (self._memory or WARM_BYTES) // 4]
         if (cold_rate := self.facts["random_read_cold_bytes_per_s"]) is not None:
             limits.append(int(cold_rate * 2 * self._seconds))
-        least = 2 * self._how.batch_size + 1  # so that equal shares have a batch
+        least = 2 * self._how.batch_size + 1  # so that each equal share has a batch
         return find_share(self._store.rows, len(self._store), max(least, min(limits) // self._row_bytes))
 
     def _drop(self) -> str:
-        """Drop the store's pages; return "" or why they are still in memory."""
+        """Drop the store from the page cache; return "", or why its pages stay in memory."""
         rows = np.array(self._store.rows[:: -(-len(self._store.rows) // CHECKED)])
         with closing(ShardFiles(self._store)) as files:
             spans = [span for row in rows for span in files.spans(row[None])]
@@ -167,7 +168,7 @@ class LoadBench:
             )
 
     def _read(self, *, random: bool, rows: range, seconds: float | None = None, again: bool = False) -> float:
-        """Read these rows once, or again and again, for `seconds` at most; return bytes/s."""
+        """Read these rows once, or repeatedly if `again`, for at most `seconds`; return bytes/s."""
         with closing(ShardFiles(self._store)) as files:
             once = partial(random_rows if random else rows_in_order, files, rows)
             pieces = chain.from_iterable(once() for _ in count()) if again else once()

@@ -1,4 +1,4 @@
-"""How fast this machine reads, copies and transfers the rows of a store, without a Loader."""
+"""Measure how fast this machine reads, copies and transfers the rows of a store without a Loader."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from decodeonce.loader.slots import page_aligned_slot
 from decodeonce.store.regular_files import read_at
 from decodeonce.store.shard_file import page_aligned_buffer
 
-# Reads at a time that keep storage busy: 32 of single rows, 4 of long runs (docs/benchmarks.md).
+# Concurrent reads that keep storage busy: 32 of single rows, 4 of long runs (docs/benchmarks.md).
 RANDOM_READERS, READERS = 32, 4
 SEQUENTIAL_BYTES = 8 << 20
 CHUNK = 256  # rows
 COPIERS = 2
-COPY_SLOTS = 5  # as many as the Loader has, so that the destinations are as cold
+COPY_SLOTS = 5  # as many as the Loader has, so that the destinations are equally cold
 TRANSFER_SLOTS = 3
 
 
 class Piece(NamedTuple):
-    """Bytes of an open file."""
+    """A range of bytes of an open file."""
 
     fd: int
     offset: int
@@ -36,7 +36,7 @@ class Piece(NamedTuple):
 
 
 def random_rows(files: ShardFiles, rows: range) -> Iterator[Piece]:
-    """Single rows of a range, each once, in an order like the Loader's."""
+    """Yield each row of a range once, in a random order like that of the Loader."""
     order = make_order("full", len(rows), 1, derive_key(0))
     for first in range(0, len(rows), CHUNK):
         positions = np.arange(first, min(first + CHUNK, len(rows)))
@@ -44,7 +44,7 @@ def random_rows(files: ShardFiles, rows: range) -> Iterator[Piece]:
 
 
 def rows_in_order(files: ShardFiles, rows: range) -> Iterator[Piece]:
-    """All rows of a range, in runs of a few MB."""
+    """Yield all rows of a range in order, in pieces of a few MB."""
     step = max(1, SEQUENTIAL_BYTES // files.row_bytes)
     for first in range(rows.start, rows.stop, step):
         yield from _pieces(files, np.arange(first, min(first + step, rows.stop)))
@@ -57,7 +57,7 @@ def _pieces(files: ShardFiles, rows: Rows) -> Iterator[Piece]:
 
 
 def read_rate(pieces: Iterable[Piece], threads: int, seconds: float) -> float:
-    """Read pieces until none is left, for about `seconds`; return bytes/s."""
+    """Read pieces for about `seconds`, or until none is left; return bytes/s."""
     left, lock = iter(pieces), threading.Lock()
     start = time.perf_counter()
 
@@ -78,20 +78,19 @@ def read_rate(pieces: Iterable[Piece], threads: int, seconds: float) -> float:
 
 
 def copy_rate(shape: Shape, batches: int, seconds: float) -> float:
-    """Copy `batches` batches from memory to memory with two threads for about `seconds`; return bytes/s."""
+    """Copy `batches` batches in memory with two threads for about `seconds`; return bytes/s."""
     sources = [page_aligned_slot(shape).pixels for _ in range(batches)]
     for batch in sources:
         batch.fill(1)
     slots = [page_aligned_slot(shape).pixels for _ in range(COPY_SLOTS)]
 
     def copy(number: int) -> None:
-        """Copy one thread's share of every batch."""
         for step, batch in enumerate(sources):
             part = slice(number * len(batch) // COPIERS, (number + 1) * len(batch) // COPIERS)
             np.copyto(slots[step % COPY_SLOTS][part], batch[part])
 
     with ThreadPoolExecutor(COPIERS) as pool:
-        list(pool.map(copy, range(COPIERS)))  # the first touch of the buffers is slow
+        list(pool.map(copy, range(COPIERS)))  # the first write to the buffers is slow
         rounds, start = 0, time.perf_counter()
         while not rounds or time.perf_counter() - start < seconds:
             list(pool.map(copy, range(COPIERS)))
@@ -105,7 +104,7 @@ def transfer_rate(device: Device, shape: Shape, seconds: float) -> float:
     consumers = device.current_stream()
     device.set_stream(device.stream())
     try:
-        for slot in slots:  # the first ones allocate
+        for slot in slots:  # the first uploads allocate
             device.upload(slot)
         device.record().synchronize()
         sent, start = 0, time.perf_counter()

@@ -1,4 +1,4 @@
-"""A fair sample of a source, and how fast worker processes make rows of it with a build's decoder."""
+"""Draw a fair sample of a source, and measure how fast worker processes make rows of it with a build's decoder."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from decodeonce.prep.pixels.decode import Decoder
 
 RUN_ROWS, RUNS = 16, 256
-UNIT_ROWS = 256  # of a unit that is read anyway, at most
+UNIT_ROWS = 256  # the most samples of a unit, which is read whole anyway
 Positions = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Run:
-    """Consecutive samples of the plan; `unit_rows` counts the samples of the read unit that they begin, 0 for none."""
+    """Consecutive samples of a plan. `unit_rows` is the size of the read unit that they start, or 0."""
 
     entries: Sequence[Entry]
     unit_rows: int = 0
 
     def order(self, seconds: float, part: str) -> dict[str, Any]:
-        """The message that has a worker do these samples, for `seconds` at most."""
+        """Return the message that lets a worker process these samples for at most `seconds`."""
         entries = [{**asdict(entry), "name": name_text(entry.name)} for entry in self.entries]
         return {"entries": entries, "unit_rows": self.unit_rows, "seconds": seconds, "part": part}
 
@@ -49,9 +49,9 @@ class Run:
 def fair_runs(
     source: Source, listing: Listing, seed: int | None, *, rows: int = RUN_ROWS, most: int = RUNS
 ) -> list[Run]:
-    """Choose runs evenly spaced through the plan, in an order in which the first ones are a fair sample, too.
+    """Choose runs that are evenly spaced through the plan, in random order, so that the first ones are fair as well.
 
-    If samples can only be read a unit at a time, runs begin where units do.
+    If a source can only read whole units, each run starts with a unit.
     """
     order = row_order(listing, seed, by_unit=bool(source.read_unit))
     if source.read_unit:
@@ -71,19 +71,19 @@ def fair_runs(
 
 
 def _evenly(count: int, most: int) -> Positions:
-    """Up to `most` of the numbers 0..count-1, evenly spaced."""
+    """Return up to `most` evenly spaced numbers from 0 to count - 1."""
     few = min(count, most)
     return np.arange(few) * count // few
 
 
 @dataclass
 class Done:
-    """How many images were done, how many were rejects (the first by name and reason), and the seconds they took.
+    """Numbers of images, bytes and rejects, the first reject with its reason, and the seconds that each part took.
 
-    `making` is decoding, resizing, cropping and packing; `decoding` is decoding once more, alone.
+    `making` is decoding, resizing, cropping and packing; `decoding` is a second decoding alone.
     """
 
-    pictures: int = 0
+    images: int = 0
     bytes: int = 0
     rejects: int = 0
     first_reject: str = ""
@@ -92,34 +92,34 @@ class Done:
     decoding: float = 0.0
 
     def add(self, other: Done) -> None:
-        """Add what was done elsewhere, or later."""
-        for name in ("pictures", "bytes", "rejects", "reading", "making", "decoding"):
+        """Add the numbers of `other`."""
+        for name in ("images", "bytes", "rejects", "reading", "making", "decoding"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.first_reject = self.first_reject or other.first_reject
 
 
 @dataclass
 class Pace:
-    """The runs that were begun, and what all processes, and each by its id, did of them."""
+    """The runs that were started, and the totals of all processes and of each process by its id."""
 
-    begun: list[Run] = field(default_factory=list)
+    started: list[Run] = field(default_factory=list)
     total: Done = field(default_factory=Done)
     by_process: dict[int, Done] = field(default_factory=lambda: defaultdict(Done))
 
-    def take(self, told: dict[str, Any]) -> None:
-        """Add what a process reports about a run."""
-        done = Done(**told["done"])
+    def take(self, report: dict[str, Any]) -> None:
+        """Add the report of a process about a run."""
+        done = Done(**report["done"])
         self.total.add(done)
-        self.by_process[told["process"]].add(done)
+        self.by_process[report["process"]].add(done)
 
     @property
     def per_s(self) -> float:
-        """Images/s per process, reading included."""
-        return self.total.pictures / (self.total.reading + self.total.making)
+        """Images/s per process, including reading."""
+        return self.total.images / (self.total.reading + self.total.making)
 
     def rate_of(self, part: str) -> float:
-        """Images/s of all processes together, if they did nothing but `part` ("reading" or "making")."""
-        return float(sum(done.pictures / getattr(done, part) for done in self.by_process.values()))
+        """Return images/s of all processes together for `part` alone ("reading" or "making")."""
+        return float(sum(done.images / getattr(done, part) for done in self.by_process.values()))
 
 
 def measure_pace(
@@ -132,13 +132,14 @@ def measure_pace(
     part: str = "make",
     again: bool = False,
 ) -> Pace:
-    """Have `workers` processes do runs for about `seconds`, each run once, or `again` and again.
+    """Process runs with `workers` processes for about `seconds`.
 
     Args:
-        part: "read"; "make": read and make rows; "decode": the same, and decode once more to time that alone.
+        part: "read"; "make": read and make rows; "decode": the same, then decode again to time decoding alone.
+        again: Repeat the runs until the time is over, instead of processing each once.
 
     Raises:
-        ChildDied: If an image kills its decoder. Errors of reading are raised, too.
+        ChildDied: If an image crashes its decoder. Errors of reading are raised, too.
     """
     pace = Pace()
     task = {
@@ -149,23 +150,23 @@ def measure_pace(
         "classes": [cls.name for cls in source.classes()],
     }
     rounds = chain.from_iterable(runs for _ in (count() if again else range(1)))
-    run_workers(__name__, min(workers, len(runs)), task, _orders(rounds, seconds, part, pace.begun), pace.take)
+    run_workers(__name__, min(workers, len(runs)), task, _orders(rounds, seconds, part, pace.started), pace.take)
     return pace
 
 
-def _orders(runs: Iterable[Run], seconds: float, part: str, begun: list[Run]) -> Iterator[dict[str, Any]]:
-    """Yield runs until time is over; it starts when a process asks for the first."""
+def _orders(runs: Iterable[Run], seconds: float, part: str, started: list[Run]) -> Iterator[dict[str, Any]]:
+    """Yield runs until the time is over. It starts when a process asks for its first run."""
     until = time.monotonic() + seconds
     for run in runs:
         left = until - time.monotonic()
-        if left <= 0 and begun:
+        if left <= 0 and started:
             return
-        begun.append(run)
+        started.append(run)
         yield run.order(left, part)
 
 
 def main(arguments: list[str]) -> int:
-    """Do the runs that a parent orders; tell of each."""
+    """Process the runs that the parent sends, and report on each."""
     from decodeonce.prep.pixels.decode import Decoder
     from decodeonce.prep.sources.formats.tables import pyarrow
 
@@ -173,16 +174,16 @@ def main(arguments: list[str]) -> int:
         task = parent.receive()
         source = open_source(task["kind"], Path(task["root"]), task["facts"])
         if source.kind.startswith("parquet"):
-            pyarrow()  # imported here, else reading the first picture would take that long
+            pyarrow()  # import it now, so that it does not count as reading the first image
         decoder = Decoder(Recipe.from_facts(task["recipe"]), task["classes"])
         with limited_memory():
             for order in parent.orders():
-                parent.tell({"process": os.getpid(), "done": asdict(_do(source, decoder, order))})
+                parent.tell({"process": os.getpid(), "done": asdict(_process(source, decoder, order))})
     return 0
 
 
-def _do(source: Source, decoder: Decoder, order: dict[str, Any]) -> Done:
-    """Do a run until its time is over; the time to read a unit's first sample is spread over the whole unit."""
+def _process(source: Source, decoder: Decoder, order: dict[str, Any]) -> Done:
+    """Process a run until its time is over. The time to read a unit's first sample is spread over the whole unit."""
     done, first_read = Done(), 0.0
     until = time.perf_counter() + order["seconds"]
     for facts in order["entries"]:
@@ -205,12 +206,12 @@ def _do(source: Source, decoder: Decoder, order: dict[str, Any]) -> Done:
         if made > until:
             break
     if order["unit_rows"]:
-        done.reading += first_read * (done.pictures / order["unit_rows"] - 1)
+        done.reading += first_read * (done.images / order["unit_rows"] - 1)
     return done
 
 
 def _make(decoder: Decoder, data: bytes, entry: Entry) -> str:
-    """Make a row as a worker of a build does; return why that fails, if it does."""
+    """Make a row as a worker of a build does; return "" or the reason for a reject."""
     try:
         row_checksum(decoder.row(data, entry).pixels)
     except Undecodable as reason:

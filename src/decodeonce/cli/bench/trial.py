@@ -1,4 +1,4 @@
-"""Trial writes in a scratch folder: blocks alone, then a real build of a few images without its finish."""
+"""Trial writes in a scratch folder: blocks alone, then a real build of some images without the finish step."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from decodeonce.store.durable import make_folder, remove_file, remove_tree
 from decodeonce.store.manifest import ImageClass
 from decodeonce.store.shard_file import ShardFile, page_aligned_buffer
 
-WRITERS = 8  # at most
-BLOCKS_A_WORKER = 4  # at least: the rate is measured from the end of the first block to the end of the last
+WRITERS = 8  # the most
+BLOCKS_PER_WORKER = 4  # or more: the rate is measured from the end of the first block to the end of the last
 
 _made: list[Path] = []
 
 
 @contextmanager
-def scratch_folder(above: Path) -> Iterator[Path]:
-    """Make a folder `.prep-bench-…` in `above`; remove it at the end, and after every signal but SIGKILL."""
-    folder = above / f".prep-bench-{os.getpid()}-{secrets.token_hex(4)}"
+def scratch_folder(parent: Path) -> Iterator[Path]:
+    """Create a folder `.prep-bench-…` in `parent`, and remove it at the end or after any signal but SIGKILL."""
+    folder = parent / f".prep-bench-{os.getpid()}-{secrets.token_hex(4)}"
     _made.append(folder)
     try:
         make_folder(folder)
@@ -41,7 +41,7 @@ def scratch_folder(above: Path) -> Iterator[Path]:
 
 
 def remove_scratch() -> None:
-    """Remove the scratch folders; for a signal handler that then ends the process."""
+    """Remove the scratch folders. The signal handler calls this before it ends the process."""
     for folder in _made:
         with suppress(OSError):
             remove_tree(folder)
@@ -52,14 +52,13 @@ def write_rate(folder: Path, block_bytes: int, most_bytes: int, *, writers: int,
     path, writers = folder / "writes", min(writers, WRITERS)
     blocks = max(1, most_bytes // block_bytes // writers)  # per writer
     block = page_aligned_buffer(block_bytes)
-    block[:] = os.urandom(block_bytes)  # a file system that compresses would write zeros faster than images
+    block[:] = os.urandom(block_bytes)  # compressing file systems would write zeros faster than images
     os.close(disk.open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL))
     with ShardFile(path) as shard:
-        remove_file(path)  # it stays open, and its space is freed however this process ends
+        remove_file(path)  # the open file keeps its data, and its space is freed when this process ends
         start = time.perf_counter()
 
         def write(writer: int) -> int:
-            """Write one thread's blocks; return their bytes."""
             written = 0
             for number in range(writer * blocks, (writer + 1) * blocks):
                 shard.write(block, number * block_bytes)
@@ -74,7 +73,7 @@ def write_rate(folder: Path, block_bytes: int, most_bytes: int, *, writers: int,
 
 
 class SampledSource(Source):
-    """A source that lists only the given samples of another, repeated up to `rows`, in blocks of `block_rows`."""
+    """A source with the given samples of another source, repeated up to `rows` samples, in blocks of `block_rows`."""
 
     def __init__(self, source: Source, entries: Sequence[Entry], rows: int, block_rows: int) -> None:
         super().__init__(source.root)
@@ -104,8 +103,8 @@ class SampledSource(Source):
 def trial_rate(
     source: Source, entries: Sequence[Entry], recipe: Recipe, folder: Path, *, rows: int, block_rows: int, workers: int
 ) -> float | None:
-    """Build `rows` samples into `folder`; return images/s, or None if there were too few blocks to tell."""
-    block_rows = max(1, min(block_rows, rows // (BLOCKS_A_WORKER * workers)))
+    """Build `rows` samples into `folder`; return images/s, or None if there were too few blocks to measure."""
+    block_rows = max(1, min(block_rows, rows // (BLOCKS_PER_WORKER * workers)))
     marks: list[tuple[float, int]] = []
 
     def note(progress: Progress) -> None:

@@ -1,4 +1,4 @@
-"""`prep doctor`: is this machine set up. Another check is a function that returns a Finding, and a line in `CHECKS`."""
+"""`prep doctor`: check this machine. To add a check, write a function that returns a Finding and add it to `CHECKS`."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ COLOURS = {"ok": "green", "warn": "yellow", "bad": "red"}
 def doctor(
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(help="Folders for stores. (default: this folder)", metavar="PATH"),
+        typer.Argument(help="Folders that will hold stores. (default: the current folder)", metavar="PATH"),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Check everything that building and training need here: software, cores, memory, limits, launcher, file systems.
+    """Check what building and training need on this machine: software, cores, memory, limits, launcher, file systems.
 
-    Each line is ok, warn or bad, with what to do. The exit code is 1 if something is bad.
+    Each line is ok, warn or bad, and says what to do. The exit code is 1 if something is bad.
     """
-    findings = [(name, _looked_at(check)) for name, check in CHECKS.items()]
+    findings = [(name, _run_check(check)) for name, check in CHECKS.items()]
     for path in paths or [Path(".")]:
         findings += check_path(path).items()
     levels = Counter(finding.level for _, finding in findings)
@@ -71,16 +71,16 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _looked_at(check: Callable[[], Finding]) -> Finding:
-    """What a check finds; bad if it needs a package that cannot be imported."""
+def _run_check(check: Callable[[], Finding]) -> Finding:
+    """Run a check; the finding is bad if a package that it needs cannot be imported."""
     try:
         return check()
     except IMPORT_ERRORS as error:
-        return bad(f"cannot be looked at: {error}", "install again what the message names")
+        return bad(f"cannot be checked: {error}", "reinstall the package that the message names")
 
 
 def _facts(findings: dict[str, Finding]) -> dict[str, Any]:
-    """The same in a few values, for programs."""
+    """Return the main findings as values for programs."""
     import platform
     import resource
 

@@ -1,11 +1,11 @@
-"""What a check of `prep doctor` finds."""
+"""The result of a check of `prep doctor`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-# What importing a package may raise if it is incomplete, or built for another Python, NumPy or machine.
+# Errors that importing a package can raise if it is incomplete, or built for another Python, NumPy or machine.
 IMPORT_ERRORS = (
     ImportError,
     AttributeError,
@@ -22,7 +22,7 @@ IMPORT_ERRORS = (
 
 @dataclass(frozen=True)
 class Finding:
-    """How something is, what was found, and, unless it is ok, what to do."""
+    """The level of a check, what was found, and what to do unless it is ok."""
 
     level: Literal["ok", "warn", "bad"]
     found: str
@@ -30,15 +30,15 @@ class Finding:
 
 
 def ok(found: str) -> Finding:
-    """Nothing to do."""
+    """Return a finding that needs no action."""
     return Finding("ok", found)
 
 
 def warn(found: str, advice: str) -> Finding:
-    """Something that works, but not as well as it could, or not for everything."""
+    """Return a finding that works, but not as well as it could or not for everything."""
     return Finding("warn", found, advice)
 
 
 def bad(found: str, advice: str) -> Finding:
-    """Something that does not work."""
+    """Return a finding that does not work."""
     return Finding("bad", found, advice)

@@ -1,4 +1,4 @@
-"""Cores, memory, limits and the launcher's variables of this process."""
+"""Checks of cores, memory, limits and launcher variables of this process."""
 
 from __future__ import annotations
 
@@ -13,58 +13,64 @@ from decodeonce.host import available_memory, cgroup_cores, cgroup_memory, usabl
 
 FEW_CORES = 4
 LITTLE_MEMORY, WORKER_MEMORY = 1 << 30, 100 << 20
-FEW_FILES = 1024  # a store of 100 GB in small shards, and what else a program has open
+FEW_FILES = 1024  # enough for a store of 100 GB in small shards and the other files of a program
 PINNED = 1 << 30
-NO_LIMIT = 1 << 60  # cgroup v1 has a number for none, a little below 2**63
+NO_LIMIT = 1 << 60  # cgroup v1 reports a number just below 2**63 if there is no limit
 
 
 def cores() -> Finding:
-    """Cores by affinity and cgroup, and those of the machine: a login shell often has one of many."""
+    """Compare the usable cores with those of the machine; a login shell can often use only one."""
     usable, whole, quota = usable_cores(), os.cpu_count() or 1, cgroup_cores()
     limits = f"affinity {len(os.sched_getaffinity(0))}, cgroup quota {'none' if quota is None else f'{quota:g}'}"
     found = f"{usable} of {whole} usable ({limits})"
     if usable < min(whole, FEW_CORES):
-        return warn(found, "ask the batch system for more (--cpus-per-task), or see taskset -pc $$")
+        return warn(
+            found, "request more cores from the batch system (--cpus-per-task), or check the affinity: taskset -pc $$"
+        )
     return ok(found)
 
 
 def memory() -> Finding:
-    """The memory that is available without swapping, and the cgroup's limit."""
+    """Check the memory that is available without swapping, and the cgroup's limit."""
     available, limit = available_memory(), cgroup_memory()
     if available is None:
-        return ok("unknown: the system does not say")
+        return ok("unknown: the system does not report it")
     limited = "none" if limit is None or limit >= NO_LIMIT else size_text(limit)
     found = f"{size_text(available)} available, cgroup limit {limited}"
     if available < LITTLE_MEMORY + usable_cores() * WORKER_MEMORY:
-        return warn(found, "ask the batch system for more (--mem), or build with fewer --workers")
+        return warn(found, "request more memory from the batch system (--mem), or build with fewer --workers")
     return ok(found)
 
 
 def address_space() -> Finding:
-    """Limits of ulimit -v and -d: shards are mapped, and an image may need 4 GiB while it is decoded."""
+    """Check ulimit -v and -d: shards are mapped, and decoding an image may need 4 GiB."""
     limits = {"-v": resource.getrlimit(resource.RLIMIT_AS)[0], "-d": resource.getrlimit(resource.RLIMIT_DATA)[0]}
     found = ", ".join(f"ulimit {flag} {_limit(limit, size_text(limit))}" for flag, limit in limits.items())
     if any(limit != resource.RLIM_INFINITY for limit in limits.values()):
-        advice = "ulimit -v unlimited -d unlimited, or ask for memory another way: mapped shards count as address space"
+        advice = (
+            "run: ulimit -v unlimited -d unlimited; mapped shards count as address space, so limit memory another way"
+        )
         return warn(found, advice)
     return ok(found)
 
 
 def open_files() -> Finding:
-    """How many files may be open; a Loader raises the soft limit to the hard one if it has many shards."""
+    """Check the limit of open files; a Loader with many shards raises the soft limit to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = f"{_limit(soft, str(soft))}, up to {_limit(hard, str(hard))}"
     if hard != resource.RLIM_INFINITY and hard < FEW_FILES:
-        return warn(found, f"have nofile raised in limits.conf to {FEW_FILES} or more")
+        return warn(found, f"ask your administrator to raise nofile in limits.conf to {FEW_FILES} or more")
     return ok(found)
 
 
 def locked_memory() -> Finding:
-    """The limit of locked memory; AMD's driver counts pinned memory towards it, NVIDIA's does not."""
+    """Check the limit of locked memory; the driver of AMD counts pinned memory, that of NVIDIA does not."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     found = f"ulimit -l {_limit(soft, size_text(soft))}"
     if soft != resource.RLIM_INFINITY and soft < PINNED and Path("/dev/kfd").exists():
-        return warn(found, "ulimit -l unlimited: batches are pinned, and ROCm pins within this limit")
+        return warn(
+            found, "run: ulimit -l unlimited; batches are pinned, and ROCm counts pinned memory towards this limit"
+        )
     return ok(found)
 
 
@@ -73,25 +79,25 @@ def _limit(limit: int, text: str) -> str:
 
 
 def launcher() -> Finding:
-    """The environment variables of launchers that are set here."""
+    """List the launcher variables that are set."""
     named = [name for each in launch.LAUNCHERS for name in (each.rank, each.world_size, each.needs) if name]
     named += [*launch.ARRAY_INDEXES, *launch.SLURM_ARRAY, launch.PBS_PROCESS, launch.PBS_NODE, *launch.RANKS_ALONE]
     found = [f"{name}={os.environ[name]}" for name in dict.fromkeys(named) if name in os.environ]
-    return ok(" ".join(found) or "no launcher's variables")
+    return ok(" ".join(found) or "no launcher variables")
 
 
 def rank() -> Finding:
-    """The rank that a Loader would take here."""
+    """Find the rank that a Loader would use."""
     try:
         return ok(str(launch.find_rank()))
     except ValueError as error:
-        return bad(f"unknown: {error}", "unset these variables, or start through the launcher")
+        return bad(f"unknown: {error}", "unset these variables, or start the process with the launcher")
 
 
 def task() -> Finding:
-    """The share of a build that `prep work` would do here without --task."""
+    """Find the task that `prep work` would run without --task."""
     try:
-        return ok(str(launch.find_task() or "none: prep work does all that is not done"))
+        return ok(str(launch.find_task() or "none: prep work decodes all remaining blocks"))
     except ValueError as error:
-        advice = f"prep work needs --task I --tasks N here: {error}"
+        advice = f"pass --task I --tasks N to prep work: {error}"
         return Finding("bad" if rank().level == "bad" else "warn", "unknown", advice)

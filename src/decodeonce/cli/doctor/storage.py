@@ -1,4 +1,4 @@
-"""The file systems that are to hold stores: their kind, what is free, and what they can do."""
+"""Checks of the file systems that will hold stores: their kind, free space and abilities."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Mount(NamedTuple):
 
 
 def check_path(path: Path) -> dict[str, Finding]:
-    """Check the file system that is to hold a store at `path`, which need not exist."""
+    """Check the file system for a store at `path`, which may not exist yet."""
     try:
         from decodeonce.prep.build.free_space import find_storage
 
@@ -37,7 +37,7 @@ def check_path(path: Path) -> dict[str, Finding]:
     except OSError as error:
         return unusable(path, error.strerror or str(error))
     except IMPORT_ERRORS as error:
-        return unusable(path, f"cannot be looked at: {error}")
+        return unusable(path, f"cannot be checked: {error}")
     return {
         "file system": file_system(found),
         "room": room(found),
@@ -47,26 +47,28 @@ def check_path(path: Path) -> dict[str, Finding]:
 
 
 def unusable(path: Path, error: str) -> dict[str, Finding]:
-    """The findings for a path that cannot be looked at."""
-    unknown = dict.fromkeys(("room", "abilities", "stripes"), bad(f"{path}: unknown", "see file system"))
-    return {"file system": bad(f"{path}: {error}", "choose another path, or mend that"), **unknown}
+    """Return the findings for a path that cannot be checked."""
+    unknown = dict.fromkeys(("room", "abilities", "stripes"), bad(f"{path}: unknown", 'see "file system"'))
+    return {"file system": bad(f"{path}: {error}", "choose another path, or fix this"), **unknown}
 
 
 def file_system(storage: Storage) -> Finding:
-    """The kind of the file system, network or local, and its mount."""
+    """Report the kind of the file system, whether it is a network or local one, and its mount."""
     mount = find_mount(storage.place)
     where = f"{mount.kind}, {{}}, mounted at {mount.point} from {mount.device}" if mount else "of unknown kind, {}"
     return ok(f"{storage.place}: {where.format(f'network ({storage.kind})' if storage.kind else 'local')}")
 
 
 def find_mount(path: Path) -> Mount | None:
-    """The mount that holds a path whose links are resolved; None if the system does not say."""
+    """Return the mount of a path whose links are resolved; None if the system does not report it."""
     try:
         lines = MOUNTINFO.read_text(errors="surrogateescape").splitlines()
     except OSError:
         return None
     mounts = [mount for mount in map(_mount, lines) if mount.point in (path, *path.parents)]
-    return max(reversed(mounts), key=lambda mount: len(mount.point.parts), default=None)  # the last is on top
+    return max(
+        reversed(mounts), key=lambda mount: len(mount.point.parts), default=None
+    )  # the last mount of a folder hides earlier ones
 
 
 def _mount(line: str) -> Mount:
@@ -77,43 +79,43 @@ def _mount(line: str) -> Mount:
 
 
 def room(storage: Storage) -> Finding:
-    """Free bytes and files, of the disk and of every quota."""
-    told: list[tuple[str, int | None, int | None]]
-    told = [("free", storage.free_bytes, storage.free_files)]
-    told += [(f"in the quota of {quota.whose}", quota.free_bytes, quota.free_files) for quota in storage.quotas]
-    found = ", ".join(f"{_bytes(nbytes)} and {_files(files)} {what}" for what, nbytes, files in told)
-    little = any(nbytes is not None and nbytes < LITTLE_ROOM for _, nbytes, _ in told)
-    if little or any(files is not None and files < FEW_FILES for _, _, files in told):
-        return warn(f"{storage.place}: {found}", "make room, or choose another place")
+    """Report free bytes and files of the disk and of every quota."""
+    limits: list[tuple[str, int | None, int | None]]
+    limits = [("free", storage.free_bytes, storage.free_files)]
+    limits += [(f"in the quota of {quota.whose}", quota.free_bytes, quota.free_files) for quota in storage.quotas]
+    found = ", ".join(f"{_bytes(nbytes)} and {_files(files)} {what}" for what, nbytes, files in limits)
+    little = any(nbytes is not None and nbytes < LITTLE_ROOM for _, nbytes, _ in limits)
+    if little or any(files is not None and files < FEW_FILES for _, _, files in limits):
+        return warn(f"{storage.place}: {found}", "free some space, or choose another folder")
     return ok(f"{storage.place}: {found}")
 
 
 def _bytes(nbytes: int | None) -> str:
-    return "any size" if nbytes is None else size_text(nbytes)
+    return "unlimited bytes" if nbytes is None else size_text(nbytes)
 
 
 def _files(files: int | None) -> str:
-    return "any number of files" if files is None else f"{files} files"
+    return "unlimited files" if files is None else f"{files} files"
 
 
 def abilities(storage: Storage) -> Finding:
-    """Whether files there can be written, mapped, reserved and read directly, tried on one without a name."""
+    """Check on a file without a name whether files can be written, mapped, reserved and read directly."""
     there = storage.place
     try:
         fd = _nameless_file(there)
     except OSError as error:
-        return warn(f"{there}: cannot be written: {error.strerror}", "stores can only be read there")
+        return warn(f"{there}: cannot be written: {error.strerror}", "stores in it can only be read")
     try:
         can = _tried(fd)
     except OSError as error:
-        return bad(f"{there}: cannot be written: {error.strerror}", "make room, or mend that")
+        return bad(f"{there}: cannot be written: {error.strerror}", "free some space, or fix this")
     finally:
         os.close(fd)
     found = f"{there}: " + ", ".join(f"{what} {'yes' if works else 'no'}" for what, works in can.items())
     if not can["mmap"]:
-        return warn(found, 'stores there are read with Loader(..., reader="pread")')
+        return warn(found, 'read stores in it with Loader(..., reader="pread")')
     if not can["fallocate"]:
-        return warn(found, "no space is reserved there: look that no one else fills it meanwhile")
+        return warn(found, "space cannot be reserved: make sure that the file system does not fill up during a build")
     return ok(found)
 
 
@@ -122,7 +124,7 @@ def _nameless_file(folder: Path) -> int:
 
     try:
         return disk.open_file(folder, os.O_RDWR | os.O_TMPFILE)
-    except OSError:  # NFS has no such thing
+    except OSError:  # NFS does not support it
         named = folder / f".prep-doctor-{os.getpid()}"
         fd = disk.open_file(named, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         disk.unlink(named)
@@ -149,9 +151,9 @@ def _works(ability: Callable[[], object]) -> bool:
 
 
 def stripes(storage: Storage, path: Path) -> Finding:
-    """Whether large files lie on several servers, on file systems that do so only on request."""
+    """Check whether large files are striped over several servers, on file systems that do so only on request."""
     from decodeonce.prep.build.free_space import stripe_advice
 
     if advice := stripe_advice(path, storage):
-        return warn(f"{storage.place}: one server holds a whole file", advice)
-    return ok(f"{storage.place}: nothing to set")
+        return warn(f"{storage.place}: each file is on a single server", advice)
+    return ok(f"{storage.place}: no setting needed")

@@ -1,4 +1,4 @@
-"""What all commands have in common: examples, guesses at what was meant, sizes, --quiet, --log, colours."""
+"""Features of all commands: examples, suggestions, sizes, --quiet, --log, colours."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tools.command_reference import members
 
 
 def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Every command, by its words after `prep`."""
+    """Yield every command with its words after `prep`."""
     for name, command in members(group or typer.main.get_command(app)).items():
         yield " ".join((*path, name)), command
         yield from commands(command, (*path, name))
@@ -53,7 +53,7 @@ def test_every_command_has_examples() -> None:
 
 
 @pytest.mark.parametrize("line", EXAMPLES)
-def test_every_example_is_one_that_its_command_takes(line: str) -> None:
+def test_every_example_is_valid(line: str) -> None:
     words = shlex.split(line)
     words = words[words.index("prep") + 1 :]
     name = next(name for name in COMMANDS if words[: len(name.split())] == name.split())
@@ -65,28 +65,28 @@ def test_every_example_is_one_that_its_command_takes(line: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["build", "build folder", "submit pbs"])
-def test_help_ends_with_the_examples_a_line_each(name: str) -> None:
+def test_help_ends_with_examples_one_per_line(name: str) -> None:
     shown = prep(*name.split(), "--help").stdout.splitlines()
     lines = examples(name)
     assert shown[-len(lines) - 1 :] == ["Examples:", *(f"  {line}" for line in lines)]
 
 
 @pytest.mark.parametrize("columns", [60, 100, 160])
-def test_help_fills_the_terminal_and_cuts_no_summary(columns: int) -> None:
+def test_help_uses_terminal_width_and_cuts_no_summary(columns: int) -> None:
     _, *lines = on_terminal("--help", columns=columns).decode().splitlines()
-    assert min(columns, 120) - 12 < max(map(len, lines)) <= columns - 2  # no sentence takes more than 130
+    assert min(columns, 120) - 12 < max(map(len, lines)) <= columns - 2  # no sentence is longer than 130
     assert not [line for line in lines if line.endswith("...")]
 
 
-def told(*words: str) -> str:
-    """What a mistyped command line is told."""
+def usage_message(*words: str) -> str:
+    """Return the message for a wrong command line."""
     with pytest.raises(USAGE_ERROR) as raised:
         app(words, prog_name="prep", standalone_mode=False)
     return usage_text(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["biuld", "folder", "a", "b"], "No such command 'biuld', did you mean build?"),
         (["submit", "slrum", "build"], "No such command 'slrum', expected one of slurm, pbs, did you mean slurm?"),
@@ -103,27 +103,27 @@ def told(*words: str) -> str:
         (["build"], "Missing kind, expected listed"),
     ],
 )
-def test_a_mistake_is_told_what_was_meant(words: list[str], said: str) -> None:
-    line = told(*words).replace(f"one of {', '.join(KINDS)}", "listed")
-    assert line.endswith(said)
-    assert line.lower().count("did you mean") == said.count("did you mean")
+def test_usage_error_suggests_similar_name(words: list[str], expected: str) -> None:
+    line = usage_message(*words).replace(f"one of {', '.join(KINDS)}", "listed")
+    assert line.endswith(expected)
+    assert line.lower().count("did you mean") == expected.count("did you mean")
     assert "Value error" not in line
 
 
-def test_a_mistake_is_told_which_help_to_read() -> None:
+def test_usage_error_names_the_help_to_read() -> None:
     assert_fails(prep("biuld"), 2, "did you mean build? (see prep --help)")
     assert_fails(
         prep("build", "folder", "a", "b", "--workers"), 2, "requires an argument", "(see prep build folder --help)"
     )
 
 
-def test_a_class_of_another_name_is_told_which_was_meant(tmp_path: Path) -> None:
+def test_unknown_class_suggests_similar_name(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", random_images(4))
-    assert "no class is named 'clas0'; did you mean class0" in told("ls", str(store), "--class", "clas0")
+    assert "no class is named 'clas0'; did you mean class0" in usage_message("ls", str(store), "--class", "clas0")
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["build", "folder", "pictures", "out"], "pictures: no folder in it; expected pictures/<class>/<picture>"),
         (["build", "imagenet", "train", "out"], "train: no picture in it; taken for class folders"),
@@ -136,8 +136,8 @@ def test_a_class_of_another_name_is_told_which_was_meant(tmp_path: Path) -> None
         (["sample", "store"], "store: exists and is not an empty folder; name a new one"),
     ],
 )
-def test_a_wrong_path_is_told_what_belongs_there(
-    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_wrong_path_error_says_what_was_expected(
+    words: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     make_store(tmp_path / "store", random_images(4))
@@ -150,7 +150,7 @@ def test_a_wrong_path_is_told_what_belongs_there(
         app(words, prog_name="prep", standalone_mode=False)
     error = raised.value
     line = str(failure_from(error, "prep") if isinstance(error, OSError) else error)
-    assert said in line.replace(f"{tmp_path}/", "")
+    assert expected in line.replace(f"{tmp_path}/", "")
 
 
 @pytest.mark.parametrize(
@@ -164,26 +164,26 @@ def test_a_wrong_path_is_told_what_belongs_there(
         ("1 kb", 1000),
     ],
 )
-def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
+def test_sizes_are_parsed(text: str, size: int) -> None:
     assert parse.byte_size(text) == size
 
 
-def test_a_size_that_is_none_is_named_with_its_flag() -> None:
-    with pytest.raises(typer.BadParameter, match=r"--cache 3x: expected a size as 32GiB, 10GB or 500MiB$"):
+def test_invalid_size_error_names_flag() -> None:
+    with pytest.raises(typer.BadParameter, match=r"--cache 3x: expected a size such as 32GiB, 10GB or 500MiB$"):
         parse.byte_size("3x", "--cache")
     with pytest.raises(typer.BadParameter, match="did you mean 32GiB"):
         parse.byte_size("32g", "--cache")
-    with pytest.raises(typer.BadParameter, match=r"--cache 32: 32 bytes hold no picture; did you mean 32GiB\?$"):
+    with pytest.raises(typer.BadParameter, match=r"--cache 32: 32 bytes cannot hold an image; did you mean 32GiB\?$"):
         parse.byte_size("32", "--cache")
 
 
-def test_those_that_work_can_be_quiet_and_logged() -> None:
+def test_all_other_commands_have_quiet_and_log() -> None:
     for name, command in COMMANDS.items():
         flags = {flag for param in command.params for flag in param.opts}
         assert (flags >= {"--quiet", "-q", "--log"}) == (name not in WITHOUT_LOG), name
 
 
-def test_quiet_commands_print_nothing_but_data(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quiet_prints_only_data(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     made = ["imagenet", str(tree), "out", "--size", "8"]
     for words in (
@@ -197,16 +197,16 @@ def test_quiet_commands_print_nothing_but_data(tree: Path, tmp_path: Path, monke
         ["show", "out"],
         ["convert", "out", "other", "--format", "hdf5"],
         ["stage", "out", "part", "--node-rank", "0", "--node-count", "2"],
-        ["export", "out", "pictures", "--as", "folder"],
+        ["export", "out", "images", "--as", "folder"],
     ):
         quiet = prep(*words, "-q")
         assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", ""), words
     assert json.loads(prep("verify", "out", "--quiet", "--json").stdout)["ok"]
     assert prep("info", "out").stdout.startswith("store ")  # the next command is not quiet
-    assert prep("verify", "out").stdout == "out: whole, 15 rows\n"
+    assert prep("verify", "out").stdout == "out: 15 rows intact\n"
 
 
-def test_quiet_commands_tell_errors_and_keep_their_exit_codes(tmp_path: Path) -> None:
+def test_quiet_prints_errors_and_keeps_exit_codes(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", random_images(9))
     os.truncate(store / "labels.npy", 100)
     quiet = prep("verify", store, "-q")
@@ -216,7 +216,7 @@ def test_quiet_commands_tell_errors_and_keep_their_exit_codes(tmp_path: Path) ->
 
 
 def on_terminal(*arguments: object, columns: int = 80, **variables: str) -> bytes:
-    """What `prep` prints on a terminal of its own."""
+    """Return what `prep` prints on a terminal."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     command = [sys.executable, "-m", "decodeonce.cli", *map(str, arguments)]
@@ -234,11 +234,11 @@ def on_terminal(*arguments: object, columns: int = 80, **variables: str) -> byte
 def _read(fd: int) -> bytes:
     try:
         return os.read(fd, 1 << 16)
-    except OSError:  # EIO, when the other end is closed
+    except OSError:  # EIO: the other end is closed
         return b""
 
 
-def test_quiet_commands_show_no_bar(tmp_path: Path) -> None:
+def test_quiet_shows_no_bar(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", random_images(9))
     assert b"9 rows" in on_terminal("verify", store, TERM="xterm")
     assert on_terminal("verify", store, "-q", TERM="xterm") == b""
@@ -248,7 +248,7 @@ def test_quiet_commands_show_no_bar(tmp_path: Path) -> None:
     ("environ", "coloured"),
     [({}, True), ({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)],
 )
-def test_colours_are_for_terminals_that_want_them(environ: dict[str, str], coloured: bool) -> None:
+def test_colours_are_only_for_terminals_that_allow_them(environ: dict[str, str], coloured: bool) -> None:
     script = (
         "from decodeonce.cli import command, output\n"
         "from tests.command import app\n"
@@ -264,12 +264,12 @@ def test_colours_are_for_terminals_that_want_them(environ: dict[str, str], colou
     assert os.read(ours, 1000) == (b"\x1b[31mbad \x1b[0m  all\r\n" if coloured else b"bad   all\r\n")
     os.close(ours)
     os.close(its)
-    if coloured:  # a pipe wants none
+    if coloured:  # not on a pipe
         assert subprocess.run(done, env=variables, check=True, capture_output=True).stdout == b"bad   all\n"
 
 
 def events(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log: each an object, with a time, in order."""
+    """Return the events of a log, and check that their times are in order."""
     found = [json.loads(line) for line in path.read_text().splitlines()]
     times = [event["time"] for event in found]
     assert times == sorted(times)
@@ -277,7 +277,7 @@ def events(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_log_tells_what_happened(tree: Path, tmp_path: Path) -> None:
+def test_log_records_start_progress_and_outcome(tree: Path, tmp_path: Path) -> None:
     words = ["build", "imagenet", tree, "out", "--size", 8, "--workers", 1, "--log", "log.jsonl"]
     assert prep_process(*words, cwd=tmp_path).returncode == 0
     start, *between, outcome = events(tmp_path / "log.jsonl")
@@ -299,11 +299,11 @@ def test_a_log_tells_what_happened(tree: Path, tmp_path: Path) -> None:
     assert outcome["seconds"] > 0
 
 
-def test_a_log_ends_with_the_outcome_and_goes_on_in_the_next_run(tmp_path: Path) -> None:
+def test_log_ends_with_outcome_and_next_run_appends(tmp_path: Path) -> None:
     file = tmp_path / "log.jsonl"
-    file.write_text('{"time": "2000-01-01T00:00:00.000+00:00", "event": "half"')  # as a full disk leaves it
+    file.write_text('{"time": "2000-01-01T00:00:00.000+00:00", "event": "half"')  # an incomplete line, from a full disk
     assert_fails(prep("finish", tmp_path / "out", "--log", file), 1, "no plan here")
-    assert_fails(prep("work", tmp_path / "out", "--task", 1, "--log", file), 2, "--task 1 of how many?")
+    assert_fails(prep("work", tmp_path / "out", "--task", 1, "--log", file), 2, "--task requires --tasks")
     found = [json.loads(line) for line in file.read_text().splitlines()[1:]]
     assert [event["event"] for event in found] == ["start", "message", "failed"] * 2
     assert [event["exit_code"] for event in found[2::3]] == [1, 2]
@@ -311,34 +311,34 @@ def test_a_log_ends_with_the_outcome_and_goes_on_in_the_next_run(tmp_path: Path)
     assert "no plan here" in found[2]["message"]
 
 
-def test_a_log_that_cannot_be_written_fails_nothing(tmp_path: Path) -> None:
+def test_unwritable_log_does_not_fail_command(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", random_images(9))
     result = prep_process("verify", store, "--log", "/dev/full")
-    assert (result.returncode, result.stdout) == (0, f"{store}: whole, 9 rows\n")
-    assert result.stderr == "prep: --log /dev/full: No space left on device; going on without it\n"
+    assert (result.returncode, result.stdout) == (0, f"{store}: 9 rows intact\n")
+    assert result.stderr == "prep: --log /dev/full: No space left on device; continuing without a log\n"
 
 
-def test_what_is_no_log_is_left_as_it_is(tmp_path: Path) -> None:
+def test_file_that_is_not_a_log_is_not_changed(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", random_images(9))
     for name in ("store.json", "samples.tsv", "images-00000.npy"):
         result = prep_process("verify", store, "--log", store / name)
-        assert (result.returncode, result.stdout) == (0, f"{store}: whole, 9 rows\n")
+        assert (result.returncode, result.stdout) == (0, f"{store}: 9 rows intact\n")
         assert result.stderr.endswith(
-            "holds something else than JSON lines, and is left as it is; going on without it\n"
+            "contains something other than JSON lines and was not changed; continuing without a log\n"
         )
 
 
-def test_a_pipe_that_nobody_empties_is_not_waited_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_log_to_full_pipe_does_not_block(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     os.mkfifo(tmp_path / "pipe")
     written = log.JsonLog(str(tmp_path / "pipe"))
     for _ in range(100):
-        written.message("x" * 3000)  # less than PIPE_BUF in all: written whole or not at all
-    assert capfd.readouterr().err.endswith("/pipe: Resource temporarily unavailable; going on without it\n")
+        written.message("x" * 3000)  # less than PIPE_BUF: written completely or not at all
+    assert capfd.readouterr().err.endswith("/pipe: Resource temporarily unavailable; continuing without a log\n")
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_a_closed_stream_changes_nothing(closed: str, tmp_path: Path) -> None:
-    """Nor is a file taken for it that is opened later: a build tells of itself, and is whole."""
+def test_closed_streams_do_not_matter(closed: str, tmp_path: Path) -> None:
+    """A file that is opened later must not get the number of a closed stream: the build logs and is intact."""
     make_tree(tmp_path / "src")
     build = f"build imagenet src out --size 8 --workers 1 --log log {closed}"
     verify = f"verify out {closed}"
@@ -350,32 +350,32 @@ def test_a_closed_stream_changes_nothing(closed: str, tmp_path: Path) -> None:
     assert events(tmp_path / "log")[-1]["event"] == "finished"
 
 
-def test_a_line_that_is_written_in_part_is_the_last(
+def test_log_stops_after_incomplete_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     written = log.JsonLog(str(tmp_path / "log"))
     monkeypatch.setattr(disk, "write", lambda fd, data: os.write(fd, data[:5]))
     for _ in range(2):
         written.message("hello")
-    assert capfd.readouterr().err.endswith("/log: only part of a line could be written; going on without it\n")
+    assert capfd.readouterr().err.endswith("/log: only part of a line could be written; continuing without a log\n")
     assert (tmp_path / "log").read_bytes() == b'{"tim'
 
 
-def test_a_log_that_cannot_be_made_is_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_log_that_cannot_be_created_warns_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     none = log.JsonLog(f"{tmp_path}/file/x")
     none.message("hello")
     none.end(0, "")
-    assert capfd.readouterr().err == f"prep: --log {tmp_path}/file/x: Not a directory; going on without it\n"
+    assert capfd.readouterr().err == f"prep: --log {tmp_path}/file/x: Not a directory; continuing without a log\n"
 
 
-def test_progress_is_logged_every_so_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_logged_at_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def rows(path: Path) -> list[int]:
         written = log.JsonLog(str(path))
         for number in range(5):
             written.progress({"rows": number})
         written.end(0, "")
-        written.end(75, "late")  # as a signal at the last moment
+        written.end(75, "late")  # as after a signal at the last moment
         assert [event["event"] for event in events(path) if "exit_code" in event] == ["finished"]
         return [event["rows"] for event in events(path) if event["event"] == "progress"]
 
@@ -384,12 +384,12 @@ def test_progress_is_logged_every_so_often(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(log, "PROGRESS_SECONDS", 0.0)
     assert rows(tmp_path / "often") == [0, 1, 2, 3, 4]
     monkeypatch.setattr(log, "PROGRESS_SECONDS", 20.0)
-    ticks = count(0, 10)  # seconds from look to look
+    ticks = count(0, 10)  # seconds between calls
     monkeypatch.setattr(time, "monotonic", lambda: float(next(ticks)))
     assert rows(tmp_path / "between") == [1, 3, 4]
 
 
-def test_jobs_log_into_a_folder_beside_their_scripts(tree: Path, tmp_path: Path) -> None:
+def test_jobs_log_into_folder_next_to_their_scripts(tree: Path, tmp_path: Path) -> None:
     words = ["submit", "slurm", "build", "imagenet", tree, tmp_path / "out", "--size", 8, "--tasks", 1, "--cpus", 1]
     assert prep(*words).returncode == 0
     subprocess.run(["bash", tmp_path / "out.jobs/plan.slurm"], check=True, capture_output=True)
