@@ -78,15 +78,15 @@ def test_error_is_one_line(arguments: list[str], code: int, expected: str, store
 def write_sources(root: Path) -> dict[str, Path]:
     """Write four images, each with a score and token ids, as a list, a tar and a table."""
     data, values = [jpeg(40, 40, seed=seed) for seed in range(4)], [(k / 4, [k, k + 1]) for k in range(4)]
-    for number, picture in enumerate(data):
-        (root / f"{number}.jpg").write_bytes(picture)
+    for number, image in enumerate(data):
+        (root / f"{number}.jpg").write_bytes(image)
     lines = [f"{number}.jpg\t0\t{score}\t{ids}\n" for number, (score, ids) in enumerate(values)]
     (root / "train.tsv").write_text("".join(["path\tlabel\tscore\tids\n", *lines]))
     facts = [{"score": score, "ids": ids} for score, ids in values]
     parts = [sample(f"{number}", data[number], cls=0, json=fact) for number, fact in enumerate(facts)]
     write_tar(root / "train.tar", [file for part in parts for file in part])
     columns = {
-        "image": parquet_images([(picture, f"{number}.jpg") for number, picture in enumerate(data)]),
+        "image": parquet_images([(image, f"{number}.jpg") for number, image in enumerate(data)]),
         "label": pa.array([0] * 4),
         "score": pa.array([score for score, _ in values]),
         "ids": pa.array([ids for _, ids in values]),
