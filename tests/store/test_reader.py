@@ -24,7 +24,7 @@ from decodeonce.store.checks import check_shard
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.hashing import file_chunks
 from decodeonce.store.manifest import Shard
-from decodeonce.store.select import selected_lines
+from decodeonce.store.select import matching_lines
 from decodeonce.store.table import Samples, read_rejects
 from tests.stores import make_store, random_images
 
@@ -352,7 +352,7 @@ UNREADABLE = Path("/proc/self/mem")  # opens, and reading its beginning is EIO
         lambda: list(read_rejects(UNREADABLE)),
         lambda: list(Samples(UNREADABLE, 1)),
         lambda: Samples(UNREADABLE, 1)[0],
-        lambda: list(selected_lines(UNREADABLE, range(1))),
+        lambda: list(matching_lines(UNREADABLE, range(1))),
     ],
 )
 def test_an_error_of_reading_names_the_file(read: Callable[[], object]) -> None:

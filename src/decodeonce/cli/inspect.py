@@ -221,7 +221,7 @@ def ls(store: StoreArgument, names: ClassOption = None, match: MatchOption = Non
 
 def _with_descriptions(store: Store, lines: Iterator[tuple[int, bytes]]) -> Iterator[bytes]:
     """Yield the header of samples.tsv and the lines, with descriptions of classes if any class has one."""
-    from decodeonce.store.table import escape, no_sample
+    from decodeonce.store.table import escape, invalid_sample_error
 
     with open(store.paths.samples, "rb") as file:
         header = next(file, b"")
@@ -235,7 +235,7 @@ def _with_descriptions(store: Store, lines: Iterator[tuple[int, bytes]]) -> Iter
         try:
             yield line.rstrip(b"\n") + b"\t" + descriptions[int(line.split(b"\t", 2)[1])] + b"\n"
         except (IndexError, ValueError):
-            raise no_sample(store.paths.samples, row) from None
+            raise invalid_sample_error(store.paths.samples, row) from None
 
 
 def _escaped(line: bytes) -> bytes:

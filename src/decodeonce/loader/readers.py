@@ -21,7 +21,13 @@ from decodeonce.loader.order import Rows
 from decodeonce.loader.settings import ReaderName
 from decodeonce.loader.slots import Pixels
 from decodeonce.store import Store, disk
-from decodeonce.store.checks import bad_row, check_file, check_in_place, check_shard, unreadable
+from decodeonce.store.checks import (
+    check_file,
+    check_not_replaced,
+    check_shard,
+    damaged_row_error,
+    unreadable_shard_error,
+)
 from decodeonce.store.hashing import first_wrong_row
 from decodeonce.store.layout import verify_command
 from decodeonce.store.regular_files import read_at, reading
@@ -88,13 +94,13 @@ class ShardFiles:
         try:
             check_shard(path, manifest.shards[shard], manifest.container)  # a file may change after a store is opened
             with reading(path, buffering=0) as file:
-                check_in_place(path.parent, manifest, path)
+                check_not_replaced(path.parent, manifest, path)
                 # The kernel's own read-ahead costs more than it gives: 1.45 GB/s of random rows from a cold disk with
                 # this, 0.94 without. Rows that are needed next are asked for explicitly: see read_ahead.py.
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
                 return os.dup(file.fileno())
         except OSError as error:
-            raise unreadable(path, error) from error
+            raise unreadable_shard_error(path, error) from error
 
 
 def ends_early(path: Path, found: int, expected: int) -> StoreError:
@@ -187,7 +193,7 @@ class Reader:
         checksums = self._checksums[rows].tolist()
         wrong = first_wrong_row(out.data.cast("B"), self._files.row_bytes, checksums)
         if wrong is not None:
-            raise bad_row(self._store.paths.root, self._store.manifest, int(rows[wrong]))
+            raise damaged_row_error(self._store.paths.root, self._store.manifest, int(rows[wrong]))
 
     def _prepare(self, rows: Rows) -> None:
         """Get ready to copy these rows; one thread calls this, before the others copy."""
@@ -204,7 +210,7 @@ class Reader:
             got = read_at(self._files.fd(span.shard), target, span.offset)
         except OSError as error:
             if error.errno in (errno.ESTALE, *SERVER_AWAY):
-                raise unreadable(path, error) from error
+                raise unreadable_shard_error(path, error) from error
             raise StoreError(f"{path}: row {row} cannot be read: {error.strerror}") from error
         if got < target.nbytes:
             raise ends_early(path, span.offset + got, span.offset + target.nbytes)

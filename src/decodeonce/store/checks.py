@@ -41,7 +41,7 @@ def check_store(root: Path) -> CheckedStore:
     return CheckedStore(paths, manifest, part)
 
 
-def unreadable(path: Path, error: OSError) -> StoreError | Stopped:
+def unreadable_shard_error(path: Path, error: OSError) -> StoreError | Stopped:
     """The error for a shard that the operating system does not open, map or read; Stopped if that may pass."""
     if error.errno in PASSING_ERRORS - {errno.EMFILE, errno.ENFILE}:
         return Stopped(f"{path}: {error.strerror}; {again(error)}")
@@ -49,13 +49,13 @@ def unreadable(path: Path, error: OSError) -> StoreError | Stopped:
     return StoreError(f"{path}: cannot be opened: {error.strerror}{advice}")
 
 
-def bad_row(root: Path, manifest: Manifest, row: int) -> StoreError:
+def damaged_row_error(root: Path, manifest: Manifest, row: int) -> StoreError:
     """The error for a checksum mismatch."""
     path = root / manifest.shard_of(row).file
     return StoreError(f"{path}: row {row} is not what was written; {repair_advice(path)}")
 
 
-def check_in_place(root: Path, manifest: Manifest, opened: Path) -> None:
+def check_not_replaced(root: Path, manifest: Manifest, opened: Path) -> None:
     """Raise StoreError unless the store of this manifest still lies at `root`, and no other, whose file was `opened`.
 
     For files opened just now: they stay what they are, whatever is removed, renamed or put there later.
@@ -64,7 +64,7 @@ def check_in_place(root: Path, manifest: Manifest, opened: Path) -> None:
     try:
         found = read_regular(path)
     except OSError as error:
-        raise unreadable(path if error.errno == errno.ENOENT else opened, error) from error
+        raise unreadable_shard_error(path if error.errno == errno.ENOENT else opened, error) from error
     # The manifest's own digest, not one of another store's that it holds: those are set in further.
     if b'\n "digest": "%s"' % manifest.digest.encode() not in found:
         raise StoreError(f"{root}: another store has taken the place of the one that was opened; open it again")

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from decodeonce.errors import StoreError
-from decodeonce.store.checks import check_in_place, check_size, unreadable
+from decodeonce.store.checks import check_not_replaced, check_size, unreadable_shard_error
 from decodeonce.store.layout import StorePaths
 from decodeonce.store.manifest import Manifest
 from decodeonce.store.part import rows_text
@@ -109,8 +109,8 @@ class Images:
             with reading(path) as file:
                 mapping = mmap.mmap(file.fileno(), shard.bytes, prot=mmap.PROT_READ)
         except OSError as error:
-            raise unreadable(path, error) from error
-        check_in_place(self._root, self._manifest, path)
+            raise unreadable_shard_error(path, error) from error
+        check_not_replaced(self._root, self._manifest, path)
         return np.frombuffer(mapping, np.uint8, offset=shard.data_offset).reshape(shard.rows, *self.shape[1:])
 
     def _locate(self, row: int) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from decodeonce.errors import StoreError
 from decodeonce.host import allow_open_files
-from decodeonce.store.checks import check_file, check_in_place, check_size, check_store
+from decodeonce.store.checks import check_file, check_not_replaced, check_size, check_store
 from decodeonce.store.class_words import with_words
 from decodeonce.store.images import Images, Pixels
 from decodeonce.store.layout import StorePaths, verify_command
@@ -103,7 +103,7 @@ class Store:
         """The other per-row arrays by name, each (count, ...), mapped read-only."""
         columns = {column.name: self.column(column) for column in self.manifest.columns}
         if columns:
-            check_in_place(self.paths.root, self.manifest, self.paths.manifest)
+            check_not_replaced(self.paths.root, self.manifest, self.paths.manifest)
         return columns
 
     def column(self, column: Column) -> NDArray[Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from decodeonce.store.manifest import ImageClass, overlap
 from decodeonce.store.reader import Store
 from decodeonce.store.regular_files import reading
-from decodeonce.store.table import no_sample, unescape
+from decodeonce.store.table import invalid_sample_error, unescape
 
 _ROWS = re.compile("(-?[0-9]{1,18})?:(-?[0-9]{1,18})?")
 
@@ -56,7 +56,7 @@ def labels_of(names: Sequence[str], classes: Sequence[ImageClass]) -> frozenset[
     return frozenset(label for label, name in enumerate(known) if name in wanted) if wanted else None
 
 
-def selected_lines(
+def matching_lines(
     path: Path, rows: range, labels: frozenset[int] | None = None, source: str | None = None
 ) -> Iterator[tuple[int, bytes]]:
     """(row, line) of the lines of a samples.tsv that are of these rows and labels, with sources like `source`."""
@@ -68,7 +68,7 @@ def selected_lines(
                 if chosen(encoded):
                     yield row, encoded
             except (ValueError, IndexError):
-                raise no_sample(path, row) from None
+                raise invalid_sample_error(path, row) from None
 
 
 def _chooser(labels: frozenset[int] | None, source: str | None) -> Callable[[bytes], bool]:
@@ -91,4 +91,4 @@ def select_lines(store: Store, selection: Selection) -> Iterator[tuple[int, byte
     ValueError if the store has no class of a name.
     """
     held = overlap(selection.numbers(len(store)), store.rows)
-    return selected_lines(store.paths.samples, held, labels_of(selection.classes, store.classes), selection.source)
+    return matching_lines(store.paths.samples, held, labels_of(selection.classes, store.classes), selection.source)

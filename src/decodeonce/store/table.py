@@ -114,7 +114,7 @@ def read_rejects(path: Path) -> Iterator[Reject]:
             yield Reject(source, reason, action)
 
 
-def no_sample(path: Path, row: int) -> StoreError:
+def invalid_sample_error(path: Path, row: int) -> StoreError:
     """The error for a line of a samples.tsv that cannot be parsed."""
     return StoreError(f"{path}: no sample in the line of row {row}; run {verify_command(path.parent)}")
 
@@ -171,7 +171,7 @@ class Samples(Sequence[Sample]):
         try:
             sample = parse_sample(encoded)
         except ValueError:
-            raise no_sample(self._path, row) from None
+            raise invalid_sample_error(self._path, row) from None
         if sample.row != row:
             raise StoreError(f"{self._path}: found row {sample.row}, expected {row}; run {self._verify}")
         return sample

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from decodeonce.errors import StoreError
 from decodeonce.store import Store
 from decodeonce.store.layout import verify_command
-from decodeonce.store.table import no_sample
+from decodeonce.store.table import invalid_sample_error
 
 Sides = NDArray[np.int64]
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
@@ -72,7 +72,7 @@ def read_sizes(store: Store, wanted: Set[bytes]) -> Sizes:
                 _, _, _, name, width, height, box, _ = line.split(b"\t")
                 sides.append(_box_sides(box) if box else (int(width), int(height)))
             except ValueError:
-                raise no_sample(path, row) from None
+                raise invalid_sample_error(path, row) from None
             boxes += bool(box)
             if name in wanted:
                 found.setdefault(name, row)

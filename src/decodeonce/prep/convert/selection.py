@@ -10,7 +10,7 @@ from decodeonce.prep.convert.merge import joined_classes
 from decodeonce.prep.convert.rows import StoreRows
 from decodeonce.prep.entry import name_bytes
 from decodeonce.prep.recipe import Sort
-from decodeonce.store.select import Selection, labels_of, selected_lines
+from decodeonce.store.select import Selection, labels_of, matching_lines
 
 Place = tuple[int, int]  # the number of a store, a row of it
 
@@ -55,7 +55,7 @@ class Chosen:
             start = max(self._numbers.start, first) - first
             rows = range(start, max(start, min(self._numbers.stop, end) - first))
             path = self._stores[unit].store.paths.samples
-            yield from ((unit, row) for row, _ in selected_lines(path, rows, self._own(unit), self._selection.source))
+            yield from ((unit, row) for row, _ in matching_lines(path, rows, self._own(unit), self._selection.source))
 
     def _own(self, unit: int) -> frozenset[int] | None:
         """The labels of the selected classes in one of the stores."""
