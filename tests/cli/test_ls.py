@@ -59,7 +59,7 @@ def test_ls_adds_class_descriptions_if_there_are_any(tmp_path: Path) -> None:
     for row in range(2):
         result = prep("ls", root, "--rows", f"{row}:")
         assert result.returncode == 1
-        assert f"samples.tsv: no sample in the line of row {row};" in result.stderr
+        assert f"samples.tsv: the line of row {row} is not a valid sample;" in result.stderr
 
 
 def test_control_characters_are_escaped_on_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_staged_part_lists_and_shows_its_rows(store: Path, tmp_path: Path) -> No
     ("verb", "flags", "expected"),
     [
         ("ls", ["--class", "clas1"], "no class is named 'clas1'; did you mean class1"),
-        ("show", ["--rows", "1:5:2"], "rows are '1:5:2', expected a range as 0:1000"),
+        ("show", ["--rows", "1:5:2"], "rows are '1:5:2', expected a range such as 0:1000"),
     ],
 )
 def test_wrong_filter_is_usage_error(store: Path, verb: str, flags: list[str], expected: str) -> None:
@@ -164,5 +164,5 @@ def test_invalid_line_is_an_error(store: Path, tmp_path: Path, damaged: bytes) -
     made = make_store(tmp_path / "b", random_images(5))
     lines = (made / "samples.tsv").read_bytes().splitlines(keepends=True)
     replace_file(made, "samples.tsv", b"".join([*lines[:5], damaged]))
-    with pytest.raises(StoreError, match="no sample in the line of row 4"):
+    with pytest.raises(StoreError, match="the line of row 4 is not a valid sample"):
         list(select_lines(open_store(made), Selection(source="*")))

@@ -65,7 +65,7 @@ def test_verify_names_rows_it_cannot_check(store: Path) -> None:
     damage(store / "checksums.npy", 128 + 16)
     result = prep("verify", store)
     assert result.returncode == 1
-    told = f"{store}: row 2 of images-00000.npy is not known to be right: checksums.npy is damaged"
+    told = f"{store}: row 2 of images-00000.npy cannot be checked, because checksums.npy is damaged"
     assert result.stderr.splitlines()[1] == f"prep: error: {told}"
     damage(store / "store.json", 9)
     result = prep("verify", store)
@@ -87,10 +87,8 @@ def test_verify_groups_rows_and_names_next_step(tmp_path: Path) -> None:
     result = prep("verify", store)
     lines = result.stderr.splitlines()
     assert (result.returncode, len(lines)) == (1, 20)
-    assert lines[0] == (
-        f"prep: error: {store}: rows 8..11 of images-00000.npy to images-00001.npy are not what was written"
-    )
-    assert lines[1] == f"prep: error: {store}: row 14 of images-00001.npy is not what was written"
+    assert lines[0] == f"prep: error: {store}: rows 8..11 of images-00000.npy to images-00001.npy are damaged"
+    assert lines[1] == f"prep: error: {store}: row 14 of images-00001.npy is damaged"
     assert lines[-1] == f"prep: error: {store}: run `prep repair {store} --from SRC`"
     for row in (1, 3, 5):
         damage(store / "images-00000.npy", 4096 + row * 144)

@@ -131,8 +131,8 @@ def test_damaged_checksums_are_reported_once(tmp_path: Path) -> None:
     root = make_store(tmp_path / "a", random_images(5))
     (root / "checksums.npy").write_bytes(b"\0" * (root / "checksums.npy").stat().st_size)
     result = prep("show", root, "--out", tmp_path / "sheet.png")
-    assert result.stderr.startswith(f"prep: note: {root}/checksums.npy: its bytes are not those written")
-    assert result.stderr.endswith("until then, no row can be checked\n")
+    assert result.stderr.startswith(f"prep: note: {root}/checksums.npy: damaged: xxh3_64 is")
+    assert result.stderr.endswith("until then no row can be checked\n")
     assert result.stderr.count("\n") == 1
 
 
@@ -242,7 +242,7 @@ def test_names_are_escaped_and_cut() -> None:
 def test_damaged_labels_are_an_error(tmp_path: Path) -> None:
     root = make_store(tmp_path / "a", random_images(5))
     (root / "labels.npy").write_bytes((root / "labels.npy").read_bytes()[:-1] + b"\1")
-    assert_fails(prep("show", root, "--out", tmp_path / "a.png"), 1, "labels.npy: its bytes are not those written")
+    assert_fails(prep("show", root, "--out", tmp_path / "a.png"), 1, "labels.npy: damaged: xxh3_64 is")
 
 
 def test_class_without_description_shows_only_name(tmp_path: Path) -> None:
@@ -342,4 +342,4 @@ def test_damaged_boxes_are_an_error(tmp_path: Path, column: str) -> None:
     root = with_boxes(tmp_path / "a", [[(0, 0, 9, 9)]], [[0]])
     path = root / f"{column}.npy"
     path.write_bytes(path.read_bytes()[:-1] + b"\1")
-    assert_fails(prep("show", root, "--out", tmp_path / "a.png"), 1, f"{column}.npy: its bytes are not those written")
+    assert_fails(prep("show", root, "--out", tmp_path / "a.png"), 1, f"{column}.npy: damaged: xxh3_64 is")

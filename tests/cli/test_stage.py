@@ -104,14 +104,14 @@ def test_failure_is_one_line(store: Path, tmp_path: Path) -> None:
     assert_fails(
         prep("stage", store, tmp_path / "p", "--node-rank", 0, "--node-count", COUNT + 1), 1, "no rows to stage"
     )
-    assert_fails(prep("stage", store, store / "p"), 1, "lies in the store to be staged")
+    assert_fails(prep("stage", store, store / "p"), 1, "is inside the store to be staged")
     assert_fails(prep("stage", tmp_path, tmp_path / "p"), 1, "not a store")
     assert_fails(prep("stage", store, "/proc/p"), 1, "/proc/p")
     damaged = Path(shutil.copytree(store, tmp_path / "damaged"))
     with open(damaged / "images-00001.npy", "r+b") as shard:
         shard.seek(4096 + 3 * 144)
         shard.write(bytes(144))
-    assert_fails(prep("stage", damaged, tmp_path / "p"), 1, "images-00001.npy: row 28 is not what was written")
+    assert_fails(prep("stage", damaged, tmp_path / "p"), 1, "images-00001.npy: row 28 does not match its checksum")
     assert_fails(prep("info", tmp_path / "p"), 1, "an unfinished part")
 
 

@@ -211,5 +211,5 @@ def test_more_shards_than_files_may_be_open_at_first(many_shards: Path, reader: 
 @pytest.mark.parametrize("reader", KINDS)
 def test_more_shards_than_files_may_be_open_at_all(many_shards: Path, reader: ReaderName) -> None:
     found = read_all(many_shards, reader, 128, 128)
-    assert found.endswith("cannot be opened: Too many open files; allow more of them with `ulimit -n`")
+    assert found.endswith("cannot be opened: Too many open files; raise the limit with `ulimit -n`")
     assert str(many_shards / "images-00") in found

@@ -72,7 +72,7 @@ def test_batches_and_state_are_those_of_a_loader_without(
 def test_no_batch_with_a_damaged_row_is_handed_out(copy: Path, reader: ReaderName, threads: int, row: int) -> None:
     with Loader(copy, batch_size=10, shuffle="none", reader=reader, threads=threads, verify=True) as loader:
         path = damage(copy, row, at=ROW_BYTES - 1)
-        told = f"{path}: row {row} is not what was written; run `prep repair {copy} --from SRC`"
+        told = f"{path}: row {row} does not match its checksum; run `prep repair {copy} --from SRC`"
         assert seen_until_refused(loader, told) == list(range(row // 10 * 10))
         damage(copy, row, at=ROW_BYTES - 1)  # as it was
         assert len(contents(loader, 1)) == COUNT // 10
@@ -89,7 +89,7 @@ def test_two_rows_exchanged_are_not_what_was_written(copy: Path, images: NDArray
         file.seek(DATA_OFFSET + 3 * ROW_BYTES)
         file.write(images[4].tobytes() + images[3].tobytes())
     with Loader(copy, batch_size=10, shuffle="none", verify=True) as loader:
-        assert seen_until_refused(loader, "row 3 is not what was written") == []
+        assert seen_until_refused(loader, "row 3 does not match its checksum") == []
 
 
 @pytest.mark.parametrize("at", [0, HASHED_AT_ONCE - 1, HASHED_AT_ONCE, 2 * HASHED_AT_ONCE, 219_999])
@@ -99,7 +99,7 @@ def test_every_piece_of_a_large_row_counts(tmp_path: Path, reader: ReaderName, a
     with Loader(store, batch_size=2, shuffle="none", reader=reader, threads=1, tail="keep", verify=True) as loader:
         assert len(contents(loader, 1)) == 3
         flip(store / "images-00000.npy", DATA_OFFSET + 3 * 220_000 + at)
-        assert seen_until_refused(loader, "row 3 is not what was written") == [0, 1]
+        assert seen_until_refused(loader, "row 3 does not match its checksum") == [0, 1]
 
 
 @pytest.mark.parametrize("name", ["checksums.npy", "weights.npy"])
@@ -108,7 +108,7 @@ def test_checksums_and_columns_are_looked_at_once_when_it_is_made(tmp_path: Path
     with Loader(store, batch_size=4, verify=True) as loader:
         assert len(contents(loader, 1)) == 2
     flip(store / name, 140)
-    with pytest.raises(StoreError, match=rf"{name}: its bytes are not those written"):
+    with pytest.raises(StoreError, match=rf"{name}: damaged: xxh3_64 is"):
         Loader(store, batch_size=4, verify=True)
     Loader(store, batch_size=4).close()
 
@@ -120,7 +120,7 @@ def test_rows_on_their_way_into_the_device_are_checked_and_not_again(copy: Path)
         assert len(contents(loader, 1)) == len(first)
         assert loader.stats()["cached_rows"] == COUNT
     with Loader(copy, batch_size=10, shuffle="none", cache="device", verify=True) as loader:
-        assert seen_until_refused(loader, "row 3 is not what was written") == []
+        assert seen_until_refused(loader, "row 3 does not match its checksum") == []
 
 
 def test_a_ranks_range_of_a_staged_part(store: Path, tmp_path: Path) -> None:
@@ -130,4 +130,4 @@ def test_a_ranks_range_of_a_staged_part(store: Path, tmp_path: Path) -> None:
     with Loader(part, verify=True, **settings) as staged, Loader(store, **settings) as whole:
         assert contents(staged, 1) == contents(whole, 1)
         damage(part, 37)
-        assert seen_until_refused(staged, "row 37 is not what was written") == [30, 31, 32, 33, 34]
+        assert seen_until_refused(staged, "row 37 does not match its checksum") == [30, 31, 32, 33, 34]

@@ -286,7 +286,7 @@ def test_a_shard_with_holes_has_no_head_until_all_its_rows_are_there(store: Path
     assert len(repair.unrepaired) == 2
     assert repair.unrepaired[0].endswith("images-00000.npy: not repaired until all its rows are (1 row to go)")
     assert f"row 2: {lost.relative_to(tree)}: not in {tree}" in repair.unrepaired[1]
-    with pytest.raises(StoreError, match="does not begin as an npy file"):
+    with pytest.raises(StoreError, match="does not begin like an npy file"):
         open_store(store)
     repaired(store, tree, 1, ["images-00000.npy"])
     assert tree_bytes(store) == whole
@@ -478,7 +478,7 @@ def test_a_shard_that_is_a_link_is_not_written(store: Path, tree: Path, tmp_path
     repair = repair_store(store, tree)
     assert repair.repaired_rows == 1
     assert len(repair.unrepaired) == 1 + bad_shard
-    assert "a symbolic link, and nothing is written through links in a store; put the file" in repair.unrepaired[0]
+    assert "decodeonce does not write through links in a store; put the file" in repair.unrepaired[0]
     assert "row 5: " in repair.unrepaired[-1]
     assert (tmp_path / "elsewhere.npy").read_bytes() == before
     (store / "images-00001.npy").unlink()
@@ -579,7 +579,7 @@ def test_a_second_repair_says_that_it_waits(store: Path, caplog: pytest.LogCaptu
     finally:
         logging.getLogger("decodeonce").removeHandler(freeing)
         os.close(held)
-    assert caplog.messages == [f"{store}: waits for another `prep repair` or `prep column`, which is at it"]
+    assert caplog.messages == [f"{store}: waiting for another `prep repair` or `prep column` to finish"]
 
 
 @pytest.mark.parametrize("name", ["store.json", "stage.json"])

@@ -151,7 +151,7 @@ def test_a_damaged_file_is_told_and_the_rest_is_shown(
     (tmp_path / "a" / name).write_bytes(content[:-9] + b"\0" * 9 if content[-9:] != b"\0" * 9 else content[:-1] + b"\1")
     report(tmp_path / "a", tmp_path / "a.html")
     notes = capsys.readouterr().err.splitlines()
-    assert notes[0].startswith(f"prep: note: {tmp_path / 'a' / name}: its bytes are not those written")
+    assert notes[0].startswith(f"prep: note: {tmp_path / 'a' / name}: damaged: xxh3_64 is")
     assert len(notes) == (1 if name == "checksums.npy" else 2)
     read = Outline((tmp_path / "a.html").read_bytes())
     assert [section["id"] for section in read.all("section")] == SECTIONS

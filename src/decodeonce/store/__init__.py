@@ -1,6 +1,6 @@
-"""The store: its format, its reader and its checks. Imports neither prep nor loader.
+"""The store: read, verify, stage and extend it. Imports neither prep nor loader.
 
-The names below are imported when first used, so that `prep --help` needs no NumPy.
+The names below are imported when they are first used, so that `prep --help` needs no NumPy.
 """
 
 from __future__ import annotations

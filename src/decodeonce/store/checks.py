@@ -1,4 +1,4 @@
-"""Check that files are those that the manifest describes, and word the errors if they are not."""
+"""Check files against the manifest, and build the errors for files that do not match it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from decodeonce.store.regular_files import read_regular, reading
 
 
 class CheckedStore(NamedTuple):
-    """The facts of a store, or of a staged part, whose files have the sizes and heads of its manifest."""
+    """A store or staged part whose file sizes and shard headers match its manifest."""
 
     paths: StorePaths
     manifest: Manifest
@@ -25,12 +25,16 @@ class CheckedStore(NamedTuple):
 
     @property
     def rows(self) -> range:
-        """The rows whose images are here."""
+        """The rows whose images this folder holds."""
         return self.part.held if self.part else range(self.manifest.count)
 
 
 def check_store(root: Path) -> CheckedStore:
-    """Read the manifest of a store, and check the sizes and heads of its files; no row is read. Raises StoreError."""
+    """Read a store's manifest and check all file sizes and shard headers, without reading rows.
+
+    Raises:
+        StoreError: If the manifest, a size or a header is wrong.
+    """
     paths = StorePaths(root)
     manifest = read_manifest(paths.manifest)
     part = read_part(paths.part, manifest)
@@ -42,41 +46,42 @@ def check_store(root: Path) -> CheckedStore:
 
 
 def unreadable_shard_error(path: Path, error: OSError) -> StoreError | Stopped:
-    """The error for a shard that the operating system does not open, map or read; Stopped if that may pass."""
+    """Convert an OSError from opening, mapping or reading a shard. Stopped means that a retry may succeed."""
     if error.errno in PASSING_ERRORS - {errno.EMFILE, errno.ENFILE}:
         return Stopped(f"{path}: {error.strerror}; {again(error)}")
-    advice = "; allow more of them with `ulimit -n`" if error.errno == errno.EMFILE else ""
+    advice = "; raise the limit with `ulimit -n`" if error.errno == errno.EMFILE else ""
     return StoreError(f"{path}: cannot be opened: {error.strerror}{advice}")
 
 
 def damaged_row_error(root: Path, manifest: Manifest, row: int) -> StoreError:
     """The error for a checksum mismatch."""
     path = root / manifest.shard_of(row).file
-    return StoreError(f"{path}: row {row} is not what was written; {repair_advice(path)}")
+    return StoreError(f"{path}: row {row} does not match its checksum; {repair_advice(path)}")
 
 
 def check_not_replaced(root: Path, manifest: Manifest, opened: Path) -> None:
-    """Raise StoreError unless the store of this manifest still lies at `root`, and no other, whose file was `opened`.
+    """Raise StoreError if another store has replaced the one at `root`, so that `opened` may belong to the other store.
 
-    For files opened just now: they stay what they are, whatever is removed, renamed or put there later.
+    Call this right after a file was opened. An open file does not change when its name is removed or replaced later.
     """
     path = StorePaths(root).manifest
     try:
         found = read_regular(path)
     except OSError as error:
         raise unreadable_shard_error(path if error.errno == errno.ENOENT else opened, error) from error
-    # The manifest's own digest, not one of another store's that it holds: those are set in further.
+    # With this indent it is the manifest's own digest. Digests of other stores are indented further.
     if b'\n "digest": "%s"' % manifest.digest.encode() not in found:
-        raise StoreError(f"{root}: another store has taken the place of the one that was opened; open it again")
+        raise StoreError(f"{root}: the store was replaced after it was opened; open it again")
 
 
 def check_size(path: Path, expected: int, *, longer_is_fine: bool = False) -> None:
-    """Raise StoreError unless the file has the size its manifest gives."""
+    """Raise StoreError unless the file has the size that the manifest states."""
     try:
         status = path.stat()
     except FileNotFoundError:
-        away = missing_advice(path.parent)
-        raise StoreError(f"{path}: missing, expected a file of {expected} bytes; {away}{repair_advice(path)}") from None
+        server = missing_advice(path.parent)
+        what = f"missing, expected a file of {expected} bytes"
+        raise StoreError(f"{path}: {what}; {server}{repair_advice(path)}") from None
     if not stat.S_ISREG(status.st_mode):
         what = f"a folder, pipe or device, expected a file of {expected} bytes"
         raise StoreError(f"{path}: {what}; remove it, then {repair_advice(path)}")
@@ -86,21 +91,19 @@ def check_size(path: Path, expected: int, *, longer_is_fine: bool = False) -> No
 
 
 def check_file(path: Path, facts: SmallFile) -> None:
-    """Raise StoreError unless a small file has the size and digest of its manifest."""
+    """Raise StoreError unless a small file has the size and digest that the manifest states."""
     check_size(path, facts.bytes)
     if (found := file_hexdigest(file_chunks(path))) != facts.xxh3:
-        wrong = f"its bytes are not those written: xxh3_64 {found}, expected {facts.xxh3}"
-        raise StoreError(f"{path}: {wrong}; {repair_advice(path)}")
+        raise StoreError(f"{path}: damaged: xxh3_64 is {found}, expected {facts.xxh3}; {repair_advice(path)}")
 
 
 def check_shard(path: Path, shard: Shard, container: str) -> bytes:
-    """Return the head of a shard; raise StoreError unless its size, magic and head are as the manifest says."""
+    """Return a shard's header. Raise StoreError unless its size, magic bytes and header match the manifest."""
     check_size(path, shard.bytes, longer_is_fine=True)
     with reading(path, buffering=0) as file:
         head = file.read(shard.data_offset)
     if not head.startswith(CONTAINERS[container].magic):
-        raise StoreError(f"{path}: does not begin as an {container} file does; {repair_advice(path)}")
+        raise StoreError(f"{path}: does not begin like an {container} file; {repair_advice(path)}")
     if hexdigest(head) != shard.meta_xxh3:
-        wrong = f"its first {shard.data_offset} bytes are not those written"
-        raise StoreError(f"{path}: {wrong}; {repair_advice(path)}")
+        raise StoreError(f"{path}: its header (first {shard.data_offset} bytes) is damaged; {repair_advice(path)}")
     return head

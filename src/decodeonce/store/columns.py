@@ -1,7 +1,7 @@
-"""Columns of your own in a finished store: added or removed, and the manifest signed again as the last step.
+"""Add columns to a finished store, or remove them. Signing the manifest again is the last step of adding.
 
-If a call is killed, the store is valid, with the column or without it. If the column is to be added, the same call
-completes it. If it was removed, its file may be left; the same call says so.
+If a call is killed, the store stays valid, either with or without the column. Repeat the call to finish adding a
+column. A killed removal may leave the column's file behind; the same call then reports it.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from decodeonce.store.regular_files import read_regular, reading
 from decodeonce.store.signed import sign
 from decodeonce.store.writer import write_array
 
-RESERVED = {"labels", "checksums", *BOX_COLUMNS}  # what builds themselves write
+RESERVED = {"labels", "checksums", *BOX_COLUMNS}  # written by builds
 COPIED_AT_ONCE = 1 << 22  # bytes
 
 
 def column_file(name: str) -> str:
-    """The file of the column `name`; ValueError if a column cannot have this name."""
+    """Return the file name of the column `name`. Raise ValueError if a column cannot have this name."""
     file = f"{name}.npy"
     if not name.isprintable() or "/" in name or name.startswith((".", "images-")) or len(file.encode()) > 255:
         expected = "expected printable characters without '/', at most 251 bytes, not starting with '.' or 'images-'"
@@ -55,9 +55,9 @@ def column_file(name: str) -> str:
 
 
 def read_numbers(path: str | os.PathLike[str]) -> NDArray[Any]:
-    """Map the array in an npy file; StoreError if it is none."""
+    """Map the array in an npy file. Raise StoreError if the file holds no array of numbers."""
     try:
-        with reading(Path(path)):  # which refuses pipes
+        with reading(Path(path)):  # refuses pipes, which open_memmap would wait for
             array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
     except (ValueError, EOFError) as error:
         expected = "expected an npy file of numbers, as numpy.save writes it; for text, store its token ids"
@@ -66,23 +66,27 @@ def read_numbers(path: str | os.PathLike[str]) -> NDArray[Any]:
 
 
 def add_column(path: str | os.PathLike[str], name: str, values: NDArray[Any]) -> Column:
-    """Add a column of numbers to the finished store at `path`, checksummed and signed like the rest of it.
+    """Add a column of numbers to the finished store at `path`, with checksum and signature like its other files.
 
-    If the store has this very column, only its file is written again.
+    If the store already has this column with the same values, only its file is written again.
 
     Args:
-        path: The store. A staged part is refused: stage it again after the store has the column.
-        name: The column's name, that of its file without ".npy".
-        values: Booleans, integers or floats, (count, ...), in the order of the rows. It may be a mapping: it is copied
-            piece by piece.
+        path: Path to a finished store. A staged part is refused: add the column to the store, then stage it again.
+        name: Name of the column, and of its file without ".npy". At most 251 bytes.
+        values: Booleans, integers or floats of at most 8 bytes, shape (count, ...), in row order. The array may be
+            memory-mapped: 4 MiB are copied at a time.
 
     Returns:
         The column as the manifest describes it.
 
     Raises:
-        ValueError: If the name or the array cannot be a column's.
-        StoreError: If `path` is no store, or has another column or file of this name.
+        ValueError: If the name, dtype or shape is not allowed.
+        StoreError: If `path` is not a store, or already has a different column or file with this name.
         OSError: If the disk fails.
+
+    Example:
+        >>> add_column("train.store", "score", np.load("scores.npy"))
+        >>> open_store("train.store").columns["score"]
     """
     file, dtype = column_file(name), values.dtype.newbyteorder("<")
     if dtype.kind not in "biuf" or dtype.itemsize > 8 or dtype.hasobject:
@@ -95,11 +99,11 @@ def add_column(path: str | os.PathLike[str], name: str, values: NDArray[Any]) ->
         column = Column(name, file, dtype.str, values.shape[1:])
         is_new = column not in manifest.columns
         if is_new and (file in manifest.files or name in [known.name for known in manifest.columns]):
-            raise _other(paths, name)
+            raise _name_taken_error(paths, name)
         target = paths.root / file
-        there = None if is_new else manifest.files[file]
-        if is_new and os.path.lexists(target):  # of a call that was killed, or somebody's own
-            there = SmallFile(target.stat().st_size, file_hexdigest(file_chunks(target)))
+        existing = None if is_new else manifest.files[file]
+        if is_new and os.path.lexists(target):  # left by a killed call, or the user's own file
+            existing = SmallFile(target.stat().st_size, file_hexdigest(file_chunks(target)))
         rows = max(1, COPIED_AT_ONCE // (dtype.itemsize * math.prod(column.shape)))
         written = write_array(
             target,
@@ -107,61 +111,65 @@ def add_column(path: str | os.PathLike[str], name: str, values: NDArray[Any]) ->
             dtype,
             (values[first : first + rows] for first in range(0, manifest.count, rows)),
             scratch=paths.repair,
-            expected=there,
-            otherwise=str(_other(paths, name)),
+            expected=existing,
+            otherwise=str(_name_taken_error(paths, name)),
         )
         if is_new:
             facts["columns"].append(asdict(column))
             facts["files"][file] = asdict(written)
-            _write(paths, facts)
+            _write_manifest(paths, facts)
     return column
 
 
 def remove_column(path: str | os.PathLike[str], name: str) -> None:
     """Remove a column from the finished store at `path`: first from the manifest, then its file.
 
+    Args:
+        path: Path to a finished store. A staged part is refused.
+        name: Name of the column.
+
     Raises:
-        StoreError: If `path` is no store, or has no column of this name.
+        StoreError: If `path` is not a store, or has no column with this name.
         OSError: If the disk fails.
     """
     with _changing(path) as (paths, manifest, facts):
         files = [column.file for column in manifest.columns if column.name == name]
         if not files:
             names = ", ".join(column.name for column in manifest.columns) or "none"
-            told = f"{paths.root}: no column {name!r}, expected one of its columns: {names}"
-            left = paths.root / f"{name}.npy"
-            if left.name not in manifest.files and os.path.lexists(left):
-                told += f"; {left.name} is no part of the store; if you do not need it, run: rm {quoted(str(left))}"
-            raise StoreError(told)
+            message = f"{paths.root}: no column {name!r}, expected one of its columns: {names}"
+            file = paths.root / f"{name}.npy"
+            if file.name not in manifest.files and os.path.lexists(file):
+                message += f"; {file.name} is not part of the store; to delete it, run: rm {quoted(str(file))}"
+            raise StoreError(message)
         facts["columns"] = [column for column in facts["columns"] if column["name"] != name]
         del facts["files"][files[0]]
         if name == BOX_LABELS:
             facts.pop("box_classes", None)
-        _write(paths, facts)
+        _write_manifest(paths, facts)
         remove_file(paths.root / files[0])
 
 
 @contextmanager
 def _changing(path: str | os.PathLike[str]) -> Iterator[tuple[StorePaths, Manifest, dict[str, Any]]]:
-    """Hold the lock that repairs hold; give the manifest, also as facts with all keys that this release ignores."""
+    """Hold the lock that repairs also take. Yield the manifest twice: parsed, and as JSON with unknown keys."""
     paths = StorePaths(Path(path))
-    read_manifest(paths.manifest)  # which says what is there if it is no store
+    read_manifest(paths.manifest)  # raises an error that describes the path if it is not a store
     if paths.part.exists():
         raise StoreError(f"{paths.root}: a staged part; change the columns of the whole store, then stage it again")
     with locked(paths.repair, waits_for="another `prep repair` or `prep column`"):
-        make_folder(paths.repair)  # `locked` makes none on a read-only file system, where this is an error
-        empty_folder(paths.repair, keep=LOCK)  # of a run that was killed
+        make_folder(paths.repair)  # fails on a read-only file system, where `locked` does nothing
+        empty_folder(paths.repair, keep=LOCK)  # remove what a killed run left
         encoded = read_regular(paths.manifest)
         yield paths, parse_manifest(encoded, paths.manifest), json.loads(encoded)
 
 
-def _write(paths: StorePaths, facts: dict[str, Any]) -> None:
+def _write_manifest(paths: StorePaths, facts: dict[str, Any]) -> None:
     encoded = sign(facts)
-    parse_manifest(encoded, paths.manifest)  # raises StoreError before anything that readers refuse is written
+    parse_manifest(encoded, paths.manifest)  # raises StoreError instead of writing a manifest that readers refuse
     write_atomic(paths.manifest, [encoded], scratch=paths.repair)
 
 
-def _other(paths: StorePaths, name: str) -> StoreError:
+def _name_taken_error(paths: StorePaths, name: str) -> StoreError:
     remove = f"prep column remove {quoted(str(paths.root))} {quoted(name)}"
-    other = f"has another column, or another file, {column_file(name)!r}"
-    return StoreError(f"{paths.root}: {other}; remove it first (`{remove}`, or `rm`), or choose another name")
+    taken = f"already has a different column or file {column_file(name)!r}"
+    return StoreError(f"{paths.root}: {taken}; remove it first (`{remove}`, or `rm`), or choose another name")

@@ -1,4 +1,4 @@
-"""The containers a shard may be in; a new one is a module with these members and a line in `CONTAINERS`."""
+"""The file formats of shards. To add one, write a module with the members of `Container` and extend `CONTAINERS`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from decodeonce.store.npy import NpyContainer
 
 
 class Container(Protocol):
-    """How a shard's rows are wrapped; the rows themselves lie contiguous from `data_offset` in every container.
+    """A shard's file format: a header, then the rows. In every format the rows are contiguous from `data_offset`.
 
     Attributes:
-        suffix: The end of a shard's name.
-        magic: The bytes that every shard begins with.
+        suffix: End of a shard's file name.
+        magic: First bytes of every shard.
     """
 
     suffix: str
     magic: bytes
 
     def head(self, shape: tuple[int, int, int, int], *, size: int, scratch: Path) -> bytes:
-        """The `size` bytes before the first row of a shard of `shape` (rows, H, W, C)."""
+        """Return the header of a shard with `shape` (rows, H, W, C): the `size` bytes before its first row."""
 
 
 CONTAINERS: dict[str, Container] = {"npy": NpyContainer(), "hdf5": Hdf5Container()}

@@ -1,4 +1,4 @@
-"""Copy rows of a store into the shards of a part, piece by piece; each row is checked while it is in memory."""
+"""Copy rows of a store into the shards of a staged part, in pieces. Each row is verified while it is in memory."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ def copy_rows(
     resumed: bool,
     progress: Callable[[int], None],
 ) -> int:
-    """Copy rows of a store into the shards in the folder `dest`, which have their size already.
+    """Copy rows of a store into the shards in the folder `dest`. The shards must already have their full size.
 
     Args:
         source: The store.
         dest: The folder of the part.
         rows: The rows to copy.
-        checksums: (len(rows),) uint64, the checksums of these rows.
-        threads: Number of pieces that are copied at the same time.
-        resumed: Whether an earlier attempt may have copied some; those that are right are not copied again.
-        progress: Called with the number of rows since its last call.
+        checksums: Checksums of these rows, uint64 (len(rows),).
+        threads: Number of pieces copied at the same time.
+        resumed: Whether an earlier attempt may have copied some rows. Pieces that are already right are skipped.
+        progress: Called with the number of rows since the last call.
 
     Returns:
-        The number of rows that were copied.
+        The number of copied rows.
 
     Raises:
-        StoreError: If a row of the store is not what was written.
+        StoreError: If a row of the store is damaged.
     """
     total = 0
     with ExitStack() as opened, ThreadPoolExecutor(threads) as pool:
@@ -58,12 +58,12 @@ def copy_rows(
                 total += copied
                 progress(len(piece.rows))
         finally:
-            pool.shutdown(cancel_futures=True)  # after an error each thread ends with its piece
+            pool.shutdown(cancel_futures=True)  # after an error, each thread stops at the end of its piece
     return total
 
 
 class _RowCopier:
-    """The open shards of both sides, and a buffer for each thread."""
+    """Copies pieces between open shards, with one buffer per thread."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class _RowCopier:
             self._targets[shard.file] = opened.enter_context(ShardFile(dest / shard.file))
 
     def copy(self, piece: Piece) -> int:
-        """Copy a piece unless it is there already; return the number of rows that were copied."""
+        """Copy a piece unless it is already there, and return the number of copied rows."""
         buffer = self._buffers.get()
         try:
             return self._copy_through(buffer[: piece.nbytes], piece)
@@ -108,19 +108,20 @@ class _RowCopier:
             expected = f"expected {piece.shard.bytes}; run {verify_command(self._root)}"
             raise StoreError(f"{path}: ends at byte {piece.offset + got}, {expected}")
         if (bad := self._bad_row(data, piece)) is not None:
-            raise StoreError(f"{path}: row {bad} is not what was written; run {verify_command(self._root)}")
+            raise StoreError(f"{path}: row {bad} does not match its checksum; run {verify_command(self._root)}")
         target.write(data, piece.offset)
         return len(piece.rows)
 
     def _bad_row(self, data: memoryview, piece: Piece) -> int | None:
-        """The number of the first of a piece's rows that has another checksum."""
+        """Return the number of the piece's first row with a wrong checksum."""
         first, last = (row - self._first_row for row in (piece.rows.start, piece.rows.stop))
         index = first_wrong_row(data, self._row_bytes, self._checksums[first:last].tolist())
         return None if index is None else piece.rows[index]
 
 
 def _advise(fd: int) -> None:
-    """Have the kernel read far ahead, and keep what others use rather than these pages (NOREUSE: Linux 6.3)."""
-    # Eight threads, cold, GB/s: 0.8 to 1.3 without, 1.5 to 1.9 with SEQUENTIAL, 1.1 to 1.4 with WILLNEED a piece.
+    """Ask the kernel to read far ahead, and to evict these pages before those of others (NOREUSE: Linux 6.3)."""
+    # GB/s with eight threads and a cold cache: 0.8 to 1.3 without advice, 1.5 to 1.9 with SEQUENTIAL, 1.1 to 1.4 with
+    # WILLNEED per piece.
     for advice in (os.POSIX_FADV_SEQUENTIAL, os.POSIX_FADV_NOREUSE):
         os.posix_fadvise(fd, 0, 0, advice)

@@ -1,12 +1,12 @@
-"""The system calls by which anything is made, changed or removed, and those that read what a build is made of.
+"""The system calls that create, change or remove files, and those that read the files of a build.
 
-Whatever a build, a store, a part or an export writes goes through these, called as `disk.NAME`: nothing else in
-`store` and `prep` changes a file (a test parses for it). So a test puts a double here that fails, kills the process or
-forgets what was not flushed, at every call in turn.
+Builds, stores, parts and exports write only through these functions, called as `disk.NAME`. No other module of `store`
+and `prep` changes a file; a test parses the code to ensure this. Tests replace these functions to fail, to kill the
+process or to lose unflushed data at every call.
 
-No call follows a symbolic link below a store's root: not one in the place of a file, nor one in the place of a private
-folder or of anything in it. An unpacked store from somebody else may hold links to anywhere. Links on the way to the
-root are the user's own, and are followed.
+No call follows a symbolic link below a store's root, because a store from an archive may hold links to anywhere. This
+holds for the store's files, for its private folders and for everything in those. Links on the way to the root belong
+to the user and are followed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 
 from decodeonce.store.layout import INSIDE_PRIVATE, PRIVATE_FOLDER
 
-LINK = "a symbolic link, and nothing is written through links in a store"
-# Never for everybody to write, whatever the umask.
+LINK = "a symbolic link, but decodeonce does not write through links in a store"
+# Never writable by others, even if the umask allows it.
 FILE_MODE, FOLDER_MODE = 0o664, 0o775
 
 write = os.write
@@ -34,7 +34,7 @@ fdatasync = os.fdatasync
 
 
 def open_file(path: Path, flags: int) -> int:
-    """A descriptor of a file, which `flags` of os.open may make."""
+    """Open a file with the flags of os.open, without following a link, and return its descriptor."""
     with _parent(path) as (folder, name):
         try:
             return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE, dir_fd=folder)
@@ -43,7 +43,7 @@ def open_file(path: Path, flags: int) -> int:
 
 
 def replace(source: Path, dest: Path) -> None:
-    """Rename `source` to `dest`, in the place of a file that is there."""
+    """Rename `source` to `dest`, and replace a file that is already there."""
     with _parent(source) as (from_folder, from_name), _parent(dest) as (to_folder, to_name):
         os.replace(from_name, to_name, src_dir_fd=from_folder, dst_dir_fd=to_folder)
 
@@ -61,27 +61,27 @@ def rmdir(path: Path) -> None:
 
 
 def close(fd: int) -> None:
-    """Close a descriptor. An error here tells nothing new, and would hide the one that led to it.
+    """Close a descriptor and ignore errors, which would hide the error that led here.
 
-    What was written is flushed before. The system closes the descriptor even when it reports an error, as FUSE does
-    when the server is away.
+    Written data has been flushed by then. The system closes the descriptor even if it reports an error, as FUSE does
+    when its server is unreachable.
     """
     with suppress(OSError):
         os.close(fd)
 
 
 def mkdir(path: Path) -> None:
-    """Make one folder."""
+    """Create one folder."""
     with _parent(path) as (folder, name):
         os.mkdir(name, FOLDER_MODE, dir_fd=folder)
 
 
 @contextmanager
 def _parent(path: Path) -> Iterator[tuple[int | None, str]]:
-    """The parent folder of `path` as a descriptor, and the name in it; no descriptor outside of private folders.
+    """Yield a descriptor of the parent folder of `path`, and the name in it. Outside private folders: None and `path`.
 
-    From the innermost private folder on, each folder is opened in turn, none through a link. Errors name `path`.
-    A folder of the user's own with such a name is no private one: what lies in it has other names.
+    Folders are opened one by one from the innermost private folder on, never through a link. Errors name `path`.
+    A user's own folder may have the name of a private one. It is not private if the folders in it have other names.
     """
     parts = path.parts
     private = [
@@ -114,10 +114,10 @@ def _link_error(path: Path) -> OSError:
 
 
 def fallocate(fd: int, offset: int, nbytes: int) -> None:
-    """Reserve space with fallocate(2); OSError with EOPNOTSUPP, ENOSYS or EINVAL if the file system has no such thing.
+    """Reserve space with fallocate(2). OSError has EOPNOTSUPP, ENOSYS or EINVAL if the file system lacks it.
 
-    Not os.posix_fallocate: glibc emulates it by writing into every page, which on NFS takes hours and races with
-    other writers.
+    os.posix_fallocate does not suit: glibc emulates it by writing into every page, which takes hours on NFS and races
+    with other writers.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]

@@ -1,4 +1,4 @@
-"""Durable changes: what these functions wrote, made or removed stays so after the machine has crashed."""
+"""Durable changes to files and folders: they survive a crash of the machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from decodeonce.errors import naming
 from decodeonce.store import disk
 from decodeonce.store.regular_files import REPLACED, reading
 
-GATHERED = 1 << 20  # small chunks are written so many bytes at a time
+BUFFER_BYTES = 1 << 20  # small chunks are collected up to this size before a write
 _FALLOC_UNSUPPORTED = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 _UNFLUSHABLE = {errno.EINVAL, errno.EBADF, errno.EROFS}
 
@@ -22,16 +22,17 @@ _UNFLUSHABLE = {errno.EINVAL, errno.EBADF, errno.EROFS}
 
 
 def write_atomic(path: Path, chunks: Iterable[bytes | memoryview], *, scratch: Path | None = None) -> None:
-    """Make `path` hold the chunks, whole or not at all, durably: temporary file, fsync, rename, fsync of the folder.
+    """Write the chunks to `path` durably, completely or not at all: temporary file, fsync, rename, fsync of the folder.
 
-    The temporary file, which a kill leaves, lies in `scratch` (default: path's folder) on the same file system.
+    The temporary file is created in `scratch` (default: the folder of `path`), which must be on the same file system.
+    A killed process leaves it there.
     """
     temporary = (scratch or path.parent) / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
     try:
         with naming(path):
             fd = disk.open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             try:
-                for data in _gathered(chunks):
+                for data in _collected(chunks):
                     append(fd, data)
                 disk.fsync(fd)
             finally:
@@ -44,14 +45,14 @@ def write_atomic(path: Path, chunks: Iterable[bytes | memoryview], *, scratch: P
     sync_folder(path.parent)
 
 
-def _gathered(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | bytearray | memoryview]:
-    """The same bytes in pieces that are worth a system call each."""
+def _collected(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | bytearray | memoryview]:
+    """Join small chunks to save system calls."""
     small = bytearray()
     for chunk in chunks:
-        if len(small) + len(chunk) > GATHERED:
+        if len(small) + len(chunk) > BUFFER_BYTES:
             yield small
             small = bytearray()
-        if len(chunk) > GATHERED:
+        if len(chunk) > BUFFER_BYTES:
             yield chunk
         else:
             small += chunk
@@ -60,7 +61,7 @@ def _gathered(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | bytearra
 
 @contextmanager
 def writing(path: Path, flags: int = os.O_WRONLY) -> Iterator[int]:
-    """A descriptor of a file to change in place; flushed at the end. Every OSError meanwhile names the file."""
+    """Open a file to change it in place, and flush it at the end. Every OSError in between names the file."""
     with naming(path):
         fd = disk.open_file(path, flags)
         try:
@@ -71,14 +72,14 @@ def writing(path: Path, flags: int = os.O_WRONLY) -> Iterator[int]:
 
 
 def append(fd: int, data: bytes | bytearray | memoryview) -> None:
-    """Write all of `data` at the current position of the file `fd`, also if the system writes less at a time."""
+    """Write all of `data` at the current position of `fd`, even if the system writes less at a time."""
     left = memoryview(data)
     while left.nbytes:
         left = left[disk.write(fd, left) :]
 
 
 def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
-    """Write all of `data` at `offset`, also if the system writes less at a time."""
+    """Write all of `data` at `offset`, even if the system writes less at a time."""
     left = memoryview(data)
     while left.nbytes:
         written = disk.pwrite(fd, left, offset)
@@ -86,15 +87,16 @@ def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def cut_file(path: Path, nbytes: int) -> None:
-    """Cut a file to so many bytes."""
+    """Truncate a file to `nbytes`."""
     with writing(path) as fd:
         disk.ftruncate(fd, nbytes)
 
 
 def reserve(fd: int, nbytes: int, path: Path, *, offset: int = 0) -> bool:
-    """Reserve `nbytes` of the file `path`, open as `fd`, from `offset`; return False if the file system cannot.
+    """Reserve `nbytes` from `offset` in the file `path`, open as `fd`. Return False if the file system cannot do this.
 
-    Raises OSError (ENOSPC, EDQUOT) if there is no room.
+    Raises:
+        OSError: If there is not enough space (ENOSPC, EDQUOT).
     """
     while True:
         try:
@@ -110,13 +112,13 @@ def reserve(fd: int, nbytes: int, path: Path, *, offset: int = 0) -> bool:
 
 
 def sync_file(path: Path) -> None:
-    """Flush a file, whichever process wrote it."""
+    """Flush a file, even if another process wrote it."""
     with reading(path) as file:
         disk.fsync(file.fileno())
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file, if it is there."""
+    """Remove a file if it exists."""
     with _gone_is_fine():
         disk.unlink(path)
 
@@ -125,7 +127,7 @@ def remove_file(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush the names in a folder. Does nothing if the file system cannot, or the user may not read the folder."""
+    """Flush the names in a folder. Does nothing if the file system or the folder's permissions do not allow it."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except PermissionError:
@@ -141,25 +143,25 @@ def sync_folder(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make the folder `path` and its parents, unless they are there. FileExistsError if a file is in the way."""
+    """Create the folder `path` and its parents if they do not exist. Raise FileExistsError if a file is in the way."""
     if not path.is_dir():
         make_folder(path.absolute().parent)
-        with suppress(FileExistsError):  # another process may make it, too
+        with suppress(FileExistsError):  # another process may create it at the same time
             disk.mkdir(path)
         if not _is_folder_or_gone(path):
             raise FileExistsError(errno.EEXIST, "a file is in the way, expected a folder", str(path))
-    sync_folder(path.absolute().parent)  # also if it was there: the process that made it may have been killed before
+    sync_folder(path.absolute().parent)  # always: the process that created it may have been killed before its flush
 
 
 def _is_folder_or_gone(path: Path) -> bool:
     try:
         return stat.S_ISDIR(path.lstat().st_mode) or path.is_dir()
-    except FileNotFoundError:  # `locked` of another process has just removed it
+    except FileNotFoundError:  # `locked` in another process has just removed it
         return True
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder with everything in it, if it is there. Links are removed, not followed."""
+    """Remove a folder and everything in it, if it exists. Links are removed, not followed."""
     with _gone_is_fine():
         if path.is_symlink():
             return disk.unlink(path)
@@ -168,7 +170,7 @@ def remove_tree(path: Path) -> None:
 
 
 def empty_folder(path: Path, *, keep: str = "") -> None:
-    """Remove everything in a folder except the name `keep`, as `remove_tree` does."""
+    """Remove everything in a folder except the name `keep`. Links are removed, not followed."""
     with os.scandir(path) as listing:
         items = [item for item in listing if item.name != keep]
     for item in items:
@@ -180,7 +182,7 @@ def empty_folder(path: Path, *, keep: str = "") -> None:
 
 @contextmanager
 def _gone_is_fine() -> Iterator[None]:
-    """Ignore that a file is gone, also if its folder was removed through another node (ESTALE)."""
+    """Ignore that a file does not exist, or that another node has removed its folder (ESTALE)."""
     try:
         yield
     except OSError as error:

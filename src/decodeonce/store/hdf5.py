@@ -1,4 +1,4 @@
-"""The HDF5 container: one contiguous dataset /images a shard, and store.h5, a virtual dataset over all shards."""
+"""The HDF5 container: one contiguous dataset /images per shard, and store.h5, a virtual dataset over all shards."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 class Hdf5Container:
-    """Shards as HDF5 files whose rows lie contiguous behind one page of metadata; plain h5py reads one."""
+    """Shards as HDF5 files: one page of metadata, then the contiguous rows. Plain h5py can read them."""
 
     suffix = ".h5"
     magic = b"\x89HDF\r\n\x1a\n"
 
     def head(self, shape: tuple[int, int, int, int], *, size: int, scratch: Path) -> bytes:
-        """The `size` bytes before the first row: the head of a sparse file that libhdf5 itself lays out in `scratch`.
+        """Return the `size` bytes before the first row, copied from a sparse file that libhdf5 writes in `scratch`.
 
-        libver "earliest" puts superblock, group and dataset header (1,090 bytes) in front of the data; a metadata
-        block of `size` bytes, and the alignment, make the data begin there. No metadata follows it (checked).
+        libver "earliest" puts superblock, group and dataset header (1,090 bytes) before the data. A metadata block of
+        `size` bytes and the alignment make the data begin at byte `size`. The code checks that no metadata follows it.
         """
         import h5py
 
@@ -56,19 +56,20 @@ class Hdf5Container:
                 raise StoreError(f"libhdf5 put the rows at byte {offset}, expected {size}; use --format npy")
             with open(template, "rb") as laid_out:
                 return laid_out.read(size)
-        except RuntimeError as error:  # libhdf5's error for a file that it cannot extend has no errno
+        except RuntimeError as error:  # libhdf5 raises this, without an errno, for a file that it cannot extend
             raise OSError(errno.EIO, str(error), name) from error
         finally:
             template.unlink()
 
 
 def virtual_bytes(manifest: Manifest, *, labels: NDArray[np.int64], with_classes: bool = True) -> bytes:
-    """What becomes store.h5: /images, a virtual dataset over all shards, /labels, a copy, and /classes, their names.
+    """Return the bytes of store.h5.
 
-    Stores of earlier releases lack /classes: `prep repair` makes their store.h5 without it.
+    /images is a virtual dataset over all shards, /labels a copy of the labels, and /classes the class names. Stores of
+    earlier releases lack /classes: `prep repair` writes their store.h5 without it.
 
-    Made in memory: on a full disk, libhdf5 may end the process by SIGSEGV. The low-level calls are there for one
-    of them: h5py's VirtualLayout would write the time of day into the file.
+    The file is made in memory, because on a full disk libhdf5 may end the process with SIGSEGV. The low-level calls
+    are needed because h5py's VirtualLayout would write the current time into the file.
     """
     import h5py
 
@@ -92,5 +93,5 @@ def virtual_bytes(manifest: Manifest, *, labels: NDArray[np.int64], with_classes
 
 
 def _text(cls: ImageClass) -> bytes:
-    """The name as samples.tsv has it, valid UTF-8; HDF5's strings end at a zero byte."""
+    """Encode a class name as in samples.tsv, in valid UTF-8. Zero bytes become "?", since HDF5 strings end at them."""
     return escape(cls.name).replace("\0", "?").encode("utf-8", "replace")

@@ -21,11 +21,24 @@ Pixels = NDArray[np.uint8]
 
 
 class Images:
-    """All shards of a store as one read-only array (count, H, W, C) uint8; mapped when first touched.
+    """The images of a store as one read-only array, uint8 (count, H, W, C).
 
-    An integer, or a slice of step 1 within one shard, gives a view of the mapping; anything else gives a new array.
-    Indexes mean what they mean for a NumPy array; None and masks of more than one dimension may not come first. Asking
-    for a row that a staged part does not hold is a StoreError.
+    Index it like a NumPy array. An integer, or a slice of step 1 within one shard, returns a view of the memory-mapped
+    shard; every other index returns a new array. The first index must not be None or a mask of more than one dimension.
+    A shard is mapped when it is first used.
+
+    Attributes:
+        shape: (count, H, W, C).
+        dtype: uint8.
+
+    Raises:
+        IndexError: If a row number is out of range.
+        StoreError: If a staged part does not hold a requested row, or a shard is damaged.
+
+    Example:
+        >>> images = open_store("train.store").images
+        >>> images[0]  # (H, W, C), a view
+        >>> images[[5, 3, 8], 16:-16, 16:-16]  # centers of three images, a copy
     """
 
     dtype = np.dtype(np.uint8)
@@ -41,13 +54,13 @@ class Images:
         return self.shape[0]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_mapped": {}}  # another process maps the shards itself: a pickle holds no rows
+        return {**self.__dict__, "_mapped": {}}  # a pickle holds no rows; the other process maps the shards again
 
     def __iter__(self) -> Iterator[Pixels]:
         return (self[row] for row in range(len(self)))
 
     def __getitem__(self, index: Any) -> Pixels:
-        """The rows are picked here; the rest of a tuple is NumPy's, which pairs lists with lists."""
+        """Return rows. The first index is resolved here; NumPy applies the others, and pairs lists with lists."""
         first, *rest = (index or (...,)) if isinstance(index, tuple) else (index,)
         if isinstance(first, int | np.integer) and not isinstance(first, bool):
             shard, first = self._locate(int(first))
@@ -67,11 +80,20 @@ class Images:
         return picked
 
     def take(self, rows: ArrayLike, out: Pixels | None = None) -> Pixels:
-        """Copy the rows given by number, in that order, into `out` or a new array; returns (len(rows), H, W, C) uint8.
+        """Copy rows, in the given order, into `out` or a new array.
 
-        `out` is C-contiguous uint8 of that shape (ValueError else). Negative numbers count from the end; a number
-        outside the store, or not whole, is an IndexError. A mask stands for its rows. No memory beyond `out` is touched
-        when the rows of a shard come together.
+        Args:
+            rows: Row numbers, or a mask of shape (count,). Negative numbers count from the end.
+            out: C-contiguous uint8 array (len(rows), H, W, C) to fill. Default: a new array. If the rows of each shard
+                come together in `rows`, no memory is used except `out`.
+
+        Returns:
+            `out` or the new array, uint8 (len(rows), H, W, C).
+
+        Raises:
+            IndexError: If a number is out of range or not an integer.
+            ValueError: If `out` has the wrong dtype, shape or memory layout.
+            StoreError: If a staged part does not hold one of the rows, or a shard is damaged.
         """
         numbers = _row_numbers(rows, len(self)).reshape(-1)
         shape = (len(numbers), *self.shape[1:])
@@ -87,14 +109,14 @@ class Images:
         for start, end in runs(shards[1:] != shards[:-1]):
             shard = int(shards[start])
             local = numbers[start:end] - self._shards[shard].first_row
-            # mode="clip" writes straight into out; the default "raise" buffers all of it (numpy's documentation)
+            # mode="clip" writes directly into out; the default "raise" buffers all of it (see NumPy's documentation).
             np.take(self._mapping(shard), local, axis=0, out=out[start:end], mode="clip")
         return out
 
     def check_held(self, rows: range, advice: str = "stage those, or open the whole store") -> None:
-        """Raise StoreError, which ends with the advice, unless these rows (at least one) are all here."""
+        """Raise StoreError, ending with `advice`, unless this folder holds all of `rows` (at least one)."""
         if rows[0] not in self._held or rows[-1] not in self._held:
-            what = f"a staged part, which holds {rows_text(self._held)} of {len(self)}"
+            what = f"a staged part that holds {rows_text(self._held)} of {len(self)}"
             raise StoreError(f"{self._root}: {what}; asked for {rows_text(rows)}: {advice}")
 
     def _mapping(self, index: int) -> Pixels:
@@ -114,9 +136,9 @@ class Images:
         return np.frombuffer(mapping, np.uint8, offset=shard.data_offset).reshape(shard.rows, *self.shape[1:])
 
     def _locate(self, row: int) -> tuple[int, int]:
-        wanted, row = row, row + len(self) if row < 0 else row
+        given, row = row, row + len(self) if row < 0 else row
         if not 0 <= row < len(self):
-            raise IndexError(f"row {wanted} of a store with {len(self)}")
+            raise IndexError(f"row {given} is out of range for a store with {len(self)} rows")
         self.check_held(range(row, row + 1))
         shard = int(self._manifest.shard_indexes(row))
         return shard, row - self._shards[shard].first_row
@@ -130,12 +152,12 @@ class Images:
 
 
 def runs(breaks: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """The runs [a, b) of len(breaks) + 1 equal things; `breaks` says which differ from the one before."""
+    """Yield the runs [a, b) of equal items among len(breaks) + 1 items. `breaks[i]`: item i + 1 differs from item i."""
     return pairwise([0, *(np.flatnonzero(breaks) + 1).tolist(), len(breaks) + 1])
 
 
 def _row_numbers(index: ArrayLike, count: int) -> NDArray[np.int64]:
-    """The rows, 0..count-1, that a list, array or mask stands for, in its shape (a mask's: one dimension)."""
+    """Convert a list, array or mask to row numbers in 0..count-1, of the same shape (a mask: one dimension)."""
     numbers = np.asarray(index)
     if numbers.dtype == np.bool_:
         if numbers.shape != (count,):
@@ -144,9 +166,9 @@ def _row_numbers(index: ArrayLike, count: int) -> NDArray[np.int64]:
     if not numbers.size:
         return numbers.astype(np.int64)
     if not np.issubdtype(numbers.dtype, np.integer):
-        raise IndexError(f"rows are whole numbers, got {numbers.dtype}")
+        raise IndexError(f"row numbers must be integers, got {numbers.dtype}")
     first, last = int(numbers.min()), int(numbers.max())
     if first < -count or last >= count:
-        raise IndexError(f"rows {first}..{last} of a store with {count}")
+        raise IndexError(f"rows {first}..{last} are out of range for a store with {count} rows")
     numbers = numbers.astype(np.int64)
     return np.where(numbers < 0, numbers + count, numbers)

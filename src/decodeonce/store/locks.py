@@ -1,4 +1,4 @@
-"""Locks on private folders, which one process at a time works in, also from several nodes."""
+"""Locks on private folders: one process at a time works in such a folder, even across nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from decodeonce.store import disk
 from decodeonce.store.durable import make_folder
 from decodeonce.store.regular_files import REPLACED
 
-LOCK = "lock"  # in the private folder that `locked` guards
+LOCK = "lock"  # file name in the locked folder
 LOCK_TRIES = 1000  # ten seconds
 _LOCK_UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 _UNWRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM}
@@ -23,11 +23,11 @@ _UNWRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 @contextmanager
 def locked(folder: Path, *, waits_for: str = "") -> Iterator[None]:
-    """Hold the lock of a private folder; make the folder first, and remove it at the end if nothing else is in it.
+    """Hold the lock of a private folder. Create the folder first, and remove it at the end if it is empty by then.
 
-    The lock is on the file LOCK in the folder: on some network file systems a lock on the folder itself excludes only
-    processes of the same node. It ends with its process. There is no lock if the file system has none, or if the
-    folder is read-only. A wait is logged if `waits_for` names the command that may hold the lock.
+    The lock is on the file LOCK in the folder, because on some network file systems a lock on the folder itself
+    excludes only processes of the same node. The lock ends with its process. Nothing is locked if the file system has
+    no locks or is read-only. If `waits_for` names the command that may hold the lock, waiting is logged.
     """
     fd = _lock(folder, waits_for)
     try:
@@ -37,13 +37,13 @@ def locked(folder: Path, *, waits_for: str = "") -> Iterator[None]:
             with suppress(OSError):
                 if os.listdir(folder) == [LOCK]:
                     disk.unlink(folder / LOCK)
-            disk.close(fd)  # before the folder goes: NFS keeps a name for a removed file that is open
-            with suppress(OSError):  # not empty, above all
+            disk.close(fd)  # before rmdir: NFS keeps a name in the folder for a removed file that is still open
+            with suppress(OSError):  # usually because the folder is not empty
                 disk.rmdir(folder)
 
 
 def _lock(folder: Path, waits_for: str) -> int | None:
-    """A descriptor of the folder's lock file, locked; None if nothing can be written there."""
+    """Lock the folder's lock file and return its descriptor, or None if the folder is not writable."""
     path, tries = folder / LOCK, 0
     while True:
         with ExitStack() as opened:
@@ -61,7 +61,7 @@ def _lock(folder: Path, waits_for: str) -> int | None:
                 error = failed
         if error.errno in _UNWRITABLE and folder.parent.is_dir():
             return None
-        # The holder before has just removed the file or the folder, or another node has just made them.
+        # Another process has just removed the file or the folder, or another node has just created them.
         tries += 1
         if error.errno not in REPLACED or tries > LOCK_TRIES:
             raise error
@@ -69,12 +69,12 @@ def _lock(folder: Path, waits_for: str) -> int | None:
 
 
 def _waited_for_lock(fd: int, folder: Path, waits_for: str) -> bool:
-    """Lock a file; return whether another process had it locked."""
+    """Lock a file, and return whether this had to wait for another process."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         if waits_for:
-            logging.getLogger("decodeonce").warning("%s: waits for %s, which is at it", folder.parent, waits_for)
+            logging.getLogger("decodeonce").warning("%s: waiting for %s to finish", folder.parent, waits_for)
         fcntl.flock(fd, fcntl.LOCK_EX)
         return True
     except OSError as error:

@@ -1,4 +1,4 @@
-"""store.json: what a store holds, checked whole before anything else of the store is believed."""
+"""store.json, the description of a store. It is validated completely before any other file of the store is used."""
 
 from __future__ import annotations
 
@@ -22,18 +22,24 @@ from decodeonce.store.signed import MAX_BYTES, parse_signed, sign
 FORMAT = "decodeonce"
 VERSION = 1
 DATA_OFFSET = 4096
-MAX_DATA_OFFSET = 1 << 20  # a head is read whole
-BOX_LABELS = "box_labels"  # the column whose values are indexes into box_classes, or -1
-BOX_COLUMNS = ("boxes", "box_count", BOX_LABELS)  # what `prep build --keep-boxes` writes
+MAX_DATA_OFFSET = 1 << 20  # headers are read into memory
+BOX_LABELS = "box_labels"  # the column of indexes into box_classes; -1 for none
+BOX_COLUMNS = ("boxes", "box_count", BOX_LABELS)  # written by `prep build --keep-boxes`
 REBUILD = "remove the store and build it again"
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One image file: rows [first_row, first_row + rows) from byte `data_offset`; `bytes` is the file's size.
+    """A file of images.
 
-    `meta_xxh3` is the digest of all bytes outside the rows, that is, of the first `data_offset` bytes.
+    Attributes:
+        file: File name.
+        first_row: Number of its first row in the store.
+        rows: Number of rows.
+        data_offset: Byte at which the first row begins.
+        bytes: Size of the file.
+        meta_xxh3: Digest of the header, the first `data_offset` bytes.
     """
 
     file: str
@@ -45,21 +51,26 @@ class Shard:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
+        """Size of one row in bytes."""
         return (self.bytes - self.data_offset) // self.rows
 
     def offset(self, row: int) -> int:
-        """The byte of the file at which a row of the store begins."""
+        """Return the byte of the file at which a row of the store begins."""
         return self.data_offset + (row - self.first_row) * self.row_bytes
 
     def held_rows(self, rows: range) -> range:
-        """Which of a store's `rows` lie in this shard."""
+        """Return those of the store's `rows` that are in this shard."""
         return overlap(rows, range(self.first_row, self.first_row + self.rows))
 
 
 @dataclass(frozen=True)
 class ImageClass:
-    """A label's name (a wnid, a folder) and its description ("" if there is none)."""
+    """A class of the store.
+
+    Attributes:
+        name: Name, such as a wnid or a folder.
+        description: Description in words. Default: "".
+    """
 
     name: str
     description: str = ""
@@ -67,7 +78,14 @@ class ImageClass:
 
 @dataclass(frozen=True)
 class Column:
-    """A per-row array next to images and labels: `file` is an npy of dtype `dtype` and shape `(count, *shape)`."""
+    """A further array with one entry per row, stored as an npy file.
+
+    Attributes:
+        name: Name, the key in `Store.columns`.
+        file: File name.
+        dtype: NumPy dtype, such as "<f4".
+        shape: Shape of one entry. The array has shape ``(count, *shape)``.
+    """
 
     name: str
     file: str
@@ -77,7 +95,12 @@ class Column:
 
 @dataclass(frozen=True)
 class SmallFile:
-    """Size and digest of a file that is not a shard."""
+    """Size and digest of a file that is not a shard.
+
+    Attributes:
+        bytes: Size of the file.
+        xxh3: xxh3_64 of the file, 16 hexadecimal digits.
+    """
 
     bytes: int
     xxh3: str
@@ -85,9 +108,25 @@ class SmallFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The facts of store.json; `shape` is (H, W, C) of a row, mean and std are per channel in 0..255.
+    """The contents of store.json, available as `Store.manifest`.
 
-    `box_classes` are the class names of the column `box_labels` in label order; None if the manifest has no such key.
+    Attributes:
+        count: Number of rows.
+        shape: (H, W, C) of an image.
+        container: File format of the shards, "npy" or "hdf5".
+        block_rows: Rows per block. A build decodes and writes the rows of a block together.
+        shards: The shards in row order.
+        classes: The classes in label order.
+        pixel_mean: Mean of each channel, in 0..255.
+        pixel_std: Standard deviation of each channel, in 0..255.
+        recipe: The settings, decoders and versions that determine the store's bytes.
+        source: Kind of the source and digest of its listing.
+        columns: The columns.
+        files: Size and digest of every file except shards, by file name.
+        box_classes: Class names of the column `box_labels` in label order. None if the manifest has no such key.
+        decoder_crashes: Number of images that crashed a decoder during the build.
+        dtype: Dtype of the images, always "uint8".
+        digest: xxh3_64 of everything else in store.json.
     """
 
     count: int
@@ -109,14 +148,14 @@ class Manifest:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
+        """Size of one row in bytes."""
         return self.shape[0] * self.shape[1] * self.shape[2]
 
     @property
     def rows_digest(self) -> str:
-        """Names what the rows are, in their order: the digest of samples.tsv.
+        """Digest of samples.tsv, which identifies the samples and their order.
 
-        A copy at another size or in another container has the same one, and so has a store with a further column.
+        It stays the same in a copy with another image size or container, and when a column is added.
         """
         return self.files["samples.tsv"].xxh3
 
@@ -125,15 +164,15 @@ class Manifest:
         return np.array([shard.first_row for shard in self.shards], np.int64)
 
     def shard_indexes(self, rows: ArrayLike) -> NDArray[np.int64]:
-        """The numbers, from 0, of the shards that rows lie in; an array like `rows`."""
+        """Return the index of the shard of each row, in an array shaped like `rows`."""
         return self._first_rows.searchsorted(rows, side="right") - 1
 
     def shard_of(self, row: int) -> Shard:
-        """The shard that a row lies in."""
+        """Return the shard that contains a row."""
         return self.shards[int(self.shard_indexes(row))]
 
     def to_bytes(self) -> bytes:
-        """store.json for these facts, with the digest filled in."""
+        """Return the bytes of store.json, with the digest filled in."""
         facts = asdict(self)
         if self.box_classes is None:
             del facts["box_classes"]
@@ -141,13 +180,13 @@ class Manifest:
 
 
 def overlap(rows: range, others: range) -> range:
-    """The rows that are in both ranges."""
+    """Return the rows that are in both ranges."""
     start = max(rows.start, others.start)
     return range(start, max(start, min(rows.stop, others.stop)))
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest in `path`, checked: StoreError names what was found and what was expected."""
+    """Read and validate the manifest `path`. Raise StoreError if it is missing or invalid."""
     try:
         encoded = read_regular(path, most=MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
@@ -159,7 +198,7 @@ def _no_manifest(path: Path) -> StoreError:
     folder = path.parent
     if not folder.is_dir():
         found = "a file" if folder.exists() else "no such folder"
-        return StoreError(f"{folder}: {found}; expected a store (the folder that `prep build` makes)")
+        return StoreError(f"{folder}: {found}; expected a store (the folder that `prep build` creates)")
     if (folder / ".build").exists():
         return StoreError(
             f"{folder}: an unfinished store (no {path.name}); run the same `prep build` again to resume it"
@@ -168,13 +207,12 @@ def _no_manifest(path: Path) -> StoreError:
         return StoreError(
             f"{folder}: an unfinished part (no {path.name}); run the same `prep stage` again to resume it"
         )
-    what = f"not a store: it has no {path.name}; expected the folder that `prep build` makes"
-    advice = f"{missing_advice(folder)}give that, or restore {path.name} from a copy of the store"
-    return StoreError(f"{folder}: {what}: {advice}")
+    advice = f"pass the folder that `prep build` created, or restore {path.name} from a copy of the store"
+    return StoreError(f"{folder}: not a store: it has no {path.name}; {missing_advice(folder)}{advice}")
 
 
 def parse_manifest(encoded: bytes, path: Path) -> Manifest:
-    """The manifest of these bytes; `path` only names it in errors."""
+    """Parse and validate the bytes of a manifest. Errors name `path`."""
     facts = parse_signed(encoded, path, form=FORMAT, version=VERSION, advice=f"restore it from a copy, or {REBUILD}")
     try:
         manifest = _from_facts(facts)
@@ -183,9 +221,9 @@ def parse_manifest(encoded: bytes, path: Path) -> Manifest:
         _check_columns(manifest)
         return manifest
     except KeyError as error:
-        raise StoreError(f"{path}: a wrong manifest: no key {error}, expected one; {REBUILD}") from None
+        raise StoreError(f"{path}: invalid manifest: the key {error} is missing; {REBUILD}") from None
     except (TypeError, ValueError, OverflowError) as error:
-        raise StoreError(f"{path}: a wrong manifest: {error}; {REBUILD}") from None
+        raise StoreError(f"{path}: invalid manifest: {error}; {REBUILD}") from None
 
 
 def _from_facts(facts: dict[str, Any]) -> Manifest:
@@ -203,7 +241,7 @@ def _from_facts(facts: dict[str, Any]) -> Manifest:
         recipe=dict(facts["recipe"]),
         source=dict(facts["source"]),
         columns=tuple(_column(column) for column in facts["columns"]),
-        files={_plain(name): _small_file(f, name) for name, f in _of(dict, facts["files"], "files").items()},
+        files={_file_name(name): _small_file(f, name) for name, f in _checked(dict, facts["files"], "files").items()},
         box_classes=_box_classes(facts["box_classes"]) if "box_classes" in facts else None,
         decoder_crashes=_whole(facts.get("decoder_crashes", 0), "decoder_crashes"),
         digest=str(facts["digest"]),
@@ -212,50 +250,52 @@ def _from_facts(facts: dict[str, Any]) -> Manifest:
 
 def _shard(facts: dict[str, Any]) -> Shard:
     numbers = {key: _whole(facts[key], key) for key in ("first_row", "rows", "data_offset", "bytes")}
-    return Shard(file=_plain(facts["file"]), meta_xxh3=str(facts["meta_xxh3"]), **numbers)
+    return Shard(file=_file_name(facts["file"]), meta_xxh3=str(facts["meta_xxh3"]), **numbers)
 
 
 def _column(facts: dict[str, Any]) -> Column:
     shape = tuple(_whole(n, "shape") for n in facts["shape"])
     dtype = str(facts["dtype"])
     if not re.fullmatch(r"\|[biu]1|<[iuf][248]", dtype):
-        raise ValueError(f"dtype is {dtype!r}, expected a number's, as <f4")
-    return Column(str(facts["name"]), _plain(facts["file"]), dtype, shape)
+        raise ValueError(f"dtype is {dtype!r}, expected a number type such as <f4")
+    return Column(str(facts["name"]), _file_name(facts["file"]), dtype, shape)
 
 
 def _class(facts: dict[str, Any]) -> ImageClass:
-    return ImageClass(_of(str, facts["name"], "a class name"), _of(str, facts["description"], "a description"))
+    return ImageClass(
+        _checked(str, facts["name"], "a class name"), _checked(str, facts["description"], "a description")
+    )
 
 
 def _box_classes(names: Any) -> tuple[str, ...]:
-    return tuple(_of(str, name, "a box class") for name in _of(list, names, "box_classes"))
+    return tuple(_checked(str, name, "a box class") for name in _checked(list, names, "box_classes"))
 
 
 def _small_file(facts: dict[str, Any], name: str) -> SmallFile:
     return SmallFile(_whole(facts["bytes"], name), str(facts["xxh3"]))
 
 
-def _of(kind: type[T], value: Any, name: str) -> T:
+def _checked(kind: type[T], value: Any, name: str) -> T:
     if not isinstance(value, kind):
         raise ValueError(f"{name} is {value!r}, expected {kind.__name__}")
     return value
 
 
 def _items(value: Any, name: str, length: int) -> list[Any]:
-    if len(_of(list, value, name)) != length:
+    if len(_checked(list, value, name)) != length:
         raise ValueError(f"{name} is {value!r}, expected {length} numbers")
     return list(value)
 
 
 def _number(value: Any, name: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ValueError(f"{name} has {value!r}, expected a number")
+        raise ValueError(f"{name} contains {value!r}, expected a number")
     return float(value)
 
 
 def _whole(value: Any, name: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise ValueError(f"{name} is {value!r}, expected a whole number below 2**63")
+        raise ValueError(f"{name} is {value!r}, expected an integer from 0 to 2**63 - 1")
     return value
 
 
@@ -265,12 +305,12 @@ def _one_of(value: Any, allowed: tuple[T, ...], name: str) -> T:
     return allowed[allowed.index(value)]
 
 
-def _plain(name: Any) -> str:
-    """A name of a file in the store's own folder; one that is not printable could also garble a terminal."""
+def _file_name(name: Any) -> str:
+    """Check the name of a file in the store's folder. An unprintable name could garble a terminal."""
     if not isinstance(name, str) or not name.isprintable() or "/" in name or name in ("", ".", ".."):
-        raise ValueError(f"{name!r} names a file outside the store, expected a plain file name")
+        raise ValueError(f"{name!r} is not a file name, expected printable characters without '/'")
     if len(name.encode()) > 255:
-        raise ValueError(f"a file name of {len(name.encode())} bytes, expected at most 255")
+        raise ValueError(f"a file name has {len(name.encode())} bytes, expected at most 255")
     return name
 
 
@@ -282,7 +322,7 @@ def _check_counts(manifest: Manifest) -> None:
     for shard in manifest.shards:
         if shard.first_row != next_row or not shard.rows:
             found = f"{shard.file} has {shard.rows} rows from row {shard.first_row}"
-            raise ValueError(f"{found}, expected some from {next_row}")
+            raise ValueError(f"{found}, expected at least 1 row from row {next_row}")
         if shard.data_offset % DATA_OFFSET or not 0 < shard.data_offset <= MAX_DATA_OFFSET:
             expected = f"expected a multiple of {DATA_OFFSET} up to {MAX_DATA_OFFSET}"
             raise ValueError(f"the rows of {shard.file} begin at byte {shard.data_offset}, {expected}")
@@ -295,16 +335,16 @@ def _check_counts(manifest: Manifest) -> None:
 
 
 def _check_names(manifest: Manifest) -> None:
-    named = [shard.file for shard in manifest.shards] + list(manifest.files)
-    if twice := [name for name, times in Counter(named).items() if times > 1]:
-        raise ValueError(f"names {twice[0]} more than once, expected each file once")
+    names = [shard.file for shard in manifest.shards] + list(manifest.files)
+    if repeated := [name for name, times in Counter(names).items() if times > 1]:
+        raise ValueError(f"{repeated[0]} is listed more than once, expected each file once")
     for name in ("labels.npy", "checksums.npy", "samples.tsv", "rejects.tsv", *(c.file for c in manifest.columns)):
         if name not in manifest.files:
             raise ValueError(f'"files" does not list {name}')
 
 
 def _check_columns(manifest: Manifest) -> None:
-    """Refuse columns that no npy file, or no array, can be; NumPy would raise its own error when one is read."""
+    """Refuse columns that cannot be an npy file or an array. NumPy would raise its own error when reading one."""
     for column in manifest.columns:
         shape = (manifest.count, *column.shape)
         try:
@@ -315,4 +355,4 @@ def _check_columns(manifest: Manifest) -> None:
             raise ValueError(f"column {column.name!r:.80} of shape {shape}: more than 2**63 bytes")
     named = [(column.dtype, len(column.shape)) for column in manifest.columns if column.name == BOX_LABELS]
     if manifest.box_classes is not None and named != [("<i4", 1)]:
-        raise ValueError(f'"box_classes" without a column {BOX_LABELS} of dtype <i4 with one label per box')
+        raise ValueError(f'"box_classes" requires a column {BOX_LABELS} of dtype <i4 with one label per box')

@@ -1,4 +1,4 @@
-"""stage.json: which rows of a store a staged part of it holds; and which rows belong to which part."""
+"""stage.json, the range of rows that a staged part holds, and the division of a store into such ranges."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Part:
-    """Rows [first_row, first_row + rows) of the store whose manifest has the digest `store`."""
+    """Rows [first_row, first_row + rows) of the store whose manifest digest is `store`."""
 
     store: str
     first_row: int
@@ -25,32 +25,45 @@ class Part:
 
     @property
     def held(self) -> range:
-        """The rows of the store that are here."""
+        """The rows that the part holds."""
         return range(self.first_row, self.first_row + self.rows)
 
     def to_bytes(self) -> bytes:
-        """stage.json for these facts, with its own digest."""
+        """Return the bytes of stage.json, with its own digest."""
         facts = {"store": self.store, "first_row": self.first_row, "rows": self.rows}
         return sign({"format": FORMAT, "version": VERSION, **facts})
 
 
 def part_rows(count: int, part: int, parts: int) -> range:
-    """The rows of part number `part` of `parts` of `count` rows: those of that rank with partition="range".
+    """Return the rows of part number `part` when `count` rows are divided into `parts` ranges.
 
-    The ranks of one node lie within that node's part: rank r of g*N is within part r//g of N.
+    A Loader with partition="range" gives rank `part` of `parts` the same rows. With g ranks on each of N nodes, the
+    rows of rank r are within part r // g of N, so that every node can hold one part.
+
+    Args:
+        count: Number of rows of the store.
+        part: Number of the part, from 0.
+        parts: Number of parts.
+
+    Returns:
+        Consecutive row numbers. The sizes of two parts differ by at most 1.
+
+    Example:
+        >>> part_rows(10, 0, 4), part_rows(10, 1, 4)
+        (range(0, 2), range(2, 5))
     """
     return range(part * count // parts, (part + 1) * count // parts)
 
 
 def rows_text(rows: range) -> str:
-    """These rows for people: "no rows", "row 5", "rows 5..9"."""
+    """Format rows for messages: "no rows", "row 5", "rows 5..9"."""
     if not rows:
         return "no rows"
     return f"row {rows[0]}" if len(rows) == 1 else f"rows {rows[0]}..{rows[-1]}"
 
 
 def read_part(path: Path, manifest: Manifest) -> Part | None:
-    """Read and check the stage.json of a part of this manifest's store; None if there is no such file."""
+    """Read and check the stage.json of a part of this manifest's store. Return None if the file does not exist."""
     try:
         encoded = read_regular(path, most=MAX_BYTES)
     except FileNotFoundError:
@@ -65,8 +78,8 @@ def read_part(path: Path, manifest: Manifest) -> Part | None:
 
 def _from_facts(facts: dict[str, Any], manifest: Manifest) -> Part:
     if facts.get("store") != manifest.digest:
-        raise ValueError(f"it is for the store with digest {facts.get('store')!r}, this one has {manifest.digest!r}")
+        raise ValueError(f"its store has digest {facts.get('store')!r}, but store.json has {manifest.digest!r}")
     first_row, rows = facts.get("first_row"), facts.get("rows")
     if type(first_row) is not int or type(rows) is not int or not 0 <= first_row < first_row + rows <= manifest.count:
-        raise ValueError(f"{rows!r} rows from row {first_row!r}, expected some of {manifest.count}")
+        raise ValueError(f"{rows!r} rows from row {first_row!r}, expected a range within 0..{manifest.count - 1}")
     return Part(manifest.digest, first_row, rows)

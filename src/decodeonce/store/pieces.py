@@ -1,4 +1,4 @@
-"""A store's rows in pieces that one thread reads at once."""
+"""Pieces of a store's rows. One thread reads a piece at a time."""
 
 from __future__ import annotations
 
@@ -9,30 +9,33 @@ from typing import NamedTuple
 from decodeonce.store.manifest import Manifest, Shard
 from decodeonce.store.shard_file import PAGE
 
-# Large enough for storage that takes long to answer, small enough for the processor's cache: a piece is hashed and
+# Large enough for storage with a high latency, and small enough for the processor's cache: a piece is hashed and
 # written right after it was read.
 PIECE_BYTES = 4 << 20
 
 
 class Piece(NamedTuple):
-    """Rows of the store that lie in one shard."""
+    """Consecutive rows of one shard."""
 
     shard: Shard
     rows: range
 
     @property
     def offset(self) -> int:
-        """The byte of the shard's file at which they begin."""
+        """The byte of the shard's file at which the rows begin."""
         return self.shard.offset(self.rows.start)
 
     @property
     def nbytes(self) -> int:
-        """Their size."""
+        """Size of the rows in bytes."""
         return len(self.rows) * self.shard.row_bytes
 
 
 def pieces(manifest: Manifest, rows: range) -> Iterator[Piece]:
-    """These rows of the store in their order; the pieces between the ends are whole pages if a few rows are."""
+    """Yield pieces that cover `rows` in order.
+
+    If a small number of rows fills whole pages, every piece except the first and last consists of whole pages.
+    """
     step = rows_per_piece(manifest)
     for shard in manifest.shards:
         held = shard.held_rows(rows)
@@ -44,7 +47,7 @@ def pieces(manifest: Manifest, rows: range) -> Iterator[Piece]:
 
 
 def rows_per_piece(manifest: Manifest) -> int:
-    """The most rows that a piece has."""
+    """Return the maximum number of rows in a piece."""
     step = max(1, PIECE_BYTES // manifest.row_bytes)
     whole_pages = PAGE // math.gcd(PAGE, manifest.row_bytes)
     return -(-step // whole_pages) * whole_pages if whole_pages <= 4 * step else step

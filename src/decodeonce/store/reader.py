@@ -1,4 +1,4 @@
-"""Reading a store: one reader for both containers, since a shard is a file, a data offset and a number of rows."""
+"""Read a store. One reader serves both containers: a shard is a file, a data offset and a number of rows."""
 
 from __future__ import annotations
 
@@ -25,19 +25,48 @@ from decodeonce.store.table import Samples
 
 
 def open_store(path: str | os.PathLike[str]) -> Store:
-    """Open the store, or the staged part of one, at `path`: manifest, sizes and heads are checked, no row is read.
+    """Open a store, or a staged part of one.
 
-    Raises StoreError, which names the file, what was found and what was expected.
+    Checks the manifest, all file sizes and the headers of the shards. Reads no images; to check those, use
+    `verify_store`.
+
+    Args:
+        path: Folder of the store or staged part.
+
+    Returns:
+        Store: Read-only access to images, labels and everything else in the store.
+
+    Raises:
+        StoreError: If `path` is not a store, is unfinished, or a check fails. The message names the file, what was
+            found and what was expected.
+
+    Example:
+        >>> store = open_store("train.store")
+        >>> store.images[0], store.labels[0], store.samples[0].source
     """
     checked = check_store(Path(path))
-    allow_open_files(2 * len(checked.manifest.shards))  # a mapping keeps a descriptor, the Loader another
+    allow_open_files(2 * len(checked.manifest.shards))  # a mapping keeps one descriptor open, the Loader another
     return Store(checked.paths, checked.manifest, checked.part)
 
 
 class Store:
-    """A finished store, read-only: `images`, `labels` (count,) int64, `classes`, `samples`, `manifest`.
+    """A finished store or staged part, opened read-only by `open_store`.
 
-    `rows` are those whose images are here: all, or those of a staged part. Everything else is there for every row.
+    `len(store)` is the number of rows. A Store can be pickled: the other process opens the files again.
+
+    Attributes:
+        images: Images, an array-like uint8 (count, H, W, C). Rows are read from disk when you index it.
+        rows: The rows whose images this folder holds: all of them, or the range of a staged part. Labels, samples and
+            columns exist for every row.
+        manifest: The contents of store.json.
+        paths: Paths of the store's files.
+
+    Example:
+        >>> store = open_store("train.store")
+        >>> store.images[:64].shape
+        (64, 224, 224, 3)
+        >>> store.classes[store.labels[0]].name
+        'n01440764'
     """
 
     def __init__(self, paths: StorePaths, manifest: Manifest, part: Part | None = None) -> None:
@@ -47,7 +76,7 @@ class Store:
         self.images = Images(paths, manifest, self.rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return open_store, (self.paths.root,)  # another process opens it itself: a pickle holds no rows
+        return open_store, (self.paths.root,)  # a pickle holds no rows; the other process opens the store again
 
     def __len__(self) -> int:
         return self.manifest.count
@@ -59,55 +88,65 @@ class Store:
         return f"<Store {self.paths.root}: {rows}, {len(self.manifest.classes)} classes{held}>"
 
     def check_held(self, rows: range, advice: str) -> None:
-        """Raise StoreError, which ends with the advice, unless these rows (at least one) are all here."""
+        """Raise StoreError, ending with `advice`, unless this folder holds all of `rows` (at least one)."""
         self.images.check_held(rows, advice)
 
     @cached_property
     def classes(self) -> tuple[ImageClass, ...]:
-        """The classes in label order, each with `name` and `description`.
+        """Classes in label order, each with `name` and `description`.
 
-        A class of ILSVRC2012 whose source had no description has the words of its wnid, as "Siberian husky".
+        If the source had no descriptions, classes of ILSVRC2012 get the words of their wnid, such as "Siberian husky".
         """
         return with_words(self.manifest.classes)
 
     @property
     def box_classes(self) -> tuple[str, ...]:
-        """The class names of the column `box_labels` in label order; empty if no boxes were kept."""
+        """Class names of the column `box_labels` in label order. Empty if the store has no such column."""
         return self.manifest.box_classes or ()
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:
-        """(count,) int64, mapped read-only; checked against their digest when first asked for (1.5 ms a million).
+        """Labels, int64 (count,), memory-mapped read-only.
 
-        Raises StoreError if they are not those written, or name a class that does not exist.
+        The first access verifies their digest, which takes 1.5 ms per million rows.
+
+        Raises:
+            StoreError: If the file is damaged, or a label has no class.
         """
         check_file(self.paths.labels, self.manifest.files["labels.npy"])
         labels: NDArray[np.int64] = self._array("labels.npy", "<i8", ())
         if labels.min() < 0 or labels.max() >= len(self.manifest.classes):
             found, last = f"labels from {labels.min()} to {labels.max()}", len(self.manifest.classes) - 1
-            raise StoreError(f"{self.paths.labels}: {found}, expected 0 to {last}; build it again")
+            raise StoreError(f"{self.paths.labels}: {found}, expected 0 to {last}; build the store again")
         return labels
 
     @cached_property
     def checksums(self) -> NDArray[np.uint64]:
-        """The xxh3_64 of each row's bytes, (count,) uint64, mapped read-only."""
+        """xxh3_64 of each row's bytes, uint64 (count,), memory-mapped read-only."""
         return self._array("checksums.npy", "<u8", ())
 
     @cached_property
     def samples(self) -> Samples:
-        """Where each row came from (class, source, width, height, digest), read from samples.tsv as asked for."""
+        """The `Sample` of each row: class, source, width, height, digest. Read from samples.tsv on access."""
         return Samples(self.paths.samples, len(self))
 
     @cached_property
     def columns(self) -> dict[str, NDArray[Any]]:
-        """The other per-row arrays by name, each (count, ...), mapped read-only."""
+        """Columns by name, each an array (count, ...), memory-mapped read-only."""
         columns = {column.name: self.column(column) for column in self.manifest.columns}
         if columns:
             check_not_replaced(self.paths.root, self.manifest, self.paths.manifest)
         return columns
 
     def column(self, column: Column) -> NDArray[Any]:
-        """One of them; raises StoreError if its file is no array of this dtype and shape, or holds no box labels."""
+        """Map one column, an array (count, ...).
+
+        Args:
+            column: An entry of `manifest.columns`.
+
+        Raises:
+            StoreError: If the file has another dtype or shape, or contains box labels without a class.
+        """
         array, names = self._array(column.file, column.dtype, column.shape), self.manifest.box_classes
         if column.name == BOX_LABELS and names is not None and array.size:
             least, most = int(array.min()), int(array.max())
@@ -117,16 +156,17 @@ class Store:
         return array
 
     def take(self, rows: ArrayLike, out: Pixels | None = None) -> Pixels:
-        """Shorthand for `images.take`."""
+        """Copy rows into an array. The same as `images.take`."""
         return self.images.take(rows, out=out)
 
     def _array(self, name: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        """Map an npy file whose header is, byte for byte, the only one that this dtype and shape can have."""
+        """Map an npy file. Its header must be exactly the one that `npy_header` writes for this dtype and shape."""
         path, whole_shape = self.paths.root / name, (len(self), *shape)
         header = npy_header(whole_shape, dtype)
         with reading(path, buffering=0) as file:
             found = file.read(len(header))
         if found != header:
-            raise StoreError(f"{path}: no npy file of {dtype} {whole_shape}; run {verify_command(self.paths.root)}")
+            what = f"not an npy file of dtype {dtype} and shape {whole_shape}"
+            raise StoreError(f"{path}: {what}; run {verify_command(self.paths.root)}")
         check_size(path, len(header) + np.dtype(dtype).itemsize * math.prod(whole_shape))
         return np.memmap(path, dtype, "r", offset=len(header), shape=whole_shape)

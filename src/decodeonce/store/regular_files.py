@@ -1,4 +1,4 @@
-"""Reading regular files: a pipe is not waited for, and a file that another node has just replaced is opened again."""
+"""Read regular files only. A pipe is refused, and a file that another node has just replaced is opened again."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import BinaryIO
 from decodeonce.errors import StoreError, naming
 from decodeonce.store import disk
 
-# What reading gives when another node has renamed a new file over an open one, or removed it.
+# Errors of reading an open file that another node has replaced or removed.
 REPLACED = {errno.ENOENT, errno.ESTALE}
-NAME_SECONDS = 1.1  # FUSE file systems remember for one second which file a name was
+NAME_SECONDS = 1.1  # FUSE file systems cache for one second which file has a name
 
 
 @contextmanager
 def reading(path: Path, *, buffering: int = -1) -> Iterator[BinaryIO]:
-    """A file opened as by `open_regular`; every OSError meanwhile names it, and closing it raises none."""
+    """Open a file with `open_regular`. Every OSError in the block names the file, and closing raises none."""
     with naming(path):
         fd = open_regular(path)
         try:
@@ -32,7 +32,7 @@ def reading(path: Path, *, buffering: int = -1) -> Iterator[BinaryIO]:
 
 
 def read_regular(path: Path, *, most: int | None = None) -> bytes:
-    """All of a small file; StoreError if it is no regular file, or has more than `most` bytes."""
+    """Read a small file. Raise StoreError if it is not a regular file, or has more than `most` bytes."""
     with reading(path, buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         if most is not None and size > most:
@@ -42,7 +42,7 @@ def read_regular(path: Path, *, most: int | None = None) -> bytes:
 
 
 def read_at(fd: int, out: memoryview, offset: int) -> int:
-    """Fill `out` from `offset`; returns the bytes read, fewer only at the end of the file."""
+    """Fill `out` from `offset` and return the number of bytes read, which is smaller only at the end of the file."""
     done = 0
     while done < out.nbytes:
         got = disk.preadv(fd, [out[done:]], offset + done)
@@ -53,20 +53,20 @@ def read_at(fd: int, out: memoryview, offset: int) -> int:
 
 
 def open_regular(path: Path, *, retry: bool = True) -> int:
-    """A descriptor of a file, to read; StoreError if it is a pipe, folder or device.
+    """Open a file for reading and return its descriptor. Raise StoreError for a pipe, folder or device.
 
-    If another process has just put a new file in its place, a network file system may still give the old one, which
-    cannot be read any more. Then the name is looked up again after NAME_SECONDS.
+    If another process has just replaced the file, a network file system may still open the old one, which can no
+    longer be read. Then the file is opened again after NAME_SECONDS.
     """
     with naming(path):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for a writer
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # NONBLOCK: do not wait for a pipe's writer
         try:
             regular = stat.S_ISREG(os.fstat(fd).st_mode)
             if regular:
                 os.pread(fd, 1, 0)
         except OSError as error:
             if error.errno not in REPLACED:
-                return fd  # the error comes again where the file is read
+                return fd  # the caller gets the same error when it reads the file
             disk.close(fd)
             if not retry:
                 raise

@@ -1,4 +1,4 @@
-"""Signed JSON, the form of store.json and stage.json: one serialisation, with a digest of all its other facts."""
+"""Signed JSON, the format of store.json and stage.json: canonical JSON that contains a digest of its other entries."""
 
 from __future__ import annotations
 
@@ -9,37 +9,40 @@ from typing import Any
 from decodeonce.errors import StoreError
 from decodeonce.store.hashing import hexdigest
 
-MAX_BYTES = 64 << 20  # of a file, which is read whole: 200,000 shards and 100,000 classes take 45 MB
+MAX_BYTES = 64 << 20  # limit for reading a file into memory; 200,000 shards and 100,000 classes take 45 MB
 
 
 def canonical(facts: dict[str, Any]) -> bytes:
-    """The only serialisation that readers accept: sorted keys, an indent of one space per level, UTF-8, a newline.
+    """Serialize facts the only way that readers accept: sorted keys, one space of indent per level, UTF-8, a newline.
 
-    A byte of a name that is not UTF-8, a lone surrogate here, becomes the escape \\udcNN: what is written is UTF-8.
+    Bytes of names that are not valid UTF-8, which are lone surrogates here, become escapes \\udcNN.
     """
     text = json.dumps(facts, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
     return (text + "\n").encode("utf-8", "backslashreplace")
 
 
 def digest_of(facts: dict[str, Any]) -> str:
-    """xxh3_64 of the canonical serialisation of all facts but the digest itself."""
+    """Hash the canonical form of all facts except the digest itself."""
     return hexdigest(canonical({key: value for key, value in facts.items() if key != "digest"}))
 
 
 def sign(facts: dict[str, Any]) -> bytes:
-    """The canonical serialisation of these facts and their digest."""
+    """Serialize the facts together with their digest."""
     return canonical({**facts, "digest": digest_of(facts)})
 
 
 def parse_signed(encoded: bytes, path: Path, *, form: str, version: int, advice: str) -> dict[str, Any]:
-    """The facts in a signed file of this format and version.
+    """Parse a signed file and check its digest.
 
     Args:
         encoded: The file's bytes.
-        path: The file, which errors name.
-        form: The expected "format".
-        version: The expected "version".
-        advice: What to do about a damaged file, for the errors.
+        path: The file's path, for errors.
+        form: The expected value of "format".
+        version: The expected value of "version".
+        advice: The next step for a damaged file, for errors.
+
+    Returns:
+        The facts of the file.
 
     Raises:
         StoreError: If the bytes are not signed JSON of this format and version.
@@ -56,5 +59,5 @@ def parse_signed(encoded: bytes, path: Path, *, form: str, version: int, advice:
         what = f"format version {found!r}, this decodeonce reads {version}"
         raise StoreError(f"{path}: {what}; install a newer decodeonce, or {advice}")
     if not as_signed:
-        raise StoreError(f"{path}: damaged: its bytes are not those that were written; {advice}")
+        raise StoreError(f"{path}: damaged: its contents do not match its digest; {advice}")
     return facts

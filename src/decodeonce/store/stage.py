@@ -1,7 +1,7 @@
-"""Staging: a range of a store's rows copied to a node's own disk or memory, as a part that readers open like a store.
+"""Staging: copy a range of a store's rows to a node's own disk or memory, as a part that opens like a store.
 
-A part is unfinished, and readers refuse it, until store.json is there; that is written last. Until then `.stage/` says
-what it is to become. What was copied before a kill is found by reading it: rows with the right checksum.
+store.json is written last. Readers refuse a part without it, and `.stage/` records which rows an unfinished part is
+going to hold. A resumed call reads the rows that are already there and keeps those with the right checksum.
 """
 
 from __future__ import annotations
@@ -37,17 +37,19 @@ from decodeonce.store.reader import Store, open_store
 from decodeonce.store.regular_files import read_regular
 from decodeonce.store.writer import copy_small
 
-# More than the cores: most of the time they wait for storage, each for one read or write.
+# More threads than cores: most of the time they wait for storage, each for one read or write.
 THREADS = 8
-ELSEWHERE = "remove it, or give another folder"
+USE_OTHER_FOLDER = "remove it, or choose another folder"
 
 
 @dataclass(frozen=True)
 class Staged:
-    """What `stage_store` did: the part holds `rows`; `copied` of them were copied, the others were there already.
+    """The result of `stage_store`.
 
-    Those were read and checked, unless the part was `finished` before: such a one is known by its files' names, sizes
-    and heads.
+    Attributes:
+        rows: The rows that the part holds.
+        copied: Number of rows that this call copied. The others were already there and have been verified.
+        finished: Whether the part was already complete. Then only its file names, sizes and headers were checked.
     """
 
     rows: range
@@ -63,22 +65,31 @@ def stage_store(
     threads: int = THREADS,
     progress: Callable[[int], None] | None = None,
 ) -> Staged:
-    """Make the folder `dest` a part of the store `source` that holds `rows` (see part_rows), each checked on its way.
+    """Copy a range of rows to the folder `dest`, as a part that opens like a store.
 
-    A call that was killed is resumed by the next one; a finished part is not read again. If another process stages
-    there, this one waits, and finds it done. Nothing that lay in `dest` before is removed.
+    Every row is verified while it is copied. If a call is killed, repeat it to resume. A finished part is not read
+    again. If another process stages to the same folder, this call waits for it. Files that were in `dest` before are
+    never removed.
 
     Args:
         source: The store, or a staged part that holds the rows.
-        dest: A new or empty folder, or an unfinished part of the same rows.
-        rows: The rows to copy.
-        threads: Number of pieces of rows that are copied at the same time.
-        progress: Called with the number of rows since its last call.
+        dest: A new or empty folder, or an unfinished part with the same rows.
+        rows: Rows to copy, a range of step 1. See `part_rows`.
+        threads: Number of pieces (about 4 MiB each) copied at the same time. Default: 8.
+        progress: Called with the number of rows since the last call. Default: none.
+
+    Returns:
+        Staged: The rows that the part holds, and how many were copied.
 
     Raises:
-        StageError: If the rows, the folder, what lies there or too little space forbid it.
-        StoreError: If the source is damaged.
+        StageError: If `rows` is not a valid range, `dest` holds something else, or there is not enough space.
+        StoreError: If the source is damaged or lacks some of the rows.
         OSError: If the file system fails.
+
+    Example:
+        >>> store = open_store("/nfs/train.store")
+        >>> stage_store(store, "/local/train.part", rows=part_rows(len(store), part=0, parts=4))
+        >>> Loader("/local/train.part", batch_size=256, partition="range", rank=0, world_size=4)
     """
     part, paths = Part(source.manifest.digest, rows.start, len(rows)), StorePaths(Path(dest))
     _check_rows(source, rows)
@@ -86,8 +97,8 @@ def stage_store(
     with locked(paths.staging, waits_for="another `prep stage`"):
         finished = _is_finished(source, paths, rows)
         copied = 0 if finished else _make_part(source, paths, part, threads, progress or (lambda rows: None))
-        sync_folder(paths.root)  # also of a finished part: the process that wrote store.json may have been killed
-        with suppress(OSError):  # the part is whole without this
+        sync_folder(paths.root)  # even if the part is finished: the process that wrote store.json may have been killed
+        with suppress(OSError):  # the part is complete without this
             empty_folder(paths.staging, keep=LOCK)
     return Staged(rows, copied, finished)
 
@@ -95,46 +106,48 @@ def stage_store(
 def _check_rows(source: Store, rows: range) -> None:
     root = source.paths.root
     if not rows:
-        raise StageError(f"{root}: no rows to stage: more parts than its {len(source)} rows; take fewer")
+        raise StageError(f"{root}: no rows to stage: there are more parts than rows ({len(source)}); use fewer parts")
     if rows.step != 1 or rows[0] < 0 or rows[-1] >= len(source):
-        raise StageError(f"{root}: {rows} to stage, expected a range of step 1 within 0..{len(source) - 1}")
+        raise StageError(f"{root}: cannot stage {rows}, expected a range of step 1 within 0..{len(source) - 1}")
     source.check_held(rows, "stage from the whole store")
 
 
 def _make_folder(source: Store, root: Path) -> None:
-    whole = Path(os.path.realpath(root))
-    if whole.is_relative_to(os.path.realpath(source.paths.root)):
-        raise StageError(f"{root}: lies in the store to be staged; give a folder elsewhere, on the node's own disk")
-    if whole.exists() and not whole.is_dir():
+    resolved = Path(os.path.realpath(root))
+    if resolved.is_relative_to(os.path.realpath(source.paths.root)):
+        raise StageError(f"{root}: is inside the store to be staged; choose a folder on the node's own disk")
+    if resolved.exists() and not resolved.is_dir():
         raise StageError(f"{root}: a file, expected a new or empty folder")
-    make_folder(whole)
+    make_folder(resolved)
 
 
 def _is_finished(source: Store, paths: StorePaths, rows: range) -> bool:
-    """Whether all of this part is there already, by names, sizes and heads; StageError if another store is."""
+    """Whether the part is complete, by names, sizes and headers. Raise StageError if the folder is another store."""
     if not paths.manifest.exists():
         return False
     try:
         found = open_store(paths.root)
     except StoreError as error:
-        raise StageError(f"{paths.root}: a damaged store or part: {_found(error)}; {ELSEWHERE}") from None
+        problem = _without_advice(error)
+        raise StageError(f"{paths.root}: a damaged store or part: {problem}; {USE_OTHER_FOLDER}") from None
     expected = f"expected {rows_text(rows)} of {source.paths.root}"
     if found.manifest.digest != source.manifest.digest:
-        raise StageError(f"{paths.root}: holds another store (digest {found.manifest.digest}), {expected}; {ELSEWHERE}")
+        other = f"holds another store (digest {found.manifest.digest})"
+        raise StageError(f"{paths.root}: {other}, {expected}; {USE_OTHER_FOLDER}")
     if found.rows != rows:
-        raise StageError(f"{paths.root}: holds {rows_text(found.rows)} of that store, {expected}; {ELSEWHERE}")
+        raise StageError(f"{paths.root}: holds {rows_text(found.rows)} of that store, {expected}; {USE_OTHER_FOLDER}")
     return True
 
 
 def _make_part(source: Store, paths: StorePaths, part: Part, threads: int, progress: Callable[[int], None]) -> int:
-    """Make the part, or finish it; return the number of rows that were copied."""
+    """Create or complete the part, and return the number of copied rows."""
     manifest, root = source.manifest, source.paths.root
     resumed = _is_claimed(source, paths, part)
     _check_space(manifest, paths.root, part.held)
     if not resumed:
-        make_folder(paths.staging)  # `locked` makes none on a read-only file system, where this is an error
+        make_folder(paths.staging)  # fails on a read-only file system, where `locked` does nothing
         write_atomic(paths.claim, [part.to_bytes()])
-    sync_folder(paths.staging)  # also of an older claim: the process that wrote it may have been killed
+    sync_folder(paths.staging)  # even if the claim is older: the process that wrote it may have been killed
     for name, facts in manifest.files.items():
         try:
             check_file(paths.root / name, facts)
@@ -152,42 +165,42 @@ def _make_part(source: Store, paths: StorePaths, part: Part, threads: int, progr
 
 
 def _is_claimed(source: Store, paths: StorePaths, part: Part) -> bool:
-    """Whether the folder is to become this part; StageError if it is to become another, or holds anything else."""
+    """Whether the folder is this part, unfinished. Raise StageError if it is another part or holds anything else."""
     try:
         found = read_part(paths.claim, source.manifest)
     except StoreError as error:
-        what = f"an unfinished part, not of this store ({_found(error)})"
-        raise StageError(f"{paths.root}: {what}; {ELSEWHERE}") from None
+        what = f"an unfinished part, not of this store ({_without_advice(error)})"
+        raise StageError(f"{paths.root}: {what}; {USE_OTHER_FOLDER}") from None
     if found is not None and found != part:
         what = f"an unfinished part, {rows_text(found.held)}, expected {rows_text(part.held)}"
-        raise StageError(f"{paths.root}: {what}; finish it with those, or {ELSEWHERE}")
+        raise StageError(f"{paths.root}: {what}; stage {rows_text(found.held)} to finish it, or {USE_OTHER_FOLDER}")
     foreign = sorted(set(os.listdir(paths.root)) - {paths.staging.name})
     if found is None and foreign:
-        raise StageError(f"{paths.root}: {foreign[0]!r} is in it; expected a new or empty folder")
+        raise StageError(f"{paths.root}: contains {foreign[0]!r}, expected a new or empty folder")
     return found is not None
 
 
-def _found(error: StoreError) -> str:
-    """What the error tells, without its next step, which is another one here."""
+def _without_advice(error: StoreError) -> str:
+    """The error's message without its next step, which does not apply here."""
     return str(error).rpartition("; ")[0] or str(error)
 
 
 def _check_space(manifest: Manifest, root: Path, rows: range) -> None:
-    """Raise StageError if the disk has less room than the missing files take; a quota shows when reserving."""
+    """Raise StageError if the disk lacks space for the missing files. A quota shows only when space is reserved."""
     needed = len(rows) * manifest.row_bytes
     needed += sum(s.data_offset for s in manifest.shards) + sum(f.bytes for f in manifest.files.values())
-    there = sum(entry.stat().st_blocks * 512 for entry in os.scandir(root) if entry.is_file())
+    present = sum(entry.stat().st_blocks * 512 for entry in os.scandir(root) if entry.is_file())
     disk = os.statvfs(root)
     free = disk.f_bavail * disk.f_frsize
-    if disk.f_blocks and needed - there > free:  # a tmpfs without a limit has no blocks
+    if disk.f_blocks and needed - present > free:  # a tmpfs without a limit reports 0 blocks
         raise StageError(
-            f"{root}: {size_text(free)} free, {size_text(needed - there)} needed for {rows_text(rows)} "
-            f"of {manifest.count}; make room, or stage less to each node"
+            f"{root}: {size_text(free)} free, {size_text(needed - present)} needed for {rows_text(rows)} "
+            f"of {manifest.count}; make room, or stage fewer rows on each node"
         )
 
 
 def _make_shard(source: Path, dest: Path, manifest: Manifest, shard: Shard, rows: range) -> None:
-    """Make a sparse file of the shard's size with its head, and room for those of `rows` that lie in it."""
+    """Create a sparse file of the shard's size, write its header, and reserve space for those of `rows` in it."""
     head, held = check_shard(source, shard, manifest.container), shard.held_rows(rows)
     with writing(dest, os.O_RDWR | os.O_CREAT) as fd:
         disk.ftruncate(fd, shard.bytes)
@@ -199,7 +212,7 @@ def _make_shard(source: Path, dest: Path, manifest: Manifest, shard: Shard, rows
 def _publish(source: Store, paths: StorePaths, part: Part) -> None:
     encoded = read_regular(source.paths.manifest)
     if parse_manifest(encoded, source.paths.manifest).digest != part.store:
-        what = "became another store while it was staged"
-        raise StageError(f"{source.paths.root}: {what}; remove {paths.root}, and stage it again")
+        what = "the store was replaced while it was being staged"
+        raise StageError(f"{source.paths.root}: {what}; remove {paths.root} and stage it again")
     write_atomic(paths.part, [part.to_bytes()], scratch=paths.staging)
     write_atomic(paths.manifest, [encoded], scratch=paths.staging)

@@ -1,7 +1,7 @@
-"""The TSV files of a store: one header line, UTF-8, a line a row, backslash escapes and no quoting.
+"""The TSV files of a store: UTF-8, a header line, one line per entry, backslash escapes and no quotes.
 
-Tab, newline, carriage return and backslash are written as \\t \\n \\r \\\\; a byte that is not part of valid UTF-8 as
-\\xNN. Names travel as bytes decoded as UTF-8 with "surrogateescape", in every locale. docs/format.md has the rules.
+Tab, newline, carriage return and backslash are written as \\t \\n \\r \\\\; a byte that is not valid UTF-8 as \\xNN.
+In Python, names are bytes decoded as UTF-8 with "surrogateescape", in every locale. docs/format.md has the rules.
 """
 
 from __future__ import annotations
@@ -31,30 +31,41 @@ REJECT_COLUMNS = ("source", "reason", "action")
 
 
 def escape(text: str) -> str:
-    """The field as it stands in a TSV file."""
+    """Escape a text for a TSV file."""
     return _SPECIAL.sub(lambda m: _ESCAPES.get(m[0]) or f"\\x{ord(m[0]) - 0xDC00:02x}", text)
 
 
 def unescape(field: str) -> str:
-    """The text a TSV field stands for; the inverse of `escape`."""
+    """Return the text of a TSV field, the inverse of `escape`."""
     if "\\" not in field:
         return field
     return _ESCAPED.sub(lambda m: chr(0xDC00 + int(m[1][1:], 16)) if m[1][0] == "x" else _PLAIN[m[1]], field)
 
 
 def line(fields: Sequence[str]) -> bytes:
-    """One line of a TSV file, escaped and encoded, with its newline."""
+    """Escape and encode the fields of one line of a TSV file, including the newline."""
     return ("\t".join(map(escape, fields)) + "\n").encode()
 
 
 def fields(encoded: bytes) -> list[str]:
-    """The fields of one line; the inverse of `line`."""
+    """Return the fields of one line, the inverse of `line`."""
     return [unescape(field) for field in encoded.decode().rstrip("\n").split("\t")]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One line of samples.tsv: where a row came from. `width` and `height` are the source picture's, in pixels."""
+    """The origin of a row, one line of samples.tsv.
+
+    Attributes:
+        row: Row number.
+        label: Label, the index of its class.
+        class_name: Name of its class.
+        source: Path or name of the image in the source.
+        width: Width of the source image in pixels.
+        height: Height of the source image in pixels.
+        box: The region of the source image that was cropped, "" for the whole image.
+        digest: xxh3_64 of the encoded source image, 16 hexadecimal digits.
+    """
 
     row: int
     label: int
@@ -68,59 +79,74 @@ class Sample:
 
 @dataclass(frozen=True)
 class Reject:
-    """One line of rejects.tsv: a source picture that became no row, or an odd one that did (`action` says which)."""
+    """A rejected or unusual image, one line of rejects.tsv.
+
+    Attributes:
+        source: Path or name of the image in the source.
+        reason: What is wrong or unusual about it.
+        action: "rejected": the image is not in the store. "left out": the user's map left it out. "kept": the image is
+            unusual, and in the store.
+    """
 
     source: str
     reason: str
     action: str
 
     def __str__(self) -> str:
-        """For people."""
         return f"{self.source}: {self.reason}"
 
 
 def sample_line(sample: Sample) -> bytes:
-    """A line of samples.tsv."""
+    """Encode a line of samples.tsv."""
     return line([str(value) for value in astuple(sample)])
 
 
 def escaped_sample_line(
     row: int, label: int, class_name: str, source: str, width: int, height: int, box: str, digest: str
 ) -> bytes:
-    """A line of samples.tsv whose texts are escaped already, for writing millions of them."""
+    """Encode a line of samples.tsv from texts that are already escaped. Faster, for writing millions of lines."""
     return f"{row}\t{label}\t{class_name}\t{source}\t{width}\t{height}\t{box}\t{digest}\n".encode()
 
 
 def parse_sample(encoded: bytes) -> Sample:
-    """The sample of one line of samples.tsv."""
+    """Parse one line of samples.tsv."""
     row, label, class_name, source, width, height, box, digest = fields(encoded)
     return Sample(int(row), int(label), class_name, source, int(width), int(height), box, digest)
 
 
 def reject_line(reject: Reject) -> bytes:
-    """A line of rejects.tsv."""
+    """Encode a line of rejects.tsv."""
     return line(astuple(reject))
 
 
 def read_rejects(path: Path) -> Iterator[Reject]:
-    """The lines of a rejects.tsv, in their order; StoreError if one is not of three fields in UTF-8."""
+    """Yield the entries of a rejects.tsv in order. Raise StoreError for a line without three fields in UTF-8."""
     with reading(path) as file:
         next(file, None)
         for number, encoded in enumerate(file, 2):
             try:
                 source, reason, action = fields(encoded)
             except ValueError:
-                raise StoreError(f"{path}: no reject in line {number}; run {verify_command(path.parent)}") from None
+                what = f"line {number} is not a valid reject"
+                raise StoreError(f"{path}: {what}; run {verify_command(path.parent)}") from None
             yield Reject(source, reason, action)
 
 
 def invalid_sample_error(path: Path, row: int) -> StoreError:
     """The error for a line of a samples.tsv that cannot be parsed."""
-    return StoreError(f"{path}: no sample in the line of row {row}; run {verify_command(path.parent)}")
+    return StoreError(f"{path}: the line of row {row} is not a valid sample; run {verify_command(path.parent)}")
 
 
 class Samples(Sequence[Sample]):
-    """samples.tsv as a sequence. The first access by number opens the file, and finds its lines: 8 bytes per row."""
+    """The lines of samples.tsv as a sequence of `Sample`.
+
+    Iterating reads the file line by line. The first access by index scans the file for its lines and keeps their
+    positions, 8 bytes per row; after that an access reads one line.
+
+    Raises:
+        IndexError: If an index is out of range.
+        StoreError: If a line is invalid, or the file has too many or too few lines.
+    """
 
     def __init__(self, path: Path, count: int) -> None:
         self._path = path
@@ -151,11 +177,11 @@ class Samples(Sequence[Sample]):
             return [self[i] for i in range(*index.indices(self._count))]
         row = index + self._count if index < 0 else index
         if not 0 <= row < self._count:
-            raise IndexError(f"sample {index} of {self._count}")
+            raise IndexError(f"sample {index} is out of range for {self._count} samples")
         if self._fd is None:
             self._starts = _line_starts(self._path)
             self._check_lines(len(self._starts) - 2)
-            self._fd = open_regular(self._path)  # kept open: opening takes long on a network file system
+            self._fd = open_regular(self._path)  # kept open, because opening is slow on a network file system
             weakref.finalize(self, disk.close, self._fd)
         start, end = self._starts[row + 1 : row + 3].tolist()
         encoded = bytearray(end - start)
@@ -165,7 +191,7 @@ class Samples(Sequence[Sample]):
 
     def _check_lines(self, found: int) -> None:
         if found != self._count:
-            raise StoreError(f"{self._path}: {found} lines of rows, expected {self._count}; run {self._verify}")
+            raise StoreError(f"{self._path}: {found} samples, expected {self._count}; run {self._verify}")
 
     def _parse(self, encoded: bytes, row: int) -> Sample:
         try:

@@ -1,4 +1,4 @@
-"""Is a store whole: every row against its checksum, every other byte against the manifest."""
+"""Verify a store: check every row against its checksum, and every other byte against the manifest."""
 
 from __future__ import annotations
 
@@ -32,10 +32,16 @@ Checksums = NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Report:
-    """What `verify_store` found in so many `rows`: 0 if store.json or stage.json is bad and none could be checked.
+    """The result of `verify_store`.
 
-    `bad_rows` are ranges [first, last], `problems` a sentence for each bad file. `unknown_rows`, ranges too, are those
-    that differ from their checksum in a checksums.npy that is bad itself: the row may be damaged, or its checksum.
+    Attributes:
+        ok: Whether nothing is damaged.
+        rows: Number of rows checked. 0 if store.json or stage.json is damaged, because then no row can be checked.
+        bad_rows: Damaged rows, as ranges (first, last), both included.
+        bad_files: Names of damaged or missing files, sorted.
+        problems: One sentence for each bad file.
+        unknown_rows: Ranges of rows that differ from their checksum while checksums.npy itself is damaged: either the
+            row or its checksum is damaged.
     """
 
     ok: bool
@@ -49,12 +55,27 @@ class Report:
 def verify_store(
     path: str | os.PathLike[str], *, threads: int = 1, progress: Callable[[int], None] | None = None
 ) -> Report:
-    """Read all of the store, or staged part, at `path` and report what differs from what was written.
+    """Read a whole store or staged part, and report everything that is damaged.
 
-    Raises only OSError. What the disk cannot read (EIO) is reported as bad. Of a part, the rows that it holds are read,
-    and numbered as in the store.
+    Checks every row against its checksum and every other file against the manifest. For a staged part it checks the
+    rows that the part holds; they keep their numbers in the store. Data that the disk cannot read (EIO) counts as
+    damaged.
 
-    `progress` is called with the number of rows checked since its last call, from any of the `threads`.
+    Args:
+        path: Folder of the store or staged part.
+        threads: Number of threads that read rows. Default: 1.
+        progress: Called with the number of rows checked since the last call, from any of the threads. Default: none.
+
+    Returns:
+        Report: What is damaged. A path that is not a store gives a report, not an exception.
+
+    Raises:
+        OSError: If the operating system reports any other error than EIO.
+
+    Example:
+        >>> report = verify_store("train.store", threads=8)
+        >>> report.ok, report.bad_rows
+        (False, [(3, 3), (40, 57)])
     """
     paths = StorePaths(Path(path))
     read = paths.manifest
@@ -83,23 +104,30 @@ def verify_store(
 
 
 def row_sentences(root: Path, report: Report, *, most: int) -> Iterator[str]:
-    """A sentence for each run of bad or unknown rows, up to `most`, with its files; then how many runs are left out.
+    """Yield a sentence for each run of bad or unknown rows, up to `most`, then the number of runs left out.
 
-    Of a report with rows; raises StoreError if the manifest is bad by now.
+    Args:
+        root: The store.
+        report: A report with `rows` above 0.
+        most: Maximum number of runs to list.
+
+    Raises:
+        StoreError: If the manifest has been damaged since the report.
     """
     manifest = read_manifest(StorePaths(root).manifest)
-    unknown = [(run, "not known to be right: checksums.npy is damaged") for run in report.unknown_rows]
-    told = [*((run, "not what was written") for run in report.bad_rows), *unknown]
-    for (first, last), what in told[:most]:
+    ranges = [(run, "{} damaged") for run in report.bad_rows]
+    ranges += [(run, "cannot be checked, because checksums.npy is damaged") for run in report.unknown_rows]
+    for (first, last), what in ranges[:most]:
         ends = [manifest.shard_of(row).file for row in (first, last)]
         files = " to ".join(dict.fromkeys(ends))
-        yield f"{root}: {rows_text(range(first, last + 1))} of {files} {'is' if first == last else 'are'} {what}"
-    if len(told) > most:
-        yield f"{root}: and {counted(len(told) - most, 'more run', 'more runs')} of rows; --json lists them all"
+        verdict = what.format("is" if first == last else "are")
+        yield f"{root}: {rows_text(range(first, last + 1))} of {files} {verdict}"
+    if len(ranges) > most:
+        yield f"{root}: and {counted(len(ranges) - most, 'more run', 'more runs')} of rows; --json lists them all"
 
 
 def read_checksums(store: Store) -> Checksums:
-    """(count,) uint64, as far as a damaged checksums.npy still has them in their places; 0 for those that it lacks."""
+    """Return the checksums that a damaged checksums.npy still holds, uint64 (count,), with 0 for missing ones."""
     found = bytearray(8 * len(store))
     header = npy_header((len(store),), "<u8")
     with (
@@ -113,19 +141,19 @@ def read_checksums(store: Store) -> Checksums:
 
 @contextmanager
 def _unreadable_is_bad(path: Path) -> Iterator[None]:
-    """Make of a disk that cannot read a file a StoreError; what else the operating system says stays as it is."""
+    """Turn the EIO of a file that the disk cannot read into a StoreError. Other errors pass unchanged."""
     try:
         yield
     except OSError as error:
         if error.errno != errno.EIO:
             raise
-        raise StoreError(f"{path}: cannot be read: {error.strerror}; expected a sound disk under it") from None
+        raise StoreError(f"{path}: cannot be read: {error.strerror}; check the disk") from None
 
 
 def bad_files(paths: StorePaths, manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """(name, what is wrong with it) of each file that is not as the manifest says; of shards heads and sizes only.
+    """Yield (name, problem) for each file that does not match the manifest. For shards, check header and size only.
 
-    Also of those that are as they were signed, and no arrays that the Loader would take.
+    Also report files that match the manifest but are not the arrays that a reader expects.
     """
     store = Store(paths, manifest)
     for name, facts in manifest.files.items():
@@ -147,7 +175,7 @@ def bad_files(paths: StorePaths, manifest: Manifest) -> Iterator[tuple[str, str]
 
 
 def _check_arrays(store: Store, name: str) -> None:
-    """Raise StoreError unless a file of this name holds the arrays that the store reads from it."""
+    """Raise StoreError unless the file `name` holds the array that the store reads from it."""
     if name == store.paths.checksums.name:
         _ = store.checksums
     elif name == store.paths.labels.name:
@@ -160,10 +188,10 @@ def _check_arrays(store: Store, name: str) -> None:
 def _bad_row_numbers(
     store: Store, checksums: Checksums, threads: int, progress: Callable[[int], None]
 ) -> tuple[list[int], list[int]]:
-    """The rows that cannot be read, and those that can and have another checksum."""
+    """Return the rows that cannot be read, and the readable rows with a wrong checksum."""
 
     def check(piece: Piece) -> list[tuple[int, bool]]:
-        """The bad rows of a piece, each with whether it could be read."""
+        """Return the bad rows of a piece, each with whether it is readable."""
         found = stored_checksums(store, piece.rows)
         expected = checksums[piece.rows.start : piece.rows.stop].tolist()
         progress(len(piece.rows))
@@ -171,17 +199,17 @@ def _bad_row_numbers(
         return [(row, own is not None) for row, own, wanted in each if own != wanted]
 
     with ThreadPoolExecutor(threads) as pool:
-        bad = [row for some in pool.map(check, pieces(store.manifest, store.rows)) for row in some]
-    return [row for row, read in bad if not read], [row for row, read in bad if read]
+        bad = [row for rows in pool.map(check, pieces(store.manifest, store.rows)) for row in rows]
+    return [row for row, readable in bad if not readable], [row for row, readable in bad if readable]
 
 
 def stored_checksums(store: Store, rows: range) -> list[int | None]:
-    """The checksums of rows of one shard; None for each that its file does not hold, or its disk cannot read."""
+    """Compute the checksums of rows of one shard. None for each row that is missing or that the disk cannot read."""
     return [None if row is None else row_checksum(row) for row in read_rows(store, rows)]
 
 
 def read_rows(store: Store, rows: range) -> list[memoryview | None]:
-    """The bytes of rows of one shard; None for each that its file does not hold, or its disk cannot read."""
+    """Read rows of one shard. None for each row that is missing or that the disk cannot read."""
     shard, size, got = store.manifest.shard_of(rows.start), store.manifest.row_bytes, 0
     buffer = page_aligned_buffer(len(rows) * size)
     try:
@@ -192,13 +220,13 @@ def read_rows(store: Store, rows: range) -> list[memoryview | None]:
     except OSError as error:
         if error.errno != errno.EIO:
             raise
-        if len(rows) > 1:  # some of them may be readable
+        if len(rows) > 1:  # read them one by one: some may be readable
             return [data for row in rows for data in read_rows(store, range(row, row + 1))]
     return [buffer[i * size : (i + 1) * size] if (i + 1) * size <= got else None for i in range(len(rows))]
 
 
 def row_ranges(rows: list[int]) -> list[tuple[int, int]]:
-    """Ranges [first, last] of row numbers in order."""
+    """Group sorted row numbers into ranges (first, last), both included."""
     if not rows:
         return []
     return [(rows[a], rows[b - 1]) for a, b in runs(np.diff(rows) != 1)]

@@ -1,4 +1,4 @@
-"""The last step of every store: heads, small files and manifest around rows that already lie in the shards."""
+"""The last step of writing a store: headers, small files and the manifest, for shards that already hold their rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from decodeonce.store.npy import npy_header
 
 
 def shard_ranges(count: int, shard_rows: int) -> Iterator[tuple[int, int]]:
-    """(first_row, rows) of each shard of a store."""
+    """Yield (first_row, rows) of each shard of a store."""
     return ((first, min(shard_rows, count - first)) for first in range(0, count, shard_rows))
 
 
@@ -37,7 +37,7 @@ def write_array(
     expected: SmallFile | None = None,
     otherwise: str = "",
 ) -> SmallFile:
-    """Write an npy file of `shape` from arrays that follow each other, in their memory only, as `write_small`."""
+    """Write consecutive arrays as one npy file of `shape`, one array in memory at a time. See `write_small`."""
 
     def chunks() -> Iterator[bytes | memoryview]:
         yield npy_header(shape, dtype.str)
@@ -55,12 +55,20 @@ def write_small(
     expected: SmallFile | None = None,
     otherwise: str = "",
 ) -> SmallFile:
-    """Write a small file as `write_atomic`, and return its facts.
+    """Write a small file with `write_atomic`, and return its size and digest.
 
-    It is not read again for them: another finish may replace it by its own, and a network file system then fails to
-    read it by this name for a second.
+    They are computed from the chunks, not by reading the file: another finish may replace it, and then a network file
+    system cannot read it by this name for a second.
 
-    Raises StoreError with the text `otherwise`, and leaves `path` as it is, if the file would not be as `expected`.
+    Args:
+        path: The file to write.
+        chunks: Its contents.
+        scratch: Folder for the temporary file. Default: the folder of `path`.
+        expected: The size and digest that the file must have. Default: any.
+        otherwise: Message of the StoreError for a file that is not as `expected`.
+
+    Raises:
+        StoreError: If the size or digest differs from `expected`. `path` is left unchanged.
     """
     size, state = 0, xxhash.xxh3_64()
 
@@ -70,7 +78,7 @@ def write_small(
             size += len(chunk)
             state.update(chunk)
             yield chunk
-        if expected not in (None, SmallFile(size, state.hexdigest())):  # before it has its name
+        if expected not in (None, SmallFile(size, state.hexdigest())):  # raised before the file gets its name
             raise StoreError(otherwise)
 
     write_atomic(path, counted(), scratch=scratch)
@@ -78,10 +86,10 @@ def write_small(
 
 
 def copy_small(source: Path, dest: Path, facts: SmallFile, *, scratch: Path) -> None:
-    """Copy a small file of a store; StoreError, and `dest` stays as it is, if it is not what was written."""
+    """Copy a small file of a store. If it is damaged, raise StoreError and leave `dest` unchanged."""
     check_size(source, facts.bytes)
-    wrong = f"{source}: its bytes are not those written; run {verify_command(source.parent)}"
-    write_small(dest, file_chunks(source), scratch=scratch, expected=facts, otherwise=wrong)
+    damaged = f"{source}: damaged: its contents do not match store.json; run {verify_command(source.parent)}"
+    write_small(dest, file_chunks(source), scratch=scratch, expected=facts, otherwise=damaged)
 
 
 def seal_store(
@@ -93,11 +101,21 @@ def seal_store(
     files: Mapping[str, SmallFile],
     labels: Iterable[NDArray[np.int64]],
 ) -> Manifest:
-    """Write heads, store.h5 and, last and atomically, store.json; returns the manifest.
+    """Write the headers of the shards, store.h5 and, last and atomically, store.json.
 
-    The rows, labels.npy, checksums.npy, samples.tsv, rejects.tsv and the columns must be in place, as `files` says.
-    `draft` is the manifest without shards and files; `scratch` is a folder for temporary files. May be repeated after a
-    crash.
+    Rows, labels.npy, checksums.npy, samples.tsv, rejects.tsv and the columns must already be written. The call can be
+    repeated after a crash.
+
+    Args:
+        paths: Paths of the store.
+        draft: The manifest without shards and files.
+        shard_rows: Rows per shard.
+        scratch: Folder for temporary files.
+        files: Size and digest of the small files.
+        labels: The labels, in arrays that follow each other. Read only for container "hdf5".
+
+    Returns:
+        The manifest.
     """
     shards = tuple(
         _seal_shard(paths, draft, index, first, rows, scratch)
@@ -127,15 +145,15 @@ def write_head(path: Path, head: bytes) -> None:
 
 
 def trim_shards(paths: StorePaths, manifest: Manifest) -> None:
-    """Cut what lies past the last row of a finished store, and shards that hold no row at all."""
+    """Remove bytes after the last row of a finished store, and shards without rows."""
     suffix = CONTAINERS[manifest.container].suffix
     for shard in manifest.shards:
         path = paths.root / shard.file
         if path.stat().st_size > shard.bytes:
             cut_file(path, shard.bytes)
-    sync_file(path)  # only the last is cut; the process that cut it may have been killed before its flush
+    sync_file(path)  # only the last shard is cut; the process that cut it may have been killed before its flush
     index = len(manifest.shards)
     while (extra := paths.shard(index, suffix)).exists():
-        remove_file(extra)  # another finish may be at it
+        remove_file(extra)  # another finish may be removing it, too
         index += 1
     sync_folder(paths.root)
