@@ -72,21 +72,21 @@ def shard_file(store: Path, index: int = 0) -> Path:
 # --- the folder
 
 
-def test_no_folder(tmp_path: Path) -> None:
+def test_missing_folder_is_refused(tmp_path: Path) -> None:
     refusal(tmp_path / "gone.store", "gone.store: no such folder", "expected a store", "prep build")
 
 
-def test_a_folder_without_a_manifest(tmp_path: Path) -> None:
+def test_folder_without_manifest_is_refused(tmp_path: Path) -> None:
     refusal(tmp_path, f"{tmp_path}: not a store", "no store.json", "prep build")
 
 
-def test_an_unfinished_store(store: Path) -> None:
+def test_unfinished_store_is_refused(store: Path) -> None:
     (store / "store.json").unlink()
     (store / ".build").mkdir()
     refusal(store, "tiny.store: an unfinished store", "run the same `prep build` again")
 
 
-def test_the_manifest_itself_is_not_a_store(store: Path) -> None:
+def test_path_of_manifest_is_refused(store: Path) -> None:
     refusal(store / "store.json", "store.json: a file; expected a store")
 
 
@@ -98,7 +98,7 @@ def test_the_manifest_itself_is_not_a_store(store: Path) -> None:
     [b"", b"\0" * 100, b"{", b"not json", b"\xff\xfe", b"[" * 100_000, b'{"count": ' + b"9" * 5000 + b"}"],
     ids=["empty", "zeros", "cut", "text", "bytes", "deep", "digits"],
 )
-def test_a_manifest_that_is_not_json(store: Path, encoded: bytes) -> None:
+def test_manifest_that_is_not_json_is_refused(store: Path, encoded: bytes) -> None:
     (store / "store.json").write_bytes(encoded)
     refusal(store, "store.json: not JSON", "restore it from a copy, or remove the store and build it again")
 
@@ -106,18 +106,18 @@ def test_a_manifest_that_is_not_json(store: Path, encoded: bytes) -> None:
 @pytest.mark.parametrize(
     "facts", [{}, [], None, 3, "decodeonce", {"format": "decodetwice"}, {"format": ["decodeonce"]}]
 )
-def test_a_manifest_of_something_else(store: Path, facts: Any) -> None:
+def test_json_without_our_format_is_refused(store: Path, facts: Any) -> None:
     (store / "store.json").write_text(json.dumps(facts))
     refusal(store, 'store.json: not a decodeonce file: "format" is not "decodeonce"; restore it from a copy')
 
 
 @pytest.mark.parametrize("version", [2, 17, 0, "1", 1.0, True, None])
-def test_another_version_is_named(store: Path, version: Any) -> None:
+def test_other_format_version_is_named(store: Path, version: Any) -> None:
     resign(store, lambda facts: facts.update(version=version))
     refusal(store, f"store.json: format version {version!r}, this decodeonce reads 1", "install a newer decodeonce")
 
 
-def test_no_flipped_bit_of_a_manifest_is_accepted(tmp_path: Path) -> None:
+def test_every_flipped_bit_of_manifest_is_refused(tmp_path: Path) -> None:
     store = make_store(tmp_path / "s", random_images(2, shape=(1, 1, 1)), classes=1)
     encoded = (store / "store.json").read_bytes()
     assert parse_manifest(encoded, store / "store.json").count == 2
@@ -143,7 +143,7 @@ def test_no_flipped_bit_of_a_manifest_is_accepted(tmp_path: Path) -> None:
     ],
     ids=["cut", "newline", "bom", "crlf", "escape", "twice", "utf-16", "compact"],
 )
-def test_the_same_facts_in_other_bytes_are_refused(store: Path, change: Callable[[bytes], bytes]) -> None:
+def test_manifest_in_other_bytes_is_refused(store: Path, change: Callable[[bytes], bytes]) -> None:
     before = (store / "store.json").read_bytes()
     rewrite(store / "store.json", change)
     assert (store / "store.json").read_bytes() != before
@@ -151,7 +151,7 @@ def test_the_same_facts_in_other_bytes_are_refused(store: Path, change: Callable
 
 
 @pytest.mark.parametrize("depth", [900, 5_000])
-def test_a_deep_manifest_is_refused_however_deep_python_may_go(store: Path, depth: int) -> None:
+def test_deeply_nested_manifest_is_refused(store: Path, depth: int) -> None:
     text = '{"format": "decodeonce", "version": 1, "x": ' + "[" * depth + "]" * depth + "}"
     (store / "store.json").write_text(text)
     refusal(store, "store.json: ")
@@ -176,7 +176,7 @@ def _set_file(name: str, value: Any) -> Callable[[Facts], None]:
     return lambda facts: facts["files"].update({name: value})
 
 
-def test_each_missing_fact(store: Path) -> None:
+def test_manifest_without_a_key_is_refused(store: Path) -> None:
     whole = (store / "store.json").read_bytes()
     for key in json.loads(whole).keys() - {"format", "version", "digest", "decoder_crashes"}:
         (store / "store.json").write_bytes(whole)
@@ -189,7 +189,7 @@ def test_each_missing_fact(store: Path) -> None:
     [_delete("digest"), _set("digest", "0" * 16), _set("digest", 7), _set("count", float("1e300"))],
     ids=["no digest", "zeros", "number", "facts"],
 )
-def test_an_unsigned_manifest(store: Path, change: Callable[[Facts], None]) -> None:
+def test_manifest_with_wrong_digest_is_refused(store: Path, change: Callable[[Facts], None]) -> None:
     facts = json.loads((store / "store.json").read_bytes())
     change(facts)
     text = json.dumps(facts, sort_keys=True, indent=1, ensure_ascii=False) + "\n"
@@ -259,7 +259,7 @@ LIES: dict[str, tuple[Callable[[Facts], object], str]] = {
 
 
 @pytest.mark.parametrize(("change", "text"), LIES.values(), ids=LIES)
-def test_a_signed_lie(store: Path, change: Callable[[Facts], object], text: str) -> None:
+def test_signed_but_wrong_manifest_is_refused(store: Path, change: Callable[[Facts], object], text: str) -> None:
     resign(store, change)
     refusal(store, str(store), text)
 
@@ -279,7 +279,7 @@ JSON = st.recursive(
 
 @given(st.data())
 @settings(max_examples=300)
-def test_any_signed_nonsense_is_a_manifest_or_a_store_error(originals: dict[str, Path], data: st.DataObject) -> None:
+def test_any_signed_json_parses_or_raises_store_error(originals: dict[str, Path], data: st.DataObject) -> None:
     facts: Any = json.loads((originals["npy"] / "store.json").read_bytes())
     place = facts
     while True:
@@ -300,14 +300,14 @@ def test_any_signed_nonsense_is_a_manifest_or_a_store_error(originals: dict[str,
     "name",
     ["../x", "/etc/passwd", "a/b", "..", ".", "", "x\0y", "sub/", "\ud800.npy", "x\x1b[2J.npy", "x\ny", "x" * 256],
 )
-def test_a_shard_path_that_climbs_out_or_is_no_name(store: Path, name: str) -> None:
+def test_shard_path_outside_store_is_refused(store: Path, name: str) -> None:
     resign(store, _set_shard(0, file=name))
     message = refusal(store, "store.json: a wrong manifest: ", "expected")
     assert message.isprintable()
 
 
 @pytest.mark.parametrize("name", ["labels.npy", "checksums.npy", "samples.tsv", "rejects.tsv"])
-def test_a_small_file_that_the_manifest_does_not_list(store: Path, name: str) -> None:
+def test_manifest_must_list_every_small_file(store: Path, name: str) -> None:
     resign(store, lambda facts: facts["files"].pop(name))
     refusal(store, f'store.json: a wrong manifest: "files" does not list {name}')
 
@@ -315,46 +315,46 @@ def test_a_small_file_that_the_manifest_does_not_list(store: Path, name: str) ->
 # --- the shards
 
 
-def test_a_missing_shard(either: Path) -> None:
+def test_missing_shard_is_refused(either: Path) -> None:
     path = shard_file(either, 1)
     path.unlink()
     refusal(either, f"{path}: missing, expected a file of 4150 bytes", f"prep repair {either} --from")
 
 
-def test_a_short_shard(either: Path) -> None:
+def test_short_shard_is_refused(either: Path) -> None:
     path = shard_file(either, 2)
     os.truncate(path, 4096 + 17)
     refusal(either, f"{path}: 4113 bytes, expected 4114", f"prep repair {either} --from")
 
 
-def test_a_folder_in_a_shards_place(either: Path) -> None:
+def test_folder_in_place_of_shard_is_refused(either: Path) -> None:
     path = shard_file(either)
     path.unlink()
     path.mkdir()
     refusal(either, f"{path}: a folder, pipe or device, expected a file of 4150 bytes")
 
 
-def test_a_pipe_in_a_shards_place_does_not_hang(either: Path) -> None:
+def test_pipe_in_place_of_shard_does_not_block(either: Path) -> None:
     path = shard_file(either)
     path.unlink()
     os.mkfifo(path)
     refusal(either, f"{path}: a folder, pipe or device", "remove it, then run `prep repair")
 
 
-def test_wrong_magic(either: Path) -> None:
+def test_shard_with_wrong_magic_is_refused(either: Path) -> None:
     path, container = shard_file(either), read_manifest(either / "store.json").container
     rewrite(path, lambda content: b"PK\3\4" + content[4:])
     refusal(either, f"{path}: does not begin as an {container} file does; run `prep repair")
 
 
 @pytest.mark.parametrize("position", [9, 40, 1000, 4095])
-def test_a_damaged_head(either: Path, position: int) -> None:
+def test_damaged_header_is_refused(either: Path, position: int) -> None:
     path = shard_file(either, 1)
     rewrite(path, lambda content: content[:position] + bytes([content[position] ^ 4]) + content[position + 1 :])
     refusal(either, f"{path}: its first 4096 bytes are not those written", f"prep repair {either} --from")
 
 
-def test_a_wrong_head_that_was_signed(store: Path) -> None:
+def test_signed_but_wrong_header_is_refused(store: Path) -> None:
     path, head = shard_file(store), bytes(4096)
     rewrite(path, lambda content: head + content[4096:])
     resign(store, _set_shard(0, meta_xxh3=hexdigest(head)))
@@ -365,7 +365,7 @@ def test_a_wrong_head_that_was_signed(store: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["labels.npy", "checksums.npy", "samples.tsv", "rejects.tsv", "weights.npy"])
-def test_a_missing_or_short_small_file(either: Path, name: str) -> None:
+def test_missing_or_short_small_file_is_refused(either: Path, name: str) -> None:
     path = either / name
     size = path.stat().st_size
     os.truncate(path, size - 1)
@@ -374,7 +374,7 @@ def test_a_missing_or_short_small_file(either: Path, name: str) -> None:
     refusal(either, f"{path}: missing, expected a file of {size} bytes")
 
 
-def test_a_missing_store_h5(originals: dict[str, Path], tmp_path: Path) -> None:
+def test_missing_store_h5_is_refused(originals: dict[str, Path], tmp_path: Path) -> None:
     store = Path(shutil.copytree(originals["hdf5"], tmp_path / "s"))
     (store / "store.h5").unlink()
     refusal(store, "store.h5: missing")
@@ -409,7 +409,7 @@ def _npy(array: Any, descr: str, shape: tuple[int, ...]) -> bytes:
         *("brackets", "too high", "negative"),
     ],
 )
-def test_signed_labels_that_are_not_labels_are_refused_and_a_bad_file(store: Path, content: bytes, found: str) -> None:
+def test_signed_but_invalid_labels_are_refused(store: Path, content: bytes, found: str) -> None:
     replace_file(store, "labels.npy", content)
     opened = open_store(store)
     with pytest.raises(StoreError, match=re.escape(f"{store / 'labels.npy'}: ")) as caught:
@@ -419,9 +419,7 @@ def test_signed_labels_that_are_not_labels_are_refused_and_a_bad_file(store: Pat
     assert (report.ok, report.bad_files, report.problems) == (False, ["labels.npy"], [str(caught.value)])
 
 
-def test_a_column_that_is_no_array_is_refused_and_a_bad_file_and_its_content_is_not_told(
-    store: Path, tmp_path: Path
-) -> None:
+def test_invalid_column_file_is_refused_without_quoting_it(store: Path, tmp_path: Path) -> None:
     name, whole = open_store(store).manifest.columns[0].file, verify_store(store)
     assert whole.ok
     (tmp_path / "foreign").write_bytes(b"root:secret" * 90)
@@ -438,9 +436,7 @@ def test_a_column_that_is_no_array_is_refused_and_a_bad_file_and_its_content_is_
 
 
 @pytest.mark.parametrize(("label", "found"), [(2, "labels from -1 to 2"), (-2, "labels from -2 to 1")])
-def test_signed_box_labels_that_name_no_class_are_refused_and_a_bad_file(
-    tmp_path: Path, label: int, found: str
-) -> None:
+def test_box_labels_without_class_are_refused(tmp_path: Path, label: int, found: str) -> None:
     labels = np.array([[0, 1], [1, -1], [0, label]], "<i4")
     store = make_store(tmp_path / "store", random_images(3), columns={"box_labels": labels})
     assert verify_store(store).ok  # nothing says which classes these are
@@ -451,7 +447,7 @@ def test_signed_box_labels_that_name_no_class_are_refused_and_a_bad_file(
     assert (report.bad_files, report.problems) == (["box_labels.npy"], [str(caught.value)])
 
 
-def test_a_flipped_bit_in_the_labels_is_found_before_training(store: Path) -> None:
+def test_flipped_bit_in_labels_is_found_before_training(store: Path) -> None:
     content = bytearray((store / "labels.npy").read_bytes())
     content[-8] ^= 1
     (store / "labels.npy").write_bytes(content)
@@ -459,7 +455,7 @@ def test_a_flipped_bit_in_the_labels_is_found_before_training(store: Path) -> No
         _ = open_store(store).labels
 
 
-def test_no_flipped_bit_of_a_labels_header_raises_anything_else(store: Path) -> None:
+def test_flipped_bits_in_labels_header_raise_store_error(store: Path) -> None:
     content = (store / "labels.npy").read_bytes()
     refused = 0
     for position in range(0, 128):
@@ -476,12 +472,12 @@ def test_no_flipped_bit_of_a_labels_header_raises_anything_else(store: Path) -> 
     assert refused > 100
 
 
-def test_a_column_of_a_dtype_that_numpy_does_not_know(store: Path) -> None:
+def test_column_of_unknown_dtype_is_refused(store: Path) -> None:
     resign(store, lambda facts: facts["columns"][0].update(dtype="<complex7"))
     refusal(store, "dtype is '<complex7', expected a number's")
 
 
-def test_checksums_of_another_count_are_a_bad_file(store: Path) -> None:
+def test_checksums_of_wrong_length_are_bad_file(store: Path) -> None:
     replace_file(store, "checksums.npy", _npy(np.zeros(6, "<u8"), "<u8", (6,)))
     report = verify_store(store)
     assert (report.ok, report.bad_files) == (False, ["checksums.npy"])

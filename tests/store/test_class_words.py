@@ -23,18 +23,18 @@ def store(tmp_path: Path) -> Path:
     return root
 
 
-def test_a_wnid_has_its_words_where_the_store_has_none(store: Path) -> None:
+def test_wnid_gets_words_if_store_has_no_description(store: Path) -> None:
     opened = open_store(store)
     assert opened.classes == tuple(map(ImageClass, NAMES, ("Siberian husky", "", "")))
     assert opened.manifest.to_bytes() == (store / "store.json").read_bytes()
 
 
-def test_a_description_of_the_store_stays(store: Path) -> None:
+def test_description_in_store_is_kept(store: Path) -> None:
     resign(store, lambda facts: facts["classes"][0].update(description="our best dog"))
     assert open_store(store).classes[0] == ImageClass("n02110185", "our best dog")
 
 
-def test_the_table_is_read_only_for_a_name_like_a_wnid(store: Path) -> None:
+def test_table_is_read_only_if_a_name_looks_like_wnid(store: Path) -> None:
     ilsvrc2012.cache_clear()
     others = tuple(map(ImageClass, ("dogs", "n0211018x", "n021101855", "", "N02110185")))
     assert with_words(others) is others
@@ -48,7 +48,7 @@ def test_the_table_is_read_only_for_a_name_like_a_wnid(store: Path) -> None:
     assert ilsvrc2012.cache_info().misses == 1
 
 
-def test_commands_that_show_a_store_have_the_words(store: Path, tmp_path: Path) -> None:
+def test_commands_show_the_words(store: Path, tmp_path: Path) -> None:
     assert "\tSiberian husky\n" in prep("ls", store).stdout
     assert "largest 4 (n02110185 Siberian husky)" in prep("info", store).stdout
     opened = open_store(store)

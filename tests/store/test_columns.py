@@ -41,7 +41,7 @@ ARRAYS = [
 
 
 @pytest.mark.parametrize("values", ARRAYS, ids=lambda values: f"{values.dtype.str}{values.shape}")
-def test_a_column_is_added_and_removed_and_all_else_stays(values: np.ndarray[Any, Any], store: Path) -> None:
+def test_adding_and_removing_column_changes_nothing_else(values: np.ndarray[Any, Any], store: Path) -> None:
     before = tree_bytes(store)
     np.save(store.parent / "values.npy", values)
     column = add_column(store, "score", read_numbers(store.parent / "values.npy"))
@@ -60,7 +60,7 @@ def test_a_column_is_added_and_removed_and_all_else_stays(values: np.ndarray[Any
     assert tree_bytes(store) == before
 
 
-def test_the_same_column_again_is_written_again(store: Path) -> None:
+def test_adding_same_column_again_rewrites_it(store: Path) -> None:
     add_column(store, "score", SCORES)
     before = tree_bytes(store)
     add_column(store, "score", SCORES)
@@ -71,7 +71,7 @@ def test_the_same_column_again_is_written_again(store: Path) -> None:
     assert tree_bytes(store) == before
 
 
-def test_a_column_of_large_entries_is_copied_in_little_memory(store: Path) -> None:
+def test_column_of_large_entries_needs_little_memory(store: Path) -> None:
     entry = np.arange(1 << 21, dtype=np.uint8)
     tracemalloc.start()
     add_column(store, "depth", np.broadcast_to(entry, (COUNT, len(entry))))
@@ -81,7 +81,7 @@ def test_a_column_of_large_entries_is_copied_in_little_memory(store: Path) -> No
     assert (open_store(store).columns["depth"] == entry).all()
 
 
-def test_keys_that_this_release_does_not_know_stay(store: Path) -> None:
+def test_unknown_keys_are_kept(store: Path) -> None:
     def add_keys(facts: dict[str, Any]) -> None:
         facts["later"] = {"a": [1.5, "ü"]}
         facts["columns"][0]["unit"] = "kg"
@@ -118,16 +118,14 @@ def test_keys_that_this_release_does_not_know_stay(store: Path) -> None:
         ("a" * 252, SCORES, "at most 251 bytes"),
     ],
 )
-def test_what_cannot_be_a_column_is_refused_and_nothing_is_written(
-    name: str, values: Any, told: str, store: Path
-) -> None:
+def test_invalid_column_is_refused_and_nothing_written(name: str, values: Any, told: str, store: Path) -> None:
     before = tree_bytes(store)
     with pytest.raises((ValueError, StoreError), match=told):
         add_column(store, name, np.asarray(values))
     assert tree_bytes(store) == before
 
 
-def test_the_names_of_box_labels_go_with_the_column(tmp_path: Path) -> None:
+def test_removing_box_labels_removes_box_classes(tmp_path: Path) -> None:
     labels = np.zeros((3, 2), "<i4")
     store = make_store(tmp_path / "store", random_images(3), columns={"box_labels": labels})
     resign(store, lambda facts: facts.update(box_classes=["cat"]))
@@ -135,12 +133,12 @@ def test_the_names_of_box_labels_go_with_the_column(tmp_path: Path) -> None:
     assert (open_store(store).manifest.box_classes, open_store(store).columns) == (None, {})
 
 
-def test_a_name_with_blanks_is_a_name(store: Path) -> None:
+def test_column_name_may_contain_spaces(store: Path) -> None:
     add_column(store, "clip score", SCORES)
     assert open_store(store).manifest.columns[-1].file == column_file("clip score") == "clip score.npy"
 
 
-def test_a_file_that_is_no_column_is_not_overwritten(store: Path) -> None:
+def test_other_file_is_not_overwritten(store: Path) -> None:
     file = store / "score.npy"
     np.save(file, SCORES + 1)
     before = file.read_bytes()
@@ -151,7 +149,7 @@ def test_a_file_that_is_no_column_is_not_overwritten(store: Path) -> None:
     assert verify_store(store).ok
 
 
-def test_nothing_is_written_through_a_link(store: Path) -> None:
+def test_link_is_replaced_not_written_through(store: Path) -> None:
     outside = store.parent / "outside.npy"
     np.save(outside, SCORES)
     before = outside.read_bytes()
@@ -161,7 +159,7 @@ def test_nothing_is_written_through_a_link(store: Path) -> None:
     assert outside.read_bytes() == before
 
 
-def test_what_is_no_store_of_its_own_is_refused(store: Path) -> None:
+def test_part_or_missing_store_is_refused(store: Path) -> None:
     part = store.parent / "part"
     stage_store(open_store(store), part, rows=range(5))
     for change in (lambda path: add_column(path, "score", SCORES), lambda path: remove_column(path, "weight")):
@@ -174,7 +172,7 @@ def test_what_is_no_store_of_its_own_is_refused(store: Path) -> None:
     assert not (store / ".repair").exists()
 
 
-def test_a_file_that_a_killed_removal_left_is_named(store: Path) -> None:
+def test_file_left_by_killed_removal_is_named(store: Path) -> None:
     data = (store / "weight.npy").read_bytes()
     remove_column(store, "weight")
     (store / "weight.npy").write_bytes(data)  # as if the process had ended before the file was removed
@@ -183,7 +181,7 @@ def test_a_file_that_a_killed_removal_left_is_named(store: Path) -> None:
     assert (store / "weight.npy").read_bytes() == data
 
 
-def test_a_part_of_the_store_before_is_refused_by_stage(store: Path) -> None:
+def test_stage_refuses_part_of_store_before_column(store: Path) -> None:
     part = store.parent / "part"
     stage_store(open_store(store), part, rows=range(5))
     add_column(store, "score", SCORES)
@@ -192,7 +190,7 @@ def test_a_part_of_the_store_before_is_refused_by_stage(store: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"no npy", b"\x93NUMPY\x01\x00", None])
-def test_a_file_that_is_no_npy_is_told(content: bytes | None, tmp_path: Path) -> None:
+def test_invalid_npy_file_is_refused(content: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "x.npy"
     if content is None:
         np.save(path, np.array([{}], dtype=object))
@@ -206,7 +204,7 @@ def test_a_file_that_is_no_npy_is_told(content: bytes | None, tmp_path: Path) ->
         read_numbers(path)
 
 
-def test_two_at_once_both_come_in(store: Path) -> None:
+def test_concurrent_adds_all_succeed(store: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     names = [f"c{number}" for number in range(8)]

@@ -55,22 +55,22 @@ def changes(tree: ast.AST) -> set[str]:
 
 
 @pytest.mark.parametrize("path", sorted(SRC.rglob("*.py")), ids=lambda path: str(path.relative_to(SRC)))
-def test_nothing_else_changes_a_file(path: Path) -> None:
+def test_only_disk_module_changes_files(path: Path) -> None:
     name = str(path.relative_to(SRC))
     assert changes(ast.parse(path.read_bytes())) <= ELSEWHERE.get(name, set())
 
 
-def test_what_it_looks_for_is_found() -> None:
+def test_checker_finds_calls_that_change_files() -> None:
     source = (
         'os.pwrite(fd, b, 0); os.open(p, os.O_RDWR); shutil.rmtree(p); p.unlink(); open(p, "wb"); disk.write(fd, b)'
     )
     assert changes(ast.parse(source)) == {"pwrite", "os.open", "shutil.rmtree", "unlink", "open"}
 
 
-def test_nothing_is_made_for_everybody_to_write() -> None:
+def test_modes_are_not_world_writable() -> None:
     assert disk.FILE_MODE & 0o002 == 0
     assert disk.FOLDER_MODE & 0o002 == 0
 
 
-def test_closing_hides_no_error() -> None:
+def test_close_ignores_errors() -> None:
     disk.close(2**20)  # not open

@@ -27,7 +27,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield disk
 
 
-def test_a_file_holds_its_chunks(tmp_path: Path) -> None:
+def test_write_atomic_writes_all_chunks(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_atomic(path, [b"one ", memoryview(b"two "), b"", page_aligned_buffer(2)])
     assert path.read_bytes() == b"one two \0\0"
@@ -38,9 +38,7 @@ def test_a_file_holds_its_chunks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit, OSError])
 @pytest.mark.parametrize("old", [None, b"the old content"])
-def test_what_was_there_stays_whole_when_chunks_raise(
-    tmp_path: Path, error: type[BaseException], old: bytes | None
-) -> None:
+def test_old_file_stays_if_chunks_raise(tmp_path: Path, error: type[BaseException], old: bytes | None) -> None:
     path = tmp_path / "file"
     if old is not None:
         path.write_bytes(old)
@@ -56,7 +54,7 @@ def test_what_was_there_stays_whole_when_chunks_raise(
     assert old is None or path.read_bytes() == old
 
 
-def test_nobody_sees_a_part_of_a_file(tmp_path: Path) -> None:
+def test_readers_never_see_partial_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
     seen = []
@@ -73,7 +71,7 @@ def test_nobody_sees_a_part_of_a_file(tmp_path: Path) -> None:
     assert path.stat().st_size == 3 * MIB
 
 
-def test_the_temporary_file_lies_where_asked(tmp_path: Path) -> None:
+def test_temporary_file_is_in_scratch_folder(tmp_path: Path) -> None:
     path, scratch = tmp_path / "out" / "file", tmp_path / "scratch"
     path.parent.mkdir()
     scratch.mkdir()
@@ -89,7 +87,7 @@ def test_the_temporary_file_lies_where_asked(tmp_path: Path) -> None:
     assert list(scratch.iterdir()) == []
 
 
-def test_the_files_mode_is_the_users(tmp_path: Path) -> None:
+def test_file_mode_follows_umask(tmp_path: Path) -> None:
     old = os.umask(0o027)
     try:
         write_atomic(tmp_path / "file", [b"x"])
@@ -98,12 +96,12 @@ def test_the_files_mode_is_the_users(tmp_path: Path) -> None:
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_atomic(tmp_path / "gone" / "file", [b"x"])
 
 
-def test_reading_past_the_end_says_how_much_there_was(tmp_path: Path) -> None:
+def test_read_past_end_returns_bytes_read(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"0123456789")
     fd = os.open(path, os.O_RDWR)
@@ -120,7 +118,7 @@ def test_reading_past_the_end_says_how_much_there_was(tmp_path: Path) -> None:
     assert path.read_bytes() == b"012345678ab"
 
 
-def test_a_short_write_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_short_write_is_continued(tmp_path: Path) -> None:
     path, limit = tmp_path / "file", 1 << 30
     data = np.random.default_rng(0).bytes(3000)
     fd = os.open(path, os.O_RDWR | os.O_CREAT)
@@ -137,7 +135,7 @@ def test_a_short_write_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert written == data[:1000]
 
 
-def test_reserved_space_is_there_and_content_stays(tmp_path: Path) -> None:
+def test_reserving_space_keeps_content(tmp_path: Path) -> None:
     path = tmp_path / "shard"
     path.write_bytes(b"head")
     fd = os.open(path, os.O_RDWR)
@@ -153,7 +151,7 @@ def test_reserved_space_is_there_and_content_stays(tmp_path: Path) -> None:
     assert path.read_bytes() == b"head".ljust(3 * MIB, b"\0")
 
 
-def test_space_is_reserved_where_asked(tmp_path: Path) -> None:
+def test_space_is_reserved_at_offset(tmp_path: Path) -> None:
     path = tmp_path / "shard"
     fd = os.open(path, os.O_RDWR | os.O_CREAT)
     try:
@@ -165,7 +163,7 @@ def test_space_is_reserved_where_asked(tmp_path: Path) -> None:
         os.close(fd)
 
 
-def test_reserving_in_a_file_open_for_reading_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_reserving_in_read_only_file_names_it(tmp_path: Path) -> None:
     path = tmp_path / "shard"
     path.write_bytes(b"")
     fd = os.open(path, os.O_RDONLY)
@@ -177,7 +175,7 @@ def test_reserving_in_a_file_open_for_reading_is_an_error_that_names_it(tmp_path
     assert caught.value.errno == errno.EBADF
 
 
-def test_a_full_disk_is_an_error_when_space_is_reserved(small_disk: Path) -> None:
+def test_reserving_space_on_full_disk_is_an_error(small_disk: Path) -> None:
     path = small_disk / "shard"
     fd = os.open(path, os.O_RDWR | os.O_CREAT)
     try:
@@ -188,7 +186,7 @@ def test_a_full_disk_is_an_error_when_space_is_reserved(small_disk: Path) -> Non
     assert caught.value.errno == errno.ENOSPC
 
 
-def test_a_full_disk_leaves_the_old_file_and_no_other(small_disk: Path) -> None:
+def test_full_disk_leaves_only_old_file(small_disk: Path) -> None:
     path = small_disk / "store.json"
     write_atomic(path, [b"old"])
     with pytest.raises(OSError, match="No space left") as caught:
@@ -199,7 +197,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_other(small_disk: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOENT, errno.ESTALE])
-def test_what_another_node_has_removed_need_not_be_removed(
+def test_removing_file_removed_by_other_node_is_fine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     def gone(path: Path) -> None:

@@ -66,14 +66,14 @@ def store(tmp_path: Path, container: str) -> Path:
 # --- what is written
 
 
-def test_npy_store_is_the_golden_one_byte_for_byte(tmp_path: Path) -> None:
+def test_npy_store_matches_golden_bytes(tmp_path: Path) -> None:
     written, golden = file_bytes(write_golden(tmp_path / "tiny.store", "npy")), file_bytes(GOLDEN / "npy")
     assert written.keys() == golden.keys() == NAMES | {"images-00000.npy", "images-00001.npy"}
     for name in golden:
         assert written[name] == golden[name], name
 
 
-def test_hdf5_store_is_the_golden_one_where_libhdf5_has_no_say(tmp_path: Path) -> None:
+def test_hdf5_store_matches_golden_bytes_outside_hdf5_metadata(tmp_path: Path) -> None:
     written, golden = file_bytes(write_golden(tmp_path / "tiny.store", "hdf5")), file_bytes(GOLDEN / "hdf5")
     assert written.keys() == golden.keys() == NAMES | {"images-00000.h5", "images-00001.h5", "store.h5"}
     for name in NAMES - {"store.json"}:
@@ -92,7 +92,7 @@ def _without_hdf5_digests(encoded: bytes) -> dict[str, Any]:
     return facts
 
 
-def test_small_files_verbatim() -> None:
+def test_bytes_of_small_files() -> None:
     golden = file_bytes(GOLDEN / "npy")
     assert golden["samples.tsv"] == (
         b"row\tlabel\tclass\tsource\twidth\theight\tbox\tdigest\n"
@@ -113,7 +113,7 @@ def test_small_files_verbatim() -> None:
     assert hexdigest(b"") == "2d06800538d394c2"  # as its specification gives it
 
 
-def test_npy_shards_verbatim() -> None:
+def test_bytes_of_npy_shards() -> None:
     for name, first, rows in (("images-00000.npy", 0, 3), ("images-00001.npy", 3, 2)):
         head = (NPY_HEAD % rows).ljust(DATA_OFFSET - 1) + b"\n"
         assert (GOLDEN / "npy" / name).read_bytes() == head + IMAGES[first : first + rows].tobytes()
@@ -191,7 +191,7 @@ def test_store_h5_has_every_class_name_in_valid_utf8() -> None:
         assert file["classes"].asstr()[:].tolist() == list(names.values())
 
 
-def test_the_format_page_reads_any_store(store: Path) -> None:
+def test_code_on_format_page_reads_store(store: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert code.count('"train.store"') == code.count("row = 3\n") == 1
@@ -202,7 +202,7 @@ def test_the_format_page_reads_any_store(store: Path) -> None:
         assert names["label"] == LABELS[row]
 
 
-def test_the_format_page_names_every_key_of_a_manifest(store: Path) -> None:
+def test_format_page_names_every_manifest_key(store: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
     table = page.partition("## store.json")[2].partition("## Shards")[0]
     facts = json.loads((store / "store.json").read_bytes())
@@ -212,7 +212,7 @@ def test_the_format_page_names_every_key_of_a_manifest(store: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 2048, 1, 1), (7, 256, 256, 3), (500_000, 256, 256, 3)])
-def test_hdf5_heads_of_one_byte_and_of_a_hundred_gigabytes(tmp_path: Path, shape: tuple[int, int, int, int]) -> None:
+def test_hdf5_headers_for_tiny_and_huge_shards(tmp_path: Path, shape: tuple[int, int, int, int]) -> None:
     head = CONTAINERS["hdf5"].head(shape, size=DATA_OFFSET, scratch=tmp_path)
     assert list(tmp_path.iterdir()) == []
     with open(tmp_path / "sparse.h5", "wb") as file:
@@ -223,7 +223,7 @@ def test_hdf5_heads_of_one_byte_and_of_a_hundred_gigabytes(tmp_path: Path, shape
         assert opened["images"][shape[0] - 1].sum() == 0
 
 
-def test_an_hdf5_head_that_cannot_be_laid_out_is_an_error_of_a_file(tmp_path: Path) -> None:
+def test_failing_hdf5_header_raises_os_error(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
     try:
@@ -234,7 +234,7 @@ def test_an_hdf5_head_that_cannot_be_laid_out_is_an_error_of_a_file(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_hdf5_files_hold_no_time(tmp_path: Path) -> None:
+def test_hdf5_files_contain_no_timestamps(tmp_path: Path) -> None:
     store = write_golden(tmp_path / "tiny.store", "hdf5")
     for path in store.glob("*.h5"):
         with h5py.File(path, "r") as file:
@@ -246,7 +246,7 @@ def test_hdf5_files_hold_no_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3, np.int64(3), 10**12])
-def test_npy_head_is_one_page_that_does_not_depend_on_numpy(rows: int) -> None:
+def test_npy_header_is_one_page_with_fixed_bytes(rows: int) -> None:
     head = CONTAINERS["npy"].head((rows, 2, 3, 3), size=DATA_OFFSET, scratch=Path("/nowhere"))
     assert head == (NPY_HEAD % rows).ljust(DATA_OFFSET - 1) + b"\n"
 
@@ -264,7 +264,7 @@ def test_numpy_reads_every_header(shape: tuple[int, ...], descr: str, size: int)
     assert file.tell() == len(header) == size
 
 
-def test_a_header_that_does_not_fit_is_refused() -> None:
+def test_header_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="does not fit in 128 bytes"):
         npy_header((10**18,) * 5, "|u1")
 
@@ -272,7 +272,7 @@ def test_a_header_that_does_not_fit_is_refused() -> None:
 # --- store.json
 
 
-def test_manifest_states_what_lies_there(store: Path) -> None:
+def test_manifest_describes_the_files(store: Path) -> None:
     facts = json.loads((store / "store.json").read_bytes())
     assert (facts["format"], facts["version"], facts["count"], facts["shape"]) == ("decodeonce", 1, ROWS, [2, 3, 3])
     assert [(s["first_row"], s["rows"], s["data_offset"], s["bytes"]) for s in facts["shards"]] == [
@@ -291,13 +291,13 @@ def test_manifest_states_what_lies_there(store: Path) -> None:
     np.testing.assert_allclose(facts["pixel_std"], IMAGES.std((0, 1, 2)), rtol=1e-14)
 
 
-def test_manifest_survives_reading_and_writing(store: Path) -> None:
+def test_manifest_round_trip(store: Path) -> None:
     encoded = (store / "store.json").read_bytes()
     assert read_manifest(store / "store.json").to_bytes() == encoded
 
 
 @given(st.lists(st.binary(max_size=12).map(os.fsdecode) | st.text(max_size=12), min_size=1, max_size=4))
-def test_manifest_is_utf8_whatever_the_classes_are_called(names: list[str]) -> None:
+def test_manifest_is_utf8_for_any_class_name(names: list[str]) -> None:
     classes = tuple(ImageClass(name, name[::-1]) for name in names)
     manifest = replace(read_manifest(GOLDEN / "npy" / "store.json"), classes=classes)
     encoded = manifest.to_bytes()
@@ -305,14 +305,14 @@ def test_manifest_is_utf8_whatever_the_classes_are_called(names: list[str]) -> N
     assert parse_manifest(encoded, Path("store.json")) == manifest
 
 
-def test_the_containers_have_their_suffixes() -> None:
+def test_suffixes_of_containers() -> None:
     assert [c.suffix for c in CONTAINERS.values()] == [".npy", ".h5"]
 
 
 # --- sealing
 
 
-def test_place_and_repetition_change_no_byte(tmp_path: Path, container: str) -> None:
+def test_bytes_do_not_depend_on_folder_or_repetition(tmp_path: Path, container: str) -> None:
     first = write_golden(tmp_path / "a", container)
     second = write_golden(tmp_path / "a much longer name" / "b", container)
     before = file_bytes(first)
@@ -331,7 +331,7 @@ def test_place_and_repetition_change_no_byte(tmp_path: Path, container: str) -> 
     assert file_bytes(first) == before
 
 
-def test_trimming_leaves_the_rows_and_nothing_else(store: Path, container: str) -> None:
+def test_trimming_leaves_only_rows(store: Path, container: str) -> None:
     before, paths, suffix = file_bytes(store), StorePaths(store), CONTAINERS[container].suffix
     with open(paths.shard(1, suffix), "ab") as file:
         file.write(b"past the last row")
@@ -341,7 +341,7 @@ def test_trimming_leaves_the_rows_and_nothing_else(store: Path, container: str) 
     assert file_bytes(store) == before
 
 
-def test_tables_say_the_same_as_the_arrays(tmp_path: Path) -> None:
+def test_tables_match_arrays(tmp_path: Path) -> None:
     images: NDArray[np.uint8] = random_images(9)
     opened = open_store(make_store(tmp_path / "s", images, shard_rows=4))
     header, *lines = (tmp_path / "s" / "samples.tsv").read_bytes().splitlines(keepends=True)

@@ -32,21 +32,21 @@ def store(tmp_path: Path) -> Path:
         ("dtype", "|f4", "expected a number's"),
     ],
 )
-def test_a_column_that_no_array_can_be_is_refused(store: Path, key: str, value: Any, told: str) -> None:
+def test_impossible_column_is_refused(store: Path, key: str, value: Any, told: str) -> None:
     resign(store, lambda facts: facts["columns"][0].update({key: value}))
     with pytest.raises(StoreError, match=f"store.json: .*{told}"):
         open_store(store)
 
 
 @pytest.mark.parametrize("dtype", ["|b1", "|i1", "|u1", "<i2", "<u4", "<i8", "<f2", "<f8"])
-def test_every_number_of_numpys_is_a_columns(tmp_path: Path, dtype: str) -> None:
+def test_every_numeric_dtype_is_accepted(tmp_path: Path, dtype: str) -> None:
     values = np.arange(3).astype(dtype)
     store = make_store(tmp_path / "s.store", random_images(3, shape=(2, 2, 3)), columns={"numbers": values})
     assert np.array_equal(open_store(store).columns["numbers"], values)
 
 
 @pytest.mark.parametrize("content", [b"one\n", b"a\tb\tc\td\n", b"a\xff\tb\tc\n", b"\n", b"half"])
-def test_a_line_that_is_no_reject_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_invalid_reject_line_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "rejects.tsv"
     path.write_bytes(line(REJECT_COLUMNS) + line(["a.jpg", "broken", "rejected"]) + content)
     with pytest.raises(StoreError, match=r"rejects.tsv: no reject in line 3; run `prep verify .*`$"):
@@ -54,7 +54,7 @@ def test_a_line_that_is_no_reject_is_refused(tmp_path: Path, content: bytes) -> 
 
 
 @pytest.mark.parametrize("name", ["store.json", "stage.json"])
-def test_a_manifest_larger_than_any_is_not_read(store: Path, name: str) -> None:
+def test_oversized_manifest_is_not_read(store: Path, name: str) -> None:
     with open(store / name, "ab") as file:
         file.truncate(1 << 40)
     with pytest.raises(StoreError, match=rf"{name}: 1099511627776 bytes, expected at most {MAX_BYTES}; restore it"):

@@ -111,7 +111,7 @@ def make_large_store(root: Path, container: ContainerName, shard_rows: int) -> L
     return Large(root, numbers, images)
 
 
-def test_a_store_reads_the_right_rows(large: Large) -> None:
+def test_store_reads_right_rows(large: Large) -> None:
     store = open_store(large.root)
     assert np.array_equal(store.take(large.rows), large.images)
     for row, image in zip(large.rows, large.images, strict=True):
@@ -122,7 +122,7 @@ def test_a_store_reads_the_right_rows(large: Large) -> None:
 
 
 @needs_torch
-def test_a_dataset_reads_the_right_rows(large: Large) -> None:
+def test_dataset_reads_right_rows(large: Large) -> None:
     from decodeonce import StoreDataset
 
     batch = StoreDataset(large.root).__getitems__(large.rows[::-1])
@@ -131,7 +131,7 @@ def test_a_dataset_reads_the_right_rows(large: Large) -> None:
         assert label == row % CLASSES
 
 
-def test_numpy_and_h5py_read_the_right_rows(large: Large) -> None:
+def test_numpy_and_h5py_read_right_rows(large: Large) -> None:
     manifest = open_store(large.root).manifest
     for row, image in zip(large.rows, large.images, strict=True):
         shard = manifest.shard_of(row)
@@ -145,7 +145,7 @@ def test_numpy_and_h5py_read_the_right_rows(large: Large) -> None:
 
 @needs_torch
 @pytest.mark.parametrize("reader", ["pread", "mmap"])
-def test_a_loader_reads_the_right_rows(large: Large, reader: Literal["pread", "mmap"]) -> None:
+def test_loader_reads_right_rows(large: Large, reader: Literal["pread", "mmap"]) -> None:
     from decodeonce import Loader
 
     for shuffle, verify in (("none", False), ("full", False), ("window", True)):
@@ -159,7 +159,7 @@ def test_a_loader_reads_the_right_rows(large: Large, reader: Literal["pread", "m
 
 
 @pytest.mark.parametrize("boundary", [1 << 32, 1 << 36])
-def test_staged_rows_are_verified_where_they_lie(large: Large, tmp_path: Path, boundary: int) -> None:
+def test_staged_rows_are_verified(large: Large, tmp_path: Path, boundary: int) -> None:
     row = boundary // ROW_BYTES
     part, held = tmp_path / "part", range(row - 1, row + 2)
     stage_store(open_store(large.root), part, rows=held)
@@ -172,7 +172,7 @@ def test_staged_rows_are_verified_where_they_lie(large: Large, tmp_path: Path, b
     assert (report.rows, report.bad_rows, report.bad_files) == (3, [(row, row)], [])
 
 
-def test_rows_past_a_boundary_are_converted(large: Large, tmp_path: Path) -> None:
+def test_rows_past_boundary_are_converted(large: Large, tmp_path: Path) -> None:
     rows = [row for row in large.rows if row >= (1 << 36) // ROW_BYTES - 1][:3]
     selection = Selection(rows=(rows[0], rows[-1] + 1))
     convert([large.root], tmp_path / "out", Conversion(selection=selection), workers=1)

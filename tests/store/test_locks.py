@@ -15,7 +15,7 @@ from decodeonce.store import disk, locks
 from decodeonce.store.locks import locked
 
 
-def test_one_process_at_a_time_has_a_folder_and_it_is_gone_after_the_last(tmp_path: Path) -> None:
+def test_one_process_at_a_time_holds_lock(tmp_path: Path) -> None:
     folder, inside, most = tmp_path / "store/.build", Counter[str](), []
 
     def enter(number: int) -> None:
@@ -33,7 +33,7 @@ def test_one_process_at_a_time_has_a_folder_and_it_is_gone_after_the_last(tmp_pa
     assert list((tmp_path / "store").iterdir()) == []
 
 
-def test_a_lock_of_a_place_that_is_read_only_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_folder_is_not_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def read_only(path: Path) -> None:
         raise OSError(errno.EROFS, "Read-only file system", str(path))
 
@@ -42,7 +42,7 @@ def test_a_lock_of_a_place_that_is_read_only_is_nobodys(tmp_path: Path, monkeypa
         assert list(tmp_path.iterdir()) == []
 
 
-def test_a_lock_that_stays_stale_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_that_stays_stale_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stale(fd: int, operation: int) -> None:
         raise OSError(errno.ESTALE, "Stale file handle")
 
@@ -54,7 +54,7 @@ def test_a_lock_that_stays_stale_is_an_error(tmp_path: Path, monkeypatch: pytest
     assert len(os.listdir("/proc/self/fd")) == opened
 
 
-def test_the_lock_file_is_closed_before_its_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_file_is_closed_before_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unlink = disk.unlink
 
     def as_nfs_does(path: Path) -> None:  # it keeps a name for a removed file that is open
@@ -76,7 +76,7 @@ def test_the_lock_file_is_closed_before_its_folder_is_removed(tmp_path: Path, mo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_with_other_files_keeps_its_lock_file(tmp_path: Path) -> None:
+def test_folder_with_other_files_keeps_lock_file(tmp_path: Path) -> None:
     with locked(tmp_path / ".build"):
         (tmp_path / ".build/plan.json").touch()
     assert sorted(os.listdir(tmp_path / ".build")) == ["lock", "plan.json"]

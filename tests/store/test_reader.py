@@ -67,14 +67,14 @@ def same(found: Any, expected: Any) -> None:
 # --- indexing
 
 
-def test_an_integer_is_a_row(opened: Store) -> None:
+def test_integer_index_returns_row(opened: Store) -> None:
     for row in range(-COUNT, COUNT):
         same(opened.images[row], IMAGES[row])
         same(opened.images[np.int32(row)], IMAGES[row])
 
 
 @pytest.mark.parametrize("row", [COUNT, -COUNT - 1, 2**63, np.int64(COUNT)])
-def test_a_row_outside_is_an_index_error_that_names_it(opened: Store, row: int) -> None:
+def test_row_out_of_range_is_named(opened: Store, row: int) -> None:
     with pytest.raises(IndexError, match=f"row {row} of a store with {COUNT}"):
         _ = opened.images[row]
     with pytest.raises(IndexError, match=f"row {row} of a store with {COUNT}"):
@@ -82,7 +82,7 @@ def test_a_row_outside_is_an_index_error_that_names_it(opened: Store, row: int) 
 
 
 @pytest.mark.parametrize("index", [1.0, None, "1", np.bool_(True), True, [0.5], ["a"], object()])
-def test_what_is_not_a_row_is_an_index_error(opened: Store, index: Any) -> None:
+def test_invalid_index_is_index_error(opened: Store, index: Any) -> None:
     with pytest.raises(IndexError):
         _ = opened.images[index]
 
@@ -132,12 +132,12 @@ INDEXES: list[Any] = [
 
 
 @pytest.mark.parametrize("index", INDEXES, ids=[str(index).replace("\n", " ") for index in INDEXES])
-def test_an_index_means_what_it_means_to_numpy(opened: Store, index: Any) -> None:
+def test_index_works_as_in_numpy(opened: Store, index: Any) -> None:
     same(opened.images[index], IMAGES[index])
 
 
 @given(hnp.basic_indices((COUNT, *SHAPE), allow_newaxis=False, allow_ellipsis=True))
-def test_basic_indexes(several: Store, index: Any) -> None:
+def test_basic_indexes_work_as_in_numpy(several: Store, index: Any) -> None:
     same(several.images[index], IMAGES[index])
 
 
@@ -148,7 +148,7 @@ LATER = st.lists(st.integers(-4, 4) | st.slices(4) | st.just([0, 2]) | st.just([
 
 
 @given((ROWS | st.slices(COUNT) | ROW_LISTS | MASKS), LATER)
-def test_index_expressions_give_the_same_array_or_the_same_error(several: Store, first: Any, later: list[Any]) -> None:
+def test_any_index_gives_same_array_or_error_as_numpy(several: Store, first: Any, later: list[Any]) -> None:
     index = (first, *later) if later else first
     try:
         with warnings.catch_warnings():  # NumPy 2.2 only warns of a row outside where the result has no element
@@ -161,7 +161,7 @@ def test_index_expressions_give_the_same_array_or_the_same_error(several: Store,
         same(several.images[index], expected)
 
 
-def test_a_mask_of_another_length_is_refused(opened: Store) -> None:
+def test_mask_of_wrong_length_is_refused(opened: Store) -> None:
     with pytest.raises(IndexError, match=r"a mask of shape \(9,\), expected \(10,\)"):
         _ = opened.images[np.ones(COUNT - 1, bool)]
 
@@ -188,13 +188,13 @@ def test_slices_across_shards_and_lists_are_copies(several: Store) -> None:
     same(several.images[:], IMAGES)
 
 
-def test_views_cannot_be_written(opened: Store) -> None:
+def test_views_are_read_only(opened: Store) -> None:
     for view in (opened.images[0], opened.images[0:1], opened.labels, opened.columns["weight"]):
         with pytest.raises(ValueError, match="read-only"):
             view[...] = 0
 
 
-def test_a_view_outlives_its_store(path: Path) -> None:
+def test_view_outlives_store(path: Path) -> None:
     view = open_store(path).images[COUNT - 1]
     same(view, IMAGES[COUNT - 1])
 
@@ -205,7 +205,7 @@ def test_a_view_outlives_its_store(path: Path) -> None:
 @pytest.mark.parametrize(
     "rows", [[0], [9, 0, 4], [3, 3, 3], [-1, -10], list(range(COUNT)), [8, 1, 9, 2, 7, 3], [], np.array([7], np.uint8)]
 )
-def test_take_copies_rows_in_their_order(opened: Store, rows: Any) -> None:
+def test_take_copies_rows_in_given_order(opened: Store, rows: Any) -> None:
     expected = IMAGES[np.asarray(rows, np.int64)]
     same(opened.images.take(rows), expected)
     same(opened.take(rows), expected)
@@ -215,25 +215,25 @@ def test_take_copies_rows_in_their_order(opened: Store, rows: Any) -> None:
 
 
 @given(rows=st.lists(st.integers(-COUNT, COUNT - 1), max_size=40))
-def test_take_is_numpys(several: Store, rows: list[int]) -> None:
+def test_take_works_as_in_numpy(several: Store, rows: list[int]) -> None:
     out = np.empty((len(rows), *SHAPE), np.uint8)
     assert several.take(rows, out=out) is out
     same(out, IMAGES[np.array(rows, np.int64)])
 
 
-def test_take_of_a_mask_takes_its_rows(opened: Store) -> None:
+def test_take_accepts_mask(opened: Store) -> None:
     same(opened.take(LABELS == 0), IMAGES[LABELS == 0])
 
 
 @pytest.mark.parametrize("rows", [[0, COUNT], [-COUNT - 1], [2**70], np.array([2**64 - 1], np.uint64), [0.5], [1.0]])
-def test_take_refuses_rows_outside_and_writes_nothing(opened: Store, rows: Any) -> None:
+def test_take_out_of_range_writes_nothing(opened: Store, rows: Any) -> None:
     out = np.full((len(rows), *SHAPE), 7, np.uint8)
     with pytest.raises((IndexError, OverflowError)):
         opened.take(rows, out=out)
     assert (out == 7).all()
 
 
-def test_take_names_the_rows_that_were_asked_for(opened: Store) -> None:
+def test_take_names_requested_rows(opened: Store) -> None:
     with pytest.raises(IndexError, match=r"rows -11\.\.3 of a store with 10"):
         opened.take([3, -11])
 
@@ -249,12 +249,12 @@ def test_take_names_the_rows_that_were_asked_for(opened: Store) -> None:
     ],
     ids=["rows", "dimensions", "dtype", "strides", "fortran"],
 )
-def test_take_refuses_an_out_that_does_not_fit(opened: Store, out: Pixels) -> None:
+def test_take_refuses_wrong_out(opened: Store, out: Pixels) -> None:
     with pytest.raises(ValueError, match=r"expected C-contiguous uint8 \(2, 4, 3, 3\)"):
         opened.take([0, 1], out=out)
 
 
-def test_take_touches_no_memory_beyond_out(tmp_path: Path) -> None:
+def test_take_needs_no_memory_except_out(tmp_path: Path) -> None:
     images = random_images(8, shape=(256, 256, 4))
     store = open_store(make_store(tmp_path / "s", images, shard_rows=4))
     out = np.empty_like(images)
@@ -319,7 +319,7 @@ def test_bytes_after_the_last_row_are_ignored(tmp_path: Path) -> None:
         same(open_store(path).images[:], IMAGES)
 
 
-def test_a_shard_cut_after_opening_is_refused_when_it_is_mapped(tmp_path: Path) -> None:
+def test_shard_truncated_after_opening_is_refused(tmp_path: Path) -> None:
     path = make_store(tmp_path / "s", IMAGES, shard_rows=4)
     store = open_store(path)
     os.truncate(path / "images-00001.npy", 4096 + 143)
@@ -328,11 +328,11 @@ def test_a_shard_cut_after_opening_is_refused_when_it_is_mapped(tmp_path: Path) 
         _ = store.images[4]
 
 
-def test_opening_takes_text_and_paths(path: Path) -> None:
+def test_open_store_accepts_str_and_path(path: Path) -> None:
     assert len(open_store(str(path))) == len(open_store(path)) == COUNT
 
 
-def test_a_store_travels_to_another_process_without_its_rows(tmp_path: Path) -> None:
+def test_pickled_store_contains_no_rows(tmp_path: Path) -> None:
     images = random_images(4, shape=(64, 64, 4))
     store = open_store(make_store(tmp_path / "s", images))
     same(store.images[:], images)
@@ -355,6 +355,6 @@ UNREADABLE = Path("/proc/self/mem")  # opens, and reading its beginning is EIO
         lambda: list(matching_lines(UNREADABLE, range(1))),
     ],
 )
-def test_an_error_of_reading_names_the_file(read: Callable[[], object]) -> None:
+def test_read_errors_name_the_file(read: Callable[[], object]) -> None:
     with pytest.raises(OSError, match=str(UNREADABLE)):
         read()

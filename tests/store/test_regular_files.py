@@ -13,9 +13,7 @@ from decodeonce.store.durable import write_atomic
 from decodeonce.store.regular_files import open_regular, read_regular, reading
 
 
-def test_a_file_that_stays_stale_is_an_error_and_no_descriptor_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_that_stays_stale_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stale(fd: int, size: int, offset: int) -> bytes:
         raise OSError(errno.ESTALE, "Stale file handle")
 
@@ -29,7 +27,7 @@ def test_a_file_that_stays_stale_is_an_error_and_no_descriptor_is_left(
 
 
 @pytest.mark.parametrize("code", [errno.ENOENT, errno.ESTALE])
-def test_a_file_that_was_replaced_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_replaced_file_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     path, calls, really = tmp_path / "a", [], os.pread
 
     def pread(fd: int, size: int, offset: int) -> bytes:
@@ -47,7 +45,7 @@ def test_a_file_that_was_replaced_is_opened_again(tmp_path: Path, monkeypatch: p
     assert len(calls) == 2
 
 
-def test_an_error_while_reading_names_the_file(tmp_path: Path) -> None:
+def test_error_while_reading_names_file(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"abc")
     with pytest.raises(OSError, match="bad state") as held, reading(path):

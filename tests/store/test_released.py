@@ -89,7 +89,7 @@ def loaded(store: Path, **options: Any) -> tuple[list[int], list[int], NDArray[n
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_a_released_store_is_read_whole(name: str) -> None:
+def test_released_store_is_readable(name: str) -> None:
     store = open_store(RELEASED / name)
     assert_facts(store)
     assert sha256(store.images[:]) == ROWS
@@ -99,13 +99,13 @@ def test_a_released_store_is_read_whole(name: str) -> None:
 @needs_torch
 @pytest.mark.parametrize("reader", ["mmap", "pread"])
 @pytest.mark.parametrize("name", WHOLE)
-def test_a_released_store_is_loaded(name: str, reader: str) -> None:
+def test_released_store_is_loadable(name: str, reader: str) -> None:
     rows, labels, images, boxes = loaded(RELEASED / name, reader=reader)
     assert (rows, labels, sha256(images), sha256(boxes)) == (list(range(13)), LABELS, ROWS, BOXES)
 
 
 @needs_torch
-def test_a_released_part_is_read_and_loaded() -> None:
+def test_released_part_is_readable_and_loadable() -> None:
     store = open_store(RELEASED / "v1/part")
     assert_facts(store)
     assert store.rows == range(4, 8)
@@ -117,7 +117,7 @@ def test_a_released_part_is_read_and_loaded() -> None:
         store.images[8]
 
 
-def test_h5py_alone_reads_a_released_store() -> None:
+def test_h5py_alone_reads_released_store() -> None:
     with h5py.File(RELEASED / "v1/hdf5/store.h5", "r") as file:
         assert (sha256(file["images"][:]), file["labels"][:].tolist()) == (ROWS, LABELS)
 
@@ -143,7 +143,7 @@ def later(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     return store
 
 
-def test_readers_pass_over_what_they_do_not_know(later: Path) -> None:
+def test_readers_ignore_unknown_keys_and_files(later: Path) -> None:
     store = open_store(later)
     assert_facts(store)
     assert sha256(store.images[:]) == ROWS
@@ -154,11 +154,11 @@ def test_readers_pass_over_what_they_do_not_know(later: Path) -> None:
 
 
 @needs_torch
-def test_a_loader_passes_over_what_it_does_not_know(later: Path) -> None:
+def test_loader_ignores_unknown_keys_and_files(later: Path) -> None:
     assert sha256(loaded(later)[2]) == ROWS
 
 
-def test_a_part_keeps_what_its_stage_does_not_know(later: Path, tmp_path: Path) -> None:
+def test_stage_keeps_unknown_keys_and_files(later: Path, tmp_path: Path) -> None:
     stage_store(open_store(later), tmp_path / "part", rows=range(4, 8))
     assert (tmp_path / "part/store.json").read_bytes() == (later / "store.json").read_bytes()
     assert (tmp_path / "part/later.bin").read_bytes() == b"later"
@@ -170,7 +170,7 @@ def test_a_part_keeps_what_its_stage_does_not_know(later: Path, tmp_path: Path) 
     assert verify_store(tmp_path / "part").ok
 
 
-def test_what_is_not_known_does_not_keep_a_store_from_being_converted_or_exported(tmp_path: Path) -> None:
+def test_store_with_unknown_keys_can_be_converted_and_exported(tmp_path: Path) -> None:
     store = Path(shutil.copytree(RELEASED / "v1/npy", tmp_path / "later.store"))
     (store / "later.bin").write_bytes(b"later")
     resign(store, with_later_things)
@@ -197,7 +197,7 @@ READERS: dict[str, Callable[[Path, Path], object]] = {
     "what", [pytest.param(name, marks=[needs_torch] if name == "Loader" else []) for name in READERS]
 )
 @pytest.mark.parametrize(("name", "file"), [("v1/npy", "store.json"), ("v1/part", "stage.json")])
-def test_a_newer_version_is_refused_by_name(name: str, file: str, what: str, tmp_path: Path) -> None:
+def test_newer_format_version_is_refused(name: str, file: str, what: str, tmp_path: Path) -> None:
     store, out = Path(shutil.copytree(RELEASED / name, tmp_path / "s")), tmp_path / "out"
     facts = json.loads((store / file).read_bytes())
     (store / file).write_bytes(sign({**facts, "version": 2}))

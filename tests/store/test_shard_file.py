@@ -29,7 +29,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("nbytes", [1, 17, PAGE - 1, PAGE, PAGE + 1, 10**6])
-def test_buffers_begin_on_pages(nbytes: int) -> None:
+def test_buffers_are_page_aligned(nbytes: int) -> None:
     buffers = [page_aligned_buffer(nbytes) for _ in range(3)]
     for buffer in buffers:
         assert np.frombuffer(buffer, np.uint8).ctypes.data % PAGE == 0
@@ -38,11 +38,11 @@ def test_buffers_begin_on_pages(nbytes: int) -> None:
         buffer[-1] = 255
 
 
-def test_a_buffer_of_nothing() -> None:
+def test_empty_buffer() -> None:
     assert page_aligned_buffer(0).nbytes == 0
 
 
-def test_a_buffer_lives_as_long_as_its_last_view() -> None:
+def test_buffer_lives_until_last_view_is_gone() -> None:
     buffer = page_aligned_buffer(PAGE)
     assert isinstance(buffer.obj, mmap.mmap)
     memory = weakref.ref(buffer.obj)
@@ -87,7 +87,7 @@ def test_direct_and_buffered_writes_give_the_same_bytes(tmp_path: Path, pieces: 
     assert path.read_bytes() == model
 
 
-def test_a_shard_must_be_there_and_closes_twice(tmp_path: Path) -> None:
+def test_shard_must_exist_and_may_be_closed_twice(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         ShardFile(tmp_path / "gone")
     (tmp_path / "shard").write_bytes(b"")
@@ -102,7 +102,7 @@ def test_a_shard_must_be_there_and_closes_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [64 * PAGE, 64 * PAGE - 1], ids=["pages", "unaligned"])
-def test_a_full_disk_is_an_error_at_the_write(small_disk: Path, nbytes: int) -> None:
+def test_write_to_full_disk_is_an_error(small_disk: Path, nbytes: int) -> None:
     path, data = small_disk / "shard", page_aligned_buffer(nbytes)
     data[:] = b"\xaa" * nbytes
     path.touch()

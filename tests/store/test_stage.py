@@ -107,7 +107,7 @@ def assert_part(path: Path, source: Path, images: NDArray[np.uint8], rows: range
     st.sampled_from([(8, 6, 3), (64, 64, 1), (61, 67, 3)]),
 )
 @settings(max_examples=12)
-def test_any_range_of_any_sharding(
+def test_any_range_with_any_shards_can_be_staged(
     sizes: tuple[int, int, int, int], container: str, shape: tuple[int, int, int]
 ) -> None:
     count, shard_rows, first, rows = sizes
@@ -119,12 +119,12 @@ def test_any_range_of_any_sharding(
         assert_part(Path(folder) / "p", source, images, held)
 
 
-def test_both_containers_and_columns(whole: Path, part: Path) -> None:
+def test_store_with_columns_can_be_staged(whole: Path, part: Path) -> None:
     assert_part(part, whole, IMAGES, HELD)
 
 
 @given(st.integers(1, 10**7), st.integers(1, 300), st.integers(1, 16))
-def test_parts_follow_each_other_and_ranks_lie_within_their_nodes(count: int, nodes: int, ranks: int) -> None:
+def test_parts_are_consecutive_and_contain_their_ranks(count: int, nodes: int, ranks: int) -> None:
     parts = [part_rows(count, node, nodes) for node in range(nodes)]
     assert (parts[0].start, parts[-1].stop) == (0, count)
     assert all(a.stop == b.start for a, b in pairwise(parts))
@@ -134,7 +134,7 @@ def test_parts_follow_each_other_and_ranks_lie_within_their_nodes(count: int, no
 
 
 @pytest.mark.parametrize("shape", [(256, 256, 3), (224, 224, 3), (61, 67, 3), (4096, 4096, 1)])
-def test_pieces_are_whole_pages_where_they_can_be(tmp_path: Path, shape: tuple[int, int, int]) -> None:
+def test_pieces_are_whole_pages_if_possible(tmp_path: Path, shape: tuple[int, int, int]) -> None:
     manifest = open_store(make_store(tmp_path / "s", random_images(3, shape=(8, 6, 3)))).manifest
     size = shape[0] * shape[1] * shape[2]
     shard = manifest.shards[0].__class__("a", 0, 1000, DATA_OFFSET, DATA_OFFSET + 1000 * size, "")
@@ -147,7 +147,7 @@ def test_pieces_are_whole_pages_where_they_can_be(tmp_path: Path, shape: tuple[i
         assert all(piece.offset % PAGE == 0 for piece in found[1:])
 
 
-def test_holes_stay_holes(large: Path, tmp_path: Path) -> None:
+def test_rows_outside_take_no_disk_space(large: Path, tmp_path: Path) -> None:
     stage_store(open_store(large), tmp_path / "p", rows=range(10, 13))
     taken = [path.stat().st_blocks * 512 for path in sorted((tmp_path / "p").glob("images-*"))]
     assert 2 * MIB <= taken[0] <= 2.1 * MIB
@@ -155,7 +155,7 @@ def test_holes_stay_holes(large: Path, tmp_path: Path) -> None:
     assert_part(tmp_path / "p", large, LARGE, range(10, 13))
 
 
-def test_a_part_of_a_part(part: Path, whole: Path, tmp_path: Path) -> None:
+def test_part_of_part_can_be_staged(part: Path, whole: Path, tmp_path: Path) -> None:
     stage_store(open_store(part), tmp_path / "p", rows=range(24, 30))
     assert_part(tmp_path / "p", whole, IMAGES, range(24, 30))
     with pytest.raises(StoreError, match=r"holds rows 20\.\.39 of 60; asked for rows 30\.\.40: stage from the whole"):
@@ -163,7 +163,7 @@ def test_a_part_of_a_part(part: Path, whole: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "q").exists()
 
 
-def test_what_this_version_does_not_know_travels_along(tmp_path: Path) -> None:
+def test_unknown_keys_are_staged(tmp_path: Path) -> None:
     source = make_store(tmp_path / "s", IMAGES)
     resign(source, lambda facts: facts.update({"of_a_later_time": 1}))
     with open(source / "images-00000.npy", "ab") as file:
@@ -201,12 +201,12 @@ OUTSIDE: list[Any] = [
 
 
 @pytest.mark.parametrize("index", OUTSIDE, ids=[str(index).replace("\n", " ") for index in OUTSIDE])
-def test_rows_outside_are_an_error_and_never_zeros(part: Path, index: Any) -> None:
+def test_rows_outside_part_raise_and_are_never_zeros(part: Path, index: Any) -> None:
     with pytest.raises(StoreError, match=r"part: a staged part, which holds rows 20\.\.39 of 60; asked for row"):
         _ = open_store(part).images[index]
 
 
-def test_rows_outside_are_an_error_in_every_other_way(part: Path) -> None:
+def test_every_way_to_read_rows_outside_part_raises(part: Path) -> None:
     store = open_store(part)
     out = np.full((2, 8, 6, 3), 7, np.uint8)
     ways: list[Callable[[], object]] = [
@@ -226,7 +226,7 @@ def test_rows_outside_are_an_error_in_every_other_way(part: Path) -> None:
         _ = store.images[COUNT]
 
 
-def test_rows_inside_read_as_from_the_whole(whole: Path, part: Path) -> None:
+def test_rows_in_part_read_as_in_store(whole: Path, part: Path) -> None:
     store, other = open_store(part), open_store(whole)
     indexes: list[Any] = [
         20,
@@ -264,12 +264,12 @@ GOLDEN = b"""{
 """
 
 
-def test_the_bytes_of_stage_json() -> None:
+def test_bytes_of_stage_json() -> None:
     assert Part("0123456789abcdef", 20, 20).to_bytes() == GOLDEN
 
 
 @pytest.mark.parametrize("whole", ["npy"], indirect=True)
-def test_a_flipped_bit_anywhere_in_it_is_found(part: Path, tmp_path: Path) -> None:
+def test_flipped_bits_in_stage_json_are_found(part: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(part, tmp_path / "p"))
     encoded, manifest = (part / "stage.json").read_bytes(), open_store(part).manifest
     for bit in range(0, 8 * len(encoded), 3):
@@ -300,7 +300,7 @@ def test_a_flipped_bit_anywhere_in_it_is_found(part: Path, tmp_path: Path) -> No
         {"rows": None},
     ],
 )
-def test_what_is_signed_and_wrong_is_refused(part: Path, tmp_path: Path, lie: dict[str, Any]) -> None:
+def test_signed_but_wrong_stage_json_is_refused(part: Path, tmp_path: Path, lie: dict[str, Any]) -> None:
     copy = Path(shutil.copytree(part, tmp_path / "p"))
     facts = {"format": "decodeonce-part", "version": 1, "store": open_store(part).manifest.digest}
     facts |= {"first_row": 20, "rows": 20}
@@ -312,14 +312,14 @@ def test_what_is_signed_and_wrong_is_refused(part: Path, tmp_path: Path, lie: di
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"rows": NaN}'])
-def test_what_is_no_record_is_refused(part: Path, tmp_path: Path, content: bytes) -> None:
+def test_invalid_stage_json_is_refused(part: Path, tmp_path: Path, content: bytes) -> None:
     copy = Path(shutil.copytree(part, tmp_path / "p"))
     (copy / "stage.json").write_bytes(content)
     with pytest.raises(StoreError, match=r"stage\.json: "):
         open_store(copy)
 
 
-def test_it_has_one_form_only(part: Path, tmp_path: Path) -> None:
+def test_stage_json_in_other_bytes_is_refused(part: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(part, tmp_path / "p"))
     (copy / "stage.json").write_text(json.dumps(json.loads((part / "stage.json").read_bytes())))
     with pytest.raises(StoreError, match="its bytes are not those that were written"):
@@ -329,7 +329,7 @@ def test_it_has_one_form_only(part: Path, tmp_path: Path) -> None:
 # --- verify
 
 
-def test_verify_names_a_parts_rows_by_their_numbers_in_the_store(part: Path, tmp_path: Path) -> None:
+def test_verify_reports_row_numbers_of_store(part: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(part, tmp_path / "p"))
     second = next(copy.glob("images-00001.*"))
     flip(second, DATA_OFFSET + (31 - 25) * 144 + 7)
@@ -339,7 +339,7 @@ def test_verify_names_a_parts_rows_by_their_numbers_in_the_store(part: Path, tmp
     assert (report.ok, report.rows, report.bad_rows, report.bad_files) == (False, 20, [(31, 31)], ["samples.tsv"])
 
 
-def test_without_stage_json_every_row_outside_is_bad(part: Path, tmp_path: Path) -> None:
+def test_part_without_stage_json_has_bad_rows(part: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(part, tmp_path / "p"))
     (copy / "stage.json").unlink()
     assert verify_store(copy).bad_rows == [(0, 19), (40, 59)]
@@ -348,7 +348,7 @@ def test_without_stage_json_every_row_outside_is_bad(part: Path, tmp_path: Path)
 # --- damage, before and between
 
 
-def test_a_damaged_row_of_the_source_stops_it_and_once_mended_it_goes_on(large: Path, tmp_path: Path) -> None:
+def test_damaged_source_row_stops_stage_until_repaired(large: Path, tmp_path: Path) -> None:
     shard, dest = large / "images-00001.npy", tmp_path / "p"
     flip(shard, DATA_OFFSET + 8 * MIB + 5)
     with pytest.raises(StoreError, match=rf"{shard}: row 20 is not what was written; run `prep verify {large}`"):
@@ -361,14 +361,14 @@ def test_a_damaged_row_of_the_source_stops_it_and_once_mended_it_goes_on(large: 
     assert_part(dest, large, LARGE, LARGE_HELD)
 
 
-def test_damage_outside_the_range_is_not_looked_at(large: Path, tmp_path: Path) -> None:
+def test_damage_outside_range_is_ignored(large: Path, tmp_path: Path) -> None:
     flip(large / "images-00000.npy", DATA_OFFSET + 5)
     stage_store(open_store(large), tmp_path / "p", rows=LARGE_HELD)
     assert verify_store(tmp_path / "p").ok
 
 
 @pytest.mark.parametrize("name", ["samples.tsv", "checksums.npy", "labels.npy", "weight.npy"])
-def test_a_damaged_small_file_stops_it(whole: Path, tmp_path: Path, name: str) -> None:
+def test_damaged_small_file_stops_stage(whole: Path, tmp_path: Path, name: str) -> None:
     source = Path(shutil.copytree(whole, tmp_path / "s"))
     flip(source / name, 150)
     with pytest.raises(StoreError, match=rf"{name}: its bytes are not those written; run `prep verify .*s`"):
@@ -377,7 +377,7 @@ def test_a_damaged_small_file_stops_it(whole: Path, tmp_path: Path, name: str) -
     assert not (tmp_path / "p" / name).exists()
 
 
-def test_a_shard_that_is_cut_after_opening_stops_it(whole: Path, tmp_path: Path) -> None:
+def test_shard_truncated_after_opening_stops_stage(whole: Path, tmp_path: Path) -> None:
     source = Path(shutil.copytree(whole, tmp_path / "s"))
     store = open_store(source)
     shard = next(source.glob("images-00001.*"))
@@ -422,7 +422,7 @@ def cut_a_shard(part: Path) -> None:
     ],
     ids=["row", "small file", "short small file", "no shard", "short shard", "head", "no small file", "leftover"],
 )
-def test_damage_before_going_on_is_mended(
+def test_damage_before_resuming_is_repaired(
     large: Path, unfinished: Path, damage: Callable[[Path], object], copied: int
 ) -> None:
     damage(unfinished)
@@ -462,7 +462,7 @@ def stage_and_kill(source: Path, dest: Path, rows: range, event: str, number: in
     return subprocess.run([sys.executable, "-c", SCRIPT, *arguments], check=False).returncode
 
 
-def test_killed_while_rows_are_copied_it_goes_on(large: Path, tmp_path: Path) -> None:
+def test_stage_resumes_after_kill(large: Path, tmp_path: Path) -> None:
     dest = tmp_path / "p"
     for number in (1, 9, 16, 20):
         assert stage_and_kill(large, dest, LARGE_HELD, "rows", number) == -9
@@ -473,7 +473,7 @@ def test_killed_while_rows_are_copied_it_goes_on(large: Path, tmp_path: Path) ->
     assert_part(dest, large, LARGE, LARGE_HELD)
 
 
-def test_killed_at_any_file_it_is_either_unfinished_or_whole(tmp_path: Path) -> None:
+def test_kill_leaves_unfinished_or_complete_part(tmp_path: Path) -> None:
     whole = make_store(tmp_path / "s", IMAGES, shard_rows=SHARD_ROWS)
     for number in range(1, 30):
         dest = tmp_path / str(number)
@@ -489,7 +489,7 @@ def test_killed_at_any_file_it_is_either_unfinished_or_whole(tmp_path: Path) -> 
     assert number == renames + 1
 
 
-def test_killed_while_tidying_up_it_is_whole(whole: Path, tmp_path: Path) -> None:
+def test_kill_during_cleanup_leaves_complete_part(whole: Path, tmp_path: Path) -> None:
     dest = tmp_path / "p"
     assert stage_and_kill(whole, dest, HELD, "os.rmdir", 1) == -9
     assert open_store(dest).rows == HELD
@@ -501,14 +501,14 @@ def test_killed_while_tidying_up_it_is_whole(whole: Path, tmp_path: Path) -> Non
 # --- where it may not go
 
 
-def test_what_is_there_already_is_left_as_it_is(part: Path, whole: Path) -> None:
+def test_finished_part_is_not_changed(part: Path, whole: Path) -> None:
     before = {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in part.iterdir()}
     staged = stage_store(open_store(whole), part, rows=HELD)
     assert (staged.rows, staged.copied, staged.finished) == (HELD, 0, True)
     assert {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in part.iterdir()} == before
 
 
-def test_a_finished_part_that_is_damaged_is_not_taken_for_whole(part: Path, whole: Path, tmp_path: Path) -> None:
+def test_damaged_finished_part_is_refused(part: Path, whole: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(part, tmp_path / "p"))
     os.truncate(next(copy.glob("images-00001.*")), DATA_OFFSET + 1000)
     with pytest.raises(StageError, match=r"p: a damaged store or part: .*5096 bytes, expected 7696; remove it, or "):
@@ -519,7 +519,7 @@ def test_a_finished_part_that_is_damaged_is_not_taken_for_whole(part: Path, whol
 
 
 @pytest.mark.parametrize("way", ["itself", "inside", "deep inside", "a link"])
-def test_not_into_the_store_itself(whole: Path, tmp_path: Path, way: str) -> None:
+def test_staging_into_store_is_refused(whole: Path, tmp_path: Path, way: str) -> None:
     (tmp_path / "link").symlink_to(whole)
     ways = {"itself": whole, "inside": whole / "p", "deep inside": whole / "p/q", "a link": tmp_path / "link/p"}
     before = sorted(whole.iterdir())
@@ -528,7 +528,7 @@ def test_not_into_the_store_itself(whole: Path, tmp_path: Path, way: str) -> Non
     assert sorted(whole.iterdir()) == before
 
 
-def test_nothing_foreign_is_touched(whole: Path, part: Path, tmp_path: Path) -> None:
+def test_other_files_and_stores_are_not_touched(whole: Path, part: Path, tmp_path: Path) -> None:
     store = open_store(whole)
     (tmp_path / "file").write_bytes(b"x")
     with pytest.raises(StageError, match="file: a file, expected a new or empty folder"):
@@ -547,7 +547,7 @@ def test_nothing_foreign_is_touched(whole: Path, part: Path, tmp_path: Path) -> 
         stage_store(store, whole.parent, rows=HELD)
 
 
-def test_an_unfinished_part_becomes_nothing_else(large: Path, unfinished: Path, whole: Path) -> None:
+def test_unfinished_part_of_other_rows_is_refused(large: Path, unfinished: Path, whole: Path) -> None:
     with pytest.raises(StageError, match=r"an unfinished part, rows 3\.\.22, expected rows 3\.\.23; finish it"):
         stage_store(open_store(large), unfinished, rows=range(3, 24))
     with pytest.raises(StageError, match="an unfinished part, not of this store"):
@@ -560,13 +560,13 @@ def test_an_unfinished_part_becomes_nothing_else(large: Path, unfinished: Path, 
 @pytest.mark.parametrize(
     "rows", [range(0), range(5, 5), range(0, COUNT + 1), range(-1, 3), range(0, 9, 2), range(9, 0, -1)]
 )
-def test_ranges_that_are_none(whole: Path, tmp_path: Path, rows: range) -> None:
+def test_invalid_ranges_are_refused(whole: Path, tmp_path: Path, rows: range) -> None:
     with pytest.raises(StageError, match=r"no rows to stage|expected a range of step 1 within 0\.\.59"):
         stage_store(open_store(whole), tmp_path / "p", rows=rows)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_store_that_became_another_is_not_published(whole: Path, tmp_path: Path) -> None:
+def test_store_replaced_during_stage_is_refused(whole: Path, tmp_path: Path) -> None:
     source = Path(shutil.copytree(whole, tmp_path / "s"))
     store = open_store(source)
     resign(source, lambda facts: facts.update({"source": {"kind": "other"}}))
@@ -578,7 +578,7 @@ def test_a_store_that_became_another_is_not_published(whole: Path, tmp_path: Pat
 # --- two at once
 
 
-def test_who_comes_second_waits_and_finds_it_done(large: Path, tmp_path: Path) -> None:
+def test_concurrent_stages_wait_for_each_other(large: Path, tmp_path: Path) -> None:
     def stage(number: int) -> int:
         return stage_store(open_store(large), tmp_path / "p", rows=LARGE_HELD, threads=2).copied
 
@@ -587,7 +587,9 @@ def test_who_comes_second_waits_and_finds_it_done(large: Path, tmp_path: Path) -
     assert_part(tmp_path / "p", large, LARGE, LARGE_HELD)
 
 
-def test_without_locks_two_do_no_harm(large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_stages_without_locks_do_no_harm(
+    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_locks(fd: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -612,7 +614,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield disk
 
 
-def test_too_little_room_is_said_before_anything_is_copied(large: Path, small_disk: Path) -> None:
+def test_lack_of_space_is_reported_before_copying(large: Path, small_disk: Path) -> None:
     (small_disk / "hog").write_bytes(bytes(3 * MIB))
     with pytest.raises(StageError, match=r"19\.\d\d MB free, 20\.\d\d MB needed for rows 3\.\.22 of 24; make room"):
         stage_store(open_store(large), small_disk / "p", rows=LARGE_HELD)
@@ -622,9 +624,7 @@ def test_too_little_room_is_said_before_anything_is_copied(large: Path, small_di
     assert_part(small_disk / "p", large, LARGE, LARGE_HELD)
 
 
-def test_a_disk_that_fills_up_is_an_error_that_names_the_file_and_it_goes_on(
-    large: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stage_resumes_after_full_disk(large: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hog = small_disk / "hog"
 
     def no_fallocate(fd: int, nbytes: int, path: Path, *, offset: int = 0) -> bool:
@@ -643,7 +643,7 @@ def test_a_disk_that_fills_up_is_an_error_that_names_the_file_and_it_goes_on(
     assert_part(small_disk / "p", large, LARGE, LARGE_HELD)
 
 
-def test_room_that_goes_after_the_check_is_an_error_when_reserving(
+def test_space_lost_after_check_fails_before_copying(
     large: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied: list[int] = []
@@ -653,7 +653,7 @@ def test_room_that_goes_after_the_check_is_an_error_when_reserving(
     assert copied == []
 
 
-def test_nothing_is_left_open(whole: Path, large: Path, tmp_path: Path) -> None:
+def test_stage_leaves_no_open_files(whole: Path, large: Path, tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     store: Store = open_store(whole)
     stage_store(store, tmp_path / "p", rows=HELD)

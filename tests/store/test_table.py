@@ -60,18 +60,18 @@ NAMES = st.binary(max_size=20).map(os.fsdecode) | st.text(max_size=20) | st.samp
         (r"\t", r"\\t"),
     ],
 )
-def test_the_escapes_are_these(text: str, field: str) -> None:
+def test_escapes(text: str, field: str) -> None:
     assert escape(text) == field
     assert unescape(field) == text
 
 
 @pytest.mark.parametrize("field", [r"\q", r"\x41", r"\x7f", r"\xFF", r"\x8", "trailing\\"])
-def test_what_no_writer_writes_stays_as_it_is(field: str) -> None:
+def test_unknown_escapes_are_kept(field: str) -> None:
     assert unescape(field) == field
 
 
 @given(st.binary(max_size=40))
-def test_names_of_any_bytes_come_back(name: bytes) -> None:
+def test_names_of_any_bytes_round_trip(name: bytes) -> None:
     text = os.fsdecode(name)
     field = escape(text)
     assert os.fsencode(unescape(field)) == name
@@ -80,7 +80,7 @@ def test_names_of_any_bytes_come_back(name: bytes) -> None:
 
 
 @given(st.lists(NAMES, min_size=1, max_size=6))
-def test_a_line_is_one_line_of_utf8_and_comes_back(texts: list[str]) -> None:
+def test_line_is_one_utf8_line_and_round_trips(texts: list[str]) -> None:
     encoded = line(texts)
     assert fields(encoded) == texts
     assert encoded.decode("utf-8").endswith("\n")
@@ -101,7 +101,7 @@ SAMPLES = st.builds(
 
 
 @given(SAMPLES)
-def test_a_sample_comes_back(sample: Sample) -> None:
+def test_sample_round_trips(sample: Sample) -> None:
     assert parse_sample(sample_line(sample)) == sample
 
 
@@ -114,7 +114,7 @@ def samples_named(names: Sequence[str]) -> list[Sample]:
     return [Sample(row, 0, name, f"{row}/{name}", 1, 2, "", f"{row:016x}") for row, name in enumerate(names)]
 
 
-def test_hostile_names_in_a_file(tmp_path: Path) -> None:
+def test_hostile_names_round_trip_in_file(tmp_path: Path) -> None:
     expected = samples_named(HOSTILE)
     samples = Samples(write_samples(tmp_path / "samples.tsv", expected), len(expected))
     assert list(samples) == expected
@@ -122,14 +122,14 @@ def test_hostile_names_in_a_file(tmp_path: Path) -> None:
     assert samples[-1] == expected[-1]
 
 
-def test_a_file_of_more_than_one_read(tmp_path: Path) -> None:
+def test_file_larger_than_one_read(tmp_path: Path) -> None:
     expected = samples_named([str(row) * (1 << 20) for row in range(10)] * 2)  # 40 MB, read 16 MiB at a time
     samples = Samples(write_samples(tmp_path / "samples.tsv", expected), len(expected))
     for row in (19, 8, 7, 0):
         assert samples[row] == expected[row]
 
 
-def test_rejects_come_back(tmp_path: Path) -> None:
+def test_rejects_round_trip(tmp_path: Path) -> None:
     expected = [Reject(name, f"why\t{name}", "rejected") for name in HOSTILE]
     content = b"".join(line([r.source, r.reason, r.action]) for r in expected)
     (tmp_path / "rejects.tsv").write_bytes(line(REJECT_COLUMNS) + content)
@@ -147,7 +147,7 @@ def test_rejects_come_back(tmp_path: Path) -> None:
     ],
     ids=["field missing", "not a number", "another row", "not UTF-8", "field too many"],
 )
-def test_a_damaged_line_is_named(tmp_path: Path, old: bytes, new: bytes, found: str) -> None:
+def test_damaged_line_is_named(tmp_path: Path, old: bytes, new: bytes, found: str) -> None:
     path = write_samples(tmp_path / "samples.tsv", samples_named(["a", "b", "c"]))
     content = path.read_bytes()
     assert content.count(old) == 1
@@ -161,7 +161,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, old: bytes, new: bytes, found: 
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_another_number_of_lines_is_refused(tmp_path: Path, count: int) -> None:
+def test_wrong_number_of_lines_is_refused(tmp_path: Path, count: int) -> None:
     path = write_samples(tmp_path / "samples.tsv", samples_named(["a", "b", "c"]))
     for read in (lambda s: s[0], list):
         with pytest.raises(StoreError, match=rf"samples\.tsv: 3 lines of rows, expected {count}"):

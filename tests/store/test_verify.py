@@ -69,7 +69,7 @@ def flip(path: Path, offset: int, bit: int) -> None:
         file.write(bytes([byte ^ 1 << bit]))
 
 
-def test_a_whole_store_is_whole(store: Path) -> None:
+def test_undamaged_store_is_ok(store: Path) -> None:
     assert verify_store(store) == Report(True, COUNT, [], [], [])
     assert verify_store(str(store)).ok
 
@@ -137,7 +137,7 @@ def find_flips(stores: list[Path], flips: int, seed: int) -> None:
     assert all(verify_store(store).ok for store in stores)
 
 
-def test_every_flipped_bit_is_found_and_named(rich: list[Path]) -> None:
+def test_flipped_bits_are_found_and_named(rich: list[Path]) -> None:
     find_flips(rich, 300, seed=0)
 
 
@@ -146,7 +146,7 @@ def test_ten_thousand_flipped_bits_are_found_and_named(rich: list[Path]) -> None
     find_flips(rich, 10_000, seed=1)
 
 
-def test_every_byte_of_two_rows_and_both_their_neighbours(store: Path, container: str) -> None:
+def test_damage_is_attributed_to_the_right_row(store: Path, container: str) -> None:
     path = store / SHARDS[container].format(1)
     for offset in range(ROW_BYTES - 1, 3 * ROW_BYTES + 1):
         row = SHARD_ROWS + offset // ROW_BYTES
@@ -155,13 +155,13 @@ def test_every_byte_of_two_rows_and_both_their_neighbours(store: Path, container
         flip(path, DATA_OFFSET + offset, offset % 8)
 
 
-def test_bad_rows_come_as_ranges_across_shards(store: Path, container: str) -> None:
+def test_bad_rows_are_ranges_across_shards(store: Path, container: str) -> None:
     for row in (0, 2, 3, 4, 5, 10):
         flip(store / SHARDS[container].format(row // SHARD_ROWS), DATA_OFFSET + row % SHARD_ROWS * ROW_BYTES, 3)
     assert facts(verify_store(store)) == damaged(rows=[(0, 0), (2, 5), (10, 10)])
 
 
-def test_two_rows_exchanged_are_both_bad(store: Path, container: str) -> None:
+def test_swapped_rows_are_both_bad(store: Path, container: str) -> None:
     path = store / SHARDS[container].format(0)
     content = path.read_bytes()
     first, second = content[4096 : 4096 + ROW_BYTES], content[4096 + ROW_BYTES : 4096 + 2 * ROW_BYTES]
@@ -169,7 +169,7 @@ def test_two_rows_exchanged_are_both_bad(store: Path, container: str) -> None:
     assert facts(verify_store(store)) == damaged(rows=[(0, 1)])
 
 
-def test_two_shards_exchanged(store: Path, container: str) -> None:
+def test_rows_of_swapped_shards_are_bad(store: Path, container: str) -> None:
     first, second = (store / SHARDS[container].format(index) for index in (0, 1))
     spare = first.rename(store / "spare")
     second.rename(first)
@@ -187,7 +187,7 @@ def test_two_shards_exchanged(store: Path, container: str) -> None:
         (0, [(4, 7)]),
     ],
 )
-def test_a_short_shard_is_named_with_the_rows_it_lacks(
+def test_short_shard_is_named_with_missing_rows(
     store: Path, container: str, size: int, rows: list[tuple[int, int]]
 ) -> None:
     name = SHARDS[container].format(1)
@@ -195,14 +195,14 @@ def test_a_short_shard_is_named_with_the_rows_it_lacks(
     assert facts(verify_store(store)) == damaged(rows=rows, files=[name])
 
 
-def test_zeros_that_are_not_there_are_not_taken_for_zeros(tmp_path: Path) -> None:
+def test_missing_bytes_are_not_taken_for_zeros(tmp_path: Path) -> None:
     store = make_store(tmp_path / "black", np.zeros((3, *SHAPE), np.uint8))
     os.truncate(store / "images-00000.npy", DATA_OFFSET + 3 * ROW_BYTES - 1)
     report = verify_store(store)
     assert (report.bad_rows, report.bad_files) == ([(2, 2)], ["images-00000.npy"])
 
 
-def test_bytes_past_the_last_row_are_a_bad_file(store: Path, container: str) -> None:
+def test_bytes_after_last_row_are_bad_file(store: Path, container: str) -> None:
     name = SHARDS[container].format(2)
     with open(store / name, "ab") as file:
         file.write(b"x")
@@ -211,7 +211,7 @@ def test_bytes_past_the_last_row_are_a_bad_file(store: Path, container: str) -> 
     assert "4205 bytes, expected 4204" in report.problems[0]
 
 
-def test_a_missing_shard_is_named_with_its_rows(store: Path, container: str) -> None:
+def test_missing_shard_is_named_with_its_rows(store: Path, container: str) -> None:
     name = SHARDS[container].format(1)
     (store / name).unlink()
     assert facts(verify_store(store)) == damaged(rows=[(4, 7)], files=[name])
@@ -220,14 +220,14 @@ def test_a_missing_shard_is_named_with_its_rows(store: Path, container: str) -> 
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_missing_or_short_small_file_is_named(store: Path, name: str) -> None:
+def test_missing_or_short_small_file_is_named(store: Path, name: str) -> None:
     os.truncate(store / name, (store / name).stat().st_size - 1)
     assert facts(verify_store(store)) == damaged(files=[name])
     (store / name).unlink()
     assert facts(verify_store(store)) == damaged(files=[name])
 
 
-def test_several_troubles_at_once(store: Path, container: str) -> None:
+def test_several_problems_are_all_reported(store: Path, container: str) -> None:
     (store / "labels.npy").unlink()
     flip(store / "samples.tsv", 9, 1)
     flip(store / SHARDS[container].format(0), 4000, 0)
@@ -236,7 +236,7 @@ def test_several_troubles_at_once(store: Path, container: str) -> None:
     assert facts(verify_store(store)) == damaged(rows=[(8, 8)], files=files)
 
 
-def test_no_store_at_all(tmp_path: Path) -> None:
+def test_missing_folder_gives_report(tmp_path: Path) -> None:
     report = verify_store(tmp_path / "gone")
     assert (report.ok, report.rows, report.bad_files) == (False, 0, ["store.json"])
     assert "gone: no such folder" in report.problems[0]
@@ -262,7 +262,7 @@ def test_threads_and_progress(store: Path, container: str, threads: int) -> None
 
 @pytest.mark.parametrize("name", ["images-00001.npy", "labels.npy", "checksums.npy", "store.json", "stage.json"])
 @pytest.mark.parametrize("kind", ["pipe", "folder", "zeros"])
-def test_what_is_no_file_is_a_bad_file_and_holds_nothing_up(
+def test_pipe_folder_or_device_is_bad_file_and_does_not_block(
     originals: Originals, tmp_path: Path, name: str, kind: str
 ) -> None:
     store = Path(shutil.copytree(originals["npy"], tmp_path / "odd.store"))
@@ -281,7 +281,7 @@ def test_what_is_no_file_is_a_bad_file_and_holds_nothing_up(
     assert report.unknown_rows == ([(0, COUNT - 1)] if name == "checksums.npy" else [])
 
 
-def test_rows_are_checked_against_what_is_left_of_a_damaged_checksums_file(store: Path, container: str) -> None:
+def test_rows_are_checked_against_rest_of_damaged_checksums(store: Path, container: str) -> None:
     flip(store / SHARDS[container].format(0), DATA_OFFSET, 0)
     os.truncate(store / "checksums.npy", 128 + 8 * 9 + 3)
     os.truncate(store / SHARDS[container].format(2), DATA_OFFSET + 2 * ROW_BYTES)
@@ -305,9 +305,7 @@ def bad_sectors(monkeypatch: pytest.MonkeyPatch, path: Path, spans: list[range],
     monkeypatch.setattr(disk, "preadv", preadv)
 
 
-def test_a_row_that_the_disk_cannot_read_is_bad_and_its_neighbours_are_not(
-    store: Path, container: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_rows_that_disk_cannot_read_are_bad(store: Path, container: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = store / SHARDS[container].format(1)
     first = DATA_OFFSET + ROW_BYTES
     bad_sectors(
@@ -319,7 +317,7 @@ def test_a_row_that_the_disk_cannot_read_is_bad_and_its_neighbours_are_not(
         verify_store(store)
 
 
-def test_small_files_that_the_disk_cannot_read_are_bad(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_files_that_disk_cannot_read_are_bad(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unreadable(path: Path) -> Iterator[bytes]:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -335,7 +333,7 @@ def test_small_files_that_the_disk_cannot_read_are_bad(store: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_shard_of_several_reads(tmp_path: Path, threads: int) -> None:
+def test_shard_larger_than_one_read(tmp_path: Path, threads: int) -> None:
     images = random_images(20, shape=(1000, 1000, 1))  # 20 MB, read 4 MiB, that is 4 rows, at a time
     store = make_store(tmp_path / "s", images)
     counted: list[int] = []

@@ -45,7 +45,7 @@ def stamps(root: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in [root, *root.iterdir()]}
 
 
-def test_a_job_that_is_sent_again_after_the_end_has_nothing_to_do(tree: Path, store: Path) -> None:
+def test_repeated_job_after_the_end_has_nothing_to_do(tree: Path, store: Path) -> None:
     before, words = stamps(store), build_words(tree, store)
     for again in (words, [*words, "--dry-run"], ["plan", *words[1:]], ["work", store, *TASK], ["finish", store]):
         result = prep(*again)
@@ -54,9 +54,7 @@ def test_a_job_that_is_sent_again_after_the_end_has_nothing_to_do(tree: Path, st
     assert stamps(store) == before
 
 
-def test_a_finish_that_was_killed_is_cleared_up_by_the_same_build(
-    tree: Path, store: Path, undisturbed: dict[str, bytes]
-) -> None:
+def test_repeated_build_cleans_up_after_killed_finish(tree: Path, store: Path, undisturbed: dict[str, bytes]) -> None:
     (store / ".build/journals").mkdir(parents=True)
     os.truncate(store / "images-00006.npy", 4096 + 2 * ROW)
     assert prep(*build_words(tree, store)).returncode == 0
@@ -64,7 +62,7 @@ def test_a_finish_that_was_killed_is_cleared_up_by_the_same_build(
     assert not (store / ".build").exists()
 
 
-def test_what_another_build_would_have_different_is_said(
+def test_error_names_differences_from_finished_store(
     tree: Path, recipe: Recipe, store: Path, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
     source = open_imagenet(tree)
@@ -86,7 +84,7 @@ def test_what_another_build_would_have_different_is_said(
         build(source, store, recipe)
 
 
-def test_a_plan_during_which_the_store_is_finished_leaves_it_alone(
+def test_plan_does_not_touch_store_finished_meanwhile(
     tree: Path, recipe: Recipe, undisturbed: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, source = sys.modules["decodeonce.prep.build.make_plan"], open_imagenet(tree)
@@ -112,7 +110,7 @@ def test_a_plan_during_which_the_store_is_finished_leaves_it_alone(
 
 
 @pytest.mark.parametrize("times", [5, pytest.param(300, marks=pytest.mark.long)])
-def test_finishes_and_plans_at_the_same_moment_make_one_store(times: int) -> None:
+def test_simultaneous_finishes_and_plans_make_one_store(times: int) -> None:
     command = [sys.executable, "-m", "tests.together.at_once", str(times)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -29,7 +29,7 @@ def picture(row: int) -> str:
     return f"map:n{row // 5:08d}_{row % 5}.JPEG"
 
 
-def test_two_builds_of_one_out_both_end_well(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+def test_two_builds_of_one_out_both_succeed(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     words = [*build_words(tree, tmp_path / "store"), "--workers", 1]
     one = Prep(*words, folder=tmp_path, gates=(picture(6),))
     hold_one = one.reached(picture(6))
@@ -53,7 +53,7 @@ POINTS = [(command, gate) for command in ("work", "build") for gate in HELD]
 @pytest.mark.parametrize(
     ("command", "gate"), [POINTS[0], *(pytest.param(*point, marks=pytest.mark.long) for point in POINTS[1:])]
 )
-def test_a_task_that_is_alive_when_another_process_finishes_the_build(
+def test_task_running_when_other_process_finishes_build(
     tree: Path, recipe: Recipe, undisturbed: dict[str, bytes], tmp_path: Path, command: str, gate: str
 ) -> None:
     out = tmp_path / "store"
@@ -71,7 +71,7 @@ def test_a_task_that_is_alive_when_another_process_finishes_the_build(
     assert tree_bytes(out) == undisturbed
 
 
-def test_a_task_that_is_killed_in_a_write_after_the_finish_leaves_a_whole_store(
+def test_task_killed_in_write_after_finish_leaves_rows_intact(
     tree: Path, recipe: Recipe, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
     out, gate = tmp_path / "store", f"wrote:{LAST_SHARD}"
@@ -94,7 +94,7 @@ def test_a_task_that_is_killed_in_a_write_after_the_finish_leaves_a_whole_store(
 @pytest.mark.parametrize(
     "gate", ["replace:labels.npy", "replace:store.json", "unlink:images-00007.npy", "unlink:plan.json"]
 )
-def test_a_build_that_is_held_in_its_finish_while_another_ends(
+def test_build_paused_in_finish_while_other_build_ends(
     tree: Path, undisturbed: dict[str, bytes], tmp_path: Path, gate: str
 ) -> None:
     out = tmp_path / "store"
@@ -109,7 +109,7 @@ def test_a_build_that_is_held_in_its_finish_while_another_ends(
     assert tree_bytes(out) == undisturbed
 
 
-def test_a_task_writes_nothing_into_another_build_in_the_place_of_its_own(
+def test_task_does_not_write_into_build_that_replaced_its_own(
     tree: Path, recipe: Recipe, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
     out, gate = tmp_path / "store", picture(4)
@@ -127,7 +127,7 @@ def test_a_task_writes_nothing_into_another_build_in_the_place_of_its_own(
     assert tree_bytes(out) == undisturbed
 
 
-def test_a_build_that_is_removed_stops_its_tasks(tree: Path, recipe: Recipe, tmp_path: Path) -> None:
+def test_removing_build_stops_its_tasks(tree: Path, recipe: Recipe, tmp_path: Path) -> None:
     out = tmp_path / "store"
     make_plan(open_imagenet(tree), out, recipe)
 

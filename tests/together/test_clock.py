@@ -54,7 +54,7 @@ def assert_makes_sense(status: Status, done: int) -> None:
         assert task.seconds_quiet >= 0
 
 
-def test_tasks_whose_clocks_jump_make_the_same_bytes(
+def test_jumping_clocks_do_not_change_bytes(
     faketime: str, tree: Path, recipe: Recipe, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
     out = tmp_path / "store"
@@ -73,7 +73,9 @@ def test_tasks_whose_clocks_jump_make_the_same_bytes(
 
 
 @pytest.mark.long
-def test_every_step_at_another_time(faketime: str, tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+def test_every_step_at_a_different_time(
+    faketime: str, tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
     out = tmp_path / "store"
     prep_at(faketime, "+50y", "plan", *build_words(tree, out)[1:])
     clocks = ["-50y", "@1969-12-31 00:00:00", "+100y", "+0 x100000"]
@@ -87,7 +89,7 @@ def test_every_step_at_another_time(faketime: str, tree: Path, undisturbed: dict
     assert tree_bytes(out) == undisturbed
 
 
-def test_a_status_is_sensible_whatever_the_time(
+def test_status_makes_sense_at_any_time(
     recipe: Recipe, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "store"
@@ -110,7 +112,7 @@ def any_date() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_files_of_any_date_are_read(
+def test_files_with_any_date_are_read(
     tree: Path, recipe: Recipe, undisturbed: dict[str, bytes], any_date: Path, tmp_path: Path
 ) -> None:
     copy = Path(shutil.copytree(tree, any_date / "src"))

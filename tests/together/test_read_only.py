@@ -89,7 +89,7 @@ def words(line: str, tree: Path, disk: Path, here: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("line", "place"), WRITING.items())
-def test_what_writes_fails_with_one_line(
+def test_commands_that_write_fail_with_one_line(
     line: str,
     place: str,
     tree: Path,
@@ -105,7 +105,7 @@ def test_what_writes_fails_with_one_line(
 
 
 @pytest.mark.parametrize(("line", "said"), READING.items())
-def test_what_reads_goes_on(
+def test_commands_that_read_succeed(
     line: str,
     said: str,
     tree: Path,
@@ -118,7 +118,7 @@ def test_what_reads_goes_on(
     assert "error" not in result.stderr
 
 
-def test_the_loader_reads(disk: Path, undisturbed: dict[str, bytes]) -> None:
+def test_loader_reads_from_read_only_disk(disk: Path, undisturbed: dict[str, bytes]) -> None:
     store = open_store(disk / "store")
     with Loader(disk / "store", batch_size=4, tail="keep") as loader:
         for batch in loader:
@@ -141,7 +141,7 @@ print(json.dumps(found))
 ROOTS_RIGHTS = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all"]
 
 
-def test_who_may_not_write_reads(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+def test_user_without_write_permission_can_read(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     store = folder / "store"
     store.mkdir(parents=True)

@@ -49,7 +49,7 @@ def read_on(batches: Iterable[Batch], seen: list[int]) -> str:
 
 @pytest.mark.parametrize("reader", ["pread", "mmap"])
 @pytest.mark.parametrize("at", [1, 5])
-def test_a_store_that_is_removed_in_an_epoch(store: Path, reader: ReaderName, at: int) -> None:
+def test_store_removed_during_epoch(store: Path, reader: ReaderName, at: int) -> None:
     with Loader(store, batch_size=5, shuffle="none", reader=reader, prefetch=1) as loader:
         batches = iter(loader)
         seen = [row for _ in range(at) for row in next(batches).rows.tolist()]
@@ -64,7 +64,7 @@ def test_a_store_that_is_removed_in_an_epoch(store: Path, reader: ReaderName, at
 
 
 @pytest.mark.parametrize("reader", ["pread", "mmap"])
-def test_an_epoch_whose_shards_are_open_ends_whole_without_the_store(store: Path, reader: ReaderName) -> None:
+def test_epoch_with_open_shards_completes_without_store(store: Path, reader: ReaderName) -> None:
     with Loader(store, batch_size=5, seed=0, reader=reader, prefetch=1) as loader:
         for epoch in range(2):
             seen: list[int] = []
@@ -76,7 +76,7 @@ def test_an_epoch_whose_shards_are_open_ends_whole_without_the_store(store: Path
 
 @pytest.mark.parametrize("reader", ["pread", "mmap"])
 @pytest.mark.parametrize("way", ["renamed", "copied"])
-def test_a_store_that_is_replaced_in_an_epoch_gives_its_own_rows_or_none(
+def test_store_replaced_during_epoch_gives_own_rows_or_error(
     store: Path, tmp_path: Path, reader: ReaderName, way: str
 ) -> None:
     other = make_store(tmp_path / "other", OTHERS, shard_rows=SHARD_ROWS)
@@ -97,7 +97,7 @@ def test_a_store_that_is_replaced_in_an_epoch_gives_its_own_rows_or_none(
                 read()
 
 
-def test_a_mapping_made_before_stays_and_one_made_later_is_refused(store: Path, tmp_path: Path) -> None:
+def test_mapping_after_replacement_is_refused(store: Path, tmp_path: Path) -> None:
     weights = np.linspace(0, 1, COUNT)
     other = make_store(tmp_path / "other", OTHERS, shard_rows=SHARD_ROWS, columns={"weight": weights})
     store = make_store(tmp_path / "one", IMAGES, shard_rows=SHARD_ROWS, columns={"weight": weights})
@@ -112,7 +112,7 @@ def test_a_mapping_made_before_stays_and_one_made_later_is_refused(store: Path, 
     assert np.array_equal(open_store(store).images[...], OTHERS)
 
 
-def test_what_is_unfinished_is_never_read_nor_called_whole(
+def test_unfinished_store_is_never_read_nor_called_undamaged(
     tree: Path, recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, gate = tmp_path / "store", "replace:store.json"
@@ -132,7 +132,7 @@ def test_what_is_unfinished_is_never_read_nor_called_whole(
     assert open_store(out)
 
 
-def test_status_at_any_moment_of_a_build(tree: Path, recipe: Recipe, tmp_path: Path) -> None:
+def test_status_at_any_moment_of_build(tree: Path, recipe: Recipe, tmp_path: Path) -> None:
     out = tmp_path / "store"
     make_plan(open_imagenet(tree), out, recipe)
     with ThreadPoolExecutor(1) as pool:
