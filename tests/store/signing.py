@@ -1,4 +1,4 @@
-"""Validly signed manifests with facts of the test's choosing: a writer that lies, or one of a later time."""
+"""Write validly signed manifests with any facts, as a faulty writer or a later release might."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Facts = dict[str, Any]
 
 
 def sign(facts: Facts) -> bytes:
-    """store.json for these facts, whatever they are."""
+    """Return the bytes of store.json for these facts, valid or not."""
     return canonical({**facts, "digest": digest_of(facts)})
 
 
 def resign(store: Path, change: Callable[[Facts], object]) -> None:
-    """Change facts of a store's manifest in place and sign it anew."""
+    """Change facts of a store's manifest in place, and sign it again."""
     facts = json.loads((store / "store.json").read_bytes())
     change(facts)
     (store / "store.json").write_bytes(sign(facts))
 
 
 def replace_file(store: Path, name: str, content: bytes) -> None:
-    """Put other bytes into a small file, and their true size and digest into the manifest."""
+    """Replace the contents of a small file, and update its size and digest in the manifest."""
     (store / name).write_bytes(content)
     entry = {"bytes": len(content), "xxh3": hexdigest(content)}
     resign(store, lambda facts: facts["files"].update({name: entry}))

@@ -1,4 +1,4 @@
-"""Stores of ImageNet have the words of their wnids, without a change on disk."""
+"""Classes of ImageNet stores get the words of their wnids, without a change on disk."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_commands_show_the_words(store: Path, tmp_path: Path) -> None:
     assert "\tSiberian husky\n" in prep("ls", store).stdout
     assert "largest 4 (n02110185 Siberian husky)" in prep("info", store).stdout
     opened = open_store(store)
-    [shown] = shown_rows(opened, [0], CheckedRows(opened))  # those of prep show
+    [shown] = shown_rows(opened, [0], CheckedRows(opened))  # as in `prep show`
     assert shown.lines() == ["Siberian husky", "n02110185", "row 0"]
     assert prep("report", store, "--out", tmp_path / "a.html").returncode == 0
     assert "n02110185 Siberian husky" in (tmp_path / "a.html").read_text()

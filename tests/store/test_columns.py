@@ -1,4 +1,4 @@
-"""Columns that are added to a finished store, and removed: the rest of it stays to the byte, and it stays whole."""
+"""Adding and removing columns of a finished store leaves all its other files unchanged, and the store valid."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_column_of_large_entries_needs_little_memory(store: Path) -> None:
     add_column(store, "depth", np.broadcast_to(entry, (COUNT, len(entry))))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 16 << 20  # of 40 MiB
+    assert peak < 16 << 20  # the column has 40 MiB
     assert (open_store(store).columns["depth"] == entry).all()
 
 
@@ -95,7 +95,7 @@ def test_unknown_keys_are_kept(store: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "values", "told"),
+    ("name", "values", "message"),
     [
         ("score", SCORES[1:], r"values of shape \(19,\), expected one entry for each of the 20 rows of"),
         ("score", np.float32(1), r"values of shape \(\), expected one entry"),
@@ -103,8 +103,8 @@ def test_unknown_keys_are_kept(store: Path) -> None:
         ("score", np.array(["a"] * COUNT), "values of dtype <U1, expected numbers .* for text, store its token ids"),
         ("score", SCORES.astype(complex), "values of dtype complex128, expected numbers"),
         ("score", np.zeros(COUNT, [("a", "<f4")]), "expected numbers"),
-        ("weight", SCORES, r"has another column, or another file, 'weight.npy'; remove it first \(`prep column remove"),
-        ("weight", np.arange(1, COUNT + 1, dtype="<i4"), "has another column, or another file, 'weight.npy'"),
+        ("weight", SCORES, r"has a different column or file 'weight.npy'; remove it first \(`prep column remove"),
+        ("weight", np.arange(1, COUNT + 1, dtype="<i4"), "has a different column or file 'weight.npy'"),
         (
             "labels",
             SCORES,
@@ -118,9 +118,9 @@ def test_unknown_keys_are_kept(store: Path) -> None:
         ("a" * 252, SCORES, "at most 251 bytes"),
     ],
 )
-def test_invalid_column_is_refused_and_nothing_written(name: str, values: Any, told: str, store: Path) -> None:
+def test_invalid_column_is_refused_and_nothing_written(name: str, values: Any, message: str, store: Path) -> None:
     before = tree_bytes(store)
-    with pytest.raises((ValueError, StoreError), match=told):
+    with pytest.raises((ValueError, StoreError), match=message):
         add_column(store, name, np.asarray(values))
     assert tree_bytes(store) == before
 
@@ -142,7 +142,7 @@ def test_other_file_is_not_overwritten(store: Path) -> None:
     file = store / "score.npy"
     np.save(file, SCORES + 1)
     before = file.read_bytes()
-    with pytest.raises(StoreError, match=r"has another column, or another file, 'score\.npy'"):
+    with pytest.raises(StoreError, match=r"has a different column or file 'score\.npy'"):
         add_column(store, "score", SCORES)
     assert file.read_bytes() == before
     add_column(store, "score", read_numbers(file))
@@ -175,8 +175,8 @@ def test_part_or_missing_store_is_refused(store: Path) -> None:
 def test_file_left_by_killed_removal_is_named(store: Path) -> None:
     data = (store / "weight.npy").read_bytes()
     remove_column(store, "weight")
-    (store / "weight.npy").write_bytes(data)  # as if the process had ended before the file was removed
-    with pytest.raises(StoreError, match=r"no column 'weight', .*; weight\.npy is no part of the store; .* run: rm "):
+    (store / "weight.npy").write_bytes(data)  # as if the process had been killed before it removed the file
+    with pytest.raises(StoreError, match=r"no column 'weight', .*; weight\.npy is not part of the store; .* run: rm "):
         remove_column(store, "weight")
     assert (store / "weight.npy").read_bytes() == data
 

@@ -1,4 +1,4 @@
-"""One small layer makes, changes and removes files; the rest of a build only asks it to."""
+"""Only disk.py creates, changes and removes files."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ CALLS |= {"ftruncate", "posix_fallocate", "replace", "rename", "renames", "unlin
 CALLS |= {"mkdir", "makedirs", "mkfifo", "mknod", "link", "symlink", "chmod", "chown", "utime"}
 METHODS = {"write_bytes", "write_text", "mkdir", "unlink", "rmdir", "rename", "touch", "hardlink_to", "symlink_to"}
 METHODS |= {"chmod", "tofile"}
-# Answers and messages go into pipes and to terminals, the beat is memory, libhdf5 lays out a scratch file of its own,
-# and a log or an --out may be a link or a device of the user's.
-ELSEWHERE = {
+# Exceptions: replies and messages go to pipes and terminals, the heartbeat is in memory, libhdf5 writes its own scratch
+# file, and a log or an --out may be the user's own link or device.
+ALLOWED = {
     "store/disk.py": CALLS | {"os.open"},
     "prep/processes/heartbeat.py": {"truncate"},
     "prep/processes/isolated.py": {"open", "os.open"},
@@ -30,8 +30,8 @@ ELSEWHERE = {
 }
 
 
-def changes(tree: ast.AST) -> set[str]:
-    """The names of the calls in a module that could make, change or remove a file."""
+def changing_calls(tree: ast.AST) -> set[str]:
+    """Return the names of calls in a module that could create, change or remove a file."""
     found = set()
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call):
@@ -57,14 +57,14 @@ def changes(tree: ast.AST) -> set[str]:
 @pytest.mark.parametrize("path", sorted(SRC.rglob("*.py")), ids=lambda path: str(path.relative_to(SRC)))
 def test_only_disk_module_changes_files(path: Path) -> None:
     name = str(path.relative_to(SRC))
-    assert changes(ast.parse(path.read_bytes())) <= ELSEWHERE.get(name, set())
+    assert changing_calls(ast.parse(path.read_bytes())) <= ALLOWED.get(name, set())
 
 
 def test_checker_finds_calls_that_change_files() -> None:
     source = (
         'os.pwrite(fd, b, 0); os.open(p, os.O_RDWR); shutil.rmtree(p); p.unlink(); open(p, "wb"); disk.write(fd, b)'
     )
-    assert changes(ast.parse(source)) == {"pwrite", "os.open", "shutil.rmtree", "unlink", "open"}
+    assert changing_calls(ast.parse(source)) == {"pwrite", "os.open", "shutil.rmtree", "unlink", "open"}
 
 
 def test_modes_are_not_world_writable() -> None:

@@ -1,4 +1,4 @@
-"""Files are whole or not there, and a full disk is an error that names its file."""
+"""Files are written completely or not at all, and the error for a full disk names its file."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_readers_never_see_partial_file(tmp_path: Path) -> None:
             seen.append(path.read_bytes())
             yield b"x" * MIB
 
-    with open(path, "rb") as reader:  # one that opened the old file goes on reading the old file
+    with open(path, "rb") as reader:  # keeps reading the old file
         write_atomic(path, chunks())
         assert reader.read() == b"old"
     assert seen == [b"old"] * 3
@@ -123,7 +123,7 @@ def test_short_write_is_continued(tmp_path: Path) -> None:
     data = np.random.default_rng(0).bytes(3000)
     fd = os.open(path, os.O_RDWR | os.O_CREAT)
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, old[1]))  # the kernel writes up to it, then it is EFBIG
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, old[1]))  # the kernel writes up to the limit, then raises EFBIG
     try:
         with pytest.raises(OSError, match="File too large") as caught:
             write_at(fd, memoryview(data), limit - 1000)

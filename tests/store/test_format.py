@@ -1,7 +1,7 @@
-"""The bytes of format version 1: golden stores, and other people's readers (numpy and h5py alone) on every file.
+"""The bytes of format version 1: golden stores, and every file read by NumPy or h5py alone.
 
-`golden/` holds what `write_golden` wrote when version 1 was fixed. It is never written again for that version: where
-a test here fails, the code has changed the format.
+`golden/` holds what `write_golden` wrote when version 1 was fixed. Never write it again for that version: if a test
+here fails, the code has changed the format.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def store(tmp_path: Path, container: str) -> Path:
     return write_golden(tmp_path / "tiny.store", container)
 
 
-# --- what is written
+# --- written bytes
 
 
 def test_npy_store_matches_golden_bytes(tmp_path: Path) -> None:
@@ -109,8 +109,8 @@ def test_bytes_of_small_files() -> None:
     assert golden["weights.npy"] == header.ljust(127) + b"\n" + WEIGHTS.tobytes()
     sums = b"".join(row_checksum(image.tobytes()).to_bytes(8, "little") for image in IMAGES)
     assert golden["checksums.npy"][128:] == sums
-    assert sums[:8].hex() == "d5eec0d4902491f6"  # xxh3_64 of bytes 0..17, so that the hash itself is pinned too
-    assert hexdigest(b"") == "2d06800538d394c2"  # as its specification gives it
+    assert sums[:8].hex() == "d5eec0d4902491f6"  # xxh3_64 of bytes 0..17, which pins the hash function, too
+    assert hexdigest(b"") == "2d06800538d394c2"  # from its specification
 
 
 def test_bytes_of_npy_shards() -> None:
@@ -119,7 +119,7 @@ def test_bytes_of_npy_shards() -> None:
         assert (GOLDEN / "npy" / name).read_bytes() == head + IMAGES[first : first + rows].tobytes()
 
 
-# --- the golden stores stay readable
+# --- reading the golden stores
 
 
 def test_golden_store_opens(container: str) -> None:
@@ -132,7 +132,7 @@ def test_golden_store_opens(container: str) -> None:
     assert verify_store(GOLDEN / container).ok
 
 
-# --- plain numpy and h5py
+# --- NumPy and h5py alone
 
 
 def test_numpy_alone_reads_npy_shards(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_h5py_alone_reads_hdf5_shards(tmp_path: Path) -> None:
 
 def test_h5py_alone_reads_all_rows_through_store_h5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = write_golden(tmp_path / "tiny.store", "hdf5")
-    moved = store.rename(tmp_path / "elsewhere")  # the sources of the virtual dataset are relative to its file
+    moved = store.rename(tmp_path / "moved")  # the virtual dataset has paths relative to its own file
     monkeypatch.chdir("/")
     with h5py.File(moved / "store.h5", "r") as file:
         assert sorted(file) == ["classes", "images", "labels"]

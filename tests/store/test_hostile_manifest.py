@@ -1,4 +1,4 @@
-"""Manifests and tables that are signed and wrong: StoreError where they are read, none of numpy's further on."""
+"""Signed but wrong manifests and tables raise StoreError when they are read, not NumPy's errors later."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def store(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "message"),
     [
         ("shape", [1] * 70, "does not fit in 128 bytes"),
         ("shape", [2**62, 0], r"more than 2\*\*63 bytes"),
-        ("dtype", "<f1", "expected a number's"),
-        ("dtype", "<b8", "expected a number's"),
-        ("dtype", "|f4", "expected a number's"),
+        ("dtype", "<f1", "expected a number type"),
+        ("dtype", "<b8", "expected a number type"),
+        ("dtype", "|f4", "expected a number type"),
     ],
 )
-def test_impossible_column_is_refused(store: Path, key: str, value: Any, told: str) -> None:
+def test_impossible_column_is_refused(store: Path, key: str, value: Any, message: str) -> None:
     resign(store, lambda facts: facts["columns"][0].update({key: value}))
-    with pytest.raises(StoreError, match=f"store.json: .*{told}"):
+    with pytest.raises(StoreError, match=f"store.json: .*{message}"):
         open_store(store)
 
 
@@ -49,7 +49,7 @@ def test_every_numeric_dtype_is_accepted(tmp_path: Path, dtype: str) -> None:
 def test_invalid_reject_line_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "rejects.tsv"
     path.write_bytes(line(REJECT_COLUMNS) + line(["a.jpg", "broken", "rejected"]) + content)
-    with pytest.raises(StoreError, match=r"rejects.tsv: no reject in line 3; run `prep verify .*`$"):
+    with pytest.raises(StoreError, match=r"rejects.tsv: line 3 is not a valid reject; run `prep verify .*`$"):
         list(read_rejects(path))
 
 

@@ -1,4 +1,4 @@
-"""Rows past 2^32 and 2^36 bytes of a file are the right ones, whatever reads them. The files are sparse."""
+"""Every reader finds the right rows past 2^32 and 2^36 bytes of a file. The files are sparse."""
 
 from __future__ import annotations
 
@@ -26,48 +26,50 @@ from decodeonce.store.writer import seal_store, shard_ranges, write_array, write
 from tests.packages import needs_torch
 
 SHAPE = (1024, 1024, 3)
-ROW_BYTES = 3 << 20  # does not divide a power of two, so rows lie across the boundaries
+ROW_BYTES = 3 << 20  # does not divide a power of two, so rows cross the boundaries
 COUNT = (66 << 30) // ROW_BYTES
 CLASSES = 7
-# One file of 66 GiB; and shards of 32 GiB, as many rows as `prep build` would put into each.
+# One file of 66 GiB, and shards of 32 GiB, the size that `prep build` would use.
 SHARD_ROWS = {"one file of 66 GiB": COUNT, "shards of 32 GiB": (32 << 30) // ROW_BYTES}
 
 
 class Large(NamedTuple):
-    """A sparse store; all rows but `rows` are zeros, and `images` are the images of those."""
+    """A sparse store. `images` are the images of `rows`; all other rows are zeros."""
 
     root: Path
     rows: list[int]
     images: NDArray[np.uint8]
 
 
-@pytest.fixture(scope="module", params=[(form, how) for form in CONTAINERS for how in SHARD_ROWS], ids=" in ".join)
+@pytest.fixture(
+    scope="module", params=[(form, shards) for form in CONTAINERS for shards in SHARD_ROWS], ids=" in ".join
+)
 def large(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Large]:
-    container, how = request.param
+    container, shards = request.param
     root = tmp_path_factory.mktemp("large") / "s"
     root.mkdir()
     skip_unless_sparse(root)
-    yield make_large_store(root, container, SHARD_ROWS[how])
+    yield make_large_store(root, container, SHARD_ROWS[shards])
     shutil.rmtree(root)
 
 
 def skip_unless_sparse(folder: Path) -> None:
-    """Skip the test if a file of 66 GiB cannot be made here, or takes up its size."""
+    """Skip the test if a sparse file of 66 GiB cannot be created here, or takes up its full size."""
     probe = folder / "probe"
     try:
         with open(probe, "wb") as file:
             os.truncate(file.fileno(), 66 << 30)
-            taken = os.fstat(file.fileno()).st_blocks * 512
+            used = os.fstat(file.fileno()).st_blocks * 512
     except OSError as error:
-        pytest.skip(f"a file of 66 GiB cannot be made in {folder}: {error.strerror}")
+        pytest.skip(f"a file of 66 GiB cannot be created in {folder}: {error.strerror}")
     finally:
         probe.unlink()
-    if taken > 1 << 20:
-        pytest.skip(f"a sparse file of 66 GiB takes {taken} bytes in {folder}")
+    if used > 1 << 20:
+        pytest.skip(f"a sparse file of 66 GiB takes {used} bytes in {folder}")
 
 
 def make_large_store(root: Path, container: ContainerName, shard_rows: int) -> Large:
-    """Write the rows around every boundary, and the first and last of all."""
+    """Write the rows around every boundary, and the first and last row."""
     shards = list(shard_ranges(COUNT, shard_rows))
     starts = {first + (1 << 32) // ROW_BYTES for first, _ in shards} | {first for first, _ in shards}
     near = {start + step for start in starts | {(1 << 36) // ROW_BYTES, COUNT} for step in (-1, 0, 1)}
@@ -126,8 +128,8 @@ def test_dataset_reads_right_rows(large: Large) -> None:
     from decodeonce import StoreDataset
 
     batch = StoreDataset(large.root).__getitems__(large.rows[::-1])
-    for row, image, (of_batch, label) in zip(large.rows, large.images, batch[::-1], strict=True):
-        assert np.array_equal(of_batch, image)
+    for row, image, (found, label) in zip(large.rows, large.images, batch[::-1], strict=True):
+        assert np.array_equal(found, image)
         assert label == row % CLASSES
 
 
@@ -152,7 +154,7 @@ def test_loader_reads_right_rows(large: Large, reader: Literal["pread", "mmap"])
         options: dict[str, Any] = {"reader": reader, "shuffle": shuffle, "verify": verify, "tail": "keep"}
         with Loader(large.root, rows=large.rows, batch_size=4, **options) as loader:
             images = np.concatenate([batch.images.numpy().copy() for batch in loader])
-        # In any order; the rows are random bytes, so their checksums name them.
+        # Compare in any order: the rows are random bytes, so checksums identify them.
         assert sorted(map(row_checksum, images)) == sorted(map(row_checksum, large.images))
         if shuffle == "none":
             assert np.array_equal(images, large.images)

@@ -1,4 +1,4 @@
-"""One process at a time works in a private folder."""
+"""Locks: one process at a time works in a private folder."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from decodeonce.store.locks import locked
 
 
 def test_one_process_at_a_time_holds_lock(tmp_path: Path) -> None:
-    folder, inside, most = tmp_path / "store/.build", Counter[str](), []
+    folder, inside, counts = tmp_path / "store/.build", Counter[str](), []
 
     def enter(number: int) -> None:
         for _ in range(50):
             with locked(folder):
                 inside["now"] += 1
-                most.append(inside["now"])
+                counts.append(inside["now"])
                 (folder / f"file{number}").touch()
                 (folder / f"file{number}").unlink()
                 inside["now"] -= 1
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(enter, range(4)))
-    assert (len(most), max(most)) == (200, 1)
+    assert (len(counts), max(counts)) == (200, 1)
     assert list((tmp_path / "store").iterdir()) == []
 
 
@@ -57,7 +57,7 @@ def test_lock_that_stays_stale_is_an_error(tmp_path: Path, monkeypatch: pytest.M
 def test_lock_file_is_closed_before_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unlink = disk.unlink
 
-    def as_nfs_does(path: Path) -> None:  # it keeps a name for a removed file that is open
+    def unlink_on_nfs(path: Path) -> None:  # keeps a name for a removed file that is open
         assert any(os.path.realpath(f"/proc/self/fd/{fd}") == str(path) for fd in os.listdir("/proc/self/fd"))
         unlink(path)
         renamed.append(path.with_name(".nfs1"))
@@ -69,7 +69,7 @@ def test_lock_file_is_closed_before_folder_is_removed(tmp_path: Path, monkeypatc
             renamed.pop().unlink()
 
     renamed: list[Path] = []
-    monkeypatch.setattr(disk, "unlink", as_nfs_does)
+    monkeypatch.setattr(disk, "unlink", unlink_on_nfs)
     monkeypatch.setattr(disk, "close", close)
     with locked(tmp_path / ".repair"):
         pass

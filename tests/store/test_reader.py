@@ -1,4 +1,4 @@
-"""One suite for every container and sharding: store.images behaves as the numpy array it was made from."""
+"""store.images behaves like the NumPy array it was made from, for every container and number of shards."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COLUMNS: dict[str, NDArray[Any]] = {
     "weight": np.linspace(-1, 1, COUNT, dtype="<f4"),
     "box": np.arange(COUNT * 4, dtype="<i2").reshape(COUNT, 4),
 }
-SHARDINGS = (COUNT, 4, 1)  # one shard, several with a short one at the end, one a row
+SHARDINGS = (COUNT, 4, 1)  # rows per shard: one shard, several with a short last one, one per row
 CASES = [(container, rows) for container in CONTAINERS for rows in SHARDINGS]
 
 Pixels = NDArray[np.uint8]
@@ -55,11 +55,11 @@ def opened(path: Path) -> Store:
 
 @pytest.fixture(scope="module")
 def several(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """Shards of rows 0..3, 4..7 and 8, 9."""
+    """A store with shards of rows 0..3, 4..7 and 8..9."""
     return open_store(make_store(tmp_path_factory.mktemp("reader") / "several.store", IMAGES, LABELS, shard_rows=4))
 
 
-def same(found: Any, expected: Any) -> None:
+def assert_same(found: Any, expected: Any) -> None:
     assert found.dtype == expected.dtype
     np.testing.assert_array_equal(found, expected, strict=True)
 
@@ -69,15 +69,15 @@ def same(found: Any, expected: Any) -> None:
 
 def test_integer_index_returns_row(opened: Store) -> None:
     for row in range(-COUNT, COUNT):
-        same(opened.images[row], IMAGES[row])
-        same(opened.images[np.int32(row)], IMAGES[row])
+        assert_same(opened.images[row], IMAGES[row])
+        assert_same(opened.images[np.int32(row)], IMAGES[row])
 
 
 @pytest.mark.parametrize("row", [COUNT, -COUNT - 1, 2**63, np.int64(COUNT)])
 def test_row_out_of_range_is_named(opened: Store, row: int) -> None:
-    with pytest.raises(IndexError, match=f"row {row} of a store with {COUNT}"):
+    with pytest.raises(IndexError, match=f"row {row} is out of range for a store with {COUNT} rows"):
         _ = opened.images[row]
-    with pytest.raises(IndexError, match=f"row {row} of a store with {COUNT}"):
+    with pytest.raises(IndexError, match=f"row {row} is out of range for a store with {COUNT} rows"):
         _ = opened.images[row, 0]
 
 
@@ -133,32 +133,32 @@ INDEXES: list[Any] = [
 
 @pytest.mark.parametrize("index", INDEXES, ids=[str(index).replace("\n", " ") for index in INDEXES])
 def test_index_works_as_in_numpy(opened: Store, index: Any) -> None:
-    same(opened.images[index], IMAGES[index])
+    assert_same(opened.images[index], IMAGES[index])
 
 
 @given(hnp.basic_indices((COUNT, *SHAPE), allow_newaxis=False, allow_ellipsis=True))
 def test_basic_indexes_work_as_in_numpy(several: Store, index: Any) -> None:
-    same(several.images[index], IMAGES[index])
+    assert_same(several.images[index], IMAGES[index])
 
 
 ROWS = st.integers(-COUNT - 1, COUNT)
 ROW_LISTS = st.lists(ROWS, max_size=6) | hnp.arrays(np.int16, hnp.array_shapes(max_dims=2, max_side=3), elements=ROWS)
 MASKS = hnp.arrays(np.bool_, st.sampled_from([COUNT, COUNT, COUNT - 1]))
-LATER = st.lists(st.integers(-4, 4) | st.slices(4) | st.just([0, 2]) | st.just([1]), max_size=4)
+MORE_INDEXES = st.lists(st.integers(-4, 4) | st.slices(4) | st.just([0, 2]) | st.just([1]), max_size=4)
 
 
-@given((ROWS | st.slices(COUNT) | ROW_LISTS | MASKS), LATER)
-def test_any_index_gives_same_array_or_error_as_numpy(several: Store, first: Any, later: list[Any]) -> None:
-    index = (first, *later) if later else first
+@given((ROWS | st.slices(COUNT) | ROW_LISTS | MASKS), MORE_INDEXES)
+def test_any_index_gives_same_array_or_error_as_numpy(several: Store, first: Any, more: list[Any]) -> None:
+    index = (first, *more) if more else first
     try:
-        with warnings.catch_warnings():  # NumPy 2.2 only warns of a row outside where the result has no element
+        with warnings.catch_warnings():  # NumPy 2.2 only warns of an index out of range if the result is empty
             warnings.simplefilter("error", DeprecationWarning)
             expected = IMAGES[index]
     except (IndexError, DeprecationWarning):
         with pytest.raises(IndexError):
             _ = several.images[index]
     else:
-        same(several.images[index], expected)
+        assert_same(several.images[index], expected)
 
 
 def test_mask_of_wrong_length_is_refused(opened: Store) -> None:
@@ -185,7 +185,7 @@ def test_slices_across_shards_and_lists_are_copies(several: Store) -> None:
         copy = several.images[index]
         assert not any(np.shares_memory(copy, shard) for shard in shards)
         copy[:] = 0
-    same(several.images[:], IMAGES)
+    assert_same(several.images[:], IMAGES)
 
 
 def test_views_are_read_only(opened: Store) -> None:
@@ -196,7 +196,7 @@ def test_views_are_read_only(opened: Store) -> None:
 
 def test_view_outlives_store(path: Path) -> None:
     view = open_store(path).images[COUNT - 1]
-    same(view, IMAGES[COUNT - 1])
+    assert_same(view, IMAGES[COUNT - 1])
 
 
 # --- take
@@ -207,22 +207,22 @@ def test_view_outlives_store(path: Path) -> None:
 )
 def test_take_copies_rows_in_given_order(opened: Store, rows: Any) -> None:
     expected = IMAGES[np.asarray(rows, np.int64)]
-    same(opened.images.take(rows), expected)
-    same(opened.take(rows), expected)
+    assert_same(opened.images.take(rows), expected)
+    assert_same(opened.take(rows), expected)
     out = np.full(expected.shape, 7, np.uint8)
     assert opened.take(rows, out=out) is out
-    same(out, expected)
+    assert_same(out, expected)
 
 
 @given(rows=st.lists(st.integers(-COUNT, COUNT - 1), max_size=40))
 def test_take_works_as_in_numpy(several: Store, rows: list[int]) -> None:
     out = np.empty((len(rows), *SHAPE), np.uint8)
     assert several.take(rows, out=out) is out
-    same(out, IMAGES[np.array(rows, np.int64)])
+    assert_same(out, IMAGES[np.array(rows, np.int64)])
 
 
 def test_take_accepts_mask(opened: Store) -> None:
-    same(opened.take(LABELS == 0), IMAGES[LABELS == 0])
+    assert_same(opened.take(LABELS == 0), IMAGES[LABELS == 0])
 
 
 @pytest.mark.parametrize("rows", [[0, COUNT], [-COUNT - 1], [2**70], np.array([2**64 - 1], np.uint64), [0.5], [1.0]])
@@ -234,7 +234,7 @@ def test_take_out_of_range_writes_nothing(opened: Store, rows: Any) -> None:
 
 
 def test_take_names_requested_rows(opened: Store) -> None:
-    with pytest.raises(IndexError, match=r"rows -11\.\.3 of a store with 10"):
+    with pytest.raises(IndexError, match=r"rows -11\.\.3 are out of range for a store with 10 rows"):
         opened.take([3, -11])
 
 
@@ -264,11 +264,11 @@ def test_take_needs_no_memory_except_out(tmp_path: Path) -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    same(out, images)
+    assert_same(out, images)
     assert peak < images.nbytes // 8, peak
 
 
-# --- the rest of the store
+# --- everything except images
 
 
 def test_length_shape_and_iteration(opened: Store) -> None:
@@ -277,17 +277,17 @@ def test_length_shape_and_iteration(opened: Store) -> None:
     rows = list(opened.images)
     assert len(rows) == COUNT
     for row, image in enumerate(rows):
-        same(image, IMAGES[row])
-    same(np.asarray(opened.images), IMAGES)
+        assert_same(image, IMAGES[row])
+    assert_same(np.asarray(opened.images), IMAGES)
     assert f"{COUNT} x 4x3x3 uint8, 3 classes" in repr(opened)
 
 
 def test_labels_classes_and_columns(opened: Store) -> None:
-    same(opened.labels, LABELS)
+    assert_same(opened.labels, LABELS)
     assert opened.classes == tuple(ImageClass(f"class{k}", f"the class {k}") for k in range(3))
     assert opened.columns.keys() == COLUMNS.keys()
     for name, column in COLUMNS.items():
-        same(opened.columns[name], column)
+        assert_same(opened.columns[name], column)
 
 
 def test_samples_are_a_sequence(opened: Store) -> None:
@@ -306,7 +306,7 @@ def test_samples_are_a_sequence(opened: Store) -> None:
     assert expected[3] in samples
     assert samples.index(expected[7]) == 7
     for row in (COUNT, -COUNT - 1):
-        with pytest.raises(IndexError, match=f"sample {row} of {COUNT}"):
+        with pytest.raises(IndexError, match=f"sample {row} is out of range for {COUNT} samples"):
             _ = samples[row]
 
 
@@ -316,14 +316,14 @@ def test_bytes_after_the_last_row_are_ignored(tmp_path: Path) -> None:
         for shard in path.glob("images-*"):
             with open(shard, "ab") as file:
                 file.write(b"\xaa" * 5000)
-        same(open_store(path).images[:], IMAGES)
+        assert_same(open_store(path).images[:], IMAGES)
 
 
 def test_shard_truncated_after_opening_is_refused(tmp_path: Path) -> None:
     path = make_store(tmp_path / "s", IMAGES, shard_rows=4)
     store = open_store(path)
     os.truncate(path / "images-00001.npy", 4096 + 143)
-    same(store.images[3], IMAGES[3])
+    assert_same(store.images[3], IMAGES[3])
     with pytest.raises(StoreError, match=r"images-00001\.npy: 4239 bytes, expected 4240"):
         _ = store.images[4]
 
@@ -335,13 +335,13 @@ def test_open_store_accepts_str_and_path(path: Path) -> None:
 def test_pickled_store_contains_no_rows(tmp_path: Path) -> None:
     images = random_images(4, shape=(64, 64, 4))
     store = open_store(make_store(tmp_path / "s", images))
-    same(store.images[:], images)
-    travelled = pickle.dumps(store)
-    assert len(travelled) < images.nbytes // 8
-    same(pickle.loads(travelled).images[:], images)
+    assert_same(store.images[:], images)
+    pickled = pickle.dumps(store)
+    assert len(pickled) < images.nbytes // 8
+    assert_same(pickle.loads(pickled).images[:], images)
 
 
-UNREADABLE = Path("/proc/self/mem")  # opens, and reading its beginning is EIO
+UNREADABLE = Path("/proc/self/mem")  # opens, but reading its first bytes raises EIO
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A file that another node replaces is opened again, and errors name their file."""
+"""Files replaced by another node are opened again, and errors name their file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_replaced_file_is_opened_again(tmp_path: Path, monkeypatch: pytest.Monke
     path, calls, really = tmp_path / "a", [], os.pread
 
     def pread(fd: int, size: int, offset: int) -> bytes:
-        """What a network file system does whose client still has the old file under this name."""
+        """Fail once, like a network file system whose client still has the old file under this name."""
         calls.append(fd)
         if len(calls) == 1:
             write_atomic(path, [b"new"])

@@ -1,6 +1,6 @@
-"""Stores of every released format version are read for ever; what a later one adds is passed over, or refused by name.
+"""Stores of every released format version stay readable. Additions of later versions are ignored or refused by name.
 
-`released/` holds small stores as each release wrote them. Where a test here fails, the code has left them behind.
+`released/` holds small stores as each release wrote them. If a test here fails, the code can no longer read them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def sha256(array: NDArray[Any]) -> str:
 
 
 def assert_facts(store: Store) -> None:
-    """Everything but the images, which a part has for some rows only, is what was released."""
+    """Check everything except the images, which a part holds for some rows only."""
     assert (len(store), store.manifest.shape, len(store.manifest.shards)) == (13, (10, 8, 3), 3)
     assert store.labels.tolist() == LABELS
     assert [cls.name for cls in store.classes] == CLASSES
@@ -77,7 +77,7 @@ def assert_facts(store: Store) -> None:
 
 
 def loaded(store: Path, **options: Any) -> tuple[list[int], list[int], NDArray[np.uint8], NDArray[np.float32]]:
-    """An epoch's rows in their order, and the labels, images and boxes that came with them."""
+    """Return the rows of an epoch, sorted, and their labels, images and boxes."""
     with decodeonce.Loader(store, batch_size=3, tail="keep", **options) as loader:
         batches = [
             (batch.rows.numpy(), batch.labels.numpy(), batch.images.numpy(), batch.columns["boxes"].numpy())
@@ -122,24 +122,24 @@ def test_h5py_alone_reads_released_store() -> None:
         assert (sha256(file["images"][:]), file["labels"][:].tolist()) == (ROWS, LABELS)
 
 
-# --- what a later release may add
+# --- additions of later releases
 
 
-def with_later_things(facts: Facts) -> None:
-    """Keys of a later time wherever the manifest has any, and a file that it lists."""
+def add_later_keys(facts: Facts) -> None:
+    """Add an unknown key to every object of the manifest, and list an unknown file."""
     lists = [facts["shards"], facts["classes"], facts["columns"], facts["files"].values()]
     for entry in (facts, facts["recipe"], facts["source"], *(entry for entries in lists for entry in entries)):
-        entry["of_a_later_time"] = {"a": [1, 2.5, None]}
+        entry["from_later_version"] = {"a": [1, 2.5, None]}
     facts["files"]["later.bin"] = {"bytes": 5, "xxh3": hexdigest(b"later")}
 
 
 @pytest.fixture(params=WHOLE)
 def later(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A released store to which a later release has added keys, a file that is listed, and one that is not."""
+    """A released store with unknown keys, an unknown file that is listed, and one that is not."""
     store = Path(shutil.copytree(RELEASED / request.param, tmp_path / "later.store"))
     (store / "later.bin").write_bytes(b"later")
     (store / "unlisted.txt").write_bytes(b"a note")
-    resign(store, with_later_things)
+    resign(store, add_later_keys)
     return store
 
 
@@ -149,7 +149,7 @@ def test_readers_ignore_unknown_keys_and_files(later: Path) -> None:
     assert sha256(store.images[:]) == ROWS
     assert verify_store(later).ok
     assert len(list(select_lines(store, Selection(classes=("plain",))))) == LABELS.count(1)
-    (later / "later.bin").write_bytes(b"Later")  # it is vouched for all the same
+    (later / "later.bin").write_bytes(b"Later")  # verify checks files that it does not know
     assert verify_store(later).bad_files == ["later.bin"]
 
 
@@ -163,7 +163,7 @@ def test_stage_keeps_unknown_keys_and_files(later: Path, tmp_path: Path) -> None
     assert (tmp_path / "part/store.json").read_bytes() == (later / "store.json").read_bytes()
     assert (tmp_path / "part/later.bin").read_bytes() == b"later"
     facts = json.loads((tmp_path / "part/stage.json").read_bytes())
-    (tmp_path / "part/stage.json").write_bytes(sign({**facts, "of_a_later_time": 1}))
+    (tmp_path / "part/stage.json").write_bytes(sign({**facts, "from_later_version": 1}))
     part = open_store(tmp_path / "part")
     assert_facts(part)
     assert sha256(part.images.take(range(4, 8))) == ROWS_4_TO_7
@@ -173,15 +173,15 @@ def test_stage_keeps_unknown_keys_and_files(later: Path, tmp_path: Path) -> None
 def test_store_with_unknown_keys_can_be_converted_and_exported(tmp_path: Path) -> None:
     store = Path(shutil.copytree(RELEASED / "v1/npy", tmp_path / "later.store"))
     (store / "later.bin").write_bytes(b"later")
-    resign(store, with_later_things)
+    resign(store, add_later_keys)
     convert([store], tmp_path / "converted", Conversion(container="hdf5"), workers=1)
     converted = open_store(tmp_path / "converted")
     assert (sha256(converted.images[:]), sha256(converted.columns["boxes"])) == (ROWS, BOXES)
     assert list(read_rejects(converted.paths.rejects)) == REJECTS
-    assert converted.manifest.recipe["of_a_later_time"] == {"a": [1, 2.5, None]}
-    export_store(open_store(store), tmp_path / "pictures", ExportSettings("folder"))
-    pictures = sorted(tmp_path.glob("pictures/*/*.png"), key=lambda path: path.name)
-    assert sha256(np.stack([np.asarray(Image.open(path)) for path in pictures])) == ROWS
+    assert converted.manifest.recipe["from_later_version"] == {"a": [1, 2.5, None]}
+    export_store(open_store(store), tmp_path / "images", ExportSettings("folder"))
+    exported = sorted(tmp_path.glob("images/*/*.png"), key=lambda path: path.name)
+    assert sha256(np.stack([np.asarray(Image.open(path)) for path in exported])) == ROWS
 
 
 READERS: dict[str, Callable[[Path, Path], object]] = {
@@ -194,16 +194,16 @@ READERS: dict[str, Callable[[Path, Path], object]] = {
 
 
 @pytest.mark.parametrize(
-    "what", [pytest.param(name, marks=[needs_torch] if name == "Loader" else []) for name in READERS]
+    "reader", [pytest.param(name, marks=[needs_torch] if name == "Loader" else []) for name in READERS]
 )
 @pytest.mark.parametrize(("name", "file"), [("v1/npy", "store.json"), ("v1/part", "stage.json")])
-def test_newer_format_version_is_refused(name: str, file: str, what: str, tmp_path: Path) -> None:
+def test_newer_format_version_is_refused(name: str, file: str, reader: str, tmp_path: Path) -> None:
     store, out = Path(shutil.copytree(RELEASED / name, tmp_path / "s")), tmp_path / "out"
     facts = json.loads((store / file).read_bytes())
     (store / file).write_bytes(sign({**facts, "version": 2}))
-    told = f"{store / file}: format version 2, this decodeonce reads 1; install a newer decodeonce, or "
+    message = f"{store / file}: format version 2, this decodeonce reads 1; install a newer decodeonce, or "
     with pytest.raises(DecodeonceError) as caught:
-        READERS[what](store, out)
-    assert str(caught.value).startswith(told)
+        READERS[reader](store, out)
+    assert str(caught.value).startswith(message)
     assert not out.exists()
     assert verify_store(store).problems == [str(caught.value)]

@@ -1,4 +1,4 @@
-"""Positioned writes land where they should, and a full disk is an error, not a signal."""
+"""Positioned writes put bytes at the right offsets, and a full disk raises an error, not a signal."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_write_to_full_disk_is_an_error(small_disk: Path, nbytes: int) -> None:
     path, data = small_disk / "shard", page_aligned_buffer(nbytes)
     data[:] = b"\xaa" * nbytes
     path.touch()
-    os.truncate(path, 4 * MIB)  # as where fallocate is missing: the size is there, the space is not
+    os.truncate(path, 4 * MIB)  # as on a file system without fallocate: the file has its size, but no space
     written = []
 
     def fill(shard: ShardFile) -> None:
@@ -119,5 +119,5 @@ def test_write_to_full_disk_is_an_error(small_disk: Path, nbytes: int) -> None:
     assert caught.value.errno == errno.ENOSPC
     assert 0 < len(written) <= 4
     content = path.read_bytes()
-    for offset in written:  # what was written before stays
+    for offset in written:  # earlier writes are intact
         assert content[offset : offset + nbytes] == bytes(data)

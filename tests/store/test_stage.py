@@ -1,4 +1,4 @@
-"""A staged part holds its rows to the bit and no other, after any kill; and never passes for more than it is."""
+"""A staged part holds exactly its rows, even after kills, and never returns other rows."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from tests.store.signing import resign, sign
 from tests.stores import make_store, random_images
 
 COUNT, SHARD_ROWS = 60, 25
-HELD = range(20, 40)  # of two shards, and ends within both
+HELD = range(20, 40)  # begins and ends in the middle of two shards
 IMAGES = random_images(COUNT)
 MIB = 1 << 20
-# Rows of 1 MiB: a piece has four, a shard three pieces.
+# Rows of 1 MiB: four rows per piece, three pieces per shard.
 LARGE = random_images(24, shape=(512, 512, 4), seed=1)
 LARGE_HELD = range(3, 23)
 
@@ -79,7 +79,7 @@ def flip(path: Path, offset: int) -> None:
 
 
 def assert_part(path: Path, source: Path, images: NDArray[np.uint8], rows: range) -> None:
-    """Manifest and small files are the source's, the rows are `images`, all else in the shards is a hole or zero."""
+    """Check that manifest and small files match the source, and that shards hold `rows` of `images` and zeros."""
     store = open_store(path)
     assert store.rows == rows
     np.testing.assert_array_equal(store.images[rows.start : rows.stop], images[rows.start : rows.stop])
@@ -149,9 +149,9 @@ def test_pieces_are_whole_pages_if_possible(tmp_path: Path, shape: tuple[int, in
 
 def test_rows_outside_take_no_disk_space(large: Path, tmp_path: Path) -> None:
     stage_store(open_store(large), tmp_path / "p", rows=range(10, 13))
-    taken = [path.stat().st_blocks * 512 for path in sorted((tmp_path / "p").glob("images-*"))]
-    assert 2 * MIB <= taken[0] <= 2.1 * MIB
-    assert MIB <= taken[1] <= 1.1 * MIB
+    used = [path.stat().st_blocks * 512 for path in sorted((tmp_path / "p").glob("images-*"))]
+    assert 2 * MIB <= used[0] <= 2.1 * MIB
+    assert MIB <= used[1] <= 1.1 * MIB
     assert_part(tmp_path / "p", large, LARGE, range(10, 13))
 
 
@@ -165,7 +165,7 @@ def test_part_of_part_can_be_staged(part: Path, whole: Path, tmp_path: Path) -> 
 
 def test_unknown_keys_are_staged(tmp_path: Path) -> None:
     source = make_store(tmp_path / "s", IMAGES)
-    resign(source, lambda facts: facts.update({"of_a_later_time": 1}))
+    resign(source, lambda facts: facts.update({"from_later_version": 1}))
     with open(source / "images-00000.npy", "ab") as file:
         file.write(b"\xaa" * 5000)
     stage_store(open_store(source), tmp_path / "p", rows=HELD)
@@ -173,7 +173,7 @@ def test_unknown_keys_are_staged(tmp_path: Path) -> None:
     np.testing.assert_array_equal(open_store(tmp_path / "p").images[20:40], IMAGES[20:40])
 
 
-# --- reading one
+# --- reading a part
 
 OUTSIDE: list[Any] = [
     19,
@@ -202,7 +202,7 @@ OUTSIDE: list[Any] = [
 
 @pytest.mark.parametrize("index", OUTSIDE, ids=[str(index).replace("\n", " ") for index in OUTSIDE])
 def test_rows_outside_part_raise_and_are_never_zeros(part: Path, index: Any) -> None:
-    with pytest.raises(StoreError, match=r"part: a staged part, which holds rows 20\.\.39 of 60; asked for row"):
+    with pytest.raises(StoreError, match=r"part: a staged part that holds rows 20\.\.39 of 60; asked for row"):
         _ = open_store(part).images[index]
 
 
@@ -284,7 +284,7 @@ def test_flipped_bits_in_stage_json_are_found(part: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "lie",
+    "wrong",
     [
         {"rows": 0},
         {"rows": -1},
@@ -300,13 +300,13 @@ def test_flipped_bits_in_stage_json_are_found(part: Path, tmp_path: Path) -> Non
         {"rows": None},
     ],
 )
-def test_signed_but_wrong_stage_json_is_refused(part: Path, tmp_path: Path, lie: dict[str, Any]) -> None:
+def test_signed_but_wrong_stage_json_is_refused(part: Path, tmp_path: Path, wrong: dict[str, Any]) -> None:
     copy = Path(shutil.copytree(part, tmp_path / "p"))
     facts = {"format": "decodeonce-part", "version": 1, "store": open_store(part).manifest.digest}
     facts |= {"first_row": 20, "rows": 20}
-    (copy / "stage.json").write_bytes(sign({**facts, "of_a_later_time": 1}))
+    (copy / "stage.json").write_bytes(sign({**facts, "from_later_version": 1}))
     assert open_store(copy).rows == HELD
-    (copy / "stage.json").write_bytes(sign({**facts, **lie}))
+    (copy / "stage.json").write_bytes(sign({**facts, **wrong}))
     with pytest.raises(StoreError, match=r"stage\.json: "):
         open_store(copy)
 
@@ -322,7 +322,7 @@ def test_invalid_stage_json_is_refused(part: Path, tmp_path: Path, content: byte
 def test_stage_json_in_other_bytes_is_refused(part: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(part, tmp_path / "p"))
     (copy / "stage.json").write_text(json.dumps(json.loads((part / "stage.json").read_bytes())))
-    with pytest.raises(StoreError, match="its bytes are not those that were written"):
+    with pytest.raises(StoreError, match="its contents do not match its digest"):
         open_store(copy)
 
 
@@ -333,7 +333,7 @@ def test_verify_reports_row_numbers_of_store(part: Path, tmp_path: Path) -> None
     copy = Path(shutil.copytree(part, tmp_path / "p"))
     second = next(copy.glob("images-00001.*"))
     flip(second, DATA_OFFSET + (31 - 25) * 144 + 7)
-    flip(second, DATA_OFFSET + (45 - 25) * 144)  # not of the part
+    flip(second, DATA_OFFSET + (45 - 25) * 144)  # not in the part
     flip(copy / "samples.tsv", 50)
     report = verify_store(copy, threads=2)
     assert (report.ok, report.rows, report.bad_rows, report.bad_files) == (False, 20, [(31, 31)], ["samples.tsv"])
@@ -345,19 +345,19 @@ def test_part_without_stage_json_has_bad_rows(part: Path, tmp_path: Path) -> Non
     assert verify_store(copy).bad_rows == [(0, 19), (40, 59)]
 
 
-# --- damage, before and between
+# --- damage to the source or to an unfinished part
 
 
 def test_damaged_source_row_stops_stage_until_repaired(large: Path, tmp_path: Path) -> None:
     shard, dest = large / "images-00001.npy", tmp_path / "p"
     flip(shard, DATA_OFFSET + 8 * MIB + 5)
-    with pytest.raises(StoreError, match=rf"{shard}: row 20 is not what was written; run `prep verify {large}`"):
+    with pytest.raises(StoreError, match=rf"{shard}: row 20 does not match its checksum; run `prep verify {large}`"):
         stage_store(open_store(large), dest, rows=LARGE_HELD, threads=1)
     with pytest.raises(StoreError, match=r"an unfinished part .*; run the same `prep stage` again"):
         open_store(dest)
     assert not (dest / "stage.json").exists()
     flip(shard, DATA_OFFSET + 8 * MIB + 5)
-    assert stage_store(open_store(large), dest, rows=LARGE_HELD).copied == 3  # the last piece; not read again: the rest
+    assert stage_store(open_store(large), dest, rows=LARGE_HELD).copied == 3  # only the last piece
     assert_part(dest, large, LARGE, LARGE_HELD)
 
 
@@ -371,7 +371,9 @@ def test_damage_outside_range_is_ignored(large: Path, tmp_path: Path) -> None:
 def test_damaged_small_file_stops_stage(whole: Path, tmp_path: Path, name: str) -> None:
     source = Path(shutil.copytree(whole, tmp_path / "s"))
     flip(source / name, 150)
-    with pytest.raises(StoreError, match=rf"{name}: its bytes are not those written; run `prep verify .*s`"):
+    with pytest.raises(
+        StoreError, match=rf"{name}: damaged: its contents do not match store.json; run `prep verify .*s`"
+    ):
         stage_store(open_store(source), tmp_path / "p", rows=HELD)
     assert not (tmp_path / "p/store.json").exists()
     assert not (tmp_path / "p" / name).exists()
@@ -391,7 +393,7 @@ def test_shard_truncated_after_opening_stops_stage(whole: Path, tmp_path: Path) 
 
 @pytest.fixture
 def unfinished(large: Path, tmp_path: Path) -> Path:
-    """A part that was stopped by the damage of row 20, which is mended now."""
+    """An unfinished part: the damaged row 20 of the source stopped it, and has been repaired since."""
     flip(large / "images-00001.npy", DATA_OFFSET + 8 * MIB + 5)
     with pytest.raises(StoreError):
         stage_store(open_store(large), tmp_path / "p", rows=LARGE_HELD, threads=1)
@@ -399,12 +401,12 @@ def unfinished(large: Path, tmp_path: Path) -> Path:
     return tmp_path / "p"
 
 
-def rewrite_head(part: Path) -> None:
+def overwrite_header(part: Path) -> None:
     with open(part / "images-00000.npy", "r+b") as file:
         file.write(bytes(DATA_OFFSET))
 
 
-def cut_a_shard(part: Path) -> None:
+def truncate_shard(part: Path) -> None:
     os.truncate(part / "images-00000.npy", DATA_OFFSET + 9 * MIB + 77)
 
 
@@ -415,12 +417,15 @@ def cut_a_shard(part: Path) -> None:
         (lambda part: flip(part / "samples.tsv", 60), 3),
         (lambda part: os.truncate(part / "labels.npy", 100), 3),
         (lambda part: (part / "images-00001.npy").unlink(), 11),
-        (cut_a_shard, 3 + 4),
-        (rewrite_head, 3),
+        (truncate_shard, 3 + 4),
+        (overwrite_header, 3),
         (lambda part: (part / "labels.npy").unlink(), 3),
         (lambda part: (part / ".stage/.labels.npy.17-abcd.tmp").touch(), 3),
     ],
-    ids=["row", "small file", "short small file", "no shard", "short shard", "head", "no small file", "leftover"],
+    ids=[
+        *("row", "small file", "short small file", "missing shard", "short shard", "header", "missing small file"),
+        "leftover temporary file",
+    ],
 )
 def test_damage_before_resuming_is_repaired(
     large: Path, unfinished: Path, damage: Callable[[Path], object], copied: int
@@ -457,7 +462,10 @@ stage_store(
 
 
 def stage_and_kill(source: Path, dest: Path, rows: range, event: str, number: int) -> int:
-    """Stage in another process that kills itself at this event (of Python's auditing, or "rows"); its exit code."""
+    """Stage in a process that kills itself at event `number` of this kind, and return its exit code.
+
+    `event` is an audit event of Python, or "rows" to count copied rows.
+    """
     arguments = [str(source), str(dest), str(rows.start), str(rows.stop), event, str(number)]
     return subprocess.run([sys.executable, "-c", SCRIPT, *arguments], check=False).returncode
 
@@ -498,7 +506,7 @@ def test_kill_during_cleanup_leaves_complete_part(whole: Path, tmp_path: Path) -
     assert_part(dest, whole, IMAGES, HELD)
 
 
-# --- where it may not go
+# --- folders that are refused
 
 
 def test_finished_part_is_not_changed(part: Path, whole: Path) -> None:
@@ -514,7 +522,9 @@ def test_damaged_finished_part_is_refused(part: Path, whole: Path, tmp_path: Pat
     with pytest.raises(StageError, match=r"p: a damaged store or part: .*5096 bytes, expected 7696; remove it, or "):
         stage_store(open_store(whole), copy, rows=HELD)
     (copy / "stage.json").write_bytes(b"{}")
-    with pytest.raises(StageError, match=r'stage.json: not .*: "format" is not "decodeonce-part"; remove it, or give'):
+    with pytest.raises(
+        StageError, match=r'stage.json: not .*: "format" is not "decodeonce-part"; remove it, or choose'
+    ):
         stage_store(open_store(whole), copy, rows=HELD)
 
 
@@ -523,7 +533,7 @@ def test_staging_into_store_is_refused(whole: Path, tmp_path: Path, way: str) ->
     (tmp_path / "link").symlink_to(whole)
     ways = {"itself": whole, "inside": whole / "p", "deep inside": whole / "p/q", "a link": tmp_path / "link/p"}
     before = sorted(whole.iterdir())
-    with pytest.raises(StageError, match="lies in the store to be staged"):
+    with pytest.raises(StageError, match="is inside the store to be staged"):
         stage_store(open_store(whole), ways[way], rows=HELD)
     assert sorted(whole.iterdir()) == before
 
@@ -533,7 +543,7 @@ def test_other_files_and_stores_are_not_touched(whole: Path, part: Path, tmp_pat
     (tmp_path / "file").write_bytes(b"x")
     with pytest.raises(StageError, match="file: a file, expected a new or empty folder"):
         stage_store(store, tmp_path / "file", rows=HELD)
-    with pytest.raises(StageError, match="'file' is in it; expected a new or empty folder"):
+    with pytest.raises(StageError, match="contains 'file', expected a new or empty folder"):
         stage_store(store, tmp_path, rows=HELD)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     with pytest.raises(StageError, match=r"holds rows 20\.\.39 of that store, expected rows 20\.\.40"):
@@ -541,19 +551,19 @@ def test_other_files_and_stores_are_not_touched(whole: Path, part: Path, tmp_pat
     other = make_store(tmp_path / "other", random_images(COUNT, seed=5))
     with pytest.raises(StageError, match=r"other: holds another store \(digest .*\), expected rows 20\.\.39"):
         stage_store(store, other, rows=HELD)
-    with pytest.raises(
-        StageError, match="is in it; expected a new or empty folder"
-    ):  # the folder that the store lies in
-        stage_store(store, whole.parent, rows=HELD)
+    with pytest.raises(StageError, match=r"contains '.*', expected a new or empty folder"):
+        stage_store(store, whole.parent, rows=HELD)  # the folder that contains the store
 
 
 def test_unfinished_part_of_other_rows_is_refused(large: Path, unfinished: Path, whole: Path) -> None:
-    with pytest.raises(StageError, match=r"an unfinished part, rows 3\.\.22, expected rows 3\.\.23; finish it"):
+    with pytest.raises(
+        StageError, match=r"an unfinished part, rows 3\.\.22, expected rows 3\.\.23; stage rows 3\.\.22"
+    ):
         stage_store(open_store(large), unfinished, rows=range(3, 24))
     with pytest.raises(StageError, match="an unfinished part, not of this store"):
         stage_store(open_store(whole), unfinished, rows=HELD)
     (unfinished / ".stage/stage.json").write_bytes(b"")
-    with pytest.raises(StageError, match=r"an unfinished part, not of this store \([^;]*\); remove it, or give"):
+    with pytest.raises(StageError, match=r"an unfinished part, not of this store \([^;]*\); remove it, or choose"):
         stage_store(open_store(large), unfinished, rows=LARGE_HELD)
 
 
@@ -570,12 +580,12 @@ def test_store_replaced_during_stage_is_refused(whole: Path, tmp_path: Path) -> 
     source = Path(shutil.copytree(whole, tmp_path / "s"))
     store = open_store(source)
     resign(source, lambda facts: facts.update({"source": {"kind": "other"}}))
-    with pytest.raises(StageError, match="became another store while it was staged"):
+    with pytest.raises(StageError, match="the store was replaced while it was being staged"):
         stage_store(store, tmp_path / "p", rows=HELD)
     assert not (tmp_path / "p/stage.json").exists()
 
 
-# --- two at once
+# --- concurrent calls
 
 
 def test_concurrent_stages_wait_for_each_other(large: Path, tmp_path: Path) -> None:
@@ -594,7 +604,7 @@ def test_concurrent_stages_without_locks_do_no_harm(
         raise OSError(errno.ENOLCK, "No locks available")
 
     def stage(number: int) -> None:
-        with suppress(FileNotFoundError):  # the other one tidied up its folder for temporary files
+        with suppress(FileNotFoundError):  # the other call removed its folder for temporary files
             stage_store(open_store(large), tmp_path / "p", rows=LARGE_HELD, threads=2)
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
@@ -609,26 +619,26 @@ def test_concurrent_stages_without_locks_do_no_harm(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 22 MiB; the part takes 20 and a little."""
+    """A real file system of 22 MiB. The part takes a little more than 20 MiB."""
     with disks.small_disk(tmp_path, "22m") as disk:
         yield disk
 
 
 def test_lack_of_space_is_reported_before_copying(large: Path, small_disk: Path) -> None:
-    (small_disk / "hog").write_bytes(bytes(3 * MIB))
+    (small_disk / "filler").write_bytes(bytes(3 * MIB))
     with pytest.raises(StageError, match=r"19\.\d\d MB free, 20\.\d\d MB needed for rows 3\.\.22 of 24; make room"):
         stage_store(open_store(large), small_disk / "p", rows=LARGE_HELD)
     assert list((small_disk / "p").iterdir()) == []
-    (small_disk / "hog").unlink()
+    (small_disk / "filler").unlink()
     stage_store(open_store(large), small_disk / "p", rows=LARGE_HELD)
     assert_part(small_disk / "p", large, LARGE, LARGE_HELD)
 
 
 def test_stage_resumes_after_full_disk(large: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hog = small_disk / "hog"
+    filler = small_disk / "filler"
 
     def no_fallocate(fd: int, nbytes: int, path: Path, *, offset: int = 0) -> bool:
-        hog.write_bytes(bytes(9 * MIB))  # another job, after the check
+        filler.write_bytes(bytes(9 * MIB))  # written by another job, after the check
         return False
 
     with monkeypatch.context() as patch:
@@ -638,7 +648,7 @@ def test_stage_resumes_after_full_disk(large: Path, small_disk: Path, monkeypatc
     assert caught.value.errno == errno.ENOSPC
     with pytest.raises(StoreError, match="an unfinished part"):
         open_store(small_disk / "p")
-    hog.unlink()
+    filler.unlink()
     assert 0 < stage_store(open_store(large), small_disk / "p", rows=LARGE_HELD).copied < len(LARGE_HELD)
     assert_part(small_disk / "p", large, LARGE, LARGE_HELD)
 
@@ -647,7 +657,7 @@ def test_space_lost_after_check_fails_before_copying(
     large: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied: list[int] = []
-    monkeypatch.setattr(stage_module, "_check_space", lambda *_: (small_disk / "hog").write_bytes(bytes(9 * MIB)))
+    monkeypatch.setattr(stage_module, "_check_space", lambda *_: (small_disk / "filler").write_bytes(bytes(9 * MIB)))
     with pytest.raises(OSError, match=r"No space left.*p/images-00001\.npy"):
         stage_store(open_store(large), small_disk / "p", rows=LARGE_HELD, progress=copied.append)
     assert copied == []

@@ -1,4 +1,4 @@
-"""The TSV files: any name a file system allows goes in and comes out, and every line stays one line of UTF-8."""
+"""The TSV files: every file name round-trips, and every line stays one line of UTF-8."""
 
 from __future__ import annotations
 
@@ -139,13 +139,13 @@ def test_rejects_round_trip(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "found"),
     [
-        (b"\n1\t0", b"\n1 0", "no sample in the line of row 1;"),
-        (b"\n1\t0", b"\n1\tx", "no sample in the line of row 1;"),
+        (b"\n1\t0", b"\n1 0", "the line of row 1 is not a valid sample;"),
+        (b"\n1\t0", b"\n1\tx", "the line of row 1 is not a valid sample;"),
         (b"\n1\t0", b"\n7\t0", "found row 7, expected 1"),
-        (b"1/b", b"1/\xff", "no sample in the line of row 1;"),
-        (b"1/b", b"1/\t", "no sample in the line of row 1;"),
+        (b"1/b", b"1/\xff", "the line of row 1 is not a valid sample;"),
+        (b"1/b", b"1/\t", "the line of row 1 is not a valid sample;"),
     ],
-    ids=["field missing", "not a number", "another row", "not UTF-8", "field too many"],
+    ids=["missing field", "not a number", "wrong row", "not UTF-8", "extra field"],
 )
 def test_damaged_line_is_named(tmp_path: Path, old: bytes, new: bytes, found: str) -> None:
     path = write_samples(tmp_path / "samples.tsv", samples_named(["a", "b", "c"]))
@@ -164,5 +164,5 @@ def test_damaged_line_is_named(tmp_path: Path, old: bytes, new: bytes, found: st
 def test_wrong_number_of_lines_is_refused(tmp_path: Path, count: int) -> None:
     path = write_samples(tmp_path / "samples.tsv", samples_named(["a", "b", "c"]))
     for read in (lambda s: s[0], list):
-        with pytest.raises(StoreError, match=rf"samples\.tsv: 3 lines of rows, expected {count}"):
+        with pytest.raises(StoreError, match=rf"samples\.tsv: 3 samples, expected {count}"):
             read(Samples(path, count))

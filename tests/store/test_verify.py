@@ -1,4 +1,4 @@
-"""verify_store finds every flipped bit of every file and names the rows and files that have one."""
+"""verify_store finds every flipped bit of every file, and names the damaged rows and files."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def damaged(*, rows: list[tuple[int, int]] | None = None, files: list[str] | Non
 
 
 def facts(report: Report) -> tuple[object, ...]:
-    """All of a report but its sentences, of which there is one for each bad file, naming it."""
+    """Return a report's facts, and check that it has one sentence for each bad file, which names the file."""
     assert len(report.problems) == len(report.bad_files)
     for name, problem in zip(report.bad_files, report.problems, strict=True):
         assert name in problem
@@ -76,7 +76,7 @@ def test_undamaged_store_is_ok(store: Path) -> None:
 
 @pytest.fixture(scope="module")
 def rich(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A store with a column and rejects in either container, and a staged part: what a store can have is in them."""
+    """A store with a column and rejects in each container, and a staged part. Together they have every kind of file."""
     folder, images = tmp_path_factory.mktemp("flips"), random_images(COUNT, shape=SHAPE)
     columns = {"weights": np.arange(COUNT, dtype="<f4")}
     rejects = [Reject("train/a\tb.JPEG", "truncated: é", "rejected"), Reject("c.JPEG", "grey", "kept")]
@@ -89,12 +89,12 @@ def rich(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [*stores, folder / "part"]
 
 
-Place = tuple[Path, int, int]  # a file, a byte in it, a bit
+Bit = tuple[Path, int, int]  # a file, a byte in it, a bit
 
 
-def places(stores: list[Path], rng: random.Random) -> Iterator[Place]:
-    """Bits at random, for ever: every file of every store as often as another, of a shard the head as often as rows."""
-    facts = {}
+def random_bits(stores: list[Path], rng: random.Random) -> Iterator[Bit]:
+    """Yield random bits without end. Every file is equally likely, and so are header and rows of a shard."""
+    spans_of = {}
     for store in stores:
         opened = open_store(store)
         for path in sorted(store.iterdir()):
@@ -104,14 +104,14 @@ def places(stores: list[Path], rng: random.Random) -> Iterator[Place]:
                 held = shard.held_rows(opened.rows)
                 first, last = (shard.offset(row) for row in (held.start, held.stop))
                 spans = [range(DATA_OFFSET), *([range(first, last)] if held else [])]
-            facts[path] = spans
+            spans_of[path] = spans
     while True:
-        path = rng.choice(list(facts))
-        yield path, rng.choice(rng.choice(facts[path])), rng.randrange(8)
+        path = rng.choice(list(spans_of))
+        yield path, rng.choice(rng.choice(spans_of[path])), rng.randrange(8)
 
 
-def named(path: Path, offset: int) -> tuple[object, ...]:
-    """What a report has to say of a store with one flipped bit at `offset` of a file, and of nothing else."""
+def expected_report(path: Path, offset: int) -> tuple[object, ...]:
+    """Return the facts of a report on a store with a single flipped bit, at `offset` of a file."""
     store = path.parent
     if path.name in ("store.json", "stage.json"):
         return False, 0, [], [path.name], []
@@ -125,15 +125,15 @@ def named(path: Path, offset: int) -> tuple[object, ...]:
 
 
 def find_flips(stores: list[Path], flips: int, seed: int) -> None:
-    """Flip a bit, have it found and named, flip it back; so many times."""
-    for path, offset, bit in islice(places(stores, random.Random(seed)), flips):
+    """Flip a random bit, check that verify names it, flip it back, and repeat this `flips` times."""
+    for path, offset, bit in islice(random_bits(stores, random.Random(seed)), flips):
         flip(path, offset, bit)
         try:
             report = verify_store(path.parent)
         finally:
             flip(path, offset, bit)
         found = (*facts(report), report.unknown_rows)
-        assert found == named(path, offset), f"bit {bit} of byte {offset} of {path}"
+        assert found == expected_report(path, offset), f"bit {bit} of byte {offset} of {path}"
     assert all(verify_store(store).ok for store in stores)
 
 
@@ -265,7 +265,7 @@ def test_threads_and_progress(store: Path, container: str, threads: int) -> None
 def test_pipe_folder_or_device_is_bad_file_and_does_not_block(
     originals: Originals, tmp_path: Path, name: str, kind: str
 ) -> None:
-    store = Path(shutil.copytree(originals["npy"], tmp_path / "odd.store"))
+    store = Path(shutil.copytree(originals["npy"], tmp_path / "bad.store"))
     (store / name).unlink(missing_ok=True)
     if kind == "pipe":
         os.mkfifo(store / name)
@@ -288,12 +288,12 @@ def test_rows_are_checked_against_rest_of_damaged_checksums(store: Path, contain
     report = verify_store(store)
     assert facts(report) == damaged(rows=[(10, 10)], files=["checksums.npy", SHARDS[container].format(2)])
     assert report.unknown_rows == [(0, 0), (9, 9)]
-    os.truncate(store / "checksums.npy", 1 << 40)  # which nobody reads
+    os.truncate(store / "checksums.npy", 1 << 40)  # verify must not read all of it
     assert verify_store(store).unknown_rows == [(0, 0), (9, 9)]
 
 
 def bad_sectors(monkeypatch: pytest.MonkeyPatch, path: Path, spans: list[range], code: int = errno.EIO) -> None:
-    """Have these bytes of a file be on a disk that cannot read them."""
+    """Make reads of these bytes of a file fail, as on a damaged disk."""
     inode, real = path.stat().st_ino, disk.preadv
 
     def preadv(fd: int, buffers: list[memoryview], offset: int, *flags: int) -> int:
@@ -312,7 +312,7 @@ def test_only_rows_that_disk_cannot_read_are_bad(store: Path, container: str, mo
         monkeypatch, path, [range(first + 5, first + 6), range(first + 2 * ROW_BYTES, first + 2 * ROW_BYTES + 1)]
     )
     assert facts(verify_store(store)) == damaged(rows=[(5, 5), (7, 7)])
-    bad_sectors(monkeypatch, path, [range(first, first + 1)], errno.ESTALE)  # which passes
+    bad_sectors(monkeypatch, path, [range(first, first + 1)], errno.ESTALE)  # a transient error
     with pytest.raises(OSError, match="Stale"):
         verify_store(store)
 
@@ -334,7 +334,7 @@ def test_small_files_that_disk_cannot_read_are_bad(store: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_shard_larger_than_one_read(tmp_path: Path, threads: int) -> None:
-    images = random_images(20, shape=(1000, 1000, 1))  # 20 MB, read 4 MiB, that is 4 rows, at a time
+    images = random_images(20, shape=(1000, 1000, 1))  # 20 MB, read 4 MiB (4 rows) at a time
     store = make_store(tmp_path / "s", images)
     counted: list[int] = []
     assert verify_store(store, threads=threads, progress=counted.append).ok

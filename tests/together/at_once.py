@@ -1,6 +1,6 @@
-"""`python -m tests.together.at_once TIMES`: library calls on one OUT in several processes at the same moment.
+"""`python -m tests.together.at_once TIMES`: call the library on one OUT from several processes at the same moment.
 
-Prints, as JSON, the calls that raised and the stores that came out otherwise.
+Prints, as JSON, the exceptions of the calls and the files that differ from those of a single process.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ ALLOWANCE = Allowance.parse("2")
 
 
 def at_once(*calls: Call) -> list[str]:
-    """Make each call in a process of its own, all of which begin together; returns what they raised."""
-    ready, go = os.pipe()
-    said, say = os.pipe()
+    """Make each call in its own process, all at the same moment, and return the exceptions that they raised."""
+    start_read, start_write = os.pipe()
+    errors_read, errors_write = os.pipe()
     for call in calls:
         if not os.fork():
             try:
-                os.close(go)
-                os.read(ready, 1)
+                os.close(start_write)
+                os.read(start_read, 1)
                 call()
             except BaseException as error:
-                os.write(say, f"{type(error).__name__}: {error}\n".encode())
+                os.write(errors_write, f"{type(error).__name__}: {error}\n".encode())
             finally:
                 os._exit(0)
-    for fd in (ready, go, say):  # when the last one lets go of `go`, all of them begin
+    for fd in (start_read, start_write, errors_write):  # all calls begin when the last copy of `start_write` is closed
         os.close(fd)
     for _ in calls:
         os.wait()
-    with open(said) as raised:
-        return raised.read().splitlines()
+    with open(errors_read) as errors:
+        return errors.read().splitlines()
 
 
 def main() -> int:
-    """Do each kind so many times."""
+    """Repeat each combination of calls."""
     times = int(sys.argv[1])
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
         base = Path(folder)
         tree = make_tree(base / "src")
         for number in (1, 2):  # rejects, so that rows move and shards are cut
-            (tree / f"train/n00000000/n00000000_{number}.JPEG").write_bytes(b"no picture")
+            (tree / f"train/n00000000/n00000000_{number}.JPEG").write_bytes(b"not an image")
         source = open_imagenet(tree)
         make_plan(source, base / "planned", RECIPE)
         shutil.copytree(base / "planned", base / "worked")
@@ -63,26 +63,26 @@ def main() -> int:
         finish(base / "finished", ALLOWANCE)
         out = base / "out"
         finish_, plan = partial(finish, out, ALLOWANCE), partial(plan_unless_built, source, out, RECIPE)
-        wrong = [
-            *_tried("finish and finish", times, base, "worked", "finished", [finish_, finish_, finish_]),
-            *_tried("finish and plan", times // 4, base, "worked", "finished", [finish_, plan, plan]),
-            *_tried("plan and plan", times // 4, base, None, "planned", [plan, plan, plan]),
+        problems = [
+            *_problems("finish and finish", times, base, "worked", "finished", [finish_, finish_, finish_]),
+            *_problems("finish and plan", times // 4, base, "worked", "finished", [finish_, plan, plan]),
+            *_problems("plan and plan", times // 4, base, None, "planned", [plan, plan, plan]),
         ]
-    print(json.dumps(wrong))
+    print(json.dumps(problems))
     return 0
 
 
-def _tried(kind: str, times: int, base: Path, start: str | None, end: str, calls: list[Call]) -> list[str]:
-    expected, wrong = tree_bytes(base / end), []
+def _problems(kind: str, times: int, base: Path, start: str | None, end: str, calls: list[Call]) -> list[str]:
+    expected, problems = tree_bytes(base / end), []
     for _ in range(times):
         if start is not None:
             shutil.copytree(base / start, base / "out")
-        wrong += [f"{kind}: {raised}" for raised in at_once(*calls)]
+        problems += [f"{kind}: {error}" for error in at_once(*calls)]
         found = tree_bytes(base / "out")
         different = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
-        wrong += [f"{kind}: {name} came out otherwise" for name in different]
+        problems += [f"{kind}: {name} differs" for name in different]
         shutil.rmtree(base / "out")
-    return wrong
+    return problems
 
 
 if __name__ == "__main__":

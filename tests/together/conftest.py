@@ -1,4 +1,4 @@
-"""The pictures and the store that these tests are about."""
+"""The images, the recipe and the expected store of these tests."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.together.processes import MAP, RECIPE
 
 @pytest.fixture(scope="session")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """15 pictures in 3 classes; the second and third can be no rows, so that the last rows, 13 and 14, move there."""
+    """15 images in 3 classes. The second and third are rejects, so the last rows, 13 and 14, move to their places."""
     root = make_tree(tmp_path_factory.mktemp("concurrent"))
     for number in (1, 2):
-        (root / f"train/n00000000/n00000000_{number}.JPEG").write_bytes(b"no picture")
+        (root / f"train/n00000000/n00000000_{number}.JPEG").write_bytes(b"not an image")
     return root
 
 
@@ -32,10 +32,9 @@ def recipe() -> Recipe:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tree: Path, recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The files of the store that one process builds in peace."""
-
-    out = tmp_path_factory.mktemp("undisturbed") / "store"
+def expected_files(tree: Path, recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of the store that a single process builds."""
+    out = tmp_path_factory.mktemp("expected_files") / "store"
     build(open_imagenet(tree), out, recipe, Work(workers=1, max_bad="2"))
     assert verify_store(out).ok
     return tree_bytes(out)

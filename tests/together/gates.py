@@ -1,8 +1,8 @@
-"""A map that holds a process where a test wants it: `GATES` has lines `point fifo`, each point is passed once.
+"""A map that pauses a process at gates chosen by a test. The variable `GATES` has one line `gate fifo` per gate.
 
-A point is `map:NAME` (before the picture of this name is done), or `CALL:FILE` for a call of disk.py on a file of this
-name: before it; `half:FILE@OFFSET`, `wrote:FILE@OFFSET`: when half, or all, of a pwrite there is done. A process that
-comes there opens the pipe for reading, which whoever opens it for writing waits for, and stays until that is closed.
+Gates are `map:NAME` (before the image NAME is processed), `replace:FILE` and `unlink:FILE` (before this call of disk.py
+on a file with this name), `half:FILE@OFFSET` and `wrote:FILE@OFFSET` (after half, or all, of a pwrite). A process that
+reaches a gate opens its pipe for reading, and continues when the test closes the other end. A gate pauses only once.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ pwrite, replace, unlink = disk.pwrite, disk.replace, disk.unlink
 
 
 def unchanged(pixels: Pixels, sample: MapSample) -> Pixels:
-    """The map: every picture as it is."""
+    """Return every image unchanged. This is the map that builds import."""
     wait_at(f"map:{os.path.basename(sample.source)}")
     return pixels
 
 
-def wait_at(point: str) -> None:
-    """Wait for whoever opens this point's pipe to close it; at once where the point has none."""
-    if fifo := gates.pop(point, None):
+def wait_at(gate: str) -> None:
+    """Wait until the test opens and closes the gate's pipe. Return at once if there is no such gate."""
+    if fifo := gates.pop(gate, None):
         with open(fifo, "rb") as pipe:
             pipe.read()
 
 
 def _pwrite(fd: int, data: Any, offset: int) -> int:
-    place = f"{os.path.basename(os.readlink(f'/proc/self/fd/{fd}'))}@{offset}"
-    if f"half:{place}" in gates:
+    position = f"{os.path.basename(os.readlink(f'/proc/self/fd/{fd}'))}@{offset}"
+    if f"half:{position}" in gates:
         done = pwrite(fd, data[: len(data) // 2], offset)
-        wait_at(f"half:{place}")
+        wait_at(f"half:{position}")
         return done
     done = pwrite(fd, data, offset)
-    wait_at(f"wrote:{place}")
+    wait_at(f"wrote:{position}")
     return done
 
 

@@ -1,4 +1,4 @@
-"""`prep` in processes of its own that stop at gates (see gates.py)."""
+"""Run `prep` in processes that pause at gates (see gates.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from decodeonce.prep.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
 MAP = "tests.together.gates:unchanged"
-# Rows of 1.1 MB, whole pages, are blocks of their own; two go into a shard. Row k is the k-th picture of the tree.
+# Rows have 1.1 MB (whole pages). Each row is a block, a shard has two rows, and row k is the k-th image of the tree.
 RECIPE = Recipe(height=384, width=1024, shard_size=2 * 384 * 1024 * 3, shuffle_seed=None)
 FLAGS = ["--size", "384x1024", "--shard-size", str(RECIPE.shard_size), "--shuffle-seed", "none"]
 FLAGS += ["--max-bad", "2", "--map", MAP]
@@ -20,15 +20,15 @@ START = "from decodeonce.cli import main\nmain()"
 
 
 class Ended(NamedTuple):
-    """How a process ended, and what it said."""
+    """Exit code and output of a process."""
 
     code: int
-    said: str
-    told: str
+    stdout: str
+    stderr: str
 
 
 class Prep:
-    """A running `prep`; `gates` are points of gates.py at which it is to wait."""
+    """A running `prep` that pauses at the given gates of gates.py."""
 
     def __init__(self, *arguments: object, folder: Path, gates: tuple[str, ...] = ()) -> None:
         self._fifos = {gate: folder / f"{os.urandom(8).hex()}.fifo" for gate in gates}
@@ -47,20 +47,20 @@ class Prep:
         )
 
     def reached(self, gate: str) -> int:
-        """Wait until it, or a worker of its, is at the gate; returns what is to be closed to let it go on."""
+        """Wait until the process or a worker reaches the gate. Close the returned descriptor to let it continue."""
         return os.open(self._fifos[gate], os.O_WRONLY)
 
     def ended(self) -> Ended:
-        """Wait for its end, and for that of all that it started."""
-        said, told = self.process.communicate()
-        return Ended(self.process.returncode, said, told)
+        """Wait until the process and all processes that it started have ended."""
+        stdout, stderr = self.process.communicate()
+        return Ended(self.process.returncode, stdout, stderr)
 
 
 def prep(*arguments: object, folder: Path) -> Ended:
-    """Run `prep` to its end."""
+    """Run `prep` and wait for its end."""
     return Prep(*arguments, folder=folder).ended()
 
 
-def build_words(tree: Path, out: Path) -> list[object]:
-    """The words of the build that these tests are about."""
+def build_arguments(tree: Path, out: Path) -> list[object]:
+    """Return the command line of the build of these tests."""
     return ["build", "imagenet", tree, out, *FLAGS]

@@ -1,4 +1,4 @@
-"""The same command once more, at the same time or after the end; and another build at the place of a finished store."""
+"""Repeat a command while it runs or after its end, and start a different build at the path of a finished store."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import open_store, stage_store
 from tests.command import prep
 from tests.images import make_tree, tree_bytes
-from tests.together.processes import ROOT, build_words
+from tests.together.processes import ROOT, build_arguments
 
 ALLOWANCE = Allowance.parse("2")
 ROW = 384 * 1024 * 3
 
 
 @pytest.fixture
-def store(tree: Path, recipe: Recipe, undisturbed: dict[str, bytes], tmp_path: Path) -> Path:
-    """The finished store."""
+def store(tree: Path, recipe: Recipe, expected_files: dict[str, bytes], tmp_path: Path) -> Path:
+    """A finished store."""
     out = tmp_path / "store"
-    for name, data in undisturbed.items():
+    for name, data in expected_files.items():
         out.mkdir(exist_ok=True)
         (out / name).write_bytes(data)
     return out
@@ -41,29 +41,32 @@ TASK = ("--task", 1, "--tasks", 3)
 COUNTS = r"built of: 15 in 3 classes; the store has 13 rows in 3 classes, and 2 became none \(digest is [0-9a-f]{16}"
 
 
-def stamps(root: Path) -> dict[str, int]:
+def modification_times(root: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in [root, *root.iterdir()]}
 
 
 def test_repeated_job_after_the_end_has_nothing_to_do(tree: Path, store: Path) -> None:
-    before, words = stamps(store), build_words(tree, store)
-    for again in (words, [*words, "--dry-run"], ["plan", *words[1:]], ["work", store, *TASK], ["finish", store]):
-        result = prep(*again)
+    before, build_command = modification_times(store), build_arguments(tree, store)
+    plan = ["plan", *build_command[1:]]
+    for command in (build_command, [*build_command, "--dry-run"], plan, ["work", store, *TASK], ["finish", store]):
+        result = prep(*command)
         assert (result.returncode, result.stderr) == (0, "")
         assert result.stdout.endswith(f"{store}: already finished, nothing to do\n")
-    assert stamps(store) == before
+    assert modification_times(store) == before
 
 
-def test_repeated_build_cleans_up_after_killed_finish(tree: Path, store: Path, undisturbed: dict[str, bytes]) -> None:
+def test_repeated_build_cleans_up_after_killed_finish(
+    tree: Path, store: Path, expected_files: dict[str, bytes]
+) -> None:
     (store / ".build/journals").mkdir(parents=True)
     os.truncate(store / "images-00006.npy", 4096 + 2 * ROW)
-    assert prep(*build_words(tree, store)).returncode == 0
-    assert tree_bytes(store) == undisturbed
+    assert prep(*build_arguments(tree, store)).returncode == 0
+    assert tree_bytes(store) == expected_files
     assert not (store / ".build").exists()
 
 
 def test_error_names_differences_from_finished_store(
-    tree: Path, recipe: Recipe, store: Path, undisturbed: dict[str, bytes], tmp_path: Path
+    tree: Path, recipe: Recipe, store: Path, expected_files: dict[str, bytes], tmp_path: Path
 ) -> None:
     source = open_imagenet(tree)
     assert is_built(source, store, recipe)
@@ -85,27 +88,27 @@ def test_error_names_differences_from_finished_store(
 
 
 def test_plan_does_not_touch_store_finished_meanwhile(
-    tree: Path, recipe: Recipe, undisturbed: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tree: Path, recipe: Recipe, expected_files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, source = sys.modules["decodeonce.prep.build.make_plan"], open_imagenet(tree)
     check, out, calls = vars(module)["check_output_dir"], tmp_path / "store", 0
 
-    def check_then_be_overtaken(*arguments: Any) -> None:
+    def check_then_finish(*arguments: Any) -> None:
         nonlocal calls
         calls += 1
         check(*arguments)
         if calls == at:
             finish(out, ALLOWANCE)
 
-    for at in (1, 2):  # before the lock, and under it
+    for at in (1, 2):  # before and after the plan takes the lock
         calls = 0
         make_plan(source, out, recipe)
         work(out, Work(workers=2, max_bad="2"))
         with monkeypatch.context() as patched:
-            patched.setattr(module, "check_output_dir", check_then_be_overtaken)
+            patched.setattr(module, "check_output_dir", check_then_finish)
             assert plan_unless_built(source, out, recipe) is None
         assert calls >= at
-        assert tree_bytes(out) == undisturbed
+        assert tree_bytes(out) == expected_files
         shutil.rmtree(out)
 
 

@@ -1,4 +1,4 @@
-"""Clocks that jump and files of any date: the bytes are the same, and what is said of a build makes sense."""
+"""Jumping clocks and files with any date do not change the bytes of a store, and the status of a build makes sense."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import StorePaths
 from tests.images import tree_bytes
 from tests.packages import need
-from tests.together.processes import ROOT, build_words
+from tests.together.processes import ROOT, build_arguments
 
 ALLOWANCE = Allowance.parse("2")
 YEAR = 365.25 * 86400
@@ -31,13 +31,13 @@ YEAR = 365.25 * 86400
 
 @pytest.fixture(scope="module")
 def faketime() -> str:
-    """The program that runs another under a clock of its own."""
+    """The program that runs another program with a faked clock."""
     need({"faketime": "faketime"})
     return shutil.which("faketime") or ""
 
 
 def prep_at(faketime: str, clock: str, *arguments: object) -> str:
-    """Run `prep` under this clock, as faketime(1) writes them; the files' times and the monotonic clock stay true."""
+    """Run `prep` with this clock, in the notation of faketime(1). File times and the monotonic clock are not faked."""
     environ = {**os.environ, "NO_FAKE_STAT": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
     command = [faketime, "-f", clock, sys.executable, "-m", "decodeonce.cli", *map(str, arguments)]
     ended = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
@@ -55,29 +55,29 @@ def assert_makes_sense(status: Status, done: int) -> None:
 
 
 def test_jumping_clocks_do_not_change_bytes(
-    faketime: str, tree: Path, recipe: Recipe, undisturbed: dict[str, bytes], tmp_path: Path
+    faketime: str, tree: Path, recipe: Recipe, expected_files: dict[str, bytes], tmp_path: Path
 ) -> None:
     out = tmp_path / "store"
     make_plan(open_imagenet(tree), out, recipe)
-    words = ["work", out, "--max-bad", 2, "--workers", 1, "--tasks", 3]
-    prep_at(faketime, "-0 x-1000000", *words, "--task", 0)  # eleven days back every second
+    work_command = ["work", out, "--max-bad", 2, "--workers", 1, "--tasks", 3]
+    prep_at(faketime, "-0 x-1000000", *work_command, "--task", 0)  # the clock runs back 11 days per second
     assert_makes_sense(read_status(out), 5)
-    prep_at(faketime, "+30y", *words, "--task", 1)
+    prep_at(faketime, "+30y", *work_command, "--task", 1)
     assert_makes_sense(read_status(out), 10)
     times = [at for _, _, at in Journals(StorePaths(out).journals).times()]
     assert times[4] < times[0] < time.time() + YEAR < time.time() + 29 * YEAR < times[5]
     work(out, Work(workers=1, max_bad="2"))
     assert_makes_sense(read_status(out), 15)
     finish(out, ALLOWANCE)
-    assert tree_bytes(out) == undisturbed
+    assert tree_bytes(out) == expected_files
 
 
 @pytest.mark.long
 def test_every_step_at_a_different_time(
-    faketime: str, tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
+    faketime: str, tree: Path, expected_files: dict[str, bytes], tmp_path: Path
 ) -> None:
     out = tmp_path / "store"
-    prep_at(faketime, "+50y", "plan", *build_words(tree, out)[1:])
+    prep_at(faketime, "+50y", "plan", *build_arguments(tree, out)[1:])
     clocks = ["-50y", "@1969-12-31 00:00:00", "+100y", "+0 x100000"]
     for task, (clock, seen_at) in enumerate(zip(clocks, [*clocks[1:], "+0y"], strict=True)):
         prep_at(faketime, clock, "work", out, "--max-bad", 2, "--task", task, "--tasks", len(clocks))
@@ -86,7 +86,7 @@ def test_every_step_at_a_different_time(
         assert (facts["seconds_left"] or 0) >= 0
     prep_at(faketime, "-1y", "finish", out, "--max-bad", 2)
     assert "13 rows intact" in prep_at(faketime, "-70y", "verify", out)
-    assert tree_bytes(out) == undisturbed
+    assert tree_bytes(out) == expected_files
 
 
 def test_status_makes_sense_at_any_time(
@@ -106,18 +106,30 @@ def test_status_makes_sense_at_any_time(
 
 @pytest.fixture
 def any_date() -> Iterator[Path]:
-    """A folder whose files may be of any date, if there is one."""
+    """A folder on a file system that accepts any date, if there is one."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
         yield Path(folder)
 
 
 def test_files_with_any_date_are_read(
-    tree: Path, recipe: Recipe, undisturbed: dict[str, bytes], any_date: Path, tmp_path: Path
+    tree: Path, recipe: Recipe, expected_files: dict[str, bytes], any_date: Path, tmp_path: Path
 ) -> None:
     copy = Path(shutil.copytree(tree, any_date / "src"))
-    seconds = [0, -1, 1, -(10**9), 4 * 10**9, 2**32, 2**33, 2**34, -(2**34), 10**11, 10**12]  # past the year 2262, too
+    seconds = [
+        0,
+        -1,
+        1,
+        -(10**9),
+        4 * 10**9,
+        2**32,
+        2**33,
+        2**34,
+        -(2**34),
+        10**11,
+        10**12,
+    ]  # some are after the year 2262
     for path, second in zip(sorted(copy.rglob("*.JPEG")), [*seconds, *seconds], strict=False):
         os.utime(path, ns=(second * 10**9 + 1,) * 2)
     build(open_imagenet(copy), tmp_path / "store", recipe, Work(workers=1, max_bad="2"))
-    assert tree_bytes(tmp_path / "store") == undisturbed
+    assert tree_bytes(tmp_path / "store") == expected_files

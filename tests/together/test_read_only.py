@@ -1,4 +1,4 @@
-"""Where nothing may be written: a line that names the place; and all that only reads goes on."""
+"""On a read-only file system, commands that write print one line that names the path, and commands that read work."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from decodeonce.store import stage_store
 from tests import disks
 from tests.command import prep
 from tests.images import tree_bytes
-from tests.together.processes import ROOT, build_words
+from tests.together.processes import ROOT, build_arguments
 
-SHORT = "mend that and run the same command again"
-# Each with the place that its line names; STORE is finished, PLANNED and WORKED are not, the others are to be made.
+ADVICE = "mend that and run the same command again"
+# Commands, and the path that their error names. "store" is finished, "planned" and "worked" are not, "empty" is an
+# empty folder, and the others do not exist.
 WRITING = {
     "build imagenet TREE DISK/new FLAGS": "disk/new",
     "build imagenet TREE DISK/empty FLAGS": "disk/empty/.build",
@@ -40,6 +41,7 @@ WRITING = {
     "show DISK/store --out DISK/sheet.png": "disk/sheet.png",
     "submit slurm build imagenet TREE DISK/new --tasks 2 --cpus 2": "disk/new.jobs",
 }
+# Commands, and a text that they print.
 READING = {
     "build imagenet TREE DISK/store FLAGS": "already finished, nothing to do",
     "plan imagenet TREE DISK/store FLAGS": "already finished, nothing to do",
@@ -61,13 +63,13 @@ READING = {
 
 @pytest.fixture(scope="module")
 def disk(
-    tree: Path, recipe: Recipe, undisturbed: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory
+    tree: Path, recipe: Recipe, expected_files: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Path]:
-    """A read-only file system with a finished store, one that is planned, one that waits for its finish."""
+    """A read-only file system with a finished store, a planned one, and one whose finish is left to do."""
     with disks.small_disk(tmp_path_factory.mktemp("read-only"), "100m") as disk:
         for name in ("empty", "store"):
             (disk / name).mkdir()
-        for name, data in undisturbed.items():
+        for name, data in expected_files.items():
             (disk / "store" / name).write_bytes(data)
         stage_store(open_store(disk / "store"), disk / "part", rows=range(6))
         make_plan(open_imagenet(tree), disk / "planned", recipe)
@@ -77,56 +79,56 @@ def disk(
         yield disk
 
 
-def words(line: str, tree: Path, disk: Path, here: Path) -> list[str]:
-    flags = list(map(str, build_words(tree, disk)[4:]))
-    put = {"TREE": str(tree), "DISK": str(disk), "HERE": str(here)}
-    found = []
-    for word in line.split():
-        for name, value in put.items():
-            word = word.replace(name, value)
-        found += flags if word == "FLAGS" else [word]
-    return found
+def arguments_of(line: str, tree: Path, disk: Path, here: Path) -> list[str]:
+    flags = list(map(str, build_arguments(tree, disk)[4:]))
+    values = {"TREE": str(tree), "DISK": str(disk), "HERE": str(here)}
+    arguments = []
+    for argument in line.split():
+        for name, value in values.items():
+            argument = argument.replace(name, value)
+        arguments += flags if argument == "FLAGS" else [argument]
+    return arguments
 
 
-@pytest.mark.parametrize(("line", "place"), WRITING.items())
+@pytest.mark.parametrize(("line", "path"), WRITING.items())
 def test_commands_that_write_fail_with_one_line(
     line: str,
-    place: str,
+    path: str,
     tree: Path,
     disk: Path,
     tmp_path: Path,
 ) -> None:
-    result = prep(*words(line, tree, disk, tmp_path))
-    told = result.stderr
-    assert (result.returncode, told.count("\n")) == (1, 1), told
-    assert told.startswith("prep: error: ")
-    assert place in told
-    assert told.endswith(f"Read-only file system; {SHORT}\n")
+    result = prep(*arguments_of(line, tree, disk, tmp_path))
+    message = result.stderr
+    assert (result.returncode, message.count("\n")) == (1, 1), message
+    assert message.startswith("prep: error: ")
+    assert path in message
+    assert message.endswith(f"Read-only file system; {ADVICE}\n")
 
 
-@pytest.mark.parametrize(("line", "said"), READING.items())
+@pytest.mark.parametrize(("line", "text"), READING.items())
 def test_commands_that_read_succeed(
     line: str,
-    said: str,
+    text: str,
     tree: Path,
     disk: Path,
     tmp_path: Path,
 ) -> None:
-    result = prep(*words(line, tree, disk, tmp_path))
+    result = prep(*arguments_of(line, tree, disk, tmp_path))
     assert result.returncode == 0
-    assert said in result.stdout
+    assert text in result.stdout
     assert "error" not in result.stderr
 
 
-def test_loader_reads_from_read_only_disk(disk: Path, undisturbed: dict[str, bytes]) -> None:
+def test_loader_reads_from_read_only_disk(disk: Path, expected_files: dict[str, bytes]) -> None:
     store = open_store(disk / "store")
     with Loader(disk / "store", batch_size=4, tail="keep") as loader:
         for batch in loader:
             assert np.array_equal(batch.images.numpy(), store.take(batch.rows.numpy()))
-    assert tree_bytes(disk / "store") == undisturbed
+    assert tree_bytes(disk / "store") == expected_files
 
 
-WITHOUT_RIGHTS = """
+SCRIPT = """
 import json, os, sys
 from decodeonce import Loader
 from decodeonce.cli import _run
@@ -137,38 +139,38 @@ for line in sys.argv[2:]:
     found[line] = _run() or 0
 print(json.dumps(found))
 """
-# Root without these is held to permission bits as everybody is.
-ROOTS_RIGHTS = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all"]
+# Without these capabilities, permission bits apply to root, too.
+DROP_CAPABILITIES = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all"]
 
 
-def test_user_without_write_permission_can_read(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+def test_user_without_write_permission_can_read(tree: Path, expected_files: dict[str, bytes], tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     store = folder / "store"
     store.mkdir(parents=True)
-    for name, data in undisturbed.items():
+    for name, data in expected_files.items():
         (store / name).write_bytes(data)
     for path in (store, folder):
         path.chmod(0o555)
     reading = [f"{command} {store}" for command in ("verify", "info", "ls", "status", "finish")]
     writing = [
-        f"{command} {place} {folder}/new{more}"
-        for command, place, more in (
+        f"{command} {source} {folder}/new{flags}"
+        for command, source, flags in (
             ("stage", store, " --node-rank 0 --node-count 1"),
             ("export", store, " --as folder"),
             ("convert", store, " --format hdf5"),
             ("build imagenet", tree, ""),
         )
     ]
-    command = [sys.executable, "-c", WITHOUT_RIGHTS, str(store), *reading, *writing]
-    command = [*(ROOTS_RIGHTS if os.geteuid() == 0 else []), *command]
+    command = [sys.executable, "-c", SCRIPT, str(store), *reading, *writing]
+    command = [*(DROP_CAPABILITIES if os.geteuid() == 0 else []), *command]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended
     found = json.loads(ended.stdout.splitlines()[-1])
     assert found == {"rows": 13, **dict.fromkeys(reading, 0), **dict.fromkeys(writing, 1)}
-    told = ended.stderr.splitlines()
-    assert len(told) == len(writing), told
-    for line in told:
+    errors = ended.stderr.splitlines()
+    assert len(errors) == len(writing), errors
+    for line in errors:
         assert line.startswith(f"prep: error: {folder}/")
         assert line.endswith("Permission denied; change its permissions and run the same command again")
     assert os.listdir(folder) == ["store"]
-    assert tree_bytes(store) == undisturbed
+    assert tree_bytes(store) == expected_files

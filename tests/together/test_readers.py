@@ -1,4 +1,4 @@
-"""A store that is removed, replaced or built while somebody reads: the right rows, or an error that says why."""
+"""Reading a store that is removed, replaced or still being built gives the right rows, or an error that says why."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from tests.command import app
 from tests.stores import make_store, random_images
-from tests.together.processes import Prep, build_words
+from tests.together.processes import Prep, build_arguments
 
 COUNT, SHARD_ROWS, SHAPE = 60, 20, (64, 64, 3)
 IMAGES, OTHERS = (random_images(COUNT, shape=SHAPE, seed=seed) for seed in (0, 1))
 GONE = r"images-0000\d\.npy: missing|store\.json: missing|store\.json: .*No such file"
-REPLACED = "another store has taken the place of the one that was opened; open it again"
+REPLACED = "the store was replaced after it was opened; open it again"
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def store(tmp_path: Path) -> Path:
     return make_store(tmp_path / "s", IMAGES, shard_rows=SHARD_ROWS)
 
 
-def read_on(batches: Iterable[Batch], seen: list[int]) -> str:
-    """Take the rest of an epoch, whose rows must be the store's own; returns the error that ended it, or ""."""
+def read_rest(batches: Iterable[Batch], seen: list[int]) -> str:
+    """Read the rest of an epoch, check its images, and return the message of the error that ended it, or ""."""
     try:
         for batch in batches:
             assert np.array_equal(batch.images.numpy(), IMAGES[batch.rows.numpy()])
@@ -54,12 +54,12 @@ def test_store_removed_during_epoch(store: Path, reader: ReaderName, at: int) ->
         batches = iter(loader)
         seen = [row for _ in range(at) for row in next(batches).rows.tolist()]
         shutil.rmtree(store)
-        told = read_on(batches, seen)
+        message = read_rest(batches, seen)
         assert seen == list(range(len(seen)))
-        if reader == "pread":  # had opened all shards to ask for their rows ahead
-            assert (told, len(seen)) == ("", COUNT)
+        if reader == "pread":  # has already opened all shards for read-ahead
+            assert (message, len(seen)) == ("", COUNT)
         else:
-            assert re.search(GONE, told)
+            assert re.search(GONE, message)
             assert len(seen) % SHARD_ROWS == 0
 
 
@@ -68,7 +68,7 @@ def test_epoch_with_open_shards_completes_without_store(store: Path, reader: Rea
     with Loader(store, batch_size=5, seed=0, reader=reader, prefetch=1) as loader:
         for epoch in range(2):
             seen: list[int] = []
-            assert read_on(loader, seen) == ""
+            assert read_rest(loader, seen) == ""
             assert sorted(seen) == list(range(COUNT))
             if epoch == 0:
                 shutil.rmtree(store)
@@ -87,13 +87,13 @@ def test_store_replaced_during_epoch_gives_own_rows_or_error(
         os.rename(store, tmp_path / "old")
         if way == "renamed":
             os.rename(other, store)
-        else:  # and is not there as a whole yet
+        else:  # a copy in progress, without store.json
             shutil.copytree(other, store, ignore=shutil.ignore_patterns("store.json"))
-        told, refused = read_on(batches, seen), REPLACED if way == "renamed" else GONE
+        message, expected = read_rest(batches, seen), REPLACED if way == "renamed" else GONE
         assert seen == list(range(len(seen)))
-        assert re.search(refused, told) if told else len(seen) == COUNT
+        assert re.search(expected, message) if message else len(seen) == COUNT
         for read in (lambda: files.open(np.array([30])), lambda: opened.images[30]):
-            with pytest.raises(StoreError, match=refused):
+            with pytest.raises(StoreError, match=expected):
                 read()
 
 
@@ -116,8 +116,8 @@ def test_unfinished_store_is_never_read_nor_called_undamaged(
     tree: Path, recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, gate = tmp_path / "store", "replace:store.json"
-    held = Prep(*build_words(tree, out), "--workers", 1, folder=tmp_path, gates=(gate,))
-    hold = held.reached(gate)  # all is there but store.json
+    paused = Prep(*build_arguments(tree, out), "--workers", 1, folder=tmp_path, gates=(gate,))
+    hold = paused.reached(gate)  # everything is written except store.json
     with pytest.raises(StoreError, match=r"store\.json"):
         open_store(out)
     with pytest.raises(StoreError, match=r"store\.json"):
@@ -128,7 +128,7 @@ def test_unfinished_store_is_never_read_nor_called_undamaged(
         assert "whole" not in capsys.readouterr().out
     assert read_status(out).blocks_done == 15
     os.close(hold)
-    assert held.ended().code == 0
+    assert paused.ended().code == 0
     assert open_store(out)
 
 
@@ -147,7 +147,7 @@ def test_status_at_any_moment_of_build(tree: Path, recipe: Recipe, tmp_path: Pat
             assert seen[-1].rows_per_s >= 0
             if not seen[-1].finished:
                 with suppress(StoreError):
-                    assert open_store(out).manifest.count == 13  # finished meanwhile
+                    assert open_store(out).manifest.count == 13  # finished in the meantime
         built.result()
     seen.append(read_status(out))
     unfinished = [status.blocks_done for status in seen if not status.finished]
