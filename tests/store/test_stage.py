@@ -247,8 +247,8 @@ def test_rows_in_part_read_as_in_store(whole: Path, part: Path) -> None:
     np.testing.assert_array_equal(store.labels, other.labels)
     np.testing.assert_array_equal(store.columns["weight"], other.columns["weight"])
     assert list(store.samples) == list(other.samples)
-    assert "rows 20..39 here" in repr(store)
-    assert "here" not in repr(other)
+    assert "holds rows 20..39" in repr(store)
+    assert "holds" not in repr(other)
 
 
 # --- stage.json

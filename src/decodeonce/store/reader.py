@@ -84,7 +84,7 @@ class Store:
     def __repr__(self) -> str:
         height, width, channels = self.manifest.shape
         rows = f"{len(self)} x {height}x{width}x{channels} uint8"
-        held = "" if len(self.rows) == len(self) else f", {rows_text(self.rows)} here"
+        held = "" if len(self.rows) == len(self) else f", holds {rows_text(self.rows)}"
         return f"<Store {self.paths.root}: {rows}, {len(self.manifest.classes)} classes{held}>"
 
     def check_held(self, rows: range, advice: str) -> None:
