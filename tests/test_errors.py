@@ -14,13 +14,13 @@ from decodeonce.errors import BuildError, DecodeonceError, Stopped, failure_from
     [
         (errno.EIO, "/data/a", Stopped, "/data/a: why; run the same command again"),
         (errno.ESTALE, b"/data/a", Stopped, "/data/a: why; run the same command again"),
-        (errno.EBADFD, "/a", Stopped, "/a: why; its file server may be away; run the same command again"),
+        (errno.EBADFD, "/a", Stopped, "/a: why; the file server may be down; run the same command again"),
         (errno.ENOSPC, None, BuildError, "OUT: why; make room and run the same command again"),
         (
             errno.EFBIG,
             None,
             BuildError,
-            "OUT: why; choose a smaller --shard-size, or another file system, and run the same command again",
+            "OUT: why; choose a smaller --shard-size or another file system, and run the same command again",
         ),
         (errno.EACCES, "/data/a", BuildError, "/data/a: why; change its permissions and run the same command again"),
     ],
@@ -36,5 +36,5 @@ def test_an_error_of_a_file_system_says_what_to_do(
 @pytest.mark.parametrize("name", ["ENOTCONN", "ECONNABORTED", "ECONNRESET", "EHOSTDOWN", "ENETUNREACH", "EREMOTEIO"])
 def test_a_lost_server_is_a_passing_error(name: str) -> None:
     failure = failure_from(OSError(getattr(errno, name), "why"), "OUT")
-    assert str(failure) == "OUT: why; its file server may be away; run the same command again"
+    assert str(failure) == "OUT: why; the file server may be down; run the same command again"
     assert isinstance(failure, Stopped)

@@ -69,7 +69,7 @@ def slurm_array(element: int, first: int = 0, step: int = 1, count: int = 8, las
     }
 
 
-PBSDSH = r"pbsdsh numbers the nodes .* --task \$PBS_NODENUM --tasks NODES"
+PBSDSH = r"pbsdsh numbers nodes, not processes; .* --task \$PBS_NODENUM --tasks NODES"
 ALONE = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "0"}
 FROM_A_SHELL_OF_SRUN = ALONE | {"SLURM_NTASKS": "4"}  # sbatch -n 4 typed there
 BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}  # of a batch script, which is one process
@@ -120,28 +120,32 @@ def test_a_task_says_who_said_so() -> None:
 @pytest.mark.parametrize(
     ("environ", "tasks", "message"),
     [
-        ({}, 8, "which of the 8 tasks this is nobody says"),
-        ({"PBS_TASKNUM": "1", "PBS_NODENUM": "0"}, 8, "which of the 8 tasks this is nobody says"),
+        ({}, 8, "which of the 8 tasks this is: no launcher or job array"),
+        ({"PBS_TASKNUM": "1", "PBS_NODENUM": "0"}, 8, "which of the 8 tasks this is: no launcher or job array"),
         ({"PBS_TASKNUM": "00000002", "PBS_NODENUM": "0"}, 4, PBSDSH),
         ({"PBS_TASKNUM": "0000000A", "PBS_NODENUM": "0"}, 10, PBSDSH),
         ({"PBS_TASKNUM": "20000001", "PBS_NODENUM": "1"}, 4, PBSDSH),
-        ({"PALS_RANKID": "3", "PBS_ARRAY_INDEX": "1"}, 16, "PALS_RANKID is 3, but nobody says of how many; set RANK"),
-        ({"PMIX_RANK": "0"}, None, "PMIX_RANK is 0, but nobody says"),
+        (
+            {"PALS_RANKID": "3", "PBS_ARRAY_INDEX": "1"},
+            16,
+            "PALS_RANKID is 3, but no variable gives the number",
+        ),
+        ({"PMIX_RANK": "0"}, None, "PMIX_RANK is 0, but no variable gives the number of ranks; set RANK"),
         (
             slurm_array(3) | SLURM,
             31,
-            "31 tasks do not make whole elements of rank 1 of 4 .Slurm.; name a multiple of 4",
+            "31 tasks were given, expected a multiple of 4: this is rank 1 of 4 .Slurm.",
         ),
         (BATCH, 4, "which of the 4 tasks"),
-        (OPEN_MPI, 8, "rank 2 of 5 .Open MPI., but 8 tasks were named"),
-        ({"PBS_ARRAY_INDEX": "3"}, None, "PBS_ARRAY_INDEX=3, but nobody says how many there are"),
-        ({"SLURM_ARRAY_TASK_ID": "3"}, None, "nobody says how many there are"),
+        (OPEN_MPI, 8, "rank 2 of 5 .Open MPI., but 8 tasks were given; start 8 ranks"),
+        ({"PBS_ARRAY_INDEX": "3"}, None, "PBS_ARRAY_INDEX=3, but no variable gives the size of the array"),
+        ({"SLURM_ARRAY_TASK_ID": "3"}, None, "no variable gives the size of the array"),
         ({"PBS_ARRAY_INDEX": "8"}, 8, "PBS_ARRAY_INDEX=8 is task 8, expected one below 8"),
         ({"PBS_ARRAY_INDEX": "x"}, 8, "PBS_ARRAY_INDEX is 'x', expected a whole number"),
         (
             slurm_array(1, 1, 1, 3, last=9),
             None,
-            r"TASK_ID=1 in an array with gaps .3 from 1 to 9.; name task and tasks",
+            r"TASK_ID=1 is in an array with gaps .3 elements from 1 to 9.; give the task and",
         ),
         (slurm_array(3) | OPEN_MPI, 15, "is task 17, expected one below 15"),
     ],

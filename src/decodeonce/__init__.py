@@ -1,6 +1,7 @@
-"""Decode pictures once into fixed-shape arrays; train from them at memory speed.
+"""Decode images once into fixed-shape arrays; train from them at memory speed.
 
-The names below are imported when first used, so that ``import decodeonce`` costs no numpy and ``prep --help`` no torch.
+The names below are imported on first use, so ``import decodeonce`` does not import NumPy and ``prep --help`` does not
+import torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The exceptions of decodeonce: one base, and a kind for each thing a caller does differently."""
+"""The exceptions of decodeonce: a base class, and one subclass for each case that callers handle differently."""
 
 from __future__ import annotations
 
@@ -8,67 +8,73 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Errors of a network file system whose server or connection is away.
+# Errors of a network file system whose server or connection is down.
 SERVER_AWAY = {errno.ENOTCONN, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.ESHUTDOWN}
 SERVER_AWAY |= {errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETRESET}
 SERVER_AWAY |= {errno.ENETUNREACH, errno.ENOLINK, errno.ECOMM, errno.EREMOTEIO, errno.EBADFD, errno.EPROTO}
-# Errors that say nothing about a picture or a store: the task stops, and the same command resumes it later.
+# Errors that say nothing about an image or a store: the task stops, and the same command resumes it later.
 PASSING_ERRORS = {errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ESTALE, *SERVER_AWAY}
-# Not the picture's fault either, or the rows of a store would depend on who builds it.
+# The image is not at fault here either: otherwise the rows of a store would depend on which user builds it.
 FORBIDDEN_ERRORS = {errno.EACCES, errno.EPERM}
 
 
 class DecodeonceError(Exception):
-    """Base of all; its text names the file, what was found, what was expected, and the next step (exit code 1)."""
+    """Base class of all exceptions of decodeonce.
+
+    The message names the file, what was found, what was expected and the next step. ``prep`` exits with code 1.
+    """
 
 
 class StoreError(DecodeonceError):
-    """A store, or a file in it, is not what its manifest or the format says."""
+    """A store or one of its files does not match its manifest or the format."""
 
 
 class BuildError(DecodeonceError):
-    """A build cannot go on as asked: the source, the recipe, the decoders, the place or the rejects forbid it."""
+    """A build cannot continue because of its source, recipe, decoders, output folder or number of rejects."""
 
 
 class StageError(DecodeonceError):
-    """A part of a store cannot be staged as asked: the rows, the place or what lies there forbid it."""
+    """A part of a store cannot be staged because of the rows, the target folder or what is already there."""
 
 
 class Stopped(DecodeonceError):
-    """A build stopped early with all that is done kept: run the same command again (exit code 75)."""
+    """A build stopped early and kept all completed blocks.
+
+    Run the same command again to resume. ``prep`` exits with code 75.
+    """
 
 
 def again(error: OSError) -> str:
     """The advice for one of PASSING_ERRORS."""
-    away = "its file server may be away; " if error.errno in SERVER_AWAY else ""
-    return f"{away}run the same command again"
+    cause = "the file server may be down; " if error.errno in SERVER_AWAY else ""
+    return f"{cause}run the same command again"
 
 
 def failure_from(error: OSError, at: object) -> BuildError | Stopped:
-    """What an OSError means for a command: Stopped if it may pass, BuildError if the user must act first.
+    """Convert an OSError to Stopped if it may be transient, or to BuildError if the user must act first.
 
-    `at` is named if the error itself names no file.
+    The message names `at` if the error itself names no file.
     """
     name = error.filename or at
     what = f"{os.fsdecode(name) if isinstance(name, bytes) else name}: {error.strerror or error}"
     if error.errno in PASSING_ERRORS:
         return Stopped(f"{what}; {again(error)}")
-    advice = "mend that"
+    advice = "fix this"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         advice = "make room"
     elif error.errno == errno.ELOOP:
-        advice = "put the file or folder itself there"
+        advice = "replace the link with the file or folder itself"
     elif error.errno in FORBIDDEN_ERRORS:
         advice = "change its permissions"
     elif error.errno == errno.EFBIG:
-        advice = "choose a smaller --shard-size, or another file system,"
+        advice = "choose a smaller --shard-size or another file system,"
     return BuildError(f"{what}; {advice} and run the same command again")
 
 
 def raise_unless_its_own(error: OSError, at: object) -> None:
-    """Raise Stopped if the file system fails, BuildError if it forbids access; return if the fault is the file's own.
+    """Raise Stopped if the file system fails and BuildError if it denies access; return if the file itself is bad.
 
-    Only such a fault may make a picture a reject.
+    An image is rejected only if its own file is bad.
     """
     if error.errno in PASSING_ERRORS | FORBIDDEN_ERRORS:
         raise failure_from(error, at) from None
@@ -76,7 +82,7 @@ def raise_unless_its_own(error: OSError, at: object) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Have an OSError that names no file, as those of descriptors, name this one."""
+    """Set the file name of an OSError that has none, such as one raised for a file descriptor."""
     try:
         yield
     except OSError as error:

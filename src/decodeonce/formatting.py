@@ -1,4 +1,4 @@
-"""How numbers and names stand in what people read: sizes, times, counts, names in a command that can be pasted."""
+"""Format sizes, times, counts and names for messages, and names for commands that users paste."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "KB"))
 
 
 def size_text(nbytes: int) -> str:
-    """Bytes for people, in the largest unit of which there is a tenth: "252.15 GB", "0.10 GB", "20.97 MB"."""
+    """Format bytes in the largest unit that gives at least 0.1: "252.15 GB", "0.10 GB", "20.97 MB"."""
     for unit, name in UNITS:
         if 10 * nbytes >= unit:
             return f"{nbytes / unit:.2f} {name}"
@@ -17,7 +17,7 @@ def size_text(nbytes: int) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Seconds as people say them: "under a second", "95 s", "17 min", "3.5 h"."""
+    """Format seconds in a readable unit: "under a second", "95 s", "17 min", "3.5 h"."""
     if seconds < 1:
         return "under a second"
     minutes = round(seconds / 60)
@@ -25,14 +25,14 @@ def duration_text(seconds: float) -> str:
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:
-    """The count with its noun: "1 reject", "2,999 rejects"; `many` where that is not `one` and an s."""
+    """Format a count with its noun: "1 reject", "2,999 rejects". Pass `many` if the plural is not `one` plus "s"."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def quoted(text: str) -> str:
-    """The text as one word for bash, on one line and to be pasted: with escapes for what a terminal would not show.
+    """Quote text as one bash word that users can paste; characters that a terminal would not show are escaped.
 
-    A further line could be one that a batch system reads.
+    The result has no line breaks, because a batch system could read a second line of a script as a directive.
     """
     if text.isprintable():
         return shlex.quote(text)

@@ -1,4 +1,4 @@
-"""What this process may use of its machine: cores, memory, packages, and what kind of file system a path lies on."""
+"""What this process may use on its machine: cores, memory, open files, packages; and the file system of a path."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import resource
 from contextlib import suppress
 from pathlib import Path
 
-# statfs(2)'s f_type of file systems whose pages come over a network or through a daemon; from linux/magic.h and, where
-# that has none, from the file system's own sources.
+# The f_type from statfs(2) of file systems that read pages over a network or through a daemon. The values are from
+# linux/magic.h or, if it has none, from the file system's own sources.
 NETWORK_FILE_SYSTEMS = {
     0x0BD00BD0: "Lustre",
     0x47504653: "GPFS",
@@ -28,27 +28,27 @@ NETWORK_FILE_SYSTEMS = {
 # tmpfs and ramfs.
 MEMORY_FILE_SYSTEMS = (0x01021994, 0x858458F6)
 
-# Linux's own default.
+# The default of Linux.
 READ_AHEAD = 128 << 10
-# Open files that are left to the rest of a program.
+# Open files that we leave to the rest of the program.
 OTHER_FILES = 512
 
 
 def usable_cores() -> int:
-    """Cores this process may run on: its affinity mask, cut by the cgroup's CPU quota (v2 or v1), at least 1."""
+    """Cores that this process may use: its affinity mask, limited by the cgroup's CPU quota (v2 or v1); at least 1."""
     cores = len(os.sched_getaffinity(0))
     quota = cgroup_cores()
     return max(1, min(cores, math.ceil(quota)) if quota else cores)
 
 
 def cgroup_cores(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float | None:
-    """The cgroup's CPU quota in cores, the smallest on the way up; None if there is none."""
+    """The CPU quota in cores: the smallest of the cgroup and its parents; None if there is no quota."""
     quotas = [quota for folder in _cgroup_folders("cpu", root, own) if (quota := _quota(folder))]
     return min(quotas, default=None)
 
 
 def cgroup_memory(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
-    """The cgroup's limit of memory in bytes, page cache counted in, the smallest on the way up; None for no limit."""
+    """The memory limit in bytes, page cache included: the smallest of the cgroup and its parents; None for no limit."""
     folders = _cgroup_folders("memory", root, own)
     return min((limit for folder in folders if (limit := _memory_limit(folder))), default=None)
 
@@ -77,30 +77,30 @@ def _quota(folder: Path) -> float | None:
             period = (folder / "cpu.cfs_period_us").read_text().strip()
         return int(quota) / int(period) if int(quota) > 0 else None
     except (OSError, ValueError):
-        return None  # "max", or no such file: no limit here
+        return None  # "max", or the file is missing: no limit at this level
 
 
 def _memory_limit(folder: Path) -> int | None:
     for name in ("memory.max", "memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):  # no such file here, or "max"
+        with suppress(OSError, ValueError):  # the file is missing, or contains "max"
             return int((folder / name).read_text())
     return None
 
 
 def network_file_system(path: Path) -> str | None:
-    """The name of the network file system that `path` lies on, None if it lies on no known one."""
+    """The name of the network file system that holds `path`; None if it is on no known one."""
     return NETWORK_FILE_SYSTEMS.get(_file_system(path))
 
 
 def lies_in_memory(path: Path) -> bool:
-    """Whether `path` lies on a file system that is memory, as /dev/shm does."""
+    """Whether `path` is on a memory file system such as /dev/shm."""
     return _file_system(path) in MEMORY_FILE_SYSTEMS
 
 
 def _file_system(path: Path) -> int:
-    """statfs(2)'s f_type."""
+    """The f_type from statfs(2)."""
     libc = ctypes.CDLL(None, use_errno=True)
-    facts = (ctypes.c_long * 64)()  # struct statfs begins with f_type, a long, and is smaller than this
+    facts = (ctypes.c_long * 64)()  # larger than struct statfs, whose first field is f_type, a long
     if libc.statfs(os.fsencode(path), ctypes.byref(facts)) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), str(path))
@@ -108,9 +108,9 @@ def _file_system(path: Path) -> int:
 
 
 def read_ahead_bytes(path: Path) -> int:
-    """What the kernel reads at most for one posix_fadvise(POSIX_FADV_WILLNEED) on the file system of `path`.
+    """The most that the kernel reads for one posix_fadvise(POSIX_FADV_WILLNEED) on the file system of `path`.
 
-    It is the read_ahead_kb of the device or mount (force_page_cache_ra in Linux's mm/readahead.c): 128 KiB mostly.
+    This is read_ahead_kb of the device or mount, usually 128 KiB (force_page_cache_ra in Linux's mm/readahead.c).
     """
     device = path.stat().st_dev
     name = f"{os.major(device)}:{os.minor(device)}"
@@ -121,8 +121,10 @@ def read_ahead_bytes(path: Path) -> int:
 
 
 def available_memory() -> int | None:
-    """Bytes that this process could take without swapping: MemAvailable, cut by its cgroup's limit (a job's); None
-    where the system does not say."""
+    """Bytes that this process could use without swapping: MemAvailable, limited by the cgroup of its job.
+
+    None if the system reports neither.
+    """
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -132,9 +134,10 @@ def available_memory() -> int | None:
 
 
 def allow_open_files(count: int) -> None:
-    """Raise this process's limit of open files if `count` of ours would leave few to others, as far as that goes.
+    """Raise this process's soft limit of open files so that `count` files of ours leave enough for other code.
 
-    The soft limit is 1,024 in most shells, for the sake of select(2); programs that open more raise it themselves.
+    The hard limit is the most that it can be. Most shells set the soft limit to 1,024 because of select(2), and expect
+    programs that open more files to raise it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count + OTHER_FILES
@@ -144,19 +147,19 @@ def allow_open_files(count: int) -> None:
 
 
 def process_exists(pid: int) -> bool:
-    """Whether this machine has a process of this number; a container sees only its own."""
+    """Whether this machine has a process with this number. A container sees only its own processes."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # another user's
+    except PermissionError:  # the process belongs to another user
         return True
     return True
 
 
 def installed_version(distribution: str) -> str | None:
-    """The version of an installed package, by the name pip knows it by; None if it is not installed."""
-    from importlib import metadata  # 10 to 20 ms, which worker processes do without
+    """The version of an installed package; None if it is not installed. `distribution` is the name that pip uses."""
+    from importlib import metadata  # worker processes do not need it, and the import takes 10 to 20 ms
 
     try:
         return metadata.version(distribution)

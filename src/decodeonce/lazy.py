@@ -1,4 +1,4 @@
-"""Packages whose names are imported when first used: `import decodeonce` and `prep --help` need no NumPy."""
+"""Import a package's names on first use, so that `import decodeonce` and `prep --help` do not import NumPy."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 
 def importing(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Make the module functions `__getattr__` and `__dir__` (PEP 562) of a package.
+    """Create the module functions `__getattr__` and `__dir__` (PEP 562) of a package.
 
     Args:
-        package: The package's own `__name__`.
-        homes: The module in which each name is defined.
+        package: The package's `__name__`.
+        homes: For each name, the module that defines it.
     """
 
     def import_name(name: str) -> Any:

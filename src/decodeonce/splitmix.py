@@ -1,4 +1,4 @@
-"""The one hash of numbers, from which every order is derived: of a plan's rows and of an epoch's."""
+"""The hash function that every shuffled order is derived from: the rows of a plan and the rows of an epoch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 
 def mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Each 64-bit word mixed by the finaliser of splitmix64, a bijection: no two words become equal.
+    """Mix each 64-bit word with the finaliser of splitmix64. It is a bijection, so different words stay different.
 
-    Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
+    From Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
     """
     words = (words ^ (words >> _SHIFT_1)) * np.uint64(FACTOR_1)
     words = (words ^ (words >> _SHIFT_2)) * np.uint64(FACTOR_2)

@@ -430,5 +430,5 @@ def test_a_server_that_is_away_behind_a_link_to_src_makes_no_reject(
         return lstat(path, **options)
 
     monkeypatch.setattr(os, "lstat", away)
-    with pytest.raises(Stopped, match="its file server may be away"):
+    with pytest.raises(Stopped, match="the file server may be down"):
         file_entry(tmp_path / "link", b"a/1.jpg", 0, Links(tmp_path / "link"))

@@ -53,7 +53,7 @@ def test_a_server_that_dies_in_an_epoch_is_one_error_that_names_a_file(
     *_, told, open_files = process.communicate(timeout=60)[0].splitlines()
     assert process.returncode == 0
     assert told.startswith(f"Stopped: {store}/"), told
-    assert told.endswith("; its file server may be away; run the same command again")
+    assert told.endswith("; the file server may be down; run the same command again")
     assert open_files == "[]"
 
 
@@ -64,4 +64,4 @@ def test_a_shard_on_a_server_that_is_away_is_not_called_damaged(gluster: Gluster
         [sys.executable, "-m", "decodeonce.cli", "info", str(store)], capture_output=True, text=True, check=False
     )
     assert done.returncode in (1, 75)
-    assert "server may be away" in done.stderr
+    assert "server may be" in done.stderr

@@ -23,7 +23,7 @@ from tests.command import prep
 from tests.images import tree_bytes
 from tests.together.processes import ROOT, build_arguments
 
-ADVICE = "mend that and run the same command again"
+ADVICE = "fix this and run the same command again"
 # Commands, and the path that their error names. "store" is finished, "planned" and "worked" are not, "empty" is an
 # empty folder, and the others do not exist.
 WRITING = {
