@@ -155,7 +155,7 @@ def test_a_range_that_does_not_fit_on_the_host() -> None:
     ("settings", "message"),
     [
         ({"cache": "host"}, "cache is 'host', expected None, 'device'"),
-        ({"cache": "device", "rank": 0, "world_size": 2}, "cache='device' with partition=\"global\": a rank needs"),
+        ({"cache": "device", "rank": 0, "world_size": 2}, "cache='device' needs partition=\"range\": with"),
     ],
 )
 def test_settings_that_make_no_sense(store: Path, settings: dict[str, Any], message: str) -> None:

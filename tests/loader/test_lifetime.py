@@ -107,7 +107,7 @@ def test_a_second_iterator_ends_the_first(store: Path) -> None:
         first = iter(loader)
         next(first)
         second = iter(loader)
-        with pytest.raises(RuntimeError, match="another epoch of this Loader was begun"):
+        with pytest.raises(RuntimeError, match="a new epoch of this Loader was started"):
             next(first)
         assert len(list(second)) == COUNT // 4
         with pytest.raises(RuntimeError, match="another epoch"):
@@ -134,7 +134,7 @@ def test_a_closed_loader(store: Path, images: NDArray[np.uint8]) -> None:
     loader.close()
     with pytest.raises(RuntimeError, match="the Loader was closed"):
         next(batches)
-    with pytest.raises(RuntimeError, match="this Loader is closed; make another"):
+    with pytest.raises(RuntimeError, match="this Loader is closed; create a new one"):
         iter(loader)
     assert np.array_equal(batch.images.numpy(), images[batch.rows.numpy()])
     assert loader.state_dict()["rows_consumed"] == 4
@@ -401,7 +401,7 @@ def test_a_transform_must_return_tensors(store: Path) -> None:
 
     with (
         Loader(store, batch_size=4, transform=crops) as loader,
-        pytest.raises(TypeError, match="a Batch with tuple in it, expected tensors"),
+        pytest.raises(TypeError, match="a Batch that contains tuple, expected only tensors"),
     ):
         next(iter(loader))
 
@@ -513,7 +513,7 @@ def test_stats_count_what_was_handed_out(store: Path) -> None:
         stats = loader.stats()
     assert stats["batches"] == 9
     assert stats["bytes"] == COUNT * 8 * 6 * 3
-    assert (stats["reader"], stats["why"], stats["threads"]) == ("pread", "asked for", 2)
+    assert (stats["reader"], stats["why"], stats["threads"]) == ("pread", "requested", 2)
     assert 0 < stats["waited_batch_share"] <= 1  # the first batch at least
     assert 0 < stats["waited_time_share"] == stats["seconds_waited"] / stats["seconds"] <= 1
     assert stats["seconds_transforming"] == 0
@@ -538,8 +538,8 @@ def test_stats_count_what_was_handed_out(store: Path) -> None:
         ({"seed": "x"}, "seed is 'x', expected a whole number"),
         ({"rank": 2, "world_size": 2}, "rank is 2 and world_size 2, expected 0 <= rank < world_size"),
         ({"rank": 2}, "rank is 2 and world_size None, expected both or neither"),
-        ({"batch_size": 61}, r"batch_size 61 is more than a rank's share, 60"),
-        ({"batch_size": 31, "rank": 0, "world_size": 2}, r"batch_size 31 is more than a rank's share, 30"),
+        ({"batch_size": 61}, r"batch_size is 61, but a rank gets only 60 rows"),
+        ({"batch_size": 31, "rank": 0, "world_size": 2}, r"batch_size is 31, but a rank gets only 30 rows"),
     ],
 )
 def test_settings_that_make_no_sense(store: Path, settings: dict[str, Any], message: str) -> None:

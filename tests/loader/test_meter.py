@@ -20,18 +20,18 @@ WAITED = Meter(
 )
 CASES = {
     "unknown: no batch": Meter(),
-    "training: only 4% of 10.0 s went into waiting": Meter(batches=9, seconds=10, seconds_waited=0.4),
-    "transfer: 50% of 10.0 s went into waiting": Meter(
+    "training: only 4% of 10.0 s was spent waiting": Meter(batches=9, seconds=10, seconds_waited=0.4),
+    "transfer: 50% of 10.0 s was spent waiting": Meter(
         batches=9, seconds=10, seconds_waited=5, seconds_sending=8, seconds_reading=10, seconds_reading_cpu=9
     ),
-    "storage: 100% of 10.0 s went into waiting for batches, and the threads that read were blocked for 75%": replace(
+    "storage: 100% of 10.0 s was spent waiting for batches, and reading threads were blocked for 75%": replace(
         WAITED, cold=2
     ),
-    "copy: 100% of 10.0 s went into waiting for batches, and 2 threads": replace(WAITED, cold=0),
-    "copy: 6% of 10.0 s went into waiting for batches, and 2 threads": Meter(
+    "copy: 100% of 10.0 s was spent waiting for batches, and 2 threads": replace(WAITED, cold=0),
+    "copy: 6% of 10.0 s was spent waiting for batches, and 2 threads": Meter(
         batches=9, seconds=10, seconds_waited=0.6, seconds_sending=2, seconds_reading=16, seconds_reading_cpu=15
     ),
-    "transform: 50% of 10.0 s went into waiting for batches, and the transform took 8.0 s": Meter(
+    "transform: 50% of 10.0 s was spent waiting for batches, and the transform took 8.0 s": Meter(
         batches=9, seconds=10, seconds_waited=5, seconds_transforming=8, seconds_sending=1, seconds_reading=10
     ),
 }
@@ -57,7 +57,7 @@ def test_a_slow_transform_on_a_cpu_is_named_with_the_share_that_stats_have(store
         stats, told = loader.stats(), loader.bottleneck()
     share, seconds = stats["waited_time_share"], stats["seconds"]
     assert share == stats["seconds_waited"] / seconds
-    assert told.startswith(f"transform: {share:.0%} of {seconds:.1f} s went into waiting")
+    assert told.startswith(f"transform: {share:.0%} of {seconds:.1f} s was spent waiting")
     assert told.endswith("smaller rows (prep convert --size), more cores, a GPU")
     assert 0.03 <= stats["seconds_transforming"] <= seconds
 

@@ -167,9 +167,9 @@ def test_steps_longer_than_a_group_and_groups_of_steps() -> None:
 @pytest.mark.parametrize(
     ("count", "kind", "batch_size", "world_size", "tail", "message"),
     [
-        (10, "global", 4, 3, "drop", r"batch_size 4 is more than a rank's share, 3 \(10 rows among 3 ranks\)"),
-        (10, "range", 4, 3, "drop", r"batch_size 4 is more than a rank's share, 3 \(10 rows among 3 ranks\)"),
-        (2, "range", 1, 3, "keep", r"2 rows among 3 ranks leave a rank without any"),
+        (10, "global", 4, 3, "drop", r"batch_size is 4, but a rank gets only 3 rows \(10 rows, 3 ranks\)"),
+        (10, "range", 4, 3, "drop", r"batch_size is 4, but a rank gets only 3 rows \(10 rows, 3 ranks\)"),
+        (2, "range", 1, 3, "keep", r"2 rows are too few for 3 ranks"),
         (0, "global", 1, 1, "keep", r"no rows"),
     ],
 )

@@ -19,7 +19,7 @@ from decodeonce.loader import read_ahead, readers
 from decodeonce.loader.order import WINDOW_BLOCKS, WindowOrder, derive_key
 from decodeonce.loader.partition import Step, make_partition, plan_steps
 from decodeonce.loader.read_ahead import AHEAD_BYTES, blocks_ahead, rows_ahead, windows_fit
-from decodeonce.loader.readers import LOOK_EVERY, LOOKS, Reader, ShardFiles
+from decodeonce.loader.readers import CHECK_EVERY, CHECKED_ROWS, Reader, ShardFiles
 from decodeonce.loader.settings import ReaderName, Shuffle
 from tests.conftest import COUNT
 from tests.stores import make_store, random_images
@@ -164,15 +164,15 @@ def test_rows_in_memory_are_not_asked_for(reader: Reader, asked: Asked, monkeypa
     ask(reader, *range(0, COUNT, 2))
     ask(reader)
     assert asked == []
-    assert len(offsets) == LOOKS - 1  # 30 rows, every second one
+    assert len(offsets) == CHECKED_ROWS - 1  # 30 rows, every second one
 
 
 def test_what_a_look_found_holds_for_a_few_steps(reader: Reader, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     offsets = looks_end_in(monkeypatch, errno.EAGAIN)  # the first look is cold, those after it are not
-    for _ in range(2 * LOOK_EVERY):
+    for _ in range(2 * CHECK_EVERY):
         ask(reader, 3)
     assert len(offsets) == 2
-    assert len(asked) == LOOK_EVERY
+    assert len(asked) == CHECK_EVERY
 
 
 @pytest.mark.parametrize(("remote", "expected"), [("Lustre", 1), (None, 0)])

@@ -110,7 +110,7 @@ def test_a_shard_cut_short_while_reading_is_named(tmp_path: Path, store: Path, r
         next(batches)
         os.truncate(copy / "images-00001.npy", 4096 + 10)
         with pytest.raises(
-            StoreError, match=r"images-00001\.npy: ends at byte \d+, expected \d+ at least; run"
+            StoreError, match=r"images-00001\.npy: ends at byte \d+, expected at least \d+; run"
         ) as held:
             list(batches)
         assert any(str(copy / "images-") in name for name in open_files())
@@ -162,7 +162,7 @@ def test_a_network_file_system_is_never_mapped(store: Path, monkeypatch: pytest.
     monkeypatch.setattr(readers, "network_file_system", lambda path: "Lustre")
     name, why = choose(store, asked)
     assert (name, "Lustre" in why) == ("pread", True)
-    assert choose(store, "pread") == ("pread", "asked for")
+    assert choose(store, "pread") == ("pread", "requested")
 
 
 def test_file_systems_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

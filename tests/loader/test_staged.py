@@ -95,11 +95,11 @@ def test_a_part_that_is_everything_goes_with_any_partition(store: Path, parts: P
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({}, r'asked for rows 0\.\.59: take partition="range" with the world size it was staged for'),
-        ({"rank": 0, "world_size": 2}, r'asked for rows 0\.\.59: take partition="range"'),
-        ({"partition": "range", "rank": 0, "world_size": 1}, r"asked for rows 0\.\.59: those of rank 0 of 1"),
-        ({"partition": "range", "rank": 1, "world_size": 2}, r"asked for rows 30\.\.59: those of rank 1 of 2"),
-        ({"partition": "range", "rank": 1, "world_size": 3}, r"asked for rows 20\.\.39: those of rank 1 of 3"),
+        ({}, r'asked for rows 0\.\.59: pass partition="range" and the world size that it was staged for'),
+        ({"rank": 0, "world_size": 2}, r'asked for rows 0\.\.59: pass partition="range"'),
+        ({"partition": "range", "rank": 0, "world_size": 1}, r"asked for rows 0\.\.59: these belong to rank 0 of 1"),
+        ({"partition": "range", "rank": 1, "world_size": 2}, r"asked for rows 30\.\.59: these belong to rank 1 of 2"),
+        ({"partition": "range", "rank": 1, "world_size": 3}, r"asked for rows 20\.\.39: these belong to rank 1 of 3"),
     ],
 )
 def test_a_rank_whose_rows_are_elsewhere_is_told_at_once(parts: Parts, settings: dict[str, Any], told: str) -> None:

@@ -233,7 +233,7 @@ def test_a_state_of_another_loader(store: Path, change: dict[str, Any], message:
     with loader_of(store) as loader:
         with pytest.raises(ValueError, match=message):
             loader.load_state_dict({**loader.state_dict(), **change})
-        with pytest.raises(ValueError, match="not the state of a Loader: it lacks epoch"):
+        with pytest.raises(ValueError, match="not the state of a Loader: epoch"):
             loader.load_state_dict({k: v for k, v in loader.state_dict().items() if k != "epoch"})
 
 
@@ -254,7 +254,7 @@ def test_a_state_of_another_store_is_refused_unless_it_is_meant(store: Path, rel
             other.load_state_dict(state)
         with pytest.raises(ValueError, match="seed 6, here 5"):
             other.load_state_dict({**state, "seed": 6}, other_store=True)
-        with pytest.raises(ValueError, match="it lacks store"):
+        with pytest.raises(ValueError, match="not the state of a Loader: store missing"):
             same.load_state_dict({name: value for name, value in state.items() if name != "store"})
         other.load_state_dict(state, other_store=True)
         same.load_state_dict(state)
@@ -276,7 +276,7 @@ def test_a_window_order_is_resumed_with_its_own_blocks_only(store: Path) -> None
         loader.load_state_dict(state)
         with pytest.raises(ValueError, match="block_rows 5, here 4"):
             loader.load_state_dict({**state, "block_rows": 5})
-        with pytest.raises(ValueError, match="it lacks block_rows"):
+        with pytest.raises(ValueError, match="not the state of a Loader: block_rows missing"):
             loader.load_state_dict({name: value for name, value in state.items() if name != "block_rows"})
         with (
             loader_of(store) as full,

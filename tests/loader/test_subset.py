@@ -89,7 +89,7 @@ def test_a_range_is_a_subset(store: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([1, 2, 1], "row 1 is in rows more than once, expected each row once"),
+        ([1, 2, 1], "rows contains row 1 more than once, expected each row once"),
         ([-1, 2], "rows has numbers from -1 to 2, expected 0 to 59"),
         ([0, 60], "rows has numbers from 0 to 60, expected 0 to 59"),
         ([True] * 59, r"rows has shape \(59,\) of bool, expected row numbers or 60 booleans"),
@@ -98,7 +98,7 @@ def test_a_range_is_a_subset(store: Path) -> None:
         (7, r"rows has shape \(\) of int64"),
         ([], "there are no rows to load"),
         (np.zeros(60, bool), "there are no rows to load"),
-        ([0, 1], r"batch_size 3 is more than a rank's share, 2 \(2 rows among 1 ranks\)"),
+        ([0, 1], r"batch_size is 3, but a rank gets only 2 rows \(2 rows, 1 ranks\)"),
     ],
 )
 def test_what_is_no_subset_is_refused(store: Path, rows: Any, message: str) -> None:

@@ -1,4 +1,4 @@
-"""The loader: batches of a store on a host or an accelerator. Imports neither prep nor Pillow."""
+"""Load the rows of a store as batches on a CPU or an accelerator. Imports neither prep nor Pillow."""
 
 from decodeonce.loader.batch import Batch
 from decodeonce.loader.dataset import StoreDataset

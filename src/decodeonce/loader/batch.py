@@ -1,4 +1,4 @@
-"""What a training step gets."""
+"""The batch that a Loader yields."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One batch; iterating over it gives images and labels, so that ``for images, labels in loader`` works.
+    """The images, labels and further columns of up to `batch_size` rows, on the Loader's device.
 
-    All tensors are on the loader's device.
+    A batch unpacks to images and labels, so that ``for images, labels in loader`` works.
 
     Attributes:
-        images: uint8 (B, H, W, C), contiguous; ``images.permute(0, 3, 1, 2)`` is channels_last without a copy.
-        labels: int64 (B,); float32 (B, classes) after MixUp or CutMix.
-        rows: int64 (B,), row numbers in the store. They ascend within the first `valid` and within the rest: reading is
-            faster in this order, and the order within a batch has no meaning.
-        valid: How many rows count, from the first on; the rest is padding.
-        epoch: Number of the epoch, so that a transform's randomness can follow from it.
-        columns: The store's further per-row arrays of numbers by name, each (B, ...).
+        images: uint8 (B, H, W, C), contiguous. ``images.permute(0, 3, 1, 2)`` is already channels_last; no copy. After
+            ``Augment``: (B, C, H, W), channels_last, with the dtype of its last step.
+        labels: int64 (B,). After ``MixUp`` or ``CutMix``: float32 (B, classes).
+        rows: int64 (B,), row numbers in the store. The first `valid` are in ascending order, and so is the padding:
+            this is faster to read, and the order within a batch has no meaning.
+        valid: Number of rows that count. The rows after them are padding.
+        epoch: Number of the epoch. A transform can derive its random numbers from it.
+        columns: The store's other numeric columns by name, each (B, ...).
+
+    Example:
+        >>> for batch in loader:
+        ...     loss = cross_entropy(model(batch.images), batch.labels)
     """
 
     images: Tensor
@@ -37,13 +42,18 @@ class Batch:
         yield self.labels
 
     def to(self, device: str | torch.device, *, non_blocking: bool = False) -> Batch:
-        """The batch with every tensor on `device`, as Lightning and accelerate need it."""
+        """Return a batch with every tensor on `device`. Lightning and accelerate call this.
+
+        Args:
+            device: Target device.
+            non_blocking: As in ``torch.Tensor.to``. Default: False.
+        """
         moved = (tensor.to(device, non_blocking=non_blocking) for tensor in self.tensors())
         images, labels, rows, *columns = moved
         return Batch(images, labels, rows, self.valid, self.epoch, dict(zip(self.columns, columns, strict=True)))
 
     def tensors(self) -> list[Tensor]:
-        """Every tensor of the batch."""
+        """All tensors of the batch: images, labels, rows and the columns."""
         return [self.images, self.labels, self.rows, *self.columns.values()]
 
 

@@ -1,4 +1,4 @@
-"""A store for those who keep torch's DataLoader."""
+"""A store as a map-style dataset for torch's DataLoader."""
 
 from __future__ import annotations
 
@@ -15,12 +15,23 @@ from decodeonce.store import Store, open_store
 
 
 class StoreDataset(Dataset[tuple[Any, int]]):
-    """A map-style dataset of a store's rows: dataset[row] is (image, label).
+    """A map-style dataset for torch's DataLoader: ``dataset[row]`` is (image, label).
 
-    store: a path or an open Store. The image is a new (H, W, C) uint8 tensor, or what transform makes of it. A
-    DataLoader fetches a whole batch at a time (`__getitems__`), in worker processes too: a pickle holds no rows.
+    A DataLoader reads a whole batch at once (``__getitems__``). Worker processes open the store themselves: a pickled
+    dataset contains no rows.
 
-    Raises StoreError for a damaged store; IndexError for a row that is not there.
+    Args:
+        store: Path to a store, or an open ``Store``.
+        transform: Called with each image, a new uint8 tensor (H, W, C). The dataset returns its result as the image.
+            Default: return the tensor.
+
+    Raises:
+        StoreError: If the store is damaged.
+        IndexError: If a requested row does not exist.
+
+    Example:
+        >>> dataset = StoreDataset("train.store", transform=lambda image: image.permute(2, 0, 1))
+        >>> loader = DataLoader(dataset, batch_size=256, shuffle=True)
     """
 
     def __init__(self, store: StoreLike, *, transform: Callable[[Tensor], Any] | None = None) -> None:
@@ -29,7 +40,7 @@ class StoreDataset(Dataset[tuple[Any, int]]):
 
     @cached_property
     def classes(self) -> list[str]:
-        """The class names in label order, as in torchvision's ImageFolder; `store.classes` also has descriptions."""
+        """Class names in label order, as in torchvision's ImageFolder; ``store.classes`` also has descriptions."""
         return [cls.name for cls in self.store.manifest.classes]
 
     @cached_property
@@ -39,7 +50,7 @@ class StoreDataset(Dataset[tuple[Any, int]]):
 
     @cached_property
     def targets(self) -> list[int]:
-        """The label of every row, as in torchvision's ImageFolder; 40 MB for 1.28 million rows."""
+        """The label of each row, as in torchvision's ImageFolder; 40 MB for 1.28 million rows."""
         labels: list[int] = self.store.labels.tolist()
         return labels
 
@@ -50,8 +61,8 @@ class StoreDataset(Dataset[tuple[Any, int]]):
         return self.__getitems__([row])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> list[tuple[Any, int]]:
-        """The samples of these rows, read in one go."""
+        """Return the (image, label) pairs of `rows`, read at once."""
         images = torch.from_numpy(self.store.take(rows))
         labels = self.store.labels[rows].tolist()
-        pictures = images if self.transform is None else map(self.transform, images)
-        return list(zip(pictures, labels, strict=True))
+        transformed = images if self.transform is None else map(self.transform, images)
+        return list(zip(transformed, labels, strict=True))

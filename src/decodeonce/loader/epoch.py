@@ -1,7 +1,7 @@
-"""One epoch: the threads that read its steps into slots and deliver them, and the iterator that hands batches out.
+"""One epoch: the threads that read its steps into slots and deliver them, and the iterator that yields batches.
 
-Every hand-over between threads is a SimpleQueue: its `put` may interrupt a `put` or `get` of the same thread, so it is
-safe in finalizers, which run wherever the last reference dies or garbage is collected.
+Threads exchange everything through SimpleQueues. Their `put` can interrupt a `put` or `get` of the same thread, so it
+is safe in finalizers, which run in any thread that drops the last reference or collects garbage.
 """
 
 from __future__ import annotations
@@ -23,74 +23,77 @@ from decodeonce.loader.meter import Meter, mark, timed
 from decodeonce.loader.partition import Step
 from decodeonce.loader.readers import Part, Reader
 
-# The user's thread waits with a timeout: a signal that another thread takes, or that comes just before a wait begins,
-# wakes nobody, and Ctrl-C would wait for the batch. Python handles signals between two tries.
-LOOK_SECONDS = 0.2
-# Batches that the copying threads work on at a time: with two, they never wait for one another at a batch's end.
-TOGETHER = 2
+# The user's thread waits with a timeout. A signal that another thread receives, or that arrives just before a wait
+# begins, does not end the wait, so Ctrl-C would have to wait for the batch. Python handles signals between two waits.
+POLL_SECONDS = 0.2
+# Batches that the copying threads work on at a time. With two, they do not wait for each other at the end of a batch.
+BATCHES_IN_PROGRESS = 2
 
 
 @dataclass(frozen=True)
 class Position:
-    """A point in training: rows consumed of an epoch, as its partition counts them."""
+    """A point in training: the epoch, and its consumed rows as the partition counts them."""
 
     epoch: int
     rows_consumed: int
 
 
 class Progress:
-    """The position that training has reached (`now`), and the one where the next `for` begins (`next`)."""
+    """The position of training (`now`), and the position where the next `for` loop starts (`next`)."""
 
     def __init__(self) -> None:
         self.now = self.next = Position(0, 0)
 
     def advance(self, rows: int, *, last: bool) -> None:
-        """Count a batch of `rows` rows as handed out; the epoch's last one leads to the start of the next epoch."""
+        """Count a batch of `rows` rows as yielded. The last batch of an epoch moves to the start of the next epoch."""
         if self.next == self.now:
             self.next = Position(self.now.epoch + 1, 0)
         self.now = self.next if last else Position(self.now.epoch, self.now.rows_consumed + rows)
 
 
 class Epoch(Iterator[Batch]):
-    """The `steps` batches of an epoch, `stride` rows each. Its threads end with it, also if it is dropped halfway."""
+    """Iterate over the `steps` batches of an epoch, `stride` rows each.
+
+    Its threads end when the epoch is over or is garbage-collected.
+    """
 
     def __init__(self, filler: Filler, progress: Progress, *, steps: int, stride: int) -> None:
         self._filler, self._progress, self._meter = filler, progress, filler.meter
         self.number, self.left, self._stride = progress.now.epoch, steps, stride
-        self.ended = ""  # why it gives no batch any more
+        self.ended = ""  # the reason why it yields no more batches
         self._process = os.getpid()
         self._since = time.perf_counter()
-        # The filler does not refer to the epoch, so an epoch that is dropped dies, and this ends its threads. It also
-        # does so at exit: a thread that is inside torch when the interpreter ends can crash the process.
+        # The filler does not refer to the epoch. A dropped epoch is collected, and this ends its threads.
+        # This also runs at exit: a thread that is inside torch when the interpreter ends can crash the process.
         weakref.finalize(self, filler.stop)
         if not steps:
             progress.advance(0, last=True)
 
     def end(self, why: str) -> None:
-        """End the threads; a request for a further batch raises an error with the reason."""
+        """End the threads. Requesting another batch then raises an error with the reason `why`."""
         self.ended = self.ended or why
         self._filler.stop()
 
     def __next__(self) -> Batch:
         if not self.left:
-            self.end("it is over")
+            self.end("all batches were yielded")
             raise StopIteration
         if self.ended:
             raise RuntimeError(f"this epoch has ended: {self.ended}")
         if os.getpid() != self._process:
-            raise RuntimeError("this epoch was begun before a fork, which its threads did not survive; begin it here")
+            raise RuntimeError("this epoch was started before a fork and has no threads here; start a new one")
         try:
             sent = self._wait()
-            if isinstance(sent, BaseException):  # the filler's, which is ending
+            if isinstance(sent, BaseException):  # from the filler, which is ending
                 self._filler.stop()
                 raise sent
             return self._receive(sent)
         except BaseException as error:
-            # This may be Ctrl-C. A batch may be lost by now, so this epoch must not continue; the next one, or a
-            # resumed one, will. The threads are not waited for here: they may be waiting for the user.
+            # This can be Ctrl-C. A batch may be lost, so this epoch must not continue; the user can resume it or start
+            # the next one. Do not wait for the threads here: they may be waiting for the user.
             self.ended = f"{type(error).__name__}: {error}"
             self._filler.request_stop()
-            if isinstance(error, StopIteration):  # from a transform; it would look like the end of the epoch
+            if isinstance(error, StopIteration):  # raised by a transform; it would look like the end of the epoch
                 raise RuntimeError("transform raised StopIteration") from error
             raise
 
@@ -113,7 +116,7 @@ class Epoch(Iterator[Batch]):
         with mark("wait"):
             while True:
                 with suppress(Empty):
-                    sent = self._filler.ready.get(timeout=LOOK_SECONDS)
+                    sent = self._filler.ready.get(timeout=POLL_SECONDS)
                     break
         self._meter.seconds_waited += time.perf_counter() - start
         self._meter.waits += 1
@@ -121,20 +124,19 @@ class Epoch(Iterator[Batch]):
 
 
 class Filler:
-    """A thread that fills slots ahead of the consumer, from a first step to a last.
+    """A thread that fills slots ahead of the consumer.
 
-    `ready` gives each batch, or the exception that ended the thread. At most `prefetch` batches are under way or ready;
-    call `allow_one` for each one taken from `ready`.
+    `ready` contains the batches, or the exception that ended the thread. At most `prefetch` batches are ready or in
+    progress. Call `allow_one` for each batch taken from `ready`.
     """
 
     def __init__(self, steps: Iterable[Step], reader: Reader, delivery: Delivery, meter: Meter, prefetch: int) -> None:
         self.ready: SimpleQueue[Sent | BaseException] = SimpleQueue()
         self._steps = steps
-        self._reader = (
-            reader  # the thread deletes it when it ends: mappings must go although the user holds an iterator
-        )
+        # The thread deletes the reader when it ends, so that files are unmapped even if the user keeps the iterator.
+        self._reader = reader
         self.delivery, self.meter = delivery, meter
-        self._under_way: deque[Filled] = deque()
+        self._in_progress: deque[Filled] = deque()
         self._parts: SimpleQueue[tuple[Part, SimpleQueue[Result]] | None] = SimpleQueue()
         self._allowances: SimpleQueue[None] = SimpleQueue()
         self._stopped = False
@@ -145,30 +147,30 @@ class Filler:
         self._thread = LoaderThread(self._run, "filler")
 
     def allow_one(self) -> None:
-        """Allow one more batch."""
+        """Allow the thread to start one more batch."""
         self._allowances.put(None)
 
     def request_stop(self) -> None:
-        """Have the thread end with the batch it is at."""
+        """Ask the thread to end after its current batch."""
         self._stopped = True
         self.allow_one()
 
     def stop(self) -> None:
-        """End the thread, wait for it, and drop what is ready. May be called again, also after an interrupt."""
+        """End the thread, wait for it, and drop ready batches. It can be called again, also after an interrupt."""
         self.request_stop()
-        # A finalizer may call this in any thread. A loader's own thread must not wait: the filler may wait for it.
+        # A finalizer can call this in any thread. A thread of the Loader must not wait: the filler may wait for it.
         if isinstance(threading.current_thread(), LoaderThread):
             return
-        # Not join() alone: where Ctrl-C interrupts that, a thread counts as ended from then on (CPython before 3.13).
-        if self._thread.is_alive():  # it is not in a forked child, where nobody would release the lock
-            while not self._running.acquire(timeout=LOOK_SECONDS):
+        # join() alone is not enough: if Ctrl-C interrupts it, CPython before 3.13 then treats the thread as ended.
+        if self._thread.is_alive():  # False in a forked child, where no thread would release the lock
+            while not self._running.acquire(timeout=POLL_SECONDS):
                 pass
             self._running.release()
             self._thread.join()
         with suppress(Empty):
             while True:
                 self.ready.get_nowait()
-        self.ready.put(RuntimeError("this epoch was ended by another thread"))  # one may be waiting in get()
+        self.ready.put(RuntimeError("this epoch was ended by another thread"))  # wakes a thread that waits in get()
 
     def _run(self) -> None:
         copying: list[threading.Thread] = []
@@ -177,16 +179,16 @@ class Filler:
                 copying.append(LoaderThread(self._copy, f"copy-{number}"))
             self.delivery.enter()
             self._fill()
-        except BaseException as error:  # of any kind: the consumer would wait forever for a dead thread
+        except BaseException as error:  # every kind: otherwise the consumer would wait forever for a dead thread
             self.ready.put(error)
         finally:
-            self._stopped = True  # so that hints that are still queued are skipped
+            self._stopped = True  # skips hints that are still queued
             for _ in copying:
                 self._parts.put(None)
             for thread in copying:
                 thread.join()
-            while self._under_way:  # nothing writes into their slots any more
-                self.delivery.slots.give_back(self._under_way.popleft().slot)
+            while self._in_progress:  # the copying threads have ended, so their slots are free
+                self.delivery.slots.give_back(self._in_progress.popleft().slot)
             del self._reader
             self._running.release()
 
@@ -194,44 +196,44 @@ class Filler:
         for step in self._steps:
             try:
                 self._allowances.get_nowait()
-            except Empty:  # this may take long: deliver what is under way first
-                while self._under_way:
+            except Empty:  # waiting can take long, so deliver the batches in progress first
+                while self._in_progress:
                     self._hand_over()
                 self._allowances.get()
             if self._stopped:
                 return
             self._begin(step)
-            if len(self._under_way) == TOGETHER:
+            if len(self._in_progress) == BATCHES_IN_PROGRESS:
                 self._hand_over()
-        while self._under_way:
+        while self._in_progress:
             self._hand_over()
 
     def _begin(self, step: Step) -> None:
-        """Have the copying threads ask storage for a step's hints and read its rows into a slot."""
+        """Queue a step for the copying threads: read its hints ahead, and read its rows into a slot."""
         for rows in step.hints:
             self.meter.hints += 1
             if hint := self._reader.hint(self.delivery.lacking(rows)):
                 self.meter.cold += 1
-                # Nobody asks for its result: if it failed, so will the reader.
+                # The result is ignored: if the hint failed, the reader will fail too.
                 self._parts.put((partial(self._unless_stopped, hint), SimpleQueue()))
         rows = self.delivery.lacking(step.rows)
         start = time.perf_counter()
         filled = Filled(step, rows, self.delivery.take())
         self.meter.seconds_sending += time.perf_counter() - start
-        self._under_way.append(filled)
+        self._in_progress.append(filled)
         for part in self._reader.parts(rows, filled.slot.pixels[: len(rows)]):
             self._parts.put((part, filled.done))
             filled.parts += 1
 
     def _hand_over(self) -> None:
-        """Deliver the oldest batch under way, when it has been read."""
-        filled = self._under_way[0]
+        """Wait until the oldest batch in progress has been read, then deliver it."""
+        filled = self._in_progress[0]
         for result in [filled.done.get() for _ in range(filled.parts)]:
             if isinstance(result, BaseException):
                 raise result
             self.meter.seconds_reading += result[0]
             self.meter.seconds_reading_cpu += result[1]
-        self._under_way.popleft()  # from here on the delivery gives the slot back
+        self._in_progress.popleft()  # from now on, the delivery gives the slot back
         start = time.perf_counter()
         with mark("copy"):
             sent = self.delivery.send(filled, *self._reader.arrays(filled.step.rows))
@@ -240,13 +242,13 @@ class Filler:
         self.ready.put(sent)
 
     def _copy(self) -> None:
-        """Do parts, in the order in which they were queued, until there is None."""
+        """Run queued parts in order until None arrives."""
         while (item := self._parts.get()) is not None:
             part, done = item
             try:
                 with mark("read"):
                     done.put(timed(part))
-            except BaseException as error:  # of any kind: the filler waits for each part
+            except BaseException as error:  # every kind: the filler waits for each part
                 done.put(error)
 
     def _unless_stopped(self, hint: Part) -> None:
@@ -255,7 +257,7 @@ class Filler:
 
 
 class LoaderThread(threading.Thread):
-    """A running thread of some Loader's, which does not keep the interpreter from ending."""
+    """A thread of a Loader. It starts when created, and does not keep the interpreter from exiting."""
 
     def __init__(self, target: Callable[[], None], name: str) -> None:
         super().__init__(target=target, name=f"decodeonce-{name}", daemon=True)

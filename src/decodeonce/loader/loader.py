@@ -1,4 +1,4 @@
-"""The Loader: shuffled, partitioned, resumable epochs of batches at the speed of a memory copy."""
+"""The Loader: shuffled, partitioned and resumable epochs, at the speed of a memory copy."""
 
 from __future__ import annotations
 
@@ -29,48 +29,51 @@ class Loader:
 
     Args:
         store: Path to a store, or an open ``Store``.
-        batch_size: Rows per batch on each rank.
-        rows: Load only these rows of the store: distinct row numbers in any order, or a mask with a boolean for each
-            row. Such a subset is shuffled, partitioned and resumed like a store that has only these rows, in their
-            stored order.
-        device: Device that receives the batches.
-        shuffle: Order of an epoch. "full": any row may appear anywhere. "window": blocks are shuffled, then rows within
-            each 32 blocks; best on storage that is slow at random reads. "none": stored order.
-        partition: How ranks share an epoch. "global": ranks take slices of each global batch of one order over all
-            rows. "range": rank r reads only rows [r*count//world_size, (r+1)*count//world_size), shuffled among
-            themselves.
-        seed: Any whole number. Each epoch has its own order with the same seed.
-        rank: This rank's number. Pass both `rank` and `world_size`, or neither to take them from torch.distributed or
-            the launcher.
-        world_size: Number of ranks.
-        tail: What to do with the rows after the last whole global batch. "drop": leave them out. "pad": fill the batch
-            with rows from the start of the epoch; ``Batch.valid`` says how many count. "keep": split them evenly into
-            smaller batches; a rank without any gets one row of padding.
-        prefetch: Batches prepared ahead. Host memory is about ``prefetch + 2`` batches.
-        threads: Threads that copy. Default: the usable cores, at most 4.
-        reader: How to read. "mmap": copy out of mappings, except on network file systems. "pread": one read per run of
-            rows. "auto": choose by file system and memory. ``stats()`` says what was chosen and why.
-        transform: Takes and returns a ``Batch``. It is called in a thread of the Loader, on the device, on a stream of
-            the Loader, without gradients and outside of autocast.
-        cache: "device" keeps each row of the rank's range in the device's memory once it was read, so that no pixels
-            are read or transferred twice; the batches are the same. Needs one rank, or partition="range".
-        verify: Check each row against its checksum as it is read. A wrong or damaged row raises StoreError at
-            ``next()``, which names the row. docs/verify-and-repair.md says what that costs.
+        batch_size: Rows per batch on each rank, at least 1.
+        rows: Load only these rows of the store: distinct row numbers in any order, or a mask with a boolean per row.
+            Such a subset is shuffled, partitioned and resumed like a store with only these rows, in their stored order.
+            Default: all rows.
+        device: Device that receives the batches, such as "cuda". Default: "cpu".
+        shuffle: Order of an epoch. "full" (default): any row may appear anywhere. "window": blocks are shuffled, then
+            rows within groups of 32 blocks; best on storage that is slow at random reads. "none": stored order.
+        partition: How ranks share an epoch. "global" (default): all ranks share one order over all rows, and each takes
+            its slice of every global batch. "range": rank r reads only the rows from r*count//world_size up to
+            (r+1)*count//world_size, in an order of its own.
+        seed: Any whole number. Default: 0. With the same seed, each epoch still has its own order.
+        rank: Number of this rank. Pass both `rank` and `world_size`, or neither. Default: the rank from
+            torch.distributed or the launcher.
+        world_size: Number of ranks. Default: as for `rank`.
+        tail: What to do with the rows after the last complete global batch. "drop" (default): skip them. "pad": fill
+            the batch with rows from the start of the epoch; ``Batch.valid`` is the number of rows that count. "keep":
+            split them evenly into smaller batches; a rank without rows gets one row of padding.
+        prefetch: Batches prepared ahead, at least 1. Default: 3. On a CPU, host memory is about ``prefetch + 2``
+            batches. With another device it is 3 pinned batches, and about ``prefetch + 2`` batches on the device.
+        threads: Threads that copy rows. Default: the number of usable cores, at most 4.
+        reader: How to read. "auto" (default): choose by file system and memory; ``stats()`` shows the choice and the
+            reason. "pread": one read per run of consecutive rows. "mmap": copy from mapped files; network file systems
+            are still read with pread.
+        transform: Function from a ``Batch`` to a ``Batch``, such as ``Augment``. It runs in a thread of the Loader, on
+            the device and a stream of the Loader, without gradients and outside autocast. Default: none.
+        cache: "device" keeps each row in device memory after its first use, so that its pixels are read and
+            transferred once. Batches are the same. Needs a single rank or ``partition="range"``, and memory for all
+            rows of the rank. Default: None, no cache.
+        verify: If True, compare each row with its checksum when it is read. A damaged row raises StoreError at
+            ``next()``; the error names the row. See docs/verify-and-repair.md for the cost. Default: False.
 
     Attributes:
         batch_size: Rows per batch on each rank.
-        rank: This rank's number.
+        rank: Number of this rank.
         world_size: Number of ranks.
         count: Rows of the store or the subset.
 
     Yields:
-        Batch: unpacks to ``images``, uint8 (B, H, W, C), and ``labels``, int64 (B,).
+        Batch: Unpacks to ``images``, uint8 (B, H, W, C), and ``labels``, int64 (B,).
 
     Raises:
-        ValueError: If arguments conflict.
-        StoreError: If the store is damaged, or is a staged part without this rank's rows; such a part goes with
-            partition="range".
-        Stopped: If a file server is away.
+        ValueError: If arguments are not valid or conflict.
+        StoreError: If the store is damaged, or is a staged part without this rank's rows. Load a staged part with
+            ``partition="range"``.
+        Stopped: If the file server is down.
 
     Example:
         >>> loader = Loader("train.store", batch_size=256, device="cuda")
@@ -80,9 +83,9 @@ class Loader:
     @with_parameters_of(Settings)
     def __init__(self, store: StoreLike, **settings: Any) -> None:
         self._settings = chosen = Settings(store, **settings)
-        place, device, threads = chosen.find_rank(), find_device(chosen.device), chosen.copying_threads()
+        rank, device, threads = chosen.find_rank(), find_device(chosen.device), chosen.copying_threads()
         opened = store if isinstance(store, Store) else open_store(store)
-        self.batch_size, self.rank, self.world_size = chosen.batch_size, place.rank, place.world_size
+        self.batch_size, self.rank, self.world_size = chosen.batch_size, rank.rank, rank.world_size
         self._root = opened.paths.root
         self._manifest = manifest = opened.manifest
         if isinstance(chosen.transform, Augment):
@@ -91,19 +94,19 @@ class Loader:
         rows = find_rows(chosen.rows, len(opened))
         self.count = len(rows)
         self._partition = partition = make_partition(
-            chosen.partition, rows, chosen.batch_size, place.rank, place.world_size, chosen.tail
+            chosen.partition, rows, chosen.batch_size, rank.rank, rank.world_size, chosen.tail
         )
         self._rows_name = "all" if isinstance(rows, range) else f"subset {hexdigest(rows.data.cast('B'))}"
-        advice = 'take partition="range" with the world size it was staged for'
+        advice = 'pass partition="range" and the world size that it was staged for'
         if chosen.partition == "range":
-            advice = f"those of rank {place.rank} of {place.world_size}; it was staged for another"
+            advice = f"these belong to rank {rank.rank} of {rank.world_size}; stage the part for this rank"
         if chosen.rows is not None:
             advice = "choose rows that it holds, or open the whole store"
         first, last = int(partition.rows[0]), int(partition.rows[-1])
-        opened.check_held(range(first, last + 1), advice)  # once: no step asks again
+        opened.check_held(range(first, last + 1), advice)  # checked only here, not in each step
         if chosen.cache and partition.slices > 1:
             raise ValueError(
-                f'cache={chosen.cache!r} with partition="global": a rank needs other rows in each epoch; use "range"'
+                f'cache={chosen.cache!r} needs partition="range": with "global", a rank reads different rows each epoch'
             )
         shape, cached = (chosen.batch_size, *manifest.shape), partition.rows if chosen.cache else None
         self._delivery = make_delivery(device, shape, chosen.prefetch, chosen.transform, cached)
@@ -114,40 +117,48 @@ class Loader:
         self._meter = Meter()
         self._progress = Progress()
         self._epoch: weakref.ref[Epoch] | None = None
-        self._filler: Filler | None = None  # the last epoch's; its threads may outlive the epoch
+        self._filler: Filler | None = None  # of the last epoch; its threads may outlive the epoch
 
     def __repr__(self) -> str:
         size = f"{self.count} rows, {self.batch_size} per step on rank {self.rank} of {self.world_size}"
         return f"<Loader {self._root}: {size}; epoch {self.epoch}, {self.steps_left} of {len(self)} steps left>"
 
     def __len__(self) -> int:
-        """Steps of a whole epoch, the same on every rank, also if the next epoch is resumed in the middle.
+        """The number of steps of a whole epoch. It is the same on every rank, and also when the next epoch is resumed.
 
-        A progress bar that starts where training resumes is ``tqdm(loader, initial=len(loader) - loader.steps_left)``.
+        For a progress bar that starts where training resumes, use
+        ``tqdm(loader, initial=len(loader) - loader.steps_left)``.
         """
         return self._partition.steps()
 
     @property
     def epoch(self) -> int:
-        """Number of the running epoch, up to the end of its ``for``; otherwise of the epoch that the next ``for`` runs.
+        """Number of the running epoch; between two ``for`` loops, the number of the next epoch.
 
-        ``for epoch in range(loader.epoch, epochs)`` runs the epochs that are left, also after load_state_dict().
+        ``for epoch in range(loader.epoch, epochs)`` runs the remaining epochs, also after ``load_state_dict()``.
         """
         running = self._running()
         return running.number if running else self._progress.next.epoch
 
     @property
     def steps_left(self) -> int:
-        """Batches that the running epoch has yet to give, 0 at its last one; otherwise those of the next ``for``."""
+        """Batches left in the running epoch, 0 at its last batch; between two ``for`` loops, those of the next one."""
         running = self._running()
         return running.left if running else self._partition.steps(self._progress.next.rows_consumed)
 
     def __iter__(self) -> Iterator[Batch]:
-        """The next epoch, or the rest of one after load_state_dict(). Ends the epoch that was being iterated."""
-        self._end_epoch("another epoch of this Loader was begun")
+        """Start the next epoch or, after ``load_state_dict()``, the rest of one. Ends an epoch that is still running.
+
+        Returns:
+            Iterator[Batch]: The batches of the epoch.
+
+        Raises:
+            RuntimeError: If the Loader is closed.
+        """
+        self._end_epoch("a new epoch of this Loader was started")
         if self._reader is None:
-            raise RuntimeError("this Loader is closed; make another")
-        # This epoch stays the next one until it hands out a batch: Lightning asks for two iterators in a row, and takes
+            raise RuntimeError("this Loader is closed; create a new one")
+        # Until this epoch yields a batch, it is also the next one: Lightning creates two iterators in a row and takes
         # batches from the second.
         start = self._progress.now = self._progress.next
         self._delivery.begin()
@@ -166,7 +177,7 @@ class Loader:
         self.close()
 
     def close(self) -> None:
-        """End all threads, close files and free slots; a second call does nothing. Batches that are held stay valid."""
+        """End all threads, close files and free buffers. A second call does nothing; existing batches stay valid."""
         self._end_epoch("the Loader was closed")
         if self._reader is not None:
             self._reader = None
@@ -174,7 +185,13 @@ class Loader:
             self._delivery.close()
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the number of the next one. The epoch that load_state_dict() went to keeps its offset."""
+        """Set the number of the next epoch. Few programs need this: epochs are counted automatically.
+
+        If `epoch` is the epoch that ``load_state_dict()`` restored, it still resumes at the restored step.
+
+        Args:
+            epoch: Number of the epoch that the next ``for`` loop runs, 0 or more.
+        """
         check_whole(0, epoch=epoch)
         if epoch != self._progress.next.epoch:
             self._progress.next = Position(epoch, 0)
@@ -183,40 +200,42 @@ class Loader:
             self._progress.now = self._progress.next
 
     def state_dict(self) -> dict[str, Any]:
-        """Where training is after the batches handed out so far, however many are ready: a small plain dict.
+        """Return the position after the batches yielded so far, to save in a checkpoint.
 
-        At an epoch's last batch that is the start of the next epoch, so count epochs with `epoch`, not on your own.
+        Prefetched batches do not count. After the last batch of an epoch, the position is the start of the next epoch:
+        count epochs with ``loader.epoch``, not with a counter of your own. A closed Loader keeps its state.
 
-        rows_consumed counts rows of all ranks with partition="global", of each rank with "range". A closed Loader still
-        has its state.
+        Returns:
+            dict[str, Any]: A small dict of numbers and strings, the same on every rank. "rows_consumed" counts rows of
+            all ranks with ``partition="global"``, and of each rank with "range".
         """
         return {**asdict(self._progress.now), **self._identity(), "world_size": self.world_size}
 
     def load_state_dict(self, state: Mapping[str, Any], *, other_store: bool = False) -> None:
-        """Resume where `state` was taken: the next ``for`` gives exactly the rest of its epoch.
+        """Resume where `state` was taken: the next ``for`` loop yields exactly the rest of its epoch.
 
-        Batch size may differ and, with partition="global", so may world size.
+        The batch size may differ and, with ``partition="global"``, the world size too.
 
         Args:
-            state: What state_dict() returned.
-            other_store: Accept a state of a store with other rows, if there are as many. A converted copy of the same
-                rows is the same store.
+            state: The result of ``state_dict()``.
+            other_store: If True, also accept the state of a store with different rows, if their number is the same. A
+                converted copy of the same rows counts as the same store. Default: False.
 
         Raises:
-            ValueError: If store, rows, seed, shuffle, partition or count differ, or world size with "range"; the
-                message says which.
+            ValueError: If store, rows, seed, shuffle, partition or count differ, or the world size with "range". The
+                message names what differs.
         """
         expected = self._identity()
         store = expected.pop("store")
         if self._settings.partition == "range":
             expected["world_size"] = self.world_size
         if differing := [f"{k} {state[k]!r}, here {v!r}" for k, v in expected.items() if state.get(k, v) != v]:
-            raise ValueError(f"the state is that of another Loader: {'; '.join(differing)}")
+            raise ValueError(f"the state is from a different Loader: {'; '.join(differing)}")
         if missing := {"epoch", "rows_consumed", "store", *expected} - set(state):
-            raise ValueError(f"not the state of a Loader: it lacks {', '.join(sorted(missing))}")
+            raise ValueError(f"this is not the state of a Loader: {', '.join(sorted(missing))} missing")
         if state["store"] != store and not other_store:
             found = f"its rows have digest {state['store']!r}, those of {self._root} have {store!r}"
-            raise ValueError(f"the state is that of another store: {found}; to resume here, pass other_store=True")
+            raise ValueError(f"the state is from a different store: {found}; to resume anyway, pass other_store=True")
         position = Position(state["epoch"], state["rows_consumed"])
         check_whole(0, epoch=position.epoch, rows_consumed=position.rows_consumed)
         if position.rows_consumed > (count := len(self._partition.rows)):
@@ -225,28 +244,40 @@ class Loader:
         self._progress.now = self._progress.next = position
 
     def stats(self) -> dict[str, Any]:
-        """What was chosen, and counts since the Loader was made.
+        """Return the choices of the Loader and its counts since it was created.
 
-        reader and why, threads; slots made; cached_rows on the device; batches handed out and the bytes of their
-        pixels; seconds of iteration, the user's own work included, and samples_per_s and bytes_per_s over them;
-        seconds_waited for batches; waited_time_share, which is seconds_waited over seconds, as in bottleneck();
-        waited_batch_share, the share of batches that were not ready when asked for; queue_depth, how many were, on
-        average; cold_share, of looks ahead that found rows not in memory; seconds_reading of all copying threads and
-        seconds_reading_cpu, those in which they were not blocked; seconds_transforming, of calls of the transform;
-        seconds_sending, of waiting for slots and delivering batches, without those.
+        Returns:
+            dict[str, Any]: With these keys:
+
+            - reader, why, threads: the reader, the reason for it, and the number of threads that copy.
+            - slots: batch buffers allocated in host memory.
+            - cached_rows: rows in device memory.
+            - batches, bytes: batches yielded, and the bytes of their pixels.
+            - seconds: time spent iterating, including the work of the ``for`` body.
+            - samples_per_s, bytes_per_s: rates over `seconds`.
+            - seconds_waited: time that the ``for`` loop waited for batches.
+            - waited_time_share: seconds_waited / seconds, as in ``bottleneck()``.
+            - waited_batch_share: share of batches that were not ready when requested.
+            - queue_depth: batches that were ready when one was requested, on average.
+            - cold_share: share of read-ahead checks that found rows outside the page cache.
+            - seconds_reading, seconds_reading_cpu: time of all copying threads, in total and on a processor.
+            - seconds_transforming: time in calls of the transform.
+            - seconds_sending: time spent waiting for buffers and delivering batches, without the transform.
         """
         slots, cached = self._delivery.slots.made, self._delivery.cached_rows()
         return {**self._choice, "slots": slots, "cached_rows": cached, **self._meter.facts(self._manifest.row_bytes)}
 
     def bottleneck(self) -> str:
-        """What limits training so far: a word and why.
+        """Return what has limited training so far, as a word and a reason.
 
-        The word is "training", "transform", "transfer" (to a device), "storage" or "copy" (in memory).
+        Returns:
+            str: Starts with "training", "transform", "transfer" (to a device), "storage", "copy" (in memory) or, before
+            the first batch, "unknown".
         """
         return self._meter.bottleneck(self._settings.copying_threads(), transfers=self._delivery.transfers)
 
     def _identity(self) -> dict[str, Any]:
-        """What a state must agree in with the Loader that loads it."""
+        """The values that must be equal in a state and in the Loader that loads it."""
         chosen = self._settings
         identity = {"seed": chosen.seed, "shuffle": chosen.shuffle, "partition": chosen.partition}
         blocks = {"block_rows": self._manifest.block_rows} if chosen.shuffle == "window" else {}
@@ -257,7 +288,7 @@ class Loader:
         partition, manifest, consumed = self._partition, self._manifest, start.rows_consumed
         words = [self._settings.seed, start.epoch]
         if self._settings.partition == "range":
-            words += [self.world_size, self.rank]  # else ranges of equal size would be shuffled alike
+            words += [self.world_size, self.rank]  # without these, ranges of equal size would get the same order
         order = make_order(self._settings.shuffle, len(partition.rows), manifest.block_rows, derive_key(*words))
         steps = plan_steps(order, partition, consumed, start.epoch)
         if isinstance(order, WindowOrder) and partition.slices == 1 and windows_fit(order, manifest.row_bytes):
@@ -265,7 +296,7 @@ class Loader:
         return rows_ahead(steps, manifest.row_bytes)
 
     def _running(self) -> Epoch | None:
-        """The epoch whose ``for`` has begun and is not over."""
+        """The epoch that has been started and has not ended."""
         epoch = self._epoch() if self._epoch else None
         return None if epoch is None or epoch.ended else epoch
 

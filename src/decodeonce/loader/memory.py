@@ -1,4 +1,4 @@
-"""Host memory for batches."""
+"""Allocate and reuse host memory for batches."""
 
 from __future__ import annotations
 
@@ -13,41 +13,42 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Of smaller blocks, malloc keeps those that are freed.
+# malloc itself reuses smaller blocks.
 _LARGE = 2**20
-# Blocks that nothing refers to, oldest first. An augmented batch takes three, and further ones are dropped.
+# Unused blocks, oldest first. An augmented batch needs three. If there are more than four, the oldest is dropped.
 _free: deque[mmap.mmap] = deque(maxlen=4)
 _users: set[object] = set()
 
 
 def page_aligned(nbytes: int) -> mmap.mmap:
-    """Zeros that begin on a page, in huge pages if the kernel has some."""
+    """Allocate zeroed memory that starts at a page boundary, in huge pages if available."""
     buffer = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel without huge pages
-        # The first touch of 50 MB took 3 ms instead of 18, which is what a first batch waits for; copies are no faster.
+        # With huge pages, the first write to 50 MB took 3 ms instead of 18. The first batch waits for that; later
+        # copies are not faster.
         buffer.madvise(mmap.MADV_HUGEPAGE)
     return buffer
 
 
 def recycled(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor like torch.empty's, whose memory is used again once the tensor and all of its views are gone.
+    """Like torch.empty, but reuse the memory when the tensor and all of its views are gone.
 
-    Without a user (`recycle_for`) the memory goes back to the system instead.
+    Without a registered user (see `recycle_for`), the memory is returned to the system instead.
 
-    The first touch of fresh memory cost 0.24 ms for a float32 image of 224x224, more than all arithmetic on it.
+    The first write to new memory took 0.24 ms for a float32 image of 224x224, more than all arithmetic on it.
     """
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < _LARGE:
         return torch.empty(shape, dtype=dtype)
     buffer = _take(nbytes)
-    # The tensor and its views refer to this array, which gives the memory back when it dies.
+    # The tensor and its views keep this array alive. When the array is collected, it gives the memory back.
     lent = np.ndarray(nbytes, np.uint8, buffer=buffer)
     weakref.finalize(lent, _give_back, buffer).atexit = False
     return torch.from_numpy(lent).view(dtype).view(shape)
 
 
 def recycle_for(user: object) -> Callable[[], None]:
-    """Use memory again while `user` lives, or until the function that this returns is called."""
+    """Enable reuse of memory while `user` is alive, or until the returned function is called."""
     token = object()
     _users.add(token)
     done = weakref.finalize(user, _end, token)
@@ -67,7 +68,7 @@ def _give_back(buffer: mmap.mmap) -> None:
 
 
 def _take(nbytes: int) -> mmap.mmap:
-    """A free block of this size, or a new one. Calls to a deque are atomic, so threads need no lock."""
+    """A free block of this size, or a new one. Methods of a deque are atomic, so threads need no lock."""
     for _ in range(len(_free)):
         with suppress(IndexError):  # another thread took the last one
             buffer = _free.popleft()

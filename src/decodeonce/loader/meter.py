@@ -1,4 +1,4 @@
-"""Where an iteration's time goes, and what that says."""
+"""Measure where the time of an iteration goes, and name the bottleneck."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 
 from torch.autograd import profiler
 
-# A consumer who waits for less than this share of its time gains nothing from a faster loader.
+# A consumer that waits for less than this share of its time gains nothing from a faster loader.
 SLIGHT = 0.05
-# Threads that copy from memory were blocked for a tenth of their time on busy machines, and for half of it and more
-# where rows came from a disk that could not keep up: the kernel's work for each page that comes in is done in them too.
+# On busy machines, threads that copy from memory were blocked for a tenth of their time. When the disk could not keep
+# up, they were blocked for half of it and more: these threads also do the kernel's work for each page.
 BLOCKED = 0.3
 
 
 def mark(name: str) -> AbstractContextManager[Any]:
-    """Show what happens inside as decodeonce.<name> in the trace of a running profiler (TensorBoard, Perfetto)."""
-    # record_function takes 5 us whether one runs or not, four times a step; this is what torch itself looks at.
+    """Mark the code inside as decodeonce.<name> in the trace of a running profiler (TensorBoard, Perfetto)."""
+    # record_function takes 5 us even without a profiler, and runs four times per step. torch itself reads this flag.
     if getattr(profiler, "_is_profiler_enabled", True):
         return profiler.record_function(f"decodeonce.{name}")
     return nullcontext()
 
 
 def timed(call: Callable[[], object]) -> tuple[float, float]:
-    """Call it; return the seconds on the clock and those in which the processor worked for this thread."""
+    """Call a function; return the elapsed seconds and the processor seconds of this thread."""
     start, cpu = time.perf_counter(), time.thread_time()
     call()
     return time.perf_counter() - start, time.thread_time() - cpu
@@ -34,29 +34,32 @@ def timed(call: Callable[[], object]) -> tuple[float, float]:
 
 @dataclass
 class Meter:
-    """Counts of one Loader since it was made; the consumer's thread writes the first group, the filler's the second."""
+    """Counts of one Loader since it was created.
+
+    The consumer's thread writes the first group of fields, the filler's thread the second.
+    """
 
     batches: int = 0
     rows: int = 0
-    ready: int = 0  # batches that were ready when one was asked for, summed
+    ready: int = 0  # number of batches that were ready when one was requested, summed over all requests
     waits: int = 0
-    seconds: float = 0.0  # in iteration, the consumer's own work included
+    seconds: float = 0.0  # time spent iterating, including the consumer's own work
     seconds_waited: float = 0.0
 
-    hints: int = 0  # looks ahead, and those that found rows which were not in memory
-    cold: int = 0
-    seconds_reading: float = 0.0  # of all copying threads
+    hints: int = 0  # read-ahead checks
+    cold: int = 0  # read-ahead checks that found rows outside the page cache
+    seconds_reading: float = 0.0  # summed over all copying threads
     seconds_reading_cpu: float = 0.0
     seconds_sending: float = 0.0
     seconds_transforming: float = 0.0
 
     @property
     def waited_time_share(self) -> float:
-        """The share of iteration's time that went into waiting for batches: what stats() and bottleneck() give."""
+        """The share of the iteration's time spent waiting for batches; stats() and bottleneck() report it."""
         return self.seconds_waited / (self.seconds or 1.0)
 
     def facts(self, row_bytes: int) -> dict[str, Any]:
-        """The counts and rates of stats()."""
+        """The counts and rates that stats() returns."""
         seconds, batches, nbytes = self.seconds or 1.0, self.batches or 1, self.rows * row_bytes
         return {
             **{name: value for name, value in asdict(self).items() if name == "batches" or name.startswith("seconds")},
@@ -70,24 +73,24 @@ class Meter:
         }
 
     def bottleneck(self, threads: int, *, transfers: bool) -> str:
-        """What training waits for, in one sentence; `transfers` is whether batches are copied to a device."""
+        """What training waits for, in one sentence. `transfers`: whether batches are copied to a device."""
         if not self.batches:
-            return "unknown: no batch has been handed out yet"
-        waited = f"{self.waited_time_share:.0%} of {self.seconds:.1f} s went into waiting for batches"
+            return "unknown: no batch was yielded yet"
+        waited = f"{self.waited_time_share:.0%} of {self.seconds:.1f} s was spent waiting for batches"
         if self.waited_time_share < SLIGHT:
             return f"training: only {waited}"
-        # One thread transforms and sends, while others read.
+        # One thread transforms and sends while the others read.
         if self.seconds_transforming + self.seconds_sending > self.seconds_reading / threads:
             if self.seconds_transforming > self.seconds_sending:
                 took = f"the transform took {self.seconds_transforming:.1f} s"
                 more = "" if transfers else ", more cores, a GPU"
-                try_ = f"fewer or cheaper steps, smaller rows (prep convert --size){more}"
-                return f"transform: {waited}, and {took}; what may help: {try_}"
+                advice = f"fewer or cheaper steps, smaller rows (prep convert --size){more}"
+                return f"transform: {waited}, and {took}; try {advice}"
             if transfers:
-                return f"transfer: {waited}, most of it for copies to the device and the transform's work there"
-            return f"copy: {waited}, most of it for work that each batch costs; a larger batch_size may help"
+                return f"transfer: {waited}, mostly for copies to the device and the transform's work there"
+            return f"copy: {waited}, mostly for the fixed cost of each batch; try a larger batch_size"
         blocked = 1 - self.seconds_reading_cpu / self.seconds_reading
-        # Threads are blocked too where others have the processor; storage is to blame if rows came from there.
+        # Threads are also blocked when other processes use the processor. Blame storage only if rows came from there.
         if blocked > BLOCKED and self.cold > SLIGHT * self.hints:
-            return f"storage: {waited}, and the threads that read were blocked for {blocked:.0%} of their time"
-        return f"copy: {waited}, and {threads} threads that copy from memory were busy; more threads may help"
+            return f"storage: {waited}, and reading threads were blocked for {blocked:.0%} of their time"
+        return f"copy: {waited}, and {threads} threads were busy copying from memory; try more threads"

@@ -1,7 +1,7 @@
-"""The order of an epoch: which row is at which position, computed for any position on its own.
+"""The order of an epoch: the row at each position, computed for each position independently.
 
-No large permutation is held in memory: positions go through a keyed bijection. So an epoch of 10^10 rows starts as fast
-as one of 10^4, and can be entered anywhere.
+A keyed bijection maps positions to rows, so no large permutation is held in memory. An epoch of 10^10 rows starts as
+fast as one of 10^4, and can start at any position.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from decodeonce.splitmix import GOLDEN, mix
 Rows = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
-# Blocks are 32 MiB in large stores, so a window is 1 GiB: a small part of a node's page cache, yet 5,000 pictures of
-# 256x256 to mix. In small stores it is an eighth of the rows.
+# Blocks are 32 MiB in large stores, so a window is 1 GiB: a small part of a node's page cache, but still 5,000 images
+# of 256x256 to shuffle. In small stores a window is an eighth of the rows.
 WINDOW_BLOCKS = 32
 
 _MASK = (1 << 64) - 1
 _HIGH_HALF = np.uint64(32)
-# Up to this count a permutation is a table sorted by random keys, exactly uniform and, measured, no slower than the
-# network (40 us); the network gets what is large enough that its halves mix.
+# Up to this count, a permutation is a table sorted by random keys. It is exactly uniform and was measured to be as fast
+# as the Feistel network (40 us), which needs larger counts to mix well.
 _TABLE_LIMIT = 1024
 _ROUNDS = 8
 
 
 def derive_key(*words: int) -> int:
-    """A 64-bit key from whole numbers; each of them counts, and so does their sequence."""
+    """Derive a 64-bit key from whole numbers. The key depends on every number and on their order."""
     key = 0
     for word in words:
         key = int(mix(np.array([(key + GOLDEN) & _MASK ^ (word & _MASK)], np.uint64))[0])
@@ -40,12 +40,12 @@ def derive_key(*words: int) -> int:
 
 
 def permutation(count: int, key: int) -> TablePermutation | FeistelPermutation:
-    """The permutation of 0..count-1 that `key` chooses; count is below 2^62."""
+    """The permutation of 0..count-1 for `key`. `count` must be below 2^62."""
     return TablePermutation(count, key) if count <= _TABLE_LIMIT else FeistelPermutation(count, key)
 
 
 def make_order(shuffle: Shuffle, count: int, block_rows: int, key: int) -> Order:
-    """The order of `count` rows; only "window" uses `block_rows`."""
+    """The order of `count` rows. Only "window" uses `block_rows`."""
     if shuffle == "full":
         return permutation(count, key)
     if shuffle == "window":
@@ -54,17 +54,17 @@ def make_order(shuffle: Shuffle, count: int, block_rows: int, key: int) -> Order
 
 
 class StoredOrder:
-    """Rows as they are stored."""
+    """Rows in stored order."""
 
     def at(self, positions: Rows) -> Rows:
         return positions
 
 
 class TablePermutation:
-    """Numbers sorted by pseudorandom keys."""
+    """A table of numbers, sorted by pseudorandom keys."""
 
     def __init__(self, count: int, key: int) -> None:
-        # The mixer is a bijection of 64 bits, so no two keys are equal and any sorting algorithm gives the same.
+        # The mixer is a bijection of 64 bits, so all keys differ and every sorting algorithm gives the same result.
         self._table = np.argsort(mix(np.arange(count, dtype=np.uint64) + np.uint64(key)))
 
     def at(self, positions: Rows) -> Rows:
@@ -78,8 +78,8 @@ class TablePermutation:
 class FeistelPermutation:
     """A generalised Feistel network on Z_a x Z_b with cycle walking.
 
-    After Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (CT-RSA 2002), method 3: a*b exceeds count by less
-    than sqrt(count), so hardly any number has to walk. 8 rounds, where 6 resist the known attacks on few rounds.
+    From Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (CT-RSA 2002), method 3. a*b exceeds count by less
+    than sqrt(count), so few numbers need to walk. It has 8 rounds; 6 resist the known attacks on few rounds.
     """
 
     def __init__(self, count: int, key: int) -> None:
@@ -109,16 +109,16 @@ class FeistelPermutation:
     def _decrypt(self, words: Words) -> Any:
         left, right = words % self._a, words // self._a
         for key, modulus in zip(self._keys[::-1], (self._b, self._a) * (_ROUNDS // 2), strict=True):
-            # The same 32 bits as in _encrypt, made negative within the modulus: words have no sign.
+            # Subtract the same 32 bits that _encrypt added. Words are unsigned, so add the negative modulo the modulus.
             left, right = (right + modulus - (mix(left + key) >> _HIGH_HALF) % modulus) % modulus, left
         return right * self._a + left
 
 
 class WindowOrder:
-    """Blocks shuffled, then rows shuffled within each window of `WINDOW_BLOCKS` consecutive blocks of that order.
+    """Shuffle the blocks, then shuffle rows within each window of `WINDOW_BLOCKS` consecutive blocks of that order.
 
-    The store's last block may be short, by `missing` rows, and can be anywhere in the order. Positions and offsets are
-    computed as if it were full; what comes after it is then shifted by the missing rows.
+    The store's last block can be short by `missing` rows, and can be anywhere in the order. Positions and offsets are
+    computed as if it were full. Everything after it is then shifted by the missing rows.
     """
 
     def __init__(self, count: int, block_rows: int, key: int) -> None:
@@ -130,13 +130,13 @@ class WindowOrder:
         self._short = int(self._block_order.find(np.array([self.blocks - 1]))[0])
 
     def block_rows_at(self, places: Rows) -> Rows:
-        """The rows of the blocks at these places, block by block in stored order."""
+        """The rows of the blocks at `places` in the block order, each block in stored order."""
         firsts = self._block_order.at(places) * self.block_rows
         rows: Rows = (firsts[:, None] + np.arange(self.block_rows)).reshape(-1)
         return rows[rows < self._count]
 
     def windows(self, positions: Rows) -> Rows:
-        """The numbers of the windows that hold these positions."""
+        """The number of the window that contains each position."""
         behind_short_window = (self._short // WINDOW_BLOCKS + 1) * self._window_rows - self._missing
         windows: Rows = (positions + self._missing * (positions >= behind_short_window)) // self._window_rows
         return windows

@@ -1,4 +1,4 @@
-"""The settings of a Loader."""
+"""The settings of a Loader and their checks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ StoreLike = str | os.PathLike[str] | Store
 P = ParamSpec("P")
 Method = Callable[..., None]
 
-# Two threads reach what two cores can copy here. A rank should not use more than a few cores for loading.
+# In our measurements, two threads copied as fast as two cores can. A rank should use only a few cores for loading.
 MOST_THREADS = 4
 
 CHOICES: dict[str, tuple[str | None, ...]] = {
@@ -39,10 +39,10 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """The parameters of a Loader, which its docstring describes.
+    """The parameters of a Loader; see its docstring.
 
     Raises:
-        ValueError: If one of them is not valid on its own.
+        ValueError: If a parameter is not valid, or only one of rank and world_size is given.
     """
 
     store: StoreLike
@@ -76,18 +76,18 @@ class Settings:
             check_rank(self.rank, self.world_size)
 
     def copying_threads(self) -> int:
-        """How many threads copy."""
+        """The number of threads that copy rows."""
         return min(MOST_THREADS, usable_cores()) if self.threads is None else self.threads
 
     def find_rank(self) -> Rank:
-        """The rank that was given, or else the one that torch.distributed or the launcher gives."""
+        """The rank that was passed, or the one from torch.distributed or the launcher."""
         if self.rank is None or self.world_size is None:
             return find_rank()
         return Rank(self.rank, self.world_size, "given")
 
 
 def check_whole(least: int | None, /, **values: object) -> None:
-    """Raise ValueError unless all values are whole numbers, of `least` or more if that is given."""
+    """Raise ValueError unless all values are whole numbers and, if `least` is given, at least `least`."""
     for name, value in values.items():
         if not isinstance(value, int) or isinstance(value, bool) or (least is not None and value < least):
             bound = "" if least is None else f" of {least} or more"
@@ -95,7 +95,7 @@ def check_whole(least: int | None, /, **values: object) -> None:
 
 
 def with_parameters_of(settings: Callable[P, object]) -> Callable[[Method], Callable[Concatenate[Any, P], None]]:
-    """Give a method the parameters of `settings`, for type checkers and help()."""
+    """Show the parameters of `settings` as those of a method, for type checkers and help()."""
 
     def declare(method: Method) -> Callable[Concatenate[Any, P], None]:
         own = signature(method).parameters["self"]

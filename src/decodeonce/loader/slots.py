@@ -1,4 +1,4 @@
-"""Slots: batch-sized buffers in host memory that are allocated once and reused."""
+"""Slots: batch-sized buffers in host memory, allocated once and reused."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Pixels = NDArray[np.uint8]
 
 
 class Slot:
-    """One batch-sized buffer, uint8 (B, H, W, C): `memory`, and the same as an array, `pixels`.
+    """A batch-sized buffer, uint8 (B, H, W, C), as a tensor (`memory`) and as an array (`pixels`).
 
-    `copied` is the event of the last copy to a device, after which the slot may be overwritten.
+    `copied` is the event of the last copy to a device. After it, the slot can be overwritten.
     """
 
     def __init__(self, memory: Tensor) -> None:
@@ -32,21 +32,21 @@ class Slot:
 
 
 def page_aligned_slot(shape: tuple[int, ...]) -> Slot:
-    """A slot in ordinary memory that begins on a page.
+    """Allocate a slot in ordinary memory that starts at a page boundary.
 
-    Rows of a store begin on pages too, as long as a row is whole pages. Where the destination of a copy lies 1 to 31
-    bytes past its source modulo 4096, as with NumPy's own large arrays (page + 16), `rep movsb`, which glibc and the
-    kernel copy with, ran 4 to 5 times slower on AMD Milan: 1.8 to 2.2 GB/s instead of 8 to 10. Pinned memory, from
-    torch, begins on a page or at a multiple of 64 and is out of that range.
+    The rows of a store also start at page boundaries if the size of a row is a multiple of the page size. glibc and the
+    kernel copy with `rep movsb`. On AMD Milan it ran 4 to 5 times slower (1.8 to 2.2 GB/s instead of 8 to 10) if the
+    destination was 1 to 31 bytes past the source modulo 4096. NumPy's large arrays, which start at page + 16, have
+    that problem. Pinned memory from torch starts at a page boundary or a multiple of 64, so it does not.
     """
     return Slot(torch.frombuffer(page_aligned(math.prod(shape)), dtype=torch.uint8).view(shape))
 
 
 class Slots:
-    """Free slots, oldest first. Any thread may give one back; only the filler takes.
+    """A pool of free slots, oldest first. Any thread can give a slot back; only the filler takes slots.
 
-    The first `size` slots are all made before any is reused. If none has come back because the user holds them all,
-    another is made. At most `size` free slots are kept.
+    No slot is reused before `size` slots exist. If the user holds all of them, a new slot is created. At most `size`
+    free slots are kept.
     """
 
     def __init__(self, make: Callable[[], Slot], size: int) -> None:
@@ -56,7 +56,7 @@ class Slots:
         self.made = 0
 
     def take(self) -> Slot:
-        """The slot that has been free for longest, or a new one."""
+        """The slot that has been free for the longest time, or a new one."""
         if self.made >= self._size:
             with suppress(IndexError):
                 return self._free.popleft()
@@ -64,25 +64,26 @@ class Slots:
         return self._make()
 
     def give_back(self, slot: Slot) -> None:
-        """Let the slot be reused."""
-        # No lock: finalizers end here, run by whichever thread drops the last reference or collects garbage, and that
-        # thread may hold any lock there is. deque.append is atomic; a race leaves one slot too many, no harm.
+        """Mark the slot as free."""
+        # No lock: finalizers call this in the thread that drops the last reference or collects garbage, and that thread
+        # may already hold any lock. deque.append is atomic. A race can only keep one slot too many, which is harmless.
         if len(self._free) < self._size:
             self._free.append(slot)
 
     def close(self) -> None:
-        """Drop all free slots, and every other one when it comes back."""
+        """Drop all free slots now, and every other slot when it is given back."""
         self._size = 0
         self._free.clear()
 
     def lend(self, slot: Slot, rows: int) -> Pixels:
-        """The slot's first `rows` rows as an array that gives the slot back when nothing refers to it any more.
+        """The first `rows` rows of the slot, as an array that gives the slot back when its last reference is gone.
 
-        A tensor made of the array refers to it, and so does every view of that tensor; a weak reference to the tensor
-        would miss the views. The array itself must not be sliced: NumPy's views refer past it to the memory's owner.
+        A tensor made from the array keeps the array alive, and so does every view of that tensor. A weak reference to
+        the tensor would miss the views. Do not slice the array itself: NumPy's views refer to the owner of the memory
+        and do not keep the array alive.
         """
         pixels = slot.pixels
         lent: Pixels = np.ndarray((rows, *pixels.shape[1:]), np.uint8, buffer=pixels.data)
-        # At exit there is nothing to give a slot back to.
+        # Not at exit: no one takes slots then.
         weakref.finalize(lent, self.give_back, slot).atexit = False
         return lent

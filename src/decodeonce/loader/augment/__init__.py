@@ -1,6 +1,7 @@
-"""Augmentations on the device, a batch at a time: `Loader(transform=Augment(RandomResizedCrop(224), RandomFlip()))`.
+"""Augment whole batches on the device: `Loader(transform=Augment(RandomResizedCrop(224), RandomFlip()))`.
 
-Nothing here waits for the device or copies to it from the host, but for a few constants when a device is first seen.
+Nothing here waits for the device or copies from the host to it, except for a few constants on the first use of a
+device.
 """
 
 from decodeonce.loader.augment.augment import Augment, BoxStep, LabelStep, Step

@@ -10,6 +10,6 @@ from torch import Tensor
 
 @cache
 def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """These values on the device, copied there once."""
-    # The copy is waited for, so that any stream may use the constant from then on
+    """A tensor of `values` on the device. Each constant is copied there only once."""
+    # torch.tensor waits for the copy, so any stream can use the constant afterwards.
     return torch.tensor(values, dtype=dtype, device=device)

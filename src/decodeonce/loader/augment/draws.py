@@ -1,4 +1,4 @@
-"""Random numbers that follow from seed, epoch, step and row, made on the device."""
+"""Random numbers that depend only on seed, epoch, step and row, generated on the device."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ from torch import Tensor
 
 from decodeonce.splitmix import FACTOR_1, FACTOR_2, GOLDEN
 
-_BITS = 24  # as many as a float32 holds
+_BITS = 24  # the precision of float32
 
 
 def mix_words(words: Tensor) -> Tensor:
-    """`decodeonce.splitmix.mix` on a device: an int64 tensor stands for 64-bit words of the same bits."""
+    """Mix 64-bit words as ``decodeonce.splitmix.mix`` does, on any device.
+
+    Args:
+        words: int64, any shape; the bits are those of unsigned words.
+
+    Returns:
+        Tensor: int64, the same shape.
+    """
     words = (words ^ _shift_right(words, 30)) * _signed(FACTOR_1)
     words = (words ^ _shift_right(words, 27)) * _signed(FACTOR_2)
     return words ^ _shift_right(words, 31)
@@ -21,9 +28,15 @@ def mix_words(words: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Draws:
-    """One step's random numbers for the rows of a batch: those of a row are a function of `key` and the row alone.
+    """The random numbers of one step for the rows of a batch.
 
-    key: 64 bits. rows: (B,) int64. epoch: the epoch of the batch.
+    The numbers of a row depend only on `key` and the row, not on the batch. ``Augment`` creates the draws and passes
+    them to its steps.
+
+    Args:
+        key: 64-bit key, derived from seed, epoch and the number of the step.
+        rows: int64 (B,), row numbers in the store.
+        epoch: Epoch of the batch. Default: 0.
     """
 
     key: int
@@ -31,9 +44,15 @@ class Draws:
     epoch: int = 0
 
     def uniform(self, count: int) -> Tensor:
-        """(B, count) float32 in [0, 1), multiples of 2**-24; a second call gives the same numbers.
+        """Return uniform random numbers for each row. Calling it again returns the same numbers.
 
-        Number i of a row is made of the upper bits of `derive_key(seed, epoch, step, row, i)`.
+        Number i of a row consists of the upper bits of ``derive_key(seed, epoch, step, row, i)``.
+
+        Args:
+            count: Numbers per row.
+
+        Returns:
+            Tensor: float32 (B, count) in [0, 1), multiples of 2**-24, on the device of the batch.
         """
         words = mix_words(self.rows ^ _signed(self.key + GOLDEN)) + _signed(GOLDEN)
         words = mix_words(words[:, None] ^ torch.arange(count, device=words.device))
@@ -41,10 +60,10 @@ class Draws:
 
 
 def _signed(word: int) -> int:
-    """The int64 of the same 64 bits."""
+    """The int64 with the same 64 bits."""
     return (word + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _shift_right(words: Tensor, bits: int) -> Tensor:
-    """Zeros come in from the left; `>>` would repeat the sign."""
+    """Shift right and fill with zeros; `>>` would repeat the sign bit."""
     return (words >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,4 +1,4 @@
-"""Flips."""
+"""Flip images: RandomFlip."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from decodeonce.loader.memory import recycled
 
 @dataclass(frozen=True)
 class RandomFlip:
-    """Each picture mirrored left to right with probability p; any dtype."""
+    """Mirror each image left to right with probability `p`. Works for any dtype.
+
+    Args:
+        p: Probability, 0 to 1. Default: 0.5.
+
+    Raises:
+        ValueError: If `p` is not a probability.
+    """
 
     p: float = 0.5
 
@@ -31,22 +38,22 @@ class RandomFlip:
         return mirror(images, self._flipped(draws)[:, 0])
 
     def move_boxes(self, boxes: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
-        """Mirror the boxes of the mirrored images."""
+        """Mirror the `boxes` of mirrored images (see ``BoxStep``)."""
         left, top, right, bottom = boxes.unbind(2)
         mirrored = torch.stack([width - right, top, width - left, bottom], 2)
         return torch.where(self._flipped(draws)[:, :, None], mirrored, boxes)
 
 
 def mirror_on_device(images: Tensor, flipped: Tensor) -> Tensor:
-    """Mirror those images left to right whose entry in `flipped` (B,) is True."""
+    """Mirror the images whose entry in `flipped` (B,) is True."""
     return torch.where(flipped[:, None, None, None], images.flip(2), images)
 
 
 def mirror_on_cpu(images: Tensor, flipped: Tensor) -> Tensor:
-    """The same on a CPU: 0.1 ms for a uint8 image of 224x224, where torch.where takes 0.24."""
+    """The same on a CPU: 0.1 ms for a uint8 image of 224x224; torch.where takes 0.24 ms."""
     images = images.contiguous()
     result = recycled(images.shape, images.dtype)
-    # All bytes of a pixel are one element, and of any type
+    # View the bytes of a pixel as a single element, so that any dtype works.
     kind = f"V{images.shape[3] * images.element_size()}"
     pixels, written = (tensor.view(torch.uint8).numpy().view(kind) for tensor in (images, result))
     steps = [-1 if mirrored else 1 for mirrored in flipped.tolist()]

@@ -1,4 +1,4 @@
-"""Steps that mix images of a batch with each other, and their labels."""
+"""Mix the images of a batch with each other, and their labels: MixUp and CutMix."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SAMPLES = 2**16
 
 @dataclass(frozen=True)
 class _Mix:
-    """What both have in common: settings, partners and labels."""
+    """Base of MixUp and CutMix: parameters, partners and labels."""
 
     alpha: float
     num_classes: int
@@ -34,7 +34,7 @@ class _Mix:
             raise ValueError(f"p is {self.p!r}, expected a probability, 0 to 1")
 
     def _draw(self, draws: Draws, power: float, otherwise: float) -> Tensor:
-        """(B,) float64: samples of Beta(alpha, alpha) to a power; `otherwise` for images that are not mixed."""
+        """float64 (B,): samples of Beta(alpha, alpha), raised to `power`; `otherwise` for images that are not mixed."""
         chosen, place = draws.uniform(2).unbind(1)
         table = _beta(self.alpha, power, chosen.device)
         return torch.where(chosen < self.p, table[(place * _SAMPLES).to(torch.int64)], otherwise)
@@ -46,25 +46,34 @@ class _Mix:
         elif labels.shape[1] == self.num_classes:
             soft = labels
         else:
-            raise ValueError(f"soft labels of {labels.shape[1]} classes, expected num_classes={self.num_classes}")
+            raise ValueError(f"labels have {labels.shape[1]} classes, expected num_classes={self.num_classes}")
         share = kept.to(torch.float32)[:, None]
         return soft * share + soft[_partners(draws)] * (1 - share)
 
 
 class MixUp(_Mix):
-    """Mix each image with another one of its batch: kept * image + (1 - kept) * other. Labels become soft.
+    """Mix each image with another image of its batch: kept * image + (1 - kept) * other. Labels become soft.
 
-    `batch.labels` is float32 (B, num_classes) then: `kept` for the image's own class, the rest for the other's; a row
-    sums to 1. `torch.nn.functional.cross_entropy` takes such labels. Images keep their type; uint8 is rounded.
+    ``batch.labels`` becomes float32 (B, num_classes): `kept` for the class of the image, 1 - `kept` for the class of
+    the other image. ``torch.nn.functional.cross_entropy`` accepts such labels. Images keep their dtype; uint8 is
+    rounded.
 
-    The other image is a random one of the batch. With another batch size or number of ranks, a row is therefore mixed
-    with another one. It may be a row of padding, which holds an image as well. If an image is alone in its batch, it
-    stays as it is. Boxes cannot be mixed: a Loader of a store with boxes raises ValueError.
+    The other image is a random one of the batch, so it depends on batch size and number of ranks. It can be a row of
+    padding, which is also an image. An image that is alone in its batch stays unchanged. Boxes cannot be mixed: the
+    Loader of a store with boxes raises ValueError.
 
     Args:
-        alpha: `kept` is drawn from Beta(alpha, alpha) for each image. Small: mostly near 0 or 1. 1: any equally likely.
-        num_classes: Width of the soft labels, at least the number of classes of the store.
-        p: Probability that an image is mixed. With both `MixUp` and `CutMix`, each decides for itself.
+        alpha: `kept` is drawn from Beta(alpha, alpha) for each image; above 0. Small values: mostly near 0 or 1. 1:
+            uniform.
+        num_classes: Width of the soft labels. At least the number of classes of the store.
+        p: Probability that an image is mixed. Default: 1.0. With both ``MixUp`` and ``CutMix``, each decides
+            independently.
+
+    Raises:
+        ValueError: If an argument is not valid or, at the first batch, if labels are soft with a different width.
+
+    Example:
+        >>> augment = Augment(RandomResizedCrop(224), Normalize("imagenet"), MixUp(0.2, num_classes=1000), seed=0)
     """
 
     def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
@@ -72,24 +81,28 @@ class MixUp(_Mix):
         return (blend_on_cpu if _by_row(images) else blend_on_device)(images, _partners(draws), kept)
 
     def mix_labels(self, labels: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
-        """Mix as the images are mixed."""
+        """Mix the labels like the images (see ``LabelStep``)."""
         return self._mix_labels(labels, draws, self._draw(draws, 1, 1))
 
 
 class CutMix(_Mix):
     """Paste a rectangle of another image of the batch into each image. Labels become soft.
 
-    The rectangle lies in the same place of both images, is as wide to high as they are, and is cut off at the edge.
-    Labels have the shares of the area that is left of each image. All else is as in `MixUp`.
+    The rectangle has the same position in both images and their aspect ratio, and is clipped at the edge. Each label
+    gets the share of the area that its image has in the result. Everything else is as in ``MixUp``.
 
     Args:
-        alpha: The rectangle's share of the area, before it is cut off, is drawn from Beta(alpha, alpha).
-        num_classes: Width of the soft labels, at least the number of classes of the store.
-        p: Probability that an image is mixed. With both `MixUp` and `CutMix`, each decides for itself.
+        alpha: The rectangle's share of the area, before clipping, is drawn from Beta(alpha, alpha); above 0.
+        num_classes: Width of the soft labels. At least the number of classes of the store.
+        p: Probability that an image is mixed. Default: 1.0. With both ``MixUp`` and ``CutMix``, each decides
+            independently.
+
+    Raises:
+        ValueError: If an argument is not valid or, at the first batch, if labels are soft with a different width.
     """
 
     def _rectangles(self, draws: Draws, height: int, width: int) -> Tensor:
-        """(B, 4) int64: top, bottom, left and right; after torchvision's CutMix."""
+        """int64 (B, 4): top, bottom, left and right, computed as in torchvision's CutMix."""
         half = self._draw(draws, 0.5, 0) / 2
         ends = []
         for size, middle in zip((height, width), draws.uniform(4)[:, 2:].unbind(1), strict=True):
@@ -102,14 +115,14 @@ class CutMix(_Mix):
         return (paste_on_cpu if _by_row(images) else paste_on_device)(images, _partners(draws), rectangles)
 
     def mix_labels(self, labels: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
-        """Mix by the area that is left of each image."""
+        """Mix the labels by the area of each image in the result (see ``LabelStep``)."""
         top, bottom, left, right = self._rectangles(draws, height, width).unbind(1)
         pasted = ((bottom - top) * (right - left)).to(torch.float64) / (height * width)
         return self._mix_labels(labels, draws, 1 - pasted)
 
 
 def blend_on_device(images: Tensor, partners: Tensor, kept: Tensor) -> Tensor:
-    """Mix images with their partners (B,), of which a share of 1 - kept (B,) is taken."""
+    """Mix images with their partners (B,), with weights kept (B,) and 1 - kept."""
     share = kept[:, None, None, None]
     mixed = images * share
     mixed = torch.addcmul(mixed, images[partners], 1 - share, out=mixed)
@@ -160,9 +173,9 @@ def _by_row(images: Tensor) -> bool:
 
 
 def _partners(draws: Draws) -> Tensor:
-    """(B,) int64: the place in the batch of the image that each one is mixed with, not its own if there is another.
+    """int64 (B,): for each image, the index of the image to mix it with; its own only if it is alone in the batch.
 
-    Not simply the row before: rows ascend within a batch, and neighbours in a store are often of one class.
+    This is random and not the row before: rows ascend within a batch, and neighbours in a store often have one class.
     """
     order = draws.uniform(5)[:, 4].argsort(stable=True)
     return torch.empty_like(order).scatter_(0, order, order.roll(1))
@@ -170,7 +183,10 @@ def _partners(draws: Draws) -> Tensor:
 
 @cache
 def _beta(alpha: float, power: float, device: torch.device) -> Tensor:
-    """Samples of Beta(alpha, alpha), float64, to a power, the same on every machine. Devices draw by their number."""
-    half = np.random.RandomState(0).beta(alpha, alpha, _SAMPLES // 2)  # its stream is frozen, Generator's is not
+    """A table of samples of Beta(alpha, alpha), float64, raised to a power: the same on every machine.
+
+    A device draws a sample by its index.
+    """
+    half = np.random.RandomState(0).beta(alpha, alpha, _SAMPLES // 2)  # unlike Generator, its stream never changes
     samples = np.concatenate([half, 1 - half]) ** power
     return torch.from_numpy(samples).to(device)

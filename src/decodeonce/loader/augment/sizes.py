@@ -1,4 +1,4 @@
-"""The size of a step's images: fixed, or a function of the epoch."""
+"""The image size of a step: fixed, or a function of the epoch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Size = FixedSize | Callable[[int], FixedSize]
 
 
 def check_size(size: Size) -> None:
-    """Raise ValueError for a fixed size that is not one. What a function gives is checked when it is used."""
+    """Raise ValueError if a fixed size is not valid. The results of a function are checked when it is called."""
     if not callable(size):
         _pair(size, "size")
 
@@ -24,35 +24,38 @@ def size_at(size: Size, epoch: int) -> tuple[int, int]:
 def _pair(size: FixedSize, name: str) -> tuple[int, int]:
     pair = size if isinstance(size, tuple) else (size, size)
     if len(pair) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in pair):
-        raise ValueError(f"{name} is {size!r}, expected a whole number of pixels or (height, width), 1 or more")
+        raise ValueError(f"{name} is {size!r}, expected a whole number of pixels or (height, width), each at least 1")
     return pair
 
 
 def ramp(
     first_epoch: int, first_size: int, last_epoch: int, last_size: int, *, multiple: int = 32
 ) -> Callable[[int], int]:
-    """Return a size that changes linearly from one epoch to another, as a function of the epoch.
+    """Create an image size that changes linearly between two epochs, for progressive resizing.
 
-    Small images in the first epochs make training faster (progressive resizing). FFCV's ResNet-50 of 88 epochs has
-    `ramp(65, 160, 76, 192)`.
+    Small images in the first epochs make training faster. FFCV's ResNet-50 for 88 epochs uses
+    ``ramp(65, 160, 76, 192)``.
 
     Args:
-        first_epoch: Up to it the size is `first_size`.
-        first_size: Pixels.
-        last_epoch: From it on the size is `last_size`.
-        last_size: Pixels.
-        multiple: Sizes in between are rounded to a multiple of it.
+        first_epoch: Up to this epoch, the size is `first_size`. 0 or more.
+        first_size: Size in pixels, at least 1.
+        last_epoch: From this epoch on, the size is `last_size`. Must be after `first_epoch`.
+        last_size: Size in pixels, at least 1.
+        multiple: Sizes between are rounded to a multiple of this number of pixels. Default: 32.
+
+    Returns:
+        Callable[[int], int]: From the epoch to the size in pixels; a `size` of the crops in this package.
 
     Raises:
         ValueError: If a number is out of range, or `last_epoch` is not after `first_epoch`.
 
     Example:
-        >>> RandomResizedCrop(ramp(65, 160, 76, 192))
+        >>> crop = RandomResizedCrop(ramp(65, 160, 76, 192))
     """
     check_whole(0, first_epoch=first_epoch, last_epoch=last_epoch)
     check_whole(1, first_size=first_size, last_size=last_size, multiple=multiple)
     if last_epoch <= first_epoch:
-        raise ValueError(f"last_epoch is {last_epoch}, expected one after first_epoch={first_epoch}")
+        raise ValueError(f"last_epoch is {last_epoch}, expected an epoch after first_epoch={first_epoch}")
 
     def size(epoch: int) -> int:
         if epoch <= first_epoch:

@@ -1,4 +1,4 @@
-"""Augmenting on a CPU, one image at a time in several threads."""
+"""Augment on a CPU, image by image in several threads."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-# An image takes about 0.3 ms, of which 0.03 hold Python's lock: with more threads, they would wait for it.
+# An image takes about 0.3 ms, and holds Python's global lock for 0.03 ms. More threads would wait for the lock.
 _MOST = 8
 
 
 def for_each_row(work: Callable[[int], None], count: int) -> None:
-    """Call `work` with each number below `count`, in as many threads as torch uses.
+    """Call `work` with each number below `count`, in torch.get_num_threads() threads, at most 8.
 
-    `work` has to leave to NumPy what torch would do in several threads: they wait for each other by spinning, which
-    took up to 20 times as long as the work itself when other processes wanted the same cores.
+    `work` must use NumPy for operations that torch would run in several threads. torch's threads spin while they wait
+    for each other. When other processes used the same cores, this took up to 20 times as long as the work itself.
     """
     threads = max(1, min(torch.get_num_threads(), count, _MOST))
 
