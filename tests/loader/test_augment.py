@@ -72,12 +72,12 @@ def same(first: dict[int, Tensor], second: dict[int, Tensor]) -> bool:
 
 
 @given(hypothesis_numpy.arrays(np.uint64, st.integers(1, 20)))
-def test_words_are_mixed_as_on_the_host(words: NDArray[np.uint64]) -> None:
+def test_mix_words_equals_splitmix_on_host(words: NDArray[np.uint64]) -> None:
     assert np.array_equal(mix_words(torch.from_numpy(words.view(np.int64))).numpy().view(np.uint64), mix(words))
 
 
 @given(seeds, st.integers(0, 2**40), st.integers(0, 9), st.lists(st.integers(0, 2**62), min_size=1, max_size=4))
-def test_a_number_follows_from_seed_epoch_step_row_and_index(seed: int, epoch: int, step: int, rows: list[int]) -> None:
+def test_numbers_depend_on_seed_epoch_step_row_and_index(seed: int, epoch: int, step: int, rows: list[int]) -> None:
     found = Draws(derive_key(seed, epoch, step), torch.tensor(rows)).uniform(5)
     expected = [[(derive_key(seed, epoch, step, row, index) >> 40) / 2**24 for index in range(5)] for row in rows]
     assert found.dtype == torch.float32
@@ -95,7 +95,7 @@ def test_numbers_are_uniform() -> None:
         assert 165 < ((counts - expected) ** 2 / expected).sum() < 345
 
 
-def test_numbers_of_other_rows_draws_steps_epochs_and_seeds_are_others() -> None:
+def test_numbers_of_rows_draws_steps_epochs_and_seeds_are_independent() -> None:
     count = 40_000
     numbers = draws_of(count).uniform(2)
     others = {
@@ -120,7 +120,7 @@ def test_numbers_of_other_rows_draws_steps_epochs_and_seeds_are_others() -> None
 @pytest.mark.parametrize(
     ("world_size", "batch_size", "tail"), [(1, 7, "keep"), (2, 30, "drop"), (3, 4, "drop"), (2, 7, "pad")]
 )
-def test_a_row_is_augmented_alike_in_every_batch_and_world(
+def test_augmentation_of_row_is_independent_of_batch_and_world_size(
     store: Path, world_size: int, batch_size: int, tail: Tail
 ) -> None:
     transform = Augment(*all_steps(store), seed=4)
@@ -139,7 +139,7 @@ def test_a_row_is_augmented_alike_in_every_batch_and_world(
     assert not same(found[0], expected[1])
 
 
-def test_padding_is_augmented_like_the_row_that_it_repeats(store: Path) -> None:
+def test_padding_is_augmented_like_the_row_it_repeats(store: Path) -> None:
     seen: dict[int, list[Tensor]] = {}
     with Loader(store, batch_size=COUNT - 10, tail="pad", transform=Augment(RandomCrop(5))) as loader:
         for batch in loader:
@@ -150,7 +150,7 @@ def test_padding_is_augmented_like_the_row_that_it_repeats(store: Path) -> None:
     assert all(torch.equal(*images) for images in repeated)
 
 
-def test_an_epoch_resumed_goes_on_alike(store: Path) -> None:
+def test_resumed_epoch_has_the_same_augmentation(store: Path) -> None:
     transform = Augment(*all_steps(store))
     with Loader(store, batch_size=8, transform=transform) as loader:
         for _ in loader:
@@ -164,7 +164,7 @@ def test_an_epoch_resumed_goes_on_alike(store: Path) -> None:
         assert same(by_row(resumed), left)
 
 
-def test_steps_have_random_numbers_of_their_own() -> None:
+def test_each_step_has_its_own_random_numbers() -> None:
     images = noise(64, 4, 6)
     twice = Augment(RandomFlip(), RandomFlip())(batch_of(images)).images.permute(0, 2, 3, 1)
     flips = [draws_of(64, step=step).uniform(1)[:, 0] < 0.5 for step in (0, 1)]
@@ -175,7 +175,7 @@ def test_steps_have_random_numbers_of_their_own() -> None:
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
 @pytest.mark.parametrize("step", [CenterCrop(SIZE), RandomCrop(SIZE), RandomResizedCrop(SIZE), RandomFlip()])
-def test_images_come_channels_last_and_whole(step: Step, channels: int) -> None:
+def test_images_are_complete_and_channels_last(step: Step, channels: int) -> None:
     images = noise(6, *((8, 6) if not isinstance(step, RandomFlip) else SIZE), channels)
     batch = batch_of(images)
     result = Augment(step)(batch)
@@ -187,14 +187,14 @@ def test_images_come_channels_last_and_whole(step: Step, channels: int) -> None:
     assert result.rows is batch.rows
 
 
-def test_no_steps_is_the_batch_itself_permuted() -> None:
+def test_without_steps_images_are_only_permuted() -> None:
     images = noise(3, 4, 5)
     result = Augment()(batch_of(images)).images
     assert result.data_ptr() == images.data_ptr()
     assert result.shape == (3, 3, 4, 5)
 
 
-def test_the_batch_given_is_not_written_to(store: Path) -> None:
+def test_input_batch_is_not_modified(store: Path) -> None:
     crop, resize, flip, normalize = all_steps(store)
     lists: list[list[Step]] = [[crop, resize, flip, normalize], [normalize, flip, resize], [CenterCrop(6)], [flip]]
     for steps, dtype in product(lists, (torch.uint8, torch.float32)):
@@ -211,7 +211,7 @@ def test_any_callable_is_a_step() -> None:
     assert torch.equal(result.permute(0, 2, 3, 1), 255 - images)
 
 
-def test_nothing_waits_for_the_device_or_copies_to_it(store: Path) -> None:
+def test_steps_neither_wait_for_the_device_nor_copy_to_it(store: Path) -> None:
     result = run_on_device(Augment(CenterCrop((8, 6)), *all_steps(store)))
     assert result.images.shape == (9, 3, *SIZE)
     assert result.images.device.type == "meta"
@@ -228,7 +228,7 @@ def test_nothing_waits_for_the_device_or_copies_to_it(store: Path) -> None:
         lambda images, draws: images.cpu(),
     ],
 )
-def test_a_step_that_did_would_be_found(step: Step) -> None:
+def test_steps_that_wait_or_copy_are_detected(step: Step) -> None:
     with pytest.raises((RuntimeError, NotImplementedError, AssertionError, AttributeError)):
         run_on_device(Augment(step))
 
@@ -239,7 +239,7 @@ pictures = st.tuples(st.integers(1, 12), st.integers(1, 12))
 
 
 @given(pictures, pictures)
-def test_the_central_crop_is_torchvisions(first: tuple[int, int], second: tuple[int, int]) -> None:
+def test_center_crop_equals_torchvision(first: tuple[int, int], second: tuple[int, int]) -> None:
     (height, out_height), (width, out_width) = (sorted(pair, reverse=True) for pair in zip(first, second, strict=True))
     images = noise(2, height, width)
     top, left = int(round((height - out_height) / 2.0)), int(round((width - out_width) / 2.0))  # noqa: RUF046
@@ -248,7 +248,7 @@ def test_the_central_crop_is_torchvisions(first: tuple[int, int], second: tuple[
 
 
 @given(pictures, pictures, seeds)
-def test_random_crops_are_windows_at_the_places_drawn(
+def test_random_crops_are_at_the_drawn_positions(
     first: tuple[int, int], second: tuple[int, int], seed: int
 ) -> None:
     (height, out_height), (width, out_width) = (sorted(pair, reverse=True) for pair in zip(first, second, strict=True))
@@ -260,7 +260,7 @@ def test_random_crops_are_windows_at_the_places_drawn(
         assert torch.equal(crop, image[top : top + out_height, left : left + out_width])
 
 
-def test_random_crops_lie_everywhere_alike() -> None:
+def test_random_crop_positions_are_uniform() -> None:
     places = torch.arange(12, dtype=torch.uint8).view(1, 3, 4, 1).expand(12_000, 3, 4, 1)
     corners = RandomCrop((2, 2))(places, draws_of(12_000))[:, 0, 0, 0]
     counts = torch.bincount(corners, minlength=12).view(3, 4)
@@ -270,7 +270,7 @@ def test_random_crops_lie_everywhere_alike() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16, torch.int64])
 @pytest.mark.parametrize("p", [0.0, 0.25, 1.0])
-def test_flips_mirror_a_share_of_the_pictures(p: float, dtype: torch.dtype) -> None:
+def test_flip_mirrors_a_share_of_the_images(p: float, dtype: torch.dtype) -> None:
     images = noise(2000, 3, 4).to(dtype)
     result = RandomFlip(p)(images, draws_of(2000))
     flipped = draws_of(2000).uniform(1)[:, 0] < p
@@ -287,13 +287,13 @@ class Zeros(Draws):
         return torch.zeros(len(self.rows), count)
 
 
-def test_what_has_probability_0_never_happens() -> None:
+def test_flip_with_probability_0_never_happens() -> None:
     images = noise(4, 3, 4)
     assert torch.equal(RandomFlip(0.0)(images, Zeros(0, torch.arange(4))), images)
 
 
 @pytest.mark.parametrize("step", [CenterCrop, RandomCrop, RandomResizedCrop])
-def test_a_size_may_be_a_function_of_the_epoch(step: Callable[[Any], Step]) -> None:
+def test_size_can_be_a_function_of_the_epoch(step: Callable[[Any], Step]) -> None:
     images = noise(3, 12, 10)
     growing = Augment(step(lambda epoch: (4 + epoch, 5)))
     for epoch in (0, 2, 3):
@@ -303,7 +303,7 @@ def test_a_size_may_be_a_function_of_the_epoch(step: Callable[[Any], Step]) -> N
 
 
 @pytest.mark.parametrize("step", [CenterCrop, RandomCrop, RandomResizedCrop])
-def test_what_a_function_gives_is_checked_when_it_is_used(step: Callable[[Any], Step]) -> None:
+def test_results_of_a_size_function_are_checked_on_use(step: Callable[[Any], Step]) -> None:
     shrinking = Augment(step(lambda epoch: 2 - epoch))
     with pytest.raises(ValueError, match=r"size\(2\) is 0, expected a whole number of pixels"):
         shrinking(batch_of(noise(3, 4, 4), 2))
@@ -346,7 +346,7 @@ def scalar_box(
         (1, 1, (0.08, 1.0), (3 / 4, 4 / 3)),
     ],
 )
-def test_windows_are_those_of_torchvision(
+def test_windows_equal_torchvision(
     height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> None:
     draws = draws_of(3000, seed=height)
@@ -359,7 +359,7 @@ def test_windows_are_those_of_torchvision(
     assert (left + box_width).max() <= width
 
 
-def test_windows_are_spread_as_asked_for() -> None:
+def test_windows_are_distributed_as_requested() -> None:
     boxes = RandomResizedCrop(9, scale=(0.1, 0.4), ratio=(0.5, 2.0)).windows(draws_of(20_000), 500, 500)
     top, left, height, width = boxes.unbind(1)
     area, log_ratio = height * width / 500**2, (width / height).log()
@@ -379,7 +379,7 @@ def test_windows_are_spread_as_asked_for() -> None:
     ("height", "width", "size"), [(64, 48, 32), (40, 60, (70, 33)), (100, 90, (9, 110)), (5, 7, 224), (33, 2, (1, 5))]
 )
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_resizing_is_pillows(height: int, width: int, size: int | tuple[int, int], dtype: torch.dtype) -> None:
+def test_resizing_equals_pillow(height: int, width: int, size: int | tuple[int, int], dtype: torch.dtype) -> None:
     images, draws = noise(12, height, width), draws_of(12)
     step = RandomResizedCrop(size)
     result = step(images.to(dtype), draws)
@@ -396,14 +396,14 @@ def test_resizing_is_pillows(height: int, width: int, size: int | tuple[int, int
     assert abs(np.mean(errors)) < 0.1
 
 
-def test_resizing_keeps_levels_within_their_bounds() -> None:
+def test_resizing_keeps_levels_within_bounds() -> None:
     for level in (0, 255):
         images = torch.full((20, 31, 17, 1), level, dtype=torch.uint8)
         result = RandomResizedCrop((40, 5))(images, draws_of(20))
         assert torch.allclose(result, torch.full_like(result, level), rtol=0, atol=1e-3)
 
 
-def test_the_default_dtype_of_torch_changes_nothing() -> None:
+def test_default_dtype_of_torch_has_no_effect() -> None:
     images, steps = noise(4, 9, 8), (RandomResizedCrop(5), Normalize("imagenet"))
     expected = Augment(*steps)(batch_of(images)).images
     torch.set_default_dtype(torch.float64)
@@ -425,7 +425,7 @@ def normalized(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) 
     ("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2**-8), (torch.float16, 2**-11)]
 )
 @pytest.mark.parametrize("source", [torch.uint8, torch.float32])
-def test_imagenets_statistics_by_name(dtype: torch.dtype, tolerance: float, source: torch.dtype) -> None:
+def test_normalize_with_imagenet_statistics(dtype: torch.dtype, tolerance: float, source: torch.dtype) -> None:
     images = noise(10, 8, 6).to(source)
     result = Normalize("imagenet", dtype=dtype)(images, draws_of(10))
     expected = normalized(images / 255, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -433,7 +433,7 @@ def test_imagenets_statistics_by_name(dtype: torch.dtype, tolerance: float, sour
     np.testing.assert_allclose(result.double().numpy(), expected, rtol=tolerance, atol=2e-6)
 
 
-def test_a_stores_own_statistics(store: Path, images: NDArray[np.uint8]) -> None:
+def test_normalize_with_statistics_of_a_store(store: Path, images: NDArray[np.uint8]) -> None:
     pixels = torch.from_numpy(images)
     expected = normalized(pixels, *pixel_statistics(images))
     for source in (store, str(store), open_store(store)):
@@ -443,7 +443,7 @@ def test_a_stores_own_statistics(store: Path, images: NDArray[np.uint8]) -> None
     assert abs(result.std() - 1) < 1e-4
 
 
-def test_statistics_of_other_numbers_of_channels(tmp_path: Path) -> None:
+def test_normalize_rejects_a_different_number_of_channels(tmp_path: Path) -> None:
     gray = make_store(tmp_path / "gray", random_images(6, shape=(8, 6, 1)))
     with Loader(gray, batch_size=6, transform=Augment(RandomResizedCrop(4), Normalize(gray))) as loader:
         assert next(iter(loader)).images.shape == (6, 1, 4, 4)
@@ -451,7 +451,7 @@ def test_statistics_of_other_numbers_of_channels(tmp_path: Path) -> None:
         Normalize("imagenet")(noise(2, 8, 6, 1), draws_of(2))
 
 
-def test_pictures_of_one_level_have_no_std(tmp_path: Path) -> None:
+def test_normalize_rejects_a_store_with_std_0(tmp_path: Path) -> None:
     flat = make_store(tmp_path / "flat", np.zeros((6, 8, 6, 3), np.uint8))
     with pytest.raises(ValueError, match=r"flat: the std of its channels is \(0\.0, 0\.0, 0\.0\)"):
         Normalize(flat)
@@ -462,7 +462,7 @@ def test_pictures_of_one_level_have_no_std(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [0, -3, True, 2.0, "224", (4,), (4, 5, 6), (4, 0), [4, 4]])
 @pytest.mark.parametrize("step", [CenterCrop, RandomCrop, RandomResizedCrop])
-def test_sizes_that_are_none(step: Callable[[Any], Step], size: Any) -> None:
+def test_invalid_sizes_are_rejected(step: Callable[[Any], Step], size: Any) -> None:
     with pytest.raises(ValueError, match=r"size is .*, expected a whole number of pixels"):
         step(size)
 
@@ -484,13 +484,13 @@ def test_sizes_that_are_none(step: Callable[[Any], Step], size: Any) -> None:
         (lambda: Augment(None), "a step is None"),  # type: ignore[arg-type]
     ],
 )
-def test_settings_that_make_no_sense(make: Callable[[], object], message: str) -> None:
+def test_invalid_arguments_are_rejected(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
 
 @pytest.mark.parametrize("step", [CenterCrop((8, 7)), RandomCrop((9, 6)), CenterCrop(9)])
-def test_crops_larger_than_the_pictures_are_the_consumers_error(store: Path, step: Step) -> None:
+def test_crop_larger_than_the_images_raises_at_next(store: Path, step: Step) -> None:
     with (
         Loader(store, batch_size=4, transform=Augment(step)) as loader,
         pytest.raises(ValueError, match=r"a crop of \dx\d is larger than pictures of 8x6"),

@@ -52,7 +52,7 @@ def threads() -> Iterator[Callable[[int], None]]:
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize(("before", "after"), SIZES)
-def test_a_cpu_and_a_device_resize_alike_within_one_level(
+def test_cpu_and_device_resize_differ_by_at_most_one_level(
     before: tuple[int, int], after: tuple[int, int], channels: int
 ) -> None:
     images = noise(12, *before, channels)
@@ -66,14 +66,14 @@ def test_a_cpu_and_a_device_resize_alike_within_one_level(
     assert torch.equal(resize_windows(images, windows, *after), on_cpu)
 
 
-def test_a_device_rounds_to_the_nearest_level() -> None:
+def test_device_rounds_to_the_nearest_level() -> None:
     images = noise(12, 40, 60)
     windows = windows_in(images)
     exact = resize_windows(images.to(torch.float32), windows, 70, 33)
     assert (resize_on_device(images, windows, 70, 33) - exact).abs().max() < 0.501
 
 
-def test_neither_threads_nor_the_batch_change_a_bit(threads: Callable[[int], None]) -> None:
+def test_results_do_not_depend_on_threads_or_batch(threads: Callable[[int], None]) -> None:
     augment = Augment(RandomResizedCrop(20), RandomFlip(), Normalize("imagenet"))
     images, rows = noise(17, 33, 41), torch.arange(17)
 
@@ -89,7 +89,7 @@ def test_neither_threads_nor_the_batch_change_a_bit(threads: Callable[[int], Non
         assert torch.equal(torch.cat(parts), expected)
 
 
-def test_on_a_cpu_resizing_costs_a_fraction_of_the_products() -> None:
+def test_resizing_on_cpu_is_faster_than_device_code() -> None:
     images = noise(16, 256, 256)
     windows = windows_in(images)
 
@@ -110,7 +110,7 @@ def test_on_a_cpu_resizing_costs_a_fraction_of_the_products() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16, torch.int64])
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_a_cpu_and_a_device_flip_alike(dtype: torch.dtype, channels: int) -> None:
+def test_cpu_and_device_flip_are_equal(dtype: torch.dtype, channels: int) -> None:
     images = CenterCrop((7, 30))(noise(20, 9, 33, channels).to(dtype), Draws(0, torch.arange(20)))
     flipped = torch.arange(20) % 3 == 0
     found = mirror_on_cpu(images, flipped)
@@ -121,7 +121,7 @@ def test_a_cpu_and_a_device_flip_alike(dtype: torch.dtype, channels: int) -> Non
 
 @pytest.mark.parametrize("result", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_a_cpu_and_a_device_normalize_alike(channels: int, result: torch.dtype) -> None:
+def test_cpu_and_device_normalize_are_close(channels: int, result: torch.dtype) -> None:
     images = CenterCrop((7, 30))(noise(20, 9, 33, channels), Draws(0, torch.arange(20)))
     scale, shift = torch.tensor([0.02, 0.03, 0.05, 0.07])[:channels], torch.tensor([-1.0, -2.0, -2.5, 3.0])[:channels]
     found, expected = (way(images, scale, shift, result) for way in (normalize_on_cpu, normalize_on_device))
@@ -135,7 +135,7 @@ def test_a_cpu_and_a_device_normalize_alike(channels: int, result: torch.dtype) 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("count", [0, 1, 3, 40])
-def test_results_have_memory_of_their_own(count: int, dtype: torch.dtype) -> None:
+def test_results_do_not_share_memory(count: int, dtype: torch.dtype) -> None:
     shape = (count, 224, 224, 3)
     first, second = recycled(shape, dtype).fill_(1), recycled(shape, dtype).fill_(2)
     assert first.shape == second.shape == shape
@@ -144,7 +144,7 @@ def test_results_have_memory_of_their_own(count: int, dtype: torch.dtype) -> Non
     assert bool((first == 1).all())
 
 
-def test_memory_is_used_again_once_no_view_of_it_is_left() -> None:
+def test_memory_is_reused_after_its_last_view_is_gone() -> None:
     shape = (9, 331, 337, 3)  # as nothing else has
     user = noise(1, 4, 4)
     end_recycling = memory.recycle_for(user)
@@ -158,7 +158,7 @@ def test_memory_is_used_again_once_no_view_of_it_is_left() -> None:
     end_recycling()
 
 
-def test_batches_that_are_held_stay_as_they_are() -> None:
+def test_kept_batches_do_not_change() -> None:
     images, rows = noise(40, 64, 64), torch.arange(40)
     augment = Augment(RandomResizedCrop(96), RandomFlip(), Normalize("imagenet"))
     held = [augment(Batch(images, rows, rows, 40, epoch)).images for epoch in range(9)]
@@ -173,7 +173,7 @@ def new_loader(tmp_path: Path) -> Loader:
     return Loader(store, batch_size=32, transform=Augment(RandomResizedCrop(128)))
 
 
-def test_a_closed_loader_keeps_no_memory(tmp_path: Path) -> None:
+def test_closed_loader_frees_memory(tmp_path: Path) -> None:
     with new_loader(tmp_path) as loader:
         assert sum(batch.valid for batch in loader) == 64
         assert memory._free
@@ -183,7 +183,7 @@ def test_a_closed_loader_keeps_no_memory(tmp_path: Path) -> None:
     assert not memory._free
 
 
-def test_a_loader_that_is_dropped_keeps_no_memory(tmp_path: Path) -> None:
+def test_dropped_loader_frees_memory(tmp_path: Path) -> None:
     loader = new_loader(tmp_path)
     assert sum(batch.valid for batch in loader) == 64
     assert memory._free

@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("shuffle", ["full", "window", "none"])
 @pytest.mark.parametrize("tail", ["drop", "pad", "keep"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_batches_are_those_of_a_loader_without(store: Path, shuffle: str, tail: Tail, rank: int) -> None:
+def test_batches_equal_those_without_cache(store: Path, shuffle: str, tail: Tail, rank: int) -> None:
     settings: dict[str, Any] = {"batch_size": BATCH, "shuffle": shuffle, "tail": tail, "seed": 4}
     settings |= {"partition": "range", "rank": rank, "world_size": 2}
     with Loader(store, cache="device", **settings) as cached, Loader(store, **settings) as plain:
@@ -54,7 +54,7 @@ def cached_on(device: Any, make: Callable[..., CachedDelivery] = CachedDelivery)
 
 
 @pytest.mark.parametrize("tail", ["drop", "keep"])
-def test_every_row_is_moved_once(store: Path, tail: Tail) -> None:
+def test_each_row_is_transferred_once(store: Path, tail: Tail) -> None:
     device = CountingDevice()
     with deliveries(cached_on(device)):
         loader = Loader(store, batch_size=BATCH, tail=tail, seed=1, cache="device")
@@ -69,7 +69,7 @@ def test_every_row_is_moved_once(store: Path, tail: Tail) -> None:
     assert moved[-1] == COUNT  # with "drop" a row may come late, but then once
 
 
-def test_an_epoch_left_halfway_keeps_what_came(store: Path, images: NDArray[np.uint8]) -> None:
+def test_unfinished_epoch_keeps_its_cached_rows(store: Path, images: NDArray[np.uint8]) -> None:
     device = CountingDevice()
     with deliveries(cached_on(device)):
         loader = Loader(store, batch_size=BATCH, tail="keep", cache="device")
@@ -82,7 +82,7 @@ def test_an_epoch_left_halfway_keeps_what_came(store: Path, images: NDArray[np.u
         assert device.pixels == COUNT * 8 * 6 * 3
 
 
-def test_what_the_user_does_to_a_batch_stays_there(store: Path, images: NDArray[np.uint8]) -> None:
+def test_changing_a_batch_does_not_change_the_cache(store: Path, images: NDArray[np.uint8]) -> None:
     with Loader(store, batch_size=BATCH, tail="keep", cache="device") as loader:
         held = list(loader)
         for batch in loader:
@@ -120,7 +120,7 @@ def plain_epochs(store: Path) -> Contents:
         return contents(loader, 2)
 
 
-def test_a_late_device_gives_the_same(store: Path) -> None:
+def test_late_device_gives_the_same_batches(store: Path) -> None:
     assert late_epochs(store) == plain_epochs(store)
 
 
@@ -133,11 +133,11 @@ def test_a_late_device_gives_the_same(store: Path) -> None:
         "device.keep(self._cache, self._stream)",
     ],
 )
-def test_no_wait_can_be_left_out(store: Path, wait: str) -> None:
+def test_every_wait_is_necessary(store: Path, wait: str) -> None:
     assert late_epochs(store, without(wait, "CachedDelivery")) != plain_epochs(store)
 
 
-def test_a_range_that_does_not_fit(store: Path) -> None:
+def test_range_that_does_not_fit_is_an_error(store: Path) -> None:
     class Small(HostDevice):
         def empty(self, shape: tuple[int, ...]) -> torch.Tensor:
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -146,7 +146,7 @@ def test_a_range_that_does_not_fit(store: Path) -> None:
         CachedDelivery((4, 256, 256, 3), Small(CPU), None, range(10, 10010))
 
 
-def test_a_range_that_does_not_fit_on_the_host() -> None:
+def test_range_that_does_not_fit_on_the_host_is_an_error() -> None:
     with pytest.raises(ValueError, match=r'cache="device": \d+\.0 GB of rows do not fit; use more ranks'):
         CachedDelivery((4, 1 << 10, 1 << 20, 3), HostDevice(CPU), None, range(10**9))
 
@@ -158,6 +158,6 @@ def test_a_range_that_does_not_fit_on_the_host() -> None:
         ({"cache": "device", "rank": 0, "world_size": 2}, "cache='device' needs partition=\"range\": with"),
     ],
 )
-def test_settings_that_make_no_sense(store: Path, settings: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_rejected(store: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Loader(store, batch_size=BATCH, **settings)

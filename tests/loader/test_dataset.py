@@ -20,7 +20,7 @@ def invert(image: Tensor) -> Tensor:
     return 255 - image
 
 
-def test_a_sample_is_its_image_and_label(store: Path, images: NDArray[np.uint8]) -> None:
+def test_item_is_image_and_label(store: Path, images: NDArray[np.uint8]) -> None:
     dataset = StoreDataset(store)
     assert len(dataset) == COUNT
     for row in (0, 24, 25, COUNT - 1, -1):
@@ -35,7 +35,7 @@ def test_a_sample_is_its_image_and_label(store: Path, images: NDArray[np.uint8])
         dataset[COUNT]
 
 
-def test_a_transform_makes_the_image(store: Path, images: NDArray[np.uint8]) -> None:
+def test_transform_returns_the_image(store: Path, images: NDArray[np.uint8]) -> None:
     dataset = StoreDataset(open_store(store), transform=invert)
     assert np.array_equal(dataset[7][0].numpy(), 255 - images[7])
     assert [label for _, label in dataset.__getitems__([4, 2])] == [1, 2]
@@ -43,7 +43,7 @@ def test_a_transform_makes_the_image(store: Path, images: NDArray[np.uint8]) -> 
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_worker_processes_read_the_same(store: Path, images: NDArray[np.uint8], method: str) -> None:
+def test_worker_processes_read_the_same_rows(store: Path, images: NDArray[np.uint8], method: str) -> None:
     dataset = StoreDataset(store, transform=invert)
     assert dataset[3][1] == 0  # what is mapped here is mapped anew there
     batches = list(DataLoader(dataset, 7, num_workers=2, multiprocessing_context=method))
@@ -51,7 +51,7 @@ def test_worker_processes_read_the_same(store: Path, images: NDArray[np.uint8], 
     assert torch.cat([batch[1] for batch in batches]).tolist() == [row % 3 for row in range(COUNT)]
 
 
-def test_a_batch_is_read_in_one_go(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_batch_is_read_at_once(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[list[int]] = []
     dataset = StoreDataset(store)
     take = dataset.store.images.take
@@ -65,7 +65,7 @@ def test_a_batch_is_read_in_one_go(store: Path, monkeypatch: pytest.MonkeyPatch)
     assert taken == [list(range(25)), list(range(25, 50)), list(range(50, 60))]
 
 
-def test_it_has_the_classes_and_targets_of_an_image_folder(store: Path) -> None:
+def test_dataset_has_classes_and_targets_like_image_folder(store: Path) -> None:
     dataset = StoreDataset(store)
     assert dataset.classes == ["class0", "class1", "class2"]
     assert dataset.class_to_idx == {"class0": 0, "class1": 1, "class2": 2}
@@ -76,7 +76,7 @@ def test_it_has_the_classes_and_targets_of_an_image_folder(store: Path) -> None:
     assert len(next(iter(DataLoader(dataset, 9, sampler=balanced)))[1]) == 9
 
 
-def test_a_pickle_holds_no_rows(store: Path, images: NDArray[np.uint8]) -> None:
+def test_pickle_contains_no_rows(store: Path, images: NDArray[np.uint8]) -> None:
     dataset = StoreDataset(store)
     before = len(pickle.dumps(dataset))
     dataset.__getitems__(list(range(COUNT)))

@@ -74,7 +74,7 @@ def add_constant(device: FakeDevice) -> Callable[[Batch], Batch]:
     return transform
 
 
-def test_batches_arrive_whole_on_a_late_device(store: Path) -> None:
+def test_batches_are_complete_on_a_late_device(store: Path) -> None:
     check(train(store), store)
 
 
@@ -91,19 +91,19 @@ def test_transforms_run_between_copy_and_consumer(store: Path) -> None:
         "self._stream.wait_event(self._begun)",
     ],
 )
-def test_no_wait_can_be_left_out(store: Path, wait: str) -> None:
+def test_every_wait_is_necessary(store: Path, wait: str) -> None:
     with pytest.raises(AssertionError):
         check(train(store, without(wait), add_constant), store, added=7)
 
 
-def test_copies_leave_the_consumers_stream_alone(store: Path) -> None:
+def test_copies_do_not_use_the_consumers_stream(store: Path) -> None:
     device = FakeDevice()
     train(store, device=device)
     assert len(device.copied_on) == 1
     assert device.consumer not in device.copied_on
 
 
-def test_a_transform_that_fails_leaves_its_slot_to_others(store: Path) -> None:
+def test_failing_transform_gives_its_slot_back(store: Path) -> None:
     calls: list[Batch] = []
 
     def fail_once(batch: Batch) -> Batch:
@@ -121,11 +121,11 @@ def test_a_transform_that_fails_leaves_its_slot_to_others(store: Path) -> None:
         assert loader.stats()["slots"] == delivery_module.STREAM_SLOTS
 
 
-def test_a_tensor_left_on_the_host_needs_no_keeping() -> None:
+def test_keep_ignores_tensors_on_the_host() -> None:
     Device(torch.device("cuda:0")).keep(torch.ones(1), None)
 
 
-def test_a_device_number_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_device_index_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
@@ -136,7 +136,7 @@ def test_a_device_number_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> N
         find_device("cuda:4")
 
 
-def test_a_device_that_is_not_there(store: Path) -> None:
+def test_missing_device_is_rejected(store: Path) -> None:
     if torch.accelerator.is_available():
         pytest.skip("this machine has an accelerator")
     with pytest.raises(ValueError, match=r'device "cuda" is not available: torch .* finds only cpu here'):

@@ -17,7 +17,7 @@ BATCH = 4
 STEPS = COUNT // BATCH
 
 
-def test_a_batch_moves_as_one(store: Path) -> None:
+def test_batch_moves_all_tensors(store: Path) -> None:
     with Loader(store, batch_size=BATCH) as loader:
         batch = next(iter(loader))
     moved = batch.to("meta")
@@ -27,7 +27,7 @@ def test_a_batch_moves_as_one(store: Path) -> None:
     assert batch.to("cpu", non_blocking=True).images is batch.images
 
 
-def test_an_iterator_that_gave_nothing_is_no_epoch(store: Path) -> None:
+def test_iterator_without_batches_does_not_count_as_epoch(store: Path) -> None:
     with Loader(store, batch_size=BATCH) as loader, Loader(store, batch_size=BATCH) as resumed:
         for epoch in range(3):
             iter(loader)
@@ -41,7 +41,7 @@ def test_an_iterator_that_gave_nothing_is_no_epoch(store: Path) -> None:
         assert [batch.rows.tolist() for batch in resumed] == [batch.rows.tolist() for batch in rest]
 
 
-def test_accelerate_takes_it_as_it_is(store: Path) -> None:
+def test_accelerate_returns_the_loader_unchanged(store: Path) -> None:
     accelerate = pytest.importorskip("accelerate", reason=NOT_DEV.format("accelerate"))
     accelerator = accelerate.Accelerator(cpu=True)
     model = nn.Linear(3, 3)
@@ -56,7 +56,7 @@ def test_accelerate_takes_it_as_it_is(store: Path) -> None:
         assert loader.stats()["batches"] == STEPS
 
 
-def test_a_checkpoint_of_accelerate_has_the_loader(store: Path, tmp_path: Path) -> None:
+def test_accelerate_checkpoint_includes_the_loader(store: Path, tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate", reason=NOT_DEV.format("accelerate"))
     with Loader(store, batch_size=BATCH) as loader, Loader(store, batch_size=BATCH) as resumed:
         saving, loading = accelerate.Accelerator(cpu=True), accelerate.Accelerator(cpu=True)
@@ -111,7 +111,7 @@ def lightning_fit(store: Path, folder: Path, **options: Any) -> list[tuple[int, 
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_lightning_trains_validates_and_resumes_in_the_middle_of_an_epoch(store: Path, tmp_path: Path) -> None:
+def test_lightning_trains_validates_and_resumes_mid_epoch(store: Path, tmp_path: Path) -> None:
     whole = lightning_fit(store, tmp_path / "whole")
     assert [(there, here) for there, here, _ in whole] == [(e, e) for e in range(3) for _ in range(STEPS)]
     done = STEPS + 4

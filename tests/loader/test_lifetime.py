@@ -37,7 +37,7 @@ def drain(loader: Loader) -> None:
         pass
 
 
-def test_slots_are_used_again(store: Path) -> None:
+def test_slots_are_reused(store: Path) -> None:
     with Loader(store, batch_size=4, prefetch=2) as loader:
         drain(loader)
         assert loader.stats()["slots"] == 4
@@ -48,7 +48,7 @@ def test_slots_are_used_again(store: Path) -> None:
         assert len(addresses) == 5 * COUNT // 4
 
 
-def test_epochs_left_halfway_give_their_slots_back(store: Path) -> None:
+def test_unfinished_epochs_give_their_slots_back(store: Path) -> None:
     def begin(loader: Loader, steps: int) -> None:
         for _, _ in zip(range(steps), loader, strict=False):
             pass
@@ -59,7 +59,7 @@ def test_epochs_left_halfway_give_their_slots_back(store: Path) -> None:
         assert loader.stats()["slots"] == 4
 
 
-def test_batches_that_are_held_stay_as_they_are(store: Path, images: NDArray[np.uint8]) -> None:
+def test_kept_batches_do_not_change(store: Path, images: NDArray[np.uint8]) -> None:
     with Loader(store, batch_size=4, prefetch=2) as loader:
         held = [(batch.rows, batch.images[1:, :2].permute(0, 3, 1, 2).numpy()) for batch in loader]
         kept = list(loader)
@@ -71,7 +71,7 @@ def test_batches_that_are_held_stay_as_they_are(store: Path, images: NDArray[np.
         assert np.array_equal(batch.images.numpy(), images[batch.rows.numpy()])
 
 
-def test_a_loader_may_be_dropped_while_its_batches_are_held(store: Path, images: NDArray[np.uint8]) -> None:
+def test_batches_survive_their_loader(store: Path, images: NDArray[np.uint8]) -> None:
     batches = list(Loader(store, batch_size=4))
     gc.collect()
     for batch in batches:
@@ -83,7 +83,7 @@ def descriptors() -> int:
 
 
 @pytest.mark.parametrize("reader", ["mmap", "pread"])
-def test_nothing_outlives_a_loader(store: Path, reader: ReaderName) -> None:
+def test_loader_leaves_no_threads_or_files(store: Path, reader: ReaderName) -> None:
     list(Loader(store, batch_size=4, reader=reader))  # what torch and numpy open once
     gc.collect()
     threads, files = threading.active_count(), descriptors()
@@ -102,7 +102,7 @@ def test_nothing_outlives_a_loader(store: Path, reader: ReaderName) -> None:
     assert (threading.active_count(), descriptors()) == (threads, files)
 
 
-def test_a_second_iterator_ends_the_first(store: Path) -> None:
+def test_second_iterator_ends_the_first(store: Path) -> None:
     with Loader(store, batch_size=4) as loader:
         first = iter(loader)
         next(first)
@@ -116,7 +116,7 @@ def test_a_second_iterator_ends_the_first(store: Path) -> None:
             next(second)
 
 
-def test_loading_a_state_ends_the_epoch_under_way(store: Path) -> None:
+def test_loading_a_state_ends_the_running_epoch(store: Path) -> None:
     with Loader(store, batch_size=4) as loader:
         batches = iter(loader)
         next(batches)
@@ -126,7 +126,7 @@ def test_loading_a_state_ends_the_epoch_under_way(store: Path) -> None:
         assert len(list(loader)) == COUNT // 4 - 1
 
 
-def test_a_closed_loader(store: Path, images: NDArray[np.uint8]) -> None:
+def test_closed_loader_raises_and_keeps_its_batches(store: Path, images: NDArray[np.uint8]) -> None:
     loader = Loader(store, batch_size=4, reader="pread")
     batches = iter(loader)
     batch = next(batches)
@@ -183,7 +183,7 @@ def test_closing_wakes_a_thread_that_waits_for_a_batch(store: Path) -> None:
     assert "ended by another thread" in str(got[0])
 
 
-def test_whoever_asks_for_a_batch_after_the_end_is_told(store: Path) -> None:
+def test_requesting_a_batch_after_the_end_raises(store: Path) -> None:
     filler = filler_of(store, [STEP, STEP])
     for _ in range(2):
         filler.stop()
@@ -196,7 +196,7 @@ def parts_of(*calls: Callable[[], object]) -> Callable[..., list[Part]]:
     return lambda rows, out: [next(left, lambda: None)]
 
 
-def test_a_finalizer_may_end_an_epoch_in_a_thread_that_the_filler_waits_for(store: Path) -> None:
+def test_finalizer_can_end_an_epoch_in_a_thread_that_the_filler_waits_for(store: Path) -> None:
     """The garbage collector runs in any thread: here it finds the epoch dead while its rows are copied."""
     made, done = threading.Event(), threading.Event()
     fillers: list[Filler] = []
@@ -256,7 +256,7 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-def test_hints_that_are_queued_when_an_epoch_is_ended_are_passed_over(
+def test_queued_hints_are_skipped_when_an_epoch_ends(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading, go_on = threading.Event(), threading.Event()
@@ -277,7 +277,7 @@ def test_hints_that_are_queued_when_an_epoch_is_ended_are_passed_over(
 
 
 @pytest.mark.parametrize("kind", [OSError, Odd])
-def test_a_hint_that_fails_fails_nobody(
+def test_failing_hint_is_ignored(
     store: Path, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
 ) -> None:
     hinted: list[int] = []
@@ -292,7 +292,7 @@ def test_a_hint_that_fails_fails_nobody(
     assert len(hinted) == COUNT // 4
 
 
-def test_an_epoch_that_lost_a_batch_does_not_go_on(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epoch_that_lost_a_batch_does_not_continue(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Loader(store, batch_size=4) as loader:
         batches = iter(loader)
         next(batches)
@@ -306,7 +306,7 @@ def test_an_epoch_that_lost_a_batch_does_not_go_on(store: Path, monkeypatch: pyt
         assert len(list(loader)) == COUNT // 4 - 1  # resumed, nothing is lost
 
 
-def test_steps_that_cannot_begin_keep_no_slot(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_fail_to_start_give_their_slot_back(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Reader, *rest: object) -> None:
         raise StoreError("a shard vanished")
 
@@ -321,7 +321,7 @@ def test_steps_that_cannot_begin_keep_no_slot(store: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("reader", ["mmap", "pread"])
-def test_a_closed_loader_keeps_no_file_for_an_iterator_that_is_held(store: Path, reader: ReaderName) -> None:
+def test_closed_loader_closes_files_of_a_kept_iterator(store: Path, reader: ReaderName) -> None:
     def mapped() -> int:
         return Path("/proc/self/maps").read_text().count(str(store))
 
@@ -337,7 +337,7 @@ def test_a_closed_loader_keeps_no_file_for_an_iterator_that_is_held(store: Path,
         next(batches)
 
 
-def test_a_store_that_was_given_stays_open(store: Path, images: NDArray[np.uint8]) -> None:
+def test_store_passed_to_a_loader_stays_open(store: Path, images: NDArray[np.uint8]) -> None:
     opened = open_store(store)
     for _ in range(2):
         with Loader(opened, batch_size=4) as loader:
@@ -345,7 +345,7 @@ def test_a_store_that_was_given_stays_open(store: Path, images: NDArray[np.uint8
     assert np.array_equal(opened.images[7], images[7])
 
 
-def test_a_transform_is_applied_to_every_batch(store: Path, images: NDArray[np.uint8]) -> None:
+def test_transform_is_applied_to_every_batch(store: Path, images: NDArray[np.uint8]) -> None:
     def invert(batch: Batch) -> Batch:
         return dataclasses.replace(batch, images=255 - batch.images)
 
@@ -355,7 +355,7 @@ def test_a_transform_is_applied_to_every_batch(store: Path, images: NDArray[np.u
 
 
 @pytest.mark.parametrize("kind", [LookupError, Odd])
-def test_what_goes_wrong_in_the_filler_is_raised_at_the_next_batch(store: Path, kind: type[BaseException]) -> None:
+def test_errors_in_the_filler_are_raised_at_the_next_batch(store: Path, kind: type[BaseException]) -> None:
     def fail(batch: Batch) -> Batch:
         if len(seen) == 3:
             raise kind("the fourth")
@@ -376,7 +376,7 @@ def test_what_goes_wrong_in_the_filler_is_raised_at_the_next_batch(store: Path, 
         assert loader.state_dict()["rows_consumed"] == 12
 
 
-def test_a_transform_cannot_end_an_epoch_unnoticed(store: Path) -> None:
+def test_stop_iteration_in_a_transform_is_an_error(store: Path) -> None:
     def fail(batch: Batch) -> Batch:
         raise StopIteration
 
@@ -384,7 +384,7 @@ def test_a_transform_cannot_end_an_epoch_unnoticed(store: Path) -> None:
         drain(loader)
 
 
-def test_a_transform_runs_without_gradients(store: Path) -> None:
+def test_transform_runs_without_gradients(store: Path) -> None:
     weight = torch.ones(1, requires_grad=True)
     scale = partial(scaled, weight=weight)
     with Loader(store, batch_size=4, transform=scale) as loader:
@@ -395,7 +395,7 @@ def scaled(batch: Batch, weight: torch.Tensor) -> Batch:
     return dataclasses.replace(batch, images=batch.images * weight)
 
 
-def test_a_transform_must_return_tensors(store: Path) -> None:
+def test_transform_must_return_tensors(store: Path) -> None:
     def crops(batch: Batch) -> Batch:
         return dataclasses.replace(batch, images=(batch.images, batch.images))  # type: ignore[arg-type]
 
@@ -406,13 +406,13 @@ def test_a_transform_must_return_tensors(store: Path) -> None:
         next(iter(loader))
 
 
-def test_a_transform_must_return_a_batch(store: Path) -> None:
+def test_transform_must_return_a_batch(store: Path) -> None:
     loader = Loader(store, batch_size=4, transform=lambda batch: batch.images)  # type: ignore[arg-type, return-value]
     with loader, pytest.raises(TypeError, match="transform returned Tensor, expected a Batch"):
         next(iter(loader))
 
 
-def test_an_epoch_does_not_survive_a_fork(store: Path) -> None:
+def test_epoch_raises_after_a_fork(store: Path) -> None:
     with Loader(store, batch_size=4) as loader:
         batches = iter(loader)
         next(batches)
@@ -429,7 +429,7 @@ def test_an_epoch_does_not_survive_a_fork(store: Path) -> None:
         assert len(list(batches)) == COUNT // 4 - 1
 
 
-def test_a_loader_begins_anew_after_a_fork(store: Path) -> None:
+def test_loader_can_start_an_epoch_after_a_fork(store: Path) -> None:
     with Loader(store, batch_size=4) as loader, Loader(store, batch_size=4) as plain:
         next(iter(loader))  # of an epoch whose threads the child does not have
         expected = [batch.rows.tolist() for batch in plain]
@@ -468,14 +468,14 @@ with Loader(sys.argv[1], batch_size=4, shuffle="none", transform=stall) as loade
 
 
 @pytest.mark.parametrize("thread", ["main", "another"])
-def test_ctrl_c_wakes_a_program_that_waits_for_a_batch(store: Path, thread: str) -> None:
+def test_ctrl_c_interrupts_waiting_for_a_batch(store: Path, thread: str) -> None:
     command = [sys.executable, "-c", INTERRUPTED, str(store), thread]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (-signal.SIGINT, "0\n")
     assert done.stderr.endswith("KeyboardInterrupt\n")
 
 
-def test_leaving_the_interpreter_halfway_is_quiet(store: Path) -> None:
+def test_exit_during_an_epoch_prints_nothing(store: Path) -> None:
     code = (
         "import sys; from decodeonce import Loader; "
         f"batches = iter(Loader({str(store)!r}, batch_size=1, prefetch=1000, transform=lambda batch: batch)); "
@@ -497,7 +497,7 @@ def test_columns_follow_their_rows(store: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["|b1", "|i1", "<u2", "<u4", "<u8", "<i8", "<f2", "<f4", "<f8"])
-def test_added_columns_of_every_type_are_handed_out(dtype: str, tmp_path: Path) -> None:
+def test_added_columns_of_every_dtype_are_in_batches(dtype: str, tmp_path: Path) -> None:
     path = make_store(tmp_path / "s", random_images(6))
     values = np.arange(18).reshape(6, 3).astype(dtype)
     add_column(path, "mine", values)
@@ -506,7 +506,7 @@ def test_added_columns_of_every_type_are_handed_out(dtype: str, tmp_path: Path) 
         np.testing.assert_array_equal(batch.columns["mine"].numpy(), values[:4])
 
 
-def test_stats_count_what_was_handed_out(store: Path) -> None:
+def test_stats_count_yielded_batches(store: Path) -> None:
     with Loader(store, batch_size=7, tail="keep", threads=2, reader="pread") as loader:
         assert loader.stats()["waited_time_share"] == loader.stats()["samples_per_s"] == 0
         list(loader)
@@ -542,12 +542,12 @@ def test_stats_count_what_was_handed_out(store: Path) -> None:
         ({"batch_size": 31, "rank": 0, "world_size": 2}, r"batch_size is 31, but a rank gets only 30 rows"),
     ],
 )
-def test_settings_that_make_no_sense(store: Path, settings: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_rejected(store: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Loader(store, **{"batch_size": 4, **settings})
 
 
-def test_a_loader_takes_the_parameters_of_its_settings(store: Path) -> None:
+def test_loader_shows_the_parameters_of_settings(store: Path) -> None:
     shown = inspect.signature(Loader).parameters.values()
     assert [(p.name, p.default) for p in shown] == [
         (p.name, p.default) for p in inspect.signature(Settings).parameters.values()

@@ -38,14 +38,14 @@ CASES = {
 
 
 @pytest.mark.parametrize("beginning", CASES)
-def test_the_bottleneck_in_a_sentence(beginning: str) -> None:
+def test_bottleneck_sentences(beginning: str) -> None:
     assert CASES[beginning].bottleneck(threads=2, transfers=True).startswith(beginning)
     on_host = CASES[beginning].bottleneck(threads=2, transfers=False)
     assert on_host.startswith(beginning.replace("transfer: ", "copy: "))
     assert "device" not in on_host
 
 
-def test_a_slow_transform_on_a_cpu_is_named_with_the_share_that_stats_have(store: Path) -> None:
+def test_bottleneck_names_a_slow_transform_with_the_share_from_stats(store: Path) -> None:
     def slow(batch: Batch) -> Batch:
         end = time.perf_counter() + 0.01
         while time.perf_counter() < end:
@@ -62,14 +62,14 @@ def test_a_slow_transform_on_a_cpu_is_named_with_the_share_that_stats_have(store
     assert 0.03 <= stats["seconds_transforming"] <= seconds
 
 
-def test_a_loader_names_its_bottleneck(store: Path) -> None:
+def test_loader_names_its_bottleneck(store: Path) -> None:
     with Loader(store, batch_size=7) as loader:
         assert loader.bottleneck().startswith("unknown")
         list(loader)
         assert loader.bottleneck().split(":")[0] in {"training", "storage", "copy"}
 
 
-def test_time_is_counted_on_the_clock_and_on_the_processor() -> None:
+def test_timed_measures_elapsed_and_processor_time() -> None:
     def work() -> None:
         end = time.thread_time() + 0.02
         while time.thread_time() < end:
@@ -84,7 +84,7 @@ def test_time_is_counted_on_the_clock_and_on_the_processor() -> None:
     assert cpu < 0.015
 
 
-def test_a_trace_shows_where_time_goes(store: Path) -> None:
+def test_profiler_trace_has_marks(store: Path) -> None:
     gc.collect()  # the threads of a Loader that an earlier test left read on when its batches are collected
     # Without this a trace holds the threads only that it was begun in (torch 2.7 and later)
     everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)

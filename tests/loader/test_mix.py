@@ -85,7 +85,7 @@ def expected_labels(labels: Tensor, kept: NDArray[np.float64], draws: Draws) -> 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("alpha", "p"), [(0.2, 1.0), (1.0, 0.5), (8.0, 0.0)])
-def test_mixup_is_what_numpy_makes(alpha: float, p: float, dtype: torch.dtype) -> None:
+def test_mixup_equals_numpy(alpha: float, p: float, dtype: torch.dtype) -> None:
     images, draws, step = noise(40).to(dtype), draws_of(40), MixUp(alpha, CLASSES, p=p)
     before = images.clone()
     result = step(images, draws)
@@ -101,7 +101,7 @@ def test_mixup_is_what_numpy_makes(alpha: float, p: float, dtype: torch.dtype) -
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("alpha", "p"), [(0.2, 1.0), (1.0, 0.5), (8.0, 0.0)])
 @pytest.mark.parametrize(("height", "width"), [(12, 9), (31, 17), (1, 1)])
-def test_cutmix_is_what_numpy_makes(alpha: float, p: float, dtype: torch.dtype, height: int, width: int) -> None:
+def test_cutmix_equals_numpy(alpha: float, p: float, dtype: torch.dtype, height: int, width: int) -> None:
     images, draws, step = noise(40, height, width).to(dtype), draws_of(40), CutMix(alpha, CLASSES, p=p)
     before = images.clone()
     result = step(images, draws)
@@ -114,7 +114,7 @@ def test_cutmix_is_what_numpy_makes(alpha: float, p: float, dtype: torch.dtype, 
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_a_cpu_and_a_device_mix_alike(dtype: torch.dtype) -> None:
+def test_cpu_and_device_mix_are_close(dtype: torch.dtype) -> None:
     images, draws = noise(40).to(dtype), draws_of(40)
     partners, kept = torch.tensor(partners_of(draws)), draws.uniform(1)[:, 0]
     ways = [way(images, partners, kept) for way in (mixing.blend_on_cpu, mixing.blend_on_device)]
@@ -137,7 +137,7 @@ def test_soft_labels_are_float32_and_sum_to_1(make: Callable[..., MixUp | CutMix
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.4, 1.0, 5.0])
-def test_shares_are_distributed_as_beta(alpha: float) -> None:
+def test_shares_have_a_beta_distribution(alpha: float) -> None:
     count = 40_000
     step = MixUp(alpha, 2)
     shares = samples_of(step, draws_of(count, seed=3))
@@ -153,7 +153,7 @@ def test_shares_are_distributed_as_beta(alpha: float) -> None:
     assert distance / count < 1.95 * math.sqrt(2 / count)
 
 
-def test_partners_are_other_rows_and_not_only_neighbours() -> None:
+def test_partners_are_other_rows_and_not_neighbours() -> None:
     partners = np.array(partners_of(draws_of(256)))
     assert sorted(partners) == list(range(256))
     assert (partners != np.arange(256)).all()
@@ -162,14 +162,14 @@ def test_partners_are_other_rows_and_not_only_neighbours() -> None:
 
 
 @pytest.mark.parametrize("make", MAKE)
-def test_an_image_that_is_alone_stays_as_it_is(make: Callable[..., MixUp | CutMix]) -> None:
+def test_single_image_is_unchanged(make: Callable[..., MixUp | CutMix]) -> None:
     images, step = noise(1), make(1.0, CLASSES)
     assert torch.equal(step(images, draws_of(1)), images)
     soft = step.mix_labels(torch.tensor([3]), draws_of(1), 12, 9)
     assert torch.allclose(soft, torch.eye(CLASSES)[3:4])
 
 
-def test_nothing_waits_for_the_device_or_copies_to_it() -> None:
+def test_steps_neither_wait_for_the_device_nor_copy_to_it() -> None:
     result = run_on_device(Augment(MixUp(0.2, CLASSES), CutMix(1.0, CLASSES, p=0.5)))
     assert result.labels.shape == (9, CLASSES)
     assert result.labels.device.type == "meta"
@@ -179,7 +179,7 @@ def test_nothing_waits_for_the_device_or_copies_to_it() -> None:
 
 
 @pytest.mark.parametrize("tail", ["drop", "keep", "pad"])
-def test_a_loader_gives_images_and_labels_that_were_mixed_alike(store: Path, tail: Tail) -> None:
+def test_images_and_labels_are_mixed_with_the_same_shares(store: Path, tail: Tail) -> None:
     """An image of one level, its label, tells how much of each class is in a mixed one."""
     step = MixUp(1.0, 300)
 
@@ -196,7 +196,7 @@ def test_a_loader_gives_images_and_labels_that_were_mixed_alike(store: Path, tai
                 assert torch.allclose(batch.images.mean((1, 2, 3)), levels, atol=1e-3)
 
 
-def test_a_batch_is_the_same_again_in_another_run(store: Path) -> None:
+def test_batches_are_reproducible(store: Path) -> None:
     def run() -> list[tuple[Tensor, Tensor]]:
         steps: list[Step] = [RandomResizedCrop(5), Normalize("imagenet"), MixUp(0.3, 300), CutMix(1.0, 300)]
         with Loader(store, batch_size=7, transform=Augment(*steps, seed=5)) as loader:
@@ -206,7 +206,7 @@ def test_a_batch_is_the_same_again_in_another_run(store: Path) -> None:
         assert all(map(torch.equal, first, second))
 
 
-def test_a_step_of_ones_own_may_mix_labels() -> None:
+def test_custom_step_can_mix_labels() -> None:
     class Smooth:
         """Label smoothing: it leaves the images as they are."""
 
@@ -238,7 +238,7 @@ def test_a_step_of_ones_own_may_mix_labels() -> None:
         ((1.0, 2.5), "num_classes is 2.5"),
     ],
 )
-def test_settings_that_make_no_sense(
+def test_invalid_arguments_are_rejected(
     make: Callable[..., MixUp | CutMix], arguments: tuple[float, float], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -248,7 +248,7 @@ def test_settings_that_make_no_sense(
 
 
 @pytest.mark.parametrize("make", MAKE)
-def test_fewer_classes_than_the_store_has_are_refused_at_once(
+def test_loader_rejects_fewer_classes_than_in_the_store(
     make: Callable[..., MixUp | CutMix], tmp_path: Path
 ) -> None:
     store = make_store(tmp_path / "store", random_images(6))
@@ -256,14 +256,14 @@ def test_fewer_classes_than_the_store_has_are_refused_at_once(
         Loader(store, batch_size=3, transform=Augment(make(1.0, 1)))
 
 
-def test_soft_labels_of_another_width_are_refused() -> None:
+def test_soft_labels_of_a_different_width_are_rejected() -> None:
     step = MixUp(1.0, CLASSES)
     with pytest.raises(ValueError, match="soft labels of 9 classes, expected num_classes=7"):
         step.mix_labels(torch.zeros(4, 9), draws_of(4), 12, 9)
 
 
 @pytest.mark.parametrize("make", MAKE)
-def test_boxes_are_refused(make: Callable[..., MixUp | CutMix]) -> None:
+def test_boxes_are_rejected(make: Callable[..., MixUp | CutMix]) -> None:
     augment = Augment(RandomFlip(), make(1.0, CLASSES))
     with pytest.raises(ValueError, match=rf"the step {make.__name__} of Augment mixes images, but no boxes"):
         augment.check_columns(["boxes"])  # as the Loader does

@@ -105,7 +105,7 @@ def without_empty(boxes: Boxes) -> Boxes:
     return np.where(empty[..., None], np.float32(0), boxes)
 
 
-def test_the_references_of_these_tests_are_torchvision() -> None:
+def test_references_in_this_file_equal_torchvision() -> None:
     window = np.array([[5, 10, 20, 31]])
     cropped = crop_boxes(BOXES[None], window)
     assert np.allclose(flip_boxes(BOXES, 60), FLIPPED, rtol=0, atol=1e-5)
@@ -144,7 +144,7 @@ def draws_of(count: int, seed: int, step: int = 0) -> Draws:
 # Numbers
 
 
-def test_flipped_and_central_boxes_are_torchvisions() -> None:
+def test_flipped_and_center_cropped_boxes_equal_torchvision() -> None:
     assert np.allclose(moved([RandomFlip(1.0)], BOXES[None], 40, 60), [FLIPPED], rtol=0, atol=1e-5)
     assert np.array_equal(moved([RandomFlip(0.0)], BOXES[None], 40, 60), BOXES[None])
     expected = without_empty(np.array([CENTRAL], np.float32))
@@ -166,7 +166,7 @@ def boxed(draw: st.DrawFn) -> tuple[Boxes, int, int]:
 
 
 @given(boxed(), seeds, st.booleans(), sizes, sizes)
-def test_steps_in_turn_move_boxes_as_torchvision_does(
+def test_several_steps_move_boxes_like_torchvision(
     case: tuple[Boxes, int, int], seed: int, whole_pixels: bool, out_height: int, out_width: int
 ) -> None:
     boxes, height, width = case
@@ -185,7 +185,7 @@ def test_steps_in_turn_move_boxes_as_torchvision_does(
 
 
 @given(st.lists(st.floats(0, 300, width=32), min_size=4, max_size=4), seeds)
-def test_coordinates_are_rounded_as_ieee_754_has_it(corners: list[float], seed: int) -> None:
+def test_coordinates_are_rounded_as_in_ieee_754(corners: list[float], seed: int) -> None:
     x, y = sorted(corners[:2]), sorted(corners[2:])
     box = np.array([[[x[0], y[0], x[1], y[1]]]], np.float32)
     step, draws = RandomResizedCrop((224, 160)), draws_of(1, seed)
@@ -226,7 +226,7 @@ def rectangles(draw: st.DrawFn, count: int, height: int, width: int, least: int)
 
 
 @given(rectangles(4, 20, 30, 1), seeds, st.integers(0, 2))
-def test_a_painted_rectangle_is_where_its_box_is(boxes: NDArray[np.int64], seed: int, place: int) -> None:
+def test_painted_rectangle_is_at_its_box(boxes: NDArray[np.int64], seed: int, place: int) -> None:
     steps: list[Step] = [RandomCrop((13, 17)), CenterCrop((10, 12))]
     steps.insert(place, RandomFlip())
     batch = with_columns(painted(boxes, 20, 30), boxes=torch.from_numpy(boxes[:, None].astype(np.float32)))
@@ -235,7 +235,7 @@ def test_a_painted_rectangle_is_where_its_box_is(boxes: NDArray[np.int64], seed:
 
 
 @given(rectangles(4, 60, 80, 12), seeds)
-def test_a_painted_rectangle_is_resized_with_its_box(boxes: NDArray[np.int64], seed: int) -> None:
+def test_painted_rectangle_is_resized_with_its_box(boxes: NDArray[np.int64], seed: int) -> None:
     batch = with_columns(painted(boxes, 60, 80), boxes=torch.from_numpy(boxes[:, None].astype(np.float32)))
     result = Augment(RandomResizedCrop((70, 50), scale=(0.3, 1.0)), RandomFlip(), seed=seed)(batch)
     for box, image, extent in zip(result.columns["boxes"][:, 0], result.images, extents(result.images), strict=True):
@@ -257,7 +257,7 @@ def boxed_store(tmp_path: Path) -> tuple[Path, Boxes]:
     return make_store(tmp_path / "s", random_images(10), columns=columns), boxes
 
 
-def test_a_loader_gives_boxes_of_the_flipped_images(boxed_store: tuple[Path, Boxes]) -> None:
+def test_loader_yields_boxes_of_flipped_images(boxed_store: tuple[Path, Boxes]) -> None:
     store, boxes = boxed_store
     with Loader(store, batch_size=5, transform=Augment(RandomFlip(1.0), Normalize(store))) as loader:
         for batch in loader:
@@ -266,7 +266,7 @@ def test_a_loader_gives_boxes_of_the_flipped_images(boxed_store: tuple[Path, Box
             assert batch.columns["box_labels"].tolist() == [[3, 1, -1]] * 5
 
 
-def test_a_box_that_leaves_the_crop_is_absent_in_its_place(boxed_store: tuple[Path, Boxes]) -> None:
+def test_box_outside_the_crop_becomes_zeros_at_its_index(boxed_store: tuple[Path, Boxes]) -> None:
     transform = Augment(RandomFlip(1.0), CenterCrop((8, 2)), CenterCrop(1))
     with Loader(boxed_store[0], batch_size=10, transform=transform) as loader:
         (batch,) = loader
@@ -275,7 +275,7 @@ def test_a_box_that_leaves_the_crop_is_absent_in_its_place(boxed_store: tuple[Pa
     assert batch.columns["box_count"].tolist() == [2] * 10
 
 
-def test_boxes_are_the_same_bits_in_batches_of_any_size(boxed_store: tuple[Path, Boxes]) -> None:
+def test_boxes_are_bit_identical_at_any_batch_size(boxed_store: tuple[Path, Boxes]) -> None:
     store, _ = boxed_store
     augment = Augment(RandomResizedCrop((11, 7)), RandomFlip(), RandomCrop(6), seed=3)
     seen: list[dict[int, list[Any]]] = [{}, {}]
@@ -287,7 +287,7 @@ def test_boxes_are_the_same_bits_in_batches_of_any_size(boxed_store: tuple[Path,
     assert len({str(boxes) for boxes in seen[0].values()}) > 1
 
 
-def test_moving_boxes_waits_for_no_device() -> None:
+def test_moving_boxes_does_not_wait_for_the_device() -> None:
     steps = Augment(CenterCrop((8, 6)), RandomCrop((7, 6)), RandomResizedCrop(5), RandomFlip(), Normalize("imagenet"))
     boxes = torch.empty(9, 4, 4, device="meta")
     labels = torch.empty(9, 4, dtype=torch.int64, device="meta")
@@ -321,7 +321,7 @@ def inverted(images: Tensor, draws: Draws) -> Tensor:
 
 
 @pytest.mark.parametrize(("step", "name"), [(Invert(), "Invert"), (inverted, "inverted")])
-def test_a_step_that_does_not_move_boxes_is_refused(
+def test_step_that_does_not_move_boxes_is_rejected(
     boxed_store: tuple[Path, Boxes], store: Path, step: Step, name: str
 ) -> None:
     augment = Augment(RandomFlip(), step)
@@ -336,13 +336,13 @@ def test_a_step_that_does_not_move_boxes_is_refused(
         assert "boxes" not in next(iter(loader)).columns
 
 
-def test_what_a_step_moves_out_of_the_image_is_clipped(boxed_store: tuple[Path, Boxes]) -> None:
+def test_boxes_moved_out_of_the_image_are_clipped(boxed_store: tuple[Path, Boxes]) -> None:
     with Loader(boxed_store[0], batch_size=1, shuffle="none", transform=Augment(Shift())) as loader:
         (moved, *_) = next(iter(loader)).columns["boxes"].tolist()
     assert moved == [[5, 2, 6, 6], [4, 0, 6, 3.5], [0, 0, 0, 0]]
 
 
-def test_a_transform_of_ones_own_sees_boxes_as_stored(boxed_store: tuple[Path, Boxes]) -> None:
+def test_custom_transform_gets_boxes_as_stored(boxed_store: tuple[Path, Boxes]) -> None:
     store, boxes = boxed_store
     transform: Callable[[Batch], Batch] = lambda batch: batch  # noqa: E731
     with Loader(store, batch_size=10, transform=transform) as loader:
@@ -351,7 +351,7 @@ def test_a_transform_of_ones_own_sees_boxes_as_stored(boxed_store: tuple[Path, B
 
 
 @pytest.mark.parametrize(("step", "epoch"), [*product([CenterCrop, RandomCrop, RandomResizedCrop], [0, 2])])
-def test_a_size_of_the_epoch_is_the_size_for_boxes(step: Callable[[Any], Step], epoch: int) -> None:
+def test_boxes_use_the_size_of_the_epoch(step: Callable[[Any], Step], epoch: int) -> None:
     whole = torch.tensor([[[0.0, 0.0, 10.0, 12.0]]])
     images = torch.zeros(1, 12, 10, 1, dtype=torch.uint8)
     batch = Batch(images, torch.zeros(1), torch.zeros(1, dtype=torch.int64), 1, epoch, {"boxes": whole})

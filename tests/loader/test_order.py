@@ -29,12 +29,12 @@ def all_rows(shuffle: Shuffle, count: int, block_rows: int, key: int) -> NDArray
 
 
 @given(st.sampled_from(get_args(Shuffle)), st.integers(1, 6000), st.integers(1, 300), keys)
-def test_an_order_is_a_permutation(shuffle: Shuffle, count: int, block_rows: int, key: int) -> None:
+def test_order_is_a_permutation(shuffle: Shuffle, count: int, block_rows: int, key: int) -> None:
     assert np.array_equal(np.sort(all_rows(shuffle, count, block_rows, key)), np.arange(count))
 
 
 @given(st.sampled_from(get_args(Shuffle)), st.integers(1, 6000), st.integers(1, 300), keys, st.data())
-def test_a_part_is_what_the_whole_has_there(
+def test_part_of_an_order_equals_the_whole_order(
     shuffle: Shuffle, count: int, block_rows: int, key: int, data: st.DataObject
 ) -> None:
     positions = np.array(data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=50)))
@@ -43,14 +43,14 @@ def test_a_part_is_what_the_whole_has_there(
 
 
 @given(st.integers(1, 5000), keys)
-def test_inverse_undoes_forward(count: int, key: int) -> None:
+def test_find_inverts_at(count: int, key: int) -> None:
     bijection = permutation(count, key)
     numbers = np.arange(count)
     assert np.array_equal(bijection.find(bijection.at(numbers)), numbers)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 15, 16, 17, 1023])
-def test_the_network_permutes_small_domains_too(count: int) -> None:
+def test_network_permutes_small_domains(count: int) -> None:
     network = FeistelPermutation(count, key=9)
     numbers = np.arange(count)
     assert np.array_equal(np.sort(network.at(numbers)), numbers)
@@ -58,7 +58,7 @@ def test_the_network_permutes_small_domains_too(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [10**10, 10**12 + 39, 2**62 - 1])
-def test_huge_counts_start_anywhere(count: int) -> None:
+def test_huge_orders_can_start_anywhere(count: int) -> None:
     positions = count - 1 - np.arange(256)
     for shuffle in ("full", "window"):
         rows = make_order(shuffle, count, 170, derive_key(1, 2)).at(positions)
@@ -69,13 +69,13 @@ def test_huge_counts_start_anywhere(count: int) -> None:
     assert np.array_equal(network.find(network.at(positions)), positions)
 
 
-def test_the_largest_order_is_made_of_as_little_as_a_small_one() -> None:
+def test_large_order_needs_no_more_memory_than_a_small_one() -> None:
     small, large = ({k: np.size(v) for k, v in vars(FeistelPermutation(n, 1)).items()} for n in (10**4, 10**10))
     assert small == large
     assert max(large.values()) < 10
 
 
-def test_orders_never_change() -> None:
+def test_orders_do_not_change_between_releases() -> None:
     """A checkpoint of one release must be resumed by the next in the same order."""
     first = np.arange(6)
     key = derive_key(0, 0)
@@ -91,7 +91,7 @@ GOLDEN = {
 }
 
 
-def test_every_word_of_a_key_counts() -> None:
+def test_key_depends_on_every_word() -> None:
     words = [(0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0), (-1, 0), (2**64, 1 << 63), (0, 0, 2, 1), (0, 0, 1, 2)]
     assert len({derive_key(*w) for w in words}) == len(words)
 
@@ -103,7 +103,7 @@ def chi_square(counts: NDArray[np.int64]) -> float:
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 7])
-def test_small_orders_are_fair_as_wholes(count: int) -> None:
+def test_small_orders_are_equally_likely(count: int) -> None:
     """Every permutation of a small count comes up equally often over seeds."""
     seen: dict[tuple[int, ...], int] = {}
     draws, kinds = 6000, int(np.prod(np.arange(1, count + 1)))
@@ -115,7 +115,7 @@ def test_small_orders_are_fair_as_wholes(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1030, 5461])
-def test_large_orders_are_fair_in_places_and_neighbours(count: int) -> None:
+def test_large_orders_are_uniform_in_positions_and_neighbours(count: int) -> None:
     """Where a position's row falls, and how far apart neighbours fall, is spread evenly over keys and positions."""
     positions, cells = np.arange(64), 41
     rows = np.array([FeistelPermutation(count, derive_key(3, epoch)).at(positions) for epoch in range(1500)])
@@ -127,7 +127,7 @@ def test_large_orders_are_fair_in_places_and_neighbours(count: int) -> None:
     assert abs(again.mean() * count - 1) < 4 * np.sqrt(count / again.size)
 
 
-def test_the_check_of_neighbours_finds_an_order_that_is_hardly_mixed() -> None:
+def test_neighbour_check_fails_for_a_poorly_mixed_order() -> None:
     """The check above can fail."""
     network = FeistelPermutation(5461, key=1)
     a = int(np.sqrt(5460)) + 1
@@ -137,7 +137,7 @@ def test_the_check_of_neighbours_finds_an_order_that_is_hardly_mixed() -> None:
     assert abs(chi_square(np.bincount(np.diff(mixed) % 5461 * 41 // 5461, minlength=41))) < 4
 
 
-def test_a_window_holds_the_rows_of_its_blocks() -> None:
+def test_window_contains_the_rows_of_its_blocks() -> None:
     block_rows, blocks = 5, 3 * WINDOW_BLOCKS + 7
     count = blocks * block_rows - 3  # a short block, somewhere
     rows = all_rows("window", count, block_rows, derive_key(4, 4))
@@ -149,7 +149,7 @@ def test_a_window_holds_the_rows_of_its_blocks() -> None:
 
 
 @given(st.integers(1, 6000), st.integers(1, 300), keys)
-def test_the_blocks_of_a_window_order_in_their_sequence(count: int, block_rows: int, key: int) -> None:
+def test_blocks_of_a_window_order_are_in_sequence(count: int, block_rows: int, key: int) -> None:
     order = WindowOrder(count, block_rows, key)
     blocks = [order.block_rows_at(np.array([place])).tolist() for place in range(order.blocks)]
     assert order.block_rows_at(np.arange(order.blocks)).tolist() == [row for block in blocks for row in block]
@@ -161,7 +161,7 @@ def test_the_blocks_of_a_window_order_in_their_sequence(count: int, block_rows: 
         del rows[: len(window)]
 
 
-def test_a_window_order_leaves_no_block_in_two_windows() -> None:
+def test_no_block_is_in_two_windows() -> None:
     block_rows = 3
     for count in (block_rows * (2 * WINDOW_BLOCKS + 9), block_rows * (2 * WINDOW_BLOCKS + 9) - 2):
         for seed in range(20):

@@ -56,7 +56,7 @@ def plans(
     st.sampled_from(TAILS),
     st.sampled_from(SHUFFLES),
 )
-def test_every_row_once_in_equally_many_steps(
+def test_ranks_take_each_row_once_in_the_same_number_of_steps(
     count: int, world_size: int, batch_size: int, partition: PartitionKind, tail: Tail, shuffle: Shuffle
 ) -> None:
     ranks = plans(count, world_size, batch_size, partition, tail, shuffle=shuffle)
@@ -72,7 +72,7 @@ def test_every_row_once_in_equally_many_steps(
 
 
 @given(counts, worlds, batches, st.sampled_from(KINDS), st.sampled_from(TAILS))
-def test_sizes_of_batches(count: int, world_size: int, batch_size: int, partition: PartitionKind, tail: Tail) -> None:
+def test_batch_sizes(count: int, world_size: int, batch_size: int, partition: PartitionKind, tail: Tail) -> None:
     ranks = plans(count, world_size, batch_size, partition, tail)
     for plan in ranks:
         for step in plan[:-1]:
@@ -86,7 +86,7 @@ def test_sizes_of_batches(count: int, world_size: int, batch_size: int, partitio
 
 
 @given(counts, worlds, batches, st.sampled_from(KINDS), st.sampled_from(TAILS))
-def test_rows_ascend_in_both_parts_of_a_batch(
+def test_valid_rows_and_padding_are_each_in_ascending_order(
     count: int, world_size: int, batch_size: int, partition: PartitionKind, tail: Tail
 ) -> None:
     for plan in plans(count, world_size, batch_size, partition, tail):
@@ -110,7 +110,7 @@ def test_resuming_gives_exactly_the_rest(
 
 
 @given(counts, worlds, batches, worlds, batches, st.sampled_from(["pad", "keep"]), st.data())
-def test_resuming_in_another_world_loses_and_repeats_nothing(
+def test_resuming_with_a_different_world_size_gives_each_row_once(
     count: int, world: int, batch: int, other_world: int, other_batch: int, tail: Tail, data: st.DataObject
 ) -> None:
     before = plans(count, world, batch, "global", tail)
@@ -121,7 +121,7 @@ def test_resuming_in_another_world_loses_and_repeats_nothing(
 
 
 @given(counts, worlds, batches, worlds, batches)
-def test_dropping_in_another_world_drops_less_than_a_global_batch(
+def test_resuming_with_a_different_world_size_drops_less_than_a_global_batch(
     count: int, world: int, batch: int, other_world: int, other_batch: int
 ) -> None:
     before = plans(count, world, batch, "global", "drop")
@@ -139,18 +139,18 @@ def test_padding_comes_from_the_start_of_the_epoch() -> None:
     assert [(s.rows.tolist(), s.valid) for s in ranks[1]] == [([4, 5, 6, 7], 4), ([2, 3, 4, 5], 0)]
 
 
-def test_padding_goes_round_when_the_store_is_smaller_than_a_batch() -> None:
+def test_padding_repeats_when_the_store_is_smaller_than_a_batch() -> None:
     (step,) = rank_plan(3, batch_size=8, tail="pad", shuffle="none")
     assert (step.rows.tolist(), step.valid) == ([0, 1, 2, 0, 0, 1, 1, 2], 3)
 
 
-def test_a_kept_tail_is_dealt_evenly() -> None:
+def test_kept_tail_is_split_evenly() -> None:
     ranks = [rank_plan(10, batch_size=2, rank=rank, world_size=4, shuffle="none") for rank in range(4)]
     assert [plan[-1].rows.tolist() for plan in ranks] == [[0], [8], [0], [9]]
     assert [plan[-1].valid for plan in ranks] == [0, 1, 0, 1]
 
 
-def test_a_range_is_the_ranks_own() -> None:
+def test_ranges_of_ranks_do_not_overlap() -> None:
     for rank, (first, last) in enumerate([(0, 3), (3, 6), (6, 10)]):
         plan = rank_plan(10, batch_size=2, rank=rank, world_size=3, partition="range")
         assert sorted(valid_rows([plan])) == list(range(first, last))
@@ -158,7 +158,7 @@ def test_a_range_is_the_ranks_own() -> None:
         assert len(plan) == 2
 
 
-def test_steps_longer_than_a_group_and_groups_of_steps() -> None:
+def test_batches_larger_and_smaller_than_a_group() -> None:
     count = 3 * GROUP_ROWS + 5
     for batch_size in (GROUP_ROWS + 7, GROUP_ROWS // 3, 1000):
         assert sorted(valid_rows([rank_plan(count, batch_size=batch_size)])) == list(range(count))
@@ -173,7 +173,7 @@ def test_steps_longer_than_a_group_and_groups_of_steps() -> None:
         (0, "global", 1, 1, "keep", r"no rows"),
     ],
 )
-def test_what_cannot_be_shared(
+def test_impossible_partitions_are_rejected(
     count: int, kind: PartitionKind, batch_size: int, world_size: int, tail: Tail, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

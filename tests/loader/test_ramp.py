@@ -32,21 +32,21 @@ def resolution(epoch: int, min_res: int, max_res: int, end_ramp: int, start_ramp
         (0, 1, 128, 224),
     ],
 )
-def test_sizes_are_those_of_ffcv(start: int, end: int, least: int, most: int) -> None:
+def test_sizes_equal_ffcv(start: int, end: int, least: int, most: int) -> None:
     size = ramp(start, least, end, most)
     assert [size(epoch) for epoch in range(100)] == [resolution(epoch, least, most, end, start) for epoch in range(100)]
 
 
-def test_sizes_in_between_are_multiples_within_the_ends() -> None:
+def test_sizes_between_are_multiples_within_bounds() -> None:
     assert [ramp(0, 100, 4, 116, multiple=8)(epoch) for epoch in range(6)] == [100, 104, 112, 112, 116, 116]
     assert [ramp(0, 100, 4, 110)(epoch) for epoch in range(6)] == [100, 100, 100, 100, 110, 110]
 
 
-def test_sizes_may_fall() -> None:
+def test_sizes_can_decrease() -> None:
     assert [ramp(1, 256, 5, 128)(epoch) for epoch in range(7)] == [256, 256, 224, 192, 160, 128, 128]
 
 
-def test_a_loader_gives_each_epoch_its_size(store: Path) -> None:
+def test_loader_uses_the_size_of_each_epoch(store: Path) -> None:
     size = ramp(0, 2, 3, 5, multiple=1)
     augment = Augment(RandomResizedCrop(size), RandomFlip(), CenterCrop(size), Normalize("imagenet"), seed=3)
     with Loader(store, batch_size=9, transform=augment) as loader:
@@ -74,6 +74,6 @@ def test_a_loader_gives_each_epoch_its_size(store: Path) -> None:
         ((0, 160, 5, 0), "last_size is 0, expected a whole number of 1 or more"),
     ],
 )
-def test_ramps_that_are_none(arguments: tuple[int, int, int, int], message: str) -> None:
+def test_invalid_ramps_are_rejected(arguments: tuple[int, int, int, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ramp(*arguments)

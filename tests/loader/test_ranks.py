@@ -145,7 +145,7 @@ def together(points: Sequence[str], *ranks: Rank, go: bool = True) -> None:
 
 
 @pytest.mark.parametrize("world_size", [3, *(pytest.param(size, marks=pytest.mark.long) for size in (1, 2))])
-def test_after_a_killed_rank_each_row_is_seen_once(
+def test_each_row_is_seen_once_after_a_rank_was_killed(
     uneven_store: Path, interrupted: Path, tmp_path: Path, world_size: int
 ) -> None:
     saved = [checkpoints(interrupted, rank) for rank in range(2)]

@@ -28,7 +28,7 @@ ROW_BYTES = 8 * 6 * 3
 
 
 @given(st.lists(st.integers(1, 300), max_size=60), st.sampled_from([1, ROW_BYTES, 196608, AHEAD_BYTES]))
-def test_steps_are_given_when_enough_behind_them_is_asked_for(sizes: list[int], row_bytes: int) -> None:
+def test_steps_are_yielded_after_enough_later_rows_are_requested(sizes: list[int], row_bytes: int) -> None:
     steps = [Step(np.arange(size), size, number) for number, size in enumerate(sizes)]
     asked: list[int] = []
     numbers = []
@@ -43,7 +43,7 @@ def test_steps_are_given_when_enough_behind_them_is_asked_for(sizes: list[int], 
 
 
 @given(st.integers(1, 4000), st.integers(1, 30), st.integers(1, 70), st.integers(0, 2**64 - 1), st.data())
-def test_blocks_are_asked_for_whole_once_and_before_their_rows(
+def test_whole_blocks_are_requested_once_and_before_their_rows(
     count: int, block_rows: int, batch_size: int, key: int, data: st.DataObject
 ) -> None:
     partition = make_partition("range", range(2 * count), batch_size, 1, 2, "keep")
@@ -68,7 +68,7 @@ def test_blocks_are_asked_for_whole_once_and_before_their_rows(
     assert sorted(asked) == sorted(to_come.tolist())
 
 
-def test_a_window_is_asked_for_while_the_one_before_it_is_read() -> None:
+def test_window_is_requested_while_the_previous_one_is_read() -> None:
     partition = make_partition("global", range(10 * WINDOW_BLOCKS * 8), 8, 0, 1, "drop")
     order = WindowOrder(len(partition.rows), 8, derive_key(5))
     steps = blocks_ahead(plan_steps(order, partition, 0, 0), order, partition, 0, ROW_BYTES)
@@ -78,7 +78,7 @@ def test_a_window_is_asked_for_while_the_one_before_it_is_read() -> None:
 
 
 @pytest.mark.parametrize("blocks", [3, 2 * WINDOW_BLOCKS, 1000])
-def test_windows_fit_where_half_of_the_memory_holds_two_of_them(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_fit_if_two_fit_into_half_of_the_memory(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     order = WindowOrder(8 * blocks, 8, derive_key(5))
     twice = 2 * min(blocks, 2 * WINDOW_BLOCKS) * 8 * ROW_BYTES
     for memory, fit in ((twice, True), (twice - 1, False), (None, True)):
@@ -133,7 +133,7 @@ def looks_end_in(monkeypatch: pytest.MonkeyPatch, *errors: int) -> list[int]:
     return offsets
 
 
-def test_one_row_that_is_not_in_memory_has_all_read(
+def test_all_rows_are_requested_if_one_is_not_cached(
     reader: Reader, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks_end_in(monkeypatch, 0, 0, errno.EAGAIN)
@@ -146,7 +146,7 @@ def test_one_row_that_is_not_in_memory_has_all_read(
     ]
 
 
-def test_no_more_is_asked_for_at_a_time_than_the_kernel_takes(
+def test_requests_are_not_larger_than_the_kernel_reads(
     store: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks_end_in(monkeypatch, errno.EAGAIN)
@@ -159,7 +159,7 @@ def test_no_more_is_asked_for_at_a_time_than_the_kernel_takes(
     assert [(at, nbytes) for _, at, nbytes in asked] == [(at, min(1000, end - at)) for at in range(start, end, 1000)]
 
 
-def test_rows_in_memory_are_not_asked_for(reader: Reader, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_rows_are_not_requested(reader: Reader, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     offsets = looks_end_in(monkeypatch)
     ask(reader, *range(0, COUNT, 2))
     ask(reader)
@@ -167,7 +167,7 @@ def test_rows_in_memory_are_not_asked_for(reader: Reader, asked: Asked, monkeypa
     assert len(offsets) == CHECKED_ROWS - 1  # 30 rows, every second one
 
 
-def test_what_a_look_found_holds_for_a_few_steps(reader: Reader, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_of_a_check_is_used_for_a_few_steps(reader: Reader, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     offsets = looks_end_in(monkeypatch, errno.EAGAIN)  # the first look is cold, those after it are not
     for _ in range(2 * CHECK_EVERY):
         ask(reader, 3)
@@ -176,7 +176,7 @@ def test_what_a_look_found_holds_for_a_few_steps(reader: Reader, asked: Asked, m
 
 
 @pytest.mark.parametrize(("remote", "expected"), [("Lustre", 1), (None, 0)])
-def test_where_nobody_can_look_only_a_network_is_asked(
+def test_without_cache_checks_only_network_rows_are_requested(
     store: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch, remote: str | None, expected: int
 ) -> None:
     monkeypatch.setattr(readers, "network_file_system", lambda path: remote)
@@ -188,7 +188,7 @@ def test_where_nobody_can_look_only_a_network_is_asked(
     assert len(asked) == expected
 
 
-def test_a_shard_that_is_amiss_is_left_to_the_reader(tmp_path: Path, store: Path) -> None:
+def test_read_ahead_ignores_a_missing_shard(tmp_path: Path, store: Path) -> None:
     opened = open_store(shutil.copytree(store, tmp_path / "s"))
     os.unlink(tmp_path / "s" / "images-00001.npy")
     files = ShardFiles(opened)
@@ -223,7 +223,7 @@ def cold(tmp_path: Path) -> tuple[Path, NDArray[np.uint8]]:
     return path, images
 
 
-def test_the_kernel_reads_what_it_is_asked_for(cold: tuple[Path, NDArray[np.uint8]]) -> None:
+def test_kernel_reads_requested_rows(cold: tuple[Path, NDArray[np.uint8]]) -> None:
     path, images = cold
     opened = open_store(path)
     files = ShardFiles(opened)
@@ -235,7 +235,7 @@ def test_the_kernel_reads_what_it_is_asked_for(cold: tuple[Path, NDArray[np.uint
 
 @pytest.mark.parametrize("reader", ["mmap", "pread"])
 @pytest.mark.parametrize("shuffle", ["full", "window", "none"])
-def test_a_cold_store_is_asked_for_and_read(
+def test_cold_store_is_requested_and_read(
     cold: tuple[Path, NDArray[np.uint8]],
     asked: Asked,
     reader: ReaderName,
@@ -253,7 +253,7 @@ def test_a_cold_store_is_asked_for_and_read(
         assert {nbytes % (4 * images[0].nbytes) for _, _, nbytes in asked} == {0}  # blocks of 4 rows
 
 
-def test_where_memory_holds_no_windows_rows_are_asked_for_and_not_blocks(
+def test_rows_are_requested_instead_of_blocks_if_windows_do_not_fit(
     cold: tuple[Path, NDArray[np.uint8]], asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, images = cold

@@ -45,7 +45,7 @@ def container(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("reader", KINDS)
 @pytest.mark.parametrize("shuffle", ["full", "window", "none"])
 @pytest.mark.parametrize("partition", ["global", "range"])
-def test_pixels_labels_and_rows_belong_together(
+def test_images_labels_and_rows_match(
     tmp_path: Path,
     images: NDArray[np.uint8],
     container: str,
@@ -77,7 +77,7 @@ def test_pixels_labels_and_rows_belong_together(
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(rows=st.lists(st.integers(0, 59), min_size=1, max_size=80), threads=st.integers(1, 6))
-def test_any_rows_by_any_number_of_threads(
+def test_any_rows_with_any_number_of_threads(
     store: Path, images: NDArray[np.uint8], kind: ReaderName, rows: list[int], threads: int
 ) -> None:
     out = np.zeros((len(rows), *images.shape[1:]), np.uint8)
@@ -103,7 +103,7 @@ def open_files() -> list[str]:
 
 
 @pytest.mark.parametrize("reader", KINDS)
-def test_a_shard_cut_short_while_reading_is_named(tmp_path: Path, store: Path, reader: ReaderName) -> None:
+def test_shard_truncated_while_reading_is_named(tmp_path: Path, store: Path, reader: ReaderName) -> None:
     copy = shutil.copytree(store, tmp_path / "s")
     with Loader(copy, batch_size=4, shuffle="none", reader=reader, prefetch=1) as loader:
         batches = iter(loader)
@@ -119,7 +119,7 @@ def test_a_shard_cut_short_while_reading_is_named(tmp_path: Path, store: Path, r
         assert not any(str(copy / "images-") in name for name in open_files())
 
 
-def test_a_shard_that_vanished_is_named(tmp_path: Path, store: Path) -> None:
+def test_missing_shard_is_named(tmp_path: Path, store: Path) -> None:
     copy = shutil.copytree(store, tmp_path / "s")
     with Loader(copy, batch_size=4, shuffle="none", reader="pread", prefetch=1) as loader:
         os.unlink(copy / "images-00002.npy")
@@ -127,7 +127,7 @@ def test_a_shard_that_vanished_is_named(tmp_path: Path, store: Path) -> None:
             list(loader)
 
 
-def test_a_read_error_is_the_shards(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_error_names_shard_and_row(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = os.open(store, os.O_RDONLY)  # reading it is an error of the operating system
     monkeypatch.setattr(ShardFiles, "fd", lambda self, shard: folder)
     with pytest.raises(StoreError, match=r"images-00001\.npy: row 30 cannot be read: Is a directory"):
@@ -141,14 +141,14 @@ def choose(store: Path, name: ReaderName = "auto") -> tuple[str, str]:
     return reader.name, why
 
 
-def test_auto_takes_mmap_for_a_small_local_store(store: Path) -> None:
+def test_auto_chooses_mmap_for_a_small_local_store(store: Path) -> None:
     name, why = choose(store)
     assert (name, "local" in why) == ("mmap", True)
     with Loader(store, batch_size=4) as loader:
         assert (loader.stats()["reader"], loader.stats()["why"]) == (name, why)
 
 
-def test_auto_takes_pread_for_a_store_larger_than_half_the_memory(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_chooses_pread_for_a_store_larger_than_half_the_memory(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbytes = 60 * 8 * 6 * 3
     monkeypatch.setattr(readers, "available_memory", lambda: 2 * nbytes)
     assert choose(store)[0] == "mmap"
@@ -158,14 +158,14 @@ def test_auto_takes_pread_for_a_store_larger_than_half_the_memory(store: Path, m
 
 
 @pytest.mark.parametrize("asked", ["auto", "mmap"])
-def test_a_network_file_system_is_never_mapped(store: Path, monkeypatch: pytest.MonkeyPatch, asked: ReaderName) -> None:
+def test_files_on_a_network_are_never_mapped(store: Path, monkeypatch: pytest.MonkeyPatch, asked: ReaderName) -> None:
     monkeypatch.setattr(readers, "network_file_system", lambda path: "Lustre")
     name, why = choose(store, asked)
     assert (name, "Lustre" in why) == ("pread", True)
     assert choose(store, "pread") == ("pread", "requested")
 
 
-def test_file_systems_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_file_systems_are_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(host.NETWORK_FILE_SYSTEMS, 0x9FA0, "proc")
     assert host.network_file_system(Path("/proc/self")) == "proc"
     assert host.network_file_system(tmp_path) is None
@@ -173,7 +173,7 @@ def test_file_systems_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyP
         host.network_file_system(tmp_path / "nowhere")
 
 
-def test_memory_and_cores_are_what_the_system_has() -> None:
+def test_memory_and_cores_do_not_exceed_the_system() -> None:
     memory = host.available_memory()
     assert memory is None or 1 << 20 < memory <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 1 <= host.usable_cores() <= (os.cpu_count() or 1)
@@ -204,12 +204,12 @@ def read_all(path: Path, *arguments: object) -> str:
 
 @pytest.mark.long
 @pytest.mark.parametrize("reader", KINDS)
-def test_more_shards_than_files_may_be_open_at_first(many_shards: Path, reader: ReaderName) -> None:
+def test_more_shards_than_the_soft_limit_of_open_files(many_shards: Path, reader: ReaderName) -> None:
     assert read_all(many_shards, reader, 128, 4096) == "True"
 
 
 @pytest.mark.parametrize("reader", KINDS)
-def test_more_shards_than_files_may_be_open_at_all(many_shards: Path, reader: ReaderName) -> None:
+def test_more_shards_than_the_hard_limit_of_open_files(many_shards: Path, reader: ReaderName) -> None:
     found = read_all(many_shards, reader, 128, 128)
     assert found.endswith("cannot be opened: Too many open files; raise the limit with `ulimit -n`")
     assert str(many_shards / "images-00") in found

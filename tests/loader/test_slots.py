@@ -17,14 +17,14 @@ def make_slots(size: int) -> Slots:
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), SHAPE, (64, 96, 96, 3), (256, 128, 128, 3)])
-def test_free_slots_begin_on_pages(shape: tuple[int, ...]) -> None:
+def test_slots_start_at_page_boundaries(shape: tuple[int, ...]) -> None:
     slots = [page_aligned_slot(shape) for _ in range(5)]
     assert [slot.pixels.ctypes.data % 4096 for slot in slots] == [0] * 5
     assert {slot.pixels.shape for slot in slots} == {shape}
     assert slots[0].pixels.flags.writeable
 
 
-def test_a_slot_comes_back_when_the_last_view_of_its_tensor_goes() -> None:
+def test_slot_is_given_back_with_the_last_view_of_its_tensor() -> None:
     free = make_slots(1)
     slot = free.take()
     tensor = torch.from_numpy(free.lend(slot, 2))
@@ -39,7 +39,7 @@ def test_a_slot_comes_back_when_the_last_view_of_its_tensor_goes() -> None:
     assert free.take() is slot
 
 
-def test_all_slots_are_filled_before_free_ones_are_used_again() -> None:
+def test_all_slots_are_used_before_one_is_reused() -> None:
     free = make_slots(3)
     first = free.take()
     free.give_back(first)
@@ -49,7 +49,7 @@ def test_all_slots_are_filled_before_free_ones_are_used_again() -> None:
     assert free.made == 3
 
 
-def test_closed_slots_keep_no_memory() -> None:
+def test_closed_slots_free_memory() -> None:
     free = make_slots(2)
     slots = [free.take(), free.take()]
     known = [weakref.ref(slots[0]), weakref.ref(slots[1])]
@@ -59,7 +59,7 @@ def test_closed_slots_keep_no_memory() -> None:
     assert [slot() for slot in known] == [None, None]
 
 
-def test_a_slot_that_is_held_is_replaced_and_too_many_are_let_go() -> None:
+def test_kept_slots_are_replaced_and_surplus_slots_are_freed() -> None:
     free = make_slots(2)
     slots = [free.take() for _ in range(5)]
     assert free.made == 5

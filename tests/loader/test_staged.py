@@ -41,7 +41,7 @@ def parts(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Parts:
 
 
 @given(st.integers(1, 10**7), st.integers(1, 5000), st.data())
-def test_a_rank_has_the_rows_of_its_part(count: int, world_size: int, data: st.DataObject) -> None:
+def test_rows_of_a_rank_are_those_of_its_part(count: int, world_size: int, data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, world_size - 1))
     assume(count >= world_size)
     assert part_rows(count, rank, world_size) == make_partition("range", range(count), 1, rank, world_size, "keep").rows
@@ -59,7 +59,7 @@ def assert_same_batches(store: Path, part: Path, settings: dict[str, Any], **mor
 @pytest.mark.parametrize("shuffle", get_args(Shuffle))
 @pytest.mark.parametrize("tail", get_args(Tail))
 @pytest.mark.parametrize("reader", ["mmap", "pread"])
-def test_batches_are_those_of_the_whole_store(
+def test_batches_equal_those_of_the_whole_store(
     store: Path, parts: Parts, shuffle: Shuffle, tail: Tail, reader: str
 ) -> None:
     for nodes, ranks in WORLDS:
@@ -70,12 +70,12 @@ def test_batches_are_those_of_the_whole_store(
 
 
 @pytest.mark.parametrize("rank", range(4))
-def test_from_the_devices_memory_too(store: Path, parts: Parts, rank: int) -> None:
+def test_batches_with_cache_equal_those_of_the_whole_store(store: Path, parts: Parts, rank: int) -> None:
     settings = {"batch_size": BATCH, "tail": "keep", "partition": "range", "rank": rank, "world_size": 4}
     assert_same_batches(store, parts[2][rank // 2], settings, cache="device")
 
 
-def test_hdf5_and_columns(tmp_path: Path) -> None:
+def test_staged_hdf5_with_columns(tmp_path: Path) -> None:
     columns = {"weight": np.linspace(0, 1, 30, dtype="<f4")}
     whole = make_store(tmp_path / "s", random_images(30), shard_rows=7, container="hdf5", columns=columns)
     stage_store(open_store(whole), tmp_path / "p", rows=part_rows(30, 1, 2))
@@ -86,7 +86,7 @@ def test_hdf5_and_columns(tmp_path: Path) -> None:
             assert torch.equal(batch.columns["weight"], expected.columns["weight"])
 
 
-def test_a_part_that_is_everything_goes_with_any_partition(store: Path, parts: Parts) -> None:
+def test_part_with_all_rows_works_with_any_partition(store: Path, parts: Parts) -> None:
     for rank in range(2):
         settings = {"batch_size": BATCH, "partition": "global", "rank": rank, "world_size": 2}
         assert_same_batches(store, parts[1][0], settings)
@@ -102,14 +102,14 @@ def test_a_part_that_is_everything_goes_with_any_partition(store: Path, parts: P
         ({"partition": "range", "rank": 1, "world_size": 3}, r"asked for rows 20\.\.39: these belong to rank 1 of 3"),
     ],
 )
-def test_a_rank_whose_rows_are_elsewhere_is_told_at_once(parts: Parts, settings: dict[str, Any], told: str) -> None:
+def test_rank_without_its_rows_is_rejected_at_once(parts: Parts, settings: dict[str, Any], told: str) -> None:
     with pytest.raises(StoreError, match=rf"0-of-2: a staged part, which holds rows 0\.\.29 of 60; {told}"):
         Loader(parts[2][0], batch_size=2, **settings)
     with pytest.raises(StoreError, match=told):
         Loader(open_store(parts[2][0]), batch_size=2, cache=None, **settings)
 
 
-def test_a_dataset_of_a_part(parts: Parts, images: NDArray[np.uint8]) -> None:
+def test_dataset_of_a_part(parts: Parts, images: NDArray[np.uint8]) -> None:
     dataset = StoreDataset(parts[2][1])
     assert len(dataset) == COUNT
     assert np.array_equal(dataset[30][0].numpy(), images[30])
@@ -122,7 +122,7 @@ def test_a_dataset_of_a_part(parts: Parts, images: NDArray[np.uint8]) -> None:
     assert np.array_equal(found.numpy(), images[30:])
 
 
-def test_the_reader_is_chosen_by_what_is_here(store: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_choice_counts_only_staged_rows(store: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = 2 * 30 * 8 * 6 * 3  # twice a half of the store
     monkeypatch.setattr(readers, "available_memory", lambda: memory)
     monkeypatch.setattr(readers, "network_file_system", lambda path: None)

@@ -30,7 +30,7 @@ def flat(batches: list[list[int]]) -> list[int]:
     return [row for batch in batches for row in batch]
 
 
-def test_every_epoch_has_its_own_order(store: Path) -> None:
+def test_each_epoch_has_its_own_order(store: Path) -> None:
     with loader_of(store) as loader, loader_of(store) as same, loader_of(store, seed=6) as other:
         first, second = rows_of(loader), rows_of(loader)
         assert len(first) == len(loader) == 9
@@ -40,20 +40,20 @@ def test_every_epoch_has_its_own_order(store: Path) -> None:
         assert rows_of(other) != first
 
 
-def test_a_batch_tells_its_epoch(store: Path) -> None:
+def test_batch_has_its_epoch(store: Path) -> None:
     with loader_of(store) as loader, loader_of(store) as resumed:
         assert [{batch.epoch for batch in loader} for _ in range(3)] == [{0}, {1}, {2}]
         resumed.load_state_dict({**loader.state_dict(), "rows_consumed": 14})
         assert {batch.epoch for batch in resumed} == {3}
 
 
-def test_ranges_of_one_size_are_shuffled_differently(store: Path) -> None:
+def test_ranges_of_equal_size_are_shuffled_differently(store: Path) -> None:
     settings: dict[str, Any] = {"partition": "range", "world_size": 2, "batch_size": 1}
     with loader_of(store, rank=0, **settings) as first, loader_of(store, rank=1, **settings) as second:
         assert [row % 30 for row in flat(rows_of(first))] != [row % 30 for row in flat(rows_of(second))]
 
 
-def test_set_epoch_chooses_the_next_one(store: Path) -> None:
+def test_set_epoch_sets_the_next_epoch(store: Path) -> None:
     with loader_of(store) as loader, loader_of(store) as jumping:
         epochs = [rows_of(loader) for _ in range(4)]
         jumping.set_epoch(3)
@@ -63,7 +63,7 @@ def test_set_epoch_chooses_the_next_one(store: Path) -> None:
         assert [rows_of(jumping), rows_of(jumping)] == epochs[1:3]
 
 
-def test_set_epoch_within_an_epoch_is_about_the_next(store: Path) -> None:
+def test_set_epoch_during_an_epoch_applies_to_the_next(store: Path) -> None:
     with loader_of(store) as loader, loader_of(store) as plain:
         epochs = [rows_of(plain) for _ in range(6)]
         batches = iter(loader)
@@ -75,7 +75,7 @@ def test_set_epoch_within_an_epoch_is_about_the_next(store: Path) -> None:
         assert rows_of(loader) == epochs[5]
 
 
-def test_the_state_is_small_plain_and_right_while_batches_are_in_flight(store: Path) -> None:
+def test_state_ignores_prefetched_batches(store: Path) -> None:
     with loader_of(store, prefetch=4) as loader:
         states = [loader.state_dict()]
         for _ in loader:
@@ -95,7 +95,7 @@ def test_the_state_is_small_plain_and_right_while_batches_are_in_flight(store: P
     }
 
 
-def test_a_script_that_counts_epochs_with_the_loader_trains_none_too_many(store: Path) -> None:
+def test_loader_epoch_counts_epochs_across_a_resume(store: Path) -> None:
     with loader_of(store) as loader:
         for batch in loader:
             assert loader.epoch == batch.epoch == 0
@@ -107,7 +107,7 @@ def test_a_script_that_counts_epochs_with_the_loader_trains_none_too_many(store:
         assert resumed.epoch == 3
 
 
-def test_steps_left_counts_down_to_the_end_of_an_epoch_and_a_resumed_one_has_the_rest(store: Path) -> None:
+def test_steps_left_counts_down_and_is_restored(store: Path) -> None:
     with loader_of(store) as loader, loader_of(store) as resumed:
         assert (loader.epoch, loader.steps_left) == (0, 9)
         left = []
@@ -119,7 +119,7 @@ def test_steps_left_counts_down_to_the_end_of_an_epoch_and_a_resumed_one_has_the
         assert (loader.epoch, loader.steps_left) == (1, 9)
 
 
-def test_epoch_and_steps_left_are_those_of_the_next_epoch_once_one_was_left_halfway(store: Path) -> None:
+def test_epoch_and_steps_left_after_an_unfinished_epoch(store: Path) -> None:
     with loader_of(store) as loader:
         for _ in loader:
             break
@@ -133,7 +133,7 @@ def test_epoch_and_steps_left_are_those_of_the_next_epoch_once_one_was_left_half
     assert (loader.epoch, loader.steps_left) == (7, 9)
 
 
-def test_a_progress_bar_starts_where_training_resumes(store: Path) -> None:
+def test_progress_bar_starts_where_training_resumes(store: Path) -> None:
     with loader_of(store) as loader:
         loader.load_state_dict({**loader.state_dict(), "rows_consumed": 21})
         bar = tqdm(loader, initial=len(loader) - loader.steps_left, file=io.StringIO())
@@ -142,7 +142,7 @@ def test_a_progress_bar_starts_where_training_resumes(store: Path) -> None:
         assert bar.n == 9
 
 
-def test_a_loader_shows_what_it_gives_and_where_it_is(store: Path) -> None:
+def test_repr_shows_sizes_and_position(store: Path) -> None:
     with loader_of(store, rank=1, world_size=2) as loader:
         batches = iter(loader)
         next(batches)
@@ -152,7 +152,7 @@ def test_a_loader_shows_what_it_gives_and_where_it_is(store: Path) -> None:
 @pytest.mark.parametrize("shuffle", ["full", "window", "none"])
 @pytest.mark.parametrize("partition", ["global", "range"])
 @pytest.mark.parametrize("tail", ["drop", "pad", "keep"])
-def test_a_state_resumes_at_every_step(store: Path, shuffle: str, partition: str, tail: str) -> None:
+def test_state_resumes_at_every_step(store: Path, shuffle: str, partition: str, tail: str) -> None:
     settings = {"shuffle": shuffle, "partition": partition, "tail": tail, "rank": 1, "world_size": 2}
     with loader_of(store, **settings) as loader:
         epochs = [[(b.rows.tolist(), b.valid) for b in loader] for _ in range(2)]
@@ -166,7 +166,7 @@ def test_a_state_resumes_at_every_step(store: Path, shuffle: str, partition: str
             assert rest == (epochs[0][done:] if done < len(epochs[0]) else epochs[1])
 
 
-def test_a_global_epoch_is_resumed_in_another_world(store: Path) -> None:
+def test_global_epoch_resumes_with_a_different_world_size(store: Path) -> None:
     rows: list[int] = []
     for rank in range(2):
         with loader_of(store, batch_size=5, rank=rank, world_size=2) as loader:
@@ -180,7 +180,7 @@ def test_a_global_epoch_is_resumed_in_another_world(store: Path) -> None:
     assert sorted(rows) == list(range(COUNT))
 
 
-def test_set_epoch_keeps_the_offset_of_the_epoch_just_loaded(store: Path) -> None:
+def test_set_epoch_keeps_the_offset_of_the_loaded_epoch(store: Path) -> None:
     with loader_of(store) as loader, loader_of(store) as resumed, loader_of(store) as elsewhere:
         batches = iter(loader)
         next(batches)
@@ -195,7 +195,7 @@ def test_set_epoch_keeps_the_offset_of_the_epoch_just_loaded(store: Path) -> Non
         assert rows_of(elsewhere) == rows_of(loader)
 
 
-def test_an_epoch_left_halfway_is_over_but_can_be_resumed(store: Path) -> None:
+def test_unfinished_epoch_can_be_resumed(store: Path) -> None:
     with loader_of(store) as loader, loader_of(store) as resumed:
         for _ in loader:
             break
@@ -206,7 +206,7 @@ def test_an_epoch_left_halfway_is_over_but_can_be_resumed(store: Path) -> None:
         assert loader.state_dict()["epoch"] == 2
 
 
-def test_an_epoch_of_which_too_little_is_left_is_empty(store: Path) -> None:
+def test_epoch_with_less_than_a_batch_left_is_empty(store: Path) -> None:
     with loader_of(store, tail="drop") as loader, loader_of(store, tail="drop", batch_size=30) as larger:
         batches = iter(loader)
         for _ in range(5):
@@ -229,7 +229,7 @@ def test_an_epoch_of_which_too_little_is_left_is_empty(store: Path) -> None:
         ({"rows_consumed": None}, "rows_consumed is None"),
     ],
 )
-def test_a_state_of_another_loader(store: Path, change: dict[str, Any], message: str) -> None:
+def test_state_of_a_different_loader_is_rejected(store: Path, change: dict[str, Any], message: str) -> None:
     with loader_of(store) as loader:
         with pytest.raises(ValueError, match=message):
             loader.load_state_dict({**loader.state_dict(), **change})
@@ -244,7 +244,7 @@ def relabelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_store(folder / "relabelled", random_images(COUNT), np.zeros(COUNT, np.int64), shard_rows=25)
 
 
-def test_a_state_of_another_store_is_refused_unless_it_is_meant(store: Path, relabelled: Path) -> None:
+def test_state_of_a_different_store_is_rejected_unless_other_store(store: Path, relabelled: Path) -> None:
     with loader_of(store) as loader, loader_of(relabelled) as other, loader_of(store) as same:
         batches = iter(loader)
         next(batches)
@@ -261,7 +261,7 @@ def test_a_state_of_another_store_is_refused_unless_it_is_meant(store: Path, rel
         assert rows_of(other) == rows_of(same) == rows_of(batches)
 
 
-def test_another_container_shard_size_or_column_is_the_same_store(
+def test_state_resumes_with_a_different_container_shard_size_or_column(
     store: Path, images: NDArray[np.uint8], tmp_path: Path
 ) -> None:
     copy = make_store(tmp_path / "copy", images, container="hdf5", columns={"score": np.zeros(COUNT, "<f4")})
@@ -270,7 +270,7 @@ def test_another_container_shard_size_or_column_is_the_same_store(
         assert rows_of(converted) == rows_of(loader)
 
 
-def test_a_window_order_is_resumed_with_its_own_blocks_only(store: Path) -> None:
+def test_window_order_resumes_only_with_the_same_block_rows(store: Path) -> None:
     with loader_of(store, shuffle="window") as loader:
         state = loader.state_dict()
         loader.load_state_dict(state)
@@ -285,21 +285,21 @@ def test_a_window_order_is_resumed_with_its_own_blocks_only(store: Path) -> None
             loader.load_state_dict(full.state_dict())
 
 
-def test_a_range_is_resumed_in_its_own_world_only(store: Path) -> None:
+def test_range_resumes_only_with_the_same_world_size(store: Path) -> None:
     settings: dict[str, Any] = {"partition": "range", "rank": 0}
     two, three = (loader_of(store, world_size=world_size, **settings) for world_size in (2, 3))
     with two, three, pytest.raises(ValueError, match="world_size 2, here 3"):
         three.load_state_dict(two.state_dict())
 
 
-def test_padding_is_at_the_end_and_told(store: Path) -> None:
+def test_padding_is_after_the_valid_rows(store: Path) -> None:
     with loader_of(store, tail="pad", shuffle="none") as loader:
         *whole, last = loader
         assert {batch.valid for batch in whole} == {7}
         assert (last.valid, last.rows.tolist()) == (4, [56, 57, 58, 59, 0, 1, 2])
 
 
-def test_a_batch_unpacks_to_images_and_labels(store: Path) -> None:
+def test_batch_unpacks_to_images_and_labels(store: Path) -> None:
     with loader_of(store) as loader:
         batch = next(iter(loader))
     assert isinstance(batch, Batch)
@@ -311,7 +311,7 @@ def test_a_batch_unpacks_to_images_and_labels(store: Path) -> None:
     assert batch.columns == {}
 
 
-def test_orders_of_a_larger_store_match_what_is_read(tmp_path: Path) -> None:
+def test_every_row_of_a_larger_store_is_read_once(tmp_path: Path) -> None:
     images = random_images(3000, shape=(2, 2, 1))
     path = make_store(tmp_path / "s", images, shard_rows=700, block_rows=13)
     for shuffle in ("full", "window"):

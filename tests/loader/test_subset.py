@@ -38,7 +38,7 @@ def batches(loader: Loader, numbers: NDArray[np.int64]) -> list[tuple[list[int],
 @pytest.mark.parametrize("partition", ["global", "range"])
 @pytest.mark.parametrize("tail", ["drop", "pad", "keep"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_subset_is_loaded_and_resumed_like_a_store_of_its_own(
+def test_subset_is_loaded_and_resumed_like_a_separate_store(
     store: Path, alone: Path, shuffle: str, partition: str, tail: str, rank: int
 ) -> None:
     settings: dict[str, Any] = {"shuffle": shuffle, "partition": partition, "tail": tail, "rank": rank}
@@ -53,7 +53,7 @@ def test_a_subset_is_loaded_and_resumed_like_a_store_of_its_own(
 
 
 @pytest.mark.parametrize("reader", ["pread", "mmap"])
-def test_a_subset_kept_on_the_device_takes_the_memory_of_its_rows(store: Path, alone: Path, reader: str) -> None:
+def test_cached_subset_needs_memory_for_its_rows_only(store: Path, alone: Path, reader: str) -> None:
     settings: dict[str, Any] = {"batch_size": BATCH, "tail": "keep", "cache": "device", "reader": reader}
     with Loader(store, rows=ROWS, **settings) as loader, Loader(alone, **settings) as expected:
         for _ in range(3):
@@ -73,7 +73,7 @@ def test_a_subset_kept_on_the_device_takes_the_memory_of_its_rows(store: Path, a
         [row in (3, 4, 5, 40) for row in range(COUNT)],
     ],
 )
-def test_rows_are_given_in_any_order_or_as_a_mask(store: Path, rows: Any) -> None:
+def test_rows_can_be_in_any_order_or_a_mask(store: Path, rows: Any) -> None:
     with Loader(store, batch_size=3, rows=[3, 4, 5, 40], shuffle="none", tail="keep") as expected:
         state = expected.state_dict()
     with Loader(store, batch_size=3, rows=rows, shuffle="none", tail="keep") as loader:
@@ -81,7 +81,7 @@ def test_rows_are_given_in_any_order_or_as_a_mask(store: Path, rows: Any) -> Non
         assert [batch.rows.tolist() for batch in loader] == [[3, 4, 5], [40]]
 
 
-def test_a_range_is_a_subset(store: Path) -> None:
+def test_rows_can_be_a_range(store: Path) -> None:
     with Loader(store, batch_size=3, rows=range(58, 50, -2), shuffle="none", tail="keep") as loader:
         assert [batch.rows.tolist() for batch in loader] == [[52, 54, 56], [58]]
 
@@ -101,12 +101,12 @@ def test_a_range_is_a_subset(store: Path) -> None:
         ([0, 1], r"batch_size is 3, but a rank gets only 2 rows \(2 rows, 1 ranks\)"),
     ],
 )
-def test_what_is_no_subset_is_refused(store: Path, rows: Any, message: str) -> None:
+def test_invalid_subsets_are_rejected(store: Path, rows: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Loader(store, batch_size=3, rows=rows)
 
 
-def test_a_state_of_another_subset_is_refused(store: Path) -> None:
+def test_state_of_a_different_subset_is_rejected(store: Path) -> None:
     with (
         Loader(store, batch_size=3, rows=range(20)) as loader,
         Loader(store, batch_size=3, rows=range(20, 40)) as other,
@@ -117,7 +117,7 @@ def test_a_state_of_another_subset_is_refused(store: Path) -> None:
                 right.load_state_dict(left.state_dict())
 
 
-def test_a_part_without_the_rows_of_a_subset_is_refused_at_once(store: Path, tmp_path: Path) -> None:
+def test_part_without_the_rows_of_a_subset_is_rejected_at_once(store: Path, tmp_path: Path) -> None:
     stage_store(open_store(store), tmp_path / "part", rows=range(30))
     with Loader(tmp_path / "part", batch_size=3, rows=range(10, 30), tail="keep") as loader:
         assert sorted(row for batch in loader for row in batch.rows.tolist()) == list(range(10, 30))
@@ -125,7 +125,7 @@ def test_a_part_without_the_rows_of_a_subset_is_refused_at_once(store: Path, tmp
         Loader(tmp_path / "part", batch_size=3, rows=range(10, 31))
 
 
-def test_storage_is_asked_for_the_rows_of_a_subset_only() -> None:
+def test_only_rows_of_the_subset_are_read_ahead() -> None:
     rows = np.arange(0, 3 * 40 * WINDOW_BLOCKS, 3)
     partition = make_partition("global", rows, 8, 0, 1, "keep")
     order = WindowOrder(len(rows), 4, derive_key(5))

@@ -55,7 +55,7 @@ def seen_until_refused(loader: Loader, told: str) -> list[int]:
 @pytest.mark.parametrize("reader", KINDS)
 @pytest.mark.parametrize("shuffle", get_args(Shuffle))
 @pytest.mark.parametrize("tail", ["pad", "keep"])
-def test_batches_and_state_are_those_of_a_loader_without(
+def test_batches_and_state_equal_those_without_verify(
     store: Path, reader: ReaderName, shuffle: Shuffle, tail: str
 ) -> None:
     settings: dict[str, Any] = {"batch_size": 7, "shuffle": shuffle, "tail": tail, "reader": reader, "threads": 3}
@@ -69,7 +69,7 @@ def test_batches_and_state_are_those_of_a_loader_without(
 @pytest.mark.parametrize("reader", KINDS)
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("row", [0, 24, 25, 41, COUNT - 1])
-def test_no_batch_with_a_damaged_row_is_handed_out(copy: Path, reader: ReaderName, threads: int, row: int) -> None:
+def test_no_batch_with_a_damaged_row_is_yielded(copy: Path, reader: ReaderName, threads: int, row: int) -> None:
     with Loader(copy, batch_size=10, shuffle="none", reader=reader, threads=threads, verify=True) as loader:
         path = damage(copy, row, at=ROW_BYTES - 1)
         told = f"{path}: row {row} does not match its checksum; run `prep repair {copy} --from SRC`"
@@ -78,13 +78,13 @@ def test_no_batch_with_a_damaged_row_is_handed_out(copy: Path, reader: ReaderNam
         assert len(contents(loader, 1)) == COUNT // 10
 
 
-def test_without_it_a_damaged_row_is_what_you_get(copy: Path) -> None:
+def test_damaged_row_is_yielded_without_verify(copy: Path) -> None:
     damage(copy, 30)
     with Loader(copy, batch_size=10) as loader:
         assert len(contents(loader, 1)) == COUNT // 10
 
 
-def test_two_rows_exchanged_are_not_what_was_written(copy: Path, images: NDArray[np.uint8]) -> None:
+def test_swapped_rows_are_detected(copy: Path, images: NDArray[np.uint8]) -> None:
     with open(copy / "images-00000.npy", "r+b") as file:
         file.seek(DATA_OFFSET + 3 * ROW_BYTES)
         file.write(images[4].tobytes() + images[3].tobytes())
@@ -94,7 +94,7 @@ def test_two_rows_exchanged_are_not_what_was_written(copy: Path, images: NDArray
 
 @pytest.mark.parametrize("at", [0, HASHED_AT_ONCE - 1, HASHED_AT_ONCE, 2 * HASHED_AT_ONCE, 219_999])
 @pytest.mark.parametrize("reader", KINDS)
-def test_every_piece_of_a_large_row_counts(tmp_path: Path, reader: ReaderName, at: int) -> None:
+def test_damage_anywhere_in_a_large_row_is_detected(tmp_path: Path, reader: ReaderName, at: int) -> None:
     store = make_store(tmp_path / "s", random_images(5, shape=(220, 500, 2)))
     with Loader(store, batch_size=2, shuffle="none", reader=reader, threads=1, tail="keep", verify=True) as loader:
         assert len(contents(loader, 1)) == 3
@@ -103,7 +103,7 @@ def test_every_piece_of_a_large_row_counts(tmp_path: Path, reader: ReaderName, a
 
 
 @pytest.mark.parametrize("name", ["checksums.npy", "weights.npy"])
-def test_checksums_and_columns_are_looked_at_once_when_it_is_made(tmp_path: Path, name: str) -> None:
+def test_checksums_and_columns_are_checked_once_at_creation(tmp_path: Path, name: str) -> None:
     store = make_store(tmp_path / "s", random_images(8), columns={"weights": np.arange(8, dtype="<f4")})
     with Loader(store, batch_size=4, verify=True) as loader:
         assert len(contents(loader, 1)) == 2
@@ -113,7 +113,7 @@ def test_checksums_and_columns_are_looked_at_once_when_it_is_made(tmp_path: Path
     Loader(store, batch_size=4).close()
 
 
-def test_rows_on_their_way_into_the_device_are_checked_and_not_again(copy: Path) -> None:
+def test_cached_rows_are_checked_only_when_read(copy: Path) -> None:
     with Loader(copy, batch_size=10, shuffle="none", cache="device", verify=True) as loader:
         first = contents(loader, 1)
         damage(copy, 3)  # which is read no more
@@ -123,7 +123,7 @@ def test_rows_on_their_way_into_the_device_are_checked_and_not_again(copy: Path)
         assert seen_until_refused(loader, "row 3 does not match its checksum") == []
 
 
-def test_a_ranks_range_of_a_staged_part(store: Path, tmp_path: Path) -> None:
+def test_verify_with_a_staged_part(store: Path, tmp_path: Path) -> None:
     part = tmp_path / "part"
     stage_store(open_store(store), part, rows=part_rows(COUNT, 1, 2))
     settings: dict[str, Any] = {"batch_size": 5, "partition": "range", "rank": 1, "world_size": 2, "shuffle": "none"}
