@@ -1,8 +1,8 @@
-"""An accelerator whose work is done as late as it may be: only when somebody waits for it.
+"""A fake accelerator that does its work as late as possible: only when something waits for it.
 
-Streams are queues of calls. Whoever waits for an event runs its stream that far and no further; a stream that waits for
-an event runs the event's stream that far when its own turn comes. Memory that is freed is handed out again at once, to
-the next copy, as caching allocators do for a stream's own use. So a wait that is missing shows as wrong pixels.
+Streams are queues of calls. Waiting for an event runs its stream up to the event and no further. If a stream waits for
+an event of another stream, it runs that stream up to the event. Freed memory is reused at once by the next copy, as
+caching allocators do within a stream. So a missing wait results in wrong pixels.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ class FakeStream:
         self._work: deque[Callable[[], object]] = deque()
 
     def add(self, call: Callable[[], object]) -> None:
-        """Queue a call."""
         with self._lock:
             self._work.append(call)
 
@@ -39,7 +38,7 @@ class FakeStream:
         self.add(event.synchronize)
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Do what is queued, in order, at most until `until` holds."""
+        """Run the queued calls in order, until `until()` is true."""
         with self._lock:
             while self._work and not until():
                 self._work.popleft()()
@@ -59,14 +58,14 @@ class FakeEvent:
 
 
 class FakeDevice(Device):
-    """A device whose consumer's stream is `consumer`."""
+    """A fake device. `consumer` is the current stream of the consumer's thread."""
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
         self._lock = threading.RLock()
         self.consumer = FakeStream(self._lock)
         self._current = threading.local()
-        self._blocks: list[Block] = []  # all there ever were: raw pointers stay good
+        self._blocks: list[Block] = []  # all blocks ever allocated, so that raw pointers stay valid
         self._free: defaultdict[int, deque[Block]] = defaultdict(deque)
         self.copied_on: set[FakeStream] = set()
         self._kept: dict[int, FakeStream] = {}
@@ -112,7 +111,7 @@ class FakeDevice(Device):
         self._kept[tensor.data_ptr()] = stream
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> Tensor:
-        """A tensor in device memory, with what was there before."""
+        """Allocate a tensor in device memory; reused memory keeps its old contents."""
         nbytes = int(np.prod(shape)) * dtype.itemsize
         with self._lock:
             free = self._free[nbytes]
@@ -131,11 +130,11 @@ class FakeDevice(Device):
 
 
 def raw_bytes(tensor: Tensor) -> Block:
-    """The memory of a contiguous tensor, without a reference to the tensor: what a kernel gets."""
+    """The memory of a contiguous tensor without a reference to the tensor, as a kernel gets it."""
     kind = ctypes.c_uint8 * (tensor.numel() * tensor.element_size())
     return np.ctypeslib.as_array(kind.from_address(tensor.data_ptr()))
 
 
 def raw_rows(tensor: Tensor) -> Block:
-    """The same, a row of it a row."""
+    """The same memory as an array with one row per row of the tensor."""
     return raw_bytes(tensor).reshape(len(tensor), -1)

@@ -1,4 +1,4 @@
-"""Augmentations on torch's meta device, which has no values: what waits for a device or copies to it fails there."""
+"""Run augmentations on torch's meta device. It has no values, so waiting for a device or copying to it fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def batch_of(images: Tensor, epoch: int = 0) -> Batch:
 
 
 class DeviceOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lets no tensor of the host be used or made."""
+    """Fail if a tensor on the host is used or created."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -30,10 +30,10 @@ class DeviceOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def run_on_device(transform: Callable[[Batch], Batch], columns: dict[str, Tensor] | None = None) -> Batch:
-    """On the meta device, which has no values: what needs one on the host fails there."""
+    """Apply a transform to a batch on the meta device; it fails if the host needs a value or copies one."""
     images = torch.empty((9, 8, 6, 3), dtype=torch.uint8, device="meta")
     batch = dataclasses.replace(batch_of(images), columns=columns or {})
-    transform(batch)  # constants are made
+    transform(batch)  # creates the constants
     with DeviceOnly(), pytest.MonkeyPatch.context() as patch:  # type: ignore[no-untyped-call]
-        patch.delattr(torch, "tensor")  # it copies from the host where no mode sees it
+        patch.delattr(torch, "tensor")  # its copy from the host is invisible to a TorchDispatchMode
         return transform(dataclasses.replace(batch, epoch=1))

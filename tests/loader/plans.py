@@ -1,4 +1,4 @@
-"""What every rank of a world would take, computed without a store or threads."""
+"""Compute the steps of ranks without a store or threads."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def rank_plan(
     block_rows: int = 4,
     consumed: int = 0,
 ) -> list[Step]:
-    """The steps of one rank that are left after `consumed` rows."""
+    """The steps of one rank after the first `consumed` rows."""
     part = make_partition(partition, range(count), batch_size, rank, world_size, tail)
     key = derive_key(seed, 0, world_size, rank) if partition == "range" else derive_key(seed, 0)
     return list(plan_steps(make_order(shuffle, len(part.rows), block_rows, key), part, consumed, 0))
 
 
 def valid_rows(plans: list[list[Step]]) -> list[int]:
-    """The rows of all ranks that count."""
+    """The valid rows of all ranks."""
     return [row for plan in plans for step in plan for row in step.rows[: step.valid].tolist()]

@@ -1,6 +1,6 @@
-"""One rank of a training, in a process of its own: `python -m tests.loader.rank_worker JOB`, JOB being a Job as JSON.
+"""Run one rank of a training in its own process: `python -m tests.loader.rank_worker JOB`, where JOB is a Job as JSON.
 
-It says on standard output where it is and goes on when it is given a line, or has no standard input any more.
+It prints each point that it reaches, and continues when it reads a line or standard input is closed.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ import torch.distributed as dist
 
 from decodeonce import Loader
 
-PATIENCE = 30  # seconds that a rank waits for another one
+TIMEOUT_S = 30  # seconds that a rank waits for another one
 
 
 @dataclass(frozen=True)
 class Job:
-    """An epoch of each of `loaders` (settings of a Loader, none of which is a rank), from `state` on if there is one.
+    """Train an epoch with each of `loaders` (settings of a Loader without a rank), resumed from `state` if given.
 
-    The ranks meet at the file `meeting`; checkpoints go to folder/<number of the loader>/rank<r>-step<n>.json.
+    Ranks find each other through the file `rendezvous`. A checkpoint is the file
+    folder/<number of the loader>/rank<r>-step<n>.json.
     """
 
     store: str
     folder: str
-    meeting: str
+    rendezvous: str
     rank: int
     world_size: int
     loaders: list[dict[str, Any]]
@@ -40,10 +41,10 @@ class Job:
 def main(job: Job) -> None:
     dist.init_process_group(
         "gloo",
-        init_method=f"file://{job.meeting}",
+        init_method=f"file://{job.rendezvous}",
         rank=job.rank,
         world_size=job.world_size,
-        timeout=timedelta(seconds=PATIENCE),
+        timeout=timedelta(seconds=TIMEOUT_S),
     )
     for number, settings in enumerate(job.loaders):
         folder = Path(job.folder, str(number))
@@ -56,7 +57,7 @@ def main(job: Job) -> None:
 
 
 def train(loader: Loader, folder: Path) -> None:
-    """An epoch whose steps all ranks take together; a checkpoint after each."""
+    """Run an epoch in which all ranks take each step together, with a checkpoint after each step."""
     rows: list[int] = []
     for step, batch in enumerate(loader, 1):
         rows += batch.rows[: batch.valid].tolist()

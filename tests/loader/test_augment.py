@@ -1,4 +1,4 @@
-"""Augmentations equal what Pillow, NumPy and plain Python make of the same random numbers, in whatever batches."""
+"""Augmentations equal Pillow, NumPy and plain Python for the same random numbers, in any batch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def noise(count: int, height: int, width: int, channels: int = 3) -> Tensor:
 
 
 def draws_of(count: int, seed: int = 0, epoch: int = 0, step: int = 0) -> Draws:
-    """What step number `step` of an Augment gets for the rows 0..count-1."""
+    """The draws that step number `step` of an Augment gets for rows 0..count-1."""
     return Draws(derive_key(seed, epoch, step), torch.arange(count))
 
 
@@ -55,15 +55,15 @@ def all_steps(store: Path) -> list[Step]:
 
 
 def by_row(loader: Loader) -> dict[int, Tensor]:
-    """The valid pictures of one epoch."""
+    """The valid images of one epoch by row."""
     seen: dict[int, Tensor] = {}
     for batch in loader:
         seen.update(zip(batch.rows[: batch.valid].tolist(), batch.images, strict=False))
     return seen
 
 
-def same(first: dict[int, Tensor], second: dict[int, Tensor]) -> bool:
-    # Products over another number of pictures may add in another order.
+def nearly_equal(first: dict[int, Tensor], second: dict[int, Tensor]) -> bool:
+    # Matrix products over a different number of images can add in a different order.
     assert first.keys() == second.keys()
     return all(torch.allclose(first[row], second[row], rtol=0, atol=1e-5) for row in first)
 
@@ -91,7 +91,7 @@ def test_numbers_are_uniform() -> None:
     for part in (numbers.flatten(), numbers[:, 0], numbers[:, 7], numbers * 2**10 % 1):
         counts = torch.histc(part, bins=256, min=0, max=1)
         expected = part.numel() / 256
-        # chi square of 255 degrees of freedom: mean 255, standard deviation 22.6
+        # Chi-square with 255 degrees of freedom has mean 255 and standard deviation 22.6.
         assert 165 < ((counts - expected) ** 2 / expected).sum() < 345
 
 
@@ -110,7 +110,7 @@ def test_numbers_of_rows_draws_steps_epochs_and_seeds_are_independent() -> None:
         correlation = torch.corrcoef(torch.stack([numbers[:, 0], other]))[0, 1]
         assert abs(correlation) < 4 / math.sqrt(count), name
         squares = torch.histogramdd(torch.stack([numbers[:, 0], other], 1), [8, 8], range=[0, 1, 0, 1]).hist
-        # chi square of 63 degrees of freedom: mean 63, standard deviation 11.2
+        # Chi-square with 63 degrees of freedom has mean 63 and standard deviation 11.2.
         assert ((squares - count / 64) ** 2 / (count / 64)).sum() < 110, name
 
 
@@ -134,9 +134,9 @@ def test_augmentation_of_row_is_independent_of_batch_and_world_size(
             for epoch in found:
                 epoch.update(by_row(loader))
     assert [len(epoch) for epoch in found] == [COUNT, COUNT]
-    assert same(found[0], expected[0])
-    assert same(found[1], expected[1])
-    assert not same(found[0], expected[1])
+    assert nearly_equal(found[0], expected[0])
+    assert nearly_equal(found[1], expected[1])
+    assert not nearly_equal(found[0], expected[1])
 
 
 def test_padding_is_augmented_like_the_row_it_repeats(store: Path) -> None:
@@ -161,7 +161,7 @@ def test_resumed_epoch_has_the_same_augmentation(store: Path) -> None:
         left = {row: image for batch in batches for row, image in zip(batch.rows.tolist(), batch.images, strict=True)}
     with Loader(store, batch_size=8, transform=Augment(*all_steps(store))) as resumed:
         resumed.load_state_dict(state)
-        assert same(by_row(resumed), left)
+        assert nearly_equal(by_row(resumed), left)
 
 
 def test_each_step_has_its_own_random_numbers() -> None:
@@ -235,10 +235,10 @@ def test_steps_that_wait_or_copy_are_detected(step: Step) -> None:
 
 # Crops and flips
 
-pictures = st.tuples(st.integers(1, 12), st.integers(1, 12))
+image_sizes = st.tuples(st.integers(1, 12), st.integers(1, 12))
 
 
-@given(pictures, pictures)
+@given(image_sizes, image_sizes)
 def test_center_crop_equals_torchvision(first: tuple[int, int], second: tuple[int, int]) -> None:
     (height, out_height), (width, out_width) = (sorted(pair, reverse=True) for pair in zip(first, second, strict=True))
     images = noise(2, height, width)
@@ -247,10 +247,8 @@ def test_center_crop_equals_torchvision(first: tuple[int, int], second: tuple[in
     assert torch.equal(result, images[:, top : top + out_height, left : left + out_width])
 
 
-@given(pictures, pictures, seeds)
-def test_random_crops_are_at_the_drawn_positions(
-    first: tuple[int, int], second: tuple[int, int], seed: int
-) -> None:
+@given(image_sizes, image_sizes, seeds)
+def test_random_crops_are_at_the_drawn_positions(first: tuple[int, int], second: tuple[int, int], seed: int) -> None:
     (height, out_height), (width, out_width) = (sorted(pair, reverse=True) for pair in zip(first, second, strict=True))
     images, draws = noise(5, height, width, 2), draws_of(5, seed)
     result = RandomCrop((out_height, out_width))(images, draws)
@@ -281,7 +279,7 @@ def test_flip_mirrors_a_share_of_the_images(p: float, dtype: torch.dtype) -> Non
 
 
 class Zeros(Draws):
-    """The least number that may be drawn."""
+    """Draws with the smallest possible number, 0."""
 
     def uniform(self, count: int) -> Tensor:
         return torch.zeros(len(self.rows), count)
@@ -312,10 +310,10 @@ def test_results_of_a_size_function_are_checked_on_use(step: Callable[[Any], Ste
 # RandomResizedCrop
 
 
-def scalar_box(
+def torchvision_window(
     numbers: list[float], height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> list[int]:
-    """torchvision's RandomResizedCrop.get_params, its random numbers from a list: areas, ratios, corner."""
+    """torchvision's RandomResizedCrop.get_params with random numbers from a list: areas, ratios, corner."""
     areas, ratios, (y, x) = numbers[:10], numbers[10:20], numbers[20:]
     for u, v in zip(areas, ratios, strict=True):
         target_area = height * width * (scale[0] + u * (scale[1] - scale[0]))
@@ -339,10 +337,10 @@ def scalar_box(
     ("height", "width", "scale", "ratio"),
     [
         (256, 256, (0.08, 1.0), (3 / 4, 4 / 3)),
-        (180, 320, (0.9, 1.0), (3 / 4, 4 / 3)),  # hardly any try fits: too wide
-        (321, 100, (0.5, 0.9), (0.9, 1.0)),  # none fits: too high
-        (255, 254, (1.0, 1.0), (0.5, 2.0)),  # the whole picture, where no try fits
-        (8, 6, (0.001, 0.3), (0.1, 9.0)),  # sizes of 0 are drawn
+        (180, 320, (0.9, 1.0), (3 / 4, 4 / 3)),  # few tries fit: the image is too wide
+        (321, 100, (0.5, 0.9), (0.9, 1.0)),  # no try fits: the image is too high
+        (255, 254, (1.0, 1.0), (0.5, 2.0)),  # the whole image if no try fits
+        (8, 6, (0.001, 0.3), (0.1, 9.0)),  # some sizes are 0
         (1, 1, (0.08, 1.0), (3 / 4, 4 / 3)),
     ],
 )
@@ -351,7 +349,9 @@ def test_windows_equal_torchvision(
 ) -> None:
     draws = draws_of(3000, seed=height)
     boxes = RandomResizedCrop(9, scale=scale, ratio=ratio).windows(draws, height, width)
-    assert boxes.tolist() == [scalar_box(row, height, width, scale, ratio) for row in draws.uniform(22).tolist()]
+    assert boxes.tolist() == [
+        torchvision_window(row, height, width, scale, ratio) for row in draws.uniform(22).tolist()
+    ]
     top, left, box_height, box_width = boxes.unbind(1)
     assert boxes[:, :2].min() >= 0
     assert boxes[:, 2:].min() >= 1
@@ -388,10 +388,10 @@ def test_resizing_equals_pillow(height: int, width: int, size: int | tuple[int, 
     assert result.shape == (12, out_height, out_width, 3)
     errors = []
     for image, found, (t, l, h, w) in zip(images, result, step.windows(draws, height, width).tolist(), strict=True):  # noqa: E741
-        picture = Image.fromarray(image.numpy())
-        expected = picture.crop((l, t, l + w, t + h)).resize((out_width, out_height), Image.Resampling.BILINEAR)
+        pil_image = Image.fromarray(image.numpy())
+        expected = pil_image.crop((l, t, l + w, t + h)).resize((out_width, out_height), Image.Resampling.BILINEAR)
         errors.append(found.numpy() - np.asarray(expected, np.float32))
-    # Pillow rounds to levels twice, after columns and after rows, by a half each
+    # Pillow rounds twice, after resizing columns and after resizing rows, by up to half a level each time.
     assert np.abs(errors).max() <= 1.01
     assert abs(np.mean(errors)) < 0.1
 
@@ -447,7 +447,7 @@ def test_normalize_rejects_a_different_number_of_channels(tmp_path: Path) -> Non
     gray = make_store(tmp_path / "gray", random_images(6, shape=(8, 6, 1)))
     with Loader(gray, batch_size=6, transform=Augment(RandomResizedCrop(4), Normalize(gray))) as loader:
         assert next(iter(loader)).images.shape == (6, 1, 4, 4)
-    with pytest.raises(ValueError, match="pictures of 1 channels, expected 3"):
+    with pytest.raises(ValueError, match="images have 1 channels, expected 3"):
         Normalize("imagenet")(noise(2, 8, 6, 1), draws_of(2))
 
 
@@ -472,7 +472,7 @@ def test_invalid_sizes_are_rejected(step: Callable[[Any], Step], size: Any) -> N
     [
         (lambda: RandomResizedCrop(4, scale=(0.5, 0.1)), r"scale is \(0.5, 0.1\), expected two numbers above 0"),
         (lambda: RandomResizedCrop(4, scale=(0.0, 0.1)), r"scale is \(0.0, 0.1\)"),
-        (lambda: RandomResizedCrop(4, scale=(0.5, 1.1)), r"scale is \(0.5, 1.1\), .* 1 at most"),
+        (lambda: RandomResizedCrop(4, scale=(0.5, 1.1)), r"scale is \(0.5, 1.1\), .* above 0 of at most 1"),
         (lambda: RandomResizedCrop(4, ratio=(-1, 1)), r"ratio is \(-1, 1\)"),
         (lambda: RandomResizedCrop(4, ratio=(1, math.inf)), r"ratio is \(1, inf\)"),
         (lambda: RandomResizedCrop(4, ratio=(math.nan, 1)), r"ratio is \(nan, 1\)"),
@@ -480,7 +480,7 @@ def test_invalid_sizes_are_rejected(step: Callable[[Any], Step], size: Any) -> N
         (lambda: RandomFlip(math.nan), "p is nan"),
         (lambda: Normalize("imagenet", dtype=torch.uint8), r"dtype is torch.uint8, expected torch.float32, "),
         (lambda: Augment(RandomFlip(), seed=0.5), "seed is 0.5, expected a whole number"),  # type: ignore[arg-type]
-        (lambda: Augment(RandomFlip), r"a step is .*RandomFlip'>, expected one like RandomFlip\(\)"),  # type: ignore[arg-type]
+        (lambda: Augment(RandomFlip), r"a step is .*RandomFlip'>, expected a callable object"),  # type: ignore[arg-type]
         (lambda: Augment(None), "a step is None"),  # type: ignore[arg-type]
     ],
 )
@@ -493,6 +493,6 @@ def test_invalid_arguments_are_rejected(make: Callable[[], object], message: str
 def test_crop_larger_than_the_images_raises_at_next(store: Path, step: Step) -> None:
     with (
         Loader(store, batch_size=4, transform=Augment(step)) as loader,
-        pytest.raises(ValueError, match=r"a crop of \dx\d is larger than pictures of 8x6"),
+        pytest.raises(ValueError, match=r"a crop of \dx\d is larger than the images, 8x6"),
     ):
         next(iter(loader))

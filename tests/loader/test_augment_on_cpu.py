@@ -1,4 +1,4 @@
-"""Augmentations have code for CPUs, which gives what the code for devices gives at a fraction of the cost."""
+"""The code of augmentations for CPUs gives the same results as the code for devices, at a fraction of the cost."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def windows_in(images: Tensor) -> Tensor:
 
 @pytest.fixture
 def threads() -> Iterator[Callable[[int], None]]:
-    """Sets torch's number of threads for one test."""
+    """A function that sets torch's number of threads for one test."""
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
@@ -94,13 +94,13 @@ def test_resizing_on_cpu_is_faster_than_device_code() -> None:
     windows = windows_in(images)
 
     def seconds(resize: Callable[[Tensor, Tensor, int, int], Tensor]) -> float:
-        """Processor time, the least of three."""
-        took = []
+        """The shortest of three processor times."""
+        times = []
         for _ in range(3):
             start = time.process_time()
             resize(images, windows, 224, 224)
-            took.append(time.process_time() - start)
-        return min(took)
+            times.append(time.process_time() - start)
+        return min(times)
 
     assert seconds(resize_windows) < seconds(resize_on_device) / 4
 
@@ -130,7 +130,7 @@ def test_cpu_and_device_normalize_are_close(channels: int, result: torch.dtype) 
     assert torch.allclose(found, expected, rtol=torch.finfo(result).eps, atol=1e-6)
 
 
-# Where results are written
+# Memory of results
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16])
@@ -145,27 +145,27 @@ def test_results_do_not_share_memory(count: int, dtype: torch.dtype) -> None:
 
 
 def test_memory_is_reused_after_its_last_view_is_gone() -> None:
-    shape = (9, 331, 337, 3)  # as nothing else has
+    shape = (9, 331, 337, 3)  # a size that no other test uses
     user = noise(1, 4, 4)
     end_recycling = memory.recycle_for(user)
     first = recycled(shape, torch.uint8)
-    place, view = first.data_ptr(), first[3:, 5].numpy()
+    address, view = first.data_ptr(), first[3:, 5].numpy()
     del first
     second = recycled(shape, torch.uint8)
-    assert second.data_ptr() != place
+    assert second.data_ptr() != address
     del view
-    assert recycled(shape, torch.uint8).data_ptr() == place
+    assert recycled(shape, torch.uint8).data_ptr() == address
     end_recycling()
 
 
 def test_kept_batches_do_not_change() -> None:
     images, rows = noise(40, 64, 64), torch.arange(40)
     augment = Augment(RandomResizedCrop(96), RandomFlip(), Normalize("imagenet"))
-    held = [augment(Batch(images, rows, rows, 40, epoch)).images for epoch in range(9)]
-    copies = [images.clone() for images in held]
+    kept = [augment(Batch(images, rows, rows, 40, epoch)).images for epoch in range(9)]
+    copies = [images.clone() for images in kept]
     for epoch in range(9):
         augment(Batch(images, rows, rows, 40, epoch + 9))
-    assert all(map(torch.equal, held, copies))
+    assert all(map(torch.equal, kept, copies))
 
 
 def new_loader(tmp_path: Path) -> Loader:
@@ -177,9 +177,9 @@ def test_closed_loader_frees_memory(tmp_path: Path) -> None:
     with new_loader(tmp_path) as loader:
         assert sum(batch.valid for batch in loader) == 64
         assert memory._free
-        held = next(iter(loader))
+        kept = next(iter(loader))
     assert not memory._free
-    del held
+    del kept
     assert not memory._free
 
 

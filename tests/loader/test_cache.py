@@ -1,4 +1,4 @@
-"""Rows kept in the device's memory: the same batches to the bit, and no pixels moved twice."""
+"""Rows cached in device memory: batches are bit-identical, and no pixels are transferred twice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from decodeonce import Loader
 from decodeonce.loader.delivery import CachedDelivery, HostDevice
 from decodeonce.loader.settings import Tail
 from tests.conftest import COUNT
-from tests.loader.deliveries import Contents, contents, deliveries, without
+from tests.loader.deliveries import Contents, contents, delivery_without, replace_delivery
 from tests.loader.fake_device import FakeDevice, raw_bytes
 
 BATCH = 7
@@ -38,7 +38,7 @@ def test_batches_equal_those_without_cache(store: Path, shuffle: str, tail: Tail
 
 
 class CountingDevice(HostDevice):
-    """The host as a device, and how many bytes of pixels went there."""
+    """The host as a device that counts the bytes of uploaded pixels."""
 
     def __init__(self) -> None:
         super().__init__(CPU)
@@ -56,27 +56,26 @@ def cached_on(device: Any, make: Callable[..., CachedDelivery] = CachedDelivery)
 @pytest.mark.parametrize("tail", ["drop", "keep"])
 def test_each_row_is_transferred_once(store: Path, tail: Tail) -> None:
     device = CountingDevice()
-    with deliveries(cached_on(device)):
+    with replace_delivery(cached_on(device)):
         loader = Loader(store, batch_size=BATCH, tail=tail, seed=1, cache="device")
-    row_bytes, moved, cached = 8 * 6 * 3, [], []
+    row_bytes, uploaded, cached = 8 * 6 * 3, [], []
     with loader:
         for _ in range(6):
             list(loader)
-            moved.append(device.pixels // row_bytes)
+            uploaded.append(device.pixels // row_bytes)
             cached.append(loader.stats()["cached_rows"])
-    assert moved == cached
-    assert moved[0] == (COUNT if tail == "keep" else COUNT // BATCH * BATCH)
-    assert moved[-1] == COUNT  # with "drop" a row may come late, but then once
+    assert uploaded == cached
+    assert uploaded[0] == (COUNT if tail == "keep" else COUNT // BATCH * BATCH)
+    assert uploaded[-1] == COUNT  # with "drop", a row can be first used in a later epoch, but is uploaded once
 
 
 def test_unfinished_epoch_keeps_its_cached_rows(store: Path, images: NDArray[np.uint8]) -> None:
     device = CountingDevice()
-    with deliveries(cached_on(device)):
+    with replace_delivery(cached_on(device)):
         loader = Loader(store, batch_size=BATCH, tail="keep", cache="device")
     with loader:
         next(iter(loader))
-        came = device.pixels
-        assert came < COUNT * 8 * 6 * 3
+        assert device.pixels < COUNT * 8 * 6 * 3
         for batch in loader:
             assert np.array_equal(batch.images.numpy(), images[batch.rows.numpy()])
         assert device.pixels == COUNT * 8 * 6 * 3
@@ -84,15 +83,15 @@ def test_unfinished_epoch_keeps_its_cached_rows(store: Path, images: NDArray[np.
 
 def test_changing_a_batch_does_not_change_the_cache(store: Path, images: NDArray[np.uint8]) -> None:
     with Loader(store, batch_size=BATCH, tail="keep", cache="device") as loader:
-        held = list(loader)
+        kept = list(loader)
         for batch in loader:
             batch.images.zero_()
-        for batch in [*held, *loader]:
+        for batch in [*kept, *loader]:
             assert np.array_equal(batch.images.numpy(), images[batch.rows.numpy()])
 
 
-def late_epochs(store: Path, make: Callable[..., CachedDelivery] = CachedDelivery) -> Contents:
-    """Two epochs on a device that is late; the Loader is gone, and its memory another's, before the device works."""
+def epochs_on_late_device(store: Path, make: Callable[..., CachedDelivery] = CachedDelivery) -> Contents:
+    """Two epochs on a late device; the Loader is gone, and its memory is reused, before the device starts to work."""
     device = FakeDevice()
     seen: Contents = []
 
@@ -100,7 +99,7 @@ def late_epochs(store: Path, make: Callable[..., CachedDelivery] = CachedDeliver
         rows, labels, pixels = (part.copy() for part in memory)
         seen.append((rows.view(np.int64).tolist(), valid, labels.view(np.int64).tolist(), pixels.tobytes()))
 
-    with deliveries(cached_on(device, make)):
+    with replace_delivery(cached_on(device, make)):
         loader = Loader(store, batch_size=BATCH, tail="keep", seed=4, cache="device")
     with loader:
         for _ in range(2):
@@ -109,19 +108,19 @@ def late_epochs(store: Path, make: Callable[..., CachedDelivery] = CachedDeliver
                 device.consumer.add(partial(look, batch.valid, *memory))
                 del batch
     del loader
-    other = device.empty((COUNT, 8, 6, 3))  # what the cache had, if that is free already
+    other = device.empty((COUNT, 8, 6, 3))  # gets the memory of the cache if that is already free
     raw_bytes(other)[:] = 1
     device.consumer.run()
     return seen
 
 
-def plain_epochs(store: Path) -> Contents:
+def epochs_on_cpu(store: Path) -> Contents:
     with Loader(store, batch_size=BATCH, tail="keep", seed=4) as loader:
         return contents(loader, 2)
 
 
 def test_late_device_gives_the_same_batches(store: Path) -> None:
-    assert late_epochs(store) == plain_epochs(store)
+    assert epochs_on_late_device(store) == epochs_on_cpu(store)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +133,7 @@ def test_late_device_gives_the_same_batches(store: Path) -> None:
     ],
 )
 def test_every_wait_is_necessary(store: Path, wait: str) -> None:
-    assert late_epochs(store, without(wait, "CachedDelivery")) != plain_epochs(store)
+    assert epochs_on_late_device(store, delivery_without(wait, "CachedDelivery")) != epochs_on_cpu(store)
 
 
 def test_range_that_does_not_fit_is_an_error(store: Path) -> None:

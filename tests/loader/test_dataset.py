@@ -1,4 +1,4 @@
-"""A store under torch's own DataLoader."""
+"""StoreDataset with torch's DataLoader."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_item_is_image_and_label(store: Path, images: NDArray[np.uint8]) -> None
         assert np.array_equal(image.numpy(), images[row])
         assert label == row % 3
         assert type(label) is int
-        image.zero_()  # it is the user's own
+        image.zero_()  # the image is a copy, so this does not change the store
     assert np.array_equal(dataset[0][0].numpy(), images[0])
     with pytest.raises(IndexError, match=f"rows {COUNT}"):
         dataset[COUNT]
@@ -45,7 +45,7 @@ def test_transform_returns_the_image(store: Path, images: NDArray[np.uint8]) -> 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_worker_processes_read_the_same_rows(store: Path, images: NDArray[np.uint8], method: str) -> None:
     dataset = StoreDataset(store, transform=invert)
-    assert dataset[3][1] == 0  # what is mapped here is mapped anew there
+    assert dataset[3][1] == 0  # opens files here; worker processes must open them again
     batches = list(DataLoader(dataset, 7, num_workers=2, multiprocessing_context=method))
     assert np.array_equal(torch.cat([batch[0] for batch in batches]).numpy(), 255 - images)
     assert torch.cat([batch[1] for batch in batches]).tolist() == [row % 3 for row in range(COUNT)]

@@ -1,4 +1,4 @@
-"""The side stream's waits, on a device that is as late as it may be: each one is needed."""
+"""Each wait of the side stream is necessary, as shown with a device that works as late as possible."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import decodeonce.loader.delivery as delivery_module
 from decodeonce import Batch, Loader
 from decodeonce.loader.delivery import Device, find_device
 from tests.conftest import COUNT
-from tests.loader.deliveries import deliveries, without
+from tests.loader.deliveries import delivery_without, replace_delivery
 from tests.loader.fake_device import FakeDevice, raw_bytes
 
 BATCH = 4
@@ -30,16 +30,16 @@ def train(
     transform: Callable[[FakeDevice], Callable[[Batch], Batch]] | None = None,
     device: FakeDevice | None = None,
 ) -> Seen:
-    """An epoch on a fake device; the consumer queues work on each batch, drops it, and runs the queue at the end."""
+    """Run an epoch on a fake device. The consumer queues work on each batch, drops it, and runs the queue last."""
     device = device or FakeDevice()
-    made = transform(device) if transform else None
+    on_device = transform(device) if transform else None
     seen: Seen = []
 
     def look(*memory: NDArray[np.uint8]) -> None:
         pixels, labels, rows = (part.copy() for part in memory)
         seen.append((pixels, labels.view(np.int64), rows.view(np.int64)))
 
-    with deliveries(partial(delivery, device=device, transform=made)):
+    with replace_delivery(partial(delivery, device=device, transform=on_device)):
         loader = Loader(path, batch_size=BATCH, seed=3, threads=2)
     with loader:
         for batch in loader:
@@ -50,7 +50,7 @@ def train(
     return seen
 
 
-def check(seen: Seen, path: Path, added: int = 0) -> None:
+def assert_batches_equal(seen: Seen, path: Path, added: int = 0) -> None:
     with Loader(path, batch_size=BATCH, seed=3) as loader:
         expected = list(loader)
     assert len(seen) == len(expected) == COUNT // BATCH
@@ -61,7 +61,7 @@ def check(seen: Seen, path: Path, added: int = 0) -> None:
 
 
 def add_constant(device: FakeDevice) -> Callable[[Batch], Batch]:
-    """A transform on the device's streams; its constant is computed by work queued on the consumer's stream."""
+    """A transform that works on the device's streams. Its constant is computed on the consumer's stream."""
     constant = raw_bytes(holder := device.empty((1,), torch.uint8))
     device.consumer.add(lambda: constant.fill(7))
 
@@ -75,11 +75,11 @@ def add_constant(device: FakeDevice) -> Callable[[Batch], Batch]:
 
 
 def test_batches_are_complete_on_a_late_device(store: Path) -> None:
-    check(train(store), store)
+    assert_batches_equal(train(store), store)
 
 
 def test_transforms_run_between_copy_and_consumer(store: Path) -> None:
-    check(train(store, transform=add_constant), store, added=7)
+    assert_batches_equal(train(store, transform=add_constant), store, added=7)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_transforms_run_between_copy_and_consumer(store: Path) -> None:
 )
 def test_every_wait_is_necessary(store: Path, wait: str) -> None:
     with pytest.raises(AssertionError):
-        check(train(store, without(wait), add_constant), store, added=7)
+        assert_batches_equal(train(store, delivery_without(wait), add_constant), store, added=7)
 
 
 def test_copies_do_not_use_the_consumers_stream(store: Path) -> None:
@@ -112,7 +112,7 @@ def test_failing_transform_gives_its_slot_back(store: Path) -> None:
             raise LookupError("not this one")
         return batch
 
-    with deliveries(partial(delivery_module.StreamDelivery, device=FakeDevice(), transform=fail_once)):
+    with replace_delivery(partial(delivery_module.StreamDelivery, device=FakeDevice(), transform=fail_once)):
         loader = Loader(store, batch_size=BATCH)
     with loader:
         with pytest.raises(LookupError, match="not this one"):

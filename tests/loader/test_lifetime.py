@@ -1,4 +1,4 @@
-"""Threads, slots and files: what is used again, what is given back, what happens when something goes wrong."""
+"""Threads, slots and files of a Loader: their reuse, their end, and errors."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def test_unfinished_epochs_give_their_slots_back(store: Path) -> None:
 
 def test_kept_batches_do_not_change(store: Path, images: NDArray[np.uint8]) -> None:
     with Loader(store, batch_size=4, prefetch=2) as loader:
-        held = [(batch.rows, batch.images[1:, :2].permute(0, 3, 1, 2).numpy()) for batch in loader]
-        kept = list(loader)
+        views = [(batch.rows, batch.images[1:, :2].permute(0, 3, 1, 2).numpy()) for batch in loader]
+        batches = list(loader)
         for _ in range(3):
             drain(loader)
-    for rows, part in held:
+    for rows, part in views:
         assert np.array_equal(part, images[rows.numpy()][1:, :2].transpose(0, 3, 1, 2))
-    for batch in kept:
+    for batch in batches:
         assert np.array_equal(batch.images.numpy(), images[batch.rows.numpy()])
 
 
@@ -78,15 +78,15 @@ def test_batches_survive_their_loader(store: Path, images: NDArray[np.uint8]) ->
         assert np.array_equal(batch.images.numpy(), images[batch.rows.numpy()])
 
 
-def descriptors() -> int:
+def count_open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.parametrize("reader", ["mmap", "pread"])
 def test_loader_leaves_no_threads_or_files(store: Path, reader: ReaderName) -> None:
-    list(Loader(store, batch_size=4, reader=reader))  # what torch and numpy open once
+    list(Loader(store, batch_size=4, reader=reader))  # torch and NumPy open some files on first use
     gc.collect()
-    threads, files = threading.active_count(), descriptors()
+    threads, files = threading.active_count(), count_open_files()
     loader = Loader(store, batch_size=4, reader=reader)
     for epoch in range(1000):
         for step, _ in enumerate(loader):
@@ -94,12 +94,12 @@ def test_loader_leaves_no_threads_or_files(store: Path, reader: ReaderName) -> N
                 break
         assert threading.active_count() == threads
     loader.close()
-    assert (threading.active_count(), descriptors()) == (threads, files)
+    assert (threading.active_count(), count_open_files()) == (threads, files)
     assert not loader._delivery.slots._free
-    for _ in range(10):  # neither closed nor exhausted
+    for _ in range(10):  # Loaders that are neither closed nor exhausted
         next(iter(Loader(store, batch_size=4, reader=reader)))
     gc.collect()
-    assert (threading.active_count(), descriptors()) == (threads, files)
+    assert (threading.active_count(), count_open_files()) == (threads, files)
 
 
 def test_second_iterator_ends_the_first(store: Path) -> None:
@@ -110,7 +110,7 @@ def test_second_iterator_ends_the_first(store: Path) -> None:
         with pytest.raises(RuntimeError, match="a new epoch of this Loader was started"):
             next(first)
         assert len(list(second)) == COUNT // 4
-        with pytest.raises(RuntimeError, match="another epoch"):
+        with pytest.raises(RuntimeError, match="a new epoch"):
             next(first)
         with pytest.raises(StopIteration):
             next(second)
@@ -141,105 +141,105 @@ def test_closed_loader_raises_and_keeps_its_batches(store: Path, images: NDArray
     assert loader.stats()["batches"] == 1
 
 
-class Odd(BaseException):
-    """What no `except Exception` catches."""
+class CustomBaseException(BaseException):
+    """An exception that `except Exception` does not catch."""
 
 
 STEP = Step(np.arange(4), 4, 0)
 
 
-def filler_of(store: Path, steps: Iterable[Step], parts: Callable[..., list[Part]] | None = None) -> Filler:
-    """A filler of batches of 4 rows on the host, whose reader has these `parts`."""
+def make_filler(store: Path, steps: Iterable[Step], parts: Callable[..., list[Part]] | None = None) -> Filler:
+    """A filler of batches of 4 rows on the host, whose reader has the method `parts`."""
     opened = open_store(store)
-    made = MmapReader(opened, ShardFiles(opened), 1)
+    reader = MmapReader(opened, ShardFiles(opened), 1)
     if parts is not None:
-        vars(made)["parts"] = parts
+        vars(reader)["parts"] = parts
     delivery = make_delivery(torch.device("cpu"), (4, 8, 6, 3), 3, None, None)
-    return Filler(steps, made, delivery, Meter(), prefetch=3)
+    return Filler(steps, reader, delivery, Meter(), prefetch=3)
 
 
 def test_closing_wakes_a_thread_that_waits_for_a_batch(store: Path) -> None:
-    planning, go_on = threading.Event(), threading.Event()
+    planning, proceed = threading.Event(), threading.Event()
 
     def steps() -> Iterator[Step]:
         yield STEP
         planning.set()
-        go_on.wait()
+        proceed.wait()
         yield STEP
 
-    filler = filler_of(store, steps())
-    got: list[Any] = []
-    consumer = threading.Thread(target=lambda: got.append(filler.ready.get()), daemon=True)
+    filler = make_filler(store, steps())
+    received: list[Any] = []
+    consumer = threading.Thread(target=lambda: received.append(filler.ready.get()), daemon=True)
     consumer.start()
     planning.wait()
     stopper = threading.Thread(target=filler.stop)
     stopper.start()
     while not filler._stopped:
         pass
-    go_on.set()
+    proceed.set()
     for thread in (stopper, consumer):
         thread.join(10)
-    assert isinstance(got[0], RuntimeError)
-    assert "ended by another thread" in str(got[0])
+    assert isinstance(received[0], RuntimeError)
+    assert "ended by another thread" in str(received[0])
 
 
 def test_requesting_a_batch_after_the_end_raises(store: Path) -> None:
-    filler = filler_of(store, [STEP, STEP])
+    filler = make_filler(store, [STEP, STEP])
     for _ in range(2):
         filler.stop()
         assert isinstance(filler.ready.get_nowait(), RuntimeError)
 
 
-def parts_of(*calls: Callable[[], object]) -> Callable[..., list[Part]]:
-    """A reader's `parts`: one call for each step, and after these calls that do nothing."""
+def make_parts(*calls: Callable[[], object]) -> Callable[..., list[Part]]:
+    """The method `parts` of a reader: one of `calls` per step, then calls that do nothing."""
     left = iter(calls)
     return lambda rows, out: [next(left, lambda: None)]
 
 
 def test_finalizer_can_end_an_epoch_in_a_thread_that_the_filler_waits_for(store: Path) -> None:
-    """The garbage collector runs in any thread: here it finds the epoch dead while its rows are copied."""
-    made, done = threading.Event(), threading.Event()
+    """The garbage collector can run in any thread; here it collects the epoch in a thread that copies its rows."""
+    created, done = threading.Event(), threading.Event()
     fillers: list[Filler] = []
 
     def collect() -> None:
-        made.wait()
+        created.wait()
         fillers[0].stop()
         done.set()
 
-    fillers.append(filler_of(store, [STEP] * 5, parts_of(collect)))
-    made.set()
+    fillers.append(make_filler(store, [STEP] * 5, make_parts(collect)))
+    created.set()
     assert done.wait(30)
-    fillers[0].stop()  # as the Loader does when it is closed or begins another epoch
+    fillers[0].stop()  # a Loader calls this when it is closed or starts a new epoch
     assert not fillers[0]._thread.is_alive()
 
 
 CLOSED_TWICE = """
 import os, signal, sys, threading
-signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has ignored in what it starts with &
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT in processes started with &
 from decodeonce import Loader
 
-stalled, closing, go_on = threading.Event(), threading.Event(), threading.Event()
+stalled, closing, proceed = threading.Event(), threading.Event(), threading.Event()
 
 def stall(batch):
     if batch.rows[0] == 8:
         stalled.set()
         closing.wait(60)
         os.kill(os.getpid(), signal.SIGINT)
-        go_on.wait(60)
+        proceed.wait(60)
     return batch
 
 loader = Loader(sys.argv[1], batch_size=4, shuffle="none", transform=stall)
 batches = iter(loader)
 next(batches)
 stalled.wait(60)
-if sys.argv[2] == "another":  # takes the signal, so the wait of the main thread is not interrupted
+if sys.argv[2] == "another":  # another thread gets the signal, so it does not interrupt the main thread's wait
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 try:
     closing.set()
     loader.close()
 except KeyboardInterrupt:
     print("interrupted", threading.active_count() > 1)
-go_on.set()
+proceed.set()
 loader.close()
 print(threading.active_count())
 """
@@ -256,30 +256,26 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-def test_queued_hints_are_skipped_when_an_epoch_ends(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reading, go_on = threading.Event(), threading.Event()
+def test_queued_hints_are_skipped_when_an_epoch_ends(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, proceed = threading.Event(), threading.Event()
     hinted: list[int] = []
     monkeypatch.setattr(Reader, "hint", lambda self, rows: lambda: hinted.append(len(rows)))
 
     def read() -> None:
         reading.set()
-        go_on.wait()
+        proceed.wait()
 
     steps = [dataclasses.replace(STEP, hints=hints) for hints in ([np.arange(1)], [np.arange(2)] * 50, [])]
-    filler = filler_of(store, steps, parts_of(read))
+    filler = make_filler(store, steps, make_parts(read))
     reading.wait()
     filler.request_stop()
-    go_on.set()
+    proceed.set()
     filler.stop()
     assert hinted == [1]
 
 
-@pytest.mark.parametrize("kind", [OSError, Odd])
-def test_failing_hint_is_ignored(
-    store: Path, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
-) -> None:
+@pytest.mark.parametrize("kind", [OSError, CustomBaseException])
+def test_failing_hint_is_ignored(store: Path, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]) -> None:
     hinted: list[int] = []
 
     def fail() -> None:
@@ -303,18 +299,18 @@ def test_epoch_that_lost_a_batch_does_not_continue(store: Path, monkeypatch: pyt
         with pytest.raises(RuntimeError, match="this epoch has ended: KeyboardInterrupt"):
             next(batches)
         loader.load_state_dict(loader.state_dict())
-        assert len(list(loader)) == COUNT // 4 - 1  # resumed, nothing is lost
+        assert len(list(loader)) == COUNT // 4 - 1  # the resumed epoch has all remaining batches
 
 
 def test_steps_that_fail_to_start_give_their_slot_back(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Reader, *rest: object) -> None:
-        raise StoreError("a shard vanished")
+        raise StoreError("a shard is missing")
 
     with Loader(store, batch_size=4, prefetch=2) as loader:
         for _ in range(8):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(Reader, "parts", fail)
-                with pytest.raises(StoreError, match="a shard vanished"):
+                with pytest.raises(StoreError, match="a shard is missing"):
                     list(loader)
         drain(loader)
         assert loader.stats()["slots"] == 4
@@ -327,12 +323,12 @@ def test_closed_loader_closes_files_of_a_kept_iterator(store: Path, reader: Read
 
     list(Loader(store, batch_size=4, reader=reader))
     gc.collect()
-    before = (descriptors(), mapped())
+    before = (count_open_files(), mapped())
     loader = Loader(store, batch_size=4, reader=reader)
     batches = iter(loader)
     next(batches)
     loader.close()
-    assert (descriptors(), mapped()) == before
+    assert (count_open_files(), mapped()) == before
     with pytest.raises(RuntimeError, match="was closed"):
         next(batches)
 
@@ -354,7 +350,7 @@ def test_transform_is_applied_to_every_batch(store: Path, images: NDArray[np.uin
             assert np.array_equal(batch.images.numpy(), 255 - images[batch.rows.numpy()])
 
 
-@pytest.mark.parametrize("kind", [LookupError, Odd])
+@pytest.mark.parametrize("kind", [LookupError, CustomBaseException])
 def test_errors_in_the_filler_are_raised_at_the_next_batch(store: Path, kind: type[BaseException]) -> None:
     def fail(batch: Batch) -> Batch:
         if len(seen) == 3:
@@ -431,7 +427,7 @@ def test_epoch_raises_after_a_fork(store: Path) -> None:
 
 def test_loader_can_start_an_epoch_after_a_fork(store: Path) -> None:
     with Loader(store, batch_size=4) as loader, Loader(store, batch_size=4) as plain:
-        next(iter(loader))  # of an epoch whose threads the child does not have
+        next(iter(loader))  # starts an epoch whose threads do not exist in the child
         expected = [batch.rows.tolist() for batch in plain]
         child = os.fork()
         if child == 0:
@@ -442,7 +438,7 @@ def test_loader_can_start_an_epoch_after_a_fork(store: Path) -> None:
 
 INTERRUPTED = """
 import os, signal, sys, threading
-signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has ignored in what it starts with &
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT in processes started with &
 from decodeonce import Loader
 
 seen, caught = threading.Event(), threading.Event()
@@ -458,7 +454,7 @@ with Loader(sys.argv[1], batch_size=4, shuffle="none", transform=stall) as loade
     try:
         for batch in loader:
             print(int(batch.rows[0]), flush=True)
-            if sys.argv[2] == "another":  # takes the signal, so the wait of the main thread is not interrupted
+            if sys.argv[2] == "another":  # another thread gets the signal, so it does not interrupt the main thread
                 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             seen.set()
     except KeyboardInterrupt:
@@ -479,7 +475,7 @@ def test_exit_during_an_epoch_prints_nothing(store: Path) -> None:
     code = (
         "import sys; from decodeonce import Loader; "
         f"batches = iter(Loader({str(store)!r}, batch_size=1, prefetch=1000, transform=lambda batch: batch)); "
-        "held = [next(batches), next(batches)]; "
+        "kept = [next(batches), next(batches)]; "
         "assert not {'PIL', 'decodeonce.prep'} & set(sys.modules), 'the loader imports prep or Pillow'"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
@@ -514,7 +510,7 @@ def test_stats_count_yielded_batches(store: Path) -> None:
     assert stats["batches"] == 9
     assert stats["bytes"] == COUNT * 8 * 6 * 3
     assert (stats["reader"], stats["why"], stats["threads"]) == ("pread", "requested", 2)
-    assert 0 < stats["waited_batch_share"] <= 1  # the first batch at least
+    assert 0 < stats["waited_batch_share"] <= 1  # at least the first batch was not ready
     assert 0 < stats["waited_time_share"] == stats["seconds_waited"] / stats["seconds"] <= 1
     assert stats["seconds_transforming"] == 0
     assert 0 <= stats["queue_depth"] <= 3

@@ -1,4 +1,4 @@
-"""What is said about where time goes."""
+"""The meter: times, the bottleneck sentence and marks in a profiler trace."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def test_bottleneck_names_a_slow_transform_with_the_share_from_stats(store: Path
 
     with Loader(store, batch_size=20, transform=slow) as loader:
         list(loader)
-        stats, told = loader.stats(), loader.bottleneck()
+        stats, message = loader.stats(), loader.bottleneck()
     share, seconds = stats["waited_time_share"], stats["seconds"]
     assert share == stats["seconds_waited"] / seconds
-    assert told.startswith(f"transform: {share:.0%} of {seconds:.1f} s was spent waiting")
-    assert told.endswith("smaller rows (prep convert --size), more cores, a GPU")
+    assert message.startswith(f"transform: {share:.0%} of {seconds:.1f} s was spent waiting")
+    assert message.endswith("smaller rows (prep convert --size), more cores, a GPU")
     assert 0.03 <= stats["seconds_transforming"] <= seconds
 
 
@@ -85,8 +85,8 @@ def test_timed_measures_elapsed_and_processor_time() -> None:
 
 
 def test_profiler_trace_has_marks(store: Path) -> None:
-    gc.collect()  # the threads of a Loader that an earlier test left read on when its batches are collected
-    # Without this a trace holds the threads only that it was begun in (torch 2.7 and later)
+    gc.collect()  # threads of a Loader from an earlier test continue reading when its batches are collected
+    # Without this setting, torch 2.7 and later only trace the thread that started the profiler.
     everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     with (
         profile(activities=[ProfilerActivity.CPU], experimental_config=everywhere) as trace,

@@ -1,4 +1,4 @@
-"""MixUp and CutMix mix what NumPy mixes with the same numbers, and labels by the same shares."""
+"""MixUp and CutMix equal NumPy for the same random numbers, and mix labels with the same shares."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.stores import make_store, random_images
 
 CLASSES = 7
 DTYPES = [torch.uint8, torch.float32, torch.bfloat16]
-MAKE: list[Callable[..., MixUp | CutMix]] = [MixUp, CutMix]
+MIXES: list[Callable[..., MixUp | CutMix]] = [MixUp, CutMix]
 
 
 def noise(count: int, height: int = 12, width: int = 9) -> Tensor:
@@ -38,29 +38,29 @@ def labels_of(count: int) -> Tensor:
 
 
 def partners_of(draws: Draws) -> list[int]:
-    """In the order of the fifth number of each row, each one's partner is the one before."""
+    """The partner of each row: the row before it in the order of their fifth random numbers."""
     order = np.argsort(draws.uniform(5)[:, 4].numpy(), kind="stable").tolist()
     return [order[order.index(row) - 1] for row in range(len(order))]
 
 
 def samples_of(step: MixUp | CutMix, draws: Draws) -> NDArray[np.float64]:
-    """What the second number of each row chooses of Beta(alpha, alpha)."""
+    """The sample of Beta(alpha, alpha) that the second random number of each row selects."""
     half = np.random.RandomState(0).beta(step.alpha, step.alpha, 2**15)
     table = np.concatenate([half, 1 - half])
     samples: NDArray[np.float64] = table[(draws.uniform(2)[:, 1].double().numpy() * 2**16).astype(int)]
     return samples
 
 
-def mixed_up(step: MixUp, images: Tensor, draws: Draws) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """NumPy's images and shares."""
+def mixup_with_numpy(step: MixUp, images: Tensor, draws: Draws) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The mixed images and shares, computed with NumPy."""
     levels = images.double().numpy()
     kept = np.where(draws.uniform(1)[:, 0].numpy() < step.p, samples_of(step, draws), 1)
     other = levels[partners_of(draws)]
     return levels * kept[:, None, None, None] + other * (1 - kept)[:, None, None, None], kept
 
 
-def cut_and_mixed(step: CutMix, images: Tensor, draws: Draws) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The same after torchvision's CutMix, an image at a time."""
+def cutmix_with_numpy(step: CutMix, images: Tensor, draws: Draws) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The same for torchvision's CutMix, image by image."""
     levels = images.double().numpy()
     result, kept = levels.copy(), np.ones(len(levels))
     height, width = levels.shape[1:3]
@@ -89,7 +89,7 @@ def test_mixup_equals_numpy(alpha: float, p: float, dtype: torch.dtype) -> None:
     images, draws, step = noise(40).to(dtype), draws_of(40), MixUp(alpha, CLASSES, p=p)
     before = images.clone()
     result = step(images, draws)
-    expected, kept = mixed_up(step, images, draws)
+    expected, kept = mixup_with_numpy(step, images, draws)
     assert result.dtype == dtype
     assert torch.equal(images, before)
     error = np.abs(result.double().numpy() - expected).max()
@@ -105,7 +105,7 @@ def test_cutmix_equals_numpy(alpha: float, p: float, dtype: torch.dtype, height:
     images, draws, step = noise(40, height, width).to(dtype), draws_of(40), CutMix(alpha, CLASSES, p=p)
     before = images.clone()
     result = step(images, draws)
-    expected, kept = cut_and_mixed(step, images, draws)
+    expected, kept = cutmix_with_numpy(step, images, draws)
     assert result.dtype == dtype
     assert torch.equal(images, before)
     assert np.array_equal(result.double().numpy(), expected)
@@ -124,7 +124,7 @@ def test_cpu_and_device_mix_are_close(dtype: torch.dtype) -> None:
     assert torch.equal(*pasted)
 
 
-@pytest.mark.parametrize("make", MAKE)
+@pytest.mark.parametrize("make", MIXES)
 def test_soft_labels_are_float32_and_sum_to_1(make: Callable[..., MixUp | CutMix]) -> None:
     draws = draws_of(5000)
     soft = make(0.4, CLASSES).mix_labels(labels_of(5000), draws, 64, 48)
@@ -144,7 +144,7 @@ def test_shares_have_a_beta_distribution(alpha: float) -> None:
     variance = 1 / (4 * (2 * alpha + 1))
     assert abs(shares.mean() - 0.5) < 4 * math.sqrt(variance / count)
     assert abs(shares.var() - variance) < 0.02 * variance + 0.0005
-    # The greatest distance of the two distributions; at 1.95 * sqrt(2 / count), one run in a thousand would fail
+    # Kolmogorov-Smirnov test: at a distance of 1.95 * sqrt(2 / count), one run in a thousand would fail.
     other = np.sort(np.random.default_rng(7).beta(alpha, alpha, count))
     points = np.concatenate([shares, other])
     distance = np.abs(
@@ -161,7 +161,7 @@ def test_partners_are_other_rows_and_not_neighbours() -> None:
     assert (partners != np.array(partners_of(draws_of(256, epoch=1)))).any()
 
 
-@pytest.mark.parametrize("make", MAKE)
+@pytest.mark.parametrize("make", MIXES)
 def test_single_image_is_unchanged(make: Callable[..., MixUp | CutMix]) -> None:
     images, step = noise(1), make(1.0, CLASSES)
     assert torch.equal(step(images, draws_of(1)), images)
@@ -180,7 +180,7 @@ def test_steps_neither_wait_for_the_device_nor_copy_to_it() -> None:
 
 @pytest.mark.parametrize("tail", ["drop", "keep", "pad"])
 def test_images_and_labels_are_mixed_with_the_same_shares(store: Path, tail: Tail) -> None:
-    """An image of one level, its label, tells how much of each class is in a mixed one."""
+    """If the level of each image is its label, the mean of a mixed image gives the shares of the classes."""
     step = MixUp(1.0, 300)
 
     def level_of_label(batch: Batch) -> Batch:
@@ -208,7 +208,7 @@ def test_batches_are_reproducible(store: Path) -> None:
 
 def test_custom_step_can_mix_labels() -> None:
     class Smooth:
-        """Label smoothing: it leaves the images as they are."""
+        """Label smoothing, which does not change images."""
 
         def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
             return images
@@ -226,7 +226,7 @@ def test_custom_step_can_mix_labels() -> None:
 # Errors
 
 
-@pytest.mark.parametrize("make", MAKE)
+@pytest.mark.parametrize("make", MIXES)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -247,26 +247,24 @@ def test_invalid_arguments_are_rejected(
         make(1.0, 10, p=1.5)
 
 
-@pytest.mark.parametrize("make", MAKE)
-def test_loader_rejects_fewer_classes_than_in_the_store(
-    make: Callable[..., MixUp | CutMix], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("make", MIXES)
+def test_loader_rejects_fewer_classes_than_in_the_store(make: Callable[..., MixUp | CutMix], tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", random_images(6))
-    with pytest.raises(ValueError, match=rf"{make.__name__} has num_classes=1, expected \d+ or more"):
+    with pytest.raises(ValueError, match=rf"{make.__name__} has num_classes=1, expected at least the \d+ classes"):
         Loader(store, batch_size=3, transform=Augment(make(1.0, 1)))
 
 
 def test_soft_labels_of_a_different_width_are_rejected() -> None:
     step = MixUp(1.0, CLASSES)
-    with pytest.raises(ValueError, match="soft labels of 9 classes, expected num_classes=7"):
+    with pytest.raises(ValueError, match="labels have 9 classes, expected num_classes=7"):
         step.mix_labels(torch.zeros(4, 9), draws_of(4), 12, 9)
 
 
-@pytest.mark.parametrize("make", MAKE)
+@pytest.mark.parametrize("make", MIXES)
 def test_boxes_are_rejected(make: Callable[..., MixUp | CutMix]) -> None:
     augment = Augment(RandomFlip(), make(1.0, CLASSES))
-    with pytest.raises(ValueError, match=rf"the step {make.__name__} of Augment mixes images, but no boxes"):
-        augment.check_columns(["boxes"])  # as the Loader does
+    with pytest.raises(ValueError, match=rf"the step {make.__name__} of Augment cannot mix boxes"):
+        augment.check_columns(["boxes"])  # the Loader calls this
     rows = torch.arange(6)
-    with pytest.raises(ValueError, match="mixes images, but no boxes"):
+    with pytest.raises(ValueError, match="cannot mix boxes"):
         augment(Batch(noise(6), labels_of(6), rows, 6, 0, {"boxes": torch.zeros(6, 2, 4)}))

@@ -1,4 +1,4 @@
-"""Augment moves boxes with their images, as torchvision's v2 does, to the same bits in every batch."""
+"""Augment moves boxes with their images like torchvision's transforms.v2, bit-identical in every batch."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from tests.stores import make_store, random_images
 Boxes = NDArray[np.float32]
 Numbers = list[list[float]]
 
-# In images of 40x60: across a crop's corner, the crop itself, to its right, touching its corner, at its other corner,
-# and inside of it.
+# Boxes in images of 40x60, relative to a crop: across its corner, the crop itself, to its right, touching its corner,
+# at its opposite corner, and inside.
 BOXES = np.array(
     [
         [3.25, 4.5, 20.75, 31],
@@ -46,7 +46,7 @@ BOXES = np.array(
     ],
     np.float32,
 )
-# What torchvision 0.28's transforms.v2.functional makes of them, clamped; rounded to five digits.
+# Results of transforms.v2.functional of torchvision 0.28, clamped and rounded to five digits.
 FLIPPED: Numbers = [  # horizontal_flip_bounding_boxes(BOXES, XYXY, (40, 60))
     [39.25, 4.5, 56.75, 31],
     [19, 5, 50, 25],
@@ -81,7 +81,7 @@ CENTRAL: Numbers = [  # CenterCrop((21, 31)) of BoundingBoxes(BOXES, format="XYX
 ]
 
 
-# torchvision's arithmetic, in NumPy. `windows` are (B, 4) whole numbers: top, left, height, width.
+# torchvision's arithmetic in NumPy. `windows` is (B, 4), whole numbers: top, left, height, width.
 
 
 def flip_boxes(boxes: Boxes, width: int) -> Boxes:
@@ -100,7 +100,7 @@ def resize_boxes(boxes: Boxes, windows: NDArray[Any], size: tuple[int, int]) -> 
 
 
 def without_empty(boxes: Boxes) -> Boxes:
-    """Zeros for boxes that torchvision's SanitizeBoundingBoxes would drop, if they need no least size."""
+    """Replace boxes that torchvision's SanitizeBoundingBoxes with min_size=0 would drop by zeros."""
     empty = (boxes[..., 0] >= boxes[..., 2]) | (boxes[..., 1] >= boxes[..., 3])
     return np.where(empty[..., None], np.float32(0), boxes)
 
@@ -113,8 +113,8 @@ def test_references_in_this_file_equal_torchvision() -> None:
     assert np.allclose(resize_boxes(cropped, window, (48, 45)), [RESIZED], rtol=0, atol=1e-5)
 
 
-def moved(steps: list[Step], boxes: Boxes, height: int, width: int, seed: int = 0) -> Boxes:
-    """What Augment makes of boxes (B, K, 4) in images of this size, rows 0..B-1."""
+def augment_boxes(steps: list[Step], boxes: Boxes, height: int, width: int, seed: int = 0) -> Boxes:
+    """Apply Augment to boxes (B, K, 4) in images of this size, rows 0..B-1."""
     images = torch.zeros(len(boxes), height, width, 3, dtype=torch.uint8)
     result = Augment(*steps, seed=seed)(with_columns(images, boxes=torch.from_numpy(boxes))).columns["boxes"]
     assert result.dtype == torch.float32
@@ -127,7 +127,7 @@ def with_columns(images: Tensor, **columns: Tensor) -> Batch:
 
 
 def window_of(step: RandomCrop | RandomResizedCrop, draws: Draws, height: int, width: int) -> NDArray[Any]:
-    """(B, 4): top, left, height and width of the windows that a step takes, as test_augment.py has them."""
+    """(B, 4): top, left, height and width of the windows of a step, computed as in test_augment.py."""
     if isinstance(step, RandomResizedCrop):
         return step.windows(draws, height, width).numpy()
     assert isinstance(step.size, tuple)
@@ -145,27 +145,27 @@ def draws_of(count: int, seed: int, step: int = 0) -> Draws:
 
 
 def test_flipped_and_center_cropped_boxes_equal_torchvision() -> None:
-    assert np.allclose(moved([RandomFlip(1.0)], BOXES[None], 40, 60), [FLIPPED], rtol=0, atol=1e-5)
-    assert np.array_equal(moved([RandomFlip(0.0)], BOXES[None], 40, 60), BOXES[None])
+    assert np.allclose(augment_boxes([RandomFlip(1.0)], BOXES[None], 40, 60), [FLIPPED], rtol=0, atol=1e-5)
+    assert np.array_equal(augment_boxes([RandomFlip(0.0)], BOXES[None], 40, 60), BOXES[None])
     expected = without_empty(np.array([CENTRAL], np.float32))
-    assert np.allclose(moved([CenterCrop((21, 31))], BOXES[None], 40, 60), expected, rtol=0, atol=1e-5)
+    assert np.allclose(augment_boxes([CenterCrop((21, 31))], BOXES[None], 40, 60), expected, rtol=0, atol=1e-5)
     assert not expected[0, [2, 3, 5]].any()
 
 
-# Eighths, so that whether a box has anything left does not hang on the last bit.
+# Coordinates are multiples of 1/8, so that rounding cannot decide whether a box still has an area.
 sizes = st.integers(2, 300)
 seeds = st.integers(0, 2**40)
 
 
 @st.composite
-def boxed(draw: st.DrawFn) -> tuple[Boxes, int, int]:
+def boxes_and_sizes(draw: st.DrawFn) -> tuple[Boxes, int, int]:
     height, width = draw(sizes), draw(sizes)
     corners = [sorted(draw(st.lists(st.integers(0, 8 * size), min_size=2, max_size=2))) for size in (width, height) * 6]
     boxes = [[*pair] for pair in zip(*[iter(corners)] * 2, strict=True)]
     return np.array(boxes, np.float32).transpose(0, 2, 1).reshape(3, 2, 4) / 8, height, width
 
 
-@given(boxed(), seeds, st.booleans(), sizes, sizes)
+@given(boxes_and_sizes(), seeds, st.booleans(), sizes, sizes)
 def test_several_steps_move_boxes_like_torchvision(
     case: tuple[Boxes, int, int], seed: int, whole_pixels: bool, out_height: int, out_width: int
 ) -> None:
@@ -180,7 +180,7 @@ def test_several_steps_move_boxes_like_torchvision(
     final_width = min(out_width, width) if whole_pixels else out_width
     flipped = draws_of(3, seed, step=1).uniform(1).numpy()[:, :, None] < 0.5
     expected = np.where(flipped, flip_boxes(expected, final_width), expected)
-    found = moved([crop, RandomFlip(), Normalize("imagenet")], boxes, height, width, seed)
+    found = augment_boxes([crop, RandomFlip(), Normalize("imagenet")], boxes, height, width, seed)
     assert np.allclose(found, without_empty(expected), rtol=0, atol=1e-6 * 300)
 
 
@@ -199,7 +199,7 @@ def test_coordinates_are_rounded_as_in_ieee_754(corners: list[float], seed: int)
 # Pixels
 
 
-def painted(boxes: NDArray[Any], height: int, width: int) -> Tensor:
+def draw_rectangles(boxes: NDArray[Any], height: int, width: int) -> Tensor:
     images = torch.zeros(len(boxes), height, width, 1, dtype=torch.uint8)
     for image, (left, top, right, bottom) in zip(images, boxes.tolist(), strict=True):
         image[top:bottom, left:right] = 255
@@ -207,7 +207,7 @@ def painted(boxes: NDArray[Any], height: int, width: int) -> Tensor:
 
 
 def extents(images: Tensor) -> list[list[int]]:
-    """left, top, right, bottom of what is brighter than half of white in each image (C, H, W), or zeros."""
+    """left, top, right, bottom of the pixels above 127 in each image (C, H, W); zeros if there are none."""
     found = []
     for image in images[:, 0] > 127:
         rows, columns = image.any(1).nonzero(), image.any(0).nonzero()
@@ -229,22 +229,22 @@ def rectangles(draw: st.DrawFn, count: int, height: int, width: int, least: int)
 def test_painted_rectangle_is_at_its_box(boxes: NDArray[np.int64], seed: int, place: int) -> None:
     steps: list[Step] = [RandomCrop((13, 17)), CenterCrop((10, 12))]
     steps.insert(place, RandomFlip())
-    batch = with_columns(painted(boxes, 20, 30), boxes=torch.from_numpy(boxes[:, None].astype(np.float32)))
+    batch = with_columns(draw_rectangles(boxes, 20, 30), boxes=torch.from_numpy(boxes[:, None].astype(np.float32)))
     result = Augment(*steps, seed=seed)(batch)
     assert result.columns["boxes"][:, 0].tolist() == extents(result.images)
 
 
 @given(rectangles(4, 60, 80, 12), seeds)
 def test_painted_rectangle_is_resized_with_its_box(boxes: NDArray[np.int64], seed: int) -> None:
-    batch = with_columns(painted(boxes, 60, 80), boxes=torch.from_numpy(boxes[:, None].astype(np.float32)))
+    batch = with_columns(draw_rectangles(boxes, 60, 80), boxes=torch.from_numpy(boxes[:, None].astype(np.float32)))
     result = Augment(RandomResizedCrop((70, 50), scale=(0.3, 1.0)), RandomFlip(), seed=seed)(batch)
     for box, image, extent in zip(result.columns["boxes"][:, 0], result.images, extents(result.images), strict=True):
         assert bool(image.any()) == bool(box.any())
-        if min(box[2] - box[0], box[3] - box[1]) >= 4:  # what is thinner may be darker than half of white
+        if min(box[2] - box[0], box[3] - box[1]) >= 4:  # thinner rectangles can be darker than 128
             assert np.abs(box.numpy() - extent).max() <= 1
 
 
-# Through the Loader
+# With a Loader
 
 
 @pytest.fixture
@@ -295,18 +295,18 @@ def test_moving_boxes_does_not_wait_for_the_device() -> None:
     assert result.columns["boxes"].device.type == result.columns["box_labels"].device.type == "meta"
 
 
-# Steps of one's own
+# Custom steps
 
 
 class Invert:
-    """Moves no pixels."""
+    """A step that moves no pixels."""
 
     def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
         return 255 - images
 
 
 class Shift:
-    """Moves pixels to the right, out of the image."""
+    """A step that moves pixels to the right, out of the image."""
 
     def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
         return images.roll(4, 2)
@@ -326,7 +326,7 @@ def test_step_that_does_not_move_boxes_is_rejected(
 ) -> None:
     augment = Augment(RandomFlip(), step)
     message = (
-        rf'"boxes", and the step {name} of Augment does not say .* move_boxes\(self, boxes, draws, height, width\)'
+        rf'"boxes", but the step {name} of Augment does not move boxes; .* move_boxes\(self, boxes, draws, height,'
     )
     with pytest.raises(ValueError, match=message):
         Loader(boxed_store[0], batch_size=2, transform=augment)
@@ -338,8 +338,8 @@ def test_step_that_does_not_move_boxes_is_rejected(
 
 def test_boxes_moved_out_of_the_image_are_clipped(boxed_store: tuple[Path, Boxes]) -> None:
     with Loader(boxed_store[0], batch_size=1, shuffle="none", transform=Augment(Shift())) as loader:
-        (moved, *_) = next(iter(loader)).columns["boxes"].tolist()
-    assert moved == [[5, 2, 6, 6], [4, 0, 6, 3.5], [0, 0, 0, 0]]
+        (boxes, *_) = next(iter(loader)).columns["boxes"].tolist()
+    assert boxes == [[5, 2, 6, 6], [4, 0, 6, 3.5], [0, 0, 0, 0]]
 
 
 def test_custom_transform_gets_boxes_as_stored(boxed_store: tuple[Path, Boxes]) -> None:

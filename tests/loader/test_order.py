@@ -1,4 +1,4 @@
-"""Orders are permutations, fair ones, that can be entered anywhere and never change."""
+"""Orders are uniform permutations that can start at any position and never change."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_large_order_needs_no_more_memory_than_a_small_one() -> None:
 
 
 def test_orders_do_not_change_between_releases() -> None:
-    """A checkpoint of one release must be resumed by the next in the same order."""
+    """A checkpoint from one release must resume in the same order with the next release."""
     first = np.arange(6)
     key = derive_key(0, 0)
     assert make_order("full", 10, 4, key).at(first).tolist() == GOLDEN["table"]
@@ -97,38 +97,38 @@ def test_key_depends_on_every_word() -> None:
 
 
 def chi_square(counts: NDArray[np.int64]) -> float:
-    """Deviations from an even spread in standard deviations of the statistic: within a few of 0 for a fair one."""
+    """Chi-square statistic for uniform counts, in standard deviations from its mean: near 0 if counts are uniform."""
     expected, freedom = counts.sum() / counts.size, counts.size - 1
     return float((((counts - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom))
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 7])
 def test_small_orders_are_equally_likely(count: int) -> None:
-    """Every permutation of a small count comes up equally often over seeds."""
+    """Over many seeds, every permutation of a small count occurs equally often."""
     seen: dict[tuple[int, ...], int] = {}
-    draws, kinds = 6000, int(np.prod(np.arange(1, count + 1)))
+    draws, permutations = 6000, int(np.prod(np.arange(1, count + 1)))
     for seed in range(draws):
         order = tuple(TablePermutation(count, derive_key(seed, 0)).at(np.arange(count)).tolist())
         seen[order] = seen.get(order, 0) + 1
-    counts = np.array([*seen.values(), *[0] * (kinds - len(seen))])
+    counts = np.array([*seen.values(), *[0] * (permutations - len(seen))])
     assert abs(chi_square(counts)) < 4
 
 
 @pytest.mark.parametrize("count", [1030, 5461])
 def test_large_orders_are_uniform_in_positions_and_neighbours(count: int) -> None:
-    """Where a position's row falls, and how far apart neighbours fall, is spread evenly over keys and positions."""
+    """Over keys and positions, rows and the distances between neighbouring rows are uniform."""
     positions, cells = np.arange(64), 41
     rows = np.array([FeistelPermutation(count, derive_key(3, epoch)).at(positions) for epoch in range(1500)])
     for column in (0, 1, 63):
         assert abs(chi_square(np.bincount(rows[:, column] * cells // count, minlength=cells))) < 4
     distances = np.diff(rows, axis=1) % count
     assert abs(chi_square(np.bincount((distances * cells // count).ravel(), minlength=cells))) < 4
-    again = rows[1:] == rows[:-1]  # a row in the same place in the next epoch: once in `count`
+    again = rows[1:] == rows[:-1]  # a row has the same position in the next epoch with probability 1 / count
     assert abs(again.mean() * count - 1) < 4 * np.sqrt(count / again.size)
 
 
 def test_neighbour_check_fails_for_a_poorly_mixed_order() -> None:
-    """The check above can fail."""
+    """Shows that the check above can fail."""
     network = FeistelPermutation(5461, key=1)
     a = int(np.sqrt(5460)) + 1
     rows = np.arange(2048) % a * (5461 // a)
@@ -139,13 +139,13 @@ def test_neighbour_check_fails_for_a_poorly_mixed_order() -> None:
 
 def test_window_contains_the_rows_of_its_blocks() -> None:
     block_rows, blocks = 5, 3 * WINDOW_BLOCKS + 7
-    count = blocks * block_rows - 3  # a short block, somewhere
+    count = blocks * block_rows - 3  # one block is short
     rows = all_rows("window", count, block_rows, derive_key(4, 4))
     first = rows[: WINDOW_BLOCKS * block_rows - 3]
     touched = set((first // block_rows).tolist())
     assert len(touched) <= WINDOW_BLOCKS + 1
     assert touched != set(range(len(touched)))
-    assert len(set((rows // block_rows)[:20].tolist())) > 10  # mixed within the window
+    assert len(set((rows // block_rows)[:20].tolist())) > 10  # rows are shuffled within the window
 
 
 @given(st.integers(1, 6000), st.integers(1, 300), keys)

@@ -1,4 +1,4 @@
-"""Over all ranks every row exactly once, in equally many steps, also when an epoch is resumed."""
+"""All ranks together take each row exactly once, in the same number of steps, also when an epoch is resumed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def plans(
     shuffle: Shuffle = "full",
     consumed: int = 0,
 ) -> list[list[Step]]:
-    """The steps of every rank; examples that leave a rank without a row or a step are passed over."""
+    """The steps of every rank. Skips examples in which a rank has no row or no step."""
     assume(partition == "global" or count >= world_size)
     assume(tail != "drop" or count >= world_size * batch_size)
     return [

@@ -1,4 +1,4 @@
-"""A size that changes with the epoch."""
+"""ramp: image sizes that change with the epoch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from decodeonce.loader.augment import Augment, CenterCrop, Normalize, RandomFlip
 
 
 def resolution(epoch: int, min_res: int, max_res: int, end_ramp: int, start_ramp: int) -> int:
-    """`get_resolution` of FFCV's training script for ImageNet, as it was published."""
+    """`get_resolution` from FFCV's published training script for ImageNet."""
     assert min_res <= max_res
     if epoch <= start_ramp:
         return min_res
@@ -52,7 +52,7 @@ def test_loader_uses_the_size_of_each_epoch(store: Path) -> None:
     with Loader(store, batch_size=9, transform=augment) as loader:
         shapes = [{tuple(batch.images.shape) for batch in loader} for _ in range(5)]
         assert shapes == [{(9, 3, side, side)} for side in (2, 3, 4, 5, 5)]
-        assert loader.stats()["slots"] <= 5  # slots have the size of the store's images, whatever the epoch
+        assert loader.stats()["slots"] <= 5  # slots have the size of the store's images in every epoch
         loader.set_epoch(1)
         batches = iter(loader)
         next(batches)
@@ -68,7 +68,7 @@ def test_loader_uses_the_size_of_each_epoch(store: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((5, 160, 5, 192), "last_epoch is 5, expected one after first_epoch=5"),
+        ((5, 160, 5, 192), "last_epoch is 5, expected an epoch after first_epoch=5"),
         ((-1, 160, 5, 192), "first_epoch is -1, expected a whole number of 0 or more"),
         ((0, 160.0, 5, 192), "first_size is 160.0, expected a whole number"),
         ((0, 160, 5, 0), "last_size is 0, expected a whole number of 1 or more"),

@@ -1,4 +1,4 @@
-"""Ranks in processes of their own, that take steps together through gloo; one of them dies, and all go on."""
+"""Ranks in separate processes that take steps together through gloo. One is killed, and the training is resumed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from tests.loader.rank_worker import PATIENCE, Job
+from tests.loader.rank_worker import TIMEOUT_S, Job
 from tests.stores import make_store, random_images
 
 ROOT = Path(__file__).resolve().parents[2]
-COUNT = 57  # seven global batches of two ranks, and one row that only one of them can have
+COUNT = 57  # seven global batches of two ranks, and one more row, which only one rank can get
 SETTINGS: dict[str, Any] = {"batch_size": 4, "seed": 3, "tail": "keep"}
-# What a Loader would read if it did not ask torch.distributed first.
+# A Loader must ask torch.distributed before it reads these.
 MISLEADING = {"RANK": "0", "WORLD_SIZE": "1"}
 
 
@@ -33,37 +33,37 @@ def uneven_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Rank:
-    """A rank_worker and the file that has its standard error."""
+    """A process of rank_worker, and the file with its standard error."""
 
     process: subprocess.Popen[str]
     errors: Path
 
     def expect(self, point: str) -> None:
-        """Wait until it is there."""
+        """Wait until the rank reaches `point`."""
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == f"{point}\n", self.errors.read_text()
 
-    def go(self) -> None:
-        """Let it go on to its next point."""
+    def proceed(self) -> None:
+        """Let the rank continue to its next point."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
     def release(self) -> None:
-        """Let it go on to its end."""
+        """Let the rank continue to its end."""
         assert self.process.stdin is not None
         self.process.stdin.close()
 
     def status(self) -> int:
-        """Wait for its exit status. What it still says fits into the pipe."""
-        return self.process.wait(2 * PATIENCE)
+        """Wait for the exit status. The remaining output fits into the pipe."""
+        return self.process.wait(2 * TIMEOUT_S)
 
 
 @contextmanager
 def ranks(
     store: Path, folder: Path, world_size: int, loaders: list[dict[str, Any]], state: dict[str, Any] | None = None
 ) -> Iterator[list[Rank]]:
-    """The ranks of a training; none of them outlives the block."""
+    """Start the ranks of a training, and kill those that are left at the end of the block."""
     folder.mkdir(exist_ok=True)
     started: list[Rank] = []
     try:
@@ -83,7 +83,7 @@ def ranks(
 
 
 def train(store: Path, folder: Path, world_size: int, *loaders: dict[str, Any], state: Any = None) -> None:
-    """A training that ends well."""
+    """Run a training to its end."""
     with ranks(store, folder, world_size, list(loaders), state) as started:
         for rank in started:
             rank.release()
@@ -92,13 +92,13 @@ def train(store: Path, folder: Path, world_size: int, *loaders: dict[str, Any], 
 
 
 def checkpoints(folder: Path, rank: int, loader: int = 0) -> dict[int, dict[str, Any]]:
-    """A rank's checkpoints by step."""
+    """The checkpoints of a rank by step."""
     paths = (folder / str(loader)).glob(f"rank{rank}-step*.json")
     return {int(path.stem.split("step")[1]): json.loads(path.read_text()) for path in paths}
 
 
 def rows_seen(folder: Path, world_size: int, loader: int = 0) -> list[list[int]]:
-    """Of each rank the rows up to its last step; all have taken the same number of them."""
+    """The rows of each rank up to its last step; all ranks must have taken the same number of steps."""
     saved = [checkpoints(folder, rank, loader) for rank in range(world_size)]
     assert len({max(steps) for steps in saved}) == 1
     return [steps[max(steps)]["rows"] for steps in saved]
@@ -118,13 +118,13 @@ def test_ranks_have_different_rows_in_the_same_number_of_steps(uneven_store: Pat
 
 @pytest.fixture(scope="module")
 def interrupted(uneven_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of two ranks of which one was killed in the fourth step of eight, before its checkpoint of it."""
+    """The folder of two ranks. One was killed in the fourth of eight steps, before it saved that checkpoint."""
     folder = tmp_path_factory.mktemp("interrupted")
     points = [f"{done} {step}" for step in range(1, 4) for done in ("reduced", "saved")]
     with ranks(uneven_store, folder, 2, [SETTINGS]) as (survivor, victim):
-        together(points, survivor, victim)
-        together(["reduced 4"], survivor, victim, go=False)
-        survivor.go()
+        run_in_lockstep(points, survivor, victim)
+        run_in_lockstep(["reduced 4"], survivor, victim, proceed=False)
+        survivor.proceed()
         survivor.expect("saved 4")
         victim.process.kill()
         assert victim.status() == -signal.SIGKILL
@@ -134,14 +134,14 @@ def interrupted(uneven_store: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return folder
 
 
-def together(points: Sequence[str], *ranks: Rank, go: bool = True) -> None:
-    """Lead ranks from point to point side by side: none gets further than a step while the others wait."""
+def run_in_lockstep(points: Sequence[str], *ranks: Rank, proceed: bool = True) -> None:
+    """Let all ranks reach each point before any of them continues."""
     for point in points:
         for rank in ranks:
             rank.expect(point)
-        if go:
+        if proceed:
             for rank in ranks:
-                rank.go()
+                rank.proceed()
 
 
 @pytest.mark.parametrize("world_size", [3, *(pytest.param(size, marks=pytest.mark.long) for size in (1, 2))])

@@ -1,4 +1,4 @@
-"""What is asked for ahead of time: the right rows, early enough, once, and only where they are not in memory."""
+"""Read-ahead requests the right rows, early enough, once, and only if they are not in the page cache."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ ROW_BYTES = 8 * 6 * 3
 @given(st.lists(st.integers(1, 300), max_size=60), st.sampled_from([1, ROW_BYTES, 196608, AHEAD_BYTES]))
 def test_steps_are_yielded_after_enough_later_rows_are_requested(sizes: list[int], row_bytes: int) -> None:
     steps = [Step(np.arange(size), size, number) for number, size in enumerate(sizes)]
-    asked: list[int] = []
+    requested: list[int] = []
     numbers = []
     for step in rows_ahead(iter(steps), row_bytes):
         numbers.append(step.epoch)
-        asked += map(len, step.hints)
-        behind = sum(asked[len(numbers) :]) * row_bytes
-        assert behind >= AHEAD_BYTES or len(asked) == len(steps)
-        assert behind < AHEAD_BYTES + 300 * row_bytes  # no more than is of use
+        requested += map(len, step.hints)
+        ahead = sum(requested[len(numbers) :]) * row_bytes
+        assert ahead >= AHEAD_BYTES or len(requested) == len(steps)
+        assert ahead < AHEAD_BYTES + 300 * row_bytes  # not more than needed
     assert numbers == list(range(len(steps)))
-    assert asked == sizes
+    assert requested == sizes
 
 
 @given(st.integers(1, 4000), st.integers(1, 30), st.integers(1, 70), st.integers(0, 2**64 - 1), st.data())
@@ -49,23 +49,23 @@ def test_whole_blocks_are_requested_once_and_before_their_rows(
     partition = make_partition("range", range(2 * count), batch_size, 1, 2, "keep")
     order = WindowOrder(len(partition.rows), block_rows, key)
     consumed = data.draw(st.integers(0, partition.steps() - 1)) * batch_size
-    asked: list[int] = []
+    requested: list[int] = []
     steps = list(plan_steps(order, partition, consumed, 0))
     row_bytes = data.draw(st.sampled_from([1, AHEAD_BYTES // 7, 2 * AHEAD_BYTES]))
     for number, step in enumerate(blocks_ahead(iter(steps), order, partition, consumed, row_bytes)):
         assert step.rows is steps[number].rows
         for rows in step.hints:
             assert 0 < len(rows) <= max(1, AHEAD_BYTES // row_bytes)
-            asked += rows.tolist()
-        assert set(step.rows.tolist()) <= set(asked)
-        assert len(asked) <= (number + 1) * batch_size + (2 * WINDOW_BLOCKS + 1) * block_rows
-    assert len(asked) == len(set(asked))
-    blocks = {(row - count) // block_rows for row in asked}
+            requested += rows.tolist()
+        assert set(step.rows.tolist()) <= set(requested)
+        assert len(requested) <= (number + 1) * batch_size + (2 * WINDOW_BLOCKS + 1) * block_rows
+    assert len(requested) == len(set(requested))
+    blocks = {(row - count) // block_rows for row in requested}
     expected = {row for block in blocks for row in range(block * block_rows, min(count, (block + 1) * block_rows))}
-    assert {row - count for row in asked} == expected
+    assert {row - count for row in requested} == expected
     windows = order.windows(np.arange(count))
-    to_come = order.at(np.flatnonzero(windows >= windows[consumed])) + count  # this window and all later ones
-    assert sorted(asked) == sorted(to_come.tolist())
+    remaining = order.at(np.flatnonzero(windows >= windows[consumed])) + count  # this window and all later ones
+    assert sorted(requested) == sorted(remaining.tolist())
 
 
 def test_window_is_requested_while_the_previous_one_is_read() -> None:
@@ -74,7 +74,7 @@ def test_window_is_requested_while_the_previous_one_is_read() -> None:
     steps = blocks_ahead(plan_steps(order, partition, 0, 0), order, partition, 0, ROW_BYTES)
     counts = [sum(map(len, step.hints)) for step in steps]
     assert counts[0] <= (WINDOW_BLOCKS + 2) * 8
-    assert set(counts[1 : 8 * WINDOW_BLOCKS]) == {8}  # block by block, never a window in one go
+    assert set(counts[1 : 8 * WINDOW_BLOCKS]) == {8}  # block by block, never a whole window at once
 
 
 @pytest.mark.parametrize("blocks", [3, 2 * WINDOW_BLOCKS, 1000])
@@ -86,13 +86,13 @@ def test_windows_fit_if_two_fit_into_half_of_the_memory(blocks: int, monkeypatch
         assert windows_fit(order, ROW_BYTES) is fit
 
 
-Asked = list[tuple[str, int, int]]
+Requests = list[tuple[str, int, int]]
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
-    """What the kernel is asked to read: file name, offset, bytes."""
-    calls: Asked = []
+def requested(monkeypatch: pytest.MonkeyPatch) -> Requests:
+    """Read-ahead requests to the kernel: file name, offset, bytes."""
+    calls: Requests = []
     advise = os.posix_fadvise
 
     def note(fd: int, offset: int, nbytes: int, advice: int) -> None:
@@ -104,8 +104,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     return calls
 
 
-def ask(reader: Reader, *rows: int) -> None:
-    """Ask for rows as a Loader's threads do."""
+def hint_rows(reader: Reader, *rows: int) -> None:
+    """Read rows ahead as the threads of a Loader do."""
     if hint := reader.hint(np.array(rows, np.int64)):
         hint()
 
@@ -118,27 +118,27 @@ def reader(store: Path) -> Iterator[Reader]:
     files.close()
 
 
-def looks_end_in(monkeypatch: pytest.MonkeyPatch, *errors: int) -> list[int]:
-    """Have the looks at rows fail with these errors in turn, the rest succeed; the list gets a look's offset each."""
+def fail_cache_checks(monkeypatch: pytest.MonkeyPatch, *errors: int) -> list[int]:
+    """Make the first checks of the page cache fail with these errors (0: none); return the offsets of all checks."""
     offsets: list[int] = []
 
-    def look(fd: int, buffers: list[bytearray], offset: int, flags: int) -> int:
+    def check(fd: int, buffers: list[bytearray], offset: int, flags: int) -> int:
         assert flags == os.RWF_NOWAIT
         offsets.append(offset)
         if len(offsets) <= len(errors) and (code := errors[len(offsets) - 1]):
             raise OSError(code, os.strerror(code))
         return 1
 
-    monkeypatch.setattr(os, "preadv", look)
+    monkeypatch.setattr(os, "preadv", check)
     return offsets
 
 
 def test_all_rows_are_requested_if_one_is_not_cached(
-    reader: Reader, asked: Asked, monkeypatch: pytest.MonkeyPatch
+    reader: Reader, requested: Requests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks_end_in(monkeypatch, 0, 0, errno.EAGAIN)
-    ask(reader, 3, 4, 9, 24, 25, 26)
-    assert asked == [
+    fail_cache_checks(monkeypatch, 0, 0, errno.EAGAIN)
+    hint_rows(reader, 3, 4, 9, 24, 25, 26)
+    assert requested == [
         ("images-00000.npy", 4096 + 3 * ROW_BYTES, 2 * ROW_BYTES),
         ("images-00000.npy", 4096 + 9 * ROW_BYTES, ROW_BYTES),
         ("images-00000.npy", 4096 + 24 * ROW_BYTES, ROW_BYTES),
@@ -147,52 +147,56 @@ def test_all_rows_are_requested_if_one_is_not_cached(
 
 
 def test_requests_are_not_larger_than_the_kernel_reads(
-    store: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch
+    store: Path, requested: Requests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks_end_in(monkeypatch, errno.EAGAIN)
+    fail_cache_checks(monkeypatch, errno.EAGAIN)
     monkeypatch.setattr(readers, "read_ahead_bytes", lambda path: 1000)
     opened = open_store(store)
     files = ShardFiles(opened)
-    ask(Reader(opened, files, 1), *range(1, 20))
+    hint_rows(Reader(opened, files, 1), *range(1, 20))
     files.close()
     start, end = 4096 + ROW_BYTES, 4096 + 20 * ROW_BYTES
-    assert [(at, nbytes) for _, at, nbytes in asked] == [(at, min(1000, end - at)) for at in range(start, end, 1000)]
+    assert [(at, nbytes) for _, at, nbytes in requested] == [
+        (at, min(1000, end - at)) for at in range(start, end, 1000)
+    ]
 
 
-def test_cached_rows_are_not_requested(reader: Reader, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    offsets = looks_end_in(monkeypatch)
-    ask(reader, *range(0, COUNT, 2))
-    ask(reader)
-    assert asked == []
+def test_cached_rows_are_not_requested(reader: Reader, requested: Requests, monkeypatch: pytest.MonkeyPatch) -> None:
+    offsets = fail_cache_checks(monkeypatch)
+    hint_rows(reader, *range(0, COUNT, 2))
+    hint_rows(reader)
+    assert requested == []
     assert len(offsets) == CHECKED_ROWS - 1  # 30 rows, every second one
 
 
-def test_result_of_a_check_is_used_for_a_few_steps(reader: Reader, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    offsets = looks_end_in(monkeypatch, errno.EAGAIN)  # the first look is cold, those after it are not
+def test_result_of_a_check_is_used_for_a_few_steps(
+    reader: Reader, requested: Requests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offsets = fail_cache_checks(monkeypatch, errno.EAGAIN)  # only the first check finds a cold row
     for _ in range(2 * CHECK_EVERY):
-        ask(reader, 3)
+        hint_rows(reader, 3)
     assert len(offsets) == 2
-    assert len(asked) == CHECK_EVERY
+    assert len(requested) == CHECK_EVERY
 
 
 @pytest.mark.parametrize(("remote", "expected"), [("Lustre", 1), (None, 0)])
 def test_without_cache_checks_only_network_rows_are_requested(
-    store: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch, remote: str | None, expected: int
+    store: Path, requested: Requests, monkeypatch: pytest.MonkeyPatch, remote: str | None, expected: int
 ) -> None:
     monkeypatch.setattr(readers, "network_file_system", lambda path: remote)
-    looks_end_in(monkeypatch, errno.EOPNOTSUPP)
+    fail_cache_checks(monkeypatch, errno.EOPNOTSUPP)
     opened = open_store(store)
     files = ShardFiles(opened)
-    ask(Reader(opened, files, 1), 1, 2)
+    hint_rows(Reader(opened, files, 1), 1, 2)
     files.close()
-    assert len(asked) == expected
+    assert len(requested) == expected
 
 
 def test_read_ahead_ignores_a_missing_shard(tmp_path: Path, store: Path) -> None:
     opened = open_store(shutil.copytree(store, tmp_path / "s"))
     os.unlink(tmp_path / "s" / "images-00001.npy")
     files = ShardFiles(opened)
-    ask(Reader(opened, files, 1), 1, 30)
+    hint_rows(Reader(opened, files, 1), 1, 30)
     files.close()
 
 
@@ -205,61 +209,61 @@ def is_cached(path: Path, offset: int) -> bool:
         return True
 
 
-def forget(path: Path) -> None:
+def drop_from_cache(path: Path) -> None:
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 @pytest.fixture
-def cold(tmp_path: Path) -> tuple[Path, NDArray[np.uint8]]:
-    """40 rows of 48 KiB in two shards, none of them in memory."""
+def cold_store(tmp_path: Path) -> tuple[Path, NDArray[np.uint8]]:
+    """A store of 40 rows of 48 KiB in two shards, none of them in the page cache."""
     images = random_images(40, shape=(128, 128, 3))
-    path = make_store(tmp_path / "cold", images, shard_rows=20)
+    path = make_store(tmp_path / "cold_store", images, shard_rows=20)
     for shard in path.glob("images-*"):
-        forget(shard)
+        drop_from_cache(shard)
     if is_cached(path / "images-00001.npy", 4096 + 19 * images[0].nbytes):
-        pytest.skip("this file system does not tell what is in memory, or drops nothing")
+        pytest.skip("this file system does not show what is cached, or does not drop cached pages")
     return path, images
 
 
-def test_kernel_reads_requested_rows(cold: tuple[Path, NDArray[np.uint8]]) -> None:
-    path, images = cold
+def test_kernel_reads_requested_rows(cold_store: tuple[Path, NDArray[np.uint8]]) -> None:
+    path, images = cold_store
     opened = open_store(path)
     files = ShardFiles(opened)
-    ask(Reader(opened, files, 1), *range(30, 40))
+    hint_rows(Reader(opened, files, 1), *range(30, 40))
     while not is_cached(path / "images-00001.npy", 4096 + 19 * images[0].nbytes):
-        pass  # the kernel reads on its own; the test has a time limit
+        pass  # the kernel reads in the background; the test has a time limit
     files.close()
 
 
 @pytest.mark.parametrize("reader", ["mmap", "pread"])
 @pytest.mark.parametrize("shuffle", ["full", "window", "none"])
 def test_cold_store_is_requested_and_read(
-    cold: tuple[Path, NDArray[np.uint8]],
-    asked: Asked,
+    cold_store: tuple[Path, NDArray[np.uint8]],
+    requested: Requests,
     reader: ReaderName,
     shuffle: Shuffle,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    path, images = cold
-    monkeypatch.setattr(readers, "read_ahead_bytes", lambda path: 1 << 20)  # no block is asked for in pieces
+    path, images = cold_store
+    monkeypatch.setattr(readers, "read_ahead_bytes", lambda path: 1 << 20)  # no block is requested in pieces
     with Loader(path, batch_size=4, reader=reader, shuffle=shuffle) as loader:
         for batch in loader:
             assert np.array_equal(batch.images.numpy(), images[batch.rows.numpy()])
         assert loader.stats()["cold_share"] > 0
-    assert {name for name, _, _ in asked} == {"images-00000.npy", "images-00001.npy"}
+    assert {name for name, _, _ in requested} == {"images-00000.npy", "images-00001.npy"}
     if shuffle == "window":
-        assert {nbytes % (4 * images[0].nbytes) for _, _, nbytes in asked} == {0}  # blocks of 4 rows
+        assert {nbytes % (4 * images[0].nbytes) for _, _, nbytes in requested} == {0}  # blocks of 4 rows
 
 
 def test_rows_are_requested_instead_of_blocks_if_windows_do_not_fit(
-    cold: tuple[Path, NDArray[np.uint8]], asked: Asked, monkeypatch: pytest.MonkeyPatch
+    cold_store: tuple[Path, NDArray[np.uint8]], requested: Requests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, images = cold
+    path, images = cold_store
     monkeypatch.setattr(read_ahead, "available_memory", lambda: 2 * images.nbytes - 2)
     with Loader(path, batch_size=4, shuffle="window") as loader:
         for batch in loader:
             assert np.array_equal(batch.images.numpy(), images[batch.rows.numpy()])
-    assert sum(nbytes for _, _, nbytes in asked) <= images.nbytes  # those that a look found in memory were not
-    assert images[0].nbytes in {nbytes for _, _, nbytes in asked}
+    assert sum(nbytes for _, _, nbytes in requested) <= images.nbytes  # cached rows are not requested
+    assert images[0].nbytes in {nbytes for _, _, nbytes in requested}

@@ -1,4 +1,4 @@
-"""Both readers give what was written, and say what is wrong with a shard; the choice between them."""
+"""Both readers return the written rows and report damaged shards; and the choice between them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KINDS = [name for name in get_args(ReaderName) if name != "auto"]
 
 
 def read(path: Path, kind: ReaderName, rows: list[int], out: NDArray[np.uint8], threads: int = 1) -> int:
-    """Have a reader fill `out` with rows; returns in how many parts."""
+    """Fill `out` with rows; return the number of parts."""
     files = ShardFiles(opened := open_store(path))
     try:
         reader, _ = make_reader(opened, files, kind, threads, verify=False)
@@ -111,11 +111,11 @@ def test_shard_truncated_while_reading_is_named(tmp_path: Path, store: Path, rea
         os.truncate(copy / "images-00001.npy", 4096 + 10)
         with pytest.raises(
             StoreError, match=r"images-00001\.npy: ends at byte \d+, expected at least \d+; run"
-        ) as held:
+        ) as raised:
             list(batches)
         assert any(str(copy / "images-") in name for name in open_files())
-    assert held.value.__traceback__ is not None  # it refers to the reader, whose files are closed all the same
-    if reader == "pread":  # a mapping lasts for as long as anything refers to it
+    assert raised.value.__traceback__ is not None  # it refers to the reader, whose files are closed nevertheless
+    if reader == "pread":  # a mapping exists until its last reference is gone
         assert not any(str(copy / "images-") in name for name in open_files())
 
 
@@ -128,7 +128,7 @@ def test_missing_shard_is_named(tmp_path: Path, store: Path) -> None:
 
 
 def test_read_error_names_shard_and_row(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = os.open(store, os.O_RDONLY)  # reading it is an error of the operating system
+    folder = os.open(store, os.O_RDONLY)  # reading a folder is an error of the operating system
     monkeypatch.setattr(ShardFiles, "fd", lambda self, shard: folder)
     with pytest.raises(StoreError, match=r"images-00001\.npy: row 30 cannot be read: Is a directory"):
         read(store, "pread", [30], np.empty((1, 8, 6, 3), np.uint8))
@@ -136,7 +136,7 @@ def test_read_error_names_shard_and_row(store: Path, monkeypatch: pytest.MonkeyP
 
 
 def choose(store: Path, name: ReaderName = "auto") -> tuple[str, str]:
-    """The name of the reader that is chosen, and why."""
+    """The name of the chosen reader, and the reason."""
     reader, why = make_reader(opened := open_store(store), ShardFiles(opened), name, 1, verify=False)
     return reader.name, why
 
@@ -148,19 +148,19 @@ def test_auto_chooses_mmap_for_a_small_local_store(store: Path) -> None:
         assert (loader.stats()["reader"], loader.stats()["why"]) == (name, why)
 
 
-def test_auto_chooses_pread_for_a_store_larger_than_half_the_memory(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_chooses_pread_if_rows_exceed_half_the_memory(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbytes = 60 * 8 * 6 * 3
     monkeypatch.setattr(readers, "available_memory", lambda: 2 * nbytes)
     assert choose(store)[0] == "mmap"
     monkeypatch.setattr(readers, "available_memory", lambda: 2 * nbytes - 2)
     name, why = choose(store)
-    assert (name, "more than half" in why) == ("pread", True)
+    assert (name, "exceed half" in why) == ("pread", True)
 
 
-@pytest.mark.parametrize("asked", ["auto", "mmap"])
-def test_files_on_a_network_are_never_mapped(store: Path, monkeypatch: pytest.MonkeyPatch, asked: ReaderName) -> None:
+@pytest.mark.parametrize("requested", ["auto", "mmap"])
+def test_network_files_are_never_mapped(store: Path, monkeypatch: pytest.MonkeyPatch, requested: ReaderName) -> None:
     monkeypatch.setattr(readers, "network_file_system", lambda path: "Lustre")
-    name, why = choose(store, asked)
+    name, why = choose(store, requested)
     assert (name, "Lustre" in why) == ("pread", True)
     assert choose(store, "pread") == ("pread", "requested")
 

@@ -1,4 +1,4 @@
-"""Slots: where they begin, and when they come back."""
+"""Slots: their alignment and reuse."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def test_all_slots_are_used_before_one_is_reused() -> None:
 def test_closed_slots_free_memory() -> None:
     free = make_slots(2)
     slots = [free.take(), free.take()]
-    known = [weakref.ref(slots[0]), weakref.ref(slots[1])]
+    references = [weakref.ref(slots[0]), weakref.ref(slots[1])]
     free.give_back(slots.pop())
     free.close()
     free.give_back(slots.pop())
-    assert [slot() for slot in known] == [None, None]
+    assert [slot() for slot in references] == [None, None]
 
 
 def test_kept_slots_are_replaced_and_surplus_slots_are_freed() -> None:

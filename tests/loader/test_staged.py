@@ -1,4 +1,4 @@
-"""A Loader over a staged part gives the very batches that it gives over the whole store, and nothing else."""
+"""A Loader yields the same batches from a staged part as from the whole store."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tests.loader.deliveries import contents
 from tests.stores import make_store, random_images
 
 BATCH = 7
-# Nodes, and ranks on each.
+# Pairs of (nodes, ranks per node).
 WORLDS = [(1, 2), (2, 1), (2, 3), (4, 1)]
 Parts = dict[int, list[Path]]
 
 
 @pytest.fixture(scope="module")
 def parts(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Parts:
-    """For each number of nodes the part of each of them."""
+    """For each number of nodes, the staged part of each node."""
     folder, whole = tmp_path_factory.mktemp("parts"), open_store(store)
     for nodes in (1, 2, 4):
         for node in range(nodes):
@@ -93,7 +93,7 @@ def test_part_with_all_rows_works_with_any_partition(store: Path, parts: Parts) 
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({}, r'asked for rows 0\.\.59: pass partition="range" and the world size that it was staged for'),
         ({"rank": 0, "world_size": 2}, r'asked for rows 0\.\.59: pass partition="range"'),
@@ -102,10 +102,10 @@ def test_part_with_all_rows_works_with_any_partition(store: Path, parts: Parts) 
         ({"partition": "range", "rank": 1, "world_size": 3}, r"asked for rows 20\.\.39: these belong to rank 1 of 3"),
     ],
 )
-def test_rank_without_its_rows_is_rejected_at_once(parts: Parts, settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(StoreError, match=rf"0-of-2: a staged part, which holds rows 0\.\.29 of 60; {told}"):
+def test_rank_without_its_rows_is_rejected_at_once(parts: Parts, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(StoreError, match=rf"0-of-2: a staged part, which holds rows 0\.\.29 of 60; {message}"):
         Loader(parts[2][0], batch_size=2, **settings)
-    with pytest.raises(StoreError, match=told):
+    with pytest.raises(StoreError, match=message):
         Loader(open_store(parts[2][0]), batch_size=2, cache=None, **settings)
 
 
@@ -123,7 +123,7 @@ def test_dataset_of_a_part(parts: Parts, images: NDArray[np.uint8]) -> None:
 
 
 def test_reader_choice_counts_only_staged_rows(store: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = 2 * 30 * 8 * 6 * 3  # twice a half of the store
+    memory = 2 * 30 * 8 * 6 * 3  # twice the size of the part, which is half of the store
     monkeypatch.setattr(readers, "available_memory", lambda: memory)
     monkeypatch.setattr(readers, "network_file_system", lambda path: None)
     for path, name in ((store, "pread"), (parts[2][0], "mmap")):

@@ -1,4 +1,4 @@
-"""Epochs and where training stands in them."""
+"""Epochs, and the state of a Loader within them."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_global_epoch_resumes_with_a_different_world_size(store: Path) -> None:
 
 
 def test_set_epoch_keeps_the_offset_of_the_loaded_epoch(store: Path) -> None:
-    with loader_of(store) as loader, loader_of(store) as resumed, loader_of(store) as elsewhere:
+    with loader_of(store) as loader, loader_of(store) as resumed, loader_of(store) as restarted:
         batches = iter(loader)
         next(batches)
         state, rest = loader.state_dict(), rows_of(batches)
@@ -190,9 +190,9 @@ def test_set_epoch_keeps_the_offset_of_the_loaded_epoch(store: Path) -> None:
         assert rows_of(resumed) == rest
         resumed.set_epoch(0)
         assert len(rows_of(resumed)) == 9
-        elsewhere.load_state_dict(state)
-        elsewhere.set_epoch(1)
-        assert rows_of(elsewhere) == rows_of(loader)
+        restarted.load_state_dict(state)
+        restarted.set_epoch(1)
+        assert rows_of(restarted) == rows_of(loader)
 
 
 def test_unfinished_epoch_can_be_resumed(store: Path) -> None:
@@ -239,7 +239,7 @@ def test_state_of_a_different_loader_is_rejected(store: Path, change: dict[str, 
 
 @pytest.fixture(scope="module")
 def relabelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of as many rows as `store`, which are others."""
+    """A store with the same number of rows as `store`, but different rows."""
     folder = tmp_path_factory.mktemp("stores")
     return make_store(folder / "relabelled", random_images(COUNT), np.zeros(COUNT, np.int64), shard_rows=25)
 
@@ -249,7 +249,7 @@ def test_state_of_a_different_store_is_rejected_unless_other_store(store: Path, 
         batches = iter(loader)
         next(batches)
         state = loader.state_dict()
-        message = f"another store: its rows have digest '{state['store']}', those of {relabelled} have "
+        message = f"a different store: its rows have digest '{state['store']}', those of {relabelled} have "
         with pytest.raises(ValueError, match=f"{message}'{other.state_dict()['store']}'; .* pass other_store=True"):
             other.load_state_dict(state)
         with pytest.raises(ValueError, match="seed 6, here 5"):

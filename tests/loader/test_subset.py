@@ -24,13 +24,13 @@ BATCH = 4
 
 
 @pytest.fixture(scope="module")
-def alone(images: NDArray[np.uint8], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of nothing but ROWS."""
-    return make_store(tmp_path_factory.mktemp("stores") / "alone", images[ROWS], ROWS % 3, shard_rows=10)
+def separate_store(images: NDArray[np.uint8], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store that contains only ROWS."""
+    return make_store(tmp_path_factory.mktemp("stores") / "separate_store", images[ROWS], ROWS % 3, shard_rows=10)
 
 
 def batches(loader: Loader, numbers: NDArray[np.int64]) -> list[tuple[list[int], int, list[int], bytes]]:
-    """Rows as `numbers` has them, valid rows, labels and pixels of each batch."""
+    """The rows (as `numbers[row]`), valid rows, labels and pixels of each batch."""
     return [(numbers[b.rows.numpy()].tolist(), b.valid, b.labels.tolist(), b.images.numpy().tobytes()) for b in loader]
 
 
@@ -39,11 +39,11 @@ def batches(loader: Loader, numbers: NDArray[np.int64]) -> list[tuple[list[int],
 @pytest.mark.parametrize("tail", ["drop", "pad", "keep"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_subset_is_loaded_and_resumed_like_a_separate_store(
-    store: Path, alone: Path, shuffle: str, partition: str, tail: str, rank: int
+    store: Path, separate_store: Path, shuffle: str, partition: str, tail: str, rank: int
 ) -> None:
     settings: dict[str, Any] = {"shuffle": shuffle, "partition": partition, "tail": tail, "rank": rank}
     settings |= {"batch_size": BATCH, "world_size": 2, "seed": 3}
-    with Loader(store, rows=ROWS, **settings) as loader, Loader(alone, **settings) as expected:
+    with Loader(store, rows=ROWS, **settings) as loader, Loader(separate_store, **settings) as expected:
         assert (len(loader), loader.count, loader.steps_left) == (len(expected), len(ROWS), len(expected))
         for _ in range(2):
             assert batches(loader, np.arange(COUNT)) == batches(expected, ROWS)
@@ -53,9 +53,9 @@ def test_subset_is_loaded_and_resumed_like_a_separate_store(
 
 
 @pytest.mark.parametrize("reader", ["pread", "mmap"])
-def test_cached_subset_needs_memory_for_its_rows_only(store: Path, alone: Path, reader: str) -> None:
+def test_cached_subset_needs_memory_for_its_rows_only(store: Path, separate_store: Path, reader: str) -> None:
     settings: dict[str, Any] = {"batch_size": BATCH, "tail": "keep", "cache": "device", "reader": reader}
-    with Loader(store, rows=ROWS, **settings) as loader, Loader(alone, **settings) as expected:
+    with Loader(store, rows=ROWS, **settings) as loader, Loader(separate_store, **settings) as expected:
         for _ in range(3):
             assert batches(loader, np.arange(COUNT)) == batches(expected, ROWS)
             assert loader.stats()["cached_rows"] == len(ROWS)
@@ -130,5 +130,5 @@ def test_only_rows_of_the_subset_are_read_ahead() -> None:
     partition = make_partition("global", rows, 8, 0, 1, "keep")
     order = WindowOrder(len(rows), 4, derive_key(5))
     steps = blocks_ahead(plan_steps(order, partition, 0, 0), order, partition, 0, AHEAD_BYTES // 100)
-    asked = [row for step in steps for hint in step.hints for row in hint.tolist()]
-    assert sorted(asked) == rows.tolist()
+    requested = [row for step in steps for hint in step.hints for row in hint.tolist()]
+    assert sorted(requested) == rows.tolist()

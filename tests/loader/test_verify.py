@@ -1,4 +1,4 @@
-"""Loader(verify=True): the same batches, and never one with a row that is not what was written."""
+"""Loader(verify=True) yields the same batches, and never one with a damaged row."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ def copy(store: Path, tmp_path: Path) -> Path:
 
 
 def flip(path: Path, offset: int) -> None:
-    """Flip a bit of a file in place: readers that have it open see it."""
+    """Flip a bit of a file in place, so that readers that have opened the file read the new byte."""
     fd = os.open(path, os.O_RDWR)
     os.pwrite(fd, bytes([os.pread(fd, 1, offset)[0] ^ 16]), offset)
     os.close(fd)
 
 
 def damage(store: Path, row: int, at: int = 5) -> Path:
-    """Flip a bit of a row of a store in shards of 25; returns its file."""
+    """Flip a bit of a row in a store with 25 rows per shard; return the file of its shard."""
     path = store / f"images-0000{row // 25}.npy"
     flip(path, DATA_OFFSET + row % 25 * ROW_BYTES + at)
     return path
 
 
-def seen_until_refused(loader: Loader, told: str) -> list[int]:
-    """The rows that were handed out before the Loader said this."""
+def rows_before_error(loader: Loader, message: str) -> list[int]:
+    """The rows that the Loader yields before it raises StoreError with this message."""
     seen: list[int] = []
-    with pytest.raises(StoreError, match=re.escape(told)):
+    with pytest.raises(StoreError, match=re.escape(message)):
         seen.extend(row for batch in loader for row in batch.rows.tolist())
     return seen
 
@@ -72,9 +72,9 @@ def test_batches_and_state_equal_those_without_verify(
 def test_no_batch_with_a_damaged_row_is_yielded(copy: Path, reader: ReaderName, threads: int, row: int) -> None:
     with Loader(copy, batch_size=10, shuffle="none", reader=reader, threads=threads, verify=True) as loader:
         path = damage(copy, row, at=ROW_BYTES - 1)
-        told = f"{path}: row {row} does not match its checksum; run `prep repair {copy} --from SRC`"
-        assert seen_until_refused(loader, told) == list(range(row // 10 * 10))
-        damage(copy, row, at=ROW_BYTES - 1)  # as it was
+        message = f"{path}: row {row} does not match its checksum; run `prep repair {copy} --from SRC`"
+        assert rows_before_error(loader, message) == list(range(row // 10 * 10))
+        damage(copy, row, at=ROW_BYTES - 1)  # restores the row
         assert len(contents(loader, 1)) == COUNT // 10
 
 
@@ -89,7 +89,7 @@ def test_swapped_rows_are_detected(copy: Path, images: NDArray[np.uint8]) -> Non
         file.seek(DATA_OFFSET + 3 * ROW_BYTES)
         file.write(images[4].tobytes() + images[3].tobytes())
     with Loader(copy, batch_size=10, shuffle="none", verify=True) as loader:
-        assert seen_until_refused(loader, "row 3 does not match its checksum") == []
+        assert rows_before_error(loader, "row 3 does not match its checksum") == []
 
 
 @pytest.mark.parametrize("at", [0, HASHED_AT_ONCE - 1, HASHED_AT_ONCE, 2 * HASHED_AT_ONCE, 219_999])
@@ -99,7 +99,7 @@ def test_damage_anywhere_in_a_large_row_is_detected(tmp_path: Path, reader: Read
     with Loader(store, batch_size=2, shuffle="none", reader=reader, threads=1, tail="keep", verify=True) as loader:
         assert len(contents(loader, 1)) == 3
         flip(store / "images-00000.npy", DATA_OFFSET + 3 * 220_000 + at)
-        assert seen_until_refused(loader, "row 3 does not match its checksum") == [0, 1]
+        assert rows_before_error(loader, "row 3 does not match its checksum") == [0, 1]
 
 
 @pytest.mark.parametrize("name", ["checksums.npy", "weights.npy"])
@@ -116,11 +116,11 @@ def test_checksums_and_columns_are_checked_once_at_creation(tmp_path: Path, name
 def test_cached_rows_are_checked_only_when_read(copy: Path) -> None:
     with Loader(copy, batch_size=10, shuffle="none", cache="device", verify=True) as loader:
         first = contents(loader, 1)
-        damage(copy, 3)  # which is read no more
+        damage(copy, 3)  # the row is cached and is not read again
         assert len(contents(loader, 1)) == len(first)
         assert loader.stats()["cached_rows"] == COUNT
     with Loader(copy, batch_size=10, shuffle="none", cache="device", verify=True) as loader:
-        assert seen_until_refused(loader, "row 3 does not match its checksum") == []
+        assert rows_before_error(loader, "row 3 does not match its checksum") == []
 
 
 def test_verify_with_a_staged_part(store: Path, tmp_path: Path) -> None:
@@ -130,4 +130,4 @@ def test_verify_with_a_staged_part(store: Path, tmp_path: Path) -> None:
     with Loader(part, verify=True, **settings) as staged, Loader(store, **settings) as whole:
         assert contents(staged, 1) == contents(whole, 1)
         damage(part, 37)
-        assert seen_until_refused(staged, "row 37 does not match its checksum") == [30, 31, 32, 33, 34]
+        assert rows_before_error(staged, "row 37 does not match its checksum") == [30, 31, 32, 33, 34]

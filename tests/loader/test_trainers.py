@@ -1,4 +1,4 @@
-"""Loaders under trainers that know nothing of them."""
+"""Loaders with Lightning and accelerate, which have no special code for them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_accelerate_checkpoint_includes_the_loader(store: Path, tmp_path: Path) 
 
 
 def lightning_fit(store: Path, folder: Path, **options: Any) -> list[tuple[int, int, list[int]]]:
-    """Train, and validate twice in each epoch; returns Lightning's epoch, the batch's and its rows, step by step."""
+    """Train and validate twice per epoch; return (Lightning's epoch, the batch's epoch, rows) of each step."""
     lightning = pytest.importorskip("pytorch_lightning", reason=NOT_DEV.format("pytorch-lightning"))
     seen: list[tuple[int, int, list[int]]] = []
     validated: list[int] = []
@@ -113,6 +113,6 @@ def lightning_fit(store: Path, folder: Path, **options: Any) -> list[tuple[int, 
 @pytest.mark.filterwarnings("ignore")
 def test_lightning_trains_validates_and_resumes_mid_epoch(store: Path, tmp_path: Path) -> None:
     whole = lightning_fit(store, tmp_path / "whole")
-    assert [(there, here) for there, here, _ in whole] == [(e, e) for e in range(3) for _ in range(STEPS)]
+    assert [(theirs, ours) for theirs, ours, _ in whole] == [(e, e) for e in range(3) for _ in range(STEPS)]
     done = STEPS + 4
     assert lightning_fit(store, tmp_path / "rest", ckpt_path=tmp_path / "whole" / f"step={done}.ckpt") == whole[done:]
