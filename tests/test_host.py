@@ -13,7 +13,7 @@ from decodeonce.host import (
     available_memory,
     cgroup_cores,
     cgroup_memory,
-    lies_in_memory,
+    is_in_memory,
     network_file_system,
     read_ahead_bytes,
     usable_cores,
@@ -97,6 +97,6 @@ def test_what_lies_in_memory_is_what_the_system_mounted_so() -> None:
     in_memory = [path for path, kind in mounts if kind in ("tmpfs", "ramfs") and os.path.isdir(path)]
     if not in_memory:
         pytest.skip("no tmpfs is mounted here")
-    assert all(lies_in_memory(Path(path)) for path in in_memory)
-    assert not lies_in_memory(Path("/proc"))
+    assert all(is_in_memory(Path(path)) for path in in_memory)
+    assert not is_in_memory(Path("/proc"))
     assert network_file_system(Path("/proc")) is None

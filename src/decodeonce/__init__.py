@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from decodeonce.lazy import importing
+from decodeonce.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from decodeonce.errors import DecodeonceError, Stopped, StoreError
@@ -29,4 +29,4 @@ _HOME = {
 }
 __all__ = ["Batch", "DecodeonceError", "Loader", "Stopped", "Store", "StoreDataset", "StoreError", "open_store"]
 
-__getattr__, __dir__ = importing(__name__, _HOME)
+__getattr__, __dir__ = lazy_imports(__name__, _HOME)

@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 # Errors of a network file system whose server or connection is down.
-SERVER_AWAY = {errno.ENOTCONN, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.ESHUTDOWN}
-SERVER_AWAY |= {errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETRESET}
-SERVER_AWAY |= {errno.ENETUNREACH, errno.ENOLINK, errno.ECOMM, errno.EREMOTEIO, errno.EBADFD, errno.EPROTO}
+SERVER_DOWN_ERRORS = {errno.ENOTCONN, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.ESHUTDOWN}
+SERVER_DOWN_ERRORS |= {errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETRESET}
+SERVER_DOWN_ERRORS |= {errno.ENETUNREACH, errno.ENOLINK, errno.ECOMM, errno.EREMOTEIO, errno.EBADFD, errno.EPROTO}
 # Errors that say nothing about an image or a store: the task stops, and the same command resumes it later.
-PASSING_ERRORS = {errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ESTALE, *SERVER_AWAY}
+TRANSIENT_ERRORS = {errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ESTALE}
+TRANSIENT_ERRORS |= SERVER_DOWN_ERRORS
 # The image is not at fault here either: otherwise the rows of a store would depend on which user builds it.
-FORBIDDEN_ERRORS = {errno.EACCES, errno.EPERM}
+PERMISSION_ERRORS = {errno.EACCES, errno.EPERM}
 
 
 class DecodeonceError(Exception):
@@ -44,9 +45,9 @@ class Stopped(DecodeonceError):
     """
 
 
-def again(error: OSError) -> str:
-    """The advice for one of PASSING_ERRORS."""
-    cause = "the file server may be down; " if error.errno in SERVER_AWAY else ""
+def retry_advice(error: OSError) -> str:
+    """The advice for one of TRANSIENT_ERRORS."""
+    cause = "the file server may be down; " if error.errno in SERVER_DOWN_ERRORS else ""
     return f"{cause}run the same command again"
 
 
@@ -57,31 +58,31 @@ def failure_from(error: OSError, at: object) -> BuildError | Stopped:
     """
     name = error.filename or at
     what = f"{os.fsdecode(name) if isinstance(name, bytes) else name}: {error.strerror or error}"
-    if error.errno in PASSING_ERRORS:
-        return Stopped(f"{what}; {again(error)}")
+    if error.errno in TRANSIENT_ERRORS:
+        return Stopped(f"{what}; {retry_advice(error)}")
     advice = "fix this"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         advice = "make room"
     elif error.errno == errno.ELOOP:
         advice = "replace the link with the file or folder itself"
-    elif error.errno in FORBIDDEN_ERRORS:
+    elif error.errno in PERMISSION_ERRORS:
         advice = "change its permissions"
     elif error.errno == errno.EFBIG:
         advice = "choose a smaller --shard-size or another file system,"
     return BuildError(f"{what}; {advice} and run the same command again")
 
 
-def raise_unless_its_own(error: OSError, at: object) -> None:
+def raise_file_system_failure(error: OSError, at: object) -> None:
     """Raise Stopped if the file system fails and BuildError if it denies access; return if the file itself is bad.
 
     An image is rejected only if its own file is bad.
     """
-    if error.errno in PASSING_ERRORS | FORBIDDEN_ERRORS:
+    if error.errno in TRANSIENT_ERRORS | PERMISSION_ERRORS:
         raise failure_from(error, at) from None
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def add_path_to_errors(path: Path) -> Iterator[None]:
     """Set the file name of an OSError that has none, such as one raised for a file descriptor."""
     try:
         yield

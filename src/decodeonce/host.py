@@ -92,7 +92,7 @@ def network_file_system(path: Path) -> str | None:
     return NETWORK_FILE_SYSTEMS.get(_file_system(path))
 
 
-def lies_in_memory(path: Path) -> bool:
+def is_in_memory(path: Path) -> bool:
     """Whether `path` is on a memory file system such as /dev/shm."""
     return _file_system(path) in MEMORY_FILE_SYSTEMS
 

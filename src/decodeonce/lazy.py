@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 
-def importing(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_imports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Create the module functions `__getattr__` and `__dir__` (PEP 562) of a package.
 
     Args:

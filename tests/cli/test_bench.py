@@ -39,7 +39,7 @@ from decodeonce.cli.bench.results import (
 )
 from decodeonce.cli.bench.sample import Run, fair_runs, measure_pace
 from decodeonce.cli.bench.trial import scratch_folder, trial_rate, write_rate
-from decodeonce.host import lies_in_memory
+from decodeonce.host import is_in_memory
 from decodeonce.loader.delivery import HostDevice
 from decodeonce.loader.partition import make_partition
 from decodeonce.loader.readers import ShardFiles
@@ -173,7 +173,7 @@ def test_pages_are_dropped_from_page_cache(tmp_path: Path) -> None:
     path.write_bytes(os.urandom(1 << 20))
     places = [FilePosition(path, offset) for offset in range(0, 1 << 20, 1 << 16)]
     why = make_cold(places)
-    if lies_in_memory(tmp_path):
+    if is_in_memory(tmp_path):
         assert why == f"{tmp_path} is on a memory file system"
         return
     assert why == ""
@@ -191,7 +191,7 @@ def test_pages_in_use_stay_and_are_reported(tmp_path: Path) -> None:
     mapped = np.load(path, mmap_mode="r")
     assert int(mapped.sum()) == 1 << 20
     places = [FilePosition(path, 1 << 19)]
-    if lies_in_memory(tmp_path):
+    if is_in_memory(tmp_path):
         pytest.skip("this is a memory file system")
     assert make_cold(places) == "100% of the pages stayed in memory, probably because another process uses them"
 

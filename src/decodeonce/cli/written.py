@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from decodeonce.errors import naming
+from decodeonce.errors import add_path_to_errors
 from decodeonce.store import Store
 from decodeonce.store.durable import append, write_atomic
 
@@ -29,7 +29,7 @@ def write_out(path: Path, data: bytes) -> None:
         except OSError as error:
             error.filename = str(path)  # not the name of the temporary file
             raise
-    with naming(path):
+    with add_path_to_errors(path):
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             append(fd, data)

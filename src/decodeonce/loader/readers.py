@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.errors import SERVER_AWAY, DecodeonceError, StoreError
+from decodeonce.errors import SERVER_DOWN_ERRORS, DecodeonceError, StoreError
 from decodeonce.host import available_memory, network_file_system, read_ahead_bytes
 from decodeonce.loader.order import Rows
 from decodeonce.loader.settings import ReaderName
@@ -209,7 +209,7 @@ class Reader:
         try:
             nbytes = read_at(self._files.fd(span.shard), target, span.offset)
         except OSError as error:
-            if error.errno in (errno.ESTALE, *SERVER_AWAY):
+            if error.errno in (errno.ESTALE, *SERVER_DOWN_ERRORS):
                 raise unreadable_shard_error(path, error) from error
             raise StoreError(f"{path}: row {row} cannot be read: {error.strerror}") from error
         if nbytes < target.nbytes:

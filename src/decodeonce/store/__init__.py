@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from decodeonce.lazy import importing
+from decodeonce.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from decodeonce.store.columns import add_column as add_column
@@ -42,4 +42,4 @@ _NAMES = {
 }
 _HOME = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_HOME)
-__getattr__, __dir__ = importing(__name__, _HOME)
+__getattr__, __dir__ = lazy_imports(__name__, _HOME)

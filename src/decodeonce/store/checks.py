@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
-from decodeonce.errors import PASSING_ERRORS, Stopped, StoreError, again
+from decodeonce.errors import TRANSIENT_ERRORS, Stopped, StoreError, retry_advice
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.hashing import file_chunks, file_hexdigest, hexdigest
 from decodeonce.store.layout import StorePaths, missing_advice, repair_advice
@@ -47,8 +47,8 @@ def check_store(root: Path) -> CheckedStore:
 
 def unreadable_shard_error(path: Path, error: OSError) -> StoreError | Stopped:
     """Convert an OSError from opening, mapping or reading a shard. Stopped means that a retry may succeed."""
-    if error.errno in PASSING_ERRORS - {errno.EMFILE, errno.ENFILE}:
-        return Stopped(f"{path}: {error.strerror}; {again(error)}")
+    if error.errno in TRANSIENT_ERRORS - {errno.EMFILE, errno.ENFILE}:
+        return Stopped(f"{path}: {error.strerror}; {retry_advice(error)}")
     advice = "; raise the limit with `ulimit -n`" if error.errno == errno.EMFILE else ""
     return StoreError(f"{path}: cannot be opened: {error.strerror}{advice}")
 

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.errors import StoreError, naming
+from decodeonce.errors import StoreError, add_path_to_errors
 from decodeonce.host import allow_open_files
 from decodeonce.store.hashing import first_wrong_row
 from decodeonce.store.layout import verify_command
@@ -102,7 +102,7 @@ class _RowCopier:
         path, target = self._root / piece.shard.file, self._targets[piece.shard.file]
         if self._resumed and target.read(data, piece.offset) == len(data) and self._bad_row(data, piece) is None:
             return 0
-        with naming(path):
+        with add_path_to_errors(path):
             got = read_at(self._fds[piece.shard.file], data, piece.offset)
         if got < len(data):
             expected = f"expected {piece.shard.bytes}; run {verify_command(self._root)}"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from decodeonce.errors import naming
+from decodeonce.errors import add_path_to_errors
 from decodeonce.store import disk
 from decodeonce.store.regular_files import REPLACED, reading
 
@@ -29,7 +29,7 @@ def write_atomic(path: Path, chunks: Iterable[bytes | memoryview], *, scratch: P
     """
     temporary = (scratch or path.parent) / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
     try:
-        with naming(path):
+        with add_path_to_errors(path):
             fd = disk.open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             try:
                 for data in _collected(chunks):
@@ -62,7 +62,7 @@ def _collected(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | bytearr
 @contextmanager
 def writing(path: Path, flags: int = os.O_WRONLY) -> Iterator[int]:
     """Open a file to change it in place, and flush it at the end. Every OSError in between names the file."""
-    with naming(path):
+    with add_path_to_errors(path):
         fd = disk.open_file(path, flags)
         try:
             yield fd
@@ -100,7 +100,7 @@ def reserve(fd: int, nbytes: int, path: Path, *, offset: int = 0) -> bool:
     """
     while True:
         try:
-            with naming(path):
+            with add_path_to_errors(path):
                 disk.fallocate(fd, offset, nbytes)
             return True
         except InterruptedError:
@@ -133,7 +133,7 @@ def sync_folder(path: Path) -> None:
     except PermissionError:
         return
     try:
-        with naming(path):
+        with add_path_to_errors(path):
             disk.fsync(fd)
     except OSError as error:
         if error.errno not in _UNFLUSHABLE:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from decodeonce.errors import StoreError, naming
+from decodeonce.errors import StoreError, add_path_to_errors
 from decodeonce.store import disk
 
 # Errors of reading an open file that another node has replaced or removed.
@@ -22,7 +22,7 @@ NAME_SECONDS = 1.1  # FUSE file systems cache for one second which file has a na
 @contextmanager
 def reading(path: Path, *, buffering: int = -1) -> Iterator[BinaryIO]:
     """Open a file with `open_regular`. Every OSError in the block names the file, and closing raises none."""
-    with naming(path):
+    with add_path_to_errors(path):
         fd = open_regular(path)
         try:
             with open(fd, "rb", buffering=buffering, closefd=False) as file:
@@ -58,7 +58,7 @@ def open_regular(path: Path, *, retry: bool = True) -> int:
     If another process has just replaced the file, a network file system may still open the old one, which can no
     longer be read. Then the file is opened again after NAME_SECONDS.
     """
-    with naming(path):
+    with add_path_to_errors(path):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # NONBLOCK: do not wait for a pipe's writer
         try:
             regular = stat.S_ISREG(os.fstat(fd).st_mode)

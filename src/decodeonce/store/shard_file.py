@@ -8,7 +8,7 @@ import mmap
 import os
 from pathlib import Path
 
-from decodeonce.errors import naming
+from decodeonce.errors import add_path_to_errors
 from decodeonce.store import disk
 from decodeonce.store.durable import write_at
 from decodeonce.store.regular_files import read_at
@@ -45,7 +45,7 @@ class ShardFile:
     def write(self, data: memoryview, offset: int) -> None:
         """Write all of `data` at `offset`. For a page-aligned offset, use data from page_aligned_buffer."""
         direct = self._direct
-        with naming(self.path):
+        with add_path_to_errors(self.path):
             if direct is not None and offset % PAGE == 0 and _is_pages(data):
                 try:
                     return write_at(direct, data, offset)
@@ -57,12 +57,12 @@ class ShardFile:
 
     def read(self, out: memoryview, offset: int) -> int:
         """Fill `out` from `offset` and return the number of bytes read."""
-        with naming(self.path):
+        with add_path_to_errors(self.path):
             return read_at(self._fd, out, offset)
 
     def sync(self) -> None:
         """Make all writes durable (data and size)."""
-        with naming(self.path):
+        with add_path_to_errors(self.path):
             disk.fdatasync(self._fd)
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.errors import StoreError, naming
+from decodeonce.errors import StoreError, add_path_to_errors
 from decodeonce.store import disk
 from decodeonce.store.layout import verify_command
 from decodeonce.store.regular_files import open_regular, read_at, reading
@@ -185,7 +185,7 @@ class Samples(Sequence[Sample]):
             weakref.finalize(self, disk.close, self._fd)
         start, end = self._starts[row + 1 : row + 3].tolist()
         encoded = bytearray(end - start)
-        with naming(self._path):
+        with add_path_to_errors(self._path):
             read_at(self._fd, memoryview(encoded), start)
         return self._parse(bytes(encoded), row)
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from decodeonce.host import lies_in_memory
+from decodeonce.host import is_in_memory
 from decodeonce.store.durable import sync_file
 
 TRIES, PAUSE_SECONDS = 20, 0.02  # the kernel skips pages that are busy
@@ -35,7 +35,7 @@ def make_cold(positions: Sequence[FilePosition]) -> str:
     """
     paths = {position.path for position in positions}
     some = positions[:: -(-len(positions) // CHECKED)]
-    if lies_in_memory(positions[0].path):
+    if is_in_memory(positions[0].path):
         return f"{positions[0].path.parent} is on a memory file system"
     for _ in range(TRIES):
         for path in paths:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from decodeonce.errors import BuildError, naming
+from decodeonce.errors import BuildError, add_path_to_errors
 from decodeonce.store import disk
 from decodeonce.store.durable import append, sync_folder
 from decodeonce.store.hashing import hexdigest
@@ -100,7 +100,7 @@ class Journal:
 
     def append(self, record: BlockRecord, round_: int) -> None:
         """Add a line and make it durable; after an OSError the journal must not be used again."""
-        with naming(self.path):
+        with add_path_to_errors(self.path):
             append(self._fd, journal_line(record, round_, time.time()))
             disk.fdatasync(self._fd)
 

@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from decodeonce.errors import BuildError, naming
+from decodeonce.errors import BuildError, add_path_to_errors
 from decodeonce.formatting import counted
 from decodeonce.prep.build.plan import Plan
 from decodeonce.prep.build.scan import Listing, check_expected, scan
@@ -113,7 +113,7 @@ def reserve_shards(plan: Plan) -> None:
         fd = disk.open_file(path, os.O_RDWR | os.O_CREAT)
         try:
             if not reserve(fd, size, path):
-                with naming(path):
+                with add_path_to_errors(path):
                     disk.ftruncate(fd, size)
         finally:
             disk.close(fd)

@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from decodeonce.lazy import importing
+from decodeonce.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from decodeonce.prep.sources.base import Source
@@ -63,7 +63,7 @@ __all__ = [
     "open_webdataset",
 ]
 
-__getattr__, __dir__ = importing(__name__, {name: module for module, name in (path.split(":") for path in _PATHS)})
+__getattr__, __dir__ = lazy_imports(__name__, {name: module for module, name in (path.split(":") for path in _PATHS)})
 
 
 def open_source(kind: str, root: Path, facts: dict[str, Any]) -> Source:

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from decodeonce.errors import FORBIDDEN_ERRORS, PASSING_ERRORS, BuildError, Stopped, failure_from, raise_unless_its_own
+from decodeonce.errors import (
+    PERMISSION_ERRORS,
+    TRANSIENT_ERRORS,
+    BuildError,
+    Stopped,
+    failure_from,
+    raise_file_system_failure,
+)
 from decodeonce.formatting import counted
 from decodeonce.prep.entry import Entry, RowMaker
 from decodeonce.prep.sources.links import OUTSIDE, Links
@@ -177,7 +184,7 @@ def read_range(fd: int, path: bytes, offset: int, size: int) -> bytes:
 def _failed(path: bytes, error: OSError) -> BuildError | Stopped:
     if error.errno == errno.EXDEV:  # a link that leads out of SRC, of which Links.open says so: no rerun will help
         return BuildError(f"{os.fsdecode(path)}: {error.strerror}")
-    if error.errno in PASSING_ERRORS | FORBIDDEN_ERRORS:
+    if error.errno in TRANSIENT_ERRORS | PERMISSION_ERRORS:
         return failure_from(error, path)
     return Stopped(f"{os.fsdecode(path)}: {error.strerror}; make it readable and run the same command again")
 
@@ -198,7 +205,7 @@ def file_entry(root: Path, name: bytes, label: int, links: Links | None = None) 
                 return Entry(name, label, 0, 0, OUTSIDE)
             facts = os.stat(path)
     except OSError as error:
-        raise_unless_its_own(error, path)
+        raise_file_system_failure(error, path)
         link = " (a dangling link)" if os.path.islink(path) else ""
         return Entry(name, label, 0, 0, f"{error.strerror}{link}")
     if problem := _problem(path, facts):
@@ -235,5 +242,5 @@ def mode_of(path: bytes) -> int:
     try:
         return os.stat(path).st_mode
     except OSError as error:
-        raise_unless_its_own(error, path)
+        raise_file_system_failure(error, path)
         return 0

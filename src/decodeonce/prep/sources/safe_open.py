@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from decodeonce.errors import BuildError, raise_unless_its_own
+from decodeonce.errors import BuildError, raise_file_system_failure
 from decodeonce.store import disk
 
 # O_NONBLOCK: a FIFO without a writer would be waited for, and is no picture; regular files do not know it.
@@ -48,5 +48,5 @@ def expecting(path: str | bytes | Path, expected: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise_unless_its_own(error, path)
+        raise_file_system_failure(error, path)
         raise BuildError(f"{os.fsdecode(path)}: {error.strerror}; {expected}") from None

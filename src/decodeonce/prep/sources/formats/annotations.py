@@ -13,7 +13,7 @@ from typing import NamedTuple
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers.expat import ExpatError, ParserCreate
 
-from decodeonce.errors import BuildError, raise_unless_its_own
+from decodeonce.errors import BuildError, raise_file_system_failure
 from decodeonce.prep.entry import Box, name_text
 from decodeonce.prep.recipe import BoxRules
 from decodeonce.prep.sources.base import stem_of
@@ -62,7 +62,7 @@ class Annotations:
             with open(self._links.open(path), "rb", buffering=0) as file:
                 return parse(file.read(MAX_BYTES + 1))
         except OSError as error:
-            raise_unless_its_own(error, path)
+            raise_file_system_failure(error, path)
             problem = error.strerror
         except ValueError as error:
             problem = str(error)

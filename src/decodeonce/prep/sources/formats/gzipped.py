@@ -7,7 +7,7 @@ import os
 import sys
 import zlib
 
-from decodeonce.errors import SERVER_AWAY, DecodeonceError, failure_from
+from decodeonce.errors import SERVER_DOWN_ERRORS, DecodeonceError, failure_from
 from decodeonce.prep.sources.formats.tar import Window
 
 MAGIC = b"\x1f\x8b"
@@ -45,7 +45,7 @@ class GzipStream(Window):
             found = self._stream.seek(self._at)
             data = self._stream.read(size) if found == self._at else b""
         except (OSError, *_DAMAGED) as error:
-            if isinstance(error, OSError) and error.errno in SERVER_AWAY:
+            if isinstance(error, OSError) and error.errno in SERVER_DOWN_ERRORS:
                 raise failure_from(error, self.path) from None
             advice = "get it again, or run the same command again if its disk failed"
             raise self._failure(f"{self.path}: cannot be unpacked at byte {self._at}: {error}; {advice}") from None

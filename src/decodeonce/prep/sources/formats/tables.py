@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from decodeonce.errors import PASSING_ERRORS, BuildError, failure_from
+from decodeonce.errors import TRANSIENT_ERRORS, BuildError, failure_from
 from decodeonce.prep.entry import Undecodable
 from decodeonce.prep.pixels.memory_limit import limited_memory
 from decodeonce.prep.sources.base import MAX_FILE_BYTES, size_problem
@@ -86,7 +86,7 @@ def read_group(path: str, table: Any, group: int, columns: list[str]) -> Any:
 
 def damaged(what: str, error: Exception) -> Exception:
     """What an error of pyarrow means for a build: Stopped where the file system's trouble may pass, else BuildError."""
-    if isinstance(error, OSError) and error.errno in PASSING_ERRORS:
+    if isinstance(error, OSError) and error.errno in TRANSIENT_ERRORS:
         return failure_from(error, what)
     return BuildError(
         f"{what}: {' '.join(str(error).split())}; expected a whole Parquet file: copy or download it again"

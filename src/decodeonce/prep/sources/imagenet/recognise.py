@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
-from decodeonce.errors import BuildError, raise_unless_its_own
+from decodeonce.errors import BuildError, raise_file_system_failure
 from decodeonce.prep.entry import name_text
 from decodeonce.prep.sources.base import mode_of
 from decodeonce.prep.sources.files import source_file
@@ -163,7 +163,7 @@ def _unrecognised(root: Path, split: str) -> str:
     try:
         os.stat(root)
     except OSError as error:
-        raise_unless_its_own(error, root)
+        raise_file_system_failure(error, root)
         return f"{root}: {error.strerror}; expected a folder with {KNOWN}; or one of these archives itself"
     what = "no ImageNet" if split == "auto" else f"no {split} split of ImageNet"
     return f"{root}: {what} recognised in it; expected {KNOWN}; or another --split"
