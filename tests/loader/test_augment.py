@@ -478,7 +478,7 @@ def test_invalid_sizes_are_rejected(step: Callable[[Any], Step], size: Any) -> N
         (lambda: RandomResizedCrop(4, ratio=(math.nan, 1)), r"ratio is \(nan, 1\)"),
         (lambda: RandomFlip(1.5), "p is 1.5, expected a probability, 0 to 1"),
         (lambda: RandomFlip(math.nan), "p is nan"),
-        (lambda: Normalize("imagenet", dtype=torch.uint8), r"dtype is torch.uint8, expected torch.float32, "),
+        (lambda: Normalize("imagenet", dtype=torch.uint8), r"dtype is torch.uint8, expected one of torch.float32, "),
         (lambda: Augment(RandomFlip(), seed=0.5), "seed is 0.5, expected a whole number"),  # type: ignore[arg-type]
         (lambda: Augment(RandomFlip), r"a step is .*RandomFlip'>, expected a callable object"),  # type: ignore[arg-type]
         (lambda: Augment(None), "a step is None"),  # type: ignore[arg-type]

@@ -153,7 +153,7 @@ def test_range_that_does_not_fit_on_the_host_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"cache": "host"}, "cache is 'host', expected None, 'device'"),
+        ({"cache": "host"}, "cache is 'host', expected one of None, 'device'"),
         ({"cache": "device", "rank": 0, "world_size": 2}, "cache='device' needs partition=\"range\": with"),
     ],
 )

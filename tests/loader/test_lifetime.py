@@ -523,10 +523,10 @@ def test_stats_count_yielded_batches(store: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"shuffle": "yes"}, "shuffle is 'yes', expected 'full', 'window', 'none'"),
-        ({"partition": "node"}, "partition is 'node', expected 'global', 'range'"),
-        ({"tail": "last"}, "tail is 'last', expected 'drop', 'pad', 'keep'"),
-        ({"reader": "aio"}, "reader is 'aio', expected 'auto', 'pread', 'mmap'"),
+        ({"shuffle": "yes"}, "shuffle is 'yes', expected one of 'full', 'window', 'none'"),
+        ({"partition": "node"}, "partition is 'node', expected one of 'global', 'range'"),
+        ({"tail": "last"}, "tail is 'last', expected one of 'drop', 'pad', 'keep'"),
+        ({"reader": "aio"}, "reader is 'aio', expected one of 'auto', 'pread', 'mmap'"),
         ({"batch_size": 0}, "batch_size is 0, expected a whole number of 1 or more"),
         ({"batch_size": 4.0}, r"batch_size is 4\.0"),
         ({"prefetch": 0}, "prefetch is 0"),

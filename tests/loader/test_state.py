@@ -225,7 +225,7 @@ def test_epoch_with_less_than_a_batch_left_is_empty(store: Path) -> None:
         ({"count": 61}, "count 61, here 60"),
         ({"partition": "range", "seed": 4}, "seed 4, here 5; partition 'range', here 'global'"),
         ({"epoch": -1}, "epoch is -1"),
-        ({"rows_consumed": 61}, "rows_consumed is 61, expected 60 at most"),
+        ({"rows_consumed": 61}, "rows_consumed is 61, expected at most 60"),
         ({"rows_consumed": None}, "rows_consumed is None"),
     ],
 )

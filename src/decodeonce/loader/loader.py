@@ -239,7 +239,7 @@ class Loader:
         position = Position(state["epoch"], state["rows_consumed"])
         check_whole(0, epoch=position.epoch, rows_consumed=position.rows_consumed)
         if position.rows_consumed > (count := len(self._partition.rows)):
-            raise ValueError(f"rows_consumed is {position.rows_consumed}, expected {count} at most")
+            raise ValueError(f"rows_consumed is {position.rows_consumed}, expected at most {count}")
         self._end_epoch("load_state_dict() was called")
         self._progress.now = self._progress.next = position
 

@@ -211,7 +211,8 @@ class Reader:
         except OSError as error:
             if error.errno in (errno.ESTALE, *SERVER_DOWN_ERRORS):
                 raise unreadable_shard_error(path, error) from error
-            raise StoreError(f"{path}: row {row} cannot be read: {error.strerror}") from error
+            command = verify_command(path.parent)
+            raise StoreError(f"{path}: row {row} cannot be read: {error.strerror}; run {command}") from error
         if nbytes < target.nbytes:
             raise ends_early(path, span.offset + nbytes, span.offset + target.nbytes)
 

@@ -66,7 +66,7 @@ class Settings:
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
             if (value := getattr(self, name)) not in choices:
-                raise ValueError(f"{name} is {value!r}, expected {', '.join(map(repr, choices))}")
+                raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}")
         check_whole(1, batch_size=self.batch_size, prefetch=self.prefetch, threads=self.copying_threads())
         check_whole(None, seed=self.seed)
         if (self.rank is None) != (self.world_size is None):

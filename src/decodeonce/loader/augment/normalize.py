@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -42,9 +44,9 @@ class Normalize:
         >>> augment = Augment(RandomResizedCrop(224), Normalize("train.store", dtype=torch.bfloat16))
     """
 
-    def __init__(self, statistics: StoreLike, *, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, statistics: StoreLike | Literal["imagenet"], *, dtype: torch.dtype = torch.float32) -> None:
         if dtype not in _DTYPES:
-            raise ValueError(f"dtype is {dtype!r}, expected {', '.join(map(str, _DTYPES))}")
+            raise ValueError(f"dtype is {dtype!r}, expected one of {', '.join(map(str, _DTYPES))}")
         self.dtype, (self.mean, self.std) = dtype, IMAGENET
         if statistics != "imagenet":
             manifest = (statistics if isinstance(statistics, Store) else open_store(statistics)).manifest
