@@ -84,7 +84,7 @@ class Device:
         return source.index_select(0, places)
 
 
-class Done:
+class NoWait:
     """A stream and an event for a device whose calls never need waiting."""
 
     def wait_event(self, event: Any) -> None:
@@ -97,8 +97,8 @@ class Done:
 class HostDevice(Device):
     """The host as a device without streams: each call returns when its work is done."""
 
-    def stream(self) -> Done:
-        return Done()
+    def stream(self) -> NoWait:
+        return NoWait()
 
     current_stream = record = stream
 
