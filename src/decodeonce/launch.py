@@ -69,6 +69,9 @@ def find_rank(environ: Mapping[str, str] | None = None) -> Rank:
     Args:
         environ: Environment variables. Default: ``os.environ``.
 
+    Returns:
+        Rank: With `rank`, `world_size` and `source`, which names where they were found.
+
     Raises:
         ValueError: If a variable is not valid; the message names it.
 
