@@ -83,7 +83,7 @@ def test_a_worker_that_is_ended_alone_is_replaced(
 IMPATIENT = """
 from decodeonce.cli import main
 from decodeonce.prep.build import worker_pool as pool
-pool.PICTURE_SECONDS, pool.HANGING_SECONDS, pool.TICK_SECONDS, pool.STRIKES = 2.0, 2.0, 0.02, 1
+pool.IMAGE_SECONDS, pool.HANGING_SECONDS, pool.TICK_SECONDS, pool.STRIKES = 2.0, 2.0, 0.02, 1
 main()
 """
 

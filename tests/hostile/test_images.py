@@ -20,7 +20,7 @@ from decodeonce.prep.entry import Entry, Row, Undecodable
 from decodeonce.prep.pixels import decode as decode_module
 from decodeonce.prep.pixels import memory_limit
 from decodeonce.prep.pixels.decode import Decoder
-from decodeonce.prep.pixels.memory_limit import PICTURE_BYTES, SPARE_BYTES, could_take, limited_memory
+from decodeonce.prep.pixels.memory_limit import IMAGE_BYTES, SPARE_BYTES, can_allocate, limited_memory
 from decodeonce.prep.pixels.user_map import find_map
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import FolderSource
@@ -52,17 +52,17 @@ def test_a_bomb_is_a_row_or_a_reject_within_the_bound(name: str, exif: str, recw
 
 
 def test_memory_up_to_the_bound_is_given_and_no_more() -> None:
-    if not could_take(PICTURE_BYTES + 2 * SPARE_BYTES):
+    if not can_allocate(IMAGE_BYTES + 2 * SPARE_BYTES):
         pytest.skip("this machine does not give 6 GiB")
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    most = PICTURE_BYTES + SPARE_BYTES
+    most = IMAGE_BYTES + SPARE_BYTES
     with limited_memory():
         assert np.empty(most - 64 * MIB, np.uint8).nbytes
         with pytest.raises(MemoryError):
             np.empty(most + 64 * MIB, np.uint8)
         with pytest.raises(MemoryError):
             [np.empty(most // 8, np.uint8) for _ in range(9)]
-        with limited_memory(2 * PICTURE_BYTES):
+        with limited_memory(2 * IMAGE_BYTES):
             assert np.empty(most + 64 * MIB, np.uint8).nbytes
         with pytest.raises(MemoryError):
             np.empty(most + 64 * MIB, np.uint8)
@@ -78,7 +78,7 @@ def test_a_picture_that_takes_more_is_a_reject(
     large = encoded(Image.new("RGB", (8000, 8000)), progressive=progressive, subsampling=0)
     decoder, entry = Decoder(Recipe(height=32, width=32)), Entry(b"x", 0, len(large), 0)
     monkeypatch.setattr(memory_limit, "SPARE_BYTES", 8 * MIB)
-    monkeypatch.setattr(decode_module, "PICTURE_BYTES", mebibytes * MIB)
+    monkeypatch.setattr(decode_module, "IMAGE_BYTES", mebibytes * MIB)
     with limited_memory(mebibytes * MIB):
         with pytest.raises(Undecodable, match=r"takes more than \d GiB of memory to decode"):
             decoder.row(large, entry)
@@ -134,7 +134,7 @@ def assert_one_reject(out: Path, reason: str) -> None:
 
 
 def test_scans_without_end_cost_one_reject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_pool, "PICTURE_SECONDS", 0.2)
+    monkeypatch.setattr(worker_pool, "IMAGE_SECONDS", 0.2)
     monkeypatch.setattr(worker_pool, "TICK_SECONDS", 0.02)
     endless = scans(4000, 60_000)  # 1 MB, 4000x4000 pixels, a minute
     build(
@@ -201,7 +201,7 @@ def test_a_read_that_hangs_is_not_the_pictures_fault(tmp_path: Path, monkeypatch
 
     worker = Worker(WorkerSettings(str(tmp_path), 0, 1, fail_on_bad=False))
     heartbeat = worker.process.heartbeat
-    monkeypatch.setattr(worker_pool, "PICTURE_SECONDS", -1.0)  # at the second look
+    monkeypatch.setattr(worker_pool, "IMAGE_SECONDS", -1.0)  # at the second look
     try:
         heartbeat.start_reading(7)
         assert (heartbeat.decoding, heartbeat.reading) == (None, 7)

@@ -330,7 +330,7 @@ def test_other_values_are_another_source(tmp_path: Path) -> None:
 
 
 def test_room_for_columns_is_asked_for(tmp_path: Path) -> None:
-    from decodeonce.prep.build.free_space import need
+    from decodeonce.prep.build.free_space import space_needed
 
     plans = [
         make_plan(as_list(tmp_path / name, names), tmp_path / name / "out", RECIPE)

@@ -81,7 +81,7 @@ def test_pad_is_a_resize_inside_black(width: int, height: int) -> None:
 def test_scaled_decode_leaves_at_least_twice_the_size() -> None:
     data = jpeg(1000, 800)
     decoder = Decoder(Recipe(height=32, width=32, scaled_decode=True))
-    picture_ = decoder.picture(data)
+    picture_ = decoder.decode(data)
     assert picture_.image.size == (125, 100)
     assert (picture_.width, picture_.height) == (1000, 800)
     error = np.abs(pixels(decoder.row(data, entry())).astype(int) - reference_row(data, 32, 32))
@@ -108,7 +108,7 @@ def test_scaled_decode_leaves_twice_the_size_of_a_turned_picture_and_of_a_box(tu
     exif[0x0112] = turn
     data = jpeg(1600, 400, exif=exif)
     decoder = Decoder(Recipe(height=32, width=96, scaled_decode=True, exif="apply"))
-    image = decoder.picture(data).image
+    image = decoder.decode(data).image
     assert image.size in ((400, 100), (200, 800))  # shown to be 1600x400 or 400x1600, for a row 96 wide
-    width, height = decoder.picture(data, (0.5, 0.5, 0.75, 1.0)).image.size
+    width, height = decoder.decode(data, (0.5, 0.5, 0.75, 1.0)).image.size
     assert min(width / 96, height / 32) >= 2

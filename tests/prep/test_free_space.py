@@ -15,10 +15,10 @@ from decodeonce.prep.build.free_space import (
     Need,
     Quota,
     Storage,
-    check_room,
+    check_free_space,
+    describe_free_space,
+    describe_storage,
     find_storage,
-    room_sentences,
-    sentences,
     stripe_advice,
 )
 
@@ -60,8 +60,8 @@ def test_a_real_file_system(tmp_path: Path) -> None:
     assert storage.place == tmp_path
     assert storage.free_bytes == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.05)
     assert storage.free_files is None or storage.free_files > 0
-    assert sentences(storage)[0].startswith(f"{tmp_path}: ")
-    check_room(Path("/d/out"), storage, Need(1, 1, 1))
+    assert describe_storage(storage)[0].startswith(f"{tmp_path}: ")
+    check_free_space(Path("/d/out"), storage, Need(1, 1, 1))
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,12 @@ def test_a_real_file_system(tmp_path: Path) -> None:
 )
 def test_too_little_is_said_before_a_picture_is_decoded(storage: Storage, told: str) -> None:
     with pytest.raises(BuildError, match=told):
-        check_room(Path("/d/out"), storage, Need(7, 10**9, 20))
+        check_free_space(Path("/d/out"), storage, Need(7, 10**9, 20))
 
 
 def test_enough_is_enough() -> None:
     quotas = (Quota("user 5", 10**9, 20), Quota("group 5", None, None))
-    check_room(Path("/d/out"), Storage(Path("/d"), "NFS", 10**9, 20, quotas), Need(7, 10**9, 20))
+    check_free_space(Path("/d/out"), Storage(Path("/d"), "NFS", 10**9, 20, quotas), Need(7, 10**9, 20))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_what_quota_prints(printed: str, quotas: tuple[Quota, ...], tool: Tool, 
     tool("quota", filesystem=printed)
     storage = find_storage(tmp_path)
     assert storage.quotas == quotas
-    assert len(sentences(storage)) == 1 + len(quotas)
+    assert len(describe_storage(storage)) == 1 + len(quotas)
 
 
 def test_what_lustre_prints(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_what_lustre_prints(tool: Tool, tmp_path: Path, monkeypatch: pytest.Monk
     storage = find_storage(tmp_path)
     left = (2 << 30, 10)
     assert storage.quotas == (Quota(f"user {os.getuid()}", *left), Quota("project 77", *left))
-    assert sentences(storage)[1] == f"the quota of user {os.getuid()} leaves 2.15 GB and 10 files"
+    assert describe_storage(storage)[1] == f"the quota of user {os.getuid()} leaves 2.15 GB and 10 files"
 
 
 def test_stripes_are_advised_where_the_folder_has_none(tool: Tool, tmp_path: Path) -> None:
@@ -130,8 +130,10 @@ def test_a_tool_that_hangs_is_not_waited_for(tool: Tool, tmp_path: Path, monkeyp
 def test_whether_room_is_enough_is_told_of_the_disk_and_of_each_quota(tmp_path: Path) -> None:
     quotas = (Quota("user 7", 100, None), Quota("group 8", 2000, 5), Quota("project 9", None, 20))
     storage = Storage(tmp_path, None, 2000, None, quotas)
-    told = [sentence.rpartition(": ")[2] for sentence in room_sentences(storage, Need(10, 1000, 12))]
+    told = [sentence.rpartition(": ")[2] for sentence in describe_free_space(storage, Need(10, 1000, 12))]
     assert told == ["enough", "not enough, 1.00 KB needed", "not enough, 12 files needed", "enough"]
     both = Storage(tmp_path, None, 1, 1, ())
-    assert room_sentences(both, Need(10, 1000, 12))[0].endswith(": not enough, 1.00 KB and 12 files needed")
-    assert [told.rpartition(": ")[0] for told in room_sentences(storage, Need(1, 1, 1))] == sentences(storage)
+    assert describe_free_space(both, Need(10, 1000, 12))[0].endswith(": not enough, 1.00 KB and 12 files needed")
+    assert [told.rpartition(": ")[0] for told in describe_free_space(storage, Need(1, 1, 1))] == describe_storage(
+        storage
+    )

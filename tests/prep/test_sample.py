@@ -41,7 +41,7 @@ def test_the_report_counts_what_is_there(tree: tuple[Path, SampleTree]) -> None:
         bytes=sum(path.stat().st_size for path in pictures(root)),
         pixels=sum(width * height for width, height in sizes),
     )
-    assert (report.pictures, report.classes) == (COUNT, 12)
+    assert (report.images, report.classes) == (COUNT, 12)
 
 
 def test_sizes_are_those_of_imagenet(tree: tuple[Path, SampleTree]) -> None:

@@ -78,7 +78,7 @@ def test_a_worker_killed_from_outside_costs_no_picture(slow_tree: Path, tmp_path
 def test_a_picture_that_takes_too_long_is_a_reject(
     slow_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_pool, "PICTURE_SECONDS", 0.1)
+    monkeypatch.setattr(worker_pool, "IMAGE_SECONDS", 0.1)
     make_plan(open_imagenet(slow_tree), tmp_path / "out", Recipe(height=64, width=64))
     work(tmp_path / "out", Work(workers=1, max_bad="1"))
     (reject,) = read_status(tmp_path / "out").rejects
@@ -89,7 +89,7 @@ def test_a_picture_that_takes_too_long_is_a_reject(
 def test_a_decoder_that_gets_no_processor_is_given_an_hour(
     slow_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_pool, "PICTURE_SECONDS", 0.1)
+    monkeypatch.setattr(worker_pool, "IMAGE_SECONDS", 0.1)
     pool, slow = planned(slow_tree, tmp_path / "out")
     running = pool.run()
     held = next(worker for _ in running for worker in pool.workers if worker.row == slow)

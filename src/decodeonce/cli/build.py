@@ -86,11 +86,11 @@ def check_alone(advice: str = "") -> None:
 
 def say_storage(out: Path) -> None:
     """Print the free space of the storage, and advice for it."""
-    from decodeonce.prep.build.free_space import find_storage, sentences, stripe_advice
+    from decodeonce.prep.build.free_space import describe_storage, find_storage, stripe_advice
 
     storage = find_storage(out)
     advice = stripe_advice(out, storage)
-    for sentence in [*sentences(storage), *([advice] if advice else [])]:
+    for sentence in [*describe_storage(storage), *([advice] if advice else [])]:
         say(sentence)
 
 

@@ -11,11 +11,18 @@ from decodeonce.cli.bench.sample import Pace, fair_runs, measure_pace
 from decodeonce.formatting import counted, duration_text, size_text
 from decodeonce.host import usable_cores
 from decodeonce.prep.build.blocks import Blocks
-from decodeonce.prep.build.free_space import Need, check_room, find_storage, need, room_sentences, stripe_advice
+from decodeonce.prep.build.free_space import (
+    Need,
+    check_free_space,
+    describe_free_space,
+    find_storage,
+    space_needed,
+    stripe_advice,
+)
 from decodeonce.prep.build.max_bad import Allowance
 from decodeonce.prep.build.output_dir import check_output_dir
 from decodeonce.prep.build.plan import Plan, plan_facts, read_plan
-from decodeonce.prep.build.plan_diff import check_same
+from decodeonce.prep.build.plan_diff import check_matches_plan
 from decodeonce.prep.build.scan import Listing, check_expected, check_listing, scan
 from decodeonce.prep.jobs.base import clock
 from decodeonce.prep.pixels.versions import decoder_versions
@@ -83,25 +90,25 @@ def dry_run(request: BuildRequest, time: Time, seconds: float = SECONDS) -> Iter
     paths = StorePaths(out)
     check_output_dir(paths, source)
     decoders = decoder_versions(recipe.container)
-    listing = scan(source, recipe.boxes_a_row)
+    listing = scan(source, recipe.boxes_per_row)
     check_listing(source, listing)
     check_expected(source, listing.candidates, request.expect)
     facts = plan_facts(source, listing, recipe, decoders)
     if started := paths.plan.exists():
-        check_same(read_plan(paths), listing, facts)
+        check_matches_plan(read_plan(paths), listing, facts)
     planned = planned_text(source, recipe, len(listing))
     yield f"{planned}; {counted(len(listing.rejects), 'file')} rejected; nothing was written"
-    needed = need(Plan(paths, facts))
+    needed = space_needed(Plan(paths, facts))
     yield _needed_text(needed, recipe)
     yield from _sampled(request, listing, time, seconds)
     if started:  # its space is already reserved
         yield f"{out}: an unfinished build is here; the same command without --dry-run resumes it"
         return
     storage = find_storage(out)
-    yield from room_sentences(storage, needed)
+    yield from describe_free_space(storage, needed)
     if advice := stripe_advice(out, storage):
         yield advice
-    check_room(out, storage, needed)
+    check_free_space(out, storage, needed)
 
 
 def planned_text(source: Source, recipe: Recipe, rows: int) -> str:

@@ -108,7 +108,7 @@ class Recipe:
         return cls(**own)
 
     @property
-    def boxes_a_row(self) -> int:
+    def boxes_per_row(self) -> int:
         """How many boxes a plan has for each row."""
         return max(1, self.boxes.keep) if self.boxes else 0
 

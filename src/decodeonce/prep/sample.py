@@ -38,7 +38,7 @@ _CIRCLE = np.array([(math.cos(k * math.pi / 20), math.sin(k * math.pi / 20)) for
 class SampleTree:
     """What was written: `bytes` of the picture files, `pixels` as width times height over all of them."""
 
-    pictures: int
+    images: int
     classes: int
     bytes: int
     pixels: int
@@ -173,7 +173,7 @@ def main(arguments: list[str]) -> int:
     with Parent(arguments) as parent:
         train, seed = parent.receive()
         for job in parent.orders():
-            parent.tell(_write_picture(Path(train), seed, job))
+            parent.report(_write_picture(Path(train), seed, job))
     return 0
 
 

@@ -178,7 +178,7 @@ def main(arguments: list[str]) -> int:
         decoder = Decoder(Recipe.from_facts(task["recipe"]), task["classes"])
         with limited_memory():
             for order in parent.orders():
-                parent.tell({"process": os.getpid(), "done": asdict(_process(source, decoder, order))})
+                parent.report({"process": os.getpid(), "done": asdict(_process(source, decoder, order))})
     return 0
 
 
@@ -199,7 +199,7 @@ def _process(source: Source, decoder: Decoder, order: dict[str, Any]) -> Done:
             reject = reject or _make(decoder, data, entry)
             made = time.perf_counter()
         if order["part"] == "decode" and not reject:
-            decoder.picture(data)
+            decoder.decode(data)
             done.decoding += time.perf_counter() - made
         first_read = first_read or read - start
         done.add(Done(1, len(data), int(bool(reject)), reject, read - start, made - read))

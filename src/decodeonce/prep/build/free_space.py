@@ -62,7 +62,7 @@ def find_storage(out: Path) -> Storage:
     return Storage(place, kind, disk.f_bavail * disk.f_frsize, files, tuple(_quotas(place, kind)))
 
 
-def check_room(out: Path, storage: Storage, need: Need) -> None:
+def check_free_space(out: Path, storage: Storage, need: Need) -> None:
     """Raise BuildError where disk or quota has less than is needed."""
     limits: list[tuple[str, int | None, int | None]] = [("", storage.free_bytes, storage.free_files)]
     limits += [(f" within the quota of {quota.whose}", quota.free_bytes, quota.free_files) for quota in storage.quotas]
@@ -79,12 +79,12 @@ def check_room(out: Path, storage: Storage, need: Need) -> None:
             )
 
 
-def sentences(storage: Storage) -> list[str]:
+def describe_storage(storage: Storage) -> list[str]:
     """What a person should know before writing there."""
     return [text for text, _, _ in _limits(storage)]
 
 
-def room_sentences(storage: Storage, need: Need) -> list[str]:
+def describe_free_space(storage: Storage, need: Need) -> list[str]:
     """The same, each with whether that is enough."""
     told = []
     for text, free_bytes, free_files in _limits(storage):
@@ -163,10 +163,10 @@ def _output(*command: str) -> str | None:
         return None
 
 
-def need(plan: Plan) -> Need:
+def space_needed(plan: Plan) -> Need:
     """What a plan's build will write: rows, plan and journals (some 200 bytes a row, 60 a box), and files."""
     shards = plan.blocks.place(plan.count - 1)[0] + 1
     numbers = sum(int(column.dtype[2:]) * math.prod(column.shape) for column in plan.columns)
-    other_bytes = 200 + 60 * plan.recipe.boxes_a_row + 2 * numbers  # the plan's and the store's
+    other_bytes = 200 + 60 * plan.recipe.boxes_per_row + 2 * numbers  # the plan's and the store's
     files = shards + OTHER_FILES + 2 * len(plan.columns)
     return Need(plan.count, plan.count * (plan.recipe.row_bytes + other_bytes), files)

@@ -10,10 +10,10 @@ from typing import Any
 from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
 from decodeonce.host import network_file_system
-from decodeonce.prep.build.free_space import check_room, find_storage, need
+from decodeonce.prep.build.free_space import check_free_space, find_storage, space_needed
 from decodeonce.prep.build.output_dir import check_output_dir, clear_leftovers, is_built, reserve_shards
 from decodeonce.prep.build.plan import Plan, plan_facts, read_plan, write_facts, write_plan
-from decodeonce.prep.build.plan_diff import check_same
+from decodeonce.prep.build.plan_diff import check_matches_plan
 from decodeonce.prep.build.scan import Listing, check_expected, check_listing, scan
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe
@@ -41,7 +41,7 @@ def make_plan(source: Source, out: Path, recipe: Recipe, expect: int | None = No
         if (plan := _stamped_plan(paths, source, recipe.facts(decoders))) is not None:
             check_expected(source, plan.candidates, expect)
             return plan
-    listing = scan(source, recipe.boxes_a_row)
+    listing = scan(source, recipe.boxes_per_row)
     check_expected(source, listing.candidates, expect)
     facts = plan_facts(source, listing, recipe, decoders)
     if not paths.plan.exists():
@@ -53,7 +53,7 @@ def make_plan(source: Source, out: Path, recipe: Recipe, expect: int | None = No
         check_output_dir(paths, source)
         if planned:
             plan = read_plan(paths)
-            check_same(plan, listing, facts)
+            check_matches_plan(plan, listing, facts)
             same_place = all(plan.facts["source"][key] == facts["source"][key] for key in ("root", "facts"))
             return plan if same_place else write_facts(paths, facts)
         return _new_plan(paths, listing, facts)
@@ -73,7 +73,7 @@ def _new_plan(paths: StorePaths, listing: Listing, facts: dict[str, Any]) -> Pla
         raise BuildError(f"{paths.plan}: missing, though blocks of this build are done; {advice}")
     clear_leftovers(paths)
     plan = Plan(paths, facts)
-    check_room(paths.root, find_storage(paths.root), need(plan))
+    check_free_space(paths.root, find_storage(paths.root), space_needed(plan))
     _warn_of_shared_pages(plan)
     make_folder(paths.journals)
     try:

@@ -11,7 +11,7 @@ from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
 
 
-def unwanted(reject: object) -> BuildError:
+def reject_error(reject: object) -> BuildError:
     """The error for a reject if the build is to fail at the first one."""
     return BuildError(f"{reject}; repair or remove it, or build with --on-bad reject")
 

@@ -46,7 +46,7 @@ def is_built(source: Source, out: Path, recipe: Recipe, expect: int | None = Non
     found, planned = open_store(out).manifest, recipe.facts(decoder_versions(recipe.container))
     if told := _differences(source.manifest_facts(planned, "")["recipe"], found.recipe):
         raise BuildError(_is_here(out, told))
-    listing = scan(source, recipe.boxes_a_row)
+    listing = scan(source, recipe.boxes_per_row)
     check_expected(source, listing.candidates, expect)
     wanted = source.manifest_facts(planned, listing.digest)["source"]
     if told := _differences(wanted, found.source):

@@ -102,7 +102,7 @@ class Plan:
     @cached_property
     def boxes(self) -> NDArray[np.float64]:
         """(count, K, 4) float64, mapped: the boxes of each planned row, NaN where it has fewer; empty without boxes."""
-        if not self.recipe.boxes_a_row:
+        if not self.recipe.boxes_per_row:
             return np.empty((0, 0, 4))
         return self._mapped(self.paths.plan_boxes)
 
@@ -182,7 +182,7 @@ def read_plan(paths: StorePaths) -> Plan:
     return Plan(paths, facts)
 
 
-def removed(error: OSError, out: Path) -> Stopped | None:
+def removed_error(error: OSError, out: Path) -> Stopped | None:
     """What a task says when its build was removed, or may be out of sight, while it worked; None for all else."""
     hidden = missing_advice(out)
     if error.errno not in REPLACED or (StorePaths(out).plan.exists() and not hidden and error.errno != errno.ESTALE):

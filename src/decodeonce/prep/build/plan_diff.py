@@ -22,7 +22,7 @@ hashed = xxhash.xxh3_64_intdigest
 Samples = Iterator[tuple[bytes, int, int]]
 
 
-def check_same(plan: Plan, listing: Listing, facts: dict[str, Any]) -> None:
+def check_matches_plan(plan: Plan, listing: Listing, facts: dict[str, Any]) -> None:
     """Raise BuildError unless these facts are the plan's own but for the place of the source, which may have moved."""
     if plan.facts["recipe"] != facts["recipe"]:
         raise BuildError(

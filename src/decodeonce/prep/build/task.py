@@ -13,8 +13,8 @@ from decodeonce.host import usable_cores
 from decodeonce.prep.build.block_queue import BlockQueue, block_spans
 from decodeonce.prep.build.blocks import overlap
 from decodeonce.prep.build.journal import Journals
-from decodeonce.prep.build.max_bad import Allowance, unwanted
-from decodeonce.prep.build.plan import Plan, read_plan, removed
+from decodeonce.prep.build.max_bad import Allowance, reject_error
+from decodeonce.prep.build.plan import Plan, read_plan, removed_error
 from decodeonce.prep.build.status import done_rejects
 from decodeonce.prep.build.worker_pool import WorkerPool, WorkerSettings
 from decodeonce.prep.pixels.versions import decoder_versions
@@ -71,7 +71,7 @@ def work(out: Path, how: Work | None = None, progress: Callable[[Progress], None
 
     Raises:
         Stopped: The same call should be made again: a file system's passing error, a source file that is gone, or
-            worker_pool.end_with_blocks().
+            worker_pool.stop_after_blocks().
         BuildError: Something must change first.
     """
     paths = StorePaths(out)
@@ -83,7 +83,7 @@ def work(out: Path, how: Work | None = None, progress: Callable[[Progress], None
         _Task(plan, how or Work()).run(progress or (lambda done: None))
     except (BuildError, Stopped, OSError) as error:
         if not paths.manifest.exists():
-            if isinstance(error, OSError) and (stopped := removed(error, out)):
+            if isinstance(error, OSError) and (stopped := removed_error(error, out)):
                 raise stopped from None
             raise
         logging.getLogger("decodeonce").warning(
@@ -124,7 +124,7 @@ class _Task:
     def run(self, progress: Callable[[Progress], None]) -> None:
         """Do what is not done; raises as `work`."""
         if self._how.on_bad == "fail" and self._first:
-            raise unwanted(self._first)
+            raise reject_error(self._first)
         self._check_rejects()
         total = self._rows(self._share)
         for done in chain([None], self._pool.run()):

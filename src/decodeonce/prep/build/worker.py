@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from decodeonce.errors import Stopped, failure_from
 from decodeonce.prep.build.blocks import Block
 from decodeonce.prep.build.journal import BlockRecord, Journal
-from decodeonce.prep.build.max_bad import unwanted
+from decodeonce.prep.build.max_bad import reject_error
 from decodeonce.prep.build.pixel_sums import PixelSums
-from decodeonce.prep.build.plan import Plan, read_plan, removed
+from decodeonce.prep.build.plan import Plan, read_plan, removed_error
 from decodeonce.prep.entry import Entry, LeftOut, Undecodable
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.pixels.memory_limit import limited_memory
@@ -94,7 +94,7 @@ class BlockDecoder:
         except Undecodable as reason:
             self._heartbeat.idle()
             if self._fail_on_bad:
-                raise unwanted(f"{name}: {reason}") from None
+                raise reject_error(f"{name}: {reason}") from None
             return RowFacts(reject=str(reason))
         except LeftOut as reason:
             self._heartbeat.idle()
@@ -164,11 +164,11 @@ def serve(parent: Parent, plan: Plan, decoder: BlockDecoder, writer: BlockWriter
             poison = {int(row): reason for row, reason in order["poison"].items()}
             record = decoder.decode(block, poison, buffers[0])
             if pending is not None:
-                parent.tell(pending.result())
+                parent.report(pending.result())
             pending = flusher.submit(writer.write, block, order["round"], record, buffers[0])
             buffers.reverse()
         if pending is not None:
-            parent.tell(pending.result())
+            parent.report(pending.result())
 
 
 def main(arguments: list[str]) -> int:
@@ -182,5 +182,5 @@ def main(arguments: list[str]) -> int:
             journal = Journal(plan.paths.journals, settings["task"], settings["tasks"])
             serve(parent, plan, decoder, BlockWriter(plan, journal))
         except OSError as error:
-            raise removed(error, out) or failure_from(error, out) from None
+            raise removed_error(error, out) or failure_from(error, out) from None
     return 0

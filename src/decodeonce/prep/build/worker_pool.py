@@ -19,13 +19,13 @@ from decodeonce.prep.processes.child import child_of
 WORKER = "decodeonce.prep.build.worker"
 # Of the largest that are decoded at all, 178 Mpixel, a progressive CMYK JPEG took 10 s, a lossless WebP 8 s. This much
 # processor time, if the system says how much a process took: a machine that is busy or swaps must not make rejects.
-PICTURE_SECONDS = 120.0
+IMAGE_SECONDS = 120.0
 HANGING_SECONDS = 3600.0  # by the clock: a --map may wait for ever without a processor
 STRIKES = 2
 TICK_SECONDS = 1.0
-NOT_THE_PICTURE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGXCPU)  # an operator, the OOM killer, a limit
+KILLED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGXCPU)  # an operator, the OOM killer, a limit
 # What kills a library that unpacks, as of Parquet. Not SIGBUS: a mapped file was cut, or its file system fails.
-OF_READING = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGILL, -signal.SIGFPE)
+READER_CRASHES = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGILL, -signal.SIGFPE)
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Watched(NamedTuple):
 _ending = False
 
 
-def end_with_blocks() -> None:
+def stop_after_blocks() -> None:
     """Have this process's pool start no further block, and stop once those in hand are done; for a signal handler."""
     global _ending
     _ending = True
@@ -82,8 +82,8 @@ class Worker:
             self._watched = Watched(row, now, spent)
             return
         clock = now - self._watched.since
-        if min(clock, spent - self._watched.spent) > PICTURE_SECONDS:  # a --map may run on several processors
-            self.limit_passed = PICTURE_SECONDS
+        if min(clock, spent - self._watched.spent) > IMAGE_SECONDS:  # a --map may run on several processors
+            self.limit_passed = IMAGE_SECONDS
         elif clock > HANGING_SECONDS:
             self.limit_passed = HANGING_SECONDS
         if self.limit_passed:
@@ -106,7 +106,7 @@ class WorkerPool:
 
         Raises:
             DecodeonceError, OSError: What the first failing worker raised.
-            Stopped: After end_with_blocks(), or workers keep dying. However the loop ends, all workers are killed and
+            Stopped: After stop_after_blocks(), or workers keep dying. However the loop ends, all workers are killed and
                 reaped: a killed one loses only blocks that were not yet reported as done.
         """
         count, looked = len(self._queue), 0.0
@@ -145,10 +145,10 @@ class WorkerPool:
                 self._start_worker()
             return
         for message in messages:
-            if "told" in message:
-                worker.in_hand.remove(message["told"]["block"])
+            if "report" in message:
+                worker.in_hand.remove(message["report"]["block"])
                 self._idle_deaths = 0
-                yield message["told"]
+                yield message["report"]
             else:
                 worker.process.send(self.order(worker))
 
@@ -169,16 +169,16 @@ class WorkerPool:
         Returns whether it had not been dismissed.
         """
         row, status = worker.row, worker.process.wait()
-        if status in OF_READING and row is None:
+        if status in READER_CRASHES and row is None:
             row = worker.process.heartbeat.reading
         worker.process.end()
         self._queue.put_back(worker.in_hand)
         if status == 0 and not worker.in_hand:
             return False
-        if row is None or (status in NOT_THE_PICTURE and not worker.limit_passed):
+        if row is None or (status in KILLED_FROM_OUTSIDE and not worker.limit_passed):
             self._idle_deaths += 1
             if self._idle_deaths > self._size + STRIKES:
-                hint = "fewer --workers need less memory; " if status in NOT_THE_PICTURE else "see above; "
+                hint = "fewer --workers need less memory; " if status in KILLED_FROM_OUTSIDE else "see above; "
                 raise Stopped(f"workers keep dying (exit status {status}); {hint}then run the same command again")
             return True
         self._strikes[row] += 1

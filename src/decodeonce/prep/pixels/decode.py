@@ -23,8 +23,8 @@ from decodeonce.errors import Stopped
 from decodeonce.prep.entry import Box, Entry, LeftOut, Row, Undecodable
 from decodeonce.prep.pixels.failure_reasons import is_lossless, reason
 from decodeonce.prep.pixels.geometry import Fit, PixelBox, fit_to, pixel_box, upright
-from decodeonce.prep.pixels.memory_limit import PICTURE_BYTES, could_take, limited_memory
-from decodeonce.prep.pixels.user_map import MapError, MapSample, load_map, mapped
+from decodeonce.prep.pixels.memory_limit import IMAGE_BYTES, can_allocate, limited_memory
+from decodeonce.prep.pixels.user_map import MapError, MapSample, apply_map, load_map
 from decodeonce.prep.recipe import Recipe
 from decodeonce.store.hashing import hexdigest
 
@@ -41,9 +41,9 @@ FILTERS = {
 }
 SUFFIX_FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".gif": "GIF", ".bmp": "BMP", ".webp": "WEBP"}
 SUFFIX_FORMATS |= {".tif": "TIFF", ".tiff": "TIFF", ".ppm": "PPM", ".pgm": "PPM", ".pbm": "PPM"}
-ODD_MODES = {"L": "grey", "LA": "grey with alpha", "1": "black and white", "P": "palette", "RGBA": "alpha"}
-ODD_MODES["CMYK"] = "CMYK"
-UNREAD_MODES = {"F": "floating point pixels, of no known range", "LAB": "LAB colours, which are not converted"}
+UNUSUAL_MODES = {"L": "grey", "LA": "grey with alpha", "1": "black and white", "P": "palette", "RGBA": "alpha"}
+UNUSUAL_MODES["CMYK"] = "CMYK"
+REJECTED_MODES = {"F": "floating point pixels, of no known range", "LAB": "LAB colours, which are not converted"}
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -72,7 +72,7 @@ BAD_CONTENT = (
 
 
 @dataclass(frozen=True)
-class Picture:
+class DecodedImage:
     """A decoded picture: the source's size in pixels as stored, its format, and what is odd about it ("" for nothing).
 
     `image` may be smaller than the source (scaled decode). `box` is what was cut from it, in the source's pixels, and
@@ -113,60 +113,62 @@ class Decoder:
         """Decode, cut out, map, resize, crop and pack one image.
 
         Raises:
-            Undecodable: With the reason, such as more than PICTURE_BYTES of memory within `limited_memory`.
+            Undecodable: With the reason, such as more than IMAGE_BYTES of memory within `limited_memory`.
             LeftOut: The map wants no row of it.
             Stopped: The map ran out of memory.
             MemoryError: The machine, or a limit of the user's, does not have that much memory.
         """
         try:
-            picture = self.picture(data, entry.boxes[0] if self._cuts and entry.boxes else None)
+            decoded = self.decode(data, entry.boxes[0] if self._cuts and entry.boxes else None)
             if self._map is None:
-                return self._fitted(data, entry, picture, picture.image, picture.shown_size)
-            made = self._mapped(picture, entry)
-            return self._fitted(data, entry, picture, made, made.size)
+                return self._fitted(data, entry, decoded, decoded.image, decoded.shown_size)
+            made = self._apply_map(decoded, entry)
+            return self._fitted(data, entry, decoded, made, made.size)
         except MemoryError:
-            if could_take(PICTURE_BYTES):
-                raise Undecodable(f"takes more than {PICTURE_BYTES >> 30} GiB of memory to decode") from None
+            if can_allocate(IMAGE_BYTES):
+                raise Undecodable(f"takes more than {IMAGE_BYTES >> 30} GiB of memory to decode") from None
             raise
         except Undecodable:
-            if not could_take(PIXEL_BYTES * _pixels(data)):  # several libraries call a lack of memory damaged data
+            if not can_allocate(PIXEL_BYTES * _pixels(data)):  # several libraries call a lack of memory damaged data
                 raise MemoryError from None
             raise
 
-    def _fitted(self, data: bytes, entry: Entry, picture: Picture, image: Image.Image, size: tuple[int, int]) -> Row:
+    def _fitted(
+        self, data: bytes, entry: Entry, decoded: DecodedImage, image: Image.Image, size: tuple[int, int]
+    ) -> Row:
         """The row of `image`, which is the picture or what a map made of it; `size` is its size in source pixels."""
         fit = fit_to(self._recipe.fit, size, self._row)
         extreme = fit.width * fit.height > MAX_RESIZED_PIXELS
         image = self._resize_region(image, fit) if extreme else self._resize(image, fit)
-        oddity = _join(picture.oddity, _misnamed(picture.format, entry.text), "extreme shape" if extreme else "")
+        oddity = _join(decoded.oddity, _misnamed(decoded.format, entry.text), "extreme shape" if extreme else "")
         packed = image.tobytes("raw", "RGB")
-        box = ",".join(map(str, picture.box)) if picture.box else ""
-        return Row(packed, picture.width, picture.height, oddity, hexdigest(data), picture.turn, box)
+        box = ",".join(map(str, decoded.box)) if decoded.box else ""
+        return Row(packed, decoded.width, decoded.height, oddity, hexdigest(data), decoded.turn, box)
 
-    def picture(self, data: bytes, box: Box | None = None) -> Picture:
+    def decode(self, data: bytes, box: Box | None = None) -> DecodedImage:
         """A picture, or a box of it, RGB or RGBX, turned upright where the recipe says so; raises Undecodable."""
         if not data:
             raise Undecodable("empty file")
         turn = _orientation(data) if self._recipe.exif == "apply" else 1
-        picture = self._plain_jpeg(data, box, turn) if data.startswith(b"\xff\xd8\xff") else None
-        if picture is None:
-            picture = _by_pillow(data)
+        decoded = self._decode_plain_jpeg(data, box, turn) if data.startswith(b"\xff\xd8\xff") else None
+        if decoded is None:
+            decoded = _decode_with_pillow(data)
         if box is not None:
-            image = picture.image.crop(pixel_box(box, *picture.image.size))  # which may be scaled
-            picture = replace(picture, image=image, box=pixel_box(box, picture.width, picture.height))
+            image = decoded.image.crop(pixel_box(box, *decoded.image.size))  # which may be scaled
+            decoded = replace(decoded, image=image, box=pixel_box(box, decoded.width, decoded.height))
         if turn in TURNS:
-            return replace(picture, image=picture.image.transpose(TURNS[turn]), turn=turn)
-        return picture
+            return replace(decoded, image=decoded.image.transpose(TURNS[turn]), turn=turn)
+        return decoded
 
-    def _mapped(self, picture: Picture, entry: Entry) -> Image.Image:
+    def _apply_map(self, decoded: DecodedImage, entry: Entry) -> Image.Image:
         assert self._recipe.map is not None
         assert self._map is not None
         name, class_name = self._recipe.map.function, self._class_names[entry.label]
-        sample = MapSample(entry.text, entry.label, class_name, picture.width, picture.height, picture.box)
-        pixels = np.array(picture.image.convert("RGB"))
+        sample = MapSample(entry.text, entry.label, class_name, decoded.width, decoded.height, decoded.box)
+        pixels = np.array(decoded.image.convert("RGB"))
         try:
             with limited_memory(None):  # the map is the user's own, and may keep a large model
-                made = mapped(self._map, pixels, sample)
+                made = apply_map(self._map, pixels, sample)
         except MapError as error:
             raise Undecodable(f"{name}: {error}") from None
         except MemoryError:
@@ -177,7 +179,7 @@ class Decoder:
         _check_size(made.shape[1], made.shape[0])
         return Image.fromarray(made)
 
-    def _plain_jpeg(self, data: bytes, box: Box | None, turn: int) -> Picture | None:
+    def _decode_plain_jpeg(self, data: bytes, box: Box | None, turn: int) -> DecodedImage | None:
         try:
             height, width, colours, _ = simplejpeg.decode_jpeg_header(data, strict=False)
         except (ValueError, KeyError):  # KeyError: simplejpeg's own, for a header without a colour space
@@ -187,15 +189,15 @@ class Decoder:
         _check_size(width, height)
         oddity = "grey" if colours == "Gray" else ""
         try:
-            pixels = self._decode(data, width, height, self._least_size(width, height, box, turn))
+            pixels = self._jpeg_pixels(data, width, height, self._least_size(width, height, box, turn))
         except ValueError as error:
-            image, damage = self._damaged(data, str(error))
-            return Picture(image, width, height, "JPEG", _join(oddity, damage))
+            image, damage = self._decode_damaged(data, str(error))
+            return DecodedImage(image, width, height, "JPEG", _join(oddity, damage))
         decoded_height, decoded_width = pixels.shape[:2]
         image = Image.frombuffer("RGBX", (decoded_width, decoded_height), pixels, "raw", "RGBX", 0, 1)
-        return Picture(image, width, height, "JPEG", oddity)
+        return DecodedImage(image, width, height, "JPEG", oddity)
 
-    def _decode(self, data: bytes, width: int, height: int, least: tuple[int, int]) -> NDArray[np.uint8]:
+    def _jpeg_pixels(self, data: bytes, width: int, height: int, least: tuple[int, int]) -> NDArray[np.uint8]:
         nbytes = 4 * width * height
         if nbytes > self._buffer.nbytes and nbytes <= KEPT_BUFFER:
             # At an odd address, on purpose: rows that begin on 32 bytes libjpeg-turbo writes past the cache (vmovntdq
@@ -220,11 +222,11 @@ class Decoder:
         across, down = upright((fit.width, fit.height), turn)
         return (2 * across * width // (right - left), 2 * down * height // (bottom - top))
 
-    def _damaged(self, data: bytes, complaint: str) -> tuple[Image.Image, str]:
+    def _decode_damaged(self, data: bytes, complaint: str) -> tuple[Image.Image, str]:
         """What Pillow makes of a JPEG that libjpeg-turbo complained of, and the damage; Undecodable for short data.
 
         simplejpeg tells the first warning only: whether garbled data are short as well is Pillow's word. Nor would its
-        strict=False do: of a fatal error behind a warning it says nothing, and gives the buffer with the last picture.
+        strict=False do: of a fatal error behind a warning it says nothing, and gives the buffer with the last decoded.
         """
         if complaint.startswith("Premature end"):
             raise Undecodable(f"truncated: {complaint}")
@@ -290,7 +292,7 @@ def _load(data: bytes) -> Image.Image:
     return image
 
 
-def _by_pillow(data: bytes) -> Picture:
+def _decode_with_pillow(data: bytes) -> DecodedImage:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -299,7 +301,7 @@ def _by_pillow(data: bytes) -> Picture:
         raise Undecodable(reason(data, error)) from None
 
 
-def _converted(image: Image.Image) -> Picture:
+def _converted(image: Image.Image) -> DecodedImage:
     """An opened picture as RGB; what has 16 bits keeps the upper byte."""
     format_ = "JPEG" if image.format == "MPO" else str(image.format)  # a JPEG with more pictures behind it
     deep = ";16" in str(getattr(image, "tile", ""))  # of 16 bits in colour Pillow makes 8 by itself
@@ -307,12 +309,12 @@ def _converted(image: Image.Image) -> Picture:
     width, height = image.size
     if image.mode == "I" and format_ == "TIFF":
         raise Undecodable("32-bit pixels, of no known range")
-    if image.mode in UNREAD_MODES:
-        raise Undecodable(UNREAD_MODES[image.mode])
+    if image.mode in REJECTED_MODES:
+        raise Undecodable(REJECTED_MODES[image.mode])
     if image.mode.startswith("I"):
-        return Picture(_upper_bytes(image).convert("RGB"), width, height, format_, "16 bit")
-    oddity = _join(ODD_MODES.get(image.mode, ""), "16 bit" if deep else "")
-    return Picture(image.convert("RGB"), width, height, format_, oddity)
+        return DecodedImage(_upper_bytes(image).convert("RGB"), width, height, format_, "16 bit")
+    oddity = _join(UNUSUAL_MODES.get(image.mode, ""), "16 bit" if deep else "")
+    return DecodedImage(image.convert("RGB"), width, height, format_, oddity)
 
 
 def _upper_bytes(image: Image.Image) -> Image.Image:

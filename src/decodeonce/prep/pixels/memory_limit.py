@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 # A lossless WebP of 178 Mpixel, the largest image that is decoded at all, took 2.9 GB.
-PICTURE_BYTES = 4 << 30
+IMAGE_BYTES = 4 << 30
 SPARE_BYTES = 1 << 30  # what the process may come to hold otherwise, such as buffers
 _DATA_FIELD = 5  # of /proc/PID/statm: pages that are private and can be written
 
@@ -19,11 +19,11 @@ _before = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 
 
 @contextmanager
-def limited_memory(nbytes: int | None = PICTURE_BYTES) -> Iterator[None]:
+def limited_memory(nbytes: int | None = IMAGE_BYTES) -> Iterator[None]:
     """Limit this process to `nbytes` more memory than it has now, mapped files not counted; then put the limit back.
 
     A block within a block has a limit of its own, or none if `nbytes` is None; what it keeps does not count for the
-    outer one. A lower limit of the user's stays. What asks for more gets a MemoryError: `could_take(nbytes)` then tells
+    outer one. A lower limit of the user's stays. What asks for more gets a MemoryError: `can_allocate(nbytes)` then tells
     whether the limit was the reason, or the machine.
     """
     global _before
@@ -48,7 +48,7 @@ def _set_limit() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def could_take(nbytes: int) -> bool:
+def can_allocate(nbytes: int) -> bool:
     """Whether this process would be given so much more memory."""
     try:
         np.empty(nbytes, np.uint8)  # asked for, and never touched

@@ -85,7 +85,7 @@ class MapError(Exception):
     """A map raised something, or returned what is no picture."""
 
 
-def mapped(function: MapFunction, pixels: Pixels, sample: MapSample) -> Pixels | None:
+def apply_map(function: MapFunction, pixels: Pixels, sample: MapSample) -> Pixels | None:
     """What the map makes of a picture (HxWx3 uint8, its own to change), or None; raises MapError."""
     try:
         made = function(pixels, sample)

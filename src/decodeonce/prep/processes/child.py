@@ -168,9 +168,9 @@ class Parent:
             yield order
             self._send({"ready": True})
 
-    def tell(self, message: Any) -> None:
+    def report(self, message: Any) -> None:
         """Send a message that is no request for an order."""
-        self._send({"told": message})
+        self._send({"report": message})
 
     def _send(self, message: Any) -> None:
         with _noticing_its_end():

@@ -57,7 +57,7 @@ class Isolated:
                 if messages is None:
                     raise _death(path, self._child.wait())
                 if messages:
-                    return messages[0]["told"]
+                    return messages[0]["report"]
         raise Stopped(f"{path}: could not be read in {self._seconds:.4g} s; run the same command again")
 
     def close(self) -> None:
@@ -85,5 +85,5 @@ def answer_questions(arguments: list[str], answer: Callable[..., Any]) -> int:
             resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, hard))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         while True:
-            parent.tell(answer(**parent.receive()))
+            parent.report(answer(**parent.receive()))
     return 0

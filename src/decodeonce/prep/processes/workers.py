@@ -39,8 +39,8 @@ def run_workers(module: str, count: int, task: Any, orders: Iterator[Any], take:
                         if status := child.wait():
                             raise ChildDied(status)
                     for message in messages or ():
-                        if "told" in message:
-                            take(message["told"])
+                        if "report" in message:
+                            take(message["report"])
                         else:
                             child.send(next(orders, None))
         finally:
