@@ -423,9 +423,9 @@ def test_load_prints_table_and_sentence(store: Path, monkeypatch: pytest.MonkeyP
         (["load", "STORE", "--threads", "100000"], 2, "--threads"),
         (["build", "TREE", "--out", "nowhere"], 2, "--out nowhere: no such folder"),
         (["build", "TREE", "--size", "x"], 2, "--size x: expected pixels"),
-        (["build", "TREE", "--out", "TREE/train"], 1, "lies in the source"),
+        (["build", "TREE", "--out", "TREE/train"], 1, "is inside the source"),
         (["build", "nowhere"], 1, "nowhere: No such file"),
-        (["build", "EMPTY", "--kind", "folder"], 1, "no picture in it"),
+        (["build", "EMPTY", "--kind", "folder"], 1, "no images found"),
     ],
 )
 def test_error_is_one_line(

@@ -102,7 +102,7 @@ def test_usage_error_is_one_line_with_exit_code_2(arguments: list[str], expected
 def test_failure_is_one_line_with_exit_code_1(tree: Path, store: Path, tmp_path: Path) -> None:
     (tmp_path / "empty/train/n0").mkdir(parents=True)
     (tmp_path / "file").touch()
-    assert_fails(prep("build", "imagenet", tmp_path / "empty", tmp_path / "out"), 1, "no picture in it")
+    assert_fails(prep("build", "imagenet", tmp_path / "empty", tmp_path / "out"), 1, "no images found")
     assert_fails(prep("build", "imagenet", tmp_path / "nowhere", tmp_path / "out"), 1, "nowhere", "No such file")
     assert_fails(prep("build", "imagenet", tree, store), 1, "finished store")
     assert_fails(prep("build", "imagenet", tree, tmp_path / "file/out"), 1, "file: a file is in the way")
@@ -432,8 +432,8 @@ def test_unexpected_number_of_images_is_refused(tree: Path, tmp_path: Path, comm
     for more in ([], ["--dry-run"]):
         result = prep(*words, "--expect", 14, *more)
         assert result.returncode == 1
-        assert result.stderr.startswith(f"prep: error: {tree}: 15 pictures found in 3 classes, --expect says 14; look")
+        assert result.stderr.startswith(f"prep: error: {tree}: 15 images found in 3 classes, but --expect is 14; look")
     assert not (tmp_path / "out").exists()
     assert prep(*words, "--expect", 15).returncode == 0
     message = prep(*words, "--expect", 16).stderr
-    assert message.startswith(f"prep: error: {tree}: 15 pictures found in 3 classes, --expect says 16; look")
+    assert message.startswith(f"prep: error: {tree}: 15 images found in 3 classes, but --expect is 16; look")

@@ -126,7 +126,7 @@ def test_unknown_class_suggests_similar_name(tmp_path: Path) -> None:
     ("words", "expected"),
     [
         (["build", "folder", "pictures", "out"], "pictures: no folder in it; expected pictures/<class>/<picture>"),
-        (["build", "imagenet", "train", "out"], "train: no picture in it; taken for class folders"),
+        (["build", "imagenet", "train", "out"], "train: no images found; read as class folders"),
         (["build", "imagenet", "loop", "out"], "loop: Too many levels of symbolic links"),
         (["plan", "folder", "other", "loop/out"], "loop: a file is in the way"),
         (["convert", "store", "loop/out"], "loop: a file is in the way"),

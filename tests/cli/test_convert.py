@@ -39,7 +39,7 @@ def test_flags_take_effect(store: Path, tmp_path: Path) -> None:
         "sort": "class",
     }
     assert verify_store(tmp_path / "out").ok
-    assert_fails(prep("convert", store, tmp_path / "out"), 1, "a finished store is here already")
+    assert_fails(prep("convert", store, tmp_path / "out"), 1, "finished store")
 
 
 def test_seed_permutes_rows(store: Path, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_signal_stops_convert_with_75_and_same_command_resumes(tmp_path: Path) -
     os.killpg(process.pid, signal.SIGTERM)
     _, message = process.communicate(timeout=30)
     assert (process.returncode, message[:22]) == (75, "prep: stopped: SIGTERM")
-    with pytest.raises(BuildError, match="planned with another recipe: height is 320, the plan says 640"):
+    with pytest.raises(BuildError, match="planned with a different recipe: height is 320, the plan says 640"):
         convert([large], tmp_path / "out", Conversion(size=(320, 320)))
     assert prep(*command[3:]).returncode == 0
     convert([large], tmp_path / "undisturbed", workers=2)

@@ -83,7 +83,7 @@ def test_empty_source_is_the_error_of_a_build(tmp_path: Path) -> None:
         (tmp_path / name / "train/n0").mkdir(parents=True)
     (tmp_path / "dangling/train/n0/1.JPEG").symlink_to("nowhere")
     (tmp_path / "broken/train/n0/1.JPEG").write_bytes(b"no picture")
-    for name, expected in (("empty", "no picture in it; "), ("dangling", "all 1 candidates are rejects, first")):
+    for name, expected in (("empty", "no images found; "), ("dangling", "all 1 candidates are rejects, first")):
         source = FolderSource(tmp_path / name / "train")
         with pytest.raises(BuildError, match=expected) as of_a_build:
             make_plan(source, tmp_path / "out", Recipe())
@@ -112,7 +112,7 @@ def test_too_many_rejects_are_predicted(tmp_path: Path) -> None:
         warning = lines(FolderSource(tree), tmp_path / "none", max_bad=most)[4]
         rejects = f"about 2 of 17 images would be rejected, but --max-bad {most} allows {allowed}"
         assert warning == f"this build would fail: {rejects}; repair or remove them, or pass a higher --max-bad"
-        with pytest.raises(BuildError, match=f"2 of 17 pictures are rejects, --max-bad {most} allows {allowed}; "):
+        with pytest.raises(BuildError, match=f"2 of 17 images are rejects, --max-bad {most} allows {allowed}; "):
             build(FolderSource(tree), tmp_path / "out", Recipe(height=8, width=8), Work(max_bad=most))
     enough = lines(FolderSource(tree), tmp_path / "none", max_bad="2")
     assert not any("this build would fail" in line for line in enough)
@@ -195,7 +195,7 @@ def test_more_workers_than_cores_do_not_help() -> None:
 
 
 def test_invalid_out_is_the_error_of_a_build(tree: Path) -> None:
-    with pytest.raises(BuildError, match="lies in the source"):
+    with pytest.raises(BuildError, match="is inside the source"):
         lines(FolderSource(tree / "train"), tree / "train/out")
 
 

@@ -167,7 +167,7 @@ MODULES = sorted(SRC.rglob("*.py"))
 def test_a_command_in_an_error_can_be_pasted(tmp_path: Path, recorder: Recorder, name: str) -> None:
     with pytest.raises(BuildError, match="status") as caught:
         Allowance.parse("0").check(1, 2, "a.jpg: empty file", Path(name))
-    command = re.search("`(prep status .*)` lists them", str(caught.value))
+    command = re.search("list them with `(prep status .*)`", str(caught.value))
     assert command is not None
     (tmp_path / "pasted").write_text(command[1])
     assert [call[2:] for call in recorder.run(tmp_path / "pasted")] == [["prep", "status", name]]

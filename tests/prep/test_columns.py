@@ -336,7 +336,7 @@ def test_room_for_columns_is_asked_for(tmp_path: Path) -> None:
         make_plan(as_list(tmp_path / name, names), tmp_path / name / "out", RECIPE)
         for name, names in (("with", NAMES), ("without", []))
     ]
-    more, less = map(need, plans)
+    more, less = map(space_needed, plans)
     assert (more.bytes - less.bytes, more.files - less.files) == (COUNT * 2 * (4 + 3 * 8 + 8), 6)
 
 

@@ -36,7 +36,7 @@ def test_the_report_counts_what_is_there(tree: tuple[Path, SampleTree]) -> None:
     root, report = tree
     sizes = [Image.open(path).size for path in pictures(root)]
     assert report == SampleTree(
-        pictures=len(sizes),
+        images=len(sizes),
         classes=len(list((root / "train").iterdir())),
         bytes=sum(path.stat().st_size for path in pictures(root)),
         pixels=sum(width * height for width, height in sizes),

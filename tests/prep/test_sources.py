@@ -117,7 +117,7 @@ def test_a_source_that_can_tell_is_listed_once_and_no_more(
     with monkeypatch.context() as patched:
         patched.setattr(type(source), "entries", _forbidden)
         assert make_plan(source, out, recipe).facts == read_plan(plan.paths).facts
-    with pytest.raises(BuildError, match="planned with another recipe"):
+    with pytest.raises(BuildError, match="planned with a different recipe"):
         make_plan(source, out, Recipe(height=16, width=24))
     written_again = form.make(tmp_path, PICS)  # with other mtimes
     assert written_again.stamp() != stamp

@@ -194,7 +194,7 @@ def test_a_map_that_cannot_be_had_is_named(module: Path, name: str, told: str) -
 
 def test_what_goes_ill_with_a_map_is_refused(module: Path) -> None:
     function = find_map("maps_of_a_user:inverted")
-    with pytest.raises(ValueError, match="scaled_decode needs the size"):
+    with pytest.raises(ValueError, match="scaled_decode cannot be combined"):
         Recipe(map=function, scaled_decode=True)
     with pytest.raises(ValueError, match="boxes beside the picture would not follow"):
         Recipe(map=function, boxes=BoxRules(keep=2))

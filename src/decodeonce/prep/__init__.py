@@ -1,1 +1,1 @@
-"""From pictures to a store. Each room below says in its first sentence what it is for; none needs torch."""
+"""Build stores from images. Each package below states its purpose in its first sentence; none needs torch."""

@@ -1,32 +1,39 @@
-"""What sources, pixels and build exchange: a candidate, its row, and why it can be none."""
+"""Types that sources, pixels and build exchange: a listed sample, its row, and the reasons to have no row."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
-# (left, top, right, bottom) as shares of a picture's width and height, 0 to 1: whoever drew it may have seen the
-# picture at another size.
+# (left, top, right, bottom) as fractions of the image's width and height, 0 to 1. Annotations may have been made at
+# another image size, so pixels would not do.
 Box = tuple[float, float, float, float]
-Value = int | float | list[int] | list[float]  # what a sample has in a column of numbers
+Value = int | float | list[int] | list[float]  # a sample's value in a numeric column
 
 
 class Undecodable(Exception):
-    """This content cannot become a row; the text is the reason that rejects.tsv gives."""
+    """The content cannot become a row; the text is the reason written to rejects.tsv."""
 
 
 class LeftOut(Exception):
-    """The user's map wants no row of this picture; the text says so."""
+    """The user's map left this image out; the text says which map."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One candidate: `name` is its path relative to SRC as bytes, `problem` why it can be no row ("" if it can).
+    """One sample as a source lists it.
 
-    `size` is in bytes, of the encoded picture, 0 where it is not known before it is read; `mtime_ns` is that of the
-    file it lies in. `unit` and `place` are for the source's own use: which of its files or row groups holds the sample,
-    and where in it. `boxes` are parts of the picture; `box_names` are the class names of those kept as columns.
-    `values` are what the sample has in each of the source's `column_names`; an entry with a problem may have none.
+    Args:
+        name: Path relative to SRC, as bytes.
+        label: Class index.
+        size: Bytes of the encoded image; 0 if unknown until it is read.
+        mtime_ns: Modification time of the file that holds the image, in nanoseconds.
+        problem: Why the sample cannot become a row; "" if it can.
+        unit: For the source's own use: the index of the file or row group that holds the sample.
+        place: For the source's own use: the position of the sample within `unit`.
+        boxes: Boxes drawn in the image.
+        box_names: Class names of `boxes`, if boxes are kept as columns.
+        values: One value per name in the source's `column_names`; may be empty if there is a problem.
     """
 
     name: bytes
@@ -42,25 +49,32 @@ class Entry:
 
     @property
     def text(self) -> str:
-        """The name as tables write it, the same in every locale."""
+        """The name as the .tsv files write it, the same in every locale."""
         return name_text(self.name)
 
 
 def name_bytes(text: str) -> bytes:
-    """The inverse of `name_text`."""
+    """Encode a name decoded by `name_text`."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def name_text(name: bytes) -> str:
-    """A file name as text: UTF-8, other bytes as lone surrogates (os.fsdecode would follow the locale)."""
+    """Decode a file name as UTF-8, other bytes as lone surrogates (os.fsdecode would depend on the locale)."""
     return name.decode("utf-8", "surrogateescape")
 
 
 @dataclass(frozen=True)
 class Row:
-    """A picture as a row: its H*W*3 bytes, the source's size in pixels and digest, and its oddity ("" for none).
+    """An image as a row, with the facts that the store records about it.
 
-    `turn` is the EXIF orientation that was applied, 1 for none, `box` what samples.tsv is to say: "" for all of it.
+    Args:
+        pixels: H*W*3 bytes.
+        width: Width of the source image in pixels.
+        height: Height of the source image in pixels.
+        oddity: What is unusual about the image, for rejects.tsv; "" for nothing.
+        digest: xxh3_64 of the encoded image, 16 hexadecimal digits.
+        turn: EXIF orientation that was applied; 1 for none.
+        box: Pixel box for samples.tsv; "" for the whole image.
     """
 
     pixels: bytes
@@ -73,7 +87,12 @@ class Row:
 
 
 class RowMaker(Protocol):
-    """Turns what a source reads into rows."""
+    """Turns the bytes that a source reads into rows."""
 
     def row(self, data: bytes, entry: Entry) -> Row:
-        """One row; raises Undecodable with the reason, or LeftOut."""
+        """Return the row of one sample.
+
+        Raises:
+            Undecodable: The sample cannot become a row; the text is the reason.
+            LeftOut: The user's map left the sample out.
+        """

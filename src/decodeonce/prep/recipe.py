@@ -1,6 +1,6 @@
-"""The recipe: everything that decides a store's bytes, chosen by the user or found in the installed decoders.
+"""The recipe: the settings that decide a store's bytes, together with the versions of the decoders.
 
-Every choice among names is a `Literal` here. The recipe, the command line and type checkers take it from here.
+Every string choice is defined once, as a `Literal` in this module. The command line uses the same definitions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Filter = Literal["bilinear", "bicubic", "lanczos", "box"]
 Exif = Literal["ignore", "apply"]
 OnDamaged = Literal["keep", "reject"]
 WithoutBox = Literal["keep", "skip"]
-# The other choices decide about a command, not about a recipe. They are here because their rooms import NumPy.
+# The choices below belong to commands, not to the recipe. They are here because their own modules import NumPy.
 OnBad = Literal["reject", "fail"]
 Sort = Literal["class", "source"]
 ExportForm = Literal["folder", "webdataset"]
@@ -23,14 +23,19 @@ MOST_BOXES = 1000
 
 
 def check_choice(name: str, value: object, choices: Any) -> None:
-    """Raise ValueError unless `value` is one of the names of a `Literal`."""
+    """Raise ValueError unless `value` is one of the values of the `Literal` `choices`."""
     if value not in get_args(choices):
         raise ValueError(f"{name} is {value!r}, expected one of {', '.join(get_args(choices))}")
 
 
 @dataclass(frozen=True)
 class UserMap:
-    """A map as recipes name it: `package.module:function`, and the xxh3_64 of its module's source."""
+    """A map function as a recipe names it.
+
+    Args:
+        function: Import path, `package.module:function`.
+        xxh3: xxh3_64 of the module's source file, 16 hexadecimal digits.
+    """
 
     function: str
     xxh3: str
@@ -38,11 +43,16 @@ class UserMap:
 
 @dataclass(frozen=True)
 class BoxRules:
-    """What becomes of the boxes that somebody drew; checks itself.
+    """How to treat the boxes of annotated images.
 
-    keep: 0 makes every object a row of its own, K keeps up to K boxes beside the whole picture. margin: a share of the
-    box's width and height that is added on each side. least: objects with a shorter side, in pixels, are left out.
-    without: what to do with an image that has no box: "keep" it whole, or "skip" it.
+    Args:
+        keep: 0 makes every box a row of its own. K > 0 makes every image a row and stores up to K boxes per row.
+        margin: Fraction of the box's width and height to add on each side, 0 to 10.
+        least: Skip boxes with a side shorter than this, in pixels.
+        without: What to do with an image without boxes. "keep": use the whole image; "skip": leave it out.
+
+    Raises:
+        ValueError: If a value is out of range.
     """
 
     keep: int = 0
@@ -52,21 +62,38 @@ class BoxRules:
 
     def __post_init__(self) -> None:
         if not 0 <= self.keep <= MOST_BOXES:
-            raise ValueError(f"boxes to keep are {self.keep}, expected 1 to {MOST_BOXES}")
+            raise ValueError(f"number of boxes to keep is {self.keep}, expected 1 to {MOST_BOXES}")
         if not 0 <= self.margin <= 10:
-            raise ValueError(f"the margin is {self.margin}, expected a share of the box's side, 0 to 10")
+            raise ValueError(f"box margin is {self.margin}, expected 0 to 10 (fraction of the box side)")
         if self.least < 1:
-            raise ValueError(f"the least box is {self.least} pixels, expected at least 1")
+            raise ValueError(f"smallest box side is {self.least} pixels, expected at least 1")
         check_choice("without", self.without, WithoutBox)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a picture becomes a row of (height, width, 3) uint8, and how rows lie in shards; checks itself.
+    """How to turn images into rows of uint8 (height, width, 3), and rows into shards.
 
-    `fit` "crop" is torchvision's Resize and CenterCrop, "stretch" one resize, "pad" a resize inside and black around.
-    `shuffle_seed` permutes the samples at plan time, None keeps the source's order. `shard_size` is in bytes. `boxes`
-    and `map` are None where there are none.
+    Args:
+        height: Height of a row in pixels, 1 to 16384.
+        width: Width of a row in pixels, 1 to 16384.
+        fit: How to reach the row's size. "crop": resize, then crop the center, like torchvision's Resize and
+            CenterCrop. "stretch": resize without keeping the aspect ratio. "pad": resize to fit inside, pad with black.
+        filter: Resampling filter.
+        container: File format of the shards. "npy": one .npy file per shard; "hdf5": one .h5 file per shard.
+        shard_size: Target size of a shard in bytes. Default: 32 GiB.
+        shuffle_seed: Permute the rows with this seed when the plan is made. None: keep the source's order.
+        exif: EXIF rotation. "ignore": keep pixels as stored; "apply": rotate images upright.
+        on_odd: What to do with a damaged image that can still be decoded. "keep" it as a row, or "reject" it.
+        scaled_decode: Let libjpeg-turbo decode large JPEGs at reduced size. Faster, but changes pixels slightly.
+        boxes: How to treat annotated boxes. None: ignore them.
+        map: A function to call on each decoded image, from `find_map`. None: no map.
+
+    Raises:
+        ValueError: If a value is out of range, or settings conflict.
+
+    Example:
+        >>> Recipe(height=224, width=224, fit="crop", shuffle_seed=0)
     """
 
     height: int = 256
@@ -91,13 +118,13 @@ class Recipe:
         for name, allowed in choices.items():
             check_choice(name, getattr(self, name), allowed)
         if self.map and self.scaled_decode:
-            raise ValueError("scaled_decode needs the size to be reached, which a map may change: take one of the two")
+            raise ValueError("scaled_decode cannot be combined with a map: a map may change the image size")
         if self.map and self.kept_boxes:
-            raise ValueError("a map may move things about, and boxes beside the picture would not follow: take one")
+            raise ValueError("kept boxes cannot be combined with a map: boxes would not follow a map that moves pixels")
 
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> Recipe:
-        """The recipe that a plan or manifest has; the inverse of `facts`, without the decoders."""
+        """Return the recipe written in a plan or manifest: the inverse of `facts`, without the decoders."""
         own = {key: value for key, value in facts.items() if key != "decoders"}
         own["on_damaged"] = own.pop("on_odd")
         if own["boxes"] is not None:
@@ -109,26 +136,26 @@ class Recipe:
 
     @property
     def boxes_per_row(self) -> int:
-        """How many boxes a plan has for each row."""
+        """Number of boxes that a plan stores per row."""
         return max(1, self.boxes.keep) if self.boxes else 0
 
     @property
     def kept_boxes(self) -> int:
-        """How many boxes are kept beside each row, at most."""
+        """Maximum number of boxes that the store keeps per row; 0 if it keeps none."""
         return self.boxes.keep if self.boxes else 0
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(H, W, C) of a row."""
+        """Shape of a row, (H, W, C)."""
         return (self.height, self.width, 3)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
+        """Size of a row in bytes."""
         return self.height * self.width * 3
 
     def facts(self, decoders: dict[str, str]) -> dict[str, Any]:
-        """The recipe as manifests and plans write it: `on_damaged` is "on_odd" there, and without="keep" is "whole"."""
+        """Return the recipe as manifests and plans write it: `on_damaged` as "on_odd", without="keep" as "whole"."""
         facts = {**asdict(self), "decoders": decoders}
         facts["on_odd"] = facts.pop("on_damaged")
         if self.boxes and self.boxes.without == "keep":
@@ -137,7 +164,7 @@ class Recipe:
 
 
 def differences(wanted: dict[str, Any], planned: dict[str, Any], *, of: str = "plan") -> list[str]:
-    """What differs between a recipe and that of a plan or store: "filter is box, the plan says bilinear"."""
+    """List how a recipe differs from that of a plan or store, such as "filter is box, the plan says bilinear"."""
     found = []
     for key in sorted({*wanted, *planned}):
         mine, theirs = wanted.get(key, "absent"), planned.get(key, "absent")

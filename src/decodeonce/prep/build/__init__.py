@@ -1,4 +1,4 @@
-"""Make a store of a source's pictures: plan, decode, finish; safe to kill and run again at any moment."""
+"""Build a store from a source's images in three steps: plan, decode, finish. Safe to kill and rerun at any moment."""
 
 from decodeonce.prep.build.build import build
 from decodeonce.prep.build.finish import finish

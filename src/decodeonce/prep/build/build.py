@@ -1,4 +1,4 @@
-"""A build: make the plan, decode, finish."""
+"""Build a store in one call: plan, decode, finish."""
 
 from __future__ import annotations
 
@@ -21,26 +21,28 @@ def build(
     progress: Callable[[Progress], None] | None = None,
     expect: int | None = None,
 ) -> Manifest:
-    """Make the store `out` of a source's images: plan, decode and finish in one call.
+    """Build a store from a source's images: plan, decode and finish.
 
-    The same call resumes an earlier one that was stopped, at any moment. If `out` is this very store, finished, there
-    is nothing to do but to complete a finish that was killed. Several builds of one `out` at once
-    end in the same bytes.
+    If an earlier call was stopped at any moment, the same call resumes it. If `out` already is the finished store,
+    nothing is decoded. Concurrent builds of the same `out` produce the same bytes.
 
     Args:
-        source: The images, and their labels.
-        out: The folder of the store.
-        recipe: What decides the store's bytes.
-        how: Worker processes, and what to do with rejects.
-        progress: Called about once a second.
-        expect: Raise BuildError unless the source lists so many images, rejects included.
+        source: The images and their labels.
+        out: Folder of the store.
+        recipe: The settings that decide the store's bytes.
+        how: Number of worker processes, and what to do with rejects. Default: `Work()`.
+        progress: Called about once per second.
+        expect: Required number of images in the source, rejects included. None: any number.
 
     Returns:
         The manifest of the finished store.
 
     Raises:
-        BuildError: Something must change first; the text says what.
-        Stopped: Run the same call again; what is done is kept.
+        BuildError: The build cannot continue until something changes; the text says what.
+        Stopped: The build stopped early. Completed blocks are kept: make the same call again.
+
+    Example:
+        >>> build(FolderSource(Path("imagenet/val")), Path("val.store"), Recipe(height=64, width=64), Work(workers=2))
     """
     how = how or Work()
     if plan_unless_built(source, out, recipe, expect) is not None:

@@ -1,4 +1,4 @@
-"""The first step of a build: make the plan, or find that the one that is there is still right."""
+"""The first step of a build: make the plan, or check that an existing plan still matches."""
 
 from __future__ import annotations
 
@@ -26,18 +26,28 @@ from decodeonce.store.shard_file import PAGE
 
 
 def make_plan(source: Source, out: Path, recipe: Recipe, expect: int | None = None) -> Plan:
-    """Scan `source` and freeze which sample goes to which row of the store `out`; space is checked and reserved.
+    """Scan a source, assign every sample to a row, and reserve the space of the shards.
 
-    BuildError unless the source lists `expect` pictures, rejects included.
+    If `out` already has a plan for the same source, recipe and decoders, return that plan.
 
-    Where a plan is there already, it is returned if source, recipe and decoders are still the same; else, and where
-    `out` is a finished store or something else, BuildError says what differs.
+    Args:
+        source: The images and their labels.
+        out: Folder of the store.
+        recipe: The settings that decide the store's bytes.
+        expect: Required number of images in the source, rejects included. None: any number.
+
+    Returns:
+        The plan, which is also written to `out`.
+
+    Raises:
+        BuildError: `out` has a different plan, a finished store or other files; the source does not list `expect`
+            images, or no image; or there is too little free space.
     """
     paths = StorePaths(out)
     check_output_dir(paths, source)
     decoders = decoder_versions(recipe.container)
     if paths.plan.exists():
-        sync_folder(paths.build)  # who wrote it may have been killed before this
+        sync_folder(paths.build)  # the process that wrote the plan may have been killed before this
         if (plan := _stamped_plan(paths, source, recipe.facts(decoders))) is not None:
             check_expected(source, plan.candidates, expect)
             return plan
@@ -47,9 +57,9 @@ def make_plan(source: Source, out: Path, recipe: Recipe, expect: int | None = No
     if not paths.plan.exists():
         check_listing(source, listing)
     make_folder(paths.root)
-    with locked(paths.build):  # of two plans at once, as of a job that was sent twice, the later one finds the other's
-        make_folder(paths.build)  # which says so where nothing can be written
-        planned = paths.plan.exists()  # asked first: a finish writes store.json before it removes the plan
+    with locked(paths.build):  # if two processes plan at once, the second finds the first one's plan
+        make_folder(paths.build)  # reports it if the folder is not writable
+        planned = paths.plan.exists()  # before check_output_dir: a finish writes store.json, then removes the plan
         check_output_dir(paths, source)
         if planned:
             plan = read_plan(paths)
@@ -60,7 +70,7 @@ def make_plan(source: Source, out: Path, recipe: Recipe, expect: int | None = No
 
 
 def _stamped_plan(paths: StorePaths, source: Source, recipe: dict[str, Any]) -> Plan | None:
-    """The plan, if it needs no listing to be seen that it is still right: an archive is indexed once."""
+    """Return the plan if the source's stamp shows that it still matches, so that an archive is indexed only once."""
     plan = read_plan(paths)
     found = {"kind": source.kind, "root": os.path.abspath(source.root), "stamp": source.stamp()}
     same = found["stamp"] is not None and found == {key: plan.facts["source"][key] for key in found}
@@ -70,7 +80,7 @@ def _stamped_plan(paths: StorePaths, source: Source, recipe: dict[str, Any]) -> 
 def _new_plan(paths: StorePaths, listing: Listing, facts: dict[str, Any]) -> Plan:
     if paths.journals.is_dir() and any(paths.journals.iterdir()):  # a plan is written before any journal
         advice = f"{missing_advice(paths.build)}remove {quoted(str(paths.root))} and build again"
-        raise BuildError(f"{paths.plan}: missing, though blocks of this build are done; {advice}")
+        raise BuildError(f"{paths.plan}: missing, although blocks of this build are done; {advice}")
     clear_leftovers(paths)
     plan = Plan(paths, facts)
     check_free_space(paths.root, find_storage(paths.root), space_needed(plan))
@@ -79,27 +89,41 @@ def _new_plan(paths: StorePaths, listing: Listing, facts: dict[str, Any]) -> Pla
     try:
         reserve_shards(plan)
         return write_plan(paths, listing, facts)
-    except OSError:  # a full disk, above all: what was reserved is room that is asked for
-        if not paths.plan.exists():  # another's, where the file system has no locks
+    except OSError:  # such as a full disk: release the space that was reserved
+        if not paths.plan.exists():  # without locks on the file system, another process may have written a plan
             clear_leftovers(paths)
         raise
 
 
 def _warn_of_shared_pages(plan: Plan) -> None:
-    """NFS clients write whole pages back: two nodes that share one may undo each other's bytes."""
+    # NFS clients write back whole pages: two nodes that write to the same page may undo each other's bytes.
     block_bytes = plan.blocks.block_rows * plan.recipe.row_bytes
     place = plan.paths.root.absolute().parent
     if block_bytes % PAGE and place.exists() and network_file_system(place) == "NFS":
         logging.getLogger("decodeonce").warning(
-            "%s: on NFS, and blocks of %d bytes share pages: decode on one node only, or choose a --size whose rows "
-            "fill pages (a multiple of 32 does)",
+            "%s: on NFS, and blocks of %d bytes share pages; decode on one node only, or choose a --size whose rows "
+            "fill whole pages (a multiple of 32 does)",
             plan.paths.root,
             block_bytes,
         )
 
 
 def plan_unless_built(source: Source, out: Path, recipe: Recipe, expect: int | None = None) -> Plan | None:
-    """`make_plan`; None where `out` is this very store, finished before or meanwhile. Raises as `is_built`, too."""
+    """Make the plan as `make_plan` does, unless `out` already is the finished store.
+
+    Args:
+        source: The images and their labels.
+        out: Folder of the store.
+        recipe: The settings that decide the store's bytes.
+        expect: Required number of images in the source, rejects included. None: any number.
+
+    Returns:
+        The plan, or None if `out` is the finished store of this source and recipe.
+
+    Raises:
+        BuildError: As `make_plan` and `is_built`.
+        StoreError: `out` is a damaged store.
+    """
     if is_built(source, out, recipe, expect):
         return None
     try:

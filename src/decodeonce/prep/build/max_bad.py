@@ -1,4 +1,4 @@
-"""How many rejects a build may have: a share of all candidates, or a number."""
+"""How many rejects a build may have: a percentage of all candidates, or a number."""
 
 from __future__ import annotations
 
@@ -12,13 +12,19 @@ from decodeonce.formatting import quoted
 
 
 def reject_error(reject: object) -> BuildError:
-    """The error for a reject if the build is to fail at the first one."""
-    return BuildError(f"{reject}; repair or remove it, or build with --on-bad reject")
+    """Return the error for a reject with --on-bad fail."""
+    return BuildError(f"{reject}; repair or remove the image, or pass --on-bad reject")
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """`share` of the candidates, or `number` pictures, whichever is given; counted over the whole build."""
+    """The maximum number of rejects over a whole build.
+
+    Args:
+        text: The limit as the user wrote it.
+        share: Maximum fraction of the candidates; None if `number` applies.
+        number: Maximum number of images, if `share` is None.
+    """
 
     text: str
     share: Fraction | None
@@ -26,26 +32,36 @@ class Allowance:
 
     @classmethod
     def parse(cls, text: str) -> Allowance:
-        """The allowance of "0.1%" or "25"; ValueError for anything else."""
+        """Parse a limit such as "0.1%" or "25".
+
+        Raises:
+            ValueError: If the text is neither a number nor a percentage.
+        """
         if not re.fullmatch(r"\d+|\d+(\.\d+)?%", text):
-            raise ValueError(f"max-bad is {text!r}, expected a number of pictures (25) or a share (0.1%)")
+            raise ValueError(f"max-bad is {text!r}, expected a number of images (25) or a percentage (0.1%)")
         if text.endswith("%"):
             return cls(text, Fraction(text[:-1]) / 100, 0)
         return cls(text, None, int(text))
 
     def allowed(self, candidates: int) -> int:
-        """How many of so many candidates may be rejects."""
+        """Return how many of `candidates` may be rejects."""
         return int(self.share * candidates) if self.share is not None else self.number
 
     def check(self, rejects: int, candidates: int, first: str, out: Path) -> None:
-        """Raise BuildError where there are more rejects than allowed, of which `first` is one with its reason.
+        """Raise BuildError if there are more rejects than allowed.
 
-        What is done in `out` is kept, and a rerun may allow more.
+        Completed blocks in `out` are kept, so a rerun may pass a higher limit.
+
+        Args:
+            rejects: Number of rejects so far.
+            candidates: Number of samples that the source listed.
+            first: The first reject with its reason.
+            out: Folder of the store.
         """
         allowed = self.allowed(candidates)
         if rejects > allowed:
             raise BuildError(
-                f"{rejects} of {candidates} pictures are rejects, --max-bad {self.text} allows {allowed}; first "
-                f"{first}; `prep status {quoted(str(out))}` lists them; run the same command with a higher --max-bad: "
-                "what is done is kept"
+                f"{rejects} of {candidates} images are rejects, --max-bad {self.text} allows {allowed}; first "
+                f"{first}; list them with `prep status {quoted(str(out))}`; to continue, run the same command with a "
+                "higher --max-bad: completed blocks are kept"
             )

@@ -1,4 +1,4 @@
-"""The folder OUT: what may lie in it already, what a killed plan left there, and the space of its shards."""
+"""The folder OUT: check what is already in it, clear what a killed plan left, reserve the space of the shards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from decodeonce.store.locks import LOCK
 from decodeonce.store.signed import canonical
 from decodeonce.store.table import read_rejects
 
-# What may lie in an OUT that a killed build left, and in its .build; anything else is somebody's own.
+# Files that a killed build may leave in OUT and in OUT/.build. Any other file belongs to the user.
 OURS = re.compile(
     r"images-\d{5}\.(npy|h5)|(labels|checksums|boxes|box_count|box_labels)\.npy|(samples|rejects)\.tsv|store\.h5"
 )
@@ -33,78 +33,89 @@ OURS_IN_BUILD = re.compile(
 
 
 def is_built(source: Source, out: Path, recipe: Recipe, expect: int | None = None) -> bool:
-    """Whether `out` is the finished store of this source and recipe, with all its files; nothing is decoded for that.
+    """Return whether `out` is the finished store of this source and recipe.
 
-    Raises BuildError, which says what differs, where it is another store, StoreError where it is damaged. The source
-    is listed, unless the recipe tells already: by names, sizes and classes, not by content.
+    Sources are compared by names, sizes and classes, not by content: nothing is decoded.
+
+    Args:
+        source: The images and their labels.
+        out: Folder of the store.
+        recipe: The settings that decide the store's bytes.
+        expect: Required number of images in the source, rejects included. None: any number.
+
+    Returns:
+        True if the finished store is there with all its files, False if `out` has no finished store.
+
+    Raises:
+        BuildError: `out` is a different store, or the source does not list `expect` images.
+        StoreError: `out` is a damaged store.
     """
     paths = StorePaths(out)
     if not paths.manifest.exists():
         return False
     if paths.part.exists():
-        raise BuildError(f"{out}: a staged part of a store is here; choose another OUT, or remove it first")
+        raise BuildError(f"{out}: already holds a staged part of a store; choose another OUT, or remove it first")
     found, planned = open_store(out).manifest, recipe.facts(decoder_versions(recipe.container))
-    if told := _differences(source.manifest_facts(planned, "")["recipe"], found.recipe):
-        raise BuildError(_is_here(out, told))
+    if changes := _differences(source.manifest_facts(planned, "")["recipe"], found.recipe):
+        raise BuildError(_different_store(out, changes))
     listing = scan(source, recipe.boxes_per_row)
     check_expected(source, listing.candidates, expect)
     wanted = source.manifest_facts(planned, listing.digest)["source"]
-    if told := _differences(wanted, found.source):
-        if wanted["digest"] == listing.digest != found.source.get("digest"):  # no store's that is converted
-            raise BuildError(_is_here(out, f"{_others(source, listing, paths, found)} ({told})"))
-        raise BuildError(_is_here(out, f"the source's {told}"))
+    if changes := _differences(wanted, found.source):
+        if wanted["digest"] == listing.digest != found.source.get("digest"):  # not when a store is converted
+            raise BuildError(_different_store(out, f"{_different_images(source, listing, paths, found)} ({changes})"))
+        raise BuildError(_different_store(out, f"the source's {changes}"))
     return True
 
 
-def _others(source: Source, listing: Listing, paths: StorePaths, store: Manifest) -> str:
-    """That the source lists others than the store was built of, with the counts of both."""
-    gone = sum(reject.action != "kept" for reject in read_rejects(paths.rejects))
+def _different_images(source: Source, listing: Listing, paths: StorePaths, store: Manifest) -> str:
+    skipped = sum(reject.action != "kept" for reject in read_rejects(paths.rejects))
     here, there = (counted(number, "class", "classes") for number in (len(source.classes()), len(store.classes)))
     return (
-        f"{source.root} lists other pictures (names, sizes, classes, boxes or values) than it was built of: "
-        f"{listing.candidates} in {here}; the store has {counted(store.count, 'row')} in {there}, and {gone} became "
-        "none"
+        f"{source.root} lists different images (names, sizes, classes, boxes or values) than it was built from: "
+        f"{listing.candidates} in {here}; the store has {counted(store.count, 'row')} in {there}, "
+        f"{counted(skipped, 'image')} skipped"
     )
 
 
 def _differences(wanted: dict[str, object], found: dict[str, object]) -> str:
-    """What differs, as the manifest would write it."""
+    """List the differences between the manifest facts that a build would write and those of a store."""
     return "; ".join(differences(json.loads(canonical(wanted)), found, of="store"))
 
 
-def _is_here(out: Path, told: str) -> str:
-    return f"{out}: a finished store is here already, not this build's: {told}; choose another OUT, or remove it first"
+def _different_store(out: Path, changes: str) -> str:
+    return f"{out}: already holds a different finished store: {changes}; choose another OUT, or remove it first"
 
 
 def check_output_dir(paths: StorePaths, source: Source) -> None:
-    """Raise BuildError where no store of this source can be made, or gone on with."""
+    """Raise BuildError unless a store of this source can be created or resumed here."""
     if paths.manifest.exists():
-        raise BuildError(f"{paths.root}: a finished store is here already; choose another OUT, or remove it first")
+        raise BuildError(f"{paths.root}: already holds a finished store; choose another OUT, or remove it first")
     if Path(os.path.realpath(paths.root)).is_relative_to(os.path.realpath(source.top)):
-        raise BuildError(f"{paths.root}: lies in the source, {source.top}; choose an OUT outside it")
+        raise BuildError(f"{paths.root}: is inside the source, {source.top}; choose an OUT outside it")
     if not paths.root.exists():
         return
     ours = {paths.build.name, *(column.file for column in source.columns()), *map(column_file, source.column_names)}
     foreign = [path for path in paths.root.iterdir() if path.name not in ours and not OURS.fullmatch(path.name)]
     if paths.build.exists():
         foreign += [path for path in paths.build.iterdir() if not OURS_IN_BUILD.fullmatch(path.name)]
-    # A plan that is being made locks `.build` before it makes anything else there.
+    # While a plan is being made, .build holds only the lock at first.
     begun = paths.build.exists() and os.listdir(paths.build) != [LOCK]
     if foreign or (not begun and {path.name for path in paths.root.iterdir()} - {paths.build.name}):
-        found = f"{foreign[0].name} is in it" if foreign else "it is not empty"
-        raise BuildError(f"{paths.root}: no unfinished build: {found}; choose another OUT")
+        found = f"it contains {foreign[0].name}" if foreign else "it is not empty"
+        raise BuildError(f"{paths.root}: not an unfinished build: {found}; choose another OUT")
 
 
 def clear_leftovers(paths: StorePaths) -> None:
-    """Remove what a killed plan left. `.build` is emptied last, for it says whose the rest is."""
+    """Remove the files of a killed plan. `.build` is emptied last, because it marks the shards as a build's own."""
     for path in paths.root.glob("images-*"):
         remove_file(path)
-    sync_folder(paths.root)  # else a loss of power may leave shards of which nothing says whose they are
+    sync_folder(paths.root)  # otherwise a power loss may leave shards without the .build that marks them
     empty_folder(paths.build, keep=LOCK)
 
 
 def reserve_shards(plan: Plan) -> None:
-    """Make every shard at the size of its planned rows, its space reserved if the file system can."""
+    """Create every shard at its planned size, and reserve its space if the file system supports that."""
     blocks, suffix = plan.blocks, CONTAINERS[plan.recipe.container].suffix
     for index in range(blocks.place(plan.count - 1)[0] + 1):
         last_row = min((index + 1) * blocks.shard_rows, plan.count) - 1

@@ -1,9 +1,15 @@
-"""The plan: which sample goes to which row, frozen before a pixel is decoded.
+"""The plan: which sample goes to which row. It does not change once decoding starts.
 
-`.build/plan-rows.npy` has a fixed record a row, `.build/plan-names.bin` their names end to end and, with boxes,
-`.build/plan-boxes.npy` those of each row and, if boxes are kept, `.build/plan-box-labels.npy` their labels, and of each
-column of numbers `.build/plan-column-0.npy` and so on, all in row order and mapped, so that a task touches only its own
-rows; `.build/plan.json` is written last.
+The files of a plan are in OUT/.build, all in row order:
+
+- plan-rows.npy: one record per row.
+- plan-names.bin: the names of the samples, concatenated.
+- plan-boxes.npy: the boxes of each row, if the recipe has boxes.
+- plan-box-labels.npy: the labels of the boxes, if boxes are kept.
+- plan-column-0.npy and so on: one file per numeric column.
+- plan.json: written last; the plan exists once this file does.
+
+Arrays are memory-mapped, so that a task reads only its own rows.
 """
 
 from __future__ import annotations
@@ -54,24 +60,29 @@ CHUNK = 1 << 13
 
 @dataclass(frozen=True)
 class Plan:
-    """A frozen plan, read from OUT/.build."""
+    """A plan, read from OUT/.build.
+
+    Args:
+        paths: The paths of the store.
+        facts: The content of plan.json.
+    """
 
     paths: StorePaths
     facts: dict[str, Any]
 
     @property
     def count(self) -> int:
-        """Planned rows, before rejects are taken out."""
+        """Number of planned rows, before rejects are removed."""
         return int(self.facts["count"])
 
     @property
     def candidates(self) -> int:
-        """All that the source listed, plan-time rejects included."""
+        """Number of samples that the source listed, plan-time rejects included."""
         return int(self.facts["candidates"])
 
     @property
     def rejected(self) -> int:
-        """How many of them can be no row, as was seen when the plan was made."""
+        """Number of samples that were rejected when the plan was made."""
         return self.candidates - self.count
 
     @cached_property
@@ -81,7 +92,7 @@ class Plan:
 
     @cached_property
     def blocks(self) -> Blocks:
-        """How the planned rows fall into blocks and shards."""
+        """How the planned rows are divided into blocks and shards."""
         return Blocks(self.count, self.recipe.row_bytes, self.facts["block_rows"], self.facts["shard_rows"])
 
     @cached_property
@@ -91,54 +102,54 @@ class Plan:
 
     @cached_property
     def rejects(self) -> list[Reject]:
-        """What the source listed and could be no row."""
+        """The samples that were rejected when the plan was made."""
         return list(read_rejects(self.paths.plan_rejects))
 
     @cached_property
     def rows(self) -> NDArray[np.void]:
-        """One record (dtype ROW) a planned row, mapped."""
+        """One record of dtype ROW per planned row, memory-mapped."""
         return self._mapped(self.paths.plan_rows)
 
     @cached_property
     def boxes(self) -> NDArray[np.float64]:
-        """(count, K, 4) float64, mapped: the boxes of each planned row, NaN where it has fewer; empty without boxes."""
+        """The boxes of each planned row, (count, K, 4) float64, NaN for missing ones; empty without boxes."""
         if not self.recipe.boxes_per_row:
             return np.empty((0, 0, 4))
         return self._mapped(self.paths.plan_boxes)
 
     @cached_property
     def box_labels(self) -> NDArray[np.int32]:
-        """(count, K) int32, mapped: the labels of each planned row's boxes, if they are kept; -1 where it has fewer."""
+        """The labels of the kept boxes of each planned row, (count, K) int32; -1 for missing ones."""
         return self._mapped(self.paths.plan_box_labels)
 
     @cached_property
     def columns(self) -> list[Column]:
-        """The columns of numbers that the source has."""
+        """The numeric columns of the source."""
         return [Column(**{**facts, "shape": tuple(facts["shape"])}) for facts in self.facts["columns"]]
 
     def column_values(self, number: int) -> NDArray[Any]:
-        """The values of one of the columns, (count, ...), mapped."""
+        """Return the values of one column, (count, ...), memory-mapped."""
         return self._mapped(self.paths.plan_column(number))
 
     def _mapped(self, path: Path) -> NDArray[Any]:
         try:
             array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
-        except ValueError:  # which quotes what is in the file
+        except ValueError:  # its text would quote the file's content
             raise BuildError(f"{path}: damaged; remove {quoted(str(self.paths.root))} and build again") from None
         return array
 
     @cached_property
     def _names(self) -> NDArray[np.uint8]:
-        if not self.paths.plan_names.stat().st_size:  # rows of a store need no names, and nothing cannot be mapped
+        if not self.paths.plan_names.stat().st_size:  # rows of a store have no names; an empty file cannot be mapped
             return np.empty(0, np.uint8)
         return np.memmap(self.paths.plan_names, np.uint8, "r")
 
     def entry(self, row: int) -> Entry:
-        """The sample planned for a row."""
+        """Return the sample planned for a row."""
         return self.entries(row, row + 1)[0]
 
     def entries(self, first: int, last: int) -> list[Entry]:
-        """The samples planned for the rows [first, last)."""
+        """Return the samples planned for the rows [first, last)."""
         places = self.rows[first:last][["unit", "place"]].tolist()
         boxes = [boxes_of(held) for held in self.boxes[first:last].tolist()] if len(self.boxes) else [()] * len(places)
         return [
@@ -147,7 +158,7 @@ class Plan:
         ]
 
     def values(self, first: int, last: int) -> list[tuple[bytes, int, int, int]]:
-        """(name, label, size, mtime_ns) of these samples: what their entries hold, for who goes through millions."""
+        """Return (name, label, size, mtime_ns) for rows [first, last): faster than `entries` for millions of rows."""
         records = self.rows[first:last].tolist()
         start, end = records[0][2], records[-1][2] + records[-1][1]
         names = self._names[start:end].tobytes()
@@ -157,13 +168,13 @@ class Plan:
         ]
 
     def source(self) -> Source:
-        """The source this plan was made from."""
+        """Open the source that this plan was made from."""
         facts = self.facts["source"]
         return open_source(facts["kind"], Path(facts["root"]), facts["facts"])
 
 
 def read_plan(paths: StorePaths) -> Plan:
-    """The plan in OUT/.build; BuildError where there is none or it is not whole."""
+    """Read the plan in OUT/.build; raise BuildError if it is missing or damaged."""
     try:
         encoded = paths.plan.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -177,22 +188,23 @@ def read_plan(paths: StorePaths) -> Plan:
     if not whole:
         raise BuildError(f"{paths.plan}: damaged; remove {paths.root} and build again")
     if version != PLAN_VERSION:
-        found = f"a plan of version {version!r}, this decodeonce goes on with {PLAN_VERSION}"
-        raise BuildError(f"{paths.plan}: {found}; finish with the release that made it, or remove {paths.root}")
+        found = f"plan version is {version!r}, expected {PLAN_VERSION}"
+        advice = f"finish with the decodeonce release that made it, or remove {paths.root} and build again"
+        raise BuildError(f"{paths.plan}: {found}; {advice}")
     return Plan(paths, facts)
 
 
 def removed_error(error: OSError, out: Path) -> Stopped | None:
-    """What a task says when its build was removed, or may be out of sight, while it worked; None for all else."""
+    """Return the error for a build that was removed or became unreachable during work; None for other errors."""
     hidden = missing_advice(out)
     if error.errno not in REPLACED or (StorePaths(out).plan.exists() and not hidden and error.errno != errno.ESTALE):
         return None
     what = f"{error.filename or out}: {error.strerror}"
-    return Stopped(f"{what}; {hidden or 'another process has removed it: '}run the same command again")
+    return Stopped(f"{what}; {hidden or 'another process removed it: '}run the same command again")
 
 
 def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[str, str]) -> dict[str, Any]:
-    """What plan.json says, without its digest."""
+    """Return the content of plan.json, without its digest."""
     block_rows = source.block_rows(len(listing), recipe.row_bytes)
     blocks = Blocks.of(len(listing), recipe.row_bytes, recipe.shard_size, block_rows)
     return {
@@ -221,7 +233,7 @@ def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[
 
 
 def write_plan(paths: StorePaths, listing: Listing, facts: dict[str, Any]) -> Plan:
-    """Write the plan's files, plan.json last."""
+    """Write the files of a plan, plan.json last."""
     seed, by_unit = facts["recipe"]["shuffle_seed"], bool(facts["source"]["read_unit"])
     order = row_order(listing, seed, by_unit=by_unit)
     write_atomic(paths.plan_names, _names_in_order(listing, order))
@@ -237,7 +249,7 @@ def write_plan(paths: StorePaths, listing: Listing, facts: dict[str, Any]) -> Pl
 
 
 def write_facts(paths: StorePaths, facts: dict[str, Any]) -> Plan:
-    """Write plan.json, whose presence makes the rest a plan."""
+    """Write plan.json, which makes the plan exist."""
     write_atomic(paths.plan, [canonical({**facts, "digest": digest_of(facts)})])
     return Plan(paths, facts)
 

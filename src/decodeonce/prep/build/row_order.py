@@ -1,4 +1,4 @@
-"""The order of a store's rows: the source's, or a permutation by a seed."""
+"""The order of a store's rows: the source's order, or a permutation by a seed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ CHUNK = 1 << 13
 
 
 def shuffled(count: int, seed: int | None) -> NDArray[np.int64]:
-    """The source positions in row order: sorted by a keyed hash, the same on every machine and numpy version.
+    """Return the source positions in row order, sorted by a hash of position and seed.
 
-    No two keys are equal, for the hash is a bijection, so any sorting algorithm gives the same. 16 bytes a sample.
+    The result is the same on every machine and NumPy version: the hash is a bijection, so keys are unique and any
+    sorting algorithm gives the same order. Takes 16 bytes per sample.
     """
     if seed is None:
         return np.arange(count)
@@ -28,7 +29,7 @@ def shuffled(count: int, seed: int | None) -> NDArray[np.int64]:
 
 
 def row_order(listing: Listing, seed: int | None, *, by_unit: bool) -> NDArray[np.int64]:
-    """The source positions in row order; by units, these are permuted whole and keep their own order inside."""
+    """Return the source positions in row order; `by_unit` permutes whole read units and keeps the order within one."""
     if seed is None or not by_unit or not len(listing):
         return shuffled(len(listing), seed)
     ranks = np.argsort(shuffled(int(listing.units.max()) + 1, seed))

@@ -1,4 +1,4 @@
-"""Scan a source: list its samples once, and say what can be no row."""
+"""Scan a source: list its samples once, and find those that cannot become rows."""
 
 from __future__ import annotations
 
@@ -24,12 +24,19 @@ COLUMNS = {"labels": "i", "sizes": "q", "mtimes_ns": "q", "units": "i", "places"
 
 @dataclass(frozen=True)
 class Listing:
-    """A source as scanned: its samples in the source's order, a column each, names end to end; and plan-time rejects.
+    """A scanned source: one array per property of the samples, in the source's order, and the plan-time rejects.
 
-    `boxes` is (samples, K, 4) float64, NaN where a sample has fewer; `box_labels` is (samples, K) int32: indexes into
-    `box_classes`, which is sorted, or -1. `columns` are those of the source's `column_names`, each with its values,
-    (samples, ...). `digest` covers class, size, name, boxes and values of every candidate, and whether it can be a row,
-    `frozen` their mtimes and places, too.
+    Attributes:
+        labels, sizes, mtimes_ns, units, places: As in `Entry`, (samples,).
+        boxes: (samples, K, 4) float64; NaN for missing boxes.
+        box_labels: (samples, K) int32, indexes into `box_classes`; -1 for missing boxes.
+        box_classes: Class names of the boxes, sorted.
+        columns: The columns in the source's `column_names`, each with its values (samples, ...).
+        name_bytes: Length of each name in bytes, (samples,).
+        names: All names, concatenated.
+        rejects: Samples that cannot become rows.
+        digest: Covers class, size, name, boxes and values of every candidate, and whether it can become a row.
+        frozen: Covers the same and the modification times and places.
     """
 
     labels: NDArray[np.int32]
@@ -52,11 +59,11 @@ class Listing:
 
     @property
     def candidates(self) -> int:
-        """Samples and plan-time rejects together: what --max-bad counts against."""
+        """Number of samples and plan-time rejects together: the total for --max-bad."""
         return len(self) + len(self.rejects)
 
     def entries(self, positions: NDArray[np.int64]) -> list[Entry]:
-        """The samples at these positions of the source's order."""
+        """Return the samples at these positions of the source's order."""
         ends = np.cumsum(self.name_bytes, dtype=np.int64)[positions].tolist()
         starts = (ends - self.name_bytes[positions]).tolist()
         columns = (self.labels, self.sizes, self.mtimes_ns, self.units, self.places, self.boxes)
@@ -68,9 +75,9 @@ class Listing:
 
 
 def scan(source: Source, boxes: int = 0) -> Listing:
-    """List a source once, and log its doubts.
+    """List a source once, and log its warnings.
 
-    Of each sample 36 bytes, a name, `boxes` boxes of 36 bytes and 8 bytes for each number are held.
+    Memory per sample is 36 bytes, the name, 36 bytes for each of `boxes` boxes, and 8 bytes for each numeric value.
     """
     columns = {name: array(code) for name, code in COLUMNS.items()}
     names, rejects, held_boxes, no_boxes = bytearray(), [], array("d"), (math.nan,) * (4 * boxes)
@@ -102,7 +109,7 @@ def scan(source: Source, boxes: int = 0) -> Listing:
         logging.getLogger("decodeonce").warning("%s: %s", source.root, doubt)
     box_classes = tuple(sorted(seen_names))
     label_of = {name: label for label, name in enumerate(box_classes)}
-    labels = np.array([*(label_of[name] for name in seen_names), -1], np.int32)  # by number; that of -1 is the last
+    labels = np.array([*(label_of[name] for name in seen_names), -1], np.int32)  # the index -1 gives the label -1
     return Listing(
         **{name: np.frombuffer(column, column.typecode) for name, column in columns.items()},
         boxes=np.frombuffer(held_boxes, np.float64).reshape(len(columns["labels"]), boxes, 4),
@@ -117,7 +124,10 @@ def scan(source: Source, boxes: int = 0) -> Listing:
 
 
 def _other_facts(entry: Entry) -> bytes:
-    """Its boxes and values, and that it can be no row; not why, for an error's words are a system's own."""
+    """Return the entry's boxes and values for the digest, or a mark if it has a problem.
+
+    The problem's text is not part of the digest, because operating systems word errors differently.
+    """
     if entry.problem:
         return b"\t!"
     boxes = [",".join(map(repr, box)) for box in entry.boxes] + [ascii(name) for name in entry.box_names]
@@ -125,23 +135,23 @@ def _other_facts(entry: Entry) -> bytes:
 
 
 def boxes_of(held: list[list[float]]) -> tuple[Box, ...]:
-    """The boxes of a sample; missing ones are NaN."""
-    return tuple((box[0], box[1], box[2], box[3]) for box in held if box[0] == box[0])  # NaN is not itself
+    """Return a sample's boxes without the missing ones, which are NaN."""
+    return tuple((box[0], box[1], box[2], box[3]) for box in held if box[0] == box[0])  # NaN != NaN
 
 
 def check_expected(source: Source, found: int, expect: int | None) -> None:
-    """Raise BuildError unless a source lists as many pictures as expected."""
+    """Raise BuildError unless a source lists the expected number of images."""
     if expect is not None and found != expect:
-        what = f"{counted(found, 'picture')} found in {counted(len(source.classes()), 'class', 'classes')}"
+        what = f"{counted(found, 'image')} found in {counted(len(source.classes()), 'class', 'classes')}"
         raise BuildError(
-            f"{source.root}: {what}, --expect says {expect}; look for what is missing or new (a file server that is "
-            "away hides its files), or give the right number"
+            f"{source.root}: {what}, but --expect is {expect}; look for missing or new files (an unreachable file "
+            "server hides its files), or pass the right number"
         )
 
 
 def check_listing(source: Source, listing: Listing) -> None:
-    """Raise BuildError where a source has nothing that could be a row."""
+    """Raise BuildError if a source has no sample that can become a row."""
     if not len(listing):
         tried = f"; all {listing.candidates} candidates are rejects, first "
         why = f"{tried}{listing.rejects[0]}" if listing.rejects else ""
-        raise BuildError(f"{source.root}: no picture in it{why}; taken for {source.found}")
+        raise BuildError(f"{source.root}: no images found{why}; read as {source.found}")
