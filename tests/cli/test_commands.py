@@ -309,7 +309,7 @@ def test_signal_stops_build_with_75_and_same_command_resumes(signal_: signal.Sig
     assert process.returncode == 75
     assert message.startswith(f"prep: stopped: {signal_.name}")
     if signal_ is signal.SIGUSR1:
-        assert ": ended with the blocks in hand, " in message
+        assert ": stopped after the current blocks, " in message
     assert "run the same command again" in message
     assert message.count("\n") == 1
     with pytest.raises(ProcessLookupError):

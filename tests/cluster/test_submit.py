@@ -93,7 +93,7 @@ def test_what_is_missing_is_told_and_the_same_chain_goes_on(
     told = logs(out, f"finish-{finish}.log")
     again = f"bash {out}.jobs/submit.sh"
     assert " of 48 blocks are not done (first " in told
-    assert told.endswith(f"; to go on: {again}\n")
+    assert told.endswith(f"; run: {again}\n")
     jobs = cluster.run(*again.split()).split()
     cluster.wait(*jobs)
     assert cluster.states(jobs[-1]) == ["COMPLETED"], logs(out, "*.log")
@@ -126,7 +126,7 @@ def test_a_task_near_its_limit_ends_with_a_block_and_the_next_round_does_the_res
     cluster.wait(*jobs, within=120)
     assert cluster.states(jobs[1]) == ["FAILED"]
     assert cluster.facts(f"{jobs[1]}_0")["ExitCode"] == "75:0"
-    assert "prep: stopped: SIGUSR1: ended with the blocks in hand, " in logs(out, f"array-{jobs[1]}_0.log")
+    assert "prep: stopped: SIGUSR1: stopped after the current blocks, " in logs(out, f"array-{jobs[1]}_0.log")
     assert cluster.states(jobs[3]) == ["COMPLETED"], logs(out, "*.log")
     assert digests(out) == undisturbed
 

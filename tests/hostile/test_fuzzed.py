@@ -87,5 +87,5 @@ def test_a_line_of_a_journal_that_is_none_of_ours_is_ignored(tmp_path: Path) -> 
 def test_a_record_of_a_journal_that_is_none_of_ours_is_named(tmp_path: Path, facts: bytes) -> None:
     (tmp_path / "0of1-host-1-00.log").write_bytes(signed(b"1\t0\t1.000\t" + facts))
     journals = Journals(tmp_path)
-    with pytest.raises(BuildError, match=r"0of1-host-1-00\.log: a record of another release; remove it and run"):
+    with pytest.raises(BuildError, match=r"0of1-host-1-00\.log: has a record of another decodeonce release; remove"):
         journals.record(1)

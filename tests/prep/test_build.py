@@ -226,7 +226,7 @@ def test_a_block_written_again_after_finish_changes_no_row(
     journal.path.touch()
     for index, (record, buffer) in late.items():
         if plan.paths.shard(plan.blocks[index].shard, ".npy").exists():
-            with pytest.raises(Stopped, match="finished by another process"):
+            with pytest.raises(Stopped, match="another process finished the build"):
                 writer.write(plan.blocks[index], 0, record, buffer)
     assert verify_store(out).ok
     assert {name: data for name, data in tree_bytes(out).items() if ".build" not in name} == undisturbed

@@ -19,7 +19,7 @@ from decodeonce.store import StorePaths, verify_store
 from tests.images import tree_bytes
 from tests.together.processes import Prep, build_arguments, prep
 
-FINISHED = "another process has finished this build: there is no more to do"
+FINISHED = "another process finished this build; nothing left to do"
 ALLOWANCE = Allowance.parse("2")
 ROW = 384 * 1024 * 3
 LAST_SHARD = f"images-00006.npy@{4096 + ROW}"  # row 13, which a finished build has moved elsewhere
@@ -122,7 +122,7 @@ def test_task_does_not_write_into_build_that_replaced_its_own(
     os.close(hold)
     ended = paused.ended()
     assert ended.code == 75, ended
-    assert "finished, or removed, by another process" in ended.stderr.splitlines()[-1]
+    assert "another process finished or removed the build" in ended.stderr.splitlines()[-1]
     finish(out, ALLOWANCE)
     assert tree_bytes(out) == expected_files
 
@@ -135,7 +135,7 @@ def test_removing_build_stops_its_tasks(tree: Path, recipe: Recipe, tmp_path: Pa
         if progress.new_rows and out.exists():
             out.rename(tmp_path / "moved")
 
-    with pytest.raises(Stopped, match="the build was finished, or removed, by another process"):
+    with pytest.raises(Stopped, match="another process finished or removed the build"):
         work(out, Work(workers=1, max_bad="2"), remove)
     assert not out.exists()
 

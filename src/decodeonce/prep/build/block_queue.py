@@ -1,4 +1,4 @@
-"""Which block goes to which worker next."""
+"""Decide which block each worker decodes next."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from decodeonce.prep.build.plan import Plan
 from decodeonce.store.images import runs
 
-LOOK = 64  # blocks to each side of a run's middle that are looked at for a place to cut
+CUT_SEARCH = 64  # blocks to search on each side of a run's middle for a place to cut
 Span = tuple[int, int]  # the first and the last read unit of a block
 
 
 def block_spans(plan: Plan, blocks: Sequence[int]) -> dict[int, Span]:
-    """The read units that the rows of each block lie in; empty where every sample is read by itself."""
+    """Return the read units that hold the rows of each block; empty if samples are read one at a time."""
     if not plan.facts["source"]["read_unit"]:
         return {}
     units = plan.rows["unit"]
@@ -22,11 +22,16 @@ def block_spans(plan: Plan, blocks: Sequence[int]) -> dict[int, Span]:
 
 
 class BlockQueue:
-    """The blocks not yet given out, ascending.
+    """The blocks that no worker has taken yet, in ascending order.
 
-    Without `spans` they go out in their order. With them, what shares a read unit stays with one worker as far as it
-    can: a worker goes on where it was, and one that comes new takes the further half of the longest run, cut where a
-    unit ends, or else within a unit that is neither the run's first nor its last: this one is then read twice.
+    Without `spans`, workers take blocks in order. With `spans`, blocks that share a read unit go to the same worker if
+    possible. A worker continues with the block after its last one. A new worker takes the second half of the longest
+    run of blocks. The run is cut where a read unit ends, or otherwise inside a unit that is neither the run's first nor
+    its last. That unit is then read twice.
+
+    Args:
+        blocks: The blocks to decode.
+        spans: First and last read unit of each block, from `block_spans`.
     """
 
     def __init__(self, blocks: Sequence[int], spans: dict[int, Span]) -> None:
@@ -38,7 +43,7 @@ class BlockQueue:
         return sum(map(len, self._runs))
 
     def put_back(self, blocks: Sequence[int]) -> None:
-        """Have these blocks given out again, before all others."""
+        """Return blocks to the queue, ahead of all others."""
         if not blocks:
             return
         if not self._spans:
@@ -49,9 +54,14 @@ class BlockQueue:
             self._runs.append(list(reversed(blocks[start:end])))
 
     def next(self, after: int | None, others: Collection[int]) -> int | None:
-        """A block for a worker whose last one was `after`; `others` are the last ones of all other workers.
+        """Take a block for a worker.
 
-        None where nothing can be taken from them without reading all of it twice.
+        Args:
+            after: The worker's previous block, if any.
+            others: The previous blocks of all other workers.
+
+        Returns:
+            The block, or None if the queue is empty or every remaining run would have to be read twice completely.
         """
         self._runs = [run for run in self._runs if run]
         if not self._runs:
@@ -71,11 +81,11 @@ class BlockQueue:
         return None
 
     def _cut(self, run: list[int]) -> int | None:
-        """How many blocks of a run, from its end, another worker may take: about half."""
+        """Return how many blocks, about half, another worker may take from the end of a run; None if it cannot."""
         first, last = self._spans[run[-1]][0], self._spans[run[0]][1]
         half = len(run) // 2
         cuts = sorted(range(1, len(run)), key=lambda cut: abs(cut - half))
-        between = [(cut, self._spans[run[cut]][1], self._spans[run[cut - 1]][0]) for cut in cuts[: 2 * LOOK]]
+        between = [(cut, self._spans[run[cut]][1], self._spans[run[cut - 1]][0]) for cut in cuts[: 2 * CUT_SEARCH]]
         clean = [cut for cut, before, after in between if before != after]
         inside = [cut for cut, before, after in between if first != before == after != last]
         return next(iter([*clean, *inside]), None)

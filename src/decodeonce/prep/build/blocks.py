@@ -1,4 +1,4 @@
-"""Rows to blocks, blocks to shards and tasks: arithmetic that depends on count and shape alone."""
+"""Map rows to blocks, and blocks to shards and tasks. All of it follows from the number and size of the rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LARGEST, SMALLEST, LARGEST_IN_PAGES = 32 << 20, 1 << 20, 64 << 20
 
 
 def block_rows_for(count: int, row_bytes: int) -> int:
-    """Rows of a block: the smaller of 32 MiB and 1/256 of the store, at least 1 MiB, in whole pages up to 64 MiB."""
+    """Return the rows per block: 1/256 of the store, within 1 MiB and 32 MiB, in whole pages if up to 64 MiB."""
     target = max(SMALLEST, min(LARGEST, count * row_bytes // 256))
     rows = max(1, target // row_bytes)
     unit = PAGE // math.gcd(row_bytes, PAGE)
@@ -27,7 +27,7 @@ def overlap(one: range, other: range) -> bool:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows [first, last) of the plan, in shard `shard` from byte `offset`."""
+    """Rows [first, last) of the plan, at byte `offset` of shard `shard`."""
 
     index: int
     first: int
@@ -37,13 +37,13 @@ class Block:
 
     @property
     def rows(self) -> int:
-        """How many rows it has."""
+        """Number of rows."""
         return self.last - self.first
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """How `count` rows fall into blocks and shards; no block lies in two shards."""
+    """How `count` rows are divided into blocks and shards; every block is in one shard."""
 
     count: int
     row_bytes: int
@@ -52,7 +52,7 @@ class Blocks:
 
     @classmethod
     def of(cls, count: int, row_bytes: int, shard_size: int, block_rows: int | None = None) -> Blocks:
-        """The blocks of a store; a shard has whole blocks, at least one."""
+        """Divide rows into blocks; a shard has at least one block. `block_rows` None: use `block_rows_for`."""
         block_rows = block_rows or block_rows_for(count, row_bytes)
         shard_rows = max(1, shard_size // row_bytes // block_rows) * block_rows
         return cls(count, row_bytes, block_rows, shard_rows)
@@ -67,10 +67,10 @@ class Blocks:
         return Block(index, first, min(first + self.block_rows, self.count), *self.place(first))
 
     def place(self, row: int) -> tuple[int, int]:
-        """(shard, byte offset in it) of a row."""
+        """Return the shard of a row and the byte offset in it."""
         shard, inside = divmod(row, self.shard_rows)
         return shard, DATA_OFFSET + inside * self.row_bytes
 
     def of_task(self, task: int, tasks: int) -> range:
-        """The blocks of one task of `tasks`: a contiguous share, sizes differ by one at most."""
+        """Return the contiguous share of blocks of one of `tasks` tasks; sizes of shares differ by at most one."""
         return range(task * len(self) // tasks, (task + 1) * len(self) // tasks)

@@ -1,4 +1,4 @@
-"""The columns of a store that is being built: the boxes that are kept beside its pictures, and what a source brings."""
+"""The columns of a store that is being built: numeric columns of the source, and kept boxes."""
 
 from __future__ import annotations
 
@@ -19,33 +19,34 @@ Rows = NDArray[np.int64]
 
 
 class PlannedColumn(NamedTuple):
-    """A column, and what gives its values, (n, *shape), for n planned rows."""
+    """A column, and the function that returns its values, (n, *shape), for n planned rows."""
 
     column: Column
     values: Callable[[Rows], NDArray[Any]]
 
 
 def planned_columns(plan: Plan, record_of: Callable[[int], BlockRecord]) -> list[PlannedColumn]:
-    """The columns of a planned store; `record_of` gives the record of the block that a planned row lies in."""
+    """Return the columns of a planned store; `record_of` returns the record of the block that holds a planned row."""
     source = plan.source()
-    own = [PlannedColumn(column, partial(_planned, plan, number)) for number, column in enumerate(plan.columns)]
-    brought = [PlannedColumn(column, partial(_brought, plan, source, column)) for column in source.columns()]
-    return [*own, *brought, *(_KeptBoxes(plan, record_of).columns() if plan.recipe.kept_boxes else [])]
+    own = [PlannedColumn(column, partial(_plan_values, plan, number)) for number, column in enumerate(plan.columns)]
+    others = [PlannedColumn(column, partial(_source_values, plan, source, column)) for column in source.columns()]
+    return [*own, *others, *(_KeptBoxes(plan, record_of).columns() if plan.recipe.kept_boxes else [])]
 
 
-def _planned(plan: Plan, number: int, rows: Rows) -> NDArray[Any]:
+def _plan_values(plan: Plan, number: int, rows: Rows) -> NDArray[Any]:
     values: NDArray[Any] = plan.column_values(number)[rows]
     return values
 
 
-def _brought(plan: Plan, source: Source, column: Column, rows: Rows) -> NDArray[Any]:
+def _source_values(plan: Plan, source: Source, column: Column, rows: Rows) -> NDArray[Any]:
     return source.column_values(column, [plan.entry(row) for row in rows.tolist()])
 
 
 class _KeptBoxes:
-    """Boxes follow their picture into the row: turned, resized, moved, clipped.
+    """Moves boxes with their image into the row: rotates, scales, shifts and clips them.
 
-    Each of the three columns places them again, all rows of a block at once: 2 µs per row; one by one it takes 25 µs.
+    Each of the three columns computes the boxes again, for all rows of a block at once. This takes 2 µs per row; one
+    row at a time takes 25 µs.
     """
 
     def __init__(self, plan: Plan, record_of: Callable[[int], BlockRecord]) -> None:
@@ -53,7 +54,7 @@ class _KeptBoxes:
         self._turns: tuple[int, dict[int, int]] = (-1, {})
 
     def columns(self) -> list[PlannedColumn]:
-        """Left, top, right and bottom in pixels of the row, then zeros; how many are real; their labels, then -1."""
+        """Return the columns: boxes in pixels of the row, padded with 0; their number; their labels, padded with -1."""
         boxes = Column("boxes", "boxes.npy", "<f4", (self._most, 4))
         count = Column("box_count", "box_count.npy", "<i4", ())
         labels = Column("box_labels", "box_labels.npy", "<i4", (self._most,))
@@ -75,7 +76,7 @@ class _KeptBoxes:
         return _packed(self._plan.box_labels[rows], _present(self._placed(rows)), -1)
 
     def _placed(self, rows: Rows) -> NDArray[np.float64]:
-        """(n, K, 4): the boxes in pixels of the row, clipped; NaN if there are fewer, no area if one lies outside."""
+        """Return the clipped boxes in row pixels, (n, K, 4): NaN for missing ones, no area for those outside."""
         boxes, fits = np.array(self._plan.boxes[rows]), np.empty((len(rows), 1, 4))
         for index, row in enumerate(rows.tolist()):
             fit, turn = self._fit(row)
@@ -86,7 +87,7 @@ class _KeptBoxes:
         return placed.clip(0, 2 * (self._plan.recipe.width, self._plan.recipe.height))
 
     def _fit(self, row: int) -> tuple[Fit, int]:
-        """The Fit of a planned row's picture, and how it was turned."""
+        """Return the Fit and the EXIF orientation of a planned row's image."""
         recipe, record = self._plan.recipe, self._record_of(row)
         if self._turns[0] != record.block:
             self._turns = (record.block, dict(record.turns))
@@ -96,13 +97,13 @@ class _KeptBoxes:
 
 
 def _present(boxes: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """(n, K): which boxes have an area."""
+    """Return which boxes have an area, (n, K)."""
     present: NDArray[np.bool_] = np.all(boxes[:, :, :2] < boxes[:, :, 2:], axis=2)
     return present
 
 
 def _packed(values: NDArray[Any], present: NDArray[np.bool_], absent: int) -> NDArray[Any]:
-    """The values (n, K, ...) of each row's present boxes in their order, then `absent`."""
+    """Return the values (n, K, ...) with those of present boxes first in each row, padded with `absent`."""
     packed = np.full_like(values, absent)
     packed[np.sort(present)[:, ::-1]] = values[present]
     return packed

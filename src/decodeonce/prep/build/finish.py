@@ -1,7 +1,7 @@
-"""The last step of a build: close the gaps that rejects left, then labels, samples, checksums, manifest.
+"""The last step of a build: fill the rows of rejects, then write labels, checksums, samples and the manifest.
 
-Every step may be repeated: a gap is filled by a copy of a tail row, which stays where it was until store.json is
-durable; only then are the shards cut to their rows and `.build` removed.
+Every step may be repeated. A hole is filled with a copy of a row from the end of the store. That row stays in place
+until store.json is durable; then the shards are cut to their final size and `.build` is removed.
 """
 
 from __future__ import annotations
@@ -40,10 +40,20 @@ CHUNK_ROWS = 1 << 18
 
 
 def finish(out: Path, allowance: Allowance) -> Manifest:
-    """Make the planned and worked store `out` a finished one; returns its manifest.
+    """Turn a planned and decoded build into a finished store.
 
-    Raises BuildError with what is missing and the command that goes on. Finishing again a finished store, or one whose
-    finish was killed, completes it.
+    Safe to repeat: if the store is finished already, or an earlier finish was killed, this completes it.
+
+    Args:
+        out: Folder of the store.
+        allowance: Maximum number of rejects, such as `Work().allowance`.
+
+    Returns:
+        The manifest of the finished store.
+
+    Raises:
+        BuildError: Blocks are missing (the text names the command to run), there are too many rejects, or no row is
+            left.
     """
     paths = StorePaths(out)
     manifest = None
@@ -51,21 +61,21 @@ def finish(out: Path, allowance: Allowance) -> Manifest:
         try:
             manifest = _finish_planned(paths, allowance)
         except (BuildError, OSError) as error:
-            # Another finish may have come first, cut the shards and removed .build under this one: then all is done.
+            # Another process may have finished the store first, cut the shards and removed .build.
             if (isinstance(error, OSError) and error.errno not in REPLACED) or not paths.manifest.exists():
                 raise
     manifest = manifest or read_manifest(paths.manifest)
-    sync_folder(paths.root)  # once more: the finish that wrote store.json may have failed just here
+    sync_folder(paths.root)  # again, because the finish that wrote store.json may have failed at this point
     trim_shards(paths, manifest)
     if paths.build.exists():
-        remove_file(paths.plan)  # first: a task that is still alive looks for it before each block
-        with suppress(OSError):  # the store is whole without this; on NFS a task that is still alive keeps names there
+        remove_file(paths.plan)  # first, because a task that is still running checks for it before each block
+        with suppress(OSError):  # not needed for a complete store; on NFS, open files of a running task stay in .build
             remove_tree(paths.build)
     return manifest
 
 
 def _finish_planned(paths: StorePaths, allowance: Allowance) -> Manifest:
-    """All up to store.json; the plan's mappings end with this call, so that NFS lets go of their files."""
+    """Write everything up to store.json. The plan's mappings end with this call, so that NFS releases their files."""
     plan, journals = read_plan(paths), Journals(paths.journals)
     _check_complete(plan, journals)
     return _Finisher(plan, journals).finish(allowance)
@@ -76,12 +86,12 @@ def _check_complete(plan: Plan, journals: Journals) -> None:
     if missing:
         raise BuildError(
             f"{plan.paths.root}: {len(missing)} of {len(plan.blocks)} blocks are not done (first {missing[0]}); "
-            f"to go on: {_next_step(plan.paths)}"
+            f"run: {_next_step(plan.paths)}"
         )
 
 
 def _next_step(paths: StorePaths) -> str:
-    """The one command that does what is missing: the chain of jobs again, where there is one."""
+    """Return the command that continues the build: the submit script if there is one."""
     if paths.submit.exists():
         return f"bash {quoted(str(paths.submit))}"
     out = str(paths.root)
@@ -90,14 +100,14 @@ def _next_step(paths: StorePaths) -> str:
 
 @dataclass(frozen=True)
 class _Moves:
-    """Which planned row fills which hole; both ascending, so that k-th goes to k-th."""
+    """Which planned row fills which hole: the k-th of `tails` fills the k-th of `holes`; both are ascending."""
 
     holes: NDArray[np.int64]
     tails: NDArray[np.int64]
     count: int
 
     def into(self, first: int, last: int) -> list[tuple[int, int]]:
-        """(hole, planned row that fills it) for the holes in [first, last); all other rows stay where they are."""
+        """Return (hole, planned row that fills it) for the holes in [first, last)."""
         a, b = np.searchsorted(self.holes, (first, last))
         return list(zip(self.holes[a:b].tolist(), self.tails[a:b].tolist(), strict=True))
 
@@ -136,10 +146,10 @@ class _Finisher:
         rejects = [*plan.rejects, *(Reject(plan.entry(row).text, why, "rejected") for row, why in self._rejects)]
         allowance.check(len(rejects), plan.candidates, str(rejects[0]) if rejects else "", paths.root)
         if not count:
-            see = f"prep status {quoted(str(paths.root))}"
-            raise BuildError(f"{paths.root}: every picture is a reject, or left out; see them with: {see}")
+            command = f"prep status {quoted(str(paths.root))}"
+            raise BuildError(f"{paths.root}: every image was rejected or left out; list them with: {command}")
         self._fill_holes()
-        scratch = paths.build  # what a kill leaves there goes with it
+        scratch = paths.build  # files that a kill leaves there are removed with it
         wanted: list[tuple[Path, tuple[int, ...], str, Iterator[NDArray[Any]]]] = [
             (paths.labels, (), "<i8", self._labels()),
             (paths.checksums, (), "<u8", self._checksums()),
@@ -179,7 +189,7 @@ class _Finisher:
     def _copy(self, source: ShardFile, tail: int, target: ShardFile, hole: int, buffer: memoryview) -> None:
         source.read(buffer, self._plan.blocks.place(tail)[1])
         if row_checksum(buffer) != self._checksum(tail):
-            raise BuildError(f"{source.path}: planned row {tail} is not what was written; remove OUT, build again")
+            raise BuildError(f"{source.path}: planned row {tail} does not match its checksum; remove OUT, build again")
         target.write(buffer, self._plan.blocks.place(hole)[1])
 
     def _labels(self) -> Iterator[NDArray[np.int64]]:
@@ -192,7 +202,7 @@ class _Finisher:
             yield labels
 
     def _blocks(self) -> Iterator[tuple[int, int, BlockRecord]]:
-        """(first row, last row, record) of each block that holds rows of the finished store."""
+        """Yield (first row, last row, record) of each block that holds rows of the finished store."""
         step, count = self._plan.blocks.block_rows, self._moves.count
         firsts = range(0, count, step)
         for first, record in zip(firsts, self._journals.records(range(len(firsts))), strict=True):
@@ -222,7 +232,7 @@ class _Finisher:
             yield b"".join(lines)
 
     def _lines(self, record: BlockRecord, first: int, last: int, row: int) -> list[bytes]:
-        """The lines of the planned rows [first, last) of the block of `record`, which are the rows from `row`."""
+        """Return the lines of samples.tsv for planned rows [first, last), all in one block, as rows from `row` on."""
         index, names = first % self._plan.blocks.block_rows, self._class_names
         sides, digests = iter(record.sizes[2 * index :]), record.digests[16 * index :]
         boxes = dict(record.boxes)
@@ -266,7 +276,7 @@ class _Finisher:
         plan, facts = self._plan, self._plan.facts
         pixels = self._moves.count * summed_lines(plan.recipe.height) * plan.recipe.width
         mean = [int(s) / pixels for s in self._sums]
-        # exact integers up to the last step: n*sum(x^2) - sum(x)^2 loses nothing, a float variance would
+        # Exact integers until the last step: n*sum(x^2) - sum(x)^2 would lose precision in floating point.
         variance = [(pixels * int(q) - int(s) ** 2) / pixels**2 for s, q in zip(self._sums, self._squares, strict=True)]
         return Manifest(
             count=self._moves.count,

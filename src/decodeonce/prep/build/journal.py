@@ -1,9 +1,10 @@
-"""Journals: what is done, a line a block, written after the block's data are durable.
+"""Journals: the completed blocks of a build, one line per block, written after the block's data are durable.
 
-A line is `block TAB round TAB time TAB JSON TAB digest`: the time is in seconds since 1970, by the clock of the node
-that did the block, the digest the xxh3_64 of all before it. One process writes one journal and nobody else's, for
-append is not atomic on NFS; a line that does not check is ignored. A journal's name begins with its task, `3of16-`, so
-that a task reads only those that can hold blocks of its own share.
+A line is `block TAB round TAB time TAB JSON TAB digest`. The time is in seconds since 1970, by the clock of the node
+that decoded the block. The digest is the xxh3_64 of everything before it; a line with a wrong digest is ignored.
+
+Each process writes its own journal, because appending is not atomic on NFS. A journal's name begins with its task,
+such as `3of16-`, so that a task reads only the journals that can hold blocks of its own share.
 """
 
 from __future__ import annotations
@@ -23,20 +24,28 @@ from decodeonce.store import disk
 from decodeonce.store.durable import append, sync_folder
 from decodeonce.store.hashing import hexdigest
 
-# Neighbouring blocks stand in the journals of one task's workers, as many as a node has cores. Opening one anew
-# for each record would cost a parallel file system a round trip or two every time.
+# Neighboring blocks are in the journals of one task's workers, one journal per core of a node. Opening a journal again
+# for each record would cost one or two round trips on a parallel file system.
 OPEN_FILES = 256
 
 
 @dataclass(frozen=True)
 class BlockRecord:
-    """What a journal says of one block; the lists by row have an entry for every planned row of the block.
+    """The record of one block.
 
-    `checksums` and `digests` are 16 hexadecimal digits a row (of the row's bytes, of the source's), `sizes` width and
-    height a row in pixels; zeros for rejects. `sums` and `squares` are per channel over the rows that were written,
-    as PixelSums has them.
-    `left_out` are rows that the user's map wanted none of; `turns` are EXIF orientations other than 1 that were
-    applied, `boxes` what samples.tsv says of the rows that are boxes.
+    Attributes:
+        block: Index of the block.
+        checksums: 16 hexadecimal digits per planned row: the checksum of the row's bytes. Zeros for rejects.
+        digests: 16 hexadecimal digits per planned row: the digest of the encoded image. Zeros for rejects.
+        sizes: Width and height of each planned row's source image in pixels. Zeros for rejects.
+        rejects: (planned row, reason) of the rejects.
+        left_out: (planned row, text) of the rows that the user's map left out.
+        turns: (planned row, EXIF orientation) of the rows that were rotated or flipped.
+        boxes: (planned row, text for samples.tsv) of the rows that are boxes.
+        oddities: (planned row, text for rejects.tsv) of unusual images that were kept.
+        sums: Sum of the pixel values per channel, as in PixelSums.
+        squares: Sum of the squared pixel values per channel, as in PixelSums.
+        crashes: Number of rows whose image killed its decoder.
     """
 
     block: int
@@ -54,12 +63,12 @@ class BlockRecord:
 
     @property
     def holes(self) -> list[int]:
-        """The planned rows of the block that have no pixels, ascending."""
+        """The planned rows of the block without pixels, ascending."""
         return sorted(row for row, _ in [*self.rejects, *self.left_out])
 
 
 def journal_line(record: BlockRecord, round_: int, at: float) -> bytes:
-    """The line of a record, written `at` seconds since 1970."""
+    """Return the line of a record, written `at` seconds since 1970."""
     facts = json.dumps(asdict(record), separators=(",", ":")).encode()
     head = b"%d\t%d\t%.3f\t%s" % (record.block, round_, at, facts)
     return b"%s\t%s\n" % (head, hexdigest(head).encode())
@@ -72,8 +81,8 @@ def _parse(encoded: bytes, path: Path) -> BlockRecord:
             facts[name] = [(row, said) for row, said in facts[name]]
         return BlockRecord(**facts)
     except (ValueError, TypeError, LookupError, RecursionError):
-        again = "remove it and run the same command again: its blocks are done anew"
-        raise BuildError(f"{path}: a record of another release; {again}") from None
+        advice = "remove this file and run the same command again to decode its blocks again"
+        raise BuildError(f"{path}: has a record of another decodeonce release; {advice}") from None
 
 
 LINE = re.compile(rb"([0-9]{1,18})\t([0-9]{1,18})\t(-?[0-9]{1,18}\.[0-9]{3})\t(.+)")
@@ -82,7 +91,7 @@ NAME = re.compile(r"([0-9]+)of([0-9]+)-(.+)-([0-9]{1,9})-[0-9a-f]+\.log")
 
 @dataclass(frozen=True)
 class Writer:
-    """Who wrote a journal: process `pid` of task `task` of `tasks`, on node `host`."""
+    """The process that wrote a journal: `pid` on node `host`, for task `task` of `tasks`."""
 
     task: int
     tasks: int
@@ -91,7 +100,7 @@ class Writer:
 
 
 class Journal:
-    """This process's journal, for appending."""
+    """The journal that this process appends to."""
 
     def __init__(self, folder: Path, task: int, tasks: int) -> None:
         self.path = folder / f"{task}of{tasks}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}.log"
@@ -99,7 +108,7 @@ class Journal:
         sync_folder(folder)
 
     def append(self, record: BlockRecord, round_: int) -> None:
-        """Add a line and make it durable; after an OSError the journal must not be used again."""
+        """Add a line and make it durable. After an OSError, do not use the journal again."""
         with add_path_to_errors(self.path):
             append(self._fd, journal_line(record, round_, time.time()))
             disk.fdatasync(self._fd)
@@ -111,7 +120,7 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Where a block's latest record stands, its digest, and when it was written."""
+    """Position, digest, round and time of a block's latest record."""
 
     path: Path
     offset: int
@@ -122,9 +131,11 @@ class Line:
 
 
 class Journals:
-    """The journals of a build as they are now: which blocks are done, and their records.
+    """The current journals of a build: which blocks are done, and their records.
 
-    `of` chooses, by the number of a task and of tasks, which journals are read.
+    Args:
+        folder: The folder of the journals.
+        of: Called with task and number of tasks; returns whether to read that task's journals. Default: all.
     """
 
     def __init__(self, folder: Path, of: Callable[[int, int], bool] = lambda task, tasks: True) -> None:
@@ -138,24 +149,24 @@ class Journals:
                 self._scan(folder / name)
 
     def __contains__(self, block: object) -> bool:
-        """Whether a block is done, and all journals agree on it."""
+        """Return whether a block is done and no two journals contradict each other."""
         return block in self._lines and block not in self._disputed
 
     def blocks(self) -> list[int]:
-        """The blocks that are done, ascending."""
+        """Return the blocks that are done, ascending."""
         return sorted(block for block in self._lines if block not in self._disputed)
 
     def round(self, block: int) -> int:
-        """The round to do a block in: past all that the journals hold of it."""
+        """Return the round for decoding a block: one more than the latest round in the journals, or 0."""
         return self._lines[block].round + 1 if block in self._lines else 0
 
     def record(self, block: int) -> BlockRecord:
-        """The record of a block that is done."""
+        """Return the record of a block that is done."""
         (record,) = self.records([block])
         return record
 
     def records(self, blocks: Iterable[int]) -> Iterator[BlockRecord]:
-        """The records of blocks that are done, in the order asked for; few journals are open at a time."""
+        """Yield the records of completed blocks in the given order; at most OPEN_FILES journals are open at a time."""
         files: dict[Path, int] = {}
         try:
             for line in map(self._lines.__getitem__, blocks):
@@ -169,7 +180,7 @@ class Journals:
                 disk.close(fd)
 
     def times(self) -> Iterator[tuple[int, Path, float]]:
-        """(block, journal, time) of the blocks that are done."""
+        """Yield (block, journal, time) of the blocks that are done."""
         return ((block, self._lines[block].path, self._lines[block].time) for block in self.blocks())
 
     def _scan(self, path: Path) -> None:
@@ -177,7 +188,7 @@ class Journals:
         with open(path, "rb") as file:
             for encoded in file:
                 if not encoded.endswith(b"\n"):
-                    break  # torn, or still being written
+                    break  # cut off, or still being written
                 head, _, digest = encoded.rpartition(b"\t")
                 if digest == hexdigest(head).encode() + b"\n" and (match := LINE.fullmatch(head)):
                     block, round_, at, facts = match.groups()
@@ -186,7 +197,7 @@ class Journals:
                 offset += len(encoded)
 
     def _note(self, block: int, line: Line) -> None:
-        """Keep the record of the latest round; two different records of one round dispute each other."""
+        """Keep the record of the latest round. If two records of the same round differ, the block is not done."""
         known = self._lines.get(block)
         if known is None or line.round > known.round:
             self._lines[block] = line

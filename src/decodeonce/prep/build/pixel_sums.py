@@ -1,29 +1,29 @@
-"""The sums behind `pixel_mean` and `pixel_std`: exact, over some lines of each row."""
+"""Exact sums for `pixel_mean` and `pixel_std`, over some lines of each row."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-# At least so many lines of a row, or all if it has fewer. 32 lines of 256 pixels take 10 us, a histogram of the whole
-# row takes 80 us or more. The mean of 32 lines of an ImageNet image differs from the mean of all by 0.5 levels (rms).
+# Sum at least this many lines of a row, or all if it has fewer. 32 lines of 256 pixels take 10 us; a histogram of the
+# whole row takes 80 us or more. The mean of 32 lines of an ImageNet image differs from the full mean by 0.5 levels rms.
 LEAST_LINES = 32
 
 
 def line_step(height: int) -> int:
-    """One line in how many is summed."""
+    """Return the distance between summed lines."""
     return max(1, height // LEAST_LINES)
 
 
 def summed_lines(height: int) -> int:
-    """How many lines of a row are summed."""
+    """Return how many lines of a row are summed."""
     return height // line_step(height)
 
 
 class PixelSums:
-    """Sums of the values, and of their squares, of rows of `shape` (H, W, C).
+    """Sums of the pixel values and of their squares over rows of `shape` (H, W, C).
 
-    Which lines of a row are summed follows from its checksum, so the sums depend on nothing but the rows.
+    The row's checksum selects the lines, so the sums depend only on the rows.
     """
 
     def __init__(self, shape: tuple[int, int, int]) -> None:
@@ -34,16 +34,16 @@ class PixelSums:
     def add(self, pixels: bytes, checksum: int) -> None:
         """Add a row."""
         lines = np.frombuffer(pixels, np.uint8).reshape(self._height, -1)[checksum % self._step :: self._step]
-        values = lines[: self._lines].astype(np.float32)  # 63 lines at most: their squares add up to less than 2**24
+        values = lines[: self._lines].astype(np.float32)  # at most 63 lines, so squares add up to less than 2**24
         self._sums += values.sum(axis=0)
         self._squares += np.einsum("ij,ij->j", values, values)
 
     def sums(self) -> list[int]:
-        """The sum of the values of each channel."""
+        """Return the sum of the values of each channel."""
         return self._by_channel(self._sums)
 
     def squares(self) -> list[int]:
-        """The sum of the squares of the values of each channel."""
+        """Return the sum of the squared values of each channel."""
         return self._by_channel(self._squares)
 
     def _by_channel(self, columns: NDArray[np.float64]) -> list[int]:

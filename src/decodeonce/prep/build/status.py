@@ -1,4 +1,4 @@
-"""How far a build is, read from its plan and journals alone: from any node, while it runs."""
+"""The status of a build, read from its plan and journals: from any node, also while it runs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ from decodeonce.store import Reject, StorePaths
 from decodeonce.store.manifest import read_manifest
 from decodeonce.store.table import read_rejects
 
-# Rates are taken over the last of these many seconds.
-WINDOW = 600.0
-# A task whose share is not done and that has written nothing for so long counts as silent: a block takes seconds.
-SILENT_AFTER = 300.0
+WINDOW = 600.0  # rates are averages over this many seconds
+SILENT_AFTER = 300.0  # seconds without a new block until an unfinished task is silent; a block takes seconds
 
 State = Literal["planned", "working", "stopped", "decoded", "finished"]
 TaskState = Literal["done", "working", "stopped", "silent"]
@@ -28,11 +26,19 @@ TaskState = Literal["done", "working", "stopped", "silent"]
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """A task that has begun: its share, `blocks` of which `blocks_done` are done, by whomever; where it ran last.
+    """The status of a task that has started.
 
-    `seconds_quiet` is the time since it last wrote, `rows_per_s` its rate of late. A task is "stopped" if it ran on
-    this node and has no process here any more. It is "silent" if it has written nothing for long: its processes hang,
-    or were stopped on another node.
+    Attributes:
+        task: Index of the task.
+        tasks: Number of tasks.
+        host: Node of the last process that wrote for this task.
+        blocks: Blocks in the task's share.
+        blocks_done: Completed blocks of the share, no matter which task completed them.
+        rows_per_s: Recent rate.
+        seconds_quiet: Seconds since the task last wrote.
+        state: "stopped": it ran on this node, and no process of it is left. "silent": it has written nothing for
+            SILENT_AFTER seconds, because its processes hang or were stopped on another node. Otherwise "working" or
+            "done".
     """
 
     task: int
@@ -47,10 +53,20 @@ class TaskStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """Blocks and planned rows done so far, by whom and how fast; `rejects` includes the plan's.
+    """The status of a build.
 
-    `state` is "planned" before the first task begins, "working" while a task works, "stopped" if none does, and
-    "decoded" if only the finish is left. `seconds_left` is None while nothing is being done.
+    Attributes:
+        finished: Whether the store is finished.
+        state: "planned": no task has started. "working": a task is working. "stopped": none is. "decoded": only
+            `finish` is left. "finished": the store is complete.
+        blocks: Planned blocks.
+        blocks_done: Completed blocks.
+        rows: Planned rows.
+        rows_done: Rows in completed blocks.
+        rows_per_s: Recent rate of all tasks.
+        seconds_left: Estimated time left; None if the rate is 0.
+        tasks: The tasks that have started.
+        rejects: Rejects so far, including those found when planning.
     """
 
     finished: bool
@@ -66,7 +82,7 @@ class Status:
 
 
 def done_rejects(plan: Plan, journals: Journals, blocks: Iterable[int]) -> list[Reject]:
-    """The rejects among those of these blocks that are done."""
+    """Return the rejects in those of `blocks` that are done."""
     return [
         Reject(plan.entry(row).text, reason, "rejected")
         for record in journals.records(block for block in blocks if block in journals)
@@ -75,7 +91,7 @@ def done_rejects(plan: Plan, journals: Journals, blocks: Iterable[int]) -> list[
 
 
 def read_status(out: Path) -> Status:
-    """The status of the build or finished store at `out`; BuildError where there is neither."""
+    """Return the status of the build or finished store at `out`; raise BuildError if there is neither."""
     paths = StorePaths(out)
     if paths.manifest.exists():
         manifest = read_manifest(paths.manifest)
@@ -87,7 +103,7 @@ def read_status(out: Path) -> Status:
     except (BuildError, FileNotFoundError):
         if not paths.manifest.exists():
             raise
-        return read_status(out)  # it was finished meanwhile
+        return read_status(out)  # another process finished the store in the meantime
 
 
 class _Unfinished:
@@ -118,9 +134,9 @@ class _Unfinished:
         )
 
     def _find_rates(self) -> dict[Path, float]:
-        """Rows a second of each journal, over the last WINDOW or since the build's first block, if that is later.
+        """Return rows per second of each journal, over the last WINDOW seconds or since the build's first block.
 
-        Clocks jump, and those of nodes differ: a block that is done in the future says nothing.
+        Blocks completed in the future are ignored, because clocks jump and differ between nodes.
         """
         times = [(block, path, at) for block, path, at in self._journals.times() if at <= self._now]
         began = max(self._now - WINDOW, min((at for _, _, at in times), default=self._now))
@@ -159,5 +175,5 @@ class _Unfinished:
 
 
 def _may_run(writer: Writer) -> bool:
-    """Whether a journal's process may still run; of another node's nothing is known."""
+    """Return whether a journal's process may still run; nothing is known about processes on other nodes."""
     return writer.host != socket.gethostname() or process_exists(writer.pid)

@@ -1,4 +1,4 @@
-"""The middle step of a build: a task decodes its blocks, while other tasks decode theirs."""
+"""The second step of a build: a task decodes its share of the blocks, possibly next to other tasks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,15 @@ from decodeonce.store import StorePaths
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a task is, in durable rows; `new_rows` and `bytes` are this run's, rejects the plan's and the task's."""
+    """The progress of a task. Rows count once they are durable.
+
+    Args:
+        rows: Completed rows of the task's share.
+        total_rows: Rows of the task's share.
+        new_rows: Rows completed by this run.
+        bytes: Bytes written by this run.
+        rejects: Rejects found when planning and in the task's share.
+    """
 
     rows: int
     total_rows: int
@@ -35,7 +43,19 @@ class Progress:
 
 @dataclass(frozen=True)
 class Work:
-    """How to do a build's blocks: share `task` of `tasks`, on `workers` processes (default: usable cores)."""
+    """How to decode the blocks of a build.
+
+    Args:
+        workers: Number of worker processes. None: one per usable core.
+        task: Index of this task, 0 to `tasks - 1`.
+        tasks: Number of tasks that share the build.
+        max_bad: Maximum number of rejects in the whole build: a percentage of all images ("0.1%") or a number ("25").
+        on_bad: What to do with an image that cannot be decoded. "reject": record it and continue; "fail": stop the
+            build.
+
+    Raises:
+        ValueError: If a value is out of range.
+    """
 
     workers: int | None = None
     task: int = 0
@@ -53,26 +73,27 @@ class Work:
 
     @property
     def allowance(self) -> Allowance:
-        """The parsed `max_bad`."""
+        """The limit that `max_bad` sets."""
         return Allowance.parse(self.max_bad)
 
 
 def work(out: Path, how: Work | None = None, progress: Callable[[Progress], None] | None = None) -> None:
-    """Do a task's blocks that no journal has done; safe to kill at any moment, to run twice, and to run again.
+    """Decode the blocks of one task's share that are not done yet.
 
-    Only the task's own share of plan and journals is read, so a task's start does not grow with the whole. Its own
-    rejects, with the plan's, must not be more than `max_bad` allows of the whole; finish counts them all. Two processes
-    that do the same share write the same bytes. If another process finishes the build, there is no more to do.
+    It is safe to kill this at any moment, to run it again, and to run it twice at once: two processes that decode the
+    same share write the same bytes. A task reads only its own share of plan and journals, so its startup time does not
+    grow with the store. If the store is already finished, there is nothing to do.
 
     Args:
-        out: The planned store.
-        how: Which share of it, and how. Default: all of it.
-        progress: Called about once a second.
+        out: Folder of the planned store.
+        how: Share, number of workers, and limits on rejects. Default: `Work()`, the whole store.
+        progress: Called about once per second.
 
     Raises:
-        Stopped: The same call should be made again: a file system's passing error, a source file that is gone, or
-            worker_pool.stop_after_blocks().
-        BuildError: Something must change first.
+        Stopped: Make the same call again. A file system failed temporarily, a source file is missing, workers keep
+            dying, or SIGUSR1 arrived.
+        BuildError: The build cannot continue until something changes. For example, the rejects of the plan and of this
+            share exceed `max_bad`. (`finish` checks the rejects of all shares.)
     """
     paths = StorePaths(out)
     if paths.manifest.exists():
@@ -86,9 +107,7 @@ def work(out: Path, how: Work | None = None, progress: Callable[[Progress], None
             if isinstance(error, OSError) and (stopped := removed_error(error, out)):
                 raise stopped from None
             raise
-        logging.getLogger("decodeonce").warning(
-            "%s: another process has finished this build: there is no more to do", out
-        )
+        logging.getLogger("decodeonce").warning("%s: another process finished this build; nothing left to do", out)
 
 
 def _check_decoders(plan: Plan) -> None:
@@ -96,13 +115,13 @@ def _check_decoders(plan: Plan) -> None:
     found = decoder_versions(plan.recipe.container)
     if found != planned:
         raise BuildError(
-            f"the decoders here are not the plan's: {'; '.join(differences(found, planned))}; "
+            f"the installed decoders differ from the plan's: {'; '.join(differences(found, planned))}; "
             "install the plan's versions on every node, or remove OUT and plan again"
         )
 
 
 class _Task:
-    """A task's share: what of it is done, by any process, and what was found on the way."""
+    """A task's share: its completed rows, by any process, and its rejects."""
 
     def __init__(self, plan: Plan, how: Work) -> None:
         self._plan, self._how = plan, how
@@ -122,7 +141,7 @@ class _Task:
         )
 
     def run(self, progress: Callable[[Progress], None]) -> None:
-        """Do what is not done; raises as `work`."""
+        """Decode the missing blocks; raises as `work`."""
         if self._how.on_bad == "fail" and self._first:
             raise reject_error(self._first)
         self._check_rejects()

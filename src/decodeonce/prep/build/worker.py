@@ -1,7 +1,7 @@
-"""The process that decodes blocks, started by worker_pool.py.
+"""The worker process that decodes blocks, started by worker_pool.py.
 
-An order is a block, its round, and the rows known to kill decoders. What it tells is that a block is durable and in the
-journal. While an image is read or decoded its row stands in the heartbeat.
+An order names a block, its round, and the rows known to kill decoders. A report says that a block is durable and in the
+journal. The heartbeat holds the row that is being read or decoded.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from decodeonce.store.manifest import read_manifest
 from decodeonce.store.shard_file import ShardFile, page_aligned_buffer
 from decodeonce.store.writer import trim_shards
 
-NOTHING = "0" * 16
+NO_HASH = "0" * 16
 
 
 class RowFacts(NamedTuple):
-    """What a block's record says of one row; the defaults are those of a row without pixels."""
+    """What a block's record says about one row; the defaults describe a row without pixels."""
 
-    checksum: str = NOTHING
-    digest: str = NOTHING
+    checksum: str = NO_HASH
+    digest: str = NO_HASH
     width: int = 0
     height: int = 0
     oddity: str = ""
@@ -47,7 +47,7 @@ class RowFacts(NamedTuple):
 
 
 class BlockDecoder:
-    """Decodes a block's rows into a buffer and says what became of each."""
+    """Decodes the rows of a block into a buffer, and records the result for each row."""
 
     def __init__(self, plan: Plan, heartbeat: Heartbeat, *, fail_on_bad: bool) -> None:
         self._plan = plan
@@ -57,7 +57,13 @@ class BlockDecoder:
         self._fail_on_bad = fail_on_bad
 
     def decode(self, block: Block, poison: dict[int, str], buffer: memoryview) -> BlockRecord:
-        """Fill `buffer` with the block's rows, leaving rejects' places alone; returns the block's record."""
+        """Fill `buffer` with the block's rows and return the block's record.
+
+        Args:
+            block: The block to decode.
+            poison: Rows whose images kill their decoder, with the reason to reject them.
+            buffer: Receives the rows; the bytes of rejects stay unchanged.
+        """
         size = self._plan.recipe.row_bytes
         numbers = range(block.first, block.last)
         rows = []
@@ -80,17 +86,17 @@ class BlockDecoder:
             crashes=sum(number in poison for number in numbers),
         )
 
-    def _row(self, number: int, entry: Entry, killer: str | None, view: memoryview, sums: PixelSums) -> RowFacts:
+    def _row(self, number: int, entry: Entry, poison: str | None, view: memoryview, sums: PixelSums) -> RowFacts:
         name = entry.text
         try:
-            if killer:
-                raise Undecodable(killer)
+            if poison:
+                raise Undecodable(poison)
             self._heartbeat.start_reading(number)
             data = self._source.read(entry)
-            self._heartbeat.start_decoding(number)  # stays there if this process dies of the image, by any exception
+            self._heartbeat.start_decoding(number)  # remains if the image kills this process, also by an exception
             done = self._maker.row(data, entry)
         except MemoryError:
-            raise Stopped(f"{name}: out of memory; fewer --workers need less; run the same command again") from None
+            raise Stopped(f"{name}: out of memory; run the same command again with fewer --workers") from None
         except Undecodable as reason:
             self._heartbeat.idle()
             if self._fail_on_bad:
@@ -108,7 +114,7 @@ class BlockDecoder:
 
 
 class BlockWriter:
-    """Writes decoded blocks to their shards, flushes, and journals them; one block behind the decoder."""
+    """Writes decoded blocks to their shards, flushes them and adds them to the journal."""
 
     def __init__(self, plan: Plan, journal: Journal) -> None:
         self._plan = plan
@@ -116,28 +122,28 @@ class BlockWriter:
         self._shard: tuple[int, ShardFile] | None = None
 
     def write(self, block: Block, round_: int, record: BlockRecord, buffer: memoryview) -> dict[str, Any]:
-        """Make a block durable, data before journal line; returns the answer for the parent."""
-        self._check_there()
+        """Make a block durable, data before journal line; return the report for the parent."""
+        self._check_build()
         size, written = self._plan.recipe.row_bytes, 0
         shard = self._open(block.shard)
-        self._check_there()  # once more: else it may be a shard of another build, in the place of this one
+        self._check_build()  # again, because the shard may belong to another build that replaced this one
         for first, last in runs_between(block, record.holes):
             start, end = (first - block.first) * size, (last - block.first) * size
             shard.write(buffer[start:end], block.offset + start)
             written += end - start
         shard.sync()
-        if self._plan.paths.manifest.exists():  # finished meanwhile: its last shard may have grown by this
+        if self._plan.paths.manifest.exists():  # the store was finished meanwhile; this write may have grown a shard
             trim_shards(self._plan.paths, read_manifest(self._plan.paths.manifest))
-            raise Stopped(f"{self._plan.paths.root}: the build was finished by another process")
+            raise Stopped(f"{self._plan.paths.root}: another process finished the build")
         self._journal.append(record, round_)
         rejects = [Reject(self._plan.entry(row).text, reason, "rejected") for row, reason in record.rejects]
-        told = {"block": block.index, "rows": block.rows, "bytes": written, "rejects": len(rejects)}
-        return {**told, "first_reject": str(rejects[0]) if rejects else ""}
+        report = {"block": block.index, "rows": block.rows, "bytes": written, "rejects": len(rejects)}
+        return {**report, "first_reject": str(rejects[0]) if rejects else ""}
 
-    def _check_there(self) -> None:
-        """Raise Stopped where this very build is no more: the journal has a name that no other ever had."""
+    def _check_build(self) -> None:
+        """Raise Stopped if this build no longer exists; the name of this process's journal is unique."""
         if not (self._plan.paths.plan.exists() and self._journal.path.exists()):
-            raise Stopped(f"{self._plan.paths.root}: the build was finished, or removed, by another process")
+            raise Stopped(f"{self._plan.paths.root}: another process finished or removed the build")
 
     def _open(self, index: int) -> ShardFile:
         if self._shard is None or self._shard[0] != index:
@@ -149,13 +155,13 @@ class BlockWriter:
 
 
 def runs_between(block: Block, holes: list[int]) -> list[tuple[int, int]]:
-    """The runs of rows [first, last) of a block that are not holes."""
+    """Return the runs of rows [first, last) of a block between its holes."""
     edges = [block.first - 1, *holes, block.last]
     return [(a + 1, b) for a, b in pairwise(edges) if a + 1 < b]
 
 
 def serve(parent: Parent, plan: Plan, decoder: BlockDecoder, writer: BlockWriter) -> None:
-    """Do the blocks that the parent orders; two buffers, so that one block is written while the next is decoded."""
+    """Decode the blocks that the parent orders. With two buffers, one block is written while the next is decoded."""
     buffers = [page_aligned_buffer(plan.blocks.block_rows * plan.recipe.row_bytes) for _ in range(2)]
     pending: Future[dict[str, Any]] | None = None
     with ThreadPoolExecutor(1) as flusher, limited_memory():
@@ -172,7 +178,7 @@ def serve(parent: Parent, plan: Plan, decoder: BlockDecoder, writer: BlockWriter
 
 
 def main(arguments: list[str]) -> int:
-    """Do a parent's orders."""
+    """Run the worker process."""
     with Parent(arguments) as parent:
         settings = parent.receive()
         out = Path(settings["out"])

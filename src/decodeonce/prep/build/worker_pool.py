@@ -1,4 +1,4 @@
-"""The worker processes of a task: which block each one has, what a dead one was working on, when to stop."""
+"""The worker processes of a task: hand out blocks, handle workers that die or hang, stop early."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from decodeonce.prep.build.block_queue import BlockQueue
 from decodeonce.prep.processes.child import child_of
 
 WORKER = "decodeonce.prep.build.worker"
-# Of the largest that are decoded at all, 178 Mpixel, a progressive CMYK JPEG took 10 s, a lossless WebP 8 s. This much
-# processor time, if the system says how much a process took: a machine that is busy or swaps must not make rejects.
+# Processor time for one image. At the maximum of 178 Mpixel, a progressive CMYK JPEG took 10 s, a lossless WebP 8 s.
+# Where processor time is known, the limit does not go by the clock: a busy machine must not cause rejects.
 IMAGE_SECONDS = 120.0
-HANGING_SECONDS = 3600.0  # by the clock: a --map may wait for ever without a processor
+HANGING_SECONDS = 3600.0  # by the clock, because a --map may wait forever without using a processor
 STRIKES = 2
 TICK_SECONDS = 1.0
 KILLED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGXCPU)  # an operator, the OOM killer, a limit
-# What kills a library that unpacks, as of Parquet. Not SIGBUS: a mapped file was cut, or its file system fails.
+# Signals from a library that crashes on damaged data, such as Parquet's. SIGBUS is not one of them: it means that a
+# mapped file was truncated or that its file system fails.
 READER_CRASHES = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGILL, -signal.SIGFPE)
 
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """What every worker of a task is told at its start."""
+    """The settings that every worker of a task receives when it starts."""
 
     out: str
     task: int
@@ -39,7 +40,7 @@ class WorkerSettings:
 
 
 class Watched(NamedTuple):
-    """The image that a worker is decoding, since when, and the processor time that the worker had used by then."""
+    """The row that a worker is decoding, when this was first seen, and the worker's processor time at that moment."""
 
     row: int | None = None
     since: float = 0.0
@@ -50,18 +51,18 @@ _ending = False
 
 
 def stop_after_blocks() -> None:
-    """Have this process's pool start no further block, and stop once those in hand are done; for a signal handler."""
+    """Make this process's pool stop after the blocks that are being decoded. Safe to call in a signal handler."""
     global _ending
     _ending = True
 
 
 class Worker:
-    """One worker process, the blocks it has in hand, and the image it is decoding."""
+    """One worker process, the blocks it is working on, and the image it is decoding."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self.process = child_of(WORKER)
         self.process.send(vars(settings))
-        self.in_hand: list[int] = []
+        self.blocks: list[int] = []
         self.last: int | None = None
         self.limit_passed = 0.0
         self._watched = Watched()
@@ -73,16 +74,16 @@ class Worker:
         return self.process.heartbeat.decoding
 
     def kill_if_stuck(self) -> None:
-        """Kill the worker once calls to this have seen it at the same image for longer than a limit."""
+        """Kill the worker if repeated calls have seen it at the same image for longer than a limit."""
         row, now = self.row, time.monotonic()
-        unwatched = now - self._looked > 5 * TICK_SECONDS  # this process was itself stopped, or starved
+        unwatched = now - self._looked > 5 * TICK_SECONDS  # this process itself was stopped or got no processor time
         self._looked = now
         spent = processor_seconds(self.process.pid, unknown=now)
         if row is None or row != self._watched.row or unwatched:
             self._watched = Watched(row, now, spent)
             return
         clock = now - self._watched.since
-        if min(clock, spent - self._watched.spent) > IMAGE_SECONDS:  # a --map may run on several processors
+        if min(clock, spent - self._watched.spent) > IMAGE_SECONDS:  # min: a --map may use several processors
             self.limit_passed = IMAGE_SECONDS
         elif clock > HANGING_SECONDS:
             self.limit_passed = HANGING_SECONDS
@@ -91,7 +92,17 @@ class Worker:
 
 
 class WorkerPool:
-    """Runs blocks on up to `size` worker processes; `workers` are those alive."""
+    """Decodes blocks on up to `size` worker processes.
+
+    Args:
+        settings: The settings of every worker.
+        size: Maximum number of workers.
+        queue: The blocks to decode.
+        rounds: The round of each block.
+
+    Attributes:
+        workers: The workers that are alive.
+    """
 
     def __init__(self, settings: WorkerSettings, size: int, queue: BlockQueue, rounds: dict[int, int]) -> None:
         self.workers: set[Worker] = set()
@@ -102,22 +113,24 @@ class WorkerPool:
         self._idle_deaths = 0
 
     def run(self) -> Generator[dict[str, Any] | None, None, None]:
-        """Do the blocks; yield what BlockWriter.write returns of each, and None about once a second.
+        """Decode the blocks; yield the report of each from BlockWriter.write, and None about once per second.
+
+        However the loop ends, all workers are killed and reaped. A killed worker loses only blocks that it has not
+        reported yet.
 
         Raises:
             DecodeonceError, OSError: What the first failing worker raised.
-            Stopped: After stop_after_blocks(), or workers keep dying. However the loop ends, all workers are killed and
-                reaped: a killed one loses only blocks that were not yet reported as done.
+            Stopped: stop_after_blocks() was called, or workers keep dying.
         """
         count, looked = len(self._queue), 0.0
         try:
             for _ in range(min(self._size, count)):
                 self._start_worker()
-            # A worker that is still starting when there is nothing left to do is not waited for.
-            while self.workers and (self._queue or any(worker.in_hand for worker in self.workers)):
+            # Do not wait for a worker that is still starting when no block is left.
+            while self.workers and (self._queue or any(worker.blocks for worker in self.workers)):
                 for key, _ in self._selector.select(TICK_SECONDS):
                     yield from self._hear(key.data)
-                if time.monotonic() - looked >= TICK_SECONDS:  # answers may come a thousand times a second
+                if time.monotonic() - looked >= TICK_SECONDS:  # reports may arrive a thousand times per second
                     looked = time.monotonic()
                     for worker in self.workers:
                         worker.kill_if_stuck()
@@ -128,8 +141,8 @@ class WorkerPool:
             self.workers.clear()
             self._selector.close()
         if self._queue:
-            left = f"ended with the blocks in hand, {len(self._queue)} of {count} are left"
-            raise Stopped(f"SIGUSR1: {left}; what is done is kept: run the same command again to go on")
+            left = f"stopped after the current blocks, {len(self._queue)} of {count} are left"
+            raise Stopped(f"SIGUSR1: {left}; completed blocks are kept: run the same command again to continue")
 
     def _start_worker(self) -> None:
         worker = Worker(self._settings)
@@ -146,40 +159,44 @@ class WorkerPool:
             return
         for message in messages:
             if "report" in message:
-                worker.in_hand.remove(message["report"]["block"])
+                worker.blocks.remove(message["report"]["block"])
                 self._idle_deaths = 0
                 yield message["report"]
             else:
                 worker.process.send(self.order(worker))
 
     def order(self, worker: Worker) -> dict[str, Any] | None:
-        """What the worker is to do next; None for nothing: it ends when what it has in hand is durable."""
+        """Return the worker's next order, or None: the worker then ends once its current blocks are durable."""
         others = {other.last for other in self.workers if other is not worker and other.last is not None}
         block = None if _ending else self._queue.next(worker.last, others)
         if block is None:
-            worker.last = None  # it takes no block any more, so none is kept for it
+            worker.last = None  # so that the queue reserves no block for it
             return None
-        worker.in_hand.append(block)
+        worker.blocks.append(block)
         worker.last = block
         return {"block": block, "round": self._rounds.get(block, 0), "poison": self._poison}
 
     def _died(self, worker: Worker) -> bool:
-        """Put a dead worker's blocks back; an image that killed its decoder STRIKES times will be a reject.
+        """Put a dead worker's blocks back into the queue. An image that killed STRIKES decoders becomes a reject.
 
-        Returns whether it had not been dismissed.
+        Returns:
+            Whether the worker died unexpectedly.
         """
         row, status = worker.row, worker.process.wait()
         if status in READER_CRASHES and row is None:
             row = worker.process.heartbeat.reading
         worker.process.end()
-        self._queue.put_back(worker.in_hand)
-        if status == 0 and not worker.in_hand:
+        self._queue.put_back(worker.blocks)
+        if status == 0 and not worker.blocks:
             return False
         if row is None or (status in KILLED_FROM_OUTSIDE and not worker.limit_passed):
             self._idle_deaths += 1
             if self._idle_deaths > self._size + STRIKES:
-                hint = "fewer --workers need less memory; " if status in KILLED_FROM_OUTSIDE else "see above; "
-                raise Stopped(f"workers keep dying (exit status {status}); {hint}then run the same command again")
+                outside = status in KILLED_FROM_OUTSIDE
+                advice = (
+                    "with fewer --workers if memory is short" if outside else "once the messages above are dealt with"
+                )
+                raise Stopped(f"workers keep dying (exit status {status}); run the same command again {advice}")
             return True
         self._strikes[row] += 1
         if self._strikes[row] >= STRIKES:
@@ -190,7 +207,7 @@ class WorkerPool:
 
 
 def processor_seconds(pid: int, *, unknown: float) -> float:
-    """The processor time that a process has taken, in seconds; `unknown` if the system does not say."""
+    """Return the processor time of a process in seconds; `unknown` if the system does not report it."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
