@@ -133,7 +133,7 @@ def test_unknown_class_suggests_similar_name(tmp_path: Path) -> None:
         (["export", "store", "loop/out", "--as", "folder"], "loop: a file is in the way"),
         (["stage", "store", "loop/out"], "loop: a file is in the way"),
         (["info", "store/store.json"], "store/store.json: a file; expected a store"),
-        (["sample", "store"], "store: exists and is not an empty folder; name a new one"),
+        (["sample", "store"], "store: exists and is not an empty folder; choose a new one"),
     ],
 )
 def test_wrong_path_error_says_what_was_expected(

@@ -363,7 +363,7 @@ def test_a_parquet_file_that_kills_its_reader_is_damaged(tmp_path: Path) -> None
     path.write_bytes(data.replace(b"\x35\x02\x18\x05image", b"\x35\x00\x18\x05image", 1))
     assert path.read_bytes() != data
     with pytest.raises(
-        BuildError, match=r"x.parquet: .*(its reader died with exit status -6: damaged|expected a whole)"
+        BuildError, match=r"x.parquet: .*(damaged: its reader crashed \(exit status -6\)|expected a whole)"
     ):
         list(open_parquet(path).entries())
     path.write_bytes(data)
@@ -418,9 +418,9 @@ def test_what_dies_apart_is_an_error_here() -> None:
         assert asked.ask("x", what="é\udcff") == "é\udcff"
         for what, error, told in (
             ("fails", BuildError, "x: damaged"),
-            ("dies", BuildError, "x: its reader died with exit status -6: damaged"),
+            ("dies", BuildError, r"x: damaged: its reader crashed \(exit status -6\)"),
             ("killed", Stopped, r"x: its reader was killed \(SIGKILL\); run the same command again with more memory"),
-            ("much", BuildError, "x: its reader died"),
+            ("much", BuildError, "x: damaged: its reader crashed"),
         ):
             with pytest.raises(error, match=told):
                 asked.ask("x", what=what)

@@ -84,10 +84,10 @@ def test_each_odd_file_is_there_as_often_as_promised(tree: tuple[Path, SampleTre
 
 def test_as_many_are_cut_as_a_build_lets_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     allowance = Allowance.parse("0.1%")  # what `prep build` has where nothing is said
-    allowance.check(1, sample.CUT_FROM, "cut.JPEG", tmp_path)
+    allowance.check(1, sample.MIN_COUNT_FOR_CUT, "cut.JPEG", tmp_path)
     with pytest.raises(BuildError):
-        allowance.check(1, sample.CUT_FROM - 1, "cut.JPEG", tmp_path)
-    monkeypatch.setattr(sample, "CUT_FROM", 50)
+        allowance.check(1, sample.MIN_COUNT_FOR_CUT - 1, "cut.JPEG", tmp_path)
+    monkeypatch.setattr(sample, "MIN_COUNT_FOR_CUT", 50)
     write_sample_tree(tmp_path, count=50, classes=2)
     assert [kind(path) for path in pictures(tmp_path)].count("cut") == 1
 
@@ -122,7 +122,7 @@ def test_progress_adds_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("count", "classes", "message"),
     [
-        (49, 5, "count is 49, the least is 50"),
+        (49, 5, "count is 49, expected at least 50"),
         (60, 0, "classes is 0, expected 1 to 60"),
         (60, 61, "classes is 61, expected 1 to 60"),
         (2000, 1001, "classes is 1001, expected 1 to 1000"),

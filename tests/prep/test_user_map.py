@@ -151,7 +151,7 @@ def test_what_it_keeps_does_not_count_as_memory_of_an_image(
 
 
 def test_if_it_is_out_of_memory_that_is_no_reject(module: Path, src: Path, tmp_path: Path) -> None:
-    told = r"\.jpg: maps_of_a_user:asking_for_too_much is out of memory; fewer --workers need less"
+    told = r"\.jpg: maps_of_a_user:asking_for_too_much is out of memory; run the same command again with fewer"
     with pytest.raises(Stopped, match=told):
         built(src, tmp_path / "out", "asking_for_too_much")
 
@@ -181,7 +181,7 @@ def test_the_recipe_names_it_and_a_changed_one_is_refused(module: Path, src: Pat
         ("maps_of_a_user:a b", "expected package.module:function"),
         ("maps_of_a_user:missing", "has no function missing"),
         ("maps_of_a_user:not_callable", "has no function not_callable"),
-        ("maps_of_nobody:f", "No module named 'maps_of_nobody'; run from the folder that has maps_of_nobody"),
+        ("maps_of_nobody:f", "No module named 'maps_of_nobody'; run from the folder that contains maps_of_nobody"),
         ("maps_broken:f", "importing maps_broken raised ZeroDivisionError"),
         ("itertools:chain", "itertools has no source file"),
     ],

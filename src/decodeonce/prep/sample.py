@@ -1,4 +1,4 @@
-"""Draws a small ImageNet to try things on: its folders, sizes, bytes and oddities, with invented pictures."""
+"""Draw a small synthetic ImageNet for trying things out, with ImageNet's folders, sizes and unusual files."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from decodeonce.store.durable import append, make_folder
 
 Rng = np.random.Generator
 Size = tuple[int, int]  # width, height in pixels
-Look = tuple[str, str, str, str]  # pattern, colour, noun, setting: what the pictures of a class have in common
-CUT_FROM = 1000  # a cut one among fewer is more than the 0.1 % that `prep build` lets pass
-Job = tuple[int, str, Look, str]  # index, path under train/, look, how it is odd ("" if it is not)
-Take = Callable[[tuple[int, int]], None]  # gets a picture's bytes and its pixels
+Look = tuple[str, str, str, str]  # pattern, color, noun, setting: what the images of a class have in common
+MIN_COUNT_FOR_CUT = 1000  # one truncated image among fewer exceeds the 0.1 % that `prep build` allows
+Order = tuple[int, str, Look, str]  # index, path under train/, look, kind of unusual file ("" if ordinary)
+Take = Callable[[tuple[int, int]], None]  # receives the size of an image in bytes and in pixels
 _LINEAR = Image.Resampling.BILINEAR
 _TILE = 1024
 _CIRCLE = np.array([(math.cos(k * math.pi / 20), math.sin(k * math.pi / 20)) for k in range(40)])
@@ -36,7 +36,14 @@ _CIRCLE = np.array([(math.cos(k * math.pi / 20), math.sin(k * math.pi / 20)) for
 
 @dataclass(frozen=True)
 class SampleTree:
-    """What was written: `bytes` of the picture files, `pixels` as width times height over all of them."""
+    """What was written.
+
+    Args:
+        images: Number of images.
+        classes: Number of classes.
+        bytes: Total size of the image files.
+        pixels: Total width times height.
+    """
 
     images: int
     classes: int
@@ -45,18 +52,19 @@ class SampleTree:
 
 
 # fmt: off
-# Weight in 200, least and largest width, least and largest height, after a count of 200 pictures of ImageNet.
+# Weight out of 200, smallest and largest width, smallest and largest height, from 200 images of ImageNet.
 _SIZES = (
     (42, 500, 500, 375, 375), (34, 500, 500, 333, 334), (24, 500, 500, 281, 480), (10, 375, 375, 500, 500),
     (10, 333, 335, 500, 500), (12, 300, 446, 500, 500), (24, 150, 330, 150, 330), (16, 350, 480, 240, 480),
     (6, 640, 640, 480, 480), (12, 530, 700, 370, 600), (4, 800, 800, 530, 600), (2, 800, 800, 600, 1000),
     (2, 1024, 1024, 768, 768), (1, 1200, 1200, 900, 900), (1, 1200, 1600, 1200, 1200),
 )
-# Weight in 100, JPEG quality, 0 for 4:4:4 or 2 for 4:2:0, gain of the texture. Two of three pictures of ImageNet are
-# quality 96 at 4:4:4, 0.73 bytes a pixel (0.71 here); the others are as they came from the web, 0.15 to 0.6.
+# Weight out of 100, JPEG quality, 0 for 4:4:4 or 2 for 4:2:0, gain of the texture. Two thirds of ImageNet have quality
+# 96 at 4:4:4 and 0.73 bytes per pixel (0.71 here). The others are as they came from the web, 0.15 to 0.6.
 _ENCODINGS = ((65, 96, 0, 1.6), (4, 93, 0, 1.5), (8, 82, 0, 1.5), (12, 90, 2, 1.4), (11, 74, 2, 1.4))
-# Parts from back to front: b(ody, in the pattern of the class), a(ccent, in its second colour), d(ark) or l(ight), then
-# the x and y of a polygon, or of an oval its centre and radii; 100 is the scale of the object, y grows downwards.
+# Parts from back to front. Each begins with b (body, in the pattern of the class), a (accent, in its second color), d
+# (dark) or l (light). Then follow x and y of a polygon, or center and radii of an oval. 100 is the scale of the object;
+# y grows downwards.
 _SHAPES = {
     "fish": "a 50 0 100 -50 85 0 100 50/a -30 -30 10 -75 40 -20/b -15 0 80 45/l -60 -10 10 10/d -61 -10 5 5",
     "flower": "b 62 0 36 36/b 31 54 36 36/b -31 54 36 36/b -62 0 36 36/b -31 -54 36 36/b 31 -54 36 36/"
@@ -72,7 +80,7 @@ _SHAPES = {
            "l 12 -8 12 -36 35 -36 50 -8/d -55 40 24 24/d 55 40 24 24/l -55 40 10 10/l 55 40 10 10",
     "balloon": "d -45 20 -15 75 15 75 45 20/b 0 -25 70 72/a -18 70 18 70 15 98 -15 98",
 }
-# Roughness up to 127, waves along and across, how noise bends them, how sharp, how much of the second colour.
+# Roughness up to 127, waves along and across, bending by noise, sharpness, amount of the second color.
 _PATTERNS = {
     "plain": (30, 0, 0, 0.5, 0.6, -0.8), "striped": (60, 1, 0, 0.7, 1.6, 0.3), "spotted": (45, 1, 1, 0.0, 2.4, -0.3),
     "checked": (25, 1, 1, 0.3, 4.0, 0.1), "marbled": (85, 0, 0, 3.0, 0.9, 0.2), "wavy": (35, 1, 0, 2.0, 1.6, 0.3),
@@ -81,8 +89,8 @@ _COLOURS = {  # the second is the accent
     "crimson": "bisque", "orange": "saddlebrown", "goldenrod": "maroon", "olive": "khaki", "teal": "honeydew",
     "royalblue": "aliceblue", "indigo": "plum", "hotpink": "purple", "sienna": "wheat", "silver": "slategray",
 }
-# From the top of the sky to the near ground; roughness of sky and of ground; how hilly; then the blurred things behind
-# the objects (bushes, stones, lamps): how many and in which colours.
+# Colors from the top of the sky to the near ground; roughness of sky and of ground; hilliness; then the number and the
+# colors of the blurred things behind the objects (bushes, stones, lamps).
 _SETTINGS = {
     "meadow": ("cornflowerblue lightblue olivedrab darkolivegreen", (5, 95), 0.05, 9, "darkolivegreen olivedrab khaki"),
     "shore": ("skyblue steelblue wheat tan", (15, 60), 0.0, 6, "gray dimgray linen"),
@@ -104,15 +112,29 @@ def write_sample_tree(
     workers: int = 1,
     progress: Callable[[int], None] | None = None,
 ) -> SampleTree:
-    """Write `count` pictures as DEST/train/<wnid>/<wnid>_<number>.JPEG, and DEST/LOC_synset_mapping.txt.
+    """Write synthetic images as DEST/train/<wnid>/<wnid>_<number>.JPEG, and DEST/LOC_synset_mapping.txt.
 
-    Odd files as in ImageNet: 2 % grey JPEGs, one CMYK JPEG, one PNG named .JPEG; from 1,000 pictures on, one JPEG cut
-    at 60 %. The bytes follow from the arguments and the library versions, not from `workers`. `progress` gets the
-    number of pictures written since its last call. ValueError for numbers that cannot be; FileExistsError if `dest`
-    holds anything.
+    Unusual files are as in ImageNet: 2 % grey JPEGs, one CMYK JPEG and one PNG named .JPEG. From 1,000 images on, one
+    JPEG is truncated at 60 %. The bytes depend on the arguments and the library versions, but not on `workers`.
+
+    Args:
+        dest: Folder to create; it must not exist or be empty.
+        count: Number of images, at least 50.
+        classes: Number of classes, 1 to 1000, at most `count`.
+        seed: Seed of the random numbers.
+        workers: Number of processes.
+        progress: Called with the number of images written since its last call.
+
+    Returns:
+        What was written.
+
+    Raises:
+        ValueError: If a number is out of range.
+        FileExistsError: If `dest` is not an empty folder.
+        DecodeonceError: A worker process died.
     """
     _check(dest, count, classes)
-    rng = np.random.default_rng([seed, count])  # that of a picture has [seed, index]
+    rng = np.random.default_rng([seed, count])  # images use [seed, index]
     looks = _looks(rng, classes)
     for wnid in looks:
         make_folder(dest / "train" / wnid)
@@ -120,79 +142,80 @@ def write_sample_tree(
     _write(dest / "LOC_synset_mapping.txt", "".join(lines).encode())
     done: list[tuple[int, int]] = []
 
-    def take(picture: tuple[int, int]) -> None:
-        done.append(picture)
+    def take(image: tuple[int, int]) -> None:
+        done.append(image)
         if progress is not None:
             progress(1)
 
-    _write_pictures(dest / "train", seed, _jobs(rng, looks, count), workers, take)
+    _write_images(dest / "train", seed, _orders(rng, looks, count), workers, take)
     written, pixels = map(sum, zip(*done, strict=True))
     return SampleTree(count, classes, written, pixels)
 
 
 def _check(dest: Path, count: int, classes: int) -> None:
     if count < 50:
-        raise ValueError(f"count is {count}, the least is 50: every tree holds one of each odd file")
+        raise ValueError(f"count is {count}, expected at least 50: every tree has one of each unusual file")
     if not 1 <= classes <= min(1000, count):
-        raise ValueError(f"classes is {classes}, expected 1 to {min(1000, count)} (no more than 1000, nor than count)")
+        raise ValueError(f"classes is {classes}, expected 1 to {min(1000, count)} (at most 1000 and at most count)")
     if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
-        raise FileExistsError(errno.EEXIST, "exists and is not an empty folder; name a new one", str(dest))
+        raise FileExistsError(errno.EEXIST, "exists and is not an empty folder; choose a new one", str(dest))
 
 
 def _looks(rng: Rng, classes: int) -> dict[str, Look]:
-    """The look of each wnid; no two are the same."""
+    """Return a different look for each wnid."""
     looks = list(product(_PATTERNS, _COLOURS, _SHAPES, _SETTINGS))
     numbers = 1_440_000 + np.cumsum(rng.integers(1, 13_000, classes))
     picked = rng.choice(len(looks), classes, replace=False)
     return {f"n{number:08d}": looks[i] for number, i in zip(numbers, picked, strict=True)}
 
 
-def _jobs(rng: Rng, looks: dict[str, Look], count: int) -> list[Job]:
+def _orders(rng: Rng, looks: dict[str, Look], count: int) -> list[Order]:
     share = rng.uniform(0.6, 1.0, len(looks))
     sizes = 1 + rng.multinomial(count - len(looks), share / share.sum())
     indices = rng.choice(count, 3 + max(1, round(count * 0.02)), replace=False).tolist()
-    odd = dict.fromkeys(indices, "grey") | dict(zip(indices, _odd_kinds(count), strict=False))
+    unusual = dict.fromkeys(indices, "grey") | dict(zip(indices, _single_kinds(count), strict=False))
     sized = zip(looks.items(), sizes, strict=True)
     named = [(f"{wnid}/{wnid}_{13 * k + 7}.JPEG", look) for (wnid, look), size in sized for k in range(size)]
-    return [(index, path, look, odd.get(index, "")) for index, (path, look) in enumerate(named)]
+    return [(index, path, look, unusual.get(index, "")) for index, (path, look) in enumerate(named)]
 
 
-def _write_pictures(train: Path, seed: int, jobs: list[Job], workers: int, take: Take) -> None:
+def _write_images(train: Path, seed: int, orders: list[Order], workers: int, take: Take) -> None:
     if workers == 1:
-        for job in jobs:
-            take(_write_picture(train, seed, job))
+        for order in orders:
+            take(_write_image(train, seed, order))
         return
     try:
-        run_workers(__name__, workers, [str(train.absolute()), seed], iter(jobs), take)
+        run_workers(__name__, workers, [str(train.absolute()), seed], iter(orders), take)
     except ChildDied as died:
-        raise DecodeonceError(f"{train.parent}: {died}; see above; remove it and run the same command again") from None
+        advice = f"see the messages above, then remove {train.parent} and run the same command again"
+        raise DecodeonceError(f"{train.parent}: {died}; {advice}") from None
 
 
 def main(arguments: list[str]) -> int:
-    """Write the images that a parent orders; tell of each."""
+    """Write the images that the parent orders, and report each."""
     with Parent(arguments) as parent:
         train, seed = parent.receive()
-        for job in parent.orders():
-            parent.report(_write_picture(Path(train), seed, job))
+        for order in parent.orders():
+            parent.report(_write_image(Path(train), seed, order))
     return 0
 
 
-def _odd_kinds(count: int) -> tuple[str, ...]:
-    """The kinds of which there is one file each."""
-    return ("cmyk", "png", "cut" if count >= CUT_FROM else "")
+def _single_kinds(count: int) -> tuple[str, ...]:
+    """Return the kinds of unusual files that occur once."""
+    return ("cmyk", "png", "cut" if count >= MIN_COUNT_FOR_CUT else "")
 
 
-def _write_picture(train: Path, seed: int, job: Job) -> tuple[int, int]:
-    """Write one picture; returns its bytes and its pixels."""
-    index, path, look, odd = job
+def _write_image(train: Path, seed: int, order: Order) -> tuple[int, int]:
+    """Write one image; return its size in bytes and in pixels."""
+    index, path, look, unusual = order
     rng = np.random.default_rng([seed, index])
-    # ranks a golden ratio apart cover the sizes evenly: any 300 pictures have the mean of all within 3 %
+    # Ranks a golden ratio apart cover the sizes evenly: the mean of any 300 images is within 3 % of the overall mean.
     rank = (seed % 1000 + index) * (math.sqrt(5) - 1) / 2 % 1
     _, narrow, wide, low, high = np.repeat(_SIZES, [row[0] for row in _SIZES], axis=0)[int(rank * 200)]
     size = (int(rng.integers(narrow, wide + 1)), int(rng.integers(low, high + 1)))
     _, quality, chroma, gain = _ENCODINGS[rng.choice(len(_ENCODINGS), p=[row[0] / 100 for row in _ENCODINGS])]
-    picture = _textured(rng, *_scene(rng, look, size), size, gain * rng.lognormal(0, 0.45))
-    data = _encoded(picture, quality, chroma, odd)
+    image = _textured(rng, *_scene(rng, look, size), size, gain * rng.lognormal(0, 0.45))
+    data = _encoded(image, quality, chroma, unusual)
     _write(train / path, data)
     return len(data), size[0] * size[1]
 
@@ -205,18 +228,21 @@ def _write(path: Path, data: bytes) -> None:
         os.close(fd)
 
 
-def _encoded(picture: Image.Image, quality: int, chroma: int, odd: str) -> bytes:
-    """The bytes of the file of a picture, which comes as YCbCr; an odd one is 4:4:4."""
-    for mode in {"grey": ("L",), "cmyk": ("RGB", "CMYK"), "png": ("RGB",)}.get(odd, ()):
-        picture = picture.convert(mode)
+def _encoded(image: Image.Image, quality: int, chroma: int, unusual: str) -> bytes:
+    """Encode a YCbCr image; unusual files are 4:4:4."""
+    for mode in {"grey": ("L",), "cmyk": ("RGB", "CMYK"), "png": ("RGB",)}.get(unusual, ()):
+        image = image.convert(mode)
     file = io.BytesIO()
-    picture.save(file, "PNG" if odd == "png" else "JPEG", quality=quality, subsampling=0 if odd else chroma)
+    image.save(file, "PNG" if unusual == "png" else "JPEG", quality=quality, subsampling=0 if unusual else chroma)
     data = file.getvalue()
-    return data[: len(data) * 6 // 10] if odd == "cut" else data
+    return data[: len(data) * 6 // 10] if unusual == "cut" else data
 
 
 def _scene(rng: Rng, look: Look, full: Size) -> tuple[Image.Image, list[Image.Image]]:
-    """A picture at 5/8 of its size (softens edges as a lens does), and the roughness of its ground and its objects."""
+    """Draw an image at 5/8 of its size, which softens edges like a lens; return it with two roughness maps (L).
+
+    The maps are the roughness of the background and of the objects.
+    """
     size = (full[0] * 5 // 8, full[1] * 5 // 8)
     pattern, colour, noun, place = look
     scene, rough = _background(rng, place, size)
@@ -232,7 +258,7 @@ def _scene(rng: Rng, look: Look, full: Size) -> tuple[Image.Image, list[Image.Im
 
 
 def _arranged(rng: Rng, noun: str, size: Size) -> Image.Image:
-    """One to four of a shape, the smaller behind: L with 0 for the background, else 1 + the place in "badl"."""
+    """Draw one to four of a shape, smaller ones behind. Pixels (L) are 0, or 1 + index in "badl"."""
     parts = Image.new("L", size)
     poses = 1 + int(rng.choice(4, p=(0.6, 0.2, 0.1, 0.1)))
     scales = np.sort(rng.uniform(0.25, 0.46, poses)) * min(size) / poses**0.6 / 100
@@ -249,7 +275,7 @@ def _arranged(rng: Rng, noun: str, size: Size) -> Image.Image:
 
 
 def _background(rng: Rng, place: str, size: Size) -> tuple[Image.Image, Image.Image]:
-    """Sky or wall above the ground (RGB; drawn at a quarter, so out of focus), and how rough they are (L)."""
+    """Draw sky or wall above the ground (RGB, at a quarter of the size, so blurred); return it and its roughness."""
     colours, (smooth, coarse), hilly, things, tints = _SETTINGS[place]
     width, height = size[0] // 4 + 1, size[1] // 4 + 1
     y = np.linspace(0, 1, height)[:, None, None]
@@ -271,7 +297,7 @@ def _background(rng: Rng, place: str, size: Size) -> tuple[Image.Image, Image.Im
 
 
 def _pattern(rng: Rng, name: str, size: Size) -> Image.Image:
-    """How much there is of the second colour at each place (L)."""
+    """Return the amount of the second color at each pixel (L)."""
     _, along, across, bend, sharp, bias = _PATTERNS[name]
     wave = np.exp(1j * rng.uniform(0, np.pi)) * 2 * np.pi / (min(size) * rng.uniform(0.07, 0.13))
     x, y = np.arange(size[0], dtype=np.float32), np.arange(size[1], dtype=np.float32)[:, None]
@@ -281,7 +307,7 @@ def _pattern(rng: Rng, name: str, size: Size) -> Image.Image:
 
 
 def _shade(rng: Rng, mask: Image.Image) -> Image.Image:
-    """The light on a scene (L): falls off from one place, rounds the objects of the mask and has them drop shadows."""
+    """Return the light on a scene (L): it falls off from one point; objects of the mask get shading and shadows."""
     solid = np.asarray(mask.reduce(4).filter(ImageFilter.BoxBlur(2)), np.float32) / 255
     height, width = solid.shape
     at_x, at_y = rng.uniform(-0.7, 0.7), rng.uniform(-0.8, 0.2)
@@ -296,7 +322,7 @@ def _shade(rng: Rng, mask: Image.Image) -> Image.Image:
 
 
 def _textured(rng: Rng, scene: Image.Image, roughs: list[Image.Image], size: Size, gain: float) -> Image.Image:
-    """The scene at full size (YCbCr), with the fine texture of its parts and with sensor grain."""
+    """Return the scene at full size (YCbCr), with the fine texture of its parts and with sensor grain."""
     detail = _noise(rng, 0.1, size) * np.int16(rng.integers(5, 22))
     for rough, slope in zip(roughs, (0.65, 0.6), strict=True):
         amount = rough.point([min(127, round(level * gain)) for level in range(256)]).resize(size, _LINEAR)
@@ -319,14 +345,14 @@ def _image(values: NDArray[Any]) -> Image.Image:
 
 
 def _noise(rng: Rng, slope: float, size: Size) -> NDArray[np.int16]:
-    """A random window of noise of amplitude 1/f**slope: deviation 24, at most 100 (100 * 2 * 127 fits int16)."""
+    """Return a random window of 1/f**slope noise with standard deviation 24 and at most 100 (100 * 2 * 127 < 2**15)."""
     top, left = rng.integers(0, [min(_TILE, 2 * _TILE - extent) for extent in reversed(size)])
     return _tile(slope)[top : top + size[1], left : left + size[0]]
 
 
 @lru_cache(maxsize=8)
 def _tile(slope: float) -> NDArray[np.int16]:
-    """Four times the same square of noise, twice as long down as across, which repeats without seams."""
+    """Return a square of seamless noise, repeated 2 x 2; its features are twice as high as wide."""
     radius = np.hypot(2 * np.fft.fftfreq(_TILE)[:, None], np.fft.rfftfreq(_TILE))
     radius[0, 0] = np.inf
     white = np.random.default_rng(_TILE).standard_normal((_TILE, _TILE))

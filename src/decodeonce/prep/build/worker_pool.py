@@ -193,10 +193,8 @@ class WorkerPool:
             self._idle_deaths += 1
             if self._idle_deaths > self._size + STRIKES:
                 outside = status in KILLED_FROM_OUTSIDE
-                advice = (
-                    "with fewer --workers if memory is short" if outside else "once the messages above are dealt with"
-                )
-                raise Stopped(f"workers keep dying (exit status {status}); run the same command again {advice}")
+                advice = "pass fewer --workers if memory is short" if outside else "see the messages above"
+                raise Stopped(f"workers keep dying (exit status {status}); {advice}, then run the same command again")
             return True
         self._strikes[row] += 1
         if self._strikes[row] >= STRIKES:

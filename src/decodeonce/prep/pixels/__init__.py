@@ -1,1 +1,1 @@
-"""From a picture's encoded bytes to the bytes of its row, within bounded memory."""
+"""Turn the encoded bytes of an image into the bytes of its row, within bounded memory."""

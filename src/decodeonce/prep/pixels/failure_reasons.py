@@ -1,4 +1,4 @@
-"""Why content did not become a picture, in the words of rejects.tsv: asked only where decoding failed."""
+"""Find the reason why decoding failed, as rejects.tsv gives it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 from PIL import Image, UnidentifiedImageError, features
 
 LIBJPEG_SIDE = 65500  # libjpeg's limit, in pixels
-# by the bytes they begin with; a file may do so and still be broken
+# Formats by their first bytes. A file that begins like this may still be broken.
 SIGNATURES = {
     b"\xff\xd8": "JPEG",
     b"\x89PNG\r\n\x1a\n": "PNG",
@@ -27,7 +27,7 @@ UNREAD = {
     b"<svg": "SVG",
 }
 UNREAD_BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIC", b"msf1": "HEIC"}
-REBUILD = "then reinstall it as `prep doctor` says"  # the command depends on the machine, a store must not
+REBUILD = "then reinstall it as `prep doctor` says"  # the exact command depends on the machine; a store must not
 NO_WEBP = f"WebP, and this Pillow was built without it: install libwebp-dev (Fedora, RHEL: libwebp-devel), {REBUILD}"
 NO_TIFF = f"compressed TIFF, and this Pillow was built without libtiff: install libtiff-dev or libtiff-devel, {REBUILD}"
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0 to SOF15 (ITU T.81, table B.1)
@@ -38,7 +38,7 @@ BARE = frozenset((0x00, 0x01, *range(0xD0, 0xD8)))  # markers without a length
 
 
 def reason(data: bytes, error: Exception) -> str:
-    """Why these bytes became no picture, given what the last decoder raised."""
+    """Return why these bytes could not be decoded, given the exception of the last decoder."""
     if isinstance(error, Image.DecompressionBombError):
         return f"decompression bomb: {str(error).partition(',')[0]}"
     found = format_of(data)
@@ -52,13 +52,13 @@ def reason(data: bytes, error: Exception) -> str:
         return NO_TIFF
     if found == "JPEG" and (special := _special_jpeg(data)):
         return special
-    if isinstance(error, UnidentifiedImageError):  # whose text holds an address
+    if isinstance(error, UnidentifiedImageError):  # its text contains a memory address
         return f"broken {found}: its header cannot be read"
     return f"truncated: {complaint}" if "truncated" in complaint.lower() else f"broken {found}: {complaint}"
 
 
 def format_of(data: bytes) -> str:
-    """Which of the formats that are read the content begins like; "" for none."""
+    """Return the readable format whose signature the content begins with; "" for none."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "WEBP"
     return next((name for start, name in SIGNATURES.items() if data.startswith(start)), "")
@@ -71,13 +71,13 @@ def _unread(data: bytes) -> str:
 
 
 def is_lossless(data: bytes) -> bool:
-    """Whether a JPEG's frame header says that it is lossless."""
+    """Return whether a JPEG's frame header says that it is lossless."""
     frame = _frame_at(data)
     return frame is not None and data[frame + 1] in LOSSLESS
 
 
 def _special_jpeg(data: bytes) -> str:
-    """What is special about a JPEG by its frame header; "" for nothing."""
+    """Return why a JPEG cannot be decoded, judged by its frame header; "" if the header is ordinary."""
     frame = _frame_at(data)
     marker = None if frame is None else data[frame + 1]
     if marker in (START_OF_SCAN, END_OF_IMAGE):
@@ -97,7 +97,7 @@ def _special_jpeg(data: bytes) -> str:
 
 
 def _frame_at(data: bytes) -> int | None:
-    """Where the frame header begins, or the first scan or the end if that comes before; None where data end first."""
+    """Return the offset of the frame header, first scan or end marker, whichever is first; None if the data end."""
     place = 2
     while place + 4 <= len(data) or data[place : place + 2] == b"\xff\xd9":
         marker = data[place + 1]

@@ -1,4 +1,4 @@
-"""Sizes only: what a picture of some size is resized to, and what is cut from or put around it."""
+"""Geometry of resizing, cropping, padding and boxes, from sizes alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ALMOST = 1e-6  # 0.29 * 100 is 28.999999999999996
 class Fit:
     """Resize to (width, height), then take the window of the row's size whose corner is at (left, top).
 
-    With fit "pad" the corner is negative or 0: the resized picture lies inside the row.
+    With fit "pad", left and top are negative or 0: the resized image is inside the row.
     """
 
     width: int
@@ -28,10 +28,10 @@ class Fit:
 
 @lru_cache(maxsize=4096)
 def fit_to(fit: str, source: tuple[int, int], row: tuple[int, int]) -> Fit:
-    """The Fit of a source (width, height) to a row (width, height).
+    """Return the Fit of a source (width, height) to a row (width, height).
 
-    "crop" has the integers of torchvision's Resize(size) and CenterCrop(size) on a PIL image: the long side is
-    int(size * long / short), the corner int(round(excess / 2.0)) with Python's round-half-to-even
+    "crop" gives the integers of torchvision's Resize(size) and CenterCrop(size) on a PIL image: the long side is
+    int(size * long / short), the corner is int(round(excess / 2.0)) with Python's round-half-to-even
     (torchvision.transforms.functional: _compute_resized_output_size and center_crop).
     """
     (w, h), (row_w, row_h) = source, row
@@ -48,7 +48,7 @@ def fit_to(fit: str, source: tuple[int, int], row: tuple[int, int]) -> Fit:
 
 
 def pixel_box(box: Box, width: int, height: int) -> PixelBox:
-    """The whole pixels (left, top, right, bottom; right and bottom are outside) that a box of a picture touches."""
+    """Return the pixels that a box touches, as (left, top, right, bottom); right and bottom are exclusive."""
     left = min(math.floor(box[0] * width + _ALMOST), width - 1)
     top = min(math.floor(box[1] * height + _ALMOST), height - 1)
     right = min(math.ceil(box[2] * width - _ALMOST), width)
@@ -57,11 +57,11 @@ def pixel_box(box: Box, width: int, height: int) -> PixelBox:
 
 
 def upright(size: tuple[int, int], turn: int) -> tuple[int, int]:
-    """(width, height) after a turn by EXIF orientation (1 to 8), or before it."""
+    """Return (width, height) after applying EXIF orientation `turn` (1 to 8), or before it."""
     return (size[1], size[0]) if turn >= 5 else size
 
 
-# Where the point (x, y) of a picture is after it was turned as its EXIF orientation asks.
+# Maps each EXIF orientation to the function that moves a point (x, y) along with the image.
 _TURNED: dict[int, Callable[[float, float], tuple[float, float]]] = {
     1: lambda x, y: (x, y),
     2: lambda x, y: (1 - x, y),
@@ -75,6 +75,6 @@ _TURNED: dict[int, Callable[[float, float], tuple[float, float]]] = {
 
 
 def turned_box(box: Box, turn: int) -> Box:
-    """Where a box lies after its picture was turned as EXIF orientation `turn` (1 to 8) asks."""
+    """Return a box after its image was rotated or flipped by EXIF orientation `turn` (1 to 8)."""
     (x0, y0), (x1, y1) = _TURNED[turn](*box[:2]), _TURNED[turn](*box[2:])
     return (min(x0, x1), min(y0, y1), max(x0, x1), max(y0, y1))

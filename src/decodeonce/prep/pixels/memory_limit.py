@@ -1,4 +1,4 @@
-"""A limit on the memory that one image or one table may take, so that none can take all of the machine's."""
+"""Limit the memory that one image or table may take, so that none can use up the machine's memory."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ from pathlib import Path
 
 import numpy as np
 
-# A lossless WebP of 178 Mpixel, the largest image that is decoded at all, took 2.9 GB.
+# A lossless WebP of 178 Mpixel, the maximum size of an image, took 2.9 GB.
 IMAGE_BYTES = 4 << 30
-SPARE_BYTES = 1 << 30  # what the process may come to hold otherwise, such as buffers
-_DATA_FIELD = 5  # of /proc/PID/statm: pages that are private and can be written
+SPARE_BYTES = 1 << 30  # for everything else that the process holds, such as buffers
+_DATA_FIELD = 5  # of /proc/PID/statm: private, writable pages
 
-_limits: list[int | None] = []  # of the blocks below that are running, the innermost last
+_limits: list[int | None] = []  # limits of the `limited_memory` blocks that are running, the innermost last
 _before = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 
 
 @contextmanager
 def limited_memory(nbytes: int | None = IMAGE_BYTES) -> Iterator[None]:
-    """Limit this process to `nbytes` more memory than it has now, mapped files not counted; then put the limit back.
+    """Limit this process to `nbytes` more memory than it has now, mapped files not counted.
 
-    A block within a block has a limit of its own, or none if `nbytes` is None; what it keeps does not count for the
-    outer one. A lower limit of the user's stays. What asks for more gets a MemoryError: `can_allocate(nbytes)` then tells
-    whether the limit was the reason, or the machine.
+    Allocations beyond the limit raise MemoryError. `can_allocate(nbytes)` then returns True if the limit was the
+    reason, and False if the machine has too little memory. A nested block has its own limit, and the memory that it
+    keeps does not count for the outer block. A lower limit set by the user stays.
+
+    Args:
+        nbytes: Additional memory in bytes. None: no limit.
     """
     global _before
     if not _limits:
@@ -49,9 +52,9 @@ def _set_limit() -> None:
 
 
 def can_allocate(nbytes: int) -> bool:
-    """Whether this process would be given so much more memory."""
+    """Return whether this process can allocate `nbytes` more memory."""
     try:
-        np.empty(nbytes, np.uint8)  # asked for, and never touched
+        np.empty(nbytes, np.uint8)  # allocated, but never touched
     except MemoryError:
         return False
     return True

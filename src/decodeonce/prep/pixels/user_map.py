@@ -1,4 +1,4 @@
-"""A user's own function on each decoded picture, `package.module:function`, run in the workers before the fit."""
+"""Run a user's function, `package.module:function`, on each decoded image in the workers, before the resize."""
 
 from __future__ import annotations
 
@@ -23,7 +23,16 @@ Pixels = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class MapSample:
-    """What a map is told of a picture: where it came from, its label, its size as stored, and its box if it is one."""
+    """What a map function receives about an image, next to its pixels.
+
+    Args:
+        source: Path of the image relative to SRC.
+        label: Class index.
+        class_name: Class name.
+        width: Width of the source image in pixels, as stored.
+        height: Height of the source image in pixels, as stored.
+        box: Pixel box (left, top, right, bottom) if the image was cut from a larger one; otherwise None.
+    """
 
     source: str
     label: int
@@ -37,40 +46,50 @@ MapFunction = Callable[[Pixels, MapSample], Any]
 
 
 def find_map(name: str) -> UserMap:
-    """The map of this name, with its module's digest; BuildError where it cannot be had."""
+    """Import a map function and return it as a recipe names it, with the digest of its module.
+
+    Args:
+        name: Import path, `package.module:function`.
+
+    Returns:
+        The map, for `Recipe(map=...)`.
+
+    Raises:
+        BuildError: The function cannot be imported.
+    """
     _, path = _import(name)
     return UserMap(name, file_hexdigest(file_chunks(path)))
 
 
 def load_map(wanted: UserMap) -> MapFunction:
-    """The function of a recipe's map; BuildError where it is another one than the recipe's."""
+    """Import the function of a recipe's map; raise BuildError if its module changed since the plan."""
     function, path = _import(wanted.function)
     found = file_hexdigest(file_chunks(path))
     if found != wanted.xxh3:
         raise BuildError(
             f"{path}: the map {wanted.function} changed since the plan (xxh3_64 {found}, planned {wanted.xxh3}); "
-            "put it back, or remove OUT and build again"
+            "restore it, or remove OUT and build again"
         )
     return function
 
 
 def _import(name: str) -> tuple[MapFunction, Path]:
-    """The function, and the file of its module. The current folder counts, as with `python -m`, but comes last."""
+    """Return the function and the file of its module. The current folder is searched last."""
     module_name, _, function_name = name.partition(":")
     if not all(map(str.isidentifier, [*module_name.split("."), function_name])):
-        raise BuildError(f"--map {name}: expected package.module:function, as in mymap:f for f of ./mymap.py")
+        raise BuildError(f"--map {name}: expected package.module:function, such as mymap:f for f in ./mymap.py")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise BuildError(
-            f"--map {name}: {error}; run from the folder that has {module_name.split('.')[0]}, or set PYTHONPATH"
+            f"--map {name}: {error}; run from the folder that contains {module_name.split('.')[0]}, or set PYTHONPATH"
         ) from None
-    except Exception as error:  # whatever a user's module raises
+    except Exception as error:  # a user's module may raise anything
         raise BuildError(
             f"--map {name}: importing {module_name} raised {type(error).__name__}: {error}; "
-            f"see it with: python -c 'import {module_name}'"
+            f"reproduce it with: python -c 'import {module_name}'"
         ) from error
     function = getattr(module, function_name, None)
     if not callable(function):
@@ -82,16 +101,28 @@ def _import(name: str) -> tuple[MapFunction, Path]:
 
 
 class MapError(Exception):
-    """A map raised something, or returned what is no picture."""
+    """A map raised an exception, or returned something that is not an image."""
 
 
 def apply_map(function: MapFunction, pixels: Pixels, sample: MapSample) -> Pixels | None:
-    """What the map makes of a picture (HxWx3 uint8, its own to change), or None; raises MapError."""
+    """Call a map on an image.
+
+    Args:
+        function: The map.
+        pixels: (H, W, 3) uint8; the map may change them in place.
+        sample: What the map receives about the image.
+
+    Returns:
+        The map's image, (H, W, 3) uint8, or None to leave the image out.
+
+    Raises:
+        MapError: The map raised an exception, or returned something that is not an image.
+    """
     try:
         made = function(pixels, sample)
     except MemoryError:
         raise
-    except Exception as error:  # a user's function may raise anything, and none of it may end the night's job
+    except Exception as error:  # a user's function may raise anything, which must not end the build
         raise MapError(f"{type(error).__name__}: {error}") from error
     if made is None:
         return None

@@ -1,4 +1,4 @@
-"""The installed decoders: which PIL an import gives (Pillow and pillow-simd share one name), and every version."""
+"""Versions of the installed decoders, and whether PIL is Pillow or pillow-simd, which share the import name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ DISTRIBUTIONS = ("pillow-simd", "pillow")
 
 @dataclass(frozen=True)
 class Pillow:
-    """The live PIL: its distribution ("" for none) and version, SIMD level, and every distribution installed as PIL."""
+    """The PIL that is imported.
+
+    Args:
+        name: Name of its distribution; "" if none is installed.
+        version: Its version.
+        simd: Its SIMD level.
+        installed: All distributions installed as PIL.
+    """
 
     name: str
     version: str
@@ -25,7 +32,7 @@ class Pillow:
 
     @property
     def description(self) -> str:
-        """In a few words, for people."""
+        """Name, version and SIMD level as one text."""
         if not self.name:
             return "not installed"
         both = " (installed over each other)" if len(self.installed) > 1 else ""
@@ -33,7 +40,7 @@ class Pillow:
 
 
 def find_pillow() -> Pillow:
-    """The PIL that an import gives; pillow-simd's versions end in .postN."""
+    """Find out which PIL an import loads; versions of pillow-simd end in .postN."""
     installed = tuple(name for name in DISTRIBUTIONS if installed_version(name) is not None)
     library = find_spec("PIL._imaging") if find_spec("PIL") else None
     if library is None or library.origin is None:
@@ -45,9 +52,9 @@ def find_pillow() -> Pillow:
 
 
 def _simd_level(name: str, library: Path) -> str:
-    """By the machine code: the multiply-add that resizing consists of (vpmaddwd), on 256 bits or not.
+    """Return the SIMD level by searching the machine code for vpmaddwd on 256 bits, the multiply-add of resizing.
 
-    Counted in builds of 12.1.1: 62 with -mavx2, 0 without.
+    Builds of 12.1.1 contain it 62 times with -mavx2 and 0 times without.
     """
     if name != "pillow-simd":
         return "no SIMD"
@@ -56,10 +63,10 @@ def _simd_level(name: str, library: Path) -> str:
 
 
 def decoder_versions(container: str) -> dict[str, str]:
-    """Name and version of everything whose release may change a store's bytes; BuildError where one is missing."""
+    """Return the version of each library whose release may change a store's bytes; BuildError if one is missing."""
     pillow = find_pillow()
     if not pillow.name:
-        raise BuildError(f"no picture decoder: neither pillow-simd nor Pillow is installed; {INSTALL}")
+        raise BuildError(f"no image decoder: neither pillow-simd nor Pillow is installed; {INSTALL}")
     from PIL import features
 
     simplejpeg = installed_version("simplejpeg")
@@ -67,7 +74,7 @@ def decoder_versions(container: str) -> dict[str, str]:
         raise BuildError(f"no JPEG decoder: simplejpeg is not installed; {INSTALL}")
     libjpeg = features.version("libjpeg_turbo") or features.version("jpg") or "none"
     found = {"simplejpeg": simplejpeg, pillow.name: pillow.version, f"{pillow.name}'s libjpeg": libjpeg}
-    for library, feature in (("libwebp", "webp"), ("libtiff", "libtiff")):  # without them such files are rejects
+    for library, feature in (("libwebp", "webp"), ("libtiff", "libtiff")):  # without them, such files are rejected
         found[f"{pillow.name}'s {library}"] = features.version(feature) or "none"
     if container == "hdf5":
         import h5py

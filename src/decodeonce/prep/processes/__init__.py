@@ -1,1 +1,1 @@
-"""Start worker processes, talk to them through one protocol, and end them."""
+"""Start worker processes, exchange messages with them through one protocol, and end them."""

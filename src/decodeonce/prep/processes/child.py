@@ -1,6 +1,6 @@
-"""One way to talk to worker processes: JSON messages, one per line, through a socket to each of them.
+"""The protocol between a process and its workers: JSON messages, one per line, through a socket per worker.
 
-A parent has a `Child` per process. In the process, `main` opens the other end as a `Parent`.
+The parent process has a `Child` per worker. In the worker, `main` opens the other end as a `Parent`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _started_early: dict[str, list[Child]] = defaultdict(list)
 
 
 class ChildDied(Exception):
-    """A process ended, with this exit status, before it was asked to."""
+    """A process ended with this exit status before it was asked to."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"a worker process died (exit status {status})")
@@ -33,11 +33,11 @@ class ChildDied(Exception):
 
 
 class ParentGone(Exception):
-    """The process that started this one has ended, or takes nothing more."""
+    """The process that started this one has ended or closed the socket."""
 
 
 class Child:
-    """A process that runs `main` of a module: this process's end of the conversation."""
+    """A worker process that runs `main` of a module, as seen from its parent."""
 
     def __init__(self, module: str) -> None:
         page, (self.socket, theirs) = Heartbeat.new_fd(), socket.socketpair()
@@ -54,14 +54,18 @@ class Child:
         return self._process.pid
 
     def send(self, message: Any) -> None:
-        """Send a message. If the process has died, its exit status will say why."""
+        """Send a message. If the process has died, nothing is raised: its exit status says why."""
         with suppress(ConnectionError):
             self.socket.sendall(_encoded(message))
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """The messages that have arrived, or None if the process has ended; call when `socket` is readable.
+        """Return the messages that have arrived; call this when `socket` is readable.
 
-        Raises the DecodeonceError or OSError with which the process ended.
+        Returns:
+            The complete messages, or None if the process has ended.
+
+        Raises:
+            DecodeonceError, OSError: What the process raised.
         """
         try:
             chunk = self.socket.recv(1 << 20)
@@ -70,7 +74,7 @@ class Child:
         if not chunk:
             return None
         self._unread += chunk
-        if b"\n" not in chunk:  # a long message is not looked through again for each chunk
+        if b"\n" not in chunk:  # avoids splitting a long message again for each chunk
             return []
         *lines, self._unread = self._unread.split(b"\n")
         messages = [json.loads(line) for line in lines]
@@ -98,19 +102,19 @@ class Child:
 
 @contextmanager
 def started_early(module: str) -> Iterator[None]:
-    """Start a process that the next `child_of(module)` within the block takes: it imports its modules meanwhile."""
+    """Start a process early, so that it has imported its modules when `child_of(module)` in the block takes it."""
     early = _started_early[module]
     early.append(Child(module))
     try:
         yield
     finally:
-        for child in early:  # nothing took it
+        for child in early:  # nothing in the block took it
             child.end()
         early.clear()
 
 
 def child_of(module: str) -> Child:
-    """Return a process that runs `main` of a module."""
+    """Return a process that runs `main` of a module: a process from `started_early`, or a new one."""
     early = _started_early[module]
     return early.pop() if early else Child(module)
 
@@ -124,19 +128,22 @@ def kill_children() -> None:
 
 
 class Parent:
-    """The process that started this one: this process's end of the conversation.
+    """The parent process, as seen from a worker.
 
-    As a context manager it tells the parent which DecodeonceError or OSError ended the block. It ends quietly if the
-    parent is gone, which is found when this process sends something or waits for an order, and by the kernel. The
-    kernel's signal comes when the thread that started this process ends; `shared` is for a process that other threads
-    still need then.
+    As a context manager, it reports a DecodeonceError or OSError that ends the block to the parent. The block ends
+    without an error if the parent is gone when this process sends a message or waits for an order.
+
+    Args:
+        arguments: The arguments of `main`.
+        shared: By default, the kernel kills this process when the thread that started it ends. True: it does not, for
+            a process that other threads of the parent use, too.
     """
 
     def __init__(self, arguments: Sequence[str], *, shared: bool = False) -> None:
         if not shared:
             end_with_parent()
         with suppress(OSError):  # standard error may be closed
-            os.dup2(2, 1)  # what a library prints must not get into the parent's output
+            os.dup2(2, 1)  # keeps a library's output out of the parent's standard output
         fd, page = map(int, arguments)
         self._socket = socket.socket(fileno=fd)
         self._lines = self._socket.makefile("rb")
@@ -155,31 +162,31 @@ class Parent:
 
     def receive(self) -> Any:
         """Wait for the next message and return it."""
-        with _noticing_its_end():
+        with _parent_gone_on_error():
             line = self._lines.readline()
         if not line.endswith(b"\n"):
             raise ParentGone
         return json.loads(line)
 
     def orders(self) -> Iterator[Any]:
-        """Ask for an order, yield it, and so on until there is none."""
+        """Ask for orders and yield them until there are no more."""
         self._send({"ready": True})
         while (order := self.receive()) is not None:
             yield order
             self._send({"ready": True})
 
     def report(self, message: Any) -> None:
-        """Send a message that is no request for an order."""
+        """Send a message that is not a request for an order."""
         self._send({"report": message})
 
     def _send(self, message: Any) -> None:
-        with _noticing_its_end():
+        with _parent_gone_on_error():
             self._socket.sendall(_encoded(message))
 
 
 @contextmanager
-def _noticing_its_end() -> Iterator[None]:
-    """Raise ParentGone for the ConnectionError of the socket; that of a lost file server must get to the parent."""
+def _parent_gone_on_error() -> Iterator[None]:
+    """Turn the socket's ConnectionError into ParentGone, because that of a lost file server must reach the parent."""
     try:
         yield
     except ConnectionError:

@@ -1,4 +1,4 @@
-"""One page of memory that a process shares with its parent, and that outlives it: the row it is working on."""
+"""A page of memory that a worker shares with its parent and that outlives it: the row it is working on."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ _ROW = struct.Struct("<q")
 
 
 class Heartbeat:
-    """The page behind the descriptor `fd`: it says which row is being read or decoded, if any."""
+    """The page of the descriptor `fd`: which row is being read or decoded, if any."""
 
     def __init__(self, fd: int) -> None:
         self._page = mmap.mmap(fd, _ROW.size)
 
     @staticmethod
     def new_fd() -> int:
-        """Return a descriptor of a new page, to be inherited by a process."""
+        """Return the descriptor of a new page, for a process to inherit."""
         fd = os.memfd_create("heartbeat")
         os.truncate(fd, _ROW.size)
         return fd
 
     def start_reading(self, row: int) -> None:
-        """Say that this planned row is being read."""
+        """Record that this planned row is being read."""
         _ROW.pack_into(self._page, 0, -row - 1)
 
     def start_decoding(self, row: int) -> None:
-        """Say that this planned row has been read and is being decoded."""
+        """Record that this planned row is being decoded."""
         _ROW.pack_into(self._page, 0, row + 1)
 
     def idle(self) -> None:
-        """Say that no row is being read or decoded."""
+        """Record that no row is being read or decoded."""
         _ROW.pack_into(self._page, 0, 0)
 
     @property

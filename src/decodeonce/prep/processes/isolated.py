@@ -1,4 +1,4 @@
-"""Ask questions of code that may crash its process, take too much memory or hang: it runs in a process of its own."""
+"""Call code that may crash, hang or take too much memory in a process of its own."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from typing import Any
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.processes.child import Child, Parent
 
-MEMORY_BYTES = 8 << 30  # that such a process may take; labels and paths of a row group take megabytes
-ANSWER_SECONDS = 600.0  # the labels of a row group of 100,000 rows take less than one
-KILLED = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGXCPU)  # by an operator, the OOM killer, a limit
+MEMORY_BYTES = 8 << 30  # limit for such a process; labels and paths of a row group take megabytes
+ANSWER_SECONDS = 600.0  # the labels of a row group of 100,000 rows take less than one second
+KILLED = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGXCPU)  # an operator, the OOM killer, a limit
 
 
 class Isolated:
-    """A process that answers questions; it starts when first asked. Its module's `main` calls `answer_questions`.
+    """A process that answers questions. It starts with the first question.
 
-    An answer may take `seconds` by the clock.
+    Args:
+        module: Module to run; its `main` calls `answer_questions`.
+        seconds: Time limit for an answer, by the clock.
     """
 
     def __init__(self, module: str, seconds: float = ANSWER_SECONDS) -> None:
@@ -35,14 +37,14 @@ class Isolated:
 
         Raises:
             DecodeonceError, OSError: What the answering function raised.
-            BuildError: The process died of the question.
-            Stopped: The process was killed, or took longer than it may.
+            BuildError: The process crashed.
+            Stopped: The process was killed, or exceeded the time limit.
         """
         with self._lock:
             try:
                 return self._answer(path, question)
             except BaseException:
-                self.close()  # otherwise the next question would get the answer to this one
+                self.close()  # otherwise the next question would receive the answer to this one
                 raise
 
     def _answer(self, path: str, question: dict[str, Any]) -> Any:
@@ -63,7 +65,7 @@ class Isolated:
     def close(self) -> None:
         """End the process; the next question starts another."""
         if self._child is not None:
-            self._end()  # ends the child, and forgets it
+            self._end()
             self._child = None
 
 
@@ -71,15 +73,15 @@ def _death(path: str, status: int) -> BuildError | Stopped:
     if status in KILLED:
         name = signal.Signals(-status).name
         return Stopped(f"{path}: its reader was killed ({name}); run the same command again with more memory")
-    return BuildError(f"{path}: its reader died with exit status {status}: damaged; copy or download it again")
+    return BuildError(f"{path}: damaged: its reader crashed (exit status {status}); copy or download the file again")
 
 
 def answer_questions(arguments: list[str], answer: Callable[..., Any]) -> int:
-    """Answer a parent's questions with `answer(**question)` until it is gone, within MEMORY_BYTES of memory."""
+    """Answer the parent's questions with `answer(**question)` until it is gone, within MEMORY_BYTES of memory."""
     with Parent(arguments, shared=True) as parent:
         silent = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silent, 1)
-        os.dup2(silent, 2)  # what a library prints when it dies; the parent says it in one line
+        os.dup2(silent, 2)  # hides what a library prints when it crashes; the parent reports it in one line
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         if hard < 0 or hard > MEMORY_BYTES:  # -1 is no limit
             resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, hard))

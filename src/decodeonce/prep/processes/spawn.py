@@ -1,6 +1,6 @@
-"""Start processes that work for this one: plain subprocesses of this Python, with this process's import path.
+"""Start worker processes: plain subprocesses of this Python, with this process's import path.
 
-They are not multiprocessing's: no fork of a program with threads, no second import of the user's script.
+multiprocessing is not used, because it would fork a program with threads or import the user's script a second time.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-# `python -m` would put the current folder first, whatever lies there. Python's own threshold of 700 collects garbage 60
-# times while a worker imports its modules, which takes 20 ms of 200.
+# `python -m` would put the current folder first on the import path. With Python's default threshold of 700, garbage is
+# collected 60 times while a worker imports its modules, which takes 20 ms of 200.
 START = """
 import gc, sys
 from importlib import import_module
@@ -28,9 +28,9 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Hold SIGINT and SIGUSR1 back; a process that is started meanwhile has them blocked for good.
+    """Block SIGINT and SIGUSR1 in this block; a process that is started in it keeps them blocked.
 
-    These two reach the whole process group, or every process of a job, and the parent decides what they mean.
+    These signals reach the whole process group or every process of a job. Only the parent should handle them.
     """
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR1})
     try:
@@ -40,7 +40,7 @@ def signals_held() -> Iterator[None]:
 
 
 def spawn(module: str, fds: Sequence[int]) -> subprocess.Popen[bytes]:
-    """Start `main(arguments)` of a module in a process; it inherits the descriptors `fds`, which are its arguments."""
+    """Start a process that runs `main` of a module with the inherited descriptors `fds` as arguments."""
     return subprocess.Popen(
         [sys.executable, "-c", START, "\n".join(sys.path), module, *map(str, fds)],
         stdin=subprocess.DEVNULL,
@@ -52,6 +52,6 @@ def spawn(module: str, fds: Sequence[int]) -> subprocess.Popen[bytes]:
 def end_with_parent() -> None:
     """Have the kernel kill this process when the thread that started it ends.
 
-    A closed socket ends a worker only at its next message, which never comes if an image hangs it.
+    A closed socket ends a worker only at its next message, which a worker that hangs never sends.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Several processes that do orders one at a time, whichever is free."""
+"""Run several worker processes; each takes the next order when it is free."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from decodeonce.prep.processes.child import Child, ChildDied
 
 
 def run_workers(module: str, count: int, task: Any, orders: Iterator[Any], take: Callable[[Any], None]) -> None:
-    """Have orders done by `count` processes that run `main` of a module; all messages are JSON-ready.
+    """Give orders to `count` processes that run `main` of a module. All messages must be JSON-serializable.
+
+    However this ends, all processes are killed and reaped.
 
     Args:
         module: Its `main` opens a `Parent`, receives `task`, and iterates over `orders()`.
-        count: How many processes.
+        count: Number of processes.
         task: The first message to each process.
-        orders: What is to be done, in order.
-        take: Called with everything that a process tells.
+        orders: The orders, in sequence.
+        take: Called with each report of a process.
 
     Raises:
         DecodeonceError, OSError: What a process raised.
-        ChildDied: A process died. However this ends, all processes are killed and reaped.
+        ChildDied: A process died.
     """
     children: list[Child] = []
     with selectors.DefaultSelector() as selector:
