@@ -48,7 +48,7 @@ def crash(*what: str) -> dict[str, Any]:
     return result
 
 
-def test_a_sample_of_all_points(record_property: Record) -> None:
+def test_sample_of_all_points(record_property: Record) -> None:
     result = crash(*SAMPLE)
     assert result["wrong"] == []
     assert sum(result["tried"].values()) > 50
@@ -70,7 +70,7 @@ def test_every_point(record_property: Record) -> None:
 
 
 @pytest.mark.parametrize("at_most", [":3", pytest.param("", marks=pytest.mark.long)])
-def test_a_real_disk_that_is_full_at_any_moment(at_most: str, tmp_path: Path, record_property: Record) -> None:
+def test_real_disk_that_is_full_at_any_moment(at_most: str, tmp_path: Path, record_property: Record) -> None:
     with small_disk(tmp_path, "1m"):  # where none can be mounted, this is skipped
         result = crash(*(f"{what}{at_most}" for what in ("npy:full", "npy:sparse", "hdf5:full", "hdf5:sparse")))
     assert result["wrong"] == []
@@ -78,5 +78,5 @@ def test_a_real_disk_that_is_full_at_any_moment(at_most: str, tmp_path: Path, re
 
 
 @pytest.mark.parametrize("forgotten", ["fsync", pytest.param("fdatasync", marks=pytest.mark.long)])
-def test_a_disk_that_forgets_what_was_flushed_is_found(forgotten: str) -> None:
+def test_disk_that_ignores_flushes_is_detected(forgotten: str) -> None:
     assert crash("npy:power:8", "--forget", forgotten)["wrong"]

@@ -73,7 +73,7 @@ def worker_of(pid: int) -> int:
         pytest.param(signal.SIGKILL, marks=pytest.mark.long),
     ],
 )
-def test_a_worker_that_is_ended_alone_is_replaced(
+def test_worker_killed_alone_is_replaced(
     signal_: signal.Signals, tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
     assert build_and_send(tree, tmp_path / "out", signal_, worker_of) == (0, "")
@@ -89,9 +89,7 @@ main()
 
 
 @pytest.mark.long
-def test_a_build_that_stands_still_for_longer_than_a_picture_may_take_has_no_reject(
-    tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_paused_build_has_no_rejects(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     out = tmp_path / "out"
     impatient = [sys.executable, "-c", IMPATIENT, *command(tree, out)[3:]]
     process = subprocess.Popen(impatient, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -108,9 +106,7 @@ def test_a_build_that_stands_still_for_longer_than_a_picture_may_take_has_no_rej
 
 
 @pytest.mark.long
-def test_a_build_that_is_told_its_time_is_up_says_so_and_is_gone_on_with(
-    tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_build_out_of_time_says_so_and_resumes(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     status, told = build_and_send(tree, tmp_path / "out", signal.SIGXCPU, lambda pid: pid)
     assert (status, told.count("\n")) == (75, 1)
     assert told.startswith("prep: stopped: SIGXCPU; what is done is kept: run the same command again")
@@ -119,9 +115,7 @@ def test_a_build_that_is_told_its_time_is_up_says_so_and_is_gone_on_with(
 
 
 @pytest.mark.long
-def test_builds_whose_processes_use_up_their_time_come_to_their_end(
-    tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_builds_with_limited_processor_time_finish(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, 60))
 

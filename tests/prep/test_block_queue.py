@@ -52,14 +52,14 @@ turns = st.lists(st.integers(0, 4), min_size=1, max_size=12)
 
 
 @given(st.integers(0, 40), turns)
-def test_blocks_go_out_in_their_order(count: int, order: list[int]) -> None:
+def test_workers_take_blocks_in_order(count: int, order: list[int]) -> None:
     given_ = hand_out(BlockQueue(list(range(count)), {}), order)
     assert sorted(chain(*given_.values())) == list(range(count))
     assert all(blocks == sorted(blocks) for blocks in given_.values())
 
 
 @given(st.integers(1, 9), st.lists(st.integers(1, 30), min_size=1, max_size=25), turns, st.data())
-def test_a_unit_is_read_once_but_for_one_at_each_cut(
+def test_each_unit_is_read_once_except_at_cuts(
     block_rows: int, unit_rows: list[int], order: list[int], data: st.DataObject
 ) -> None:
     spans = spans_of(block_rows, unit_rows)
@@ -73,7 +73,7 @@ def test_a_unit_is_read_once_but_for_one_at_each_cut(
 
 
 @given(st.integers(2, 60), turns)
-def test_a_single_unit_is_one_workers(count: int, order: list[int]) -> None:
+def test_single_unit_goes_to_one_worker(count: int, order: list[int]) -> None:
     given_ = hand_out(BlockQueue(list(range(count)), spans_of(1, [count])), order)
     assert sorted(map(len, given_.values()))[-1] == count
 
@@ -83,7 +83,7 @@ def test_many_units_are_shared_evenly() -> None:
     assert min(map(len, given_.values())) > 80
 
 
-def test_what_a_dead_worker_had_goes_out_again() -> None:
+def test_blocks_of_dead_worker_are_taken_again() -> None:
     for spans in ({}, spans_of(1, [3] * 4)):
         queue = BlockQueue(list(range(12)), spans)
         first = queue.next(None, ())
@@ -92,6 +92,6 @@ def test_what_a_dead_worker_had_goes_out_again() -> None:
         assert sorted(chain(*hand_out(queue, [0, 1]).values())) == list(range(12))
 
 
-def test_samples_that_are_read_by_themselves_have_no_spans(tmp_path: Path) -> None:
+def test_samples_read_one_at_a_time_have_no_spans(tmp_path: Path) -> None:
     plan = make_plan(FolderSource(make_tree(tmp_path / "src") / "train"), tmp_path / "out", Recipe(height=8, width=8))
     assert block_spans(plan, [0]) == {}

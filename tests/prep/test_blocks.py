@@ -27,7 +27,7 @@ def test_block_sizes(count: int, row_bytes: int, rows: int) -> None:
 
 
 @given(st.integers(1, 10**9), st.integers(1, 3 * 10**8))
-def test_blocks_keep_their_bounds(count: int, row_bytes: int) -> None:
+def test_block_size_stays_in_bounds(count: int, row_bytes: int) -> None:
     rows = block_rows_for(count, row_bytes)
     assert rows >= 1
     assert rows == 1 or rows * row_bytes <= 64 * MIB
@@ -36,7 +36,7 @@ def test_blocks_keep_their_bounds(count: int, row_bytes: int) -> None:
 
 
 @given(st.integers(1, 100_000), st.integers(1, 300_000), st.integers(1, 1 << 36))
-def test_blocks_cover_every_row_once_and_lie_in_one_shard(count: int, row_bytes: int, shard_size: int) -> None:
+def test_blocks_cover_all_rows_and_stay_in_one_shard(count: int, row_bytes: int, shard_size: int) -> None:
     blocks = Blocks.of(count, row_bytes, shard_size)
     assert blocks.shard_rows % blocks.block_rows == 0
     picked = sorted({0, len(blocks) // 2, len(blocks) - 1})

@@ -58,7 +58,7 @@ def undisturbed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 
 @pytest.mark.parametrize("container", ["npy", "hdf5"])
-def test_a_store_is_what_pillow_alone_would_make(tree: Path, tmp_path: Path, container: ContainerName) -> None:
+def test_store_matches_pillow(tree: Path, tmp_path: Path, container: ContainerName) -> None:
     out = tmp_path / "store"
     build(open_imagenet(tree), out, Recipe(height=40, width=56, container=container), Work(workers=2, max_bad="2"))
     store = open_store(out)
@@ -79,7 +79,7 @@ def test_a_store_is_what_pillow_alone_would_make(tree: Path, tmp_path: Path, con
     assert verify_store(out).ok
 
 
-def test_rejects_leave_no_gaps_and_oddities_are_listed(
+def test_rejects_leave_no_gaps_and_unusual_images_are_listed(
     tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
     listed = undisturbed["rejects.tsv"].decode().splitlines()[1:]
@@ -97,14 +97,14 @@ def test_rejects_leave_no_gaps_and_oddities_are_listed(
 
 
 @pytest.mark.parametrize("workers", [2, 8])
-def test_workers_do_not_change_a_byte(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path, workers: int) -> None:
+def test_number_of_workers_changes_no_byte(
+    tree: Path, undisturbed: dict[str, bytes], tmp_path: Path, workers: int
+) -> None:
     build(open_imagenet(tree), tmp_path / "store", Recipe(**LARGE_ROWS), Work(workers=workers, max_bad="2"))
     assert tree_bytes(tmp_path / "store") == undisturbed
 
 
-def test_tasks_in_any_order_done_twice_and_rearranged_do_not_change_a_byte(
-    tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_order_and_number_of_tasks_change_no_byte(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     out = tmp_path / "store"
     plan = make_plan(open_imagenet(tree), out, Recipe(**LARGE_ROWS))
     for task, tasks in ((3, 4), (0, 4), (3, 4), (1, 2)):
@@ -163,7 +163,7 @@ def test_kill_9_at_any_moment_loses_nothing(tree: Path, undisturbed: dict[str, b
 
 
 @pytest.mark.long
-def test_thirty_kills(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+def test_thirty_kills_lose_nothing(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     assert_kills_lose_nothing(30, tree, undisturbed, tmp_path, seed=100)
 
 
@@ -174,9 +174,7 @@ def worked(tree: Path, out: Path) -> Plan:
     return plan
 
 
-def test_a_finish_that_was_killed_after_the_manifest_is_completed(
-    tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_finish_killed_after_manifest_is_completed(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     out = tmp_path / "store"
     plan = worked(tree, out)
     kept = tree_bytes(out / ".build")
@@ -192,7 +190,7 @@ def test_a_finish_that_was_killed_after_the_manifest_is_completed(
     assert tree_bytes(out) == undisturbed
 
 
-def test_finishes_at_the_same_time_make_one_store(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+def test_concurrent_finishes_make_one_store(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     for attempt in range(3):
         out = tmp_path / f"store{attempt}"
         worked(tree, out)
@@ -202,7 +200,7 @@ def test_finishes_at_the_same_time_make_one_store(tree: Path, undisturbed: dict[
         assert tree_bytes(out) == undisturbed
 
 
-def test_a_block_written_again_after_finish_changes_no_row(
+def test_block_written_again_after_finish_changes_no_row(
     tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
     from decodeonce.prep.build.worker import BlockDecoder, BlockWriter
@@ -232,7 +230,7 @@ def test_a_block_written_again_after_finish_changes_no_row(
     assert {name: data for name, data in tree_bytes(out).items() if ".build" not in name} == undisturbed
 
 
-def test_of_two_plans_at_once_the_later_one_finds_the_other(
+def test_second_of_two_concurrent_plans_finds_the_first(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, source, recipe = tmp_path / "store", open_imagenet(tree), Recipe(**LARGE_ROWS)
@@ -253,9 +251,7 @@ def test_of_two_plans_at_once_the_later_one_finds_the_other(
     plans.shutdown()
 
 
-def test_journals_that_disagree_have_their_block_redone(
-    tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_block_with_contradicting_journals_is_redone(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     out = tmp_path / "store"
     worked(tree, out)
     journals = Journals(StorePaths(out).journals)
@@ -268,7 +264,7 @@ def test_journals_that_disagree_have_their_block_redone(
     assert tree_bytes(out) == undisturbed
 
 
-def test_too_many_rejects_fail_and_a_higher_allowance_goes_on(
+def test_too_many_rejects_fail_and_higher_limit_resumes(
     tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
     out = tmp_path / "store"
@@ -283,12 +279,12 @@ def test_too_many_rejects_fail_and_a_higher_allowance_goes_on(
     assert tree_bytes(out) == undisturbed
 
 
-def test_on_bad_fail_stops_at_the_first_by_name(tree: Path, tmp_path: Path) -> None:
+def test_on_bad_fail_names_first_reject(tree: Path, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"n0000000\d_\d.JPEG: .*--on-bad reject"):
         build(open_imagenet(tree), tmp_path / "store", Recipe(**LARGE_ROWS), Work(on_bad="fail", max_bad="2"))
 
 
-def test_on_bad_fail_counts_what_plan_and_journals_know(tree: Path, tmp_path: Path) -> None:
+def test_on_bad_fail_counts_rejects_of_plan_and_journals(tree: Path, tmp_path: Path) -> None:
     gone = make_tree(tmp_path / "src", classes=1)
     (gone / "train/n00000000/gone.JPEG").symlink_to("nowhere")
     with pytest.raises(BuildError, match=r"gone.JPEG: No such file.*--on-bad reject"):
@@ -299,7 +295,7 @@ def test_on_bad_fail_counts_what_plan_and_journals_know(tree: Path, tmp_path: Pa
         work(tmp_path / "b", Work(on_bad="fail", max_bad="2"))
 
 
-def test_a_finished_store_that_only_needs_tidying_is_not_another_builds(tree: Path, tmp_path: Path) -> None:
+def test_store_with_leftover_build_folder_belongs_to_its_build(tree: Path, tmp_path: Path) -> None:
     out = tmp_path / "store"
     build(open_imagenet(tree), out, Recipe(height=8, width=8), Work(max_bad="2"))
     (out / ".build/journals").mkdir(parents=True)
@@ -320,21 +316,21 @@ def test_plan_time_rejects_count_and_are_listed(tmp_path: Path) -> None:
     assert "dangling link" in reject.reason
 
 
-def test_a_source_of_rejects_only_is_no_store(tmp_path: Path) -> None:
+def test_source_of_rejects_only_makes_no_store(tmp_path: Path) -> None:
     (tmp_path / "src/train/n0").mkdir(parents=True)
     (tmp_path / "src/train/n0/a.JPEG").write_bytes(b"nothing")
     with pytest.raises(BuildError, match="every picture is a reject"):
         build(open_imagenet(tmp_path / "src"), tmp_path / "store", Recipe(), Work(max_bad="100%"))
 
 
-def test_an_empty_source_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_empty_source_is_an_error_before_anything_is_written(tmp_path: Path) -> None:
     (tmp_path / "src/train/n0").mkdir(parents=True)
     with pytest.raises(BuildError, match="no picture in it"):
         build(open_imagenet(tmp_path / "src"), tmp_path / "store", Recipe())
     assert not (tmp_path / "store").exists()
 
 
-def test_a_finished_store_and_a_foreign_folder_are_left_alone(tree: Path, tmp_path: Path) -> None:
+def test_finished_store_and_foreign_folder_stay_unchanged(tree: Path, tmp_path: Path) -> None:
     source, recipe = open_imagenet(tree), Recipe(height=8, width=8)
     build(source, tmp_path / "store", recipe, Work(max_bad="2"))
     with pytest.raises(BuildError, match=r"a finished store is here already, .*: height is 9, the store says 8"):
@@ -346,7 +342,7 @@ def test_a_finished_store_and_a_foreign_folder_are_left_alone(tree: Path, tmp_pa
         build(source, tmp_path / "foreign", recipe, Work(max_bad="2"))
 
 
-def test_too_little_space_is_said_before_decoding(tree: Path, tmp_path: Path) -> None:
+def test_too_little_space_is_reported_before_decoding(tree: Path, tmp_path: Path) -> None:
     big = Recipe(height=16384, width=16384)
     free = os.statvfs(tmp_path)
     source = open_imagenet(tree)
@@ -359,9 +355,7 @@ def test_too_little_space_is_said_before_decoding(tree: Path, tmp_path: Path) ->
         make_plan(source, tmp_path / "store", big)
 
 
-def test_a_disk_that_fills_up_is_one_error_and_the_build_goes_on(
-    tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_full_disk_is_an_error_and_build_resumes(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     with disks.small_disk(tmp_path, "64m") as disk:
         out = disk / "store"
         make_plan(open_imagenet(tree), out, Recipe(**LARGE_ROWS))
@@ -379,7 +373,7 @@ def test_a_disk_that_fills_up_is_one_error_and_the_build_goes_on(
         assert tree_bytes(out) == undisturbed
 
 
-def test_a_finish_that_was_killed_is_not_another_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_finish_rejects_another_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = (make_tree(tmp_path / name, per_class=3, seed=seed) for seed, name in enumerate(("one", "other")))
     out, recipe = tmp_path / "out", Recipe(height=16, width=16)
 

@@ -132,7 +132,7 @@ def test_every_row_has_the_values_of_its_own_image(kind: str, tmp_path: Path) ->
     assert [column.name for column in store.manifest.columns] == NAMES
 
 
-def test_any_number_of_workers_makes_the_same_bytes_and_a_killed_finish_is_completed(tmp_path: Path) -> None:
+def test_number_of_workers_changes_no_byte_and_killed_finish_is_completed(tmp_path: Path) -> None:
     in_process = built(as_list(tmp_path, NAMES), tmp_path / "one", RECIPE)
     source, out = as_list(tmp_path, NAMES), tmp_path / "two"
     make_plan(source, out, RECIPE)
@@ -141,7 +141,7 @@ def test_any_number_of_workers_makes_the_same_bytes_and_a_killed_finish_is_compl
     assert tree_bytes(out) == tree_bytes(in_process)
 
 
-def test_a_store_without_columns_says_nothing_of_them(tmp_path: Path) -> None:
+def test_store_without_columns_does_not_mention_them(tmp_path: Path) -> None:
     store = open_store(built(as_list(tmp_path, []), tmp_path / "out", RECIPE))
     assert "columns" not in store.manifest.recipe
     assert store.manifest.columns == ()
@@ -163,7 +163,7 @@ def test_a_store_without_columns_says_nothing_of_them(tmp_path: Path) -> None:
         ([1763800000.25, 1763800000.5], "<f8"),
     ],
 )
-def test_the_dtype_of_a_column_follows_from_its_numbers(given: list[Any], dtype: str, tmp_path: Path) -> None:
+def test_column_dtype_follows_from_numbers(given: list[Any], dtype: str, tmp_path: Path) -> None:
     top = write_images(tmp_path)
     rows: list[list[Any]] = [["path", "x"], *([f"0/{2 * number}.jpg", value] for number, value in enumerate(given))]
     source = open_list(write_csv(top / "list.csv", rows), column=["x"])
@@ -196,7 +196,7 @@ NUMBER = "expected a number, or a list of numbers as [1, 2]"
         (["[" * 9000], r"line 2: column 'x': found '\[\[\["),
     ],
 )
-def test_what_is_no_number_is_told_with_file_and_line(given: list[Any], told: str, tmp_path: Path) -> None:
+def test_non_numbers_are_reported_with_file_and_line(given: list[Any], told: str, tmp_path: Path) -> None:
     top = write_images(tmp_path)
     rows: list[list[Any]] = [["path", "x"], *([f"0/{2 * number}.jpg", value] for number, value in enumerate(given))]
     with pytest.raises(BuildError, match=told):
@@ -215,7 +215,7 @@ def test_what_is_no_number_is_told_with_file_and_line(given: list[Any], told: st
         (["path", "a/b"], ["a/b"], "--column: column name 'a/b': expected printable characters without '/'"),
     ],
 )
-def test_a_column_that_a_list_does_not_have_is_told(
+def test_missing_list_column_is_reported(
     header: list[str] | None, column: list[str], told: str, tmp_path: Path
 ) -> None:
     rows: list[list[Any]] = [header or ["0/0.jpg", 1], ["0/2.jpg", *[1] * (len(header or "12") - 1)]]
@@ -225,7 +225,7 @@ def test_a_column_that_a_list_does_not_have_is_told(
     assert told in str(caught.value)
 
 
-def test_a_list_with_columns_but_no_label_has_folders_as_classes(tmp_path: Path) -> None:
+def test_list_with_columns_but_no_label_uses_folders_as_classes(tmp_path: Path) -> None:
     rows: list[list[Any]] = [["path", "x"], ["0/0.jpg", 1], ["1/1.jpg", 2]]
     source = open_list(write_csv(write_images(tmp_path) / "list.csv", rows), column=["x"])
     assert [(entry.label, entry.values) for entry in source.entries()] == [(0, (1,)), (1, (2,))]
@@ -245,14 +245,14 @@ def test_a_list_with_columns_but_no_label_has_folders_as_classes(tmp_path: Path)
         ({"cls": 1, "json": {"x": {"y": 1}}}, "a.tar: k.jpg: column 'x': found {'y': 1}"),
     ],
 )
-def test_what_a_webdataset_sample_lacks_is_told(parts: dict[str, object], told: str, tmp_path: Path) -> None:
+def test_missing_webdataset_value_is_reported(parts: dict[str, object], told: str, tmp_path: Path) -> None:
     files = [*sample("j", DATA[0], cls=0, json={"x": 1}), *sample("k", DATA[0], **parts)]
     with pytest.raises(BuildError) as caught:
         list(open_webdataset(str(write_tar(tmp_path / "a.tar", files)), column=["x"]).entries())
     assert told in str(caught.value)
 
 
-def test_a_webdataset_sample_without_label_needs_no_value(tmp_path: Path) -> None:
+def test_webdataset_sample_without_label_needs_no_value(tmp_path: Path) -> None:
     files = [
         *sample("j", DATA[0], cls=0, json={"x": 1}),
         *sample("k", DATA[0]),
@@ -273,7 +273,7 @@ def test_a_webdataset_sample_without_label_needs_no_value(tmp_path: Path) -> Non
         (None, "--column x is not there; there are image (struct"),
     ],
 )
-def test_what_a_parquet_column_cannot_be_is_told(column: Any, told: str, tmp_path: Path) -> None:
+def test_unsupported_parquet_columns_are_reported(column: Any, told: str, tmp_path: Path) -> None:
     table = {"image": parquet_images([(DATA[0], None)] * 2), "label": pa.array([0, 1])}
     file = write_table(tmp_path / "a.parquet", table if column is None else {**table, "x": column})
     with pytest.raises(BuildError) as caught:
@@ -307,7 +307,7 @@ OPENERS: dict[str, tuple[str, Callable[..., Source]]] = {
 
 
 @pytest.mark.parametrize("kind", OPENERS)
-def test_other_columns_are_another_recipe(kind: str, tmp_path: Path) -> None:
+def test_different_columns_are_a_different_recipe(kind: str, tmp_path: Path) -> None:
     out, (file, opener) = tmp_path / "out", OPENERS[kind]
     make_plan(MAKERS[kind](tmp_path, NAMES), out, RECIPE)
     same, other = (opener(str(tmp_path / file), column=names) for names in (NAMES, ["rank"]))
@@ -320,7 +320,7 @@ def test_other_columns_are_another_recipe(kind: str, tmp_path: Path) -> None:
     build(same, out, RECIPE)  # finished already
 
 
-def test_other_values_are_another_source(tmp_path: Path) -> None:
+def test_different_values_are_a_different_source(tmp_path: Path) -> None:
     source, out = as_list(tmp_path, NAMES), tmp_path / "out"
     make_plan(source, out, RECIPE)
     file = tmp_path / "images/list.csv"
@@ -329,7 +329,7 @@ def test_other_values_are_another_source(tmp_path: Path) -> None:
         make_plan(open_list(file, column=NAMES), out, RECIPE)
 
 
-def test_room_for_columns_is_asked_for(tmp_path: Path) -> None:
+def test_needed_space_includes_columns(tmp_path: Path) -> None:
     from decodeonce.prep.build.free_space import space_needed
 
     plans = [
@@ -340,7 +340,7 @@ def test_room_for_columns_is_asked_for(tmp_path: Path) -> None:
     assert (more.bytes - less.bytes, more.files - less.files) == (COUNT * 2 * (4 + 3 * 8 + 8), 6)
 
 
-def test_every_object_of_an_image_has_its_values(tmp_path: Path) -> None:
+def test_every_box_of_an_image_has_its_values(tmp_path: Path) -> None:
     source = as_list(tmp_path, NAMES)
     (tmp_path / "boxes").mkdir()
     for number in range(COUNT):
@@ -361,7 +361,7 @@ def store(tmp_path: Path) -> Path:
     return built(as_list(tmp_path, NAMES), tmp_path / "out", RECIPE)
 
 
-def test_conversions_carry_columns(store: Path, tmp_path: Path) -> None:
+def test_conversions_keep_columns(store: Path, tmp_path: Path) -> None:
     check_values(open_store(store))
 
     def converted(name: str, stores: list[Path], conversion: Conversion) -> Path:
@@ -391,7 +391,7 @@ def test_parts_and_exports_have_columns(store: Path, tmp_path: Path) -> None:
         assert all(found.columns[name][row].tolist() == first.columns[name][number].tolist() for name in NAMES)
 
 
-def test_rows_of_a_store_with_columns_are_repaired_and_a_lost_column_from_a_copy(store: Path, tmp_path: Path) -> None:
+def test_rows_and_lost_column_are_repaired(store: Path, tmp_path: Path) -> None:
     before = tree_bytes(store)
     shutil.copytree(store, tmp_path / "copy")
     with open(StorePaths(store).shard(0, ".npy"), "r+b") as file:
@@ -408,7 +408,7 @@ def test_rows_of_a_store_with_columns_are_repaired_and_a_lost_column_from_a_copy
     assert tree_bytes(store) == before
 
 
-def test_a_build_knows_its_store_after_a_column_was_added(store: Path, tmp_path: Path) -> None:
+def test_build_recognizes_store_after_column_was_added(store: Path, tmp_path: Path) -> None:
     add_column(store, "later", np.arange(COUNT - 1))
     before = tree_bytes(store)
     build(open_list(tmp_path / "images/list.csv", column=NAMES), store, RECIPE)

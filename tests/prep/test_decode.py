@@ -37,14 +37,14 @@ def pixels(row: Row, height: int = 32, width: int = 32) -> np.ndarray[Any, np.dt
     row=st.tuples(st.integers(1, 64), st.integers(1, 64)),
     subsampling=st.sampled_from(["4:4:4", "4:2:2", "4:2:0"]),
 )
-def test_crop_is_resize_and_centre_crop(width: int, height: int, row: tuple[int, int], subsampling: str) -> None:
+def test_crop_matches_resize_and_center_crop(width: int, height: int, row: tuple[int, int], subsampling: str) -> None:
     data = jpeg(width, height, subsampling=subsampling)
     got = pixels(decode(data, height=row[0], width=row[1]), *row)
     np.testing.assert_array_equal(got, reference_row(data, *row))
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 600))
-def test_square_crop_has_torchvisions_integers(width: int, height: int, size: int) -> None:
+def test_square_crop_matches_torchvision(width: int, height: int, size: int) -> None:
     short, long = (width, height) if width <= height else (height, width)
     new_short, new_long = size, int(size * long / short)
     expected = (new_short, new_long) if width <= height else (new_long, new_short)
@@ -54,7 +54,7 @@ def test_square_crop_has_torchvisions_integers(width: int, height: int, size: in
 
 
 @pytest.mark.parametrize("filter_name", ["bilinear", "bicubic", "lanczos", "box"])
-def test_filters_are_pillows(filter_name: str) -> None:
+def test_filters_match_pillow(filter_name: str) -> None:
     data = jpeg(70, 90)
     expected = Image.open(io.BytesIO(data)).resize((32, 41), getattr(Image.Resampling, filter_name.upper()))
     got = pixels(decode(data, filter=filter_name))
@@ -68,7 +68,7 @@ def test_stretch_is_one_resize() -> None:
 
 
 @pytest.mark.parametrize(("width", "height"), [(64, 32), (30, 90), (32, 32), (3, 2)])
-def test_pad_is_a_resize_inside_black(width: int, height: int) -> None:
+def test_pad_resizes_inside_black(width: int, height: int) -> None:
     data = jpeg(width, height)
     scale = min(32 / width, 32 / height)
     size = (max(1, int(width * scale + 1e-9)), max(1, int(height * scale + 1e-9)))
@@ -78,7 +78,7 @@ def test_pad_is_a_resize_inside_black(width: int, height: int) -> None:
     np.testing.assert_array_equal(pixels(decode(data, fit="pad")), np.asarray(expected))
 
 
-def test_scaled_decode_leaves_at_least_twice_the_size() -> None:
+def test_scaled_decode_keeps_at_least_twice_the_size() -> None:
     data = jpeg(1000, 800)
     decoder = Decoder(Recipe(height=32, width=32, scaled_decode=True))
     picture_ = decoder.decode(data)
@@ -90,20 +90,20 @@ def test_scaled_decode_leaves_at_least_twice_the_size() -> None:
 
 
 @pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
-def test_extreme_shapes_are_resized_where_they_are_kept(fit: str) -> None:
+def test_extreme_shapes_resize_only_the_kept_region(fit: str) -> None:
     row = decode(encoded(Image.new("RGB", (60000, 2), (10, 200, 30)), "PNG"), "x.png", fit=fit, height=64, width=64)
     assert ("extreme shape" in row.oddity) == (fit == "crop")
     assert tuple(pixels(row, 64, 64)[31, 32]) == (10, 200, 30)
 
 
-def test_a_large_picture_leaves_no_large_buffer_behind() -> None:
+def test_large_image_leaves_no_large_buffer() -> None:
     decoder = Decoder(Recipe(height=16, width=16))
     decoder.row(jpeg(3000, 2500, quality=30), entry())
     assert decoder._buffer.nbytes < 1 << 24
 
 
 @pytest.mark.parametrize("turn", [1, 6])
-def test_scaled_decode_leaves_twice_the_size_of_a_turned_picture_and_of_a_box(turn: int) -> None:
+def test_scaled_decode_keeps_twice_the_size_of_rotated_images_and_boxes(turn: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = turn
     data = jpeg(1600, 400, exif=exif)

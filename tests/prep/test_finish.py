@@ -72,9 +72,7 @@ def pixels(row: int, size: int) -> bytes:
 
 @settings(max_examples=15)
 @given(st.sets(st.integers(0, COUNT - 1), max_size=60) | st.just(set(range(200, COUNT))))
-def test_every_row_is_what_the_plan_and_its_record_say(
-    tmp_path_factory: pytest.TempPathFactory, rejects: set[int]
-) -> None:
+def test_every_row_matches_plan_and_journal(tmp_path_factory: pytest.TempPathFactory, rejects: set[int]) -> None:
     out = tmp_path_factory.mktemp("finish") / "store"
     plan = worked(out, rejects)
     entries = plan.entries(0, COUNT)
@@ -103,7 +101,7 @@ def test_every_row_is_what_the_plan_and_its_record_say(
     assert verify_store(out).ok
 
 
-def test_what_another_finish_replaces_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finish_does_not_read_files_replaced_by_another_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a network file system the files of another finish make this one's own unreadable for a second."""
     real = disk.replace
 

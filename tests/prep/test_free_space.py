@@ -55,7 +55,7 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
     return install
 
 
-def test_a_real_file_system(tmp_path: Path) -> None:
+def test_find_storage_on_real_file_system(tmp_path: Path) -> None:
     storage = find_storage(tmp_path / "not" / "yet")
     assert storage.place == tmp_path
     assert storage.free_bytes == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.05)
@@ -74,12 +74,12 @@ def test_a_real_file_system(tmp_path: Path) -> None:
         (Storage(Path("/d"), None, 10**12, None, (Quota("group 5", None, 3),)), r"3 more files .* quota of group 5"),
     ],
 )
-def test_too_little_is_said_before_a_picture_is_decoded(storage: Storage, told: str) -> None:
+def test_too_little_space_is_an_error(storage: Storage, told: str) -> None:
     with pytest.raises(BuildError, match=told):
         check_free_space(Path("/d/out"), storage, Need(7, 10**9, 20))
 
 
-def test_enough_is_enough() -> None:
+def test_exactly_enough_space_passes() -> None:
     quotas = (Quota("user 5", 10**9, 20), Quota("group 5", None, None))
     check_free_space(Path("/d/out"), Storage(Path("/d"), "NFS", 10**9, 20, quotas), Need(7, 10**9, 20))
 
@@ -88,14 +88,14 @@ def test_enough_is_enough() -> None:
     ("printed", "quotas"),
     [(QUOTA, (Quota(f"user {os.getuid()}", 500000 << 10, None),)), (NO_QUOTA, ()), ("", ()), ("quota: hm\n", ())],
 )
-def test_what_quota_prints(printed: str, quotas: tuple[Quota, ...], tool: Tool, tmp_path: Path) -> None:
+def test_quota_output_is_parsed(printed: str, quotas: tuple[Quota, ...], tool: Tool, tmp_path: Path) -> None:
     tool("quota", filesystem=printed)
     storage = find_storage(tmp_path)
     assert storage.quotas == quotas
     assert len(describe_storage(storage)) == 1 + len(quotas)
 
 
-def test_what_lustre_prints(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lfs_output_is_parsed(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(free_space, "network_file_system", lambda place: "Lustre")
     tool("lfs", **{"-u ": LFS_QUOTA, "-g ": LFS_NO_LIMIT, "-p 77": LFS_DEFAULT, "project": "   77 P /lustre\n"})
     storage = find_storage(tmp_path)
@@ -104,7 +104,7 @@ def test_what_lustre_prints(tool: Tool, tmp_path: Path, monkeypatch: pytest.Monk
     assert describe_storage(storage)[1] == f"the quota of user {os.getuid()} leaves 2.15 GB and 10 files"
 
 
-def test_stripes_are_advised_where_the_folder_has_none(tool: Tool, tmp_path: Path) -> None:
+def test_striping_is_advised_for_folder_without_stripes(tool: Tool, tmp_path: Path) -> None:
     lustre, local = (Storage(tmp_path, kind, 0, None, ()) for kind in ("Lustre", None))
     tool("lfs", getstripe=PLAIN_LAYOUT)
     advice = stripe_advice(tmp_path / "a b", lustre)
@@ -115,19 +115,19 @@ def test_stripes_are_advised_where_the_folder_has_none(tool: Tool, tmp_path: Pat
     assert stripe_advice(tmp_path, lustre) is None
 
 
-def test_a_link_leads_to_its_own_file_system(tmp_path: Path) -> None:
+def test_link_is_resolved_to_its_file_system(tmp_path: Path) -> None:
     (tmp_path / "scratch").symlink_to("/dev/shm")
     assert find_storage(tmp_path / "scratch" / "out").place == Path("/dev/shm")
 
 
-def test_a_tool_that_hangs_is_not_waited_for(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_tool_times_out(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(free_space, "QUOTA_SECONDS", 0.05)
     (tmp_path / "bin" / "quota").write_text("#!/bin/sh\nexec tail -f /dev/null\n")
     (tmp_path / "bin" / "quota").chmod(0o755)
     assert find_storage(tmp_path).quotas == ()
 
 
-def test_whether_room_is_enough_is_told_of_the_disk_and_of_each_quota(tmp_path: Path) -> None:
+def test_disk_and_each_quota_are_described_as_enough_or_not(tmp_path: Path) -> None:
     quotas = (Quota("user 7", 100, None), Quota("group 8", 2000, 5), Quota("project 9", None, 20))
     storage = Storage(tmp_path, None, 2000, None, quotas)
     told = [sentence.rpartition(": ")[2] for sentence in describe_free_space(storage, Need(10, 1000, 12))]

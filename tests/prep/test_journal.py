@@ -25,7 +25,7 @@ def write(folder: Path, *records: tuple[BlockRecord, int], task: int = 0, tasks:
     return path
 
 
-def test_records_come_back_whole(tmp_path: Path) -> None:
+def test_records_round_trip(tmp_path: Path) -> None:
     record = BlockRecord(
         3, checksums="0" * 32, digests="a" * 32, sizes=[1, 2, 3, 4], rejects=[(7, "bad\ttab\nline")], sums=[1, 2, 3]
     )
@@ -40,13 +40,13 @@ def test_records_come_back_whole(tmp_path: Path) -> None:
     assert 2 not in journals
 
 
-def test_a_clock_before_1970_loses_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_before_1970_loses_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: -86400.5)
     write(tmp_path, (BlockRecord(3), 0))
     assert Journals(tmp_path).blocks() == [3]
 
 
-def test_only_the_journals_that_are_chosen_are_read(tmp_path: Path) -> None:
+def test_only_chosen_journals_are_read(tmp_path: Path) -> None:
     for task in range(3):
         write(tmp_path, (BlockRecord(task), 0), task=task, tasks=3)
     write(tmp_path, (BlockRecord(7), 0), task=0, tasks=1)
@@ -56,7 +56,7 @@ def test_only_the_journals_that_are_chosen_are_read(tmp_path: Path) -> None:
 
 
 @given(cut=st.integers(0, 400), flip=st.integers(0, 400), bit=st.integers(0, 7))
-def test_a_line_that_does_not_check_is_ignored(
+def test_line_with_wrong_digest_is_ignored(
     tmp_path_factory: pytest.TempPathFactory, cut: int, flip: int, bit: int
 ) -> None:
     folder = tmp_path_factory.mktemp("journals")
@@ -71,14 +71,14 @@ def test_a_line_that_does_not_check_is_ignored(
     assert set(Journals(folder).blocks()) < {0, 1}
 
 
-def test_a_torn_line_does_not_spoil_the_next_journal(tmp_path: Path) -> None:
+def test_torn_line_does_not_affect_next_journal(tmp_path: Path) -> None:
     path = write(tmp_path, (BlockRecord(0), 0))
     path.write_bytes(path.read_bytes()[:-5])
     write(tmp_path, (BlockRecord(1), 0))
     assert Journals(tmp_path).blocks() == [1]
 
 
-def test_equal_records_agree_and_unequal_ones_are_redone(tmp_path: Path) -> None:
+def test_contradicting_records_are_redone(tmp_path: Path) -> None:
     good, other = BlockRecord(0, checksums="a"), BlockRecord(0, checksums="b")
     write(tmp_path, (good, 0))
     write(tmp_path, (good, 0))
@@ -94,7 +94,7 @@ def test_equal_records_agree_and_unequal_ones_are_redone(tmp_path: Path) -> None
     assert settled.round(1) == 0
 
 
-def test_few_journals_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_open_journals_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "OPEN_FILES", 3)
     records = [BlockRecord(block, checksums=f"{block}") for block in range(35)]
     for first in range(7):  # as seven workers of a task would, in turn

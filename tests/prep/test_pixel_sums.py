@@ -39,7 +39,7 @@ def test_every_line_is_summed_for_some_checksum() -> None:
     assert sums.sums() == [0, sum(range(256)), 0]
 
 
-def test_mean_and_deviation_follow_from_rows_and_checksums(tmp_path: Path) -> None:
+def test_mean_and_std_match_rows_and_checksums(tmp_path: Path) -> None:
     """What docs/format.md says of them, computed with NumPy from the finished store."""
     make_tree(tmp_path / "src", classes=2, per_class=3)
     build(

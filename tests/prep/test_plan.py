@@ -34,11 +34,11 @@ SMALL = Recipe(height=16, width=16, shuffle_seed=0)
 
 
 @given(st.integers(0, 3000), st.integers(0, 2**63))
-def test_a_shuffle_is_a_permutation(count: int, seed: int) -> None:
+def test_shuffle_is_a_permutation(count: int, seed: int) -> None:
     assert sorted(shuffled(count, seed).tolist()) == list(range(count))
 
 
-def test_a_shuffle_is_the_same_for_ever() -> None:
+def test_shuffle_never_changes() -> None:
     assert shuffled(12, 0).tolist() == GOLDEN_ORDER
     assert shuffled(12, None).tolist() == list(range(12))
     assert shuffled(1000, 1).tolist() != shuffled(1000, 0).tolist()
@@ -47,13 +47,13 @@ def test_a_shuffle_is_the_same_for_ever() -> None:
 GOLDEN_ORDER = [7, 3, 9, 2, 5, 4, 6, 0, 10, 1, 11, 8]
 
 
-def test_rows_of_a_range_are_a_fair_draw_of_the_classes(tmp_path: Path) -> None:
+def test_shuffled_range_draws_classes_evenly(tmp_path: Path) -> None:
     labels = np.repeat(np.arange(10), 1000)[shuffled(10_000, 0)]
     counts = np.bincount(labels[:2000], minlength=10)
     assert np.abs(counts - 200).max() < 5 * np.sqrt(200)
 
 
-def test_a_plan_names_every_sample_once(tmp_path: Path) -> None:
+def test_plan_lists_every_sample_once(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
     plan = make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
     again = read_plan(StorePaths(tmp_path / "out"))
@@ -67,7 +67,7 @@ def test_a_plan_names_every_sample_once(tmp_path: Path) -> None:
         assert f"n{entry.label:08d}" in os.fsdecode(entry.name)
 
 
-def test_planning_again_is_free_and_changes_nothing(tmp_path: Path) -> None:
+def test_planning_again_writes_nothing(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
     make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
     before = StorePaths(tmp_path / "out").plan.stat().st_mtime_ns
@@ -75,7 +75,7 @@ def test_planning_again_is_free_and_changes_nothing(tmp_path: Path) -> None:
     assert StorePaths(tmp_path / "out").plan.stat().st_mtime_ns == before
 
 
-def test_another_recipe_is_refused_by_name(tmp_path: Path) -> None:
+def test_different_recipe_is_an_error_that_names_the_settings(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
     make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
     with pytest.raises(BuildError, match="filter is box, the plan says bilinear; height is 20, the plan says 16"):
@@ -94,7 +94,7 @@ def test_another_recipe_is_refused_by_name(tmp_path: Path) -> None:
         (lambda tree: (tree / "train/n00000001/empty.JPEG").touch(), "other rejects"),
     ],
 )
-def test_a_changed_source_is_refused_by_name(tmp_path: Path, change: Any, told: str) -> None:
+def test_changed_source_is_an_error_that_names_the_file(tmp_path: Path, change: Any, told: str) -> None:
     tree = make_tree(tmp_path / "src")
     make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
     change(tree)
@@ -102,7 +102,7 @@ def test_a_changed_source_is_refused_by_name(tmp_path: Path, change: Any, told: 
         make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
 
 
-def test_a_picture_that_changes_after_the_plan_stops_the_task(tmp_path: Path) -> None:
+def test_image_changed_after_plan_stops_the_task(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
     make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
     (tree / "train/n00000001/n00000001_0.JPEG").write_bytes(jpeg())
@@ -110,7 +110,7 @@ def test_a_picture_that_changes_after_the_plan_stops_the_task(tmp_path: Path) ->
         work(tmp_path / "out")
 
 
-def test_other_decoders_than_the_plans_are_refused(tmp_path: Path) -> None:
+def test_different_decoders_are_an_error(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
     plan = make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
     facts = {**plan.facts, "recipe": {**plan.facts["recipe"], "decoders": {"simplejpeg": "0.1"}}}
@@ -121,7 +121,7 @@ def test_other_decoders_than_the_plans_are_refused(tmp_path: Path) -> None:
         work(tmp_path / "out")
 
 
-def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
+def test_damaged_plan_is_an_error(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
     path = make_plan(open_imagenet(tree), tmp_path / "out", SMALL).paths.plan
     path.write_bytes(path.read_bytes().replace(b'"count": 15', b'"count": 14'))
@@ -129,7 +129,7 @@ def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
         work(tmp_path / "out")
 
 
-def test_what_a_killed_plan_left_is_cleared(tmp_path: Path) -> None:
+def test_leftovers_of_killed_plan_are_removed(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
     plan = make_plan(open_imagenet(tree), tmp_path / "out", Recipe(height=99, width=99, container="hdf5"))
     plan.paths.plan.unlink()
@@ -137,9 +137,7 @@ def test_what_a_killed_plan_left_is_cleared(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".build", "images-00000.npy"]
 
 
-def test_files_that_appear_in_out_while_the_source_is_listed_are_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_appear_in_out_during_listing_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, out = open_imagenet(make_tree(tmp_path / "src")), tmp_path / "out"
     entries = source.entries
 
@@ -154,7 +152,7 @@ def test_files_that_appear_in_out_while_the_source_is_listed_are_left_alone(
     assert tree_bytes(out) == {"images-00000.npy": b"mine"}
 
 
-def test_without_its_plan_a_build_with_done_blocks_is_left_alone(tmp_path: Path) -> None:
+def test_build_with_done_blocks_but_no_plan_stays_unchanged(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
     plan = make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
     work(tmp_path / "out", Work(workers=1))
@@ -165,7 +163,7 @@ def test_without_its_plan_a_build_with_done_blocks_is_left_alone(tmp_path: Path)
     assert tree_bytes(tmp_path / "out") == before
 
 
-def test_labels_follow_the_class_list_and_names_the_mapping(tmp_path: Path) -> None:
+def test_labels_follow_class_list_and_descriptions_follow_mapping(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
     (tree / "LOC_synset_mapping.txt").write_text("n00000000 tench, Tinca tinca\nn00000002 goldfish\n")
     source = open_imagenet(tree)
@@ -180,13 +178,13 @@ def test_labels_follow_the_class_list_and_names_the_mapping(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["..", ".", "a/b", ""])
-def test_a_class_list_names_folders_of_the_source_only(tmp_path: Path, name: str) -> None:
+def test_class_list_rejects_names_outside_the_source(tmp_path: Path, name: str) -> None:
     tree = make_tree(tmp_path / "src", classes=1)
     with pytest.raises(BuildError, match="the class list names"):
         scan(open_imagenet(tree, classes=["n00000000", name]))
 
 
-def test_another_source_than_the_planned_one_is_told_as_such(tmp_path: Path) -> None:
+def test_different_source_is_an_error(tmp_path: Path) -> None:
     tree, other = (make_tree(tmp_path / name, classes=classes) for name, classes in (("tree", 2), ("other", 1)))
     make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
     both = rf"out: planned from {tree} \(imagenet\), this is {other}/train \(folder\)"
@@ -194,14 +192,14 @@ def test_another_source_than_the_planned_one_is_told_as_such(tmp_path: Path) -> 
         make_plan(FolderSource(other / "train"), tmp_path / "out", SMALL)
 
 
-def test_a_source_that_moved_is_the_same_source(tmp_path: Path) -> None:
+def test_moved_source_is_the_same_source(tmp_path: Path) -> None:
     make_plan(open_imagenet(make_tree(tmp_path / "src")), tmp_path / "out", SMALL)
     (tmp_path / "src").rename(tmp_path / "moved")
     make_plan(open_imagenet(tmp_path / "moved"), tmp_path / "out", SMALL)
     work(tmp_path / "out")
 
 
-def test_other_class_names_are_another_source(tmp_path: Path) -> None:
+def test_different_class_names_are_a_different_source(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
     make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
     (tree / "LOC_synset_mapping.txt").write_text("n00000000 tench\n")
@@ -209,14 +207,14 @@ def test_other_class_names_are_another_source(tmp_path: Path) -> None:
         make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
 
 
-def test_a_store_is_not_built_into_its_source(tmp_path: Path) -> None:
+def test_out_inside_source_is_an_error(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
     with pytest.raises(BuildError, match="lies in the source"):
         make_plan(FolderSource(tree / "train"), tree / "train/store", SMALL)
     make_plan(open_imagenet(tree), tree / "train.store", SMALL)
 
 
-def test_somebody_elses_build_folder_is_left_alone(tmp_path: Path) -> None:
+def test_foreign_build_folder_stays_unchanged(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
     for mine in ("project/.build/debug", "project/images-2024"):
         (tmp_path / mine).mkdir(parents=True)
@@ -240,7 +238,7 @@ def test_splits(tmp_path: Path) -> None:
         open_imagenet(tree / "val", split="train")
 
 
-def test_plan_time_rejects_say_why(tmp_path: Path) -> None:
+def test_plan_time_rejects_have_reasons(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src", classes=1)
     folder = tree / "train/n00000000"
     (folder / "dir.JPEG").mkdir()
@@ -262,7 +260,7 @@ def test_plan_time_rejects_say_why(tmp_path: Path) -> None:
     assert len(listing) == 6
 
 
-def test_folders_inside_class_folders_are_walked_and_names_may_be_anything(tmp_path: Path) -> None:
+def test_nested_folders_and_unusual_names_are_listed(tmp_path: Path) -> None:
     (tmp_path / "src/cats/deep/er").mkdir(parents=True)
     names = ["a\nb.jpg", "tab\t.jpg", "back\\slash.jpg", "deep/er/x.jpg", "ünïcode.jpg"]
     for name in names:
@@ -273,7 +271,7 @@ def test_folders_inside_class_folders_are_walked_and_names_may_be_anything(tmp_p
     assert sorted(found) == sorted([*(f"cats/{name}" for name in names), os.fsdecode(b"cats/\xff\xfe.jpg")])
 
 
-def test_threads_on_a_network_file_system_list_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_on_network_file_system_list_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = make_tree(tmp_path / "src", per_class=20)
     (tree / "train/n00000001/deep/er").mkdir(parents=True)
     (tree / "train/n00000001/deep/er/x.JPEG").write_bytes(jpeg())
@@ -296,7 +294,7 @@ def test_threads_on_a_network_file_system_list_the_same(tmp_path: Path, monkeypa
     assert threading.main_thread() not in askers
 
 
-def test_a_failing_stat_in_a_thread_stops_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_stat_in_a_thread_stops_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(root: Path, name: bytes, label: int, links: Links) -> Entry:
         raise Stopped(f"{name.decode()}: Stale file handle")
 
@@ -329,7 +327,7 @@ class _Synthetic(Source):
         raise AssertionError("only listed")
 
 
-def test_a_plan_takes_less_than_200_bytes_a_sample(tmp_path: Path) -> None:
+def test_plan_takes_less_than_200_bytes_per_sample(tmp_path: Path) -> None:
     count, paths = 100_000, StorePaths(tmp_path)
     paths.journals.mkdir(parents=True)
     tracemalloc.start()
@@ -340,7 +338,7 @@ def test_a_plan_takes_less_than_200_bytes_a_sample(tmp_path: Path) -> None:
     assert peak / count < 200
 
 
-def test_telling_what_changed_takes_less_than_200_bytes_a_sample(tmp_path: Path) -> None:
+def test_summarizing_changes_takes_less_than_200_bytes_per_sample(tmp_path: Path) -> None:
     count, paths = 30_000, StorePaths(tmp_path)
     paths.journals.mkdir(parents=True)
     listing, more = scan(_Synthetic(count)), scan(_Synthetic(count + 2))
@@ -353,7 +351,7 @@ def test_telling_what_changed_takes_less_than_200_bytes_a_sample(tmp_path: Path)
     assert peak / count < 200
 
 
-def test_another_releases_plan_is_refused(tmp_path: Path) -> None:
+def test_plan_of_another_release_is_an_error(tmp_path: Path) -> None:
     plan = make_plan(open_imagenet(make_tree(tmp_path / "src")), tmp_path / "out", SMALL)
     write_facts(plan.paths, {**plan.facts, "version": 1})
     told = f"a plan of version 1, this decodeonce goes on with {PLAN_VERSION}; "
@@ -362,7 +360,7 @@ def test_another_releases_plan_is_refused(tmp_path: Path) -> None:
         work(tmp_path / "out")
 
 
-def test_what_can_be_no_row_is_part_of_the_source(tmp_path: Path) -> None:
+def test_plan_time_rejects_are_part_of_the_digest(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
     empty = tree / "train/n00000001/a.JPEG"
     empty.mkdir()
@@ -381,13 +379,13 @@ def test_what_can_be_no_row_is_part_of_the_source(tmp_path: Path) -> None:
     assert scan(Same(0)).digest != with_problem
 
 
-def test_decoders_are_named_with_what_they_read_formats_with() -> None:
+def test_decoder_versions_include_format_libraries() -> None:
     names = {name.partition("'s ")[2] for name in decoder_versions("npy")}
     assert {"libjpeg", "libwebp", "libtiff"} <= names
 
 
 @pytest.mark.parametrize("content", [b"root:secret", b"PK\3\4", b"\x93NUMPY\1\0\x06\0secret", b""])
-def test_a_damaged_file_of_a_plan_is_named_and_its_content_is_not_told(tmp_path: Path, content: bytes) -> None:
+def test_damaged_plan_file_is_named_without_its_content(tmp_path: Path, content: bytes) -> None:
     plan = make_plan(open_imagenet(make_tree(tmp_path / "src")), tmp_path / "out", SMALL)
     plan.paths.plan_rows.write_bytes(content)
     with pytest.raises(BuildError, match=r"plan-rows\.npy: damaged; remove .*out and build again$"):

@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def test_a_lost_file_server_is_not_mistaken_for_a_parent_that_ended() -> None:
+def test_lost_file_server_is_not_mistaken_for_ended_parent() -> None:
     with pytest.raises(OSError, match="Software caused connection abort") as caught:
         run_workers(__name__, 1, {}, iter(["a.png"]), lambda told: None)
     assert (caught.value.errno, caught.value.filename) == (errno.ECONNABORTED, "a.png")
@@ -33,7 +33,7 @@ def test_a_lost_file_server_is_not_mistaken_for_a_parent_that_ended() -> None:
         "decodeonce.prep.sources.formats.table_listing",
     ],
 )
-def test_a_worker_whose_parent_ends_before_the_first_message_ends_quietly(
+def test_worker_ends_quietly_if_parent_ends_before_first_message(
     module: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     child = Child(module)

@@ -32,7 +32,7 @@ def contents(root: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.long
-def test_the_report_counts_what_is_there(tree: tuple[Path, SampleTree]) -> None:
+def test_report_matches_the_tree(tree: tuple[Path, SampleTree]) -> None:
     root, report = tree
     sizes = [Image.open(path).size for path in pictures(root)]
     assert report == SampleTree(
@@ -44,13 +44,13 @@ def test_the_report_counts_what_is_there(tree: tuple[Path, SampleTree]) -> None:
     assert (report.images, report.classes) == (COUNT, 12)
 
 
-def test_sizes_are_those_of_imagenet(tree: tuple[Path, SampleTree]) -> None:
+def test_sizes_match_imagenet(tree: tuple[Path, SampleTree]) -> None:
     _, report = tree
     assert 190_000 < report.pixels / COUNT < 215_000
     assert 95_000 < report.bytes / COUNT < 125_000
 
 
-def test_folders_and_names_are_those_of_imagenet(tree: tuple[Path, SampleTree]) -> None:
+def test_folders_and_names_match_imagenet(tree: tuple[Path, SampleTree]) -> None:
     root, _ = tree
     assert {path.name for path in root.iterdir()} == {"train", "LOC_synset_mapping.txt"}
     for path in pictures(root):
@@ -62,7 +62,7 @@ def test_folders_and_names_are_those_of_imagenet(tree: tuple[Path, SampleTree]) 
     assert max(in_class) < COUNT / 12 * 2
 
 
-def test_the_mapping_names_each_folder_once(tree: tuple[Path, SampleTree]) -> None:
+def test_mapping_lists_each_folder_once(tree: tuple[Path, SampleTree]) -> None:
     root, _ = tree
     lines = (root / "LOC_synset_mapping.txt").read_text(encoding="utf-8").splitlines()
     wnids, names = zip(*(line.split(" ", 1) for line in lines), strict=True)
@@ -72,7 +72,7 @@ def test_the_mapping_names_each_folder_once(tree: tuple[Path, SampleTree]) -> No
 
 
 @pytest.mark.parametrize("count", [50, COUNT])
-def test_each_odd_file_is_there_as_often_as_promised(tree: tuple[Path, SampleTree], tmp_path: Path, count: int) -> None:
+def test_number_of_unusual_files(tree: tuple[Path, SampleTree], tmp_path: Path, count: int) -> None:
     root = tree[0] if count == COUNT else tmp_path
     if count != COUNT:
         write_sample_tree(root, count=count, classes=50)
@@ -82,7 +82,7 @@ def test_each_odd_file_is_there_as_often_as_promised(tree: tuple[Path, SampleTre
     assert kinds.count("JPEG RGB") == count - sum(odd.values())
 
 
-def test_as_many_are_cut_as_a_build_lets_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_truncated_images_stay_within_default_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     allowance = Allowance.parse("0.1%")  # what `prep build` has where nothing is said
     allowance.check(1, sample.MIN_COUNT_FOR_CUT, "cut.JPEG", tmp_path)
     with pytest.raises(BuildError):
@@ -108,12 +108,12 @@ def test_bytes_do_not_depend_on_workers(tmp_path: Path) -> None:
     assert contents(tmp_path / "1") == contents(tmp_path / "2")
 
 
-def test_another_seed_draws_another_tree(tree: tuple[Path, SampleTree], tmp_path: Path) -> None:
+def test_different_seed_draws_a_different_tree(tree: tuple[Path, SampleTree], tmp_path: Path) -> None:
     write_sample_tree(tmp_path, count=50, classes=12, seed=1)
     assert not set(contents(tmp_path).values()) & set(contents(tree[0]).values())
 
 
-def test_progress_adds_up(tmp_path: Path) -> None:
+def test_progress_adds_up_to_count(tmp_path: Path) -> None:
     steps: list[int] = []
     write_sample_tree(tmp_path, count=50, classes=1, progress=steps.append)
     assert sum(steps) == 50
@@ -128,13 +128,13 @@ def test_progress_adds_up(tmp_path: Path) -> None:
         (2000, 1001, "classes is 1001, expected 1 to 1000"),
     ],
 )
-def test_numbers_that_cannot_be_are_refused(tmp_path: Path, count: int, classes: int, message: str) -> None:
+def test_numbers_out_of_range_are_errors(tmp_path: Path, count: int, classes: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         write_sample_tree(tmp_path / "new", count=count, classes=classes)
     assert not (tmp_path / "new").exists()
 
 
-def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+def test_folder_in_use_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("keep")
     for dest in (tmp_path, tmp_path / "mine.txt"):
         with pytest.raises(FileExistsError, match="exists and is not an empty folder"):

@@ -28,14 +28,14 @@ def planned(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def test_a_build_that_has_not_begun(planned: Path) -> None:
+def test_build_that_has_not_started(planned: Path) -> None:
     status = read_status(planned)
     assert (status.finished, status.blocks, status.blocks_done, status.rows, status.rows_done) == (False, 15, 0, 15, 0)
     assert (status.state, status.rows_per_s, status.seconds_left, status.tasks) == ("planned", 0.0, None, [])
     assert [reject.source for reject in status.rejects] == ["train/n00000001/gone.JPEG"]
 
 
-def test_every_task_that_has_begun_is_told_with_its_share_and_rate(planned: Path) -> None:
+def test_started_tasks_are_listed_with_share_and_rate(planned: Path) -> None:
     work(planned, Work(workers=2, task=1, tasks=3, max_bad="2"))
     work(planned, Work(workers=1, task=2, tasks=3, max_bad="2"))
     status = read_status(planned)
@@ -59,7 +59,7 @@ def killed_in_its_second_block(planned: Path) -> Path:
     return journal
 
 
-def test_a_task_that_writes_nothing_any_more_is_silent_until_another_does_its_share(planned: Path) -> None:
+def test_task_that_stops_writing_is_silent_until_its_share_is_done(planned: Path) -> None:
     journal = killed_in_its_second_block(planned)
     journal = journal.rename(str(journal).replace(f"-{socket.gethostname()}-", "-elsewhere-"))
     status = read_status(planned)
@@ -80,7 +80,7 @@ def test_a_task_that_writes_nothing_any_more_is_silent_until_another_does_its_sh
     assert len(status.rejects) == 2
 
 
-def test_a_task_whose_process_ended_on_this_node_is_stopped(planned: Path) -> None:
+def test_task_whose_process_ended_on_this_node_is_stopped(planned: Path) -> None:
     journal = killed_in_its_second_block(planned)
     status = read_status(planned)
     (task,) = status.tasks
@@ -91,7 +91,7 @@ def test_a_task_whose_process_ended_on_this_node_is_stopped(planned: Path) -> No
     assert read_status(planned).state == "working"
 
 
-def test_a_task_reads_no_journal_that_cannot_hold_its_blocks(planned: Path) -> None:
+def test_task_reads_only_journals_that_can_hold_its_blocks(planned: Path) -> None:
     journals = StorePaths(planned).journals
     (journals / "2of3-elsewhere-1-ab.log").mkdir()  # opening it would fail
     for task, tasks in ((0, 3), (1, 3), (1, 9)):

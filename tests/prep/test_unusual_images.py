@@ -284,7 +284,7 @@ OPTIONS = {"extreme-shape": {"height": 64, "width": 64}}
 
 
 @pytest.mark.parametrize("id_", KEPT)
-def test_a_picture_that_becomes_a_row(id_: str) -> None:
+def test_image_becomes_a_row(id_: str) -> None:
     case = KEPT[id_]
     if id_ not in UNCOMPRESSED_TIFF:
         need_format(id_)
@@ -337,28 +337,28 @@ def png_of_size(width: int, height: int) -> bytes:
 
 
 @pytest.mark.parametrize("id_", REJECTED)
-def test_a_picture_that_becomes_no_row(id_: str) -> None:
+def test_image_is_rejected(id_: str) -> None:
     if id_ in ("webp-cut", "tiff-nonsense"):
         need_format(id_)
     assert_rejected(REJECTED[id_](), id_)
 
 
 @pytest.mark.parametrize("id_", ["adobe-cmyk", "adobe-ycck", "tiff-cmyk"])
-def test_cmyk_has_the_right_polarity(id_: str) -> None:
+def test_cmyk_polarity(id_: str) -> None:
     data = KEPT[id_].make()
     mean = pixels(decode(data, KEPT[id_].name)).reshape(-1, 3).mean(0)
     np.testing.assert_allclose(mean, (250, 5, 5), atol=8)
 
 
 @pytest.mark.parametrize("id_", ["adobe-rgb", "rgb-by-ids", "other-ids", "sampling-440", "sampling-411"])
-def test_colours_are_those_of_the_picture_that_was_encoded(id_: str) -> None:
+def test_colors_match_the_encoded_image(id_: str) -> None:
     error = pixels(decode(KEPT[id_].make())).astype(int) - reference_row(encoded(picture(50, 60), "PNG"), 32, 32)
     assert np.abs(error).mean() < 6
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 2}])
-def test_truncated_anywhere(mode: str, options: dict[str, Any]) -> None:
+def test_jpeg_truncated_anywhere_is_rejected(mode: str, options: dict[str, Any]) -> None:
     whole = jpeg(64, 48, mode=mode, **options)
     header = marker_at(whole, 0xDA) + 20
     for share in range(1, 100):
@@ -371,7 +371,7 @@ def test_truncated_anywhere(mode: str, options: dict[str, Any]) -> None:
     ("format_", "options"),
     [("PNG", {}), ("GIF", {}), ("BMP", {}), ("PPM", {}), ("WEBP", {}), ("WEBP", {"lossless": True}), ("TIFF", {})],
 )
-def test_other_formats_truncated_anywhere(format_: str, options: dict[str, Any]) -> None:
+def test_other_formats_truncated_anywhere_are_rejected(format_: str, options: dict[str, Any]) -> None:
     if format_ != "TIFF":  # which is not compressed here
         need_format(format_)
     whole = encoded(picture(64, 48), format_, **options)
@@ -380,7 +380,7 @@ def test_other_formats_truncated_anywhere(format_: str, options: dict[str, Any])
             decode(whole[: len(whole) * share // 100])
 
 
-def test_truncated_behind_a_thumbnail() -> None:
+def test_jpeg_truncated_after_a_thumbnail_is_rejected() -> None:
     whole = jpeg(64, 48, exif=exif_with_thumbnail())
     thumbnail_end = whole.index(b"\xff\xd9")
     assert thumbnail_end < marker_at(whole, 0xDA)
@@ -412,7 +412,7 @@ def garbled_anywhere(data: bytes) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 3}])
-def test_garbled_data_are_as_pillow_sees_them_or_rejects(options: dict[str, Any]) -> None:
+def test_garbled_data_match_pillow_or_are_rejected(options: dict[str, Any]) -> None:
     kept, rejected = garbled_anywhere(jpeg(200, 160, **options))
     assert kept > 10
     assert kept + rejected == 150
@@ -427,14 +427,14 @@ def one_garbled() -> bytes:
     return next(data for data in made if decode(data).oddity)
 
 
-def test_garbled_data_are_rejected_if_asked() -> None:
+def test_garbled_data_are_rejected_on_request() -> None:
     row = decode(one_garbled())
     assert says("garbled")[1].fullmatch(row.oddity)
     with pytest.raises(Undecodable, match="garbled: "):
         decode(one_garbled(), on_damaged="reject")
 
 
-def test_an_error_behind_a_warning_is_a_reject_and_never_the_picture_before() -> None:
+def test_error_after_a_warning_is_rejected() -> None:
     decoder = Decoder(Recipe(height=32, width=32))
     decoder.row(LARGE, Entry(b"x", 0, 0, 0))
     whole = jpeg(200, 160, progressive=True)
@@ -454,7 +454,7 @@ def test_an_error_behind_a_warning_is_a_reject_and_never_the_picture_before() ->
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("format_", ["JPEG", "PNG", "WEBP"])
-def test_exif_rotation_is_applied_only_if_asked(orientation: int, format_: str) -> None:
+def test_exif_rotation_is_applied_only_on_request(orientation: int, format_: str) -> None:
     need_format(format_)
     data = encoded(picture(90, 50), format_, exif=exif(orientation))
     upright = encoded(ImageOps.exif_transpose(Image.open(io.BytesIO(data))), "PNG")
@@ -467,7 +467,7 @@ def test_exif_rotation_is_applied_only_if_asked(orientation: int, format_: str) 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("setting", ["ignore", "apply"])
-def test_the_orientation_of_a_tiff_is_applied_once(orientation: int, setting: str) -> None:
+def test_tiff_orientation_is_applied_once(orientation: int, setting: str) -> None:
     data = encoded(picture(90, 50), "TIFF", tiffinfo={0x0112: orientation})
     tags = encoded(picture(90, 50), exif=exif(orientation), quality=100)
     turned = ImageOps.exif_transpose(Image.open(io.BytesIO(tags)))
@@ -478,7 +478,7 @@ def test_the_orientation_of_a_tiff_is_applied_once(orientation: int, setting: st
     assert np.abs(pixels(row).astype(int) - reference_row(encoded(turned, "PNG"), 32, 32)).mean() < 3
 
 
-def test_a_pillow_without_webp_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pillow_without_webp_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encoded(picture(50, 60), "WEBP") if features.check("webp") else b"RIFF\x64\0\0\0WEBPVP8 " + bytes(100)
     monkeypatch.setattr("PIL.WebPImagePlugin.SUPPORTED", False)
     monkeypatch.setattr("PIL.features.check", lambda name: False)
@@ -486,7 +486,7 @@ def test_a_pillow_without_webp_says_what_to_install(monkeypatch: pytest.MonkeyPa
     assert "libwebp-dev" in failure_reasons.NO_WEBP
 
 
-def test_a_pillow_without_libtiff_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pillow_without_libtiff_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     need_format("TIFF")
     data = encoded(picture(50, 60), "TIFF", compression="tiff_lzw")
     monkeypatch.delattr("PIL.Image.core.libtiff_decoder")
@@ -497,7 +497,7 @@ def test_a_pillow_without_libtiff_says_what_to_install(monkeypatch: pytest.Monke
 NAMES = {"name-newline": b"a\nb.JPEG", "name-not-utf8": b"caf\xe9.JPEG", "name-tab": b"tab\t\\.JPEG"}
 
 
-def test_names_come_through_a_build_as_they_are(tmp_path: Path) -> None:
+def test_unusual_names_survive_a_build(tmp_path: Path) -> None:
     top = os.fsencode(tmp_path / "pictures")
     os.makedirs(os.path.join(top, b"class"))
     for number, name in enumerate(NAMES.values()):
@@ -523,13 +523,13 @@ def test_names_come_through_a_build_as_they_are(tmp_path: Path) -> None:
 
 # rows of the table that a test of their own looks at
 OTHERS = {
-    "truncated": test_truncated_anywhere,
-    "garbled": test_garbled_data_are_as_pillow_sees_them_or_rejects,
-    "exif-rotation": test_exif_rotation_is_applied_only_if_asked,
-    "tiff-orientation": test_the_orientation_of_a_tiff_is_applied_once,
-    "webp-not-built": test_a_pillow_without_webp_says_what_to_install,
-    "tiff-not-built": test_a_pillow_without_libtiff_says_what_to_install,
-    **dict.fromkeys(NAMES, test_names_come_through_a_build_as_they_are),
+    "truncated": test_jpeg_truncated_anywhere_is_rejected,
+    "garbled": test_garbled_data_match_pillow_or_are_rejected,
+    "exif-rotation": test_exif_rotation_is_applied_only_on_request,
+    "tiff-orientation": test_tiff_orientation_is_applied_once,
+    "webp-not-built": test_pillow_without_webp_names_the_package_to_install,
+    "tiff-not-built": test_pillow_without_libtiff_names_the_package_to_install,
+    **dict.fromkeys(NAMES, test_unusual_names_survive_a_build),
 }
 # And those that tests/hostile/test_images.py looks at.
 HOSTILE = {
@@ -540,7 +540,7 @@ HOSTILE = {
 }
 
 
-def test_every_row_of_the_table_has_a_test_and_every_test_a_row() -> None:
+def test_table_and_tests_cover_each_other() -> None:
     rows = [line for line in DOC.read_text().splitlines() if line.startswith("| `")]
     assert len(rows) == len(table()), [line for line in rows if line.split("`")[1] not in table()]
     assert set(table()) == {*KEPT, *REJECTED, *OTHERS, *HOSTILE}

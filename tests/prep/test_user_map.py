@@ -86,7 +86,7 @@ def built(tree: Path, out: Path, function: str, max_bad: str = "0") -> Path:
     return out
 
 
-def test_it_comes_before_the_fit(module: Path, src: Path, tmp_path: Path) -> None:
+def test_map_runs_before_resize(module: Path, src: Path, tmp_path: Path) -> None:
     store = open_store(built(src, tmp_path / "out", "inverted"))
     for row, name in enumerate(("cat/a.jpg", "cat/b.jpg", "dog/c.jpg")):
         inverted = 255 - np.asarray(Image.open(src / name))
@@ -96,14 +96,14 @@ def test_it_comes_before_the_fit(module: Path, src: Path, tmp_path: Path) -> Non
         assert store.samples[row].width == Image.open(src / name).width
 
 
-def test_it_may_change_the_size(module: Path, src: Path, tmp_path: Path) -> None:
+def test_map_may_change_the_size(module: Path, src: Path, tmp_path: Path) -> None:
     store = open_store(built(src, tmp_path / "out", "halved"))
     half = Image.open(src / "dog/c.jpg").crop((0, 0, 45, 24))
     np.testing.assert_array_equal(store.images[2], reference_row(encoded(half, "PNG"), 24, 24))
     assert (store.samples[2].width, store.samples[2].height) == (90, 48)
 
 
-def test_what_it_wants_no_row_of_is_listed_and_no_reject(module: Path, src: Path, tmp_path: Path) -> None:
+def test_images_left_out_by_map_are_listed_but_not_rejected(module: Path, src: Path, tmp_path: Path) -> None:
     out = built(src, tmp_path / "out", "large_only")
     assert [sample.source for sample in open_store(out).samples] == ["dog/c.jpg", "cat/b.jpg"]
     assert list(read_rejects(out / "rejects.tsv")) == [
@@ -111,7 +111,7 @@ def test_what_it_wants_no_row_of_is_listed_and_no_reject(module: Path, src: Path
     ]
 
 
-def test_what_it_raises_is_the_reason_of_a_reject(module: Path, src: Path, tmp_path: Path) -> None:
+def test_exception_of_map_is_the_reject_reason(module: Path, src: Path, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="3 of 3 pictures are rejects"):
         built(src, tmp_path / "out", "telling")
     with pytest.raises(BuildError, match="every picture is a reject"):
@@ -129,14 +129,16 @@ def test_what_it_raises_is_the_reason_of_a_reject(module: Path, src: Path, tmp_p
     ("function", "reason"),
     [("wrong", r"returned float32 \(48, 90, 3\), expected uint8"), ("empty", "returned an empty picture")],
 )
-def test_what_is_no_picture_is_a_reject(module: Path, src: Path, tmp_path: Path, function: str, reason: str) -> None:
+def test_result_that_is_not_an_image_is_rejected(
+    module: Path, src: Path, tmp_path: Path, function: str, reason: str
+) -> None:
     source = FolderSource(src, classes=["dog", "cat"])
     recipe = Recipe(height=24, width=24, map=find_map(f"maps_of_a_user:{function}"))
     with pytest.raises(BuildError, match=rf"maps_of_a_user:{function}: {reason}"):
         build(source, tmp_path / "out", recipe, Work(workers=1, on_bad="fail"))
 
 
-def test_what_it_keeps_does_not_count_as_memory_of_an_image(
+def test_memory_kept_by_map_does_not_count_for_the_image(
     module: Path, src: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two pieces of 256 MiB, where an image may take 64."""
@@ -150,13 +152,13 @@ def test_what_it_keeps_does_not_count_as_memory_of_an_image(
             np.empty(1 << 27, np.uint8)
 
 
-def test_if_it_is_out_of_memory_that_is_no_reject(module: Path, src: Path, tmp_path: Path) -> None:
+def test_map_out_of_memory_stops_the_build(module: Path, src: Path, tmp_path: Path) -> None:
     told = r"\.jpg: maps_of_a_user:asking_for_too_much is out of memory; run the same command again with fewer"
     with pytest.raises(Stopped, match=told):
         built(src, tmp_path / "out", "asking_for_too_much")
 
 
-def test_the_recipe_names_it_and_a_changed_one_is_refused(module: Path, src: Path, tmp_path: Path) -> None:
+def test_changed_map_is_an_error(module: Path, src: Path, tmp_path: Path) -> None:
     recipe = Recipe(height=24, width=24, map=find_map("maps_of_a_user:inverted"))
     plan = make_plan(FolderSource(src), tmp_path / "out", recipe)
     assert plan.facts["recipe"]["map"]["function"] == "maps_of_a_user:inverted"
@@ -186,13 +188,13 @@ def test_the_recipe_names_it_and_a_changed_one_is_refused(module: Path, src: Pat
         ("itertools:chain", "itertools has no source file"),
     ],
 )
-def test_a_map_that_cannot_be_had_is_named(module: Path, name: str, told: str) -> None:
+def test_map_that_cannot_be_imported_is_named(module: Path, name: str, told: str) -> None:
     (module.parent / "maps_broken.py").write_text("1 / 0\n")
     with pytest.raises(BuildError, match=told):
         find_map(name)
 
 
-def test_what_goes_ill_with_a_map_is_refused(module: Path) -> None:
+def test_conflicting_settings_are_errors(module: Path) -> None:
     function = find_map("maps_of_a_user:inverted")
     with pytest.raises(ValueError, match="scaled_decode cannot be combined"):
         Recipe(map=function, scaled_decode=True)
@@ -200,7 +202,7 @@ def test_what_goes_ill_with_a_map_is_refused(module: Path) -> None:
         Recipe(map=function, boxes=BoxRules(keep=2))
 
 
-def test_a_map_sees_grey_and_cmyk_as_rgb(module: Path, tmp_path: Path) -> None:
+def test_map_receives_grey_and_palette_as_rgb(module: Path, tmp_path: Path) -> None:
     (tmp_path / "src/x").mkdir(parents=True)
     (tmp_path / "src/x/grey.jpg").write_bytes(jpeg(50, 50, mode="L"))
     (tmp_path / "src/x/palette.png").write_bytes(encoded(picture(50, 50).quantize(16), "PNG"))

@@ -57,7 +57,7 @@ def run_and_strike(pool: WorkerPool, row: int, signal_: int) -> int:
     return len(struck)
 
 
-def test_a_picture_that_kills_its_decoder_twice_is_a_reject(slow_tree: Path, tmp_path: Path) -> None:
+def test_image_that_kills_decoder_twice_is_rejected(slow_tree: Path, tmp_path: Path) -> None:
     pool, slow = planned(slow_tree, tmp_path / "out")
     assert run_and_strike(pool, slow, signal.SIGSEGV) == 2
     manifest = finish(tmp_path / "out", Allowance.parse("1"))
@@ -67,7 +67,7 @@ def test_a_picture_that_kills_its_decoder_twice_is_a_reject(slow_tree: Path, tmp
     assert (manifest.decoder_crashes, manifest.count) == (1, 8)
 
 
-def test_a_worker_killed_from_outside_costs_no_picture(slow_tree: Path, tmp_path: Path) -> None:
+def test_worker_killed_from_outside_loses_no_image(slow_tree: Path, tmp_path: Path) -> None:
     pool, slow = planned(slow_tree, tmp_path / "out")
     with pytest.raises(Stopped, match="workers keep dying"):
         run_and_strike(pool, slow, signal.SIGKILL)
@@ -75,7 +75,7 @@ def test_a_worker_killed_from_outside_costs_no_picture(slow_tree: Path, tmp_path
     assert finish(tmp_path / "out", Allowance.parse("0")).count == 9
 
 
-def test_a_picture_that_takes_too_long_is_a_reject(
+def test_image_that_takes_too_long_is_rejected(
     slow_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_pool, "IMAGE_SECONDS", 0.1)
@@ -86,7 +86,7 @@ def test_a_picture_that_takes_too_long_is_a_reject(
     assert finish(tmp_path / "out", Allowance.parse("1")).count == 8
 
 
-def test_a_decoder_that_gets_no_processor_is_given_an_hour(
+def test_decoder_without_processor_time_gets_the_longer_limit(
     slow_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_pool, "IMAGE_SECONDS", 0.1)
@@ -105,7 +105,7 @@ def test_a_decoder_that_gets_no_processor_is_given_an_hour(
     running.close()
 
 
-def test_no_block_is_kept_for_a_worker_that_was_dismissed(tmp_path: Path) -> None:
+def test_no_block_is_reserved_for_dismissed_worker(tmp_path: Path) -> None:
     """Both blocks share a read unit. The second comes back from a worker that died."""
     settings, queue = WorkerSettings(str(tmp_path), 0, 1, fail_on_bad=False), BlockQueue([0], {0: (0, 0), 1: (0, 0)})
     pool, dismissed, new = WorkerPool(settings, 2, queue, {}), Worker(settings), Worker(settings)
@@ -117,7 +117,7 @@ def test_no_block_is_kept_for_a_worker_that_was_dismissed(tmp_path: Path) -> Non
         worker.process.end()
 
 
-def test_processor_time_is_that_of_the_process() -> None:
+def test_processor_seconds_match_process_time() -> None:
     before = processor_seconds(os.getpid(), unknown=-1.0)
     own = time.process_time()
     assert before == pytest.approx(own, abs=0.1)
@@ -126,7 +126,7 @@ def test_processor_time_is_that_of_the_process() -> None:
     assert processor_seconds(2**30, unknown=-1.0) == -1.0
 
 
-def test_files_in_the_current_folder_are_not_mistaken_for_modules(
+def test_files_in_current_folder_do_not_shadow_modules(
     slow_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("nt", "json", "numpy", "decodeonce"):
@@ -137,7 +137,7 @@ def test_files_in_the_current_folder_are_not_mistaken_for_modules(
     assert read_status(tmp_path / "out").rows_done == 9
 
 
-def test_leaving_the_loop_leaves_no_worker(slow_tree: Path, tmp_path: Path) -> None:
+def test_closing_the_loop_ends_all_workers(slow_tree: Path, tmp_path: Path) -> None:
     pool, _ = planned(slow_tree, tmp_path / "out")
     running = pool.run()
     next(running)
@@ -149,7 +149,7 @@ def test_leaving_the_loop_leaves_no_worker(slow_tree: Path, tmp_path: Path) -> N
             os.kill(pid, 0)
 
 
-def test_workers_that_could_only_read_twice_are_not_hired_again(tmp_path: Path) -> None:
+def test_workers_that_could_only_read_twice_are_dismissed(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     with tarfile.open(tmp_path / "src/all.tar.gz", "w:gz") as tar:
         for number in range(12):
