@@ -27,7 +27,7 @@ from decodeonce.prep.sources import FolderSource, Source
 from tests.command import prep
 from tests.forms.all_forms import PICS, PLAIN_FORMS
 from tests.images import make_tree, tree_bytes
-from tests.prep.building import built
+from tests.prep.building import build_in_process
 
 SMALL = Recipe(height=24, width=24)
 ALL_RATES = st.floats(1e-3, 1e6)
@@ -60,7 +60,7 @@ def test_build_stays_within_estimate(tree: Path, tmp_path: Path) -> None:
         recipe = Recipe(height=128, width=128, container=container, shard_size=8 * 128 * 128 * 3)
         source = FolderSource(tree / "train")
         needed = lines(source, tmp_path / container, recipe)[1]
-        store = built(source, tmp_path / container, recipe)
+        store = build_in_process(source, tmp_path / container, recipe)
         files = list(store.rglob("*"))
         assert len(files) <= int(needed.rpartition("up to ")[2].partition(" ")[0]) <= len(files) + 12
         assert needed.startswith("space: 0.74 MB for rows, ")

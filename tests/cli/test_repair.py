@@ -13,7 +13,7 @@ from tests.command import prep
 from tests.forms.all_forms import PICS
 from tests.forms.folder import write_folder
 from tests.images import tree_bytes
-from tests.prep.building import built
+from tests.prep.building import build_in_process
 from tests.stores import make_store, random_images
 
 
@@ -24,7 +24,7 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(tree: Path, tmp_path: Path) -> Path:
-    return built(FolderSource(tree), tmp_path / "some.store", Recipe(height=16, width=16))
+    return build_in_process(FolderSource(tree), tmp_path / "some.store", Recipe(height=16, width=16))
 
 
 def damage(path: Path, offset: int) -> None:

@@ -34,8 +34,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    out = tmp_path_factory.mktemp("undisturbed") / "out"
+def reference(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    out = tmp_path_factory.mktemp("reference") / "out"
     build(open_imagenet(tree), out, Recipe(height=1024, width=1024, shuffle_seed=0), Work(workers=2))
     return tree_bytes(out)
 
@@ -74,10 +74,10 @@ def worker_of(pid: int) -> int:
     ],
 )
 def test_worker_killed_alone_is_replaced(
-    signal_: signal.Signals, tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
+    signal_: signal.Signals, tree: Path, reference: dict[str, bytes], tmp_path: Path
 ) -> None:
     assert build_and_send(tree, tmp_path / "out", signal_, worker_of) == (0, "")
-    assert tree_bytes(tmp_path / "out") == undisturbed
+    assert tree_bytes(tmp_path / "out") == reference
 
 
 IMPATIENT = """
@@ -89,7 +89,7 @@ main()
 
 
 @pytest.mark.long
-def test_paused_build_has_no_rejects(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+def test_paused_build_has_no_rejects(tree: Path, reference: dict[str, bytes], tmp_path: Path) -> None:
     out = tmp_path / "out"
     impatient = [sys.executable, "-c", IMPATIENT, *command(tree, out)[3:]]
     process = subprocess.Popen(impatient, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -102,20 +102,20 @@ def test_paused_build_has_no_rejects(tree: Path, undisturbed: dict[str, bytes], 
             os.killpg(process.pid, signal.SIGCONT)
     _, told = process.communicate(timeout=300)
     assert (process.returncode, without_progress(told)) == (0, "")
-    assert tree_bytes(out) == undisturbed
+    assert tree_bytes(out) == reference
 
 
 @pytest.mark.long
-def test_build_out_of_time_says_so_and_resumes(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+def test_build_out_of_time_says_so_and_resumes(tree: Path, reference: dict[str, bytes], tmp_path: Path) -> None:
     status, told = build_and_send(tree, tmp_path / "out", signal.SIGXCPU, lambda pid: pid)
     assert (status, told.count("\n")) == (75, 1)
     assert told.startswith("prep: stopped: SIGXCPU; what is done is kept: run the same command again")
     subprocess.run(command(tree, tmp_path / "out"), check=True)
-    assert tree_bytes(tmp_path / "out") == undisturbed
+    assert tree_bytes(tmp_path / "out") == reference
 
 
 @pytest.mark.long
-def test_builds_with_limited_processor_time_finish(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+def test_builds_with_limited_processor_time_finish(tree: Path, reference: dict[str, bytes], tmp_path: Path) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, 60))
 
@@ -125,4 +125,4 @@ def test_builds_with_limited_processor_time_finish(tree: Path, undisturbed: dict
         statuses.append(run.returncode)
         assert without_progress(run.stderr).count("\n") == (run.returncode != 0), run.stderr
         assert run.returncode in (0, 75), run.stderr
-    assert tree_bytes(out) == undisturbed
+    assert tree_bytes(out) == reference

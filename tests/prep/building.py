@@ -1,4 +1,4 @@
-"""Stores built in this process: what workers do, without their half second of starting."""
+"""Build stores in this process, which avoids the half second that a worker process takes to start."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from decodeonce.prep.sources import Source
 from decodeonce.store.shard_file import page_aligned_buffer
 
 
-def built(source: Source, out: Path, recipe: Recipe) -> Path:
-    """The store `out` of this source, whose pictures may all be rejects but one; returns it."""
+def build_in_process(source: Source, out: Path, recipe: Recipe) -> Path:
+    """Build the store `out` and return its path; up to 99 % of the images may be rejects."""
     plan = make_plan(source, out, recipe)
     decoder = BlockDecoder(plan, Heartbeat(Heartbeat.new_fd()), fail_on_bad=False)
     writer = BlockWriter(plan, Journal(plan.paths.journals, 0, 1))

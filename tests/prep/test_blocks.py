@@ -1,4 +1,4 @@
-"""Blocks and shards: arithmetic of count and shape alone."""
+"""How rows are divided into blocks, shards and tasks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ MIB = 1 << 20
     [
         (1_281_167, 256 * 256 * 3, 170),  # 32 MiB
         (200, 256 * 256 * 3, 5),  # at least 1 MiB
-        (20_000, 256 * 256 * 3, 78),  # a 256th of the store
-        (1_281_167, 225 * 225 * 3, 220),  # whole pages would take 4096 rows: edges are shared
+        (20_000, 256 * 256 * 3, 78),  # 1/256 of the store
+        (1_281_167, 225 * 225 * 3, 220),  # whole pages would take 4096 rows, so blocks share pages
         (1_281_167, 240 * 240 * 3, 208),  # whole pages: a multiple of 16 rows
         (10, 9000 * 9000 * 3, 1),
     ],

@@ -1,4 +1,4 @@
-"""Whole builds: the same bytes however they were made, killed, shared and resumed; rejects and their allowance."""
+"""Whole builds: the same bytes with any number of workers and tasks, after kills and resumes; limits on rejects."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from decodeonce.store.table import read_rejects
 from tests import disks
 from tests.images import jpeg, make_tree, reference_row, tree_bytes
 
-# rows of 3 MB: a block each, two blocks a shard, so that two rejects empty a whole shard
+# Rows of 3 MB: one row per block, two blocks per shard, so that two rejects empty a whole shard.
 LARGE_ROWS: dict[str, Any] = {"height": 1024, "width": 1024, "shard_size": 6 << 20, "shuffle_seed": 0}
 ALL = Allowance.parse("100%")
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """15 pictures in 3 classes, two of which cannot be rows."""
+    """15 images in 3 classes, two of which are rejects."""
     root = make_tree(tmp_path_factory.mktemp("imagenet"))
     (root / "train/n00000000/n00000000_1.JPEG").write_bytes(b"no picture")
     short = jpeg(100, 100)
@@ -49,9 +49,9 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The files of the store that one worker builds in peace."""
-    out = tmp_path_factory.mktemp("undisturbed") / "store"
+def reference(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of a store that one worker builds without interruption."""
+    out = tmp_path_factory.mktemp("reference") / "store"
     build(open_imagenet(tree), out, Recipe(**LARGE_ROWS), Work(workers=1, max_bad="2"))
     assert verify_store(out).ok
     return tree_bytes(out)
@@ -80,9 +80,9 @@ def test_store_matches_pillow(tree: Path, tmp_path: Path, container: ContainerNa
 
 
 def test_rejects_leave_no_gaps_and_unusual_images_are_listed(
-    tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
+    tree: Path, reference: dict[str, bytes], tmp_path: Path
 ) -> None:
-    listed = undisturbed["rejects.tsv"].decode().splitlines()[1:]
+    listed = reference["rejects.tsv"].decode().splitlines()[1:]
     assert [line.split("\t")[0].split("/")[-1] for line in listed] == [
         "n00000000_1.JPEG",
         "n00000001_2.JPEG",
@@ -90,35 +90,33 @@ def test_rejects_leave_no_gaps_and_unusual_images_are_listed(
     ]
     assert [line.split("\t")[2] for line in listed] == ["rejected", "kept", "rejected"]
     assert "CMYK" in listed[1]
-    assert sorted(name for name in undisturbed if name.startswith("images")) == [
-        f"images-0000{k}.npy" for k in range(7)
-    ]
-    assert not any(name.startswith(".build") for name in undisturbed)
+    assert sorted(name for name in reference if name.startswith("images")) == [f"images-0000{k}.npy" for k in range(7)]
+    assert not any(name.startswith(".build") for name in reference)
 
 
 @pytest.mark.parametrize("workers", [2, 8])
 def test_number_of_workers_changes_no_byte(
-    tree: Path, undisturbed: dict[str, bytes], tmp_path: Path, workers: int
+    tree: Path, reference: dict[str, bytes], tmp_path: Path, workers: int
 ) -> None:
     build(open_imagenet(tree), tmp_path / "store", Recipe(**LARGE_ROWS), Work(workers=workers, max_bad="2"))
-    assert tree_bytes(tmp_path / "store") == undisturbed
+    assert tree_bytes(tmp_path / "store") == reference
 
 
-def test_order_and_number_of_tasks_change_no_byte(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+def test_order_and_number_of_tasks_change_no_byte(tree: Path, reference: dict[str, bytes], tmp_path: Path) -> None:
     out = tmp_path / "store"
     plan = make_plan(open_imagenet(tree), out, Recipe(**LARGE_ROWS))
     for task, tasks in ((3, 4), (0, 4), (3, 4), (1, 2)):
         work(out, Work(workers=1, task=task, tasks=tasks, max_bad="2"))
     assert read_status(out).blocks_done < len(plan.blocks)
-    with pytest.raises(BuildError, match=r"blocks are not done .*to go on: prep work .* && prep finish"):
+    with pytest.raises(BuildError, match=r"blocks are not done .*run: prep work .* && prep finish"):
         finish(out, ALL)
     StorePaths(out).jobs.mkdir()
     StorePaths(out).submit.touch()
-    with pytest.raises(BuildError, match=r"to go on: bash .*/store.jobs/submit.sh$"):
+    with pytest.raises(BuildError, match=r"run: bash .*/store.jobs/submit.sh$"):
         finish(out, ALL)
     work(out, Work(max_bad="2"))
     finish(out, ALL)
-    assert tree_bytes(out) == undisturbed
+    assert tree_bytes(out) == reference
 
 
 def command(tree: Path, out: Path, *flags: str) -> list[str]:
@@ -126,8 +124,8 @@ def command(tree: Path, out: Path, *flags: str) -> list[str]:
     return [*build_, "--size", "1024", "--shard-size", "6MiB", "--max-bad", "2", *flags]
 
 
-def killed_builds(tree: Path, out: Path, at_most: int, within: float, rng: random.Random) -> int:
-    """Start builds of one store and kill -9 each within so many seconds; returns how many died before one ended."""
+def kill_builds(tree: Path, out: Path, at_most: int, within: float, rng: random.Random) -> int:
+    """Start builds of one store and kill -9 each within `within` seconds, until one ends; return how many died."""
     for died in range(at_most):
         process = subprocess.Popen(command(tree, out, "--workers", rng.choice("12")), start_new_session=True)
         try:
@@ -140,46 +138,46 @@ def killed_builds(tree: Path, out: Path, at_most: int, within: float, rng: rando
     return at_most
 
 
-def assert_kills_lose_nothing(kills: int, tree: Path, undisturbed: dict[str, bytes], tmp_path: Path, seed: int) -> None:
-    """Kill builds at random moments of their whole length, some stores several times, until `kills` died."""
+def assert_kills_lose_nothing(kills: int, tree: Path, reference: dict[str, bytes], tmp_path: Path, seed: int) -> None:
+    """Kill `kills` builds at random moments, some stores several times, and check the resumed stores."""
     started = time.perf_counter()
     subprocess.run(command(tree, tmp_path / "timed", "--workers", "1"), check=True)
     within, rng, died = time.perf_counter() - started, random.Random(seed), 0
     for number in itertools.count():
         out = tmp_path / f"store{number}"
-        died += killed_builds(tree, out, min(5, kills - died), within, rng)
+        died += kill_builds(tree, out, min(5, kills - died), within, rng)
         if not (out / "store.json").exists():
             with pytest.raises(StoreError):
                 open_store(out)
         if not (out / "store.json").exists() or (out / ".build").exists():
             subprocess.run(command(tree, out), check=True)
-        assert tree_bytes(out) == undisturbed
+        assert tree_bytes(out) == reference
         if died == kills:
             return
 
 
-def test_kill_9_at_any_moment_loses_nothing(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
-    assert_kills_lose_nothing(3, tree, undisturbed, tmp_path, seed=0)
+def test_kill_9_at_any_moment_loses_nothing(tree: Path, reference: dict[str, bytes], tmp_path: Path) -> None:
+    assert_kills_lose_nothing(3, tree, reference, tmp_path, seed=0)
 
 
 @pytest.mark.long
-def test_thirty_kills_lose_nothing(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
-    assert_kills_lose_nothing(30, tree, undisturbed, tmp_path, seed=100)
+def test_thirty_kills_lose_nothing(tree: Path, reference: dict[str, bytes], tmp_path: Path) -> None:
+    assert_kills_lose_nothing(30, tree, reference, tmp_path, seed=100)
 
 
-def worked(tree: Path, out: Path) -> Plan:
-    """Plan a store and do all of its blocks; it is not finished."""
+def decode_all(tree: Path, out: Path) -> Plan:
+    """Plan a store and decode all of its blocks, without finishing it."""
     plan = make_plan(open_imagenet(tree), out, Recipe(**LARGE_ROWS))
     work(out, Work(max_bad="2"))
     return plan
 
 
-def test_finish_killed_after_manifest_is_completed(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+def test_finish_killed_after_manifest_is_completed(tree: Path, reference: dict[str, bytes], tmp_path: Path) -> None:
     out = tmp_path / "store"
-    plan = worked(tree, out)
+    plan = decode_all(tree, out)
     kept = tree_bytes(out / ".build")
     finish(out, ALL)
-    for name, data in kept.items():  # as if the kill came right after store.json: shards uncut, .build there
+    for name, data in kept.items():  # as after a kill right after store.json: shards not cut, .build not removed
         path = out / ".build" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
@@ -187,39 +185,39 @@ def test_finish_killed_after_manifest_is_completed(tree: Path, undisturbed: dict
         shard.write(b"x" * plan.recipe.row_bytes)
     (out / "images-00007.npy").write_bytes(b"left over")
     finish(out, ALL)
-    assert tree_bytes(out) == undisturbed
+    assert tree_bytes(out) == reference
 
 
-def test_concurrent_finishes_make_one_store(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+def test_concurrent_finishes_make_one_store(tree: Path, reference: dict[str, bytes], tmp_path: Path) -> None:
     for attempt in range(3):
         out = tmp_path / f"store{attempt}"
-        worked(tree, out)
+        decode_all(tree, out)
         command_ = [sys.executable, "-m", "decodeonce.cli", "finish", str(out), "--max-bad", "2"]
         finishes = [subprocess.Popen(command_) for _ in range(3)]
         assert [process.wait() for process in finishes] == [0, 0, 0]
-        assert tree_bytes(out) == undisturbed
+        assert tree_bytes(out) == reference
 
 
 def test_block_written_again_after_finish_changes_no_row(
-    tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
+    tree: Path, reference: dict[str, bytes], tmp_path: Path
 ) -> None:
     from decodeonce.prep.build.worker import BlockDecoder, BlockWriter
     from decodeonce.prep.processes.heartbeat import Heartbeat
     from decodeonce.store.shard_file import page_aligned_buffer
 
     out = tmp_path / "store"
-    plan = worked(tree, out)
+    plan = decode_all(tree, out)
     decoder = BlockDecoder(plan, Heartbeat(Heartbeat.new_fd()), fail_on_bad=False)
     journal = Journal(plan.paths.journals, 0, 1)
     writer = BlockWriter(plan, journal)
-    exists = StorePaths(out).plan
+    plan_file = StorePaths(out).plan
     late = {}
     for index in range(len(plan.blocks)):
         buffer = page_aligned_buffer(plan.recipe.row_bytes)
         late[index] = (decoder.decode(plan.blocks[index], {}, buffer), buffer)
     finish(out, ALL)
-    exists.parent.mkdir()
-    exists.touch()  # the race: the task looked for the plan just before finish removed it
+    plan_file.parent.mkdir()
+    plan_file.touch()  # the race: the task checked for the plan just before finish removed it
     journal.path.parent.mkdir()
     journal.path.touch()
     for index, (record, buffer) in late.items():
@@ -227,22 +225,22 @@ def test_block_written_again_after_finish_changes_no_row(
             with pytest.raises(Stopped, match="another process finished the build"):
                 writer.write(plan.blocks[index], 0, record, buffer)
     assert verify_store(out).ok
-    assert {name: data for name, data in tree_bytes(out).items() if ".build" not in name} == undisturbed
+    assert {name: data for name, data in tree_bytes(out).items() if ".build" not in name} == reference
 
 
 def test_second_of_two_concurrent_plans_finds_the_first(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, source, recipe = tmp_path / "store", open_imagenet(tree), Recipe(**LARGE_ROWS)
-    build_module = sys.modules["decodeonce.prep.build.make_plan"]  # the package has the function by that name
+    build_module = sys.modules["decodeonce.prep.build.make_plan"]  # as an attribute, this name is the function
     write, plans = vars(build_module)["write_plan"], ThreadPoolExecutor(2)
     later: list[Future[Plan]] = []
 
     def write_while_another_plans(*arguments: Any) -> Any:
-        assert not later, "both plan"
+        assert not later, "both processes plan"
         later.append(plans.submit(make_plan, source, out, recipe))
         while not re.search(rf"-> FLOCK .* {os.getpid()} ", Path("/proc/locks").read_text()):
-            assert not later[0].done(), "it did not wait"
+            assert not later[0].done(), "the second plan did not wait"
         return write(*arguments)
 
     monkeypatch.setattr(build_module, "write_plan", write_while_another_plans)
@@ -251,9 +249,9 @@ def test_second_of_two_concurrent_plans_finds_the_first(
     plans.shutdown()
 
 
-def test_block_with_contradicting_journals_is_redone(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+def test_block_with_contradicting_journals_is_redone(tree: Path, reference: dict[str, bytes], tmp_path: Path) -> None:
     out = tmp_path / "store"
-    worked(tree, out)
+    decode_all(tree, out)
     journals = Journals(StorePaths(out).journals)
     record = journals.record(4)
     Journal(StorePaths(out).journals, 9, 10).append(BlockRecord(**{**vars(record), "checksums": "f" * 16}), 0)
@@ -261,11 +259,11 @@ def test_block_with_contradicting_journals_is_redone(tree: Path, undisturbed: di
         finish(out, ALL)
     work(out, Work(max_bad="2"))
     finish(out, ALL)
-    assert tree_bytes(out) == undisturbed
+    assert tree_bytes(out) == reference
 
 
 def test_too_many_rejects_fail_and_higher_limit_resumes(
-    tree: Path, undisturbed: dict[str, bytes], tmp_path: Path
+    tree: Path, reference: dict[str, bytes], tmp_path: Path
 ) -> None:
     out = tmp_path / "store"
     source, recipe = open_imagenet(tree), Recipe(**LARGE_ROWS)
@@ -276,7 +274,7 @@ def test_too_many_rejects_fail_and_higher_limit_resumes(
     with pytest.raises(BuildError, match=r"--max-bad 1 allows 1"):
         build(source, out, recipe, Work(workers=1, max_bad="1"))
     build(source, out, recipe, Work(workers=1, max_bad="15%"))
-    assert tree_bytes(out) == undisturbed
+    assert tree_bytes(out) == reference
 
 
 def test_on_bad_fail_names_first_reject(tree: Path, tmp_path: Path) -> None:
@@ -308,7 +306,7 @@ def test_store_with_leftover_build_folder_belongs_to_its_build(tree: Path, tmp_p
 def test_plan_time_rejects_count_and_are_listed(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
     (tree / "train/n00000001/gone.JPEG").symlink_to("nowhere")
-    with pytest.raises(BuildError, match="1 of 16 pictures are rejects"):
+    with pytest.raises(BuildError, match="1 of 16 images are rejects"):
         build(open_imagenet(tree), tmp_path / "store", Recipe(height=8, width=8), Work(max_bad="0"))
     build(open_imagenet(tree), tmp_path / "store", Recipe(height=8, width=8), Work(max_bad="1"))
     (reject,) = read_rejects(tmp_path / "store/rejects.tsv")
@@ -319,13 +317,13 @@ def test_plan_time_rejects_count_and_are_listed(tmp_path: Path) -> None:
 def test_source_of_rejects_only_makes_no_store(tmp_path: Path) -> None:
     (tmp_path / "src/train/n0").mkdir(parents=True)
     (tmp_path / "src/train/n0/a.JPEG").write_bytes(b"nothing")
-    with pytest.raises(BuildError, match="every picture is a reject"):
+    with pytest.raises(BuildError, match="every image was rejected or left out"):
         build(open_imagenet(tmp_path / "src"), tmp_path / "store", Recipe(), Work(max_bad="100%"))
 
 
 def test_empty_source_is_an_error_before_anything_is_written(tmp_path: Path) -> None:
     (tmp_path / "src/train/n0").mkdir(parents=True)
-    with pytest.raises(BuildError, match="no picture in it"):
+    with pytest.raises(BuildError, match="no images found"):
         build(open_imagenet(tmp_path / "src"), tmp_path / "store", Recipe())
     assert not (tmp_path / "store").exists()
 
@@ -333,12 +331,12 @@ def test_empty_source_is_an_error_before_anything_is_written(tmp_path: Path) -> 
 def test_finished_store_and_foreign_folder_stay_unchanged(tree: Path, tmp_path: Path) -> None:
     source, recipe = open_imagenet(tree), Recipe(height=8, width=8)
     build(source, tmp_path / "store", recipe, Work(max_bad="2"))
-    with pytest.raises(BuildError, match=r"a finished store is here already, .*: height is 9, the store says 8"):
+    with pytest.raises(BuildError, match="already holds a different finished store: height is 9, the store says 8"):
         build(source, tmp_path / "store", Recipe(height=9, width=8), Work(max_bad="2"))
-    work(tmp_path / "store")  # a task that is requeued after finish has nothing to do
+    work(tmp_path / "store")  # a requeued task has nothing to do after finish
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign/thesis.tex").touch()
-    with pytest.raises(BuildError, match=r"no unfinished build: thesis.tex is in it"):
+    with pytest.raises(BuildError, match=r"not an unfinished build: it contains thesis\.tex"):
         build(source, tmp_path / "foreign", recipe, Work(max_bad="2"))
 
 
@@ -355,22 +353,22 @@ def test_too_little_space_is_reported_before_decoding(tree: Path, tmp_path: Path
         make_plan(source, tmp_path / "store", big)
 
 
-def test_full_disk_is_an_error_and_build_resumes(tree: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+def test_full_disk_is_an_error_and_build_resumes(tree: Path, reference: dict[str, bytes], tmp_path: Path) -> None:
     with disks.small_disk(tmp_path, "64m") as disk:
         out = disk / "store"
         make_plan(open_imagenet(tree), out, Recipe(**LARGE_ROWS))
-        for path in out.glob("images-*"):  # give the reservation back, as a file system without fallocate would
+        for path in out.glob("images-*"):  # undo the reservation, as on a file system without fallocate
             size = path.stat().st_size
             os.truncate(path, 0)
             os.truncate(path, size)
-        hog = disk / "hog"
-        hog.write_bytes(bytes(44 << 20))
+        filler = disk / "filler"
+        filler.write_bytes(bytes(44 << 20))
         with pytest.raises(BuildError, match=r"No space left on device.*make room"):
             work(out, Work(workers=2, max_bad="2"))
-        hog.unlink()
+        filler.unlink()
         work(out, Work(workers=2, max_bad="2"))
         finish(out, ALL)
-        assert tree_bytes(out) == undisturbed
+        assert tree_bytes(out) == reference
 
 
 def test_killed_finish_rejects_another_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,7 +382,7 @@ def test_killed_finish_rejects_another_source(tmp_path: Path, monkeypatch: pytes
         patched.setattr(sys.modules["decodeonce.prep.build.finish"], "trim_shards", killed)
         with pytest.raises(KeyboardInterrupt):
             build(open_imagenet(one), out, recipe, Work(workers=1))
-    with pytest.raises(BuildError, match=r"a finished store is here already"):
+    with pytest.raises(BuildError, match="already holds a different finished store"):
         build(open_imagenet(other), out, recipe, Work(workers=1))
     manifest = build(open_imagenet(one), out, recipe, Work(workers=1))
     assert not (out / ".build").exists()

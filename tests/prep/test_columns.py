@@ -1,4 +1,4 @@
-"""Columns of numbers that a source has: each row gets the values of its own image, whatever is rejected or shuffled."""
+"""Numeric columns of a source: each row has the values of its own image, also with rejects and shuffling."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from tests.forms.parquet import images as parquet_images
 from tests.forms.parquet import write_table
 from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg, tree_bytes
-from tests.prep.building import built
+from tests.prep.building import build_in_process
 
 COUNT = 12
-BAD = 3  # decodes to nothing
+BAD = 3  # cannot be decoded
 NAMES = ["score", "ids", "rank"]
-# Rows of 3 KiB, four a block and a shard.
+# Rows of 3 KiB, four per block, one block per shard.
 RECIPE = Recipe(height=32, width=32, shard_size=DATA_OFFSET + 4 * 3072, shuffle_seed=5)
 
 
 def values_of(number: int) -> dict[str, Any]:
-    """What the sample `number` has; the first score is whole."""
+    """Return the values of the sample `number`; the first score is a whole number."""
     return {"score": number / 4, "ids": [number, -number, 2**40 + number], "rank": 100 - number}
 
 
@@ -54,7 +54,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_images(root: Path) -> Path:
-    """0.jpg and so on, below root/images."""
+    """Write 0.jpg, 1.jpg and so on below root/images."""
     for number, data in enumerate(DATA):
         path = root / f"images/{number % 2}/{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ def write_images(root: Path) -> Path:
 
 
 def write_csv(file: Path, rows: Sequence[Sequence[object]]) -> Path:
-    """A list as pandas writes one: lists of numbers are quoted fields in brackets."""
+    """Write a list as pandas does: lists of numbers are quoted fields in brackets."""
     text = io.StringIO(newline="")
     csv.writer(text).writerows(rows)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def write_csv(file: Path, rows: Sequence[Sequence[object]]) -> Path:
 def as_list(root: Path, column: list[str]) -> Source:
     top = write_images(root)
     rows = [[number % 2, *values_of(number).values(), f"{number % 2}/{number}.jpg"] for number in range(COUNT)]
-    missing = [0, *values_of(99).values(), "0/gone.jpg"]  # one that cannot be a row has values, too
+    missing = [0, *values_of(99).values(), "0/gone.jpg"]  # a plan-time reject with values
     rows.insert(5, missing)
     return open_list(write_csv(top / "list.csv", [["label", *NAMES, "path"], *rows]), column=column)
 
@@ -90,14 +90,14 @@ def as_webdataset(root: Path, column: list[str], name: str = "a.tar") -> Source:
 
 
 def as_parquet(root: Path, column: list[str]) -> Source:
-    pictures: list[tuple[bytes | None, str | None] | None] = [(d, f"{n}.jpg") for n, d in enumerate(DATA)]
+    images: list[tuple[bytes | None, str | None] | None] = [(d, f"{n}.jpg") for n, d in enumerate(DATA)]
     labels = [number % 2 for number in range(COUNT)]
     given = [values_of(number) for number in range(COUNT)]
-    pictures.insert(5, None)
+    images.insert(5, None)
     labels.insert(5, 0)
     given.insert(5, {"score": None, "ids": None, "rank": None})
     columns = {name: pa.array([some[name] for some in given]) for name in NAMES}
-    table = {"image": parquet_images(pictures), "label": pa.array(labels), "caption": pa.array(["x"] * 13), **columns}
+    table = {"image": parquet_images(images), "label": pa.array(labels), "caption": pa.array(["x"] * 13), **columns}
     return open_parquet(write_table(root / "a.parquet", table), column=column)
 
 
@@ -110,7 +110,7 @@ MAKERS: dict[str, Callable[[Path, list[str]], Source]] = {
 
 
 def check_values(store: Store, count: int = COUNT - 1) -> None:
-    """Each row has the values of its own image."""
+    """Check that each row has the values of its own image."""
     assert verify_store(store.paths.root).ok
     assert len(store) == count
     columns = store.columns
@@ -126,23 +126,23 @@ def check_values(store: Store, count: int = COUNT - 1) -> None:
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_every_row_has_the_values_of_its_own_image(kind: str, tmp_path: Path) -> None:
-    store = open_store(built(MAKERS[kind](tmp_path, NAMES), tmp_path / "out", RECIPE))
+    store = open_store(build_in_process(MAKERS[kind](tmp_path, NAMES), tmp_path / "out", RECIPE))
     check_values(store)
     assert store.manifest.recipe["columns"] == NAMES
     assert [column.name for column in store.manifest.columns] == NAMES
 
 
 def test_number_of_workers_changes_no_byte_and_killed_finish_is_completed(tmp_path: Path) -> None:
-    in_process = built(as_list(tmp_path, NAMES), tmp_path / "one", RECIPE)
+    in_process = build_in_process(as_list(tmp_path, NAMES), tmp_path / "one", RECIPE)
     source, out = as_list(tmp_path, NAMES), tmp_path / "two"
     make_plan(source, out, RECIPE)
-    (out / "ids.npy").write_bytes(b"half of")  # as a finish that was killed leaves it
+    (out / "ids.npy").write_bytes(b"half of")  # as a killed finish leaves it
     build(source, out, RECIPE, Work(workers=2, max_bad="5"))
     assert tree_bytes(out) == tree_bytes(in_process)
 
 
 def test_store_without_columns_does_not_mention_them(tmp_path: Path) -> None:
-    store = open_store(built(as_list(tmp_path, []), tmp_path / "out", RECIPE))
+    store = open_store(build_in_process(as_list(tmp_path, []), tmp_path / "out", RECIPE))
     assert "columns" not in store.manifest.recipe
     assert store.manifest.columns == ()
 
@@ -167,7 +167,7 @@ def test_column_dtype_follows_from_numbers(given: list[Any], dtype: str, tmp_pat
     top = write_images(tmp_path)
     rows: list[list[Any]] = [["path", "x"], *([f"0/{2 * number}.jpg", value] for number, value in enumerate(given))]
     source = open_list(write_csv(top / "list.csv", rows), column=["x"])
-    store = open_store(built(source, tmp_path / "out", Recipe(height=8, width=8, shuffle_seed=None)))
+    store = open_store(build_in_process(source, tmp_path / "out", Recipe(height=8, width=8, shuffle_seed=None)))
     wanted = [json.loads(value) if isinstance(value, str) else value for value in given]
     np.testing.assert_array_equal(store.columns["x"], np.array(wanted).astype(dtype))
     assert store.columns["x"].dtype.str == dtype
@@ -177,7 +177,7 @@ NUMBER = "expected a number, or a list of numbers as [1, 2]"
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ([1, ""], r"list.csv: line 3: column 'x': found nothing, expected a number, as in the first row"),
         ([1, "a cat"], r"line 3: column 'x': found 'a cat', expected a number, .*text: store its token ids"),
@@ -196,15 +196,15 @@ NUMBER = "expected a number, or a list of numbers as [1, 2]"
         (["[" * 9000], r"line 2: column 'x': found '\[\[\["),
     ],
 )
-def test_non_numbers_are_reported_with_file_and_line(given: list[Any], told: str, tmp_path: Path) -> None:
+def test_non_numbers_are_reported_with_file_and_line(given: list[Any], message: str, tmp_path: Path) -> None:
     top = write_images(tmp_path)
     rows: list[list[Any]] = [["path", "x"], *([f"0/{2 * number}.jpg", value] for number, value in enumerate(given))]
-    with pytest.raises(BuildError, match=told):
+    with pytest.raises(BuildError, match=message):
         list(open_list(write_csv(top / "list.csv", rows), column=["x"]).entries())
 
 
 @pytest.mark.parametrize(
-    ("header", "column", "told"),
+    ("header", "column", "message"),
     [
         (None, ["x"], "list.csv: no header line, which --column x needs"),
         (["path", "x"], ["y"], "list.csv: --column y: no column of this name, expected one of path, x"),
@@ -216,13 +216,13 @@ def test_non_numbers_are_reported_with_file_and_line(given: list[Any], told: str
     ],
 )
 def test_missing_list_column_is_reported(
-    header: list[str] | None, column: list[str], told: str, tmp_path: Path
+    header: list[str] | None, column: list[str], message: str, tmp_path: Path
 ) -> None:
     rows: list[list[Any]] = [header or ["0/0.jpg", 1], ["0/2.jpg", *[1] * (len(header or "12") - 1)]]
     file = write_csv(write_images(tmp_path) / "list.csv", rows)
     with pytest.raises(BuildError) as caught:
         list(open_list(file, column=column).entries())
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_list_with_columns_but_no_label_uses_folders_as_classes(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_list_with_columns_but_no_label_uses_folders_as_classes(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("parts", "told"),
+    ("parts", "message"),
     [
         (
             {"json": {"label": 1}},
@@ -245,11 +245,11 @@ def test_list_with_columns_but_no_label_uses_folders_as_classes(tmp_path: Path) 
         ({"cls": 1, "json": {"x": {"y": 1}}}, "a.tar: k.jpg: column 'x': found {'y': 1}"),
     ],
 )
-def test_missing_webdataset_value_is_reported(parts: dict[str, object], told: str, tmp_path: Path) -> None:
+def test_missing_webdataset_value_is_reported(parts: dict[str, object], message: str, tmp_path: Path) -> None:
     files = [*sample("j", DATA[0], cls=0, json={"x": 1}), *sample("k", DATA[0], **parts)]
     with pytest.raises(BuildError) as caught:
         list(open_webdataset(str(write_tar(tmp_path / "a.tar", files)), column=["x"]).entries())
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_webdataset_sample_without_label_needs_no_value(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_webdataset_sample_without_label_needs_no_value(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "told"),
+    ("column", "message"),
     [
         (pa.array(["a", "b"]), "--column x is string, expected integers, floats or booleans, or lists of these; for"),
         (pa.array([[[1]], [[2]]]), "--column x is list<"),
@@ -273,12 +273,12 @@ def test_webdataset_sample_without_label_needs_no_value(tmp_path: Path) -> None:
         (None, "--column x is not there; there are image (struct"),
     ],
 )
-def test_unsupported_parquet_columns_are_reported(column: Any, told: str, tmp_path: Path) -> None:
+def test_unsupported_parquet_columns_are_reported(column: Any, message: str, tmp_path: Path) -> None:
     table = {"image": parquet_images([(DATA[0], None)] * 2), "label": pa.array([0, 1])}
     file = write_table(tmp_path / "a.parquet", table if column is None else {**table, "x": column})
     with pytest.raises(BuildError) as caught:
         list(open_parquet(file, column=["x"]).entries())
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_unsupported_parquet_columns_are_reported(column: Any, told: str, tmp_pa
 def test_lists_of_any_arrow_type_are_kept(column: Any, tmp_path: Path) -> None:
     table = {"image": parquet_images([(DATA[0], None)] * 2), "label": pa.array([0, 1]), "x": column}
     source = open_parquet(write_table(tmp_path / "a.parquet", table, group=1), column=["x"])
-    store = open_store(built(source, tmp_path / "out", RECIPE))
+    store = open_store(build_in_process(source, tmp_path / "out", RECIPE))
     rows = [int(line.source.split("/")[1]) for line in store.samples]
     wanted = np.array([column.to_pylist()[row] for row in rows])
     np.testing.assert_array_equal(store.columns["x"], wanted.astype(store.columns["x"].dtype))
@@ -311,10 +311,11 @@ def test_different_columns_are_a_different_recipe(kind: str, tmp_path: Path) -> 
     out, (file, opener) = tmp_path / "out", OPENERS[kind]
     make_plan(MAKERS[kind](tmp_path, NAMES), out, RECIPE)
     same, other = (opener(str(tmp_path / file), column=names) for names in (NAMES, ["rank"]))
-    with pytest.raises(BuildError, match="planned with the columns score, ids, rank, this asks for rank; give the"):
+    asked = "planned with the columns score, ids, rank, but this command asks for rank; pass the plan's"
+    with pytest.raises(BuildError, match=asked):
         make_plan(other, out, RECIPE)
     assert make_plan(same, out, RECIPE).count == COUNT
-    built(same, out, RECIPE)
+    build_in_process(same, out, RECIPE)
     with pytest.raises(BuildError, match=r"columns is \['rank'\], the store says \['score', 'ids', 'rank'\]"):
         build(other, out, RECIPE)
     build(same, out, RECIPE)  # finished already
@@ -325,7 +326,7 @@ def test_different_values_are_a_different_source(tmp_path: Path) -> None:
     make_plan(source, out, RECIPE)
     file = tmp_path / "images/list.csv"
     file.write_text(file.read_text().replace("0.25", "0.26"))
-    with pytest.raises(BuildError, match="the same pictures under other classes, with other boxes or values"):
+    with pytest.raises(BuildError, match="the same images with other classes, boxes, values"):
         make_plan(open_list(file, column=NAMES), out, RECIPE)
 
 
@@ -346,19 +347,21 @@ def test_every_box_of_an_image_has_its_values(tmp_path: Path) -> None:
     for number in range(COUNT):
         (tmp_path / f"boxes/{number}.xml").write_text(XML.format("0"))
     per_object = BoxedSource(source, tmp_path / "boxes", BoxRules())
-    store = open_store(built(per_object, tmp_path / "objects", Recipe(**{**vars(RECIPE), "boxes": BoxRules()})))
+    store = open_store(
+        build_in_process(per_object, tmp_path / "objects", Recipe(**{**vars(RECIPE), "boxes": BoxRules()}))
+    )
     objects = len(store) // (COUNT - 1)
     check_values(store, objects * (COUNT - 1))
     kept = BoxRules(keep=2)
     beside = BoxedSource(source, tmp_path / "boxes", kept)
-    store = open_store(built(beside, tmp_path / "beside", Recipe(**{**vars(RECIPE), "boxes": kept})))
+    store = open_store(build_in_process(beside, tmp_path / "beside", Recipe(**{**vars(RECIPE), "boxes": kept})))
     check_values(store)
     assert {"boxes", "box_count"} <= store.columns.keys()
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    return built(as_list(tmp_path, NAMES), tmp_path / "out", RECIPE)
+    return build_in_process(as_list(tmp_path, NAMES), tmp_path / "out", RECIPE)
 
 
 def test_conversions_keep_columns(store: Path, tmp_path: Path) -> None:
@@ -366,7 +369,7 @@ def test_conversions_keep_columns(store: Path, tmp_path: Path) -> None:
 
     def converted(name: str, stores: list[Path], conversion: Conversion) -> Path:
         source, recipe = open_conversion(stores, tmp_path / name, conversion)
-        return built(source, tmp_path / name, recipe)
+        return build_in_process(source, tmp_path / name, recipe)
 
     small = converted("small", [store], Conversion(size=(16, 16), shuffle_seed=1, container="hdf5"))
     check_values(open_store(small))
@@ -374,7 +377,7 @@ def test_conversions_keep_columns(store: Path, tmp_path: Path) -> None:
     zeros = converted("zeros", [store], Conversion(selection=selection, sort="source"))
     check_values(open_store(zeros), 6)
     check_values(open_store(converted("joined", [store, zeros], Conversion())), COUNT - 1 + 6)
-    other = built(as_list(tmp_path / "other", ["rank"]), tmp_path / "other/out", RECIPE)
+    other = build_in_process(as_list(tmp_path / "other", ["rank"]), tmp_path / "other/out", RECIPE)
     with pytest.raises(BuildError, match=r"stores to be joined need the same columns"):
         converted("refused", [store, other], Conversion())
 
@@ -384,7 +387,7 @@ def test_parts_and_exports_have_columns(store: Path, tmp_path: Path) -> None:
     part = open_store(tmp_path / "part")
     assert part.columns["rank"].tolist() == open_store(store).columns["rank"].tolist()
     export_store(open_store(store), tmp_path / "tars", ExportSettings(form="webdataset"))
-    again = built(open_webdataset(tmp_path / "tars", column=NAMES), tmp_path / "again", RECIPE)
+    again = build_in_process(open_webdataset(tmp_path / "tars", column=NAMES), tmp_path / "again", RECIPE)
     found, first = open_store(again), open_store(store)
     for row, line in enumerate(found.samples):
         number = int(Path(line.source).stem)
@@ -401,9 +404,9 @@ def test_rows_and_lost_column_are_repaired(store: Path, tmp_path: Path) -> None:
     (store / "ids.npy").unlink()
     report = verify_store(store)
     assert report.bad_files == ["ids.npy"]
-    told = repair_store(store, str(tmp_path / "images")).unrepaired
-    assert len(told) == 1
-    assert "ids.npy: damaged; " in told[0]
+    unrepaired = repair_store(store, str(tmp_path / "images")).unrepaired
+    assert len(unrepaired) == 1
+    assert "ids.npy: damaged; " in unrepaired[0]
     assert repair_store(store, str(tmp_path / "copy")).ok
     assert tree_bytes(store) == before
 

@@ -1,4 +1,4 @@
-"""Rows against Pillow alone; odd and broken pictures are in test_unusual_images.py."""
+"""Compare rows with Pillow. Unusual and broken images are in test_unusual_images.py."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ def test_pad_resizes_inside_black(width: int, height: int) -> None:
 def test_scaled_decode_keeps_at_least_twice_the_size() -> None:
     data = jpeg(1000, 800)
     decoder = Decoder(Recipe(height=32, width=32, scaled_decode=True))
-    picture_ = decoder.decode(data)
-    assert picture_.image.size == (125, 100)
-    assert (picture_.width, picture_.height) == (1000, 800)
+    decoded = decoder.decode(data)
+    assert decoded.image.size == (125, 100)
+    assert (decoded.width, decoded.height) == (1000, 800)
     error = np.abs(pixels(decoder.row(data, entry())).astype(int) - reference_row(data, 32, 32))
     assert 0 < error.max()
     assert error.mean() < 4
@@ -109,6 +109,6 @@ def test_scaled_decode_keeps_twice_the_size_of_rotated_images_and_boxes(turn: in
     data = jpeg(1600, 400, exif=exif)
     decoder = Decoder(Recipe(height=32, width=96, scaled_decode=True, exif="apply"))
     image = decoder.decode(data).image
-    assert image.size in ((400, 100), (200, 800))  # shown to be 1600x400 or 400x1600, for a row 96 wide
+    assert image.size in ((400, 100), (200, 800))  # upright it is 1600x400 or 400x1600; the row is 96 wide
     width, height = decoder.decode(data, (0.5, 0.5, 0.75, 1.0)).image.size
     assert min(width / 96, height / 32) >= 2

@@ -1,4 +1,4 @@
-"""What finish writes of every row, beside the plain way to say it: rejects leave holes, rows of the tail fill them."""
+"""Check every row that finish writes: rejects leave holes, which rows from the end of the store fill."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from decodeonce.store import ImageClass, StorePaths, disk, open_store, verify_st
 from decodeonce.store.hashing import row_checksum
 
 COUNT = 400
-RECIPE = Recipe(height=64, width=64, shuffle_seed=0, shard_size=2 << 20)  # blocks of 85 rows, two a shard
+RECIPE = Recipe(height=64, width=64, shuffle_seed=0, shard_size=2 << 20)  # blocks of 85 rows, two per shard
 
 
 class _Listed(Source):
-    """A source of names only, some of them hostile."""
+    """A source of names only, some with special characters."""
 
     kind = "folder"
 
@@ -45,8 +45,8 @@ class _Listed(Source):
         raise AssertionError("only listed")
 
 
-def worked(out: Path, rejects: set[int]) -> Plan:
-    """A planned store whose rows hold their planned number, but for the rejects."""
+def decode_all(out: Path, rejects: set[int]) -> Plan:
+    """Make a plan and write all blocks; each row holds its planned number, except for the rejects."""
     source, paths = _Listed(Path("/nowhere")), StorePaths(out)
     paths.journals.mkdir(parents=True)
     listing = scan(source)
@@ -74,7 +74,7 @@ def pixels(row: int, size: int) -> bytes:
 @given(st.sets(st.integers(0, COUNT - 1), max_size=60) | st.just(set(range(200, COUNT))))
 def test_every_row_matches_plan_and_journal(tmp_path_factory: pytest.TempPathFactory, rejects: set[int]) -> None:
     out = tmp_path_factory.mktemp("finish") / "store"
-    plan = worked(out, rejects)
+    plan = decode_all(out, rejects)
     entries = plan.entries(0, COUNT)
     kept = COUNT - len(rejects)
     tails = iter([row for row in range(kept, COUNT) if row not in rejects])
@@ -102,7 +102,7 @@ def test_every_row_matches_plan_and_journal(tmp_path_factory: pytest.TempPathFac
 
 
 def test_finish_does_not_read_files_replaced_by_another_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a network file system the files of another finish make this one's own unreadable for a second."""
+    """On a network file system, files replaced by another finish are unreadable for a second."""
     real = disk.replace
 
     def replace(source: Path, dest: Path) -> None:
@@ -112,7 +112,7 @@ def test_finish_does_not_read_files_replaced_by_another_finish(tmp_path: Path, m
 
     whole, out = tmp_path / "whole", tmp_path / "store"
     for folder in (whole, out):
-        worked(folder, {3, 7})
+        decode_all(folder, {3, 7})
     expected = finish(whole, Allowance.parse("2"))
     monkeypatch.setattr(disk, "replace", replace)
     assert finish(out, Allowance.parse("2")) == expected

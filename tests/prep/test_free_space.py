@@ -1,4 +1,4 @@
-"""What storage offers: real file systems, and the tools of those that are not at hand."""
+"""Free space and quotas, on real file systems and with fake tools for Lustre and quotas."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Tool = Callable[..., None]
 
 @pytest.fixture
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
-    """Puts a stand-in of a program on the path, which prints the text given for its arguments, by a pattern of sh."""
+    """Install fake programs on the path; each prints the text of the first shell pattern that its arguments match."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
@@ -65,7 +65,7 @@ def test_find_storage_on_real_file_system(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("storage", "told"),
+    ("storage", "message"),
     [
         (Storage(Path("/d"), None, 10**9 - 1, None, ()), r"/d/out: 1.00 GB free, 1.00 GB needed for 7 rows; make room"),
         (Storage(Path("/d"), None, 4096, None, ()), r"/d/out: 4.10 KB free, 1.00 GB needed for 7 rows; make room"),
@@ -74,8 +74,8 @@ def test_find_storage_on_real_file_system(tmp_path: Path) -> None:
         (Storage(Path("/d"), None, 10**12, None, (Quota("group 5", None, 3),)), r"3 more files .* quota of group 5"),
     ],
 )
-def test_too_little_space_is_an_error(storage: Storage, told: str) -> None:
-    with pytest.raises(BuildError, match=told):
+def test_too_little_space_is_an_error(storage: Storage, message: str) -> None:
+    with pytest.raises(BuildError, match=message):
         check_free_space(Path("/d/out"), storage, Need(7, 10**9, 20))
 
 
@@ -130,10 +130,9 @@ def test_hanging_tool_times_out(tool: Tool, tmp_path: Path, monkeypatch: pytest.
 def test_disk_and_each_quota_are_described_as_enough_or_not(tmp_path: Path) -> None:
     quotas = (Quota("user 7", 100, None), Quota("group 8", 2000, 5), Quota("project 9", None, 20))
     storage = Storage(tmp_path, None, 2000, None, quotas)
-    told = [sentence.rpartition(": ")[2] for sentence in describe_free_space(storage, Need(10, 1000, 12))]
-    assert told == ["enough", "not enough, 1.00 KB needed", "not enough, 12 files needed", "enough"]
+    endings = [line.rpartition(": ")[2] for line in describe_free_space(storage, Need(10, 1000, 12))]
+    assert endings == ["enough", "not enough, 1.00 KB needed", "not enough, 12 files needed", "enough"]
     both = Storage(tmp_path, None, 1, 1, ())
     assert describe_free_space(both, Need(10, 1000, 12))[0].endswith(": not enough, 1.00 KB and 12 files needed")
-    assert [told.rpartition(": ")[0] for told in describe_free_space(storage, Need(1, 1, 1))] == describe_storage(
-        storage
-    )
+    lines = describe_free_space(storage, Need(1, 1, 1))
+    assert [line.rpartition(": ")[0] for line in lines] == describe_storage(storage)

@@ -1,4 +1,4 @@
-"""Journals: what is believed of them, and what is not."""
+"""Journals: which lines are read, ignored and resolved."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_only_chosen_journals_are_read(tmp_path: Path) -> None:
     for task in range(3):
         write(tmp_path, (BlockRecord(task), 0), task=task, tasks=3)
     write(tmp_path, (BlockRecord(7), 0), task=0, tasks=1)
-    (tmp_path / "3of4-unfinished.tmp").write_bytes(b"somebody's")
+    (tmp_path / "3of4-unfinished.tmp").write_bytes(b"not a journal")
     assert Journals(tmp_path).blocks() == [0, 1, 2, 7]
     assert Journals(tmp_path, lambda task, tasks: tasks == 1 or task == 2).blocks() == [2, 7]
 
@@ -97,7 +97,7 @@ def test_contradicting_records_are_redone(tmp_path: Path) -> None:
 def test_number_of_open_journals_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "OPEN_FILES", 3)
     records = [BlockRecord(block, checksums=f"{block}") for block in range(35)]
-    for first in range(7):  # as seven workers of a task would, in turn
+    for first in range(7):  # like seven workers that take turns
         write(tmp_path, *((record, 0) for record in records[first::7]))
     journals = Journals(tmp_path)
     before, opened = len(os.listdir("/proc/self/fd")), set()

@@ -1,4 +1,4 @@
-"""The sums behind a store's mean and standard deviation: exact, and of nothing but the rows."""
+"""The sums behind a store's mean and standard deviation: they are exact and depend only on the rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.images import make_tree
 @pytest.mark.parametrize("height", [1, 31, 32, 63, 64, 95, 256, 1000])
 def test_sums_are_exact_at_every_height(height: int) -> None:
     rows = np.random.default_rng(height).integers(0, 256, (5, height, 7, 3), np.uint8)
-    rows[0] = 255  # the largest sum there can be
+    rows[0] = 255  # the largest possible sum
     sums, step = PixelSums((height, 7, 3)), max(1, height // 32)
     expected = []
     for row, checksum in zip(rows, [0, 1, 2, 5, 2**64 - 1], strict=True):
@@ -40,7 +40,7 @@ def test_every_line_is_summed_for_some_checksum() -> None:
 
 
 def test_mean_and_std_match_rows_and_checksums(tmp_path: Path) -> None:
-    """What docs/format.md says of them, computed with NumPy from the finished store."""
+    """Compute both with NumPy from the finished store, as docs/format.md defines them."""
     make_tree(tmp_path / "src", classes=2, per_class=3)
     build(
         open_imagenet(tmp_path / "src"), tmp_path / "store", Recipe(height=130, width=70), Work(workers=2, max_bad="2")

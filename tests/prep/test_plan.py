@@ -1,4 +1,4 @@
-"""The plan: who goes to which row, frozen, and what a changed source or recipe is told."""
+"""The plan: which sample goes to which row, and the errors for a changed source or recipe."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_different_recipe_is_an_error_that_names_the_settings(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (
             lambda tree: (tree / "train/n00000001/new.JPEG").write_bytes(jpeg()),
@@ -91,14 +91,14 @@ def test_different_recipe_is_an_error_that_names_the_settings(tmp_path: Path) ->
         ),
         (lambda tree: (tree / "train/n00000001/n00000001_0.JPEG").unlink(), "1 gone .*n00000001_0.JPEG"),
         (lambda tree: os.utime(tree / "train/n00000001/n00000001_0.JPEG", ns=(1, 1)), "1 changed .*n00000001_0.JPEG"),
-        (lambda tree: (tree / "train/n00000001/empty.JPEG").touch(), "other rejects"),
+        (lambda tree: (tree / "train/n00000001/empty.JPEG").touch(), "places or rejects"),
     ],
 )
-def test_changed_source_is_an_error_that_names_the_file(tmp_path: Path, change: Any, told: str) -> None:
+def test_changed_source_is_an_error_that_names_the_file(tmp_path: Path, change: Any, message: str) -> None:
     tree = make_tree(tmp_path / "src")
     make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
     change(tree)
-    with pytest.raises(BuildError, match=told):
+    with pytest.raises(BuildError, match=message):
         make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
 
 
@@ -116,7 +116,7 @@ def test_different_decoders_are_an_error(tmp_path: Path) -> None:
     facts = {**plan.facts, "recipe": {**plan.facts["recipe"], "decoders": {"simplejpeg": "0.1"}}}
     write_plan(plan.paths, scan(open_imagenet(tree)), facts)
     with pytest.raises(
-        BuildError, match=r"the decoders here are not the plan's: .*simplejpeg is .*, the plan says 0.1"
+        BuildError, match=r"the installed decoders differ from the plan's: .*simplejpeg is .*, the plan says 0.1"
     ):
         work(tmp_path / "out")
 
@@ -141,13 +141,13 @@ def test_files_that_appear_in_out_during_listing_stay(tmp_path: Path, monkeypatc
     source, out = open_imagenet(make_tree(tmp_path / "src")), tmp_path / "out"
     entries = source.entries
 
-    def listed_while_another_store_is_copied_there() -> Iterator[Entry]:
+    def entries_while_a_store_is_copied_to_out() -> Iterator[Entry]:
         out.mkdir(exist_ok=True)
         (out / "images-00000.npy").write_bytes(b"mine")
         yield from entries()
 
-    monkeypatch.setattr(source, "entries", listed_while_another_store_is_copied_there)
-    with pytest.raises(BuildError, match="no unfinished build: it is not empty"):
+    monkeypatch.setattr(source, "entries", entries_while_a_store_is_copied_to_out)
+    with pytest.raises(BuildError, match="not an unfinished build: it is not empty"):
         make_plan(source, out, SMALL)
     assert tree_bytes(out) == {"images-00000.npy": b"mine"}
 
@@ -158,7 +158,7 @@ def test_build_with_done_blocks_but_no_plan_stays_unchanged(tmp_path: Path) -> N
     work(tmp_path / "out", Work(workers=1))
     plan.paths.plan.unlink()
     before = tree_bytes(tmp_path / "out")
-    with pytest.raises(BuildError, match=r"plan.json: missing, though blocks of this build are done; remove .*out and"):
+    with pytest.raises(BuildError, match=r"plan.json: missing, although blocks of this build are done; remove .*out"):
         make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
     assert tree_bytes(tmp_path / "out") == before
 
@@ -187,8 +187,8 @@ def test_class_list_rejects_names_outside_the_source(tmp_path: Path, name: str) 
 def test_different_source_is_an_error(tmp_path: Path) -> None:
     tree, other = (make_tree(tmp_path / name, classes=classes) for name, classes in (("tree", 2), ("other", 1)))
     make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
-    both = rf"out: planned from {tree} \(imagenet\), this is {other}/train \(folder\)"
-    with pytest.raises(BuildError, match=rf"{both}: 5 new \(first .*; 10 gone \(first .*; give that, or remove"):
+    both = rf"out: planned from {tree} \(imagenet\), but SRC is {other}/train \(folder\)"
+    with pytest.raises(BuildError, match=rf"{both}: 5 new \(first .*; 10 gone \(first .*; pass the planned SRC, or"):
         make_plan(FolderSource(other / "train"), tmp_path / "out", SMALL)
 
 
@@ -203,13 +203,13 @@ def test_different_class_names_are_a_different_source(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
     make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
     (tree / "LOC_synset_mapping.txt").write_text("n00000000 tench\n")
-    with pytest.raises(BuildError, match="or with other names"):
+    with pytest.raises(BuildError, match="or class names differ"):
         make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
 
 
 def test_out_inside_source_is_an_error(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
-    with pytest.raises(BuildError, match="lies in the source"):
+    with pytest.raises(BuildError, match="is inside the source"):
         make_plan(FolderSource(tree / "train"), tree / "train/store", SMALL)
     make_plan(open_imagenet(tree), tree / "train.store", SMALL)
 
@@ -218,10 +218,10 @@ def test_foreign_build_folder_stays_unchanged(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
     for mine in ("project/.build/debug", "project/images-2024"):
         (tmp_path / mine).mkdir(parents=True)
-    with pytest.raises(BuildError, match="no unfinished build: images-2024 is in it"):
+    with pytest.raises(BuildError, match="not an unfinished build: it contains images-2024"):
         make_plan(open_imagenet(tree), tmp_path / "project", SMALL)
     (tmp_path / "project/images-2024").rmdir()
-    with pytest.raises(BuildError, match="no unfinished build: debug is in it"):
+    with pytest.raises(BuildError, match="not an unfinished build: it contains debug"):
         make_plan(open_imagenet(tree), tmp_path / "project", SMALL)
     assert (tmp_path / "project/.build/debug").exists()
 
@@ -278,20 +278,20 @@ def test_threads_on_network_file_system_list_the_same(tmp_path: Path, monkeypatc
     (tree / "train/n00000001/dir.JPEG").mkdir()
     (tree / "train/n00000002/gone.JPEG").symlink_to("nowhere")
     (tree / "train/n00000002/n00000002_11.JPEG").write_bytes(b"")
-    alone = list(open_imagenet(tree).entries())
-    askers = set()
+    expected = list(open_imagenet(tree).entries())
+    threads = set()
 
-    def asked(root: Path, name: bytes, label: int, links: Links) -> Entry:
-        askers.add(threading.current_thread())
+    def recorded(root: Path, name: bytes, label: int, links: Links) -> Entry:
+        threads.add(threading.current_thread())
         return file_entry(root, name, label, links)
 
-    monkeypatch.setattr(parallel_stat, "file_entry", asked)
+    monkeypatch.setattr(parallel_stat, "file_entry", recorded)
     monkeypatch.setattr(parallel_stat, "network_file_system", lambda top: "NFS")
     for at_once in (3, 4096):
         monkeypatch.setattr(parallel_stat, "STATS_AT_ONCE", at_once)
-        assert list(open_imagenet(tree).entries()) == alone
-    assert sum(bool(entry.problem) for entry in alone) == 3
-    assert threading.main_thread() not in askers
+        assert list(open_imagenet(tree).entries()) == expected
+    assert sum(bool(entry.problem) for entry in expected) == 3
+    assert threading.main_thread() not in threads
 
 
 def test_failing_stat_in_a_thread_stops_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +306,7 @@ def test_failing_stat_in_a_thread_stops_the_plan(tmp_path: Path, monkeypatch: py
 
 
 class _Synthetic(Source):
-    """A million-sample source without files."""
+    """A source of `count` samples without files."""
 
     kind = "folder"
 
@@ -344,19 +344,19 @@ def test_summarizing_changes_takes_less_than_200_bytes_per_sample(tmp_path: Path
     listing, more = scan(_Synthetic(count)), scan(_Synthetic(count + 2))
     plan = write_plan(paths, listing, plan_facts(_Synthetic(count), listing, SMALL, {}))
     tracemalloc.start()
-    told = changes(plan, more)
+    summary = changes(plan, more)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert told == f"2 new (first train/n01440764/n01440764_{count}.JPEG)"
+    assert summary == f"2 new (first train/n01440764/n01440764_{count}.JPEG)"
     assert peak / count < 200
 
 
 def test_plan_of_another_release_is_an_error(tmp_path: Path) -> None:
     plan = make_plan(open_imagenet(make_tree(tmp_path / "src")), tmp_path / "out", SMALL)
     write_facts(plan.paths, {**plan.facts, "version": 1})
-    told = f"a plan of version 1, this decodeonce goes on with {PLAN_VERSION}; "
-    told += "finish with the release that made it, or remove .*out$"
-    with pytest.raises(BuildError, match=told):
+    message = f"plan version is 1, expected {PLAN_VERSION}; "
+    message += "finish with the decodeonce release that made it, or remove .*out and build again$"
+    with pytest.raises(BuildError, match=message):
         work(tmp_path / "out")
 
 

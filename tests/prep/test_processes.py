@@ -1,4 +1,4 @@
-"""Worker processes that fail: what their parent gets to know."""
+"""How failures of worker processes reach their parent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from decodeonce.prep.processes.workers import run_workers
 
 
 def main(arguments: list[str]) -> int:
-    """Fail each order as a file system does whose server went away."""
+    """Fail each order like a file system that lost its server."""
     with Parent(arguments) as parent:
         parent.receive()
         for path in parent.orders():
@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
 
 def test_lost_file_server_is_not_mistaken_for_ended_parent() -> None:
     with pytest.raises(OSError, match="Software caused connection abort") as caught:
-        run_workers(__name__, 1, {}, iter(["a.png"]), lambda told: None)
+        run_workers(__name__, 1, {}, iter(["a.png"]), lambda report: None)
     assert (caught.value.errno, caught.value.filename) == (errno.ECONNABORTED, "a.png")
 
 

@@ -38,7 +38,7 @@ from tests.forms.folder import write_folder
 from tests.forms.form import Form, Pic
 from tests.forms.webdataset import write_tar
 from tests.images import jpeg, picture, tree_bytes
-from tests.prep.building import built
+from tests.prep.building import build_in_process
 from tests.store.signing import replace_file, resign
 from tests.stores import make_store, random_images
 
@@ -67,7 +67,10 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stores(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A store of them in either container, three shards each."""
     folder = tmp_path_factory.mktemp("stores")
-    return {name: built(FolderSource(tree), folder / name, replace(RECIPE, container=name)) for name in ("npy", "hdf5")}
+    return {
+        name: build_in_process(FolderSource(tree), folder / name, replace(RECIPE, container=name))
+        for name in ("npy", "hdf5")
+    }
 
 
 @pytest.fixture
@@ -131,7 +134,7 @@ def source_of(form: Form, source: Source, folder: Path) -> Path:
 def test_rows_and_a_head_are_made_again_from_every_form_of_source(form: Form, tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     source = form.make(tmp_path / "src", PICS)
-    store = built(source, tmp_path / "out", RECIPE)
+    store = build_in_process(source, tmp_path / "out", RECIPE)
     before, pictures = tree_bytes(store), tree_bytes(tmp_path / "src")
     damage_rows(store, *random.Random(form.name).sample(range(len(PICS)), 3))
     overwrite(store / "images-00001.npy", 3, b"head")
@@ -201,7 +204,7 @@ def test_every_row_is_made_again_whatever_the_recipe(
     recipe = replace(RECIPE, **options)
     if recipe.boxes:
         source = BoxedSource(source, tmp_path / "xml", recipe.boxes)
-    store = built(source, tmp_path / "out", recipe)
+    store = build_in_process(source, tmp_path / "out", recipe)
     before, count = tree_bytes(store), len(open_store(store))
     damage_rows(store, *range(count))
     repaired(store, tree, count)
@@ -361,7 +364,7 @@ def test_a_small_file_that_nothing_tells_comes_from_a_copy(
 @pytest.mark.parametrize("column", ["boxes.npy", "box_labels.npy"])
 def test_a_column_that_is_damaged_comes_from_a_copy(tmp_path: Path, column: str) -> None:
     source = BoxedSource(FolderSource(write_folder(tmp_path / "src", PICS)), xml_of(tmp_path), BoxRules(keep=1))
-    store = built(source, tmp_path / "out", replace(RECIPE, boxes=BoxRules(keep=1)))
+    store = build_in_process(source, tmp_path / "out", replace(RECIPE, boxes=BoxRules(keep=1)))
     copy = Path(shutil.copytree(store, tmp_path / "copy"))
     damage_bits(store / column, 140)
     assert f"{column}: damaged; restore it from a copy of the store" in unrepaired(store, tmp_path / "src")
@@ -618,7 +621,7 @@ def test_a_map_that_is_not_there(store: Path, tree: Path) -> None:
 
 def converted(stores: list[Path], out: Path, conversion: Conversion) -> Path:
     source, recipe = open_conversion(stores, out, conversion)
-    return built(source, out, recipe)
+    return build_in_process(source, out, recipe)
 
 
 def test_a_selection_in_another_container_is_repaired_from_pictures_and_from_its_store(
@@ -636,7 +639,7 @@ def test_a_selection_in_another_container_is_repaired_from_pictures_and_from_its
 def test_joined_stores_are_repaired_from_pictures_and_from_one_of_them(
     stores: dict[str, Path], tree: Path, tmp_path: Path
 ) -> None:
-    padded = built(FolderSource(tree), tmp_path / "padded", replace(RECIPE, fit="pad"))
+    padded = build_in_process(FolderSource(tree), tmp_path / "padded", replace(RECIPE, fit="pad"))
     store = converted([stores["npy"], padded], tmp_path / "out", Conversion())
     assert "joined" in open_store(store).manifest.recipe
     before, count = tree_bytes(store), 2 * len(PICS)
@@ -658,7 +661,7 @@ def test_a_smaller_store_is_repaired_from_the_larger_one_only(
     damage_rows(store, 0, 9)
     with pytest.raises(BuildError, match="the rows were resized from 32x32; give as --from a store that has them"):
         repair_store(store, tree)
-    other = built(FolderSource(tree), tmp_path / "other", replace(RECIPE, height=24, width=24))
+    other = build_in_process(FolderSource(tree), tmp_path / "other", replace(RECIPE, height=24, width=24))
     with pytest.raises(BuildError, match="has rows of 24x24x3, expected 16x16x3 or 32x32; give a store of those"):
         repair_store(store, other)
     repaired(store, stores["hdf5"], 2)

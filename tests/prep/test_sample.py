@@ -1,4 +1,4 @@
-"""The sample tree: what is in it, that it is the same every time, and what is refused."""
+"""The sample tree: its content, that it is reproducible, and errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SampleTree]:
     return root, write_sample_tree(root, count=COUNT, classes=12, workers=2)
 
 
-def pictures(root: Path) -> list[Path]:
+def image_paths(root: Path) -> list[Path]:
     return sorted((root / "train").glob("*/*.JPEG"))
 
 
@@ -34,11 +34,11 @@ def contents(root: Path) -> dict[str, bytes]:
 @pytest.mark.long
 def test_report_matches_the_tree(tree: tuple[Path, SampleTree]) -> None:
     root, report = tree
-    sizes = [Image.open(path).size for path in pictures(root)]
+    sizes = [Image.open(path).size for path in image_paths(root)]
     assert report == SampleTree(
         images=len(sizes),
         classes=len(list((root / "train").iterdir())),
-        bytes=sum(path.stat().st_size for path in pictures(root)),
+        bytes=sum(path.stat().st_size for path in image_paths(root)),
         pixels=sum(width * height for width, height in sizes),
     )
     assert (report.images, report.classes) == (COUNT, 12)
@@ -53,7 +53,7 @@ def test_sizes_match_imagenet(tree: tuple[Path, SampleTree]) -> None:
 def test_folders_and_names_match_imagenet(tree: tuple[Path, SampleTree]) -> None:
     root, _ = tree
     assert {path.name for path in root.iterdir()} == {"train", "LOC_synset_mapping.txt"}
-    for path in pictures(root):
+    for path in image_paths(root):
         assert re.fullmatch(r"n\d{8}", path.parent.name)
         assert re.fullmatch(rf"{path.parent.name}_\d+\.JPEG", path.name)
     in_class = [len(list(folder.iterdir())) for folder in (root / "train").iterdir()]
@@ -76,29 +76,29 @@ def test_number_of_unusual_files(tree: tuple[Path, SampleTree], tmp_path: Path, 
     root = tree[0] if count == COUNT else tmp_path
     if count != COUNT:
         write_sample_tree(root, count=count, classes=50)
-    kinds = [kind(path) for path in pictures(root)]
-    odd = {name: kinds.count(name) for name in ("JPEG L", "JPEG CMYK", "PNG RGB", "cut")}
-    assert odd == {"JPEG L": max(1, count // 50), "JPEG CMYK": 1, "PNG RGB": 1, "cut": 0}
-    assert kinds.count("JPEG RGB") == count - sum(odd.values())
+    kinds = [kind(path) for path in image_paths(root)]
+    unusual = {name: kinds.count(name) for name in ("JPEG L", "JPEG CMYK", "PNG RGB", "cut")}
+    assert unusual == {"JPEG L": max(1, count // 50), "JPEG CMYK": 1, "PNG RGB": 1, "cut": 0}
+    assert kinds.count("JPEG RGB") == count - sum(unusual.values())
 
 
 def test_truncated_images_stay_within_default_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    allowance = Allowance.parse("0.1%")  # what `prep build` has where nothing is said
+    allowance = Allowance.parse("0.1%")  # the default of `prep build`
     allowance.check(1, sample.MIN_COUNT_FOR_CUT, "cut.JPEG", tmp_path)
     with pytest.raises(BuildError):
         allowance.check(1, sample.MIN_COUNT_FOR_CUT - 1, "cut.JPEG", tmp_path)
     monkeypatch.setattr(sample, "MIN_COUNT_FOR_CUT", 50)
     write_sample_tree(tmp_path, count=50, classes=2)
-    assert [kind(path) for path in pictures(tmp_path)].count("cut") == 1
+    assert [kind(path) for path in image_paths(tmp_path)].count("cut") == 1
 
 
 def kind(path: Path) -> str:
-    with Image.open(path) as picture:
+    with Image.open(path) as image:
         try:
-            picture.load()
+            image.load()
         except OSError as error:
             return "cut" if "truncated" in str(error) else str(error)
-        return f"{picture.format} {picture.mode}"
+        return f"{image.format} {image.mode}"
 
 
 @pytest.mark.long

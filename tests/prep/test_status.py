@@ -1,4 +1,4 @@
-"""How far a build is, and who of its tasks has gone silent."""
+"""The status of a build: its progress, and tasks that are silent or stopped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.images import jpeg, make_tree
 
 @pytest.fixture
 def planned(tmp_path: Path) -> Path:
-    """A planned store of 15 rows of 3 MB, a block each; one is a truncated picture, one was none at plan time."""
+    """A planned store of 15 blocks with one row of 3 MB each, one of them truncated, and one plan-time reject."""
     tree = make_tree(tmp_path / "src")
     (tree / "train/n00000000/n00000000_0.JPEG").write_bytes(jpeg()[:-200])
     (tree / "train/n00000001/gone.JPEG").symlink_to("nowhere")
@@ -50,8 +50,8 @@ def test_started_tasks_are_listed_with_share_and_rate(planned: Path) -> None:
     assert status.seconds_left == pytest.approx(5 / status.rows_per_s)
 
 
-def killed_in_its_second_block(planned: Path) -> Path:
-    """The journal of a task that was killed while it wrote the second line."""
+def journal_of_killed_task(planned: Path) -> Path:
+    """Run a task, and return its journal as after a kill during the second line."""
     work(planned, Work(workers=1, task=0, tasks=5, max_bad="2"))
     (journal,) = StorePaths(planned).journals.iterdir()
     whole = journal.read_bytes()
@@ -60,7 +60,7 @@ def killed_in_its_second_block(planned: Path) -> Path:
 
 
 def test_task_that_stops_writing_is_silent_until_its_share_is_done(planned: Path) -> None:
-    journal = killed_in_its_second_block(planned)
+    journal = journal_of_killed_task(planned)
     journal = journal.rename(str(journal).replace(f"-{socket.gethostname()}-", "-elsewhere-"))
     status = read_status(planned)
     (task,) = status.tasks
@@ -81,7 +81,7 @@ def test_task_that_stops_writing_is_silent_until_its_share_is_done(planned: Path
 
 
 def test_task_whose_process_ended_on_this_node_is_stopped(planned: Path) -> None:
-    journal = killed_in_its_second_block(planned)
+    journal = journal_of_killed_task(planned)
     status = read_status(planned)
     (task,) = status.tasks
     assert (status.state, task.state) == ("stopped", "stopped")

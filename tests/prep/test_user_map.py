@@ -1,4 +1,4 @@
-"""A user's function on each picture: what it is given, what it may give back, and what its failures become."""
+"""A user's map function: its arguments, its result, and its failures."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from PIL import Image
 not_callable = 3
 
 def inverted(pixels, sample):
-    pixels[:] = 255 - pixels  # it is the map's own
+    pixels[:] = 255 - pixels  # the map may change its argument in place
     return pixels
 
 def halved(pixels, sample):
     height, width = pixels.shape[:2]
     return pixels[: height // 2, : width // 2]
 
-def large_only(pixels, sample):
+def only_large(pixels, sample):
     return pixels if sample.width >= 60 else None
 
-def telling(pixels, sample):
+def raising(pixels, sample):
     raise ValueError(f"{sample} {pixels.shape} {pixels.dtype} {pixels.flags.writeable}")
 
 def wrong(pixels, sample):
@@ -56,7 +56,7 @@ def keeping(pixels, sample):
     kept.append(np.empty(1 << 28, np.uint8))
     return pixels
 
-def asking_for_too_much(pixels, sample):
+def using_too_much_memory(pixels, sample):
     return np.empty(1 << 60, np.uint8)
 """
 
@@ -80,14 +80,14 @@ def src(tmp_path: Path) -> Path:
     return tmp_path / "src"
 
 
-def built(tree: Path, out: Path, function: str, max_bad: str = "0") -> Path:
+def build_with_map(tree: Path, out: Path, function: str, max_bad: str = "0") -> Path:
     recipe = Recipe(height=24, width=24, map=find_map(f"maps_of_a_user:{function}"))
     build(FolderSource(tree), out, recipe, Work(workers=1, max_bad=max_bad))
     return out
 
 
 def test_map_runs_before_resize(module: Path, src: Path, tmp_path: Path) -> None:
-    store = open_store(built(src, tmp_path / "out", "inverted"))
+    store = open_store(build_with_map(src, tmp_path / "out", "inverted"))
     for row, name in enumerate(("cat/a.jpg", "cat/b.jpg", "dog/c.jpg")):
         inverted = 255 - np.asarray(Image.open(src / name))
         np.testing.assert_array_equal(
@@ -97,30 +97,30 @@ def test_map_runs_before_resize(module: Path, src: Path, tmp_path: Path) -> None
 
 
 def test_map_may_change_the_size(module: Path, src: Path, tmp_path: Path) -> None:
-    store = open_store(built(src, tmp_path / "out", "halved"))
+    store = open_store(build_with_map(src, tmp_path / "out", "halved"))
     half = Image.open(src / "dog/c.jpg").crop((0, 0, 45, 24))
     np.testing.assert_array_equal(store.images[2], reference_row(encoded(half, "PNG"), 24, 24))
     assert (store.samples[2].width, store.samples[2].height) == (90, 48)
 
 
 def test_images_left_out_by_map_are_listed_but_not_rejected(module: Path, src: Path, tmp_path: Path) -> None:
-    out = built(src, tmp_path / "out", "large_only")
+    out = build_with_map(src, tmp_path / "out", "only_large")
     assert [sample.source for sample in open_store(out).samples] == ["dog/c.jpg", "cat/b.jpg"]
     assert list(read_rejects(out / "rejects.tsv")) == [
-        Reject("cat/a.jpg", "left out by maps_of_a_user:large_only", "left out")
+        Reject("cat/a.jpg", "left out by maps_of_a_user:only_large", "left out")
     ]
 
 
 def test_exception_of_map_is_the_reject_reason(module: Path, src: Path, tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match="3 of 3 pictures are rejects"):
-        built(src, tmp_path / "out", "telling")
-    with pytest.raises(BuildError, match="every picture is a reject"):
-        built(src, tmp_path / "out2", "telling", max_bad="100%")
+    with pytest.raises(BuildError, match="3 of 3 images are rejects"):
+        build_with_map(src, tmp_path / "out", "raising")
+    with pytest.raises(BuildError, match="every image was rejected or left out"):
+        build_with_map(src, tmp_path / "out2", "raising", max_bad="100%")
     from decodeonce.prep.build.status import read_status
 
-    told = {reject.source: reject.reason for reject in read_status(tmp_path / "out2").rejects}
-    assert told["dog/c.jpg"] == (
-        "maps_of_a_user:telling: ValueError: MapSample(source='dog/c.jpg', label=1, class_name='dog', width=90, "
+    reasons = {reject.source: reject.reason for reject in read_status(tmp_path / "out2").rejects}
+    assert reasons["dog/c.jpg"] == (
+        "maps_of_a_user:raising: ValueError: MapSample(source='dog/c.jpg', label=1, class_name='dog', width=90, "
         "height=48, box=None) (48, 90, 3) uint8 True"
     )
 
@@ -141,7 +141,7 @@ def test_result_that_is_not_an_image_is_rejected(
 def test_memory_kept_by_map_does_not_count_for_the_image(
     module: Path, src: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two pieces of 256 MiB, where an image may take 64."""
+    """The map keeps two arrays of 256 MiB; an image may take 64 MiB."""
     monkeypatch.setattr(memory_limit, "SPARE_BYTES", 0)
     decoder = Decoder(Recipe(height=24, width=24, map=find_map("maps_of_a_user:keeping")), ["cat"])
     data = (src / "cat/a.jpg").read_bytes()
@@ -153,9 +153,9 @@ def test_memory_kept_by_map_does_not_count_for_the_image(
 
 
 def test_map_out_of_memory_stops_the_build(module: Path, src: Path, tmp_path: Path) -> None:
-    told = r"\.jpg: maps_of_a_user:asking_for_too_much is out of memory; run the same command again with fewer"
-    with pytest.raises(Stopped, match=told):
-        built(src, tmp_path / "out", "asking_for_too_much")
+    message = r"\.jpg: maps_of_a_user:using_too_much_memory is out of memory; run the same command again with fewer"
+    with pytest.raises(Stopped, match=message):
+        build_with_map(src, tmp_path / "out", "using_too_much_memory")
 
 
 def test_changed_map_is_an_error(module: Path, src: Path, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_changed_map_is_an_error(module: Path, src: Path, tmp_path: Path) -> Non
     module.write_text(MODULE + "\n")
     with pytest.raises(BuildError, match="the map maps_of_a_user:inverted changed since the plan"):
         work(tmp_path / "out", Work(workers=1))
-    with pytest.raises(BuildError, match="planned with another recipe: xxh3 is"):
+    with pytest.raises(BuildError, match="planned with a different recipe: xxh3 is"):
         make_plan(
             FolderSource(src), tmp_path / "out", Recipe(height=24, width=24, map=find_map("maps_of_a_user:inverted"))
         )
@@ -174,23 +174,23 @@ def test_changed_map_is_an_error(module: Path, src: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("maps_of_a_user", "expected package.module:function"),
-        ("./maps_of_a_user.py:inverted", "./maps_of_a_user.py:inverted: expected package.module:function, as in mymap"),
+        ("./maps_of_a_user.py:inverted", "./maps_of_a_user.py:inverted: expected package.module:function, such as"),
         ("maps_of_a_user.:inverted", "expected package.module:function"),
         ("../x:f", "expected package.module:function"),
         ("maps_of_a_user:a b", "expected package.module:function"),
         ("maps_of_a_user:missing", "has no function missing"),
         ("maps_of_a_user:not_callable", "has no function not_callable"),
-        ("maps_of_nobody:f", "No module named 'maps_of_nobody'; run from the folder that contains maps_of_nobody"),
+        ("missing_maps:f", "No module named 'missing_maps'; run from the folder that contains missing_maps"),
         ("maps_broken:f", "importing maps_broken raised ZeroDivisionError"),
         ("itertools:chain", "itertools has no source file"),
     ],
 )
-def test_map_that_cannot_be_imported_is_named(module: Path, name: str, told: str) -> None:
+def test_map_that_cannot_be_imported_is_named(module: Path, name: str, message: str) -> None:
     (module.parent / "maps_broken.py").write_text("1 / 0\n")
-    with pytest.raises(BuildError, match=told):
+    with pytest.raises(BuildError, match=message):
         find_map(name)
 
 
@@ -198,7 +198,7 @@ def test_conflicting_settings_are_errors(module: Path) -> None:
     function = find_map("maps_of_a_user:inverted")
     with pytest.raises(ValueError, match="scaled_decode cannot be combined"):
         Recipe(map=function, scaled_decode=True)
-    with pytest.raises(ValueError, match="boxes beside the picture would not follow"):
+    with pytest.raises(ValueError, match="kept boxes cannot be combined with a map"):
         Recipe(map=function, boxes=BoxRules(keep=2))
 
 
@@ -206,7 +206,7 @@ def test_map_receives_grey_and_palette_as_rgb(module: Path, tmp_path: Path) -> N
     (tmp_path / "src/x").mkdir(parents=True)
     (tmp_path / "src/x/grey.jpg").write_bytes(jpeg(50, 50, mode="L"))
     (tmp_path / "src/x/palette.png").write_bytes(encoded(picture(50, 50).quantize(16), "PNG"))
-    store = open_store(built(tmp_path / "src", tmp_path / "out", "inverted"))
+    store = open_store(build_with_map(tmp_path / "src", tmp_path / "out", "inverted"))
     for row, sample in enumerate(store.samples):
         pixels = 255 - np.asarray(
             Image.open(io.BytesIO((tmp_path / "src" / sample.source).read_bytes())).convert("RGB")

@@ -1,4 +1,4 @@
-"""Workers that die, hang or are told to stop: real processes, real signals."""
+"""Workers that die, hang or are asked to stop, with real processes and signals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.images import encoded, jpeg, make_tree, picture
 
 @pytest.fixture(scope="module")
 def slow_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight small pictures and one that takes a while to decode: a large progressive JPEG."""
+    """Eight small images, and a large progressive JPEG that takes a while to decode."""
     root = make_tree(tmp_path_factory.mktemp("slow"), classes=2, per_class=4)
     large = picture(500, 500).resize((5000, 5000))
     (root / "train/n00000001/slow.JPEG").write_bytes(encoded(large, progressive=True, quality=95))
@@ -39,27 +39,27 @@ def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def planned(tree: Path, out: Path) -> tuple[WorkerPool, int]:
-    """A pool for all blocks of a fresh plan, and the row of the slow picture."""
+    """Make a plan; return a pool for all of its blocks, and the row of the slow image."""
     plan = make_plan(open_imagenet(tree), out, Recipe(height=1024, width=1024))
     (slow,) = [row for row in range(plan.count) if plan.entry(row).name.endswith(b"slow.JPEG")]
     queue = BlockQueue(range(len(plan.blocks)), {})
     return WorkerPool(WorkerSettings(str(out), 0, 1, fail_on_bad=False), 2, queue, {}), slow
 
 
-def run_and_strike(pool: WorkerPool, row: int, signal_: int) -> int:
-    """Run the blocks; send the signal to whichever worker is at `row`, each time it is seen there; returns strikes."""
-    struck: set[int] = set()
+def run_and_signal(pool: WorkerPool, row: int, signal_: int) -> int:
+    """Run the blocks, and send the signal once to each worker that decodes `row`; return how many received it."""
+    signalled: set[int] = set()
     for _ in pool.run():
         for worker in pool.workers:
-            if worker.row == row and worker.process.pid not in struck:
-                struck.add(worker.process.pid)
+            if worker.row == row and worker.process.pid not in signalled:
+                signalled.add(worker.process.pid)
                 os.kill(worker.process.pid, signal_)
-    return len(struck)
+    return len(signalled)
 
 
 def test_image_that_kills_decoder_twice_is_rejected(slow_tree: Path, tmp_path: Path) -> None:
     pool, slow = planned(slow_tree, tmp_path / "out")
-    assert run_and_strike(pool, slow, signal.SIGSEGV) == 2
+    assert run_and_signal(pool, slow, signal.SIGSEGV) == 2
     manifest = finish(tmp_path / "out", Allowance.parse("1"))
     (reject,) = [reject for reject in read_rejects(tmp_path / "out/rejects.tsv") if reject.action == "rejected"]
     assert reject.source == "train/n00000001/slow.JPEG"
@@ -70,7 +70,7 @@ def test_image_that_kills_decoder_twice_is_rejected(slow_tree: Path, tmp_path: P
 def test_worker_killed_from_outside_loses_no_image(slow_tree: Path, tmp_path: Path) -> None:
     pool, slow = planned(slow_tree, tmp_path / "out")
     with pytest.raises(Stopped, match="workers keep dying"):
-        run_and_strike(pool, slow, signal.SIGKILL)
+        run_and_signal(pool, slow, signal.SIGKILL)
     work(tmp_path / "out", Work(workers=2))
     assert finish(tmp_path / "out", Allowance.parse("0")).count == 9
 
@@ -106,7 +106,7 @@ def test_decoder_without_processor_time_gets_the_longer_limit(
 
 
 def test_no_block_is_reserved_for_dismissed_worker(tmp_path: Path) -> None:
-    """Both blocks share a read unit. The second comes back from a worker that died."""
+    """Both blocks share a read unit. A worker that died returns the second one to the queue."""
     settings, queue = WorkerSettings(str(tmp_path), 0, 1, fail_on_bad=False), BlockQueue([0], {0: (0, 0), 1: (0, 0)})
     pool, dismissed, new = WorkerPool(settings, 2, queue, {}), Worker(settings), Worker(settings)
     pool.workers.update((dismissed, new))
@@ -130,7 +130,7 @@ def test_files_in_current_folder_do_not_shadow_modules(
     slow_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("nt", "json", "numpy", "decodeonce"):
-        (tmp_path / f"{name}.py").write_text("print('not me')\nraise SystemExit(3)\n")
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(3)\n")
     monkeypatch.chdir(tmp_path)
     make_plan(open_imagenet(slow_tree), tmp_path / "out", Recipe(height=16, width=16))
     work(tmp_path / "out", Work(workers=1))
