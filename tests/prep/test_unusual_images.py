@@ -1,4 +1,4 @@
-"""Every row of docs/unusual-images.md, on a file made here: what becomes of the picture, and what rejects.tsv says."""
+"""Test every row of docs/unusual-images.md on a generated file: the resulting row, and the text in rejects.tsv."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tests.images import (
 DOC = Path(__file__).resolve().parents[2] / "docs" / "unusual-images.md"
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 RED = Image.new("RGB", (50, 60), (250, 5, 5))
-# jpegtran -arithmetic (libjpeg-turbo 2.1.5) of a drawn picture of 32x24
+# A synthetic image of 32x24 pixels, through jpegtran -arithmetic (libjpeg-turbo 2.1.5).
 ARITHMETIC = base64.b85decode(
     "|JeWF01!$>Nk#wx0RR9200961|JwjV02B@n5)Ta&5)cv>6%-gAG9exu93DL^E+jHZKuk+VKt@GST61DhRc%&9Mr4R(ZFhTtf`Lw8jhBplmUDiAeE-`3"
     "Lje^R7akfOJ0T%Ed{ahKe0+R-e0+R-e0+R-e0+R-e0+R-e0+R-e0+R-e0+R-e0+R-e0+R-e0+R-e0+R-e0=}O01*fP7yuvx0U`hb5di}c0sqVZ3IGrg1p"
@@ -63,7 +63,7 @@ def pixels(row: Row) -> Pixels:
 
 
 def table() -> dict[str, tuple[str, str]]:
-    """Of each id in docs/unusual-images.md the action ("", "kept" or "rejected") and what rejects.tsv says."""
+    """Return, for each id in docs/unusual-images.md, the action ("", "kept" or "rejected") and text in rejects.tsv."""
     found = {}
     for line in DOC.read_text().splitlines():
         if row := re.fullmatch(
@@ -73,15 +73,15 @@ def table() -> dict[str, tuple[str, str]]:
     return found
 
 
-def says(id_: str) -> tuple[str, re.Pattern[str]]:
-    """The action of a row, and a pattern of its text, in which … stands for anything."""
+def documented(id_: str) -> tuple[str, re.Pattern[str]]:
+    """Return the documented action of an id, and a pattern of its text, in which … matches anything."""
     action, text = table()[id_]
     return action, re.compile(".*".join(map(re.escape, text.split("…"))), re.DOTALL)
 
 
 def assert_rejected(data: bytes, id_: str, **options: Any) -> None:
-    """This content becomes no row, for the reason that the table gives."""
-    action, text = says(id_)
+    """Check that this content is rejected for the documented reason."""
+    action, text = documented(id_)
     assert action == "rejected"
     with pytest.raises(Undecodable) as caught:
         decode(data, **options)
@@ -90,7 +90,7 @@ def assert_rejected(data: bytes, id_: str, **options: Any) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """A picture, its name, and what its row must be: that of `like`, or of Pillow's convert("RGB") of the picture."""
+    """An image, its name, and the expected row: `like`, or by default the row of Pillow's convert("RGB")."""
 
     make: Callable[[], bytes]
     name: str = "x.JPEG"
@@ -102,7 +102,7 @@ def adobe(transform: int) -> bytes:
 
 
 def ycck() -> bytes:
-    """Red as Adobe writes YCCK: inverted, so cyan and a black of 255; Pillow inverts once when it saves."""
+    """Encode red as Adobe writes YCCK: inverted, so cyan with a black of 255. Pillow inverts once when it saves."""
     cyan = Image.new("RGB", (50, 60), (5, 250, 250)).convert("YCbCr")
     bands = [band.point(lambda value: 255 - value) for band in cyan.split()]
     data = encoded(Image.merge("CMYK", [*bands, Image.new("L", (50, 60), 0)]), quality=95)
@@ -110,12 +110,12 @@ def ycck() -> bytes:
 
 
 def bare_rgb() -> bytes:
-    """A JPEG of RGB channels without a colour transform, and without a marker of anybody's."""
+    """Encode a JPEG of RGB channels without a color transform, and without JFIF or Adobe markers."""
     return without_segments(jpeg(50, 60, keep_rgb=True), 0xE0)
 
 
 def with_ids(data: bytes, ids: bytes) -> bytes:
-    """A JPEG whose channels have other numbers, in its frame and in its scan."""
+    """Change the channel numbers of a JPEG, in its frame and in its scan."""
     frame, scan = marker_at(data, 0xC0), marker_at(data, 0xDA)
     for channel, number in enumerate(ids):
         data = replaced(data, frame + 10 + 3 * channel, bytes((number,)))
@@ -126,7 +126,7 @@ def with_ids(data: bytes, ids: bytes) -> bytes:
 def with_frame(
     data: bytes, *, kind: int | None = None, bits: int | None = None, size: tuple[int, int] | None = None
 ) -> bytes:
-    """A JPEG with another marker, sample depth, or (width, height) in its frame header."""
+    """Change the marker, sample depth or (width, height) in the frame header of a JPEG."""
     at = marker_at(data, 0xC0)
     data = replaced(data, at + 1, bytes((kind,))) if kind is not None else data
     data = replaced(data, at + 4, bytes((bits,))) if bits is not None else data
@@ -134,7 +134,7 @@ def with_frame(
 
 
 def bare(*, channels: int, kind: int = 0xC0) -> bytes:
-    """The frame header of a JPEG of so many channels, and nothing after it but its end."""
+    """Return a JPEG with a frame header for `channels` channels, directly followed by the end marker."""
     frame = struct.pack(">BHHB", 8, 60, 50, channels) + b"".join(bytes((n + 1, 0x11, 0)) for n in range(channels))
     return b"\xff\xd8" + segment(kind, frame) + b"\xff\xd9"
 
@@ -157,14 +157,14 @@ def animated(format_: str, **options: Any) -> bytes:
 
 
 def faded() -> Image.Image:
-    """A picture with an alpha channel that is not all opaque."""
+    """Return an image with a partly transparent alpha channel."""
     image = picture(50, 60)
     image.putalpha(Image.linear_gradient("L").resize((50, 60)))
     return image
 
 
 def solid(format_: str, **options: Any) -> Callable[[], Pixels]:
-    """What Pillow gives for a picture of its own saving."""
+    """Return a function that gives Pillow's row for an image saved by Pillow."""
     return lambda: reference_row(encoded(picture(50, 60), format_, **options), 32, 32)
 
 
@@ -183,14 +183,14 @@ def exif(orientation: int) -> bytes:
 
 
 def cmyk_mpo() -> bytes:
-    """Two pictures in one file, the first of them CMYK."""
+    """Return two images in one file, the first of them CMYK."""
     if tuple(map(int, PIL.__version__.split(".")[:2])) < (11, 3):
-        pytest.skip("Pillow before 11.3 reads such files, but those that it writes are cut short")
+        pytest.skip("Pillow before 11.3 reads such files, but truncates those that it writes")
     return encoded(RED.convert("CMYK"), "MPO", save_all=True, append_images=[picture(9, 9)])
 
 
 def exif_with_thumbnail() -> bytes:
-    """EXIF with a JPEG in it, whose markers are none of the picture's."""
+    """Return EXIF data that contain a JPEG, whose markers must not be taken for the image's own."""
     thumbnail = jpeg(16, 12, seed=5)
     first = struct.pack("<HHHII", 1, 0x0112, 3, 1, 1) + struct.pack("<I", 26)
     second = struct.pack("<HHHII", 2, 0x0201, 4, 1, 56) + struct.pack("<HHII", 0x0202, 4, 1, len(thumbnail)) + bytes(4)
@@ -294,7 +294,7 @@ def test_image_becomes_a_row(id_: str) -> None:
     got = np.frombuffer(row.pixels, np.uint8).reshape(size, size, 3)
     expected = case.like() if case.like else reference_row(data, 32, 32)
     np.testing.assert_array_equal(got[:32, :32], expected)
-    action, text = says(id_)
+    action, text = documented(id_)
     assert action == ("kept" if row.oddity else "")
     assert text.fullmatch(row.oddity), row.oddity
 
@@ -331,7 +331,7 @@ REJECTED: dict[str, Callable[[], bytes]] = {
 
 
 def png_of_size(width: int, height: int) -> bytes:
-    """A PNG that says it has this size."""
+    """Return a PNG with this size in its header."""
     data = replaced(encoded(picture(8, 8), "PNG"), 16, struct.pack(">II", width, height))
     return replaced(data, 29, crc(data[12:29]))
 
@@ -372,7 +372,7 @@ def test_jpeg_truncated_anywhere_is_rejected(mode: str, options: dict[str, Any])
     [("PNG", {}), ("GIF", {}), ("BMP", {}), ("PPM", {}), ("WEBP", {}), ("WEBP", {"lossless": True}), ("TIFF", {})],
 )
 def test_other_formats_truncated_anywhere_are_rejected(format_: str, options: dict[str, Any]) -> None:
-    if format_ != "TIFF":  # which is not compressed here
+    if format_ != "TIFF":  # not compressed here
         need_format(format_)
     whole = encoded(picture(64, 48), format_, **options)
     for share in range(1, 100):
@@ -388,8 +388,8 @@ def test_jpeg_truncated_after_a_thumbnail_is_rejected() -> None:
         assert_rejected(whole[:end], "truncated")
 
 
-def garbled_anywhere(data: bytes) -> tuple[int, int]:
-    """Garble a JPEG's scan in many ways, check what becomes of each; returns how many were kept, and rejected."""
+def garble_anywhere(data: bytes) -> tuple[int, int]:
+    """Garble a JPEG's scan in 150 ways and check the rows; return how many were kept and rejected."""
     kept = rejected = 0
     scan = marker_at(data, 0xDA) + 14
     decoder = Decoder(Recipe(height=32, width=32))
@@ -407,31 +407,31 @@ def garbled_anywhere(data: bytes) -> tuple[int, int]:
         kept += 1
         assert row.pixels != before.pixels
         np.testing.assert_array_equal(pixels(row), reference_row(bytes(garbled), 32, 32))
-        assert not row.oddity or says("garbled")[1].fullmatch(row.oddity)
+        assert not row.oddity or documented("garbled")[1].fullmatch(row.oddity)
     return kept, rejected
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 3}])
 def test_garbled_data_match_pillow_or_are_rejected(options: dict[str, Any]) -> None:
-    kept, rejected = garbled_anywhere(jpeg(200, 160, **options))
+    kept, rejected = garble_anywhere(jpeg(200, 160, **options))
     assert kept > 10
     assert kept + rejected == 150
 
 
-def one_garbled() -> bytes:
-    """A JPEG with a few wrong bytes, which libjpeg-turbo complains of and Pillow decodes all the same.
+def garbled_jpeg() -> bytes:
+    """Return a JPEG with a few wrong bytes, so that libjpeg-turbo warns and Pillow still decodes it.
 
-    Where these must be depends on the libjpeg-turbo that encoded it.
+    The position of these bytes depends on the libjpeg-turbo that encoded it.
     """
     made = (replaced(LARGE, at, bytes(4)) for at in range(len(LARGE) // 2, len(LARGE)))
     return next(data for data in made if decode(data).oddity)
 
 
 def test_garbled_data_are_rejected_on_request() -> None:
-    row = decode(one_garbled())
-    assert says("garbled")[1].fullmatch(row.oddity)
+    row = decode(garbled_jpeg())
+    assert documented("garbled")[1].fullmatch(row.oddity)
     with pytest.raises(Undecodable, match="garbled: "):
-        decode(one_garbled(), on_damaged="reject")
+        decode(garbled_jpeg(), on_damaged="reject")
 
 
 def test_error_after_a_warning_is_rejected() -> None:
@@ -449,7 +449,7 @@ def test_error_after_a_warning_is_rejected() -> None:
             hidden += simplejpeg.decode_jpeg(data, "RGBX", strict=False).shape == (160, 200, 4)
         except ValueError:
             continue
-    assert hidden  # which is why strict=False is no way to decode these
+    assert hidden  # strict=False decodes some of these without an error, so it cannot be used
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -514,14 +514,14 @@ def test_unusual_names_survive_a_build(tmp_path: Path) -> None:
     rejects = {os.fsencode(reject.source): reject.reason for reject in read_rejects(out / "rejects.tsv")}
     assert set(rejects) == {b"class/cut" + name for name in NAMES.values()} | {b"class/empty\n.JPEG"}
     assert rejects.pop(b"class/empty\n.JPEG") == table()["empty"][1]
-    assert all(says("truncated")[1].fullmatch(reason) for reason in rejects.values())
+    assert all(documented("truncated")[1].fullmatch(reason) for reason in rejects.values())
     lines = (out / "samples.tsv").read_bytes().splitlines()
     assert len(lines) == 1 + len(NAMES)
     for written in (rb"class/a\nb.JPEG", rb"class/caf\xe9.JPEG", rb"class/tab\t\\.JPEG"):
         assert sum(b"\t" + written + b"\t" in line for line in lines) == 1
 
 
-# rows of the table that a test of their own looks at
+# Rows of the table with a test function of their own.
 OTHERS = {
     "truncated": test_jpeg_truncated_anywhere_is_rejected,
     "garbled": test_garbled_data_match_pillow_or_are_rejected,
@@ -531,7 +531,7 @@ OTHERS = {
     "tiff-not-built": test_pillow_without_libtiff_names_the_package_to_install,
     **dict.fromkeys(NAMES, test_unusual_names_survive_a_build),
 }
-# And those that tests/hostile/test_images.py looks at.
+# Rows of the table that tests/hostile/test_images.py covers.
 HOSTILE = {
     "damaged-exif": "test_damaged_exif_says_nothing",
     "too-much-memory": "test_a_picture_that_takes_more_is_a_reject",
