@@ -1,4 +1,4 @@
-"""A double of `decodeonce.store.disk`: it counts the calls of all processes of a run, and has one of them go wrong."""
+"""A test double of `decodeonce.store.disk`: it counts the calls of all processes, and makes one of them go wrong."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from typing import Any
 from decodeonce.store import disk
 
 SECTOR = 512
-# Whatever the layer has; with O_CREAT open_file is another call, "create", for that one needs room.
+# All functions of the module. open_file with O_CREAT counts as "create", because it needs disk space.
 NAMES = [name for name, value in vars(disk).items() if callable(value) and not isinstance(value, type)]
 NAMES = [name for name in NAMES if name not in ("close", "contextmanager", "suppress") and not name.startswith("_")]
 LABELS = [*NAMES, "create"]
 WRITES, READS = {"write", "pwrite"}, {"pread", "preadv"}
-# NFS tells of a full disk when it is flushed.
+# NFS reports a full disk on a flush.
 TAKES_ROOM = {*WRITES, "create", "mkdir", "fallocate", "replace", "fsync", "fdatasync"}
 KINDS: dict[str, set[str]] = {
     "SIGKILL": set(LABELS),
@@ -33,33 +33,33 @@ KINDS: dict[str, set[str]] = {
     "EIO from then on": set(LABELS),
     "ENOSPC from then on": TAKES_ROOM,
     "EDQUOT": TAKES_ROOM,
-    "half of it": WRITES | READS,
-    "one byte of it": WRITES | READS,
+    "half the bytes": WRITES | READS,
+    "one byte": WRITES | READS,
     "EINTR": {"fallocate"},
 }
-OF_A_WORKER = {"SIGKILL of the parent", "SIGKILL of all"}  # elsewhere these are a plain SIGKILL
+WORKERS_ONLY = {"SIGKILL of the parent", "SIGKILL of all"}  # in the parent, these equal a plain SIGKILL
 KILLS = {kind for kind in KINDS if "SIGKILL" in kind}
-HARMLESS = {"half of it", "one byte of it", "EINTR"}
+HARMLESS = {"half the bytes", "one byte", "EINTR"}
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of the layer: what, and whether a worker made it."""
+    """A call of the disk module, by the parent or by a worker."""
 
     label: str
     by_worker: bool
 
-    def may_meet(self, kind: str) -> bool:
-        """Whether this kind of fault is one of this call's."""
-        return self.label in KINDS[kind] and (self.by_worker or kind not in OF_A_WORKER)
+    def accepts(self, kind: str) -> bool:
+        """Return whether this kind of fault can happen to this call."""
+        return self.label in KINDS[kind] and (self.by_worker or kind not in WORKERS_ONLY)
 
     def __str__(self) -> str:
-        return f"{self.label} of a {'worker' if self.by_worker else 'parent'}"
+        return f"{self.label} by a {'worker' if self.by_worker else 'parent'}"
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong at the first call from number `call` (from 1) on that `kind` can happen to."""
+    """A fault at call number `call` (counted from 1), or at the first later call that `kind` can happen to."""
 
     call: int
     kind: str
@@ -67,9 +67,9 @@ class Fault:
 
 
 class Double:
-    """Put in the place of the layer by `install`; the processes that are forked later have it, too.
+    """Replaces the disk module after `install`, in this process and in those that it forks later.
 
-    Calls are counted by appending a byte each to a file in `folder`: where it came to lie is the call's number.
+    Each call appends a byte to a file in `folder`; the position of the byte is the call's number.
     """
 
     def __init__(self, folder: Path, fault: Fault | None = None) -> None:
@@ -82,18 +82,18 @@ class Double:
         self._lock = threading.Lock()
 
     def calls(self) -> list[Call]:
-        """The calls so far."""
+        """Return the calls so far."""
         return [Call(LABELS[byte >> 1], bool(byte & 1)) for byte in self._log.read_bytes()]
 
     def happened(self) -> Call | None:
-        """The call that the fault happened to."""
+        """Return the call that the fault happened to, if any."""
         if not self._mark.exists():
             return None
         (byte,) = self._mark.read_bytes()
         return Call(LABELS[byte >> 1], bool(byte & 1))
 
     def install(self) -> None:
-        """From now on the layer of this process and of those it forks is this one."""
+        """Replace the disk module in this process and in those that it forks."""
         self._root = os.getpid()
         for name in NAMES:
             setattr(disk, name, partial(self._call, name, getattr(disk, name)))
@@ -103,7 +103,7 @@ class Double:
         call = Call(label, os.getpid() != self._root)
         number = self._number(call)
         fault = self.fault
-        if fault is None or number < fault.call or not call.may_meet(fault.kind):
+        if fault is None or number < fault.call or not call.accepts(fault.kind):
             return real(*args)
         if self._is_first(call) or fault.kind.endswith("from then on"):
             return self._go_wrong(fault, real, args)
@@ -111,7 +111,7 @@ class Double:
 
     def _number(self, call: Call) -> int:
         with self._lock:
-            if self._pid != os.getpid():  # a descriptor's place is shared with whoever has inherited it
+            if self._pid != os.getpid():  # an inherited descriptor would share its position with other processes
                 self._fd, self._pid = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), os.getpid()
             os.write(self._fd, _byte(call))
             return os.lseek(self._fd, 0, os.SEEK_CUR)
@@ -131,10 +131,10 @@ class Double:
             code = getattr(errno, kind.split()[0])
             raise OSError(code, os.strerror(code), *[str(path) for path in args[:1] if isinstance(path, Path)])
         if kind in HARMLESS:
-            return _part(real, args, one=kind == "one byte of it")
+            return _part(real, args, one=kind == "one byte")
         if kind.startswith("torn"):
             sectors = random.Random(fault.seed).randrange(memoryview(args[1]).nbytes // SECTOR + 1)
-            with suppress(OSError):  # past the page cache, where the disk has larger sectors
+            with suppress(OSError):  # fails for direct I/O if the disk has larger sectors
                 real(args[0], memoryview(args[1])[: sectors * SECTOR], *args[2:])
         if kind == "SIGKILL of all":
             os.killpg(0, signal.SIGKILL)
@@ -149,7 +149,7 @@ def _byte(call: Call) -> bytes:
 
 
 def _part(real: Callable[..., Any], args: tuple[Any, ...], *, one: bool) -> Any:
-    """Do half of a read or write, or one byte of it; of nothing, nothing."""
+    """Do half of a read or write, or one byte of it."""
     fd, what, *rest = args
     if isinstance(what, int):  # pread's size
         return real(fd, _less(what, one=one), *rest)

@@ -1,4 +1,4 @@
-"""One point: a command in which something goes wrong, a look at what it left, the command again, and a comparison."""
+"""Test one point: run a command with a fault, check what it left, run the command again, and compare."""
 
 from __future__ import annotations
 
@@ -20,42 +20,47 @@ from tests.crash.double import HARMLESS, KILLS, READS, Call, Double, Fault
 from tests.crash.targets import Target
 from tests.images import tree_bytes
 
-SECONDS = 60  # for a command of 50 ms, on a very busy machine
+SECONDS = 60  # time limit for a command that takes 50 ms, for very busy machines
 PR_SET_CHILD_SUBREAPER = 36
-CLEARING_UP = {"unlink", "rmdir"}  # a store is whole without these
+CLEANUP = {"unlink", "rmdir"}  # a store is complete without these
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended: its exit status, or the negative number of a signal; and what it said."""
+    """How a process ended: its exit status, or the negative number of a signal, and its standard error."""
 
     status: int
-    told: str
+    stderr: str
 
 
-class Wrong(AssertionError):
-    """A point at which something is not as it should be."""
+class Failure(AssertionError):
+    """A point that failed its checks."""
 
 
 def adopt_orphans() -> None:
-    """Have workers whose parent was killed become children of this process, so that it can wait for them."""
+    """Make this process the parent of workers whose parent was killed, so that it can wait for them."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def in_a_child(errors: Path, life: Callable[[], int]) -> Ended:
-    """Run `life` in a process group of its own until all of that have ended; what hangs is killed, and Wrong.
+def run_in_child(errors: Path, run: Callable[[], int]) -> Ended:
+    """Call `run` in a process group of its own, and wait until all of its processes have ended.
 
-    `errors` is a file for what they say on standard error.
+    Args:
+        errors: File for their standard error.
+        run: Returns the exit status.
+
+    Raises:
+        Failure: The processes hang; they are killed.
     """
     pid = os.fork()
     if not pid:
-        _live(errors, life)
+        _child_main(errors, run)
     with suppress(PermissionError):
         os.setpgid(pid, pid)
 
     def kill(number: int, frame: FrameType | None) -> None:
         os.killpg(pid, signal.SIGKILL)
-        raise Wrong(f"hangs: not at its end after {SECONDS} s")
+        raise Failure(f"hangs: still running after {SECONDS} s")
 
     signal.signal(signal.SIGALRM, kill)
     signal.alarm(SECONDS)
@@ -70,13 +75,13 @@ def in_a_child(errors: Path, life: Callable[[], int]) -> Ended:
         signal.alarm(0)
 
 
-def _live(errors: Path, life: Callable[[], int]) -> None:
+def _child_main(errors: Path, run: Callable[[], int]) -> None:
     code = 99
     try:
         os.setpgid(0, 0)
         os.dup2(os.open(os.devnull, os.O_RDWR), 1)
         os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), 2)
-        code = life()
+        code = run()
     except BaseException:
         traceback.print_exc()
     finally:
@@ -85,14 +90,14 @@ def _live(errors: Path, life: Callable[[], int]) -> None:
 
 
 def run_command(target: Target) -> int:
-    """The exit code of the command line, in this process."""
+    """Run the command line in this process and return its exit code."""
     forking.install()
     sys.argv = ["prep", *target.arguments]
     return _run() or 0
 
 
 class Crasher:
-    """Tries points of one target; `folder` is its own, for files of the double."""
+    """Tests points of one target; `folder` is for the files of the double."""
 
     def __init__(self, target: Target, folder: Path) -> None:
         self.target, self._folder, self.errors = target, folder, folder / "stderr"
@@ -100,48 +105,48 @@ class Crasher:
         self.calls: list[Call] = []
 
     def prepare(self) -> None:
-        """Run the command undisturbed: what it leaves is what every other must leave, its calls are the points."""
+        """Run the command without faults; its files are the expected result, its calls are the points."""
         double = Double(self._folder)
         self.clear()
-        ended = in_a_child(self.errors, lambda: self._disturbed(double))
+        ended = run_in_child(self.errors, lambda: self._run_with_double(double))
         if ended != Ended(0, ""):
-            raise Wrong(f"{self.target.name}: undisturbed, and yet {ended}")
-        self.expected, self.calls = tree_bytes(self.target.world), double.calls()
+            raise Failure(f"{self.target.name}: failed without a fault: {ended}")
+        self.expected, self.calls = tree_bytes(self.target.sandbox), double.calls()
 
     def clear(self) -> None:
-        """A world in which nothing was run."""
-        shutil.rmtree(self.target.world, ignore_errors=True)
-        self.target.begin()
+        """Make a fresh sandbox."""
+        shutil.rmtree(self.target.sandbox, ignore_errors=True)
+        self.target.set_up()
 
     def try_fault(self, fault: Fault) -> Call | None:
-        """The call that the fault happened to, None where it did not come to it; Wrong says what is wrong."""
+        """Test a fault; return the call that it happened to, or None if it did not happen."""
         self.clear()
         call, ended = self._run_with(fault)
-        self.check_rerun(whole=ended.status == 0)
+        self.check_rerun(complete=ended.status == 0)
         return call
 
     def try_faults(self, faults: Sequence[Fault]) -> None:
-        """The same of several in a row, each in a run that goes on where the one before it ended."""
+        """Test several faults in a row, each in a run that resumes the one before."""
         self.clear()
         for fault in faults:
             self._run_with(fault)
-            looked = in_a_child(self.errors, self._look)
-            if looked != Ended(0, ""):
-                raise Wrong(f"after {fault}: {looked.told!r}")
+            checked = run_in_child(self.errors, self._check)
+            if checked != Ended(0, ""):
+                raise Failure(f"after {fault}: {checked.stderr!r}")
         self.check_rerun()
 
-    def _look(self) -> int:
-        self.target.look(self.expected)
+    def _check(self) -> int:
+        self.target.check(self.expected)
         return 0
 
     def _run_with(self, fault: Fault) -> tuple[Call | None, Ended]:
         double = Double(self._folder, fault)
-        ended = in_a_child(self.errors, lambda: self._disturbed(double))
+        ended = run_in_child(self.errors, lambda: self._run_with_double(double))
         if (call := double.happened()) is not None:
             self._check_end(fault.kind, call, ended)
         return call, ended
 
-    def _disturbed(self, double: Double) -> int:
+    def _run_with_double(self, double: Double) -> int:
         double.install()
         return run_command(self.target)
 
@@ -154,64 +159,68 @@ class Crasher:
             allowed = {0 if survives else EXIT_STOPPED} if lone else {-signal.SIGKILL}
         else:
             allowed = {EXIT_STOPPED if kind.startswith("EIO") else EXIT_FAILED}
-            allowed |= {0} if call.label in CLEARING_UP else set()
+            allowed |= {0} if call.label in CLEANUP else set()
             if call.label in READS and self.target.repairs:
                 return
-        if self.is_refusal(ended):  # an earlier run had come to its end
+        if self.is_refusal(ended):  # an earlier run completed the work
             return
         if ended.status not in allowed:
-            raise Wrong(f"exit status {ended.status}, expected {allowed}; it said {ended.told!r}")
-        self._check_told(kind, ended)
+            raise Failure(f"exit status {ended.status}, expected {allowed}; stderr: {ended.stderr!r}")
+        self._check_output(kind, ended)
 
-    def _check_told(self, kind: str, ended: Ended) -> None:
-        """A line that says which file, and what to do; or nothing."""
+    def _check_output(self, kind: str, ended: Ended) -> None:
+        """Check that standard error is empty or one line that names a file and says what to do."""
         if ended.status not in (EXIT_FAILED, EXIT_STOPPED):
-            told = ended.told == ""
+            valid = ended.stderr == ""
         else:
             head, advice = ("prep: stopped: ", "run the same command again")
             if ended.status == EXIT_FAILED:
                 head, advice = ("prep: error: ", "make room")
-            told = ended.told.startswith(head) and advice in ended.told and ended.told.count("\n") == 1
-            told = told and (str(self.target.world.parent) in ended.told or kind in KILLS)
-        if not told:
-            raise Wrong(f"exit status {ended.status}, and it said {ended.told!r}")
+            valid = ended.stderr.startswith(head) and advice in ended.stderr and ended.stderr.count("\n") == 1
+            valid = valid and (str(self.target.sandbox.parent) in ended.stderr or kind in KILLS)
+        if not valid:
+            raise Failure(f"exit status {ended.status}, unexpected stderr: {ended.stderr!r}")
 
-    def check_told_of_full(self, ended: Ended) -> None:
-        """On a full disk: all is done, or a line says what to do."""
+    def check_full_disk(self, ended: Ended) -> None:
+        """Check a run on a full disk: everything is done, or one line says what to do."""
         if ended.status not in (0, EXIT_FAILED):
-            raise Wrong(f"{ended}")
-        self._check_told("ENOSPC", ended)
+            raise Failure(f"{ended}")
+        self._check_output("ENOSPC", ended)
 
-    def check_rerun(self, *, whole: bool = False, durable: int = 0) -> None:
-        """Look, run the command again where anything is left to do, and compare; `whole`: it must be whole by now.
+    def check_rerun(self, *, complete: bool = False, durable: int = 0) -> None:
+        """Check the files, run the command again, and compare the result.
 
-        durable: units of work that must not be lost.
+        Args:
+            complete: Whether everything must be there before the command runs again.
+            durable: Number of units of work that must not be lost.
         """
-        ended = in_a_child(self.errors, lambda: self._look_and_go_on(whole, durable))
+        ended = run_in_child(self.errors, lambda: self._check_and_resume(complete, durable))
         if ended != Ended(0, "") and not self.is_refusal(ended):
-            raise Wrong(f"then: exit status {ended.status}, {ended.told!r}")
-        if (found := tree_bytes(self.target.world)) != self.expected:
-            raise Wrong(f"in the end {differences(found, self.expected)}")
-        if folders := [str(path) for path in self.target.world.rglob(".*") if path.is_dir()]:
-            raise Wrong(f"in the end {folders} are left")
+            raise Failure(f"rerun: exit status {ended.status}, {ended.stderr!r}")
+        if (found := tree_bytes(self.target.sandbox)) != self.expected:
+            raise Failure(f"after the rerun {differences(found, self.expected)}")
+        if folders := [str(path) for path in self.target.sandbox.rglob(".*") if path.is_dir()]:
+            raise Failure(f"after the rerun {folders} are left")
 
-    def _look_and_go_on(self, whole: bool, durable: int) -> int:
-        self.target.look(self.expected)
-        found = tree_bytes(self.target.world)
+    def _check_and_resume(self, complete: bool, durable: int) -> int:
+        self.target.check(self.expected)
+        found = tree_bytes(self.target.sandbox)
         missing = differences({name: data for name, data in found.items() if name in self.expected}, self.expected)
-        assert not whole or not missing, f"it should be whole, and {missing}"
+        assert not complete or not missing, f"should be complete, but {missing}"
         assert (kept := self.target.durable()) >= durable, f"{kept} blocks are kept, {durable} were done"
         return run_command(self.target)
 
     def is_refusal(self, ended: Ended) -> bool:
-        """Whether the command found all done before."""
+        """Return whether the command refused to run because everything was done before."""
         refusal = self.target.refusal
-        return bool(refusal) and ended.status == EXIT_FAILED and refusal in ended.told and ended.told.count("\n") == 1
+        return (
+            bool(refusal) and ended.status == EXIT_FAILED and refusal in ended.stderr and ended.stderr.count("\n") == 1
+        )
 
 
 def differences(found: dict[str, bytes], expected: dict[str, bytes]) -> str:
-    """What distinguishes two trees of files, "" for nothing."""
+    """Describe how two trees of files differ; "" if they are equal."""
     differ = [f"{name} is missing" for name in expected if name not in found]
-    differ += [f"{name} is too much" for name in found if name not in expected]
+    differ += [f"{name} is unexpected" for name in found if name not in expected]
     differ += [f"{name} differs" for name, data in found.items() if data != expected.get(name, data)]
     return "; ".join(sorted(differ))

@@ -1,7 +1,8 @@
-"""Loss of power: what a disk may hold after any call, when all that was not flushed is there, or not, or in parts.
+"""Power loss: what a disk may hold after any call, if unflushed changes are there, missing or torn.
 
-A file's bytes and size are durable when it was flushed, a name when its folder was. A rename is there or not, never
-half. Of everything else each operation by itself may have come to the disk or not, and of a write any of its sectors.
+The bytes and size of a file are durable once it was flushed. A name is durable once its folder was flushed. A rename is
+atomic. Any other operation may have reached the disk or not, independently of the rest; of a write, any sectors may
+have.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ FLUSHES = ("fsync", "fdatasync")
 
 
 class Recorder:
-    """Put in the place of the layer by `install`, on top of a Double: writes down what succeeded.
+    """Replaces the disk module after `install`, on top of a Double, and records the calls that succeed.
 
-    Calls named in `forgotten` are not written down, as if they had not been made.
+    Calls named in `ignored` are not recorded, as if they had not been made.
     """
 
-    def __init__(self, path: Path, forgotten: Collection[str] = ()) -> None:
-        self._path, self._lock, self._forgotten = path, threading.Lock(), forgotten
+    def __init__(self, path: Path, ignored: Collection[str] = ()) -> None:
+        self._path, self._lock, self._forgotten = path, threading.Lock(), ignored
         self._pid = self._fd = -1
         path.write_bytes(b"")
 
     def install(self) -> None:
-        """From now on this process, and those it forks, are recorded."""
+        """Record this process and those that it forks."""
         for name in NAMES:
             setattr(disk, name, partial(self._call, name, getattr(disk, name)))
 
     def records(self) -> list[tuple[Any, ...]]:
-        """What was done, in order; files and folders by the number of their inode."""
+        """Return the calls in order; files and folders are inode numbers."""
         found = []
         with open(self._path, "rb") as file:
             while file.peek(1):
@@ -48,7 +49,7 @@ class Recorder:
         return found
 
     def _call(self, name: str, real: Callable[..., Any], *args: Any) -> Any:
-        with self._lock:  # so that the order is that of what was done, and no thread is killed while it writes it down
+        with self._lock:  # records have the order of the calls, and no thread is killed while it records
             is_new = name == "open_file" and args[1] & os.O_CREAT and not args[0].exists()
             result = real(*args)
             if (is_new or name in (*CHANGES, *FLUSHES)) and name not in self._forgotten:
@@ -56,7 +57,7 @@ class Recorder:
             return result
 
     def _write(self, record: tuple[Any, ...]) -> None:
-        if self._pid != os.getpid():  # a worker closed what it was not given
+        if self._pid != os.getpid():  # a worker has closed the inherited descriptor
             self._fd, self._pid = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), os.getpid()
         os.write(self._fd, pickle.dumps(record))
 
@@ -85,26 +86,26 @@ def _place(path: Path) -> tuple[int, str]:
 
 
 class File:
-    """A file: the bytes that are durable, and what was done to it since."""
+    """A file: its durable bytes, and the operations since."""
 
     def __init__(self) -> None:
         self.durable, self.pending = b"", list[tuple[Any, ...]]()
 
     def flush(self) -> None:
-        """All that was done is durable."""
+        """Make all operations durable."""
         self.durable, self.pending = self.all(), []
 
     def all(self) -> bytes:
-        """As programs see it."""
+        """Return the content that programs see."""
         return _done(self.durable, self.pending)
 
     def zeros(self) -> bytes:
-        """What is durable, in the size that programs see."""
+        """Return the durable content, with the size that programs see."""
         size = len(self.all())
         return self.durable[:size].ljust(size, b"\0")
 
     def some(self, rng: random.Random) -> bytes:
-        """Any of what was done since."""
+        """Return the durable content with a random part of the operations since."""
         return _done(self.durable, [part for done in self.pending for part in _parts(done, rng)])
 
 
@@ -134,7 +135,7 @@ def _done(durable: bytes, pending: list[tuple[Any, ...]]) -> bytes:
 
 
 class Folder:
-    """A folder: the names that are durable."""
+    """A folder: its durable names."""
 
     def __init__(self) -> None:
         self.durable: dict[str, File | Folder] = {}
@@ -144,7 +145,7 @@ Tree = dict[str, bytes | None]  # None for a folder
 
 
 class Change(NamedTuple):
-    """A name that a thing got, and lost; a rename is both."""
+    """A name that a file or folder got, lost or, in a rename, both."""
 
     thing: File | Folder
     lost: tuple[Folder, str] | None
@@ -152,13 +153,13 @@ class Change(NamedTuple):
 
     @property
     def flushed_by(self) -> Folder:
-        """The folder whose flush makes it durable."""
+        """The folder whose flush makes this change durable."""
         place = self.got or self.lost
         assert place is not None
         return place[0]
 
     def done(self, names: dict[Folder, dict[str, File | Folder]]) -> None:
-        """Do it."""
+        """Apply the change to `names`."""
         if self.lost is not None and names[self.lost[0]].get(self.lost[1]) is self.thing:
             del names[self.lost[0]][self.lost[1]]
         if self.got is not None:
@@ -166,9 +167,10 @@ class Change(NamedTuple):
 
 
 class Disk:
-    """What is durable of a world, and what was done to it since; `do` takes the records one by one.
+    """The durable state of a sandbox, and the operations since; `do` adds one record.
 
-    root: the inode of the world, which is empty at first.
+    Args:
+        root: Inode of the sandbox, which is empty at first.
     """
 
     def __init__(self, root: int) -> None:
@@ -178,18 +180,18 @@ class Disk:
         self._pending: list[Change] = []
 
     def do(self, record: tuple[Any, ...]) -> None:
-        """One more thing was done."""
+        """Add an operation."""
         name, *facts = record
         if name in ("write", "cut", "reserve"):
             file = self._things[facts[0]]
             assert isinstance(file, File)
             file.pending.append((name, *facts[1:]))
         elif name == "flush":
-            if facts[0] in self._things:  # not the folder that the world is in
+            if facts[0] in self._things:  # not the folder that the sandbox is in
                 self._flush(self._things[facts[0]])
         elif name == "make":
             self._make(*facts)
-        elif (thing := self._seen(facts[0]).get(facts[1])) is not None:  # libhdf5's own scratch file is not ours
+        elif (thing := self._seen(facts[0]).get(facts[1])) is not None:  # None: libhdf5's own scratch file
             got = (self._folder(facts[2]), facts[3]) if name == "move" else None
             self._pending.append(Change(thing, (self._folder(facts[0]), facts[1]), got))
 
@@ -215,7 +217,7 @@ class Disk:
         for change in self._pending:
             if change.flushed_by is thing:
                 change.done(names)
-                if change.lost is not None:  # the name it had is gone with it, whether it had come to the disk or not
+                if change.lost is not None:  # the old name is gone, too, whether or not it had reached the disk
                     left = [other for other in left if (other.thing, other.got) != (change.thing, change.lost)]
             else:
                 left.append(change)
@@ -243,11 +245,11 @@ class Disk:
         return found
 
     def worst(self) -> Tree:
-        """Nothing but what is durable."""
+        """Return only what is durable."""
         return self._tree(lambda change: False, lambda file: file.durable)
 
     def states(self, rng: random.Random, mixtures: int) -> Iterator[tuple[str, Tree]]:
-        """What may be there after a loss of power now: the extremes, and so many mixtures."""
+        """Yield possible states after a power loss now: the extremes, and `mixtures` random mixtures."""
         yield "nothing unflushed", self.worst()
         yield "names without data", self._tree(lambda change: True, lambda file: file.durable)
         yield "names and zeros", self._tree(lambda change: True, File.zeros)
@@ -257,10 +259,10 @@ class Disk:
             yield f"mixture {number}", mixed
 
 
-def lay_out(tree: Tree, world: Path) -> None:
-    """Write a tree into the empty folder `world`."""
+def lay_out(tree: Tree, sandbox: Path) -> None:
+    """Write a tree into the empty folder `sandbox`."""
     for path, content in tree.items():
         if content is None:
-            (world / path).mkdir()
+            (sandbox / path).mkdir()
         else:
-            (world / path).write_bytes(content)
+            (sandbox / path).write_bytes(content)

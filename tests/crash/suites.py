@@ -1,4 +1,4 @@
-"""Which points there are of a target, by what is done there; each suite tries all of its own, or so many of them."""
+"""The suites of points of a target; each suite tests all of its points, or a random sample of them."""
 
 from __future__ import annotations
 
@@ -18,31 +18,39 @@ from decodeonce.store import disk
 from decodeonce.store.shard_file import PAGE
 from tests.crash import forking
 from tests.crash.double import KINDS, Double, Fault
-from tests.crash.points import Crasher, Ended, Wrong, in_a_child, run_command
+from tests.crash.points import Crasher, Ended, Failure, run_command, run_in_child
 from tests.crash.power import Disk, Recorder, Tree, lay_out
 
 FEWER_KINDS = ("SIGKILL", "SIGKILL of all", "torn at 512 bytes, SIGKILL", "EIO", "ENOSPC from then on")
 MIXTURES = 6
-MICROSECONDS = (150, 300, 700, 1500)  # between signals; a command takes some 50,000
+MICROSECONDS = (150, 300, 700, 1500)  # between signals; a command takes about 50,000
 
 SPARE_PAGES = 40  # for plan, journals, folders and temporary files
 
-Point = Callable[[], str | None]  # tries it: what was done there, None where it did not come to it
+Point = Callable[[], str | None]  # tests a point; returns its kind, or None if the fault did not happen
 
 
 class Suites:
-    """The suites of one target; `count` has the points that were tried, `wrong` what was found.
+    """The suites of one target.
 
-    forgotten: calls that a loss of power undoes although they were made, to see that this is found.
+    Args:
+        crasher: Tests a point of the target.
+        folder: Folder for recorded calls.
+        seed: Seed for random points.
+        ignored: Calls to ignore in power losses, which must lead to failures.
+
+    Attributes:
+        count: Number of tested points by kind.
+        failures: Descriptions of the failed points.
     """
 
-    def __init__(self, crasher: Crasher, folder: Path, seed: int, forgotten: Collection[str] = ()) -> None:
-        self._crasher, self._folder, self._seed, self._forgotten = crasher, folder, seed, forgotten
+    def __init__(self, crasher: Crasher, folder: Path, seed: int, ignored: Collection[str] = ()) -> None:
+        self._crasher, self._folder, self._seed, self._forgotten = crasher, folder, seed, ignored
         self.count: Counter[str] = Counter()
-        self.wrong: list[str] = []
+        self.failures: list[str] = []
 
     def run(self, suite: str, at_most: int | None) -> None:
-        """Try the points of a suite, or of one kind of fault, or so many of them that are drawn."""
+        """Test the points of a suite or of one kind of fault; `at_most` limits them to a random sample."""
         found = self._faults([suite]) if suite in KINDS else getattr(self, f"_{suite}")()
         points: list[tuple[str, Point]] = list(found)
         rng = random.Random(self._seed)
@@ -51,24 +59,24 @@ class Suites:
         for name, point in points:
             try:
                 kind = point()
-            except Wrong as error:
-                self.wrong.append(f"{self._crasher.target.name}, {name}: {error}")
+            except Failure as error:
+                self.failures.append(f"{self._crasher.target.name}, {name}: {error}")
                 kind = suite
             if kind is not None:
                 self.count[kind] += 1
 
     def _faults(self, kinds: Iterable[str] | None = None) -> Iterator[tuple[str, Point]]:
-        """Every kind of fault at every call that can meet it."""
+        """Every kind of fault at every call that it can happen to."""
         for kind in kinds or (KINDS if self._crasher.target.name == "npy" else FEWER_KINDS):
             for number, call in enumerate(self._crasher.calls, 1):
-                if call.may_meet(kind):
+                if call.accepts(kind):
                     yield f"{kind} at call {number}, {call}", partial(self._fault, Fault(number, kind))
 
     def _fault(self, fault: Fault) -> str | None:
         return fault.kind if self._crasher.try_fault(fault) else None
 
     def _many(self) -> Iterator[tuple[str, Point]]:
-        """Up to four faults of any kind after each other, at random."""
+        """Up to four random faults of any kind in a row."""
         for number in range(len(self._crasher.calls)):
             yield f"faults at random, {number}", partial(self._several, number)
 
@@ -80,41 +88,41 @@ class Suites:
         ]
         try:
             self._crasher.try_faults(faults)
-        except Wrong as error:
-            raise Wrong(f"{faults}: {error}") from None
+        except Failure as error:
+            raise Failure(f"{faults}: {error}") from None
         return "at random, up to four in a row"
 
     def _signals(self) -> Iterator[tuple[str, Point]]:
-        """System calls that are interrupted all the time."""
+        """System calls that signals interrupt all the time."""
         for microseconds in MICROSECONDS:
-            yield f"a signal every {microseconds} us", partial(self._rain, microseconds)
+            yield f"a signal every {microseconds} us", partial(self._interrupt, microseconds)
 
-    def _rain(self, microseconds: int) -> str:
+    def _interrupt(self, microseconds: int) -> str:
         crasher = self._crasher
         crasher.clear()
 
-        def begin() -> None:
-            signal.signal(signal.SIGALRM, _nothing)
+        def start_timer() -> None:
+            signal.signal(signal.SIGALRM, _ignore)
             signal.setitimer(signal.ITIMER_REAL, microseconds / 1e6, microseconds / 1e6)
 
-        def life() -> int:
-            forking.BEGINNINGS.append(begin)
-            begin()
+        def run() -> int:
+            forking.START_HOOKS.append(start_timer)
+            start_timer()
             code = run_command(crasher.target)
             signal.setitimer(signal.ITIMER_REAL, 0)
             return code
 
-        if (ended := in_a_child(crasher.errors, life)) != Ended(0, ""):
-            raise Wrong(f"{ended}")
-        crasher.check_rerun(whole=True)
+        if (ended := run_in_child(crasher.errors, run)) != Ended(0, ""):
+            raise Failure(f"{ended}")
+        crasher.check_rerun(complete=True)
         return "signals all the time"
 
     def _full(self) -> Iterator[tuple[str, Point]]:
-        """A disk of every size, in pages, from too small for anything to large enough; then more room."""
+        """A disk of every size in pages, from too small to large enough; then more space."""
         return self._sizes("reserved", lambda: None)
 
     def _sparse(self) -> Iterator[tuple[str, Point]]:
-        """The same where the file system cannot reserve: it is full in the middle of the work."""
+        """The same on a file system that cannot reserve space, so that the disk is full during the work."""
         return self._sizes("not reserved", _without_fallocate)
 
     def _sizes(self, what: str, prepare: Callable[[], None]) -> Iterator[tuple[str, Point]]:
@@ -123,33 +131,33 @@ class Suites:
             yield f"a disk of {pages} pages, {what}", partial(self._fill, pages, prepare)
 
     def _fill(self, pages: int, prepare: Callable[[], None]) -> str:
-        crasher, world = self._crasher, self._crasher.target.world
+        crasher, sandbox = self._crasher, self._crasher.target.sandbox
         crasher.clear()
-        tmpfs = ["mount", "-t", "tmpfs", "-o", f"size={pages * PAGE}", "tmpfs", str(world)]
+        tmpfs = ["mount", "-t", "tmpfs", "-o", f"size={pages * PAGE}", "tmpfs", str(sandbox)]
         subprocess.run(tmpfs, check=True, capture_output=True)
         try:
 
-            def life() -> int:
+            def run() -> int:
                 prepare()
                 return run_command(crasher.target)
 
-            ended = in_a_child(crasher.errors, life)
-            crasher.check_told_of_full(ended)
-            subprocess.run(["mount", "-o", f"remount,size={pages + (1 << 20)}", str(world)], check=True)
-            crasher.check_rerun(whole=ended.status == 0)
+            ended = run_in_child(crasher.errors, run)
+            crasher.check_full_disk(ended)
+            subprocess.run(["mount", "-o", f"remount,size={pages + (1 << 20)}", str(sandbox)], check=True)
+            crasher.check_rerun(complete=ended.status == 0)
         finally:
-            subprocess.run(["umount", str(world)], check=True)
+            subprocess.run(["umount", str(sandbox)], check=True)
         return "a full disk"
 
     def _power(self) -> Iterator[tuple[str, Point]]:
-        """A loss of power after every call of an undisturbed run."""
+        """A power loss after every call of a run without faults."""
         records = self._recorded([None])
         yield from self._losses(records, 0, MIXTURES)
 
     def _again(self) -> Iterator[tuple[str, Point]]:
-        """A SIGKILL at every call, the command again, and a loss of power during that, or at any time after it."""
+        """A SIGKILL at every call, the command again, and a power loss during or after that."""
         for number in range(1, len(self._crasher.calls) + 1):
-            yield f"SIGKILL at call {number}, again, loss of power", partial(self._loss_again, number)
+            yield f"SIGKILL at call {number}, again, power loss", partial(self._loss_again, number)
 
     def _loss_again(self, number: int) -> str:
         by_worker = self._crasher.calls[number - 1].by_worker
@@ -160,36 +168,40 @@ class Suites:
         for name, point in [*rng.sample(losses[:-1], min(2, len(losses) - 1)), *losses[-1:]]:
             try:
                 point()
-            except Wrong as error:
-                raise Wrong(f"{name}: {error}") from None
-        return "SIGKILL, again, loss of power"
+            except Failure as error:
+                raise Failure(f"{name}: {error}") from None
+        return "SIGKILL, again, power loss"
 
     def _recorded(self, runs: list[Fault | None], *, keep: bool = False) -> list[tuple[Any, ...]]:
-        """What these runs after each other do; `keep` adds to what was recorded, in the world as it is."""
+        """Run the command once per fault and return the recorded calls; `keep` adds to the previous recording."""
         crasher = self._crasher
         if not keep:
             crasher.clear()
             self._recorder = Recorder(self._folder / "records", self._forgotten)
-            self._disk_root = crasher.target.world.stat().st_ino
+            self._disk_root = crasher.target.sandbox.stat().st_ino
         for fault in runs:
             double = Double(self._folder, fault)
 
-            def life(double: Double = double) -> int:
+            def run(double: Double = double) -> int:
                 double.install()
                 self._recorder.install()
                 return run_command(crasher.target)
 
-            ended = in_a_child(crasher.errors, life)
+            ended = run_in_child(crasher.errors, run)
             if fault is None and ended != Ended(0, "") and not crasher.is_refusal(ended):
-                raise Wrong(f"{ended}")
+                raise Failure(f"{ended}")
         return self._recorder.records()
 
     def _losses(
         self, records: list[tuple[Any, ...]], first: int, mixtures: int, unflushed: int = 0
     ) -> Iterator[tuple[str, Point]]:
-        """A point for each different state after each record from number `first` on; the last is that at the end.
+        """Yield a point for each different state after each record from number `first` on, and one for the end.
 
-        unflushed: blocks whose line a worker that was killed may have written, and not flushed.
+        Args:
+            records: The recorded calls.
+            first: Number of the first record.
+            mixtures: Number of random mixtures per record.
+            unflushed: Number of blocks whose journal line a killed worker may have written without a flush.
         """
         model, seen = Disk(self._disk_root), set[int]()
         for number in range(len(records) + 1):
@@ -204,15 +216,15 @@ class Suites:
                 if key not in seen:
                     seen.add(key)
                     durable = _blocks_done(records[:number]) - unflushed if name == "nothing unflushed" else 0
-                    yield f"loss of power {after}: {name}", self._loss(tree, at_end, durable)
-        yield "loss of power at the end", self._loss(model.worst(), True, 0)
+                    yield f"power loss {after}: {name}", self._loss(tree, at_end, durable)
+        yield "power loss at the end", self._loss(model.worst(), True, 0)
 
-    def _loss(self, tree: Tree, whole: bool, durable: int) -> Point:
+    def _loss(self, tree: Tree, complete: bool, durable: int) -> Point:
         def point() -> str:
             self._crasher.clear()
-            lay_out(tree, self._crasher.target.world)
-            self._crasher.check_rerun(whole=whole, durable=durable)
-            return "loss of power"
+            lay_out(tree, self._crasher.target.sandbox)
+            self._crasher.check_rerun(complete=complete, durable=durable)
+            return "power loss"
 
         return point
 
@@ -224,12 +236,15 @@ def _without_fallocate() -> None:
     disk.fallocate = fallocate
 
 
-def _nothing(number: int, frame: FrameType | None) -> None:
+def _ignore(number: int, frame: FrameType | None) -> None:
     pass
 
 
 def _blocks_done(records: list[tuple[Any, ...]]) -> int:
-    """Blocks that were journalled before the last write to a shard: a worker writes one after the other is durable."""
+    """Return the number of blocks in the journal before the last write to a shard.
+
+    A worker writes the next block only after the one before is durable.
+    """
     files = {facts[2]: facts[1] for name, *facts in records if name == "make"}
     written = [files[facts[0]] for name, *facts in records if name == "write"]
     shards = [number for number, file in enumerate(written) if file.startswith("images-")]

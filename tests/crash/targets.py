@@ -1,4 +1,4 @@
-"""What is crashed: commands of `prep`, each in a world of its own, a folder that holds all that it writes."""
+"""The commands under test, each with a sandbox: a folder for everything that it writes."""
 
 from __future__ import annotations
 
@@ -18,40 +18,50 @@ from decodeonce.store.manifest import DATA_OFFSET, read_manifest
 from tests.forms.boxed import XML
 from tests.images import jpeg, make_tree, tree_bytes
 
-BLOCK_BYTES = 12 << 10  # four rows of 32x32: several blocks and shards of what takes milliseconds to decode
-SIZE = ("--size", "32", "--shard-size", "24KiB")  # eight rows a shard
+BLOCK_BYTES = 12 << 10  # four rows of 32x32, so that images that decode in milliseconds fill several blocks and shards
+SIZE = ("--size", "32", "--shard-size", "24KiB")  # eight rows per shard
 ROW_BYTES = 32 * 32 * 3
 ALL = 1 << 30
-STORE = "store"  # what is converted, staged and exported, below `base`
+STORE = "store"  # the store to convert, stage and export, below `base`
 HERE = "is here already"
-DAMAGED = "damaged"  # what is repaired
-VALUES = "values.npy"  # what is added as a column
+DAMAGED = "damaged"  # the store to repair
+VALUES = "values.npy"  # the column to add
 
 
 @dataclass(frozen=True)
 class Target(ABC):
-    """A command; `world` is where it writes, `expected` what an undisturbed one leaves there, by path."""
+    """A command under test.
+
+    Args:
+        name: Name of the target.
+        sandbox: Folder that the command writes to.
+        arguments: Command line.
+        replaces_workers: Whether the command replaces a worker that dies and then completes.
+        refusal: Error message if everything was done before; "" if that is not an error.
+        repairs: Whether the command repairs what it cannot read.
+    """
 
     name: str
-    world: Path
+    sandbox: Path
     arguments: tuple[str, ...]
-    # Whether a worker that dies is replaced, so that the command comes to its end.
     replaces_workers: bool = True
-    # What the command says where it finds all done before; nothing where that is no failure.
     refusal: str = ""
-    # Whether what cannot be read is taken for damage, and repaired.
     repairs: bool = False
 
-    def begin(self) -> None:
-        """Make the world in which the command is to be run."""
-        self.world.mkdir()
+    def set_up(self) -> None:
+        """Make the sandbox."""
+        self.sandbox.mkdir()
 
     @abstractmethod
-    def look(self, expected: dict[str, bytes]) -> None:
-        """Before it is run again: AssertionError where anything calls whole what is not, or another exception."""
+    def check(self, expected: dict[str, bytes]) -> None:
+        """Raise AssertionError or another exception if anything reports incomplete files as complete.
+
+        Args:
+            expected: Files of a run without faults, by path.
+        """
 
     def durable(self) -> int:
-        """How many units of work would not be done again."""
+        """Return how many units of work would not be done again."""
         return 0
 
 
@@ -60,19 +70,19 @@ class Build(Target):
 
     @property
     def paths(self) -> StorePaths:
-        """Where the store is made."""
-        return StorePaths(self.world / "out")
+        """The paths of the store."""
+        return StorePaths(self.sandbox / "out")
 
-    def look(self, expected: dict[str, bytes]) -> None:
-        """Open, verify and ask for the status."""
+    def check(self, expected: dict[str, bytes]) -> None:
+        """Open and verify the store, and read its status."""
         try:
             finished = read_status(self.paths.root).finished
         except BuildError:
             finished = False
-        look_at_store(self.paths.root, expected, self.world, finished)
+        check_store(self.paths.root, expected, self.sandbox, finished)
 
     def durable(self) -> int:
-        """Blocks that are done; of a finished store more than any plan has."""
+        """Return the number of completed blocks; ALL for a finished store."""
         try:
             status = read_status(self.paths.root)
         except BuildError:
@@ -83,88 +93,91 @@ class Build(Target):
 class Stage(Target):
     """`prep stage`."""
 
-    def look(self, expected: dict[str, bytes]) -> None:
-        """Open and verify."""
-        part = self.world / "part"
-        look_at_store(part, expected, self.world, (part / "store.json").exists())
+    def check(self, expected: dict[str, bytes]) -> None:
+        """Open and verify the staged part."""
+        part = self.sandbox / "part"
+        check_store(part, expected, self.sandbox, (part / "store.json").exists())
 
 
 class Export(Target):
-    """`prep export`; DEST is there when it is whole."""
+    """`prep export`; DEST exists once it is complete."""
 
-    def look(self, expected: dict[str, bytes]) -> None:
-        """All of it, or nothing."""
-        if (self.world / "out").exists():
-            assert {name: data for name, data in tree_bytes(self.world).items() if ".export" not in name} == expected
+    def check(self, expected: dict[str, bytes]) -> None:
+        """Check that DEST is missing or complete."""
+        if (self.sandbox / "out").exists():
+            assert {name: data for name, data in tree_bytes(self.sandbox).items() if ".export" not in name} == expected
 
 
 class Repair(Target):
-    """`prep repair` of a store with a flipped bit, a shard that was cut and one small file less."""
+    """`prep repair` of a store with a flipped bit, a truncated shard and a missing small file."""
 
-    def begin(self) -> None:
-        """A damaged store, the same each time."""
-        shutil.copytree(self.world.with_name(DAMAGED), self.world)
+    def set_up(self) -> None:
+        """Copy the damaged store."""
+        shutil.copytree(self.sandbox.with_name(DAMAGED), self.sandbox)
 
-    def look(self, expected: dict[str, bytes]) -> None:
-        """What is verified is whole; in what opens a row is right, or damaged as before, never a hole."""
-        store = self.world / "out"
+    def check(self, expected: dict[str, bytes]) -> None:
+        """Check that a verified store is complete, and that rows are right or damaged as before, but never holes."""
+        store = self.sandbox / "out"
         if verify_store(store).ok:
-            assert {name: data for name, data in tree_bytes(self.world).items() if ".repair" not in name} == expected
+            assert {name: data for name, data in tree_bytes(self.sandbox).items() if ".repair" not in name} == expected
         try:
             open_store(store)
         except StoreError:
             return
         for name, data in expected.items():
             if "images-" in name:
-                found, damaged = ((top / name).read_bytes() for top in (self.world, self.world.with_name(DAMAGED)))
+                found, damaged = ((top / name).read_bytes() for top in (self.sandbox, self.sandbox.with_name(DAMAGED)))
                 for at in range(DATA_OFFSET, len(data), ROW_BYTES):
                     row = slice(at, at + ROW_BYTES)
-                    assert found[row] in (data[row], damaged[row]), f"it opens, and {name} has something else at {at}"
+                    assert found[row] in (data[row], damaged[row]), f"opens, but {name} has another row at {at}"
 
 
 class AddColumn(Target):
-    """`prep column add` to a whole store."""
+    """`prep column add` to a complete store."""
 
-    def begin(self) -> None:
-        """The store, the same each time."""
-        self.world.mkdir()
-        shutil.copytree(self.world.with_name(STORE), self.world / "out")
+    def set_up(self) -> None:
+        """Copy the store."""
+        self.sandbox.mkdir()
+        shutil.copytree(self.sandbox.with_name(STORE), self.sandbox / "out")
 
-    def look(self, expected: dict[str, bytes]) -> None:
-        """The store as it was, or with the column; at most its file is there already."""
-        assert verify_store(self.world / "out").ok
-        found, before = tree_bytes(self.world / "out"), tree_bytes(self.world.with_name(STORE))
+    def check(self, expected: dict[str, bytes]) -> None:
+        """Check that the store is as before or has the column; the column's file may be there early."""
+        assert verify_store(self.sandbox / "out").ok
+        found, before = tree_bytes(self.sandbox / "out"), tree_bytes(self.sandbox.with_name(STORE))
         wanted = {name.removeprefix("out/"): data for name, data in expected.items()}
         if found["store.json"] != wanted["store.json"]:
-            assert found["store.json"] == before["store.json"], "another store than before or after"
+            assert found["store.json"] == before["store.json"], "store.json is neither the old nor the new one"
             del wanted["store.json"], found["store.json"]
         left = {name: data for name, data in found.items() if ".repair" not in name}
-        assert left.items() <= wanted.items(), "another file than before or after"
+        assert left.items() <= wanted.items(), "a file is neither the old nor the new one"
 
 
-def look_at_store(root: Path, expected: dict[str, bytes], world: Path, finished: bool) -> None:
-    """What opens is whole to the byte, but for what lies past a shard's last row; what does not is said to be none."""
+def check_store(root: Path, expected: dict[str, bytes], sandbox: Path, finished: bool) -> None:
+    """Check that a store that opens is complete to the byte, and that one that does not open is reported as such.
+
+    Bytes after a shard's last row may differ.
+    """
     report = verify_store(root)
     try:
         open_store(root)
     except StoreError:
-        assert not report.ok, "verify_store calls whole what does not open"
-        assert not finished, "its status is finished, and it does not open"
+        assert not report.ok, "does not open, but verify_store finds no damage"
+        assert not finished, "does not open, but its status is finished"
         return
     longer = set()
     for name, data in expected.items():
-        found = (world / name).read_bytes()
+        found = (sandbox / name).read_bytes()
         if name.rpartition("/")[2].startswith("images-") and len(found) > len(data):
             longer.add(name.rpartition("/")[2])
         else:
-            assert found == data, f"it opens, and {name} is another"
-        assert found.startswith(data), f"it opens, and {name} is another"
-    assert set(report.bad_files) == longer, f"it opens, and verify_store says {report}"
+            assert found == data, f"opens, but {name} differs"
+        assert found.startswith(data), f"opens, but {name} differs"
+    assert set(report.bad_files) == longer, f"opens, but verify_store reports {report}"
     assert not report.bad_rows
 
 
 def make_sources(base: Path) -> None:
-    """Draw what is built from: 19 pictures, four of them bad, a dangling link, and boxes; and a larger tree."""
+    """Make the sources: 19 images, four of them bad, a dangling link, boxes, and a larger tree."""
     blocks.SMALLEST = BLOCK_BYTES
     train = make_tree(base / "tree", classes=3, per_class=6) / "train"
     (train / "n00000001/n00000001_9.JPEG").write_bytes(jpeg(50, 60, mode="CMYK"))
@@ -182,40 +195,40 @@ def make_sources(base: Path) -> None:
 
 
 def make_targets(base: Path) -> dict[str, Target]:
-    """All of them by name, in the folder `base`; those that begin with a store have it made before (see STORE)."""
-    world = base / "world"
-    store, out = str(base / STORE), str(world / "out")
+    """Return all targets by name, in the folder `base`. Targets that need a store get it from `make_stores`."""
+    sandbox = base / "sandbox"
+    store, out = str(base / STORE), str(sandbox / "out")
     tree = ("build", "imagenet", str(base / "tree"), out, *SIZE, "--max-bad", "5", "--workers", "1")
     large = ("build", "imagenet", str(base / "large"), out, *SIZE, "--max-bad", "5")
     targets = [
-        Build("npy", world, tree),
-        Build("hdf5", world, (*tree, "--format", "hdf5")),
-        Build("boxes", world, (*tree, "--boxes", str(base / "boxes"), "--keep-boxes", "2")),
-        Build("large", world, (*large, "--workers", "2")),
-        Build("convert", world, ("convert", store, out, "--size", "16", "--format", "hdf5", "--workers", "1")),
-        Stage("stage", world, ("stage", store, str(world / "part"), "--node-rank", "1", "--node-count", "3")),
-        Export("folder", world, ("export", store, out, "--as", "folder", "--workers", "1"), refusal=HERE),
+        Build("npy", sandbox, tree),
+        Build("hdf5", sandbox, (*tree, "--format", "hdf5")),
+        Build("boxes", sandbox, (*tree, "--boxes", str(base / "boxes"), "--keep-boxes", "2")),
+        Build("large", sandbox, (*large, "--workers", "2")),
+        Build("convert", sandbox, ("convert", store, out, "--size", "16", "--format", "hdf5", "--workers", "1")),
+        Stage("stage", sandbox, ("stage", store, str(sandbox / "part"), "--node-rank", "1", "--node-count", "3")),
+        Export("folder", sandbox, ("export", store, out, "--as", "folder", "--workers", "1"), refusal=HERE),
         Export(
             "webdataset",
-            world,
+            sandbox,
             ("export", store, out, "--as", "webdataset", "--shard-rows", "5", "--workers", "1"),
             refusal=HERE,
         ),
         Export(
             "workers",
-            world,
+            sandbox,
             ("export", store, out, "--as", "webdataset", "--shard-rows", "3", "--workers", "2"),
             replaces_workers=False,
             refusal=HERE,
         ),
-        AddColumn("column", world, ("column", "add", out, "score", str(base / VALUES))),
-        Repair("repair", world, ("repair", out, "--from", str(base / "tree")), repairs=True),
+        AddColumn("column", sandbox, ("column", "add", out, "score", str(base / VALUES))),
+        Repair("repair", sandbox, ("repair", out, "--from", str(base / "tree")), repairs=True),
     ]
     return {target.name: target for target in targets}
 
 
 def make_stores(built: Path, base: Path) -> None:
-    """Put the store `built` where the targets look for one, and a damaged copy."""
+    """Move the store `built` to where the targets expect it, and make a damaged copy."""
     (base / DAMAGED).mkdir()
     shutil.copytree(built, base / DAMAGED / "out")
     shutil.move(built, base / STORE)

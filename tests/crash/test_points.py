@@ -1,4 +1,4 @@
-"""Commands that are killed, and disks that fail, fill up and forget, at every call in turn (see the package's text)."""
+"""Kills, failing disks, full disks and power losses at every disk call in turn (see the package's docstring)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAMPLE = (
     *("convert:faults:3", "stage:faults:4", "folder:faults:3", "webdataset:faults:3", "repair:faults:3"),
     *("stage:again:1", "folder:again:1", "column:faults:4"),
 )
-# Each line is a process; the longest first.
+# One process per line, the longest first.
 ALL = (
     ("npy:faults",),
     ("hdf5:faults", "hdf5:power:200"),
@@ -40,7 +40,7 @@ Record = Callable[[str, object], None]
 
 
 def crash(*what: str) -> dict[str, Any]:
-    """How many points were tried, by their kind, and what was wrong."""
+    """Return the number of tested points by kind, and the failures."""
     command = [sys.executable, "-m", "tests.crash", *what]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 1), done.stderr
@@ -50,7 +50,7 @@ def crash(*what: str) -> dict[str, Any]:
 
 def test_sample_of_all_points(record_property: Record) -> None:
     result = crash(*SAMPLE)
-    assert result["wrong"] == []
+    assert result["failures"] == []
     assert sum(result["tried"].values()) > 50
     record_property("tried", result["tried"])
 
@@ -64,19 +64,19 @@ def test_every_point(record_property: Record) -> None:
     for result in results:
         tried.update(result["tried"])
     record_property("tried", dict(tried))
-    assert [wrong for result in results for wrong in result["wrong"]] == []
+    assert [failure for result in results for failure in result["failures"]] == []
     assert sum(tried.values()) >= AT_LEAST
     assert {f"npy: {kind}" for kind in KINDS} <= set(tried)
 
 
 @pytest.mark.parametrize("at_most", [":3", pytest.param("", marks=pytest.mark.long)])
 def test_real_disk_that_is_full_at_any_moment(at_most: str, tmp_path: Path, record_property: Record) -> None:
-    with small_disk(tmp_path, "1m"):  # where none can be mounted, this is skipped
+    with small_disk(tmp_path, "1m"):  # skips the test if no disk can be mounted
         result = crash(*(f"{what}{at_most}" for what in ("npy:full", "npy:sparse", "hdf5:full", "hdf5:sparse")))
-    assert result["wrong"] == []
+    assert result["failures"] == []
     record_property("tried", result["tried"])
 
 
-@pytest.mark.parametrize("forgotten", ["fsync", pytest.param("fdatasync", marks=pytest.mark.long)])
-def test_disk_that_ignores_flushes_is_detected(forgotten: str) -> None:
-    assert crash("npy:power:8", "--forget", forgotten)["wrong"]
+@pytest.mark.parametrize("ignored", ["fsync", pytest.param("fdatasync", marks=pytest.mark.long)])
+def test_disk_that_ignores_flushes_is_detected(ignored: str) -> None:
+    assert crash("npy:power:8", "--ignore", ignored)["failures"]

@@ -1,4 +1,4 @@
-"""Real processes that are told to end, or used up their time: the build goes on, or is gone on with."""
+"""Real processes that receive signals or reach their time limit: the build continues or can be resumed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.cluster.until import until
 from tests.images import encoded, make_tree, picture, tree_bytes
 
 SLOW = 6
-CPU_SECONDS = 2  # of which a worker's start takes half a second, a slow picture some 0.3
+CPU_SECONDS = 2  # a worker's start takes half a second, a slow image about 0.3
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four small pictures and some that take a while: large progressive JPEGs."""
+    """Four small images, and large progressive JPEGs that take a while to decode."""
     root = make_tree(tmp_path_factory.mktemp("slow"), classes=2, per_class=2)
     slow = encoded(picture(400, 400).resize((4000, 4000)), progressive=True)
     for number in range(SLOW):
@@ -45,20 +45,20 @@ def command(tree: Path, out: Path) -> list[str]:
     return [*build_, "--size", "1024", "--workers", "1"]
 
 
-def build_and_send(tree: Path, out: Path, signal_: int, whom: Callable[[int], int]) -> tuple[int, str]:
-    """Send the signal to one process of a build that is at work; returns the build's exit status, and what it told."""
+def build_and_signal(tree: Path, out: Path, signal_: int, pid_of: Callable[[int], int]) -> tuple[int, str]:
+    """Send a signal to one process of a running build; return the build's exit status and standard error."""
     process = subprocess.Popen(command(tree, out), stderr=subprocess.PIPE, text=True)
     journals = out / ".build/journals"
     while process.poll() is None and not any(path.stat().st_size for path in journals.glob("*.log")):
         os.sched_yield()
-    os.kill(whom(process.pid), signal_)
-    _, told = process.communicate(timeout=300)
-    return process.returncode, without_progress(told)
+    os.kill(pid_of(process.pid), signal_)
+    _, stderr = process.communicate(timeout=300)
+    return process.returncode, without_progress(stderr)
 
 
-def without_progress(told: str) -> str:
-    """What was said beside the lines that a slow build prints every half a minute."""
-    return "".join(line for line in told.splitlines(keepends=True) if " images/s, " not in line)
+def without_progress(stderr: str) -> str:
+    """Remove the progress lines that a slow build prints every 30 seconds."""
+    return "".join(line for line in stderr.splitlines(keepends=True) if " images/s, " not in line)
 
 
 def worker_of(pid: int) -> int:
@@ -76,7 +76,7 @@ def worker_of(pid: int) -> int:
 def test_worker_killed_alone_is_replaced(
     signal_: signal.Signals, tree: Path, reference: dict[str, bytes], tmp_path: Path
 ) -> None:
-    assert build_and_send(tree, tmp_path / "out", signal_, worker_of) == (0, "")
+    assert build_and_signal(tree, tmp_path / "out", signal_, worker_of) == (0, "")
     assert tree_bytes(tmp_path / "out") == reference
 
 
@@ -95,21 +95,21 @@ def test_paused_build_has_no_rejects(tree: Path, reference: dict[str, bytes], tm
     process = subprocess.Popen(impatient, stderr=subprocess.PIPE, text=True, start_new_session=True)
     until(lambda: process.poll() is not None or [*out.glob(".build/journals/*.log")], "a worker at its first block")
     for _ in range(4):
-        time.sleep(0.3)  # into a picture
+        time.sleep(0.3)  # until a worker decodes an image
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGSTOP)
             time.sleep(2.5)
             os.killpg(process.pid, signal.SIGCONT)
-    _, told = process.communicate(timeout=300)
-    assert (process.returncode, without_progress(told)) == (0, "")
+    _, stderr = process.communicate(timeout=300)
+    assert (process.returncode, without_progress(stderr)) == (0, "")
     assert tree_bytes(out) == reference
 
 
 @pytest.mark.long
 def test_build_out_of_time_says_so_and_resumes(tree: Path, reference: dict[str, bytes], tmp_path: Path) -> None:
-    status, told = build_and_send(tree, tmp_path / "out", signal.SIGXCPU, lambda pid: pid)
-    assert (status, told.count("\n")) == (75, 1)
-    assert told.startswith("prep: stopped: SIGXCPU; what is done is kept: run the same command again")
+    status, stderr = build_and_signal(tree, tmp_path / "out", signal.SIGXCPU, lambda pid: pid)
+    assert (status, stderr.count("\n")) == (75, 1)
+    assert stderr.startswith("prep: stopped: SIGXCPU; what is done is kept: run the same command again")
     subprocess.run(command(tree, tmp_path / "out"), check=True)
     assert tree_bytes(tmp_path / "out") == reference
 
