@@ -353,8 +353,8 @@ def test_every_box_of_an_image_has_its_values(tmp_path: Path) -> None:
     objects = len(store) // (COUNT - 1)
     check_values(store, objects * (COUNT - 1))
     kept = BoxRules(keep=2)
-    beside = BoxedSource(source, tmp_path / "boxes", kept)
-    store = open_store(build_in_process(beside, tmp_path / "beside", Recipe(**{**vars(RECIPE), "boxes": kept})))
+    with_boxes = BoxedSource(source, tmp_path / "boxes", kept)
+    store = open_store(build_in_process(with_boxes, tmp_path / "with_boxes", Recipe(**{**vars(RECIPE), "boxes": kept})))
     check_values(store)
     assert {"boxes", "box_count"} <= store.columns.keys()
 

@@ -46,10 +46,11 @@ class BoxRules:
     """How to treat the boxes of annotated images.
 
     Args:
-        keep: 0 makes every box a row of its own. K > 0 makes every image a row and stores up to K boxes per row.
-        margin: Fraction of the box's width and height to add on each side, 0 to 10.
-        least: Skip boxes with a side shorter than this, in pixels.
-        without: What to do with an image without boxes. "keep": use the whole image; "skip": leave it out.
+        keep: 0 (default) makes every box a row of its own. K > 0 makes every image a row with up to K boxes, at most
+            1000.
+        margin: Fraction of the box's width and height to add on each side, 0 (default) to 10.
+        least: Leave out boxes with a side shorter than this, in pixels. Default: 1.
+        without: What to do with an image without boxes. "keep" (default): use the whole image; "skip": leave it out.
 
     Raises:
         ValueError: If a value is out of range.
@@ -75,19 +76,20 @@ class Recipe:
     """How to turn images into rows of uint8 (height, width, 3), and rows into shards.
 
     Args:
-        height: Height of a row in pixels, 1 to 16384.
-        width: Width of a row in pixels, 1 to 16384.
-        fit: How to reach the row's size. "crop": resize, then crop the center, like torchvision's Resize and
+        height: Height of a row in pixels, 1 to 16384. Default: 256.
+        width: Width of a row in pixels, 1 to 16384. Default: 256.
+        fit: How to reach the row's size. "crop" (default): resize, then crop the center, like torchvision's Resize and
             CenterCrop. "stretch": resize without keeping the aspect ratio. "pad": resize to fit inside, pad with black.
-        filter: Resampling filter.
-        container: File format of the shards. "npy": one .npy file per shard; "hdf5": one .h5 file per shard.
-        shard_size: Target size of a shard in bytes. Default: 32 GiB.
-        shuffle_seed: Permute the rows with this seed when the plan is made. None: keep the source's order.
-        exif: EXIF rotation. "ignore": keep pixels as stored; "apply": rotate images upright.
-        on_odd: What to do with a damaged image that can still be decoded. "keep" it as a row, or "reject" it.
-        scaled_decode: Let libjpeg-turbo decode large JPEGs at reduced size. Faster, but changes pixels slightly.
-        boxes: How to treat annotated boxes. None: ignore them.
-        map: A function to call on each decoded image, from `find_map`. None: no map.
+        filter: Resampling filter: "bilinear" (default), "bicubic", "lanczos" or "box".
+        container: File format of the shards. "npy" (default): one .npy file per shard; "hdf5": one .h5 file per shard.
+        shard_size: Maximum size of the rows of a shard in bytes. Default: 32 GiB.
+        shuffle_seed: Permute the rows with this seed when the plan is made. None (default): keep the source's order.
+        exif: EXIF rotation. "ignore" (default): keep pixels as stored; "apply": rotate images upright.
+        on_odd: What to do with a garbled JPEG that can still be decoded. "keep" (default) it as a row, or "reject" it.
+        scaled_decode: Let libjpeg-turbo decode large JPEGs at reduced size. Faster, but gives other pixels. Default:
+            False.
+        boxes: How to treat annotated boxes. None (default): ignore them.
+        map: A function to call on each decoded image, from `find_map`. None (default): no map.
 
     Raises:
         ValueError: If a value is out of range, or settings conflict.

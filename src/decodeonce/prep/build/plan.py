@@ -182,10 +182,10 @@ def read_plan(paths: StorePaths) -> Plan:
         raise BuildError(f"{paths.root}: no plan here (no {paths.plan}); {advice}") from None
     try:
         facts = json.loads(encoded)
-        whole, version = facts["digest"] == digest_of(facts), facts["version"]
+        intact, version = facts["digest"] == digest_of(facts), facts["version"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        whole = False
-    if not whole:
+        intact = False
+    if not intact:
         raise BuildError(f"{paths.plan}: damaged; remove {paths.root} and build again")
     if version != PLAN_VERSION:
         found = f"plan version is {version!r}, expected {PLAN_VERSION}"

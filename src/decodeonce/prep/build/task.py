@@ -46,12 +46,13 @@ class Work:
     """How to decode the blocks of a build.
 
     Args:
-        workers: Number of worker processes. None: one per usable core.
-        task: Index of this task, 0 to `tasks - 1`.
-        tasks: Number of tasks that share the build.
-        max_bad: Maximum number of rejects in the whole build: a percentage of all images ("0.1%") or a number ("25").
-        on_bad: What to do with an image that cannot be decoded. "reject": record it and continue; "fail": stop the
-            build.
+        workers: Number of worker processes. None (default): one per usable core.
+        task: Index of this task, 0 (default) to `tasks - 1`.
+        tasks: Number of tasks that share the build. Default: 1.
+        max_bad: Maximum number of rejects in the whole build: a percentage of all images, "0.1%" by default, or a
+            number such as "25".
+        on_bad: What to do with an image that cannot be decoded. "reject" (default): record it and continue; "fail":
+            stop the build.
 
     Raises:
         ValueError: If a value is out of range.

@@ -18,7 +18,7 @@ from decodeonce.prep.processes.child import child_of
 
 WORKER = "decodeonce.prep.build.worker"
 # Processor time for one image. At the maximum of 178 Mpixel, a progressive CMYK JPEG took 10 s, a lossless WebP 8 s.
-# Where processor time is known, the limit does not go by the clock: a busy machine must not cause rejects.
+# If the processor time is known, it counts instead of the clock: a busy machine must not cause rejects.
 IMAGE_SECONDS = 120.0
 HANGING_SECONDS = 3600.0  # by the clock, because a --map may wait forever without using a processor
 STRIKES = 2
