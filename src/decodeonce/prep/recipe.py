@@ -82,7 +82,7 @@ class Recipe:
             CenterCrop. "stretch": resize without keeping the aspect ratio. "pad": resize to fit inside, pad with black.
         filter: Resampling filter: "bilinear" (default), "bicubic", "lanczos" or "box".
         container: File format of the shards. "npy" (default): one .npy file per shard; "hdf5": one .h5 file per shard.
-        shard_size: Maximum size of the rows of a shard in bytes. Default: 32 GiB.
+        shard_size: Maximum size of a shard's rows in bytes, but at least one block. Default: 32 GiB.
         shuffle_seed: Permute the rows with this seed when the plan is made. None (default): keep the source's order.
         exif: EXIF rotation. "ignore" (default): keep pixels as stored; "apply": rotate images upright.
         on_odd: What to do with a garbled JPEG that can still be decoded. "keep" (default) it as a row, or "reject" it.
