@@ -122,7 +122,7 @@ def test_too_many_rejects_fail_and_higher_max_bad_resumes(tmp_path: Path) -> Non
     tree = make_tree(tmp_path / "src")
     (tree / "train/n00000001/n00000001_0.JPEG").write_bytes(jpeg()[:-200])
     command = ("build", "imagenet", tree, tmp_path / "out", "--size", 8)
-    assert_fails(prep(*command), 1, "1 of 15 pictures are rejects", "--max-bad 0.1% allows 0")
+    assert_fails(prep(*command), 1, "1 of 15 images are rejects", "--max-bad 0.1% allows 0")
     status = prep("status", tmp_path / "out")
     assert "n00000001_0.JPEG: truncated" in status.stdout
     assert f"prep finish {tmp_path / 'out'} --max-bad 1, if you accept these rejects\n" in status.stdout

@@ -199,7 +199,7 @@ def main(arguments: list[str]) -> int:
     with Parent(arguments) as parent:
         task = parent.receive()
         paths, settings = ExportPaths(Path(task["dest"])), ExportSettings(**task["settings"])
-        writer = ImageWriter(open_store(task["store"]), paths, settings, parent.tell)
+        writer = ImageWriter(open_store(task["store"]), paths, settings, parent.report)
         for block in parent.orders():
             writer.write(block)
     return 0
