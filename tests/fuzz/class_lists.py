@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources.imagenet.beside import DEVKIT_TAR, MAPPING, SOLUTION, TRUTH, Beside
 from decodeonce.prep.sources.imagenet.class_order import class_order
+from decodeonce.prep.sources.imagenet.companions import DEVKIT_TAR, MAPPING, SOLUTION, TRUTH, CompanionFiles
 from decodeonce.prep.sources.imagenet.synsets import find_synsets
 from decodeonce.prep.sources.imagenet.val_labels import find_val_labels
 from tests.forms.form import Pic
@@ -33,14 +33,14 @@ def TestOneInput(data: bytes) -> None:
     for path in FOLDER.iterdir():
         path.unlink()
     (FOLDER / name).write_bytes(data[1:])
-    beside = Beside(FOLDER)
+    companions = CompanionFiles(FOLDER)
     try:
-        listed = find_synsets(beside)
+        listed = find_synsets(companions)
         class_order(FOLDER, WNIDS, listed=listed)
     except BuildError:
         pass
     try:
-        labels = find_val_labels(beside)
+        labels = find_val_labels(companions)
         assert labels.digest
         class_order(FOLDER, sorted(set(labels.wnids.values())), listed=listed, is_val=True)
     except BuildError:

@@ -12,7 +12,7 @@ from random import Random
 from decodeonce.errors import BuildError
 from decodeonce.prep.sources.formats.gzipped import GzipStream
 from decodeonce.prep.sources.formats.member import Member
-from decodeonce.prep.sources.formats.samples import samples
+from decodeonce.prep.sources.formats.samples import read_samples
 from decodeonce.prep.sources.formats.tar import list_tar
 from tests.fuzz import Mutate, tar
 
@@ -56,7 +56,7 @@ def TestOneInput(data: bytes) -> None:
                 stream.seek(member.place)
                 return stream.read(member.size)
 
-            for sample in samples(list_tar(stream), read):
+            for sample in read_samples(list_tar(stream), read):
                 assert sample.name
             stream.read_to_end()
     except BuildError:

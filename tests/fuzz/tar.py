@@ -11,7 +11,7 @@ from random import Random
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.sources.base import MAX_FILE_BYTES
-from decodeonce.prep.sources.formats.samples import MAX_LABEL_BYTES, samples
+from decodeonce.prep.sources.formats.samples import MAX_LABEL_BYTES, read_samples
 from decodeonce.prep.sources.formats.tar import BLOCK, Window, list_tar
 from tests.fuzz import Mutate
 
@@ -91,5 +91,5 @@ def TestOneInput(data: bytes) -> None:
     for member in members:
         assert member.problem or 0 <= member.place <= member.place + member.size <= len(data), member
         assert member.problem or 0 < member.size <= MAX_FILE_BYTES
-    for sample in samples(members, lambda member: data[member.place : member.place + member.size]):
+    for sample in read_samples(members, lambda member: data[member.place : member.place + member.size]):
         assert len(sample.label) <= MAX_LABEL_BYTES

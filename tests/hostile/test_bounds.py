@@ -44,7 +44,7 @@ from decodeonce.prep.sources.formats.annotations import parse
 from decodeonce.prep.sources.formats.member import Member
 from decodeonce.prep.sources.formats.tar import BLOCK, Window, list_tar
 from decodeonce.prep.sources.formats.zipped import list_zip, read_member
-from decodeonce.prep.sources.imagenet.beside import DEVKIT_TAR, TRUTH, Beside
+from decodeonce.prep.sources.imagenet.companions import DEVKIT_TAR, TRUTH, CompanionFiles
 from tests.forms.imagenet import tar_bytes, zip_bytes
 from tests.forms.parquet import images, write_table
 from tests.forms.webdataset import sample, write_tar
@@ -230,10 +230,10 @@ def test_a_member_that_unpacks_to_too_much_is_a_reject(tmp_path: Path) -> None:
 
 def test_a_development_kit_is_read_in_little_memory(tmp_path: Path) -> None:
     bomb(tmp_path / DEVKIT_TAR, 24 * MB, header(b"0", 20 * MB, "huge"))
-    assert peak(refused(Beside(tmp_path).truth, "no ILSVRC2012_validation_ground_truth.txt in it")) < 6 * MB
+    assert peak(refused(CompanionFiles(tmp_path).truth, "no ILSVRC2012_validation_ground_truth.txt in it")) < 6 * MB
     bomb(tmp_path / DEVKIT_TAR, 2 * MB, header(b"0", 100 * MB, f"data/{TRUTH}"))
     with pytest.raises(BuildError, match="cut short"):
-        Beside(tmp_path).truth()
+        CompanionFiles(tmp_path).truth()
 
 
 def end_of_zip(members: int, size: int, start: int) -> bytes:
@@ -300,7 +300,7 @@ def test_rows_of_csv_may_be_many(tmp_path: Path) -> None:
 def test_a_file_that_is_read_whole_has_so_many_bytes(tmp_path: Path) -> None:
     sparse(tmp_path / "LOC_val_solution.csv", b"x", HUGE)
     told = "LOC_val_solution.csv: more than 67108864 bytes; make it readable, or remove it"
-    assert peak(refused(lambda: Beside(tmp_path).find("LOC_val_solution.csv"), told)) < 65 * 3 * MB
+    assert peak(refused(lambda: CompanionFiles(tmp_path).find("LOC_val_solution.csv"), told)) < 65 * 3 * MB
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from decodeonce.prep.sources.base import file_entry
 from decodeonce.prep.sources.files import source_file
 from decodeonce.prep.sources.folder import MAX_DEPTH, read_class_list
 from decodeonce.prep.sources.formats.annotations import Annotations
-from decodeonce.prep.sources.imagenet.beside import Beside
+from decodeonce.prep.sources.imagenet.companions import CompanionFiles
 from decodeonce.prep.sources.links import OUTSIDE, Links
 from decodeonce.prep.sources.safe_open import open_regular, read_small
 from tests.forms.boxed import XML
@@ -231,7 +231,7 @@ def test_circles_of_links_are_walked_once(tmp_path: Path) -> None:
     for follow in (False, True):
         annotations = Annotations(tmp_path / "xml", Links(tmp_path / "xml", follow=follow))
         assert annotations.read(b"n1_1.JPEG").objects
-        assert annotations.other_than(set()) == ["n1_1.xml"]
+        assert annotations.files_except(set()) == ["n1_1.xml"]
         assert len(list(open_parquet(tmp_path / "xml", follow_links=follow).entries())) == 1
 
 
@@ -322,9 +322,9 @@ def test_what_is_no_regular_file_is_neither_waited_for_nor_read(tmp_path: Path, 
 def test_lists_of_imagenet_that_are_no_files_are_not_there(tmp_path: Path, what: str) -> None:
     for name in ("LOC_val_solution.csv", "ILSVRC2012_validation_ground_truth.txt", "ILSVRC2012_devkit_t12.tar.gz"):
         NO_FILES[what](tmp_path / name)
-    beside = Beside(tmp_path)
-    assert beside.find("LOC_val_solution.csv") is None
-    assert beside.truth() is None
+    companions = CompanionFiles(tmp_path)
+    assert companions.find("LOC_val_solution.csv") is None
+    assert companions.truth() is None
 
 
 def test_a_class_list_that_is_no_file_is_a_usage_error(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_what_is_hidden_or_not_xml_is_none(trial: Trial) -> None:
     trial.draw(f"{FISH}_1.xml", xml(INSIDE))
     for other in (f"._{FISH}_1.xml", f".old/{FISH}_1.xml", f"{FISH}_1.txt"):
         trial.draw(other, b"\0")
-    assert Annotations(trial.boxes).other_than(set()) == [f"{FISH}_1.xml"]
+    assert Annotations(trial.boxes).files_except(set()) == [f"{FISH}_1.xml"]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from decodeonce.prep.build import Work, build
 from decodeonce.prep.entry import Entry, Undecodable
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source, open_imagenet, parallel_stat
-from decodeonce.prep.sources.formats.member import Member, in_order, plain_name
+from decodeonce.prep.sources.formats.member import Member, clean_name, sort_members
 from decodeonce.prep.sources.formats.tar import Window, list_tar
 from decodeonce.prep.sources.imagenet import archive
 from decodeonce.prep.sources.imagenet.split import AnySplit, ImagenetSplit
@@ -659,7 +659,7 @@ def test_a_zip_that_ends_early_after_the_plan_stops(tmp_path: Path) -> None:
 
 def test_members_come_as_a_walk_of_the_tree_meets_them() -> None:
     names = [b"c/sub.JPEG", b"c/sub/x.JPEG", b"c/sub-1.JPEG", b"c/a.JPEG"]
-    ordered = in_order([Member(name, 0, 1) for name in names], "tar")
+    ordered = sort_members([Member(name, 0, 1) for name in names], "tar")
     assert [member.name for member in ordered] == sorted(names, key=lambda name: name.split(b"/"))
     assert ordered[1].name == b"c/sub/x.JPEG"  # sub, then sub-1 and sub.JPEG, though "-" and "." come before "/"
 
@@ -678,7 +678,7 @@ def test_members_come_as_a_walk_of_the_tree_meets_them() -> None:
     ],
 )
 def test_only_hidden_members_are_left_out(name: bytes, plain: bytes) -> None:
-    assert plain_name(name) == plain
+    assert clean_name(name) == plain
 
 
 def test_a_class_tar_of_a_folder_and_a_dot_keeps_its_pictures(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.entry import Undecodable
 from decodeonce.prep.sources import ParquetSource, open_parquet, open_source
 from decodeonce.prep.sources.formats import tables
-from decodeonce.prep.sources.formats.tables import damaged
+from decodeonce.prep.sources.formats.tables import read_error
 from tests.forms.parquet import images, write_table
 from tests.images import jpeg
 
@@ -232,7 +232,7 @@ def test_damaged_pages_are_told_with_their_row_group(tmp_path: Path) -> None:
 
 
 def test_a_passing_error_of_the_file_system_stops_the_task() -> None:
-    assert isinstance(damaged("a.parquet", OSError(5, "Input/output error")), Stopped)
+    assert isinstance(read_error("a.parquet", OSError(5, "Input/output error")), Stopped)
 
 
 def test_without_pyarrow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

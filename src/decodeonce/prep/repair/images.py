@@ -155,7 +155,7 @@ def _table_rows(path: Path, fd: int, wanted: Collection[bytes]) -> Members:
     """The rows of a Parquet file, whose places begin with their number, in each column that may hold pictures."""
     places = {int(number): place for place in wanted if (number := place.partition(b"/")[0]).isdigit()}
     table, first = tables.open_table(str(path), fd), 0
-    columns = table_columns.picture_columns(table.schema_arrow)
+    columns = table_columns.image_columns(table.schema_arrow)
     try:
         for group in range(table.num_row_groups):
             rows = range(first, first + table.metadata.row_group(group).num_rows)
@@ -165,6 +165,6 @@ def _table_rows(path: Path, fd: int, wanted: Collection[bytes]) -> Members:
                 pictures = tables.column(tables.read_group(str(path), table, group, [leaf]), leaf)
                 for row in here:
                     if places[row] in wanted:
-                        yield places[row], partial(tables.picture_at, pictures, row - rows.start)
+                        yield places[row], partial(tables.image_at, pictures, row - rows.start)
     finally:
         table.close(force=True)

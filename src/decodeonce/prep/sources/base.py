@@ -156,17 +156,17 @@ def open_listed(path: bytes, size: int, mtime_ns: int, links: Links | None = Non
         fd = open_regular(path) if links is None else links.open(path)
         facts = os.fstat(fd)
     except OSError as error:
-        raise _failed(path, error) from None
+        raise _read_failure(path, error) from None
     if (facts.st_size, mtime_of(facts)) != (size, mtime_ns):
         disk.close(fd)
         raise Stopped(
-            f"{os.fsdecode(path)}: changed since the plan ({_version(facts.st_size, mtime_of(facts))}, "
-            f"{_version(size, mtime_ns)} in the plan); put it back, or remove OUT and build again"
+            f"{os.fsdecode(path)}: changed since the plan ({_describe_version(facts.st_size, mtime_of(facts))}, "
+            f"{_describe_version(size, mtime_ns)} in the plan); put it back, or remove OUT and build again"
         )
     return fd
 
 
-def _version(size: int, mtime_ns: int) -> str:
+def _describe_version(size: int, mtime_ns: int) -> str:
     return f"{size} bytes of {datetime.fromtimestamp(mtime_ns / 1e9, timezone.utc):%F %T.%f} UTC"
 
 
@@ -177,11 +177,11 @@ def read_range(fd: int, path: bytes, offset: int, size: int) -> bytes:
         while len(data) < size and (more := disk.pread(fd, size - len(data), offset + len(data))):
             data += more
     except OSError as error:
-        raise _failed(path, error) from None
+        raise _read_failure(path, error) from None
     return data
 
 
-def _failed(path: bytes, error: OSError) -> BuildError | Stopped:
+def _read_failure(path: bytes, error: OSError) -> BuildError | Stopped:
     if error.errno == errno.EXDEV:  # a link that leads out of SRC, of which Links.open says so: no rerun will help
         return BuildError(f"{os.fsdecode(path)}: {error.strerror}")
     if error.errno in TRANSIENT_ERRORS | PERMISSION_ERRORS:
@@ -196,12 +196,12 @@ def file_entry(root: Path, name: bytes, label: int, links: Links | None = None) 
     where it may not be read, Stopped where the file system fails.
     """
     path = os.path.join(os.fsencode(root), name)
-    if links is not None and links.folder_leads_out(path.rpartition(b"/")[0]):
+    if links is not None and links.folder_leads_outside(path.rpartition(b"/")[0]):
         return Entry(name, label, 0, 0, OUTSIDE)
     try:
         facts = os.lstat(path)
         if stat.S_ISLNK(facts.st_mode):
-            if links is not None and links.lead_out(path):
+            if links is not None and links.leads_outside(path):
                 return Entry(name, label, 0, 0, OUTSIDE)
             facts = os.stat(path)
     except OSError as error:

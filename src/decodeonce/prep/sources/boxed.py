@@ -12,7 +12,7 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Box, Entry, RowMaker
 from decodeonce.prep.sources.base import WITH_BOXES, Source, stem_of
 from decodeonce.prep.sources.formats.annotations import NOT_ANNOTATED, Annotation, Annotations, usable_box
-from decodeonce.prep.sources.formats.labels import words_of
+from decodeonce.prep.sources.formats.labels import labels_by_word
 from decodeonce.prep.sources.links import Links
 from decodeonce.prep.sources.parallel_stat import parallel_map
 from decodeonce.store.manifest import ImageClass
@@ -82,7 +82,7 @@ class BoxedSource(Source):
                     self._note("pictures whose annotation is another picture's, too", entry.text)
                 used.add(stem)
             yield from self._with_boxes(entry, annotation)
-        if unused := annotations.other_than(used):
+        if unused := annotations.files_except(used):
             if not used:
                 raise BuildError(f"{self.boxes}: {unused[0]} and all others have the name of no picture in {self.root}")
             self._note(f"annotations in {self.boxes} that belong to no picture", unused[0], len(unused))
@@ -149,7 +149,7 @@ class BoxedSource(Source):
         """The label of the class that has this name, or is alone in having this word in its description."""
         if not self._names:  # not sooner: some sources know their classes from their first entry on
             classes = self.source.classes()
-            self._names, self._words = {cls.name: label for label, cls in enumerate(classes)}, words_of(classes)
+            self._names, self._words = {cls.name: label for label, cls in enumerate(classes)}, labels_by_word(classes)
             self._known = [cls.name for cls in classes]
         return self._names[name] if name in self._names else self._words.get(name.casefold())
 

@@ -14,7 +14,7 @@ from decodeonce.prep.entry import Entry, name_bytes, name_text
 from decodeonce.prep.sources.base import read_file
 from decodeonce.prep.sources.formats.labels import LabelledSource
 from decodeonce.prep.sources.formats.lists import Line, find_layout, read_list
-from decodeonce.prep.sources.formats.numbers import parsed
+from decodeonce.prep.sources.formats.numbers import parse_value
 from decodeonce.prep.sources.links import Links
 from decodeonce.prep.sources.parallel_stat import stat_entries
 
@@ -85,7 +85,7 @@ class ListSource(LabelledSource):
                 problem = "twice in the list"
             listed.add(digest)
             fields = () if problem else line.values
-            values = self._checked(map(parsed, fields), f"{self.file}: line {line.number}") if fields else ()
+            values = self._checked(map(parse_value, fields), f"{self.file}: line {line.number}") if fields else ()
             yield Entry(name, label, 0, 0, problem, values=values)
 
     def _lines(self) -> Iterator[tuple[Line, bytes]]:

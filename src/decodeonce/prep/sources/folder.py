@@ -17,8 +17,8 @@ from decodeonce.prep.sources.parallel_stat import stat_entries
 from decodeonce.prep.sources.safe_open import expecting, read_small
 from decodeonce.store.manifest import ImageClass
 
-PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
-SUFFIXES = tuple(map(str.encode, PICTURE_SUFFIXES))
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+SUFFIXES = tuple(map(str.encode, IMAGE_SUFFIXES))
 MAX_DEPTH = 64  # folders in a class folder that are walked; a deeper one is a reject, as one that cannot be walked
 
 
@@ -49,9 +49,9 @@ class FolderSource(Source):
 
     def doubts(self, samples: int) -> list[str]:
         """That the classes look like splits, unless the caller gave them."""
-        from decodeonce.prep.sources.splits import split_doubts  # which imports this module
+        from decodeonce.prep.sources.splits import split_warnings  # which imports this module
 
-        return [] if self._names_given else split_doubts(self.root, self._names, self._links)
+        return [] if self._names_given else split_warnings(self.root, self._names, self._links)
 
     def facts(self) -> dict[str, Any]:
         """What `open_source` needs, beside kind and root, to make this source again."""
@@ -83,7 +83,7 @@ def _walk(root: Path, folder: bytes, label: int, links: Links, depth: int = 0) -
     path = os.path.join(os.fsencode(root), folder)
     if depth == 0 and not stat.S_ISDIR(mode_of(path)):
         return
-    walked = depth < MAX_DEPTH and not links.folder_leads_out(path)
+    walked = depth < MAX_DEPTH and not links.folder_leads_outside(path)
     try:
         with os.scandir(path) as listing:
             found = sorted((item.name, walked and _to_walk(item)) for item in listing if not item.name.startswith(b"."))
@@ -103,7 +103,7 @@ def _to_walk(item: os.DirEntry[bytes]) -> bool:
 def check_classes(top: Path, names: Sequence[str], present: Sequence[str]) -> None:
     """BuildError where a class list is none, or leaves out a class of the pictures in `top`."""
     origin = ClassList(names).origin
-    check_once(names)
+    check_no_duplicates(names)
     outside = [name for name in names if name in ("", ".", "..") or "/" in name or "\0" in name]
     if outside:
         raise BuildError(f"{origin} names {outside[0]!r}, expected the name of a folder in {top}")
@@ -112,7 +112,7 @@ def check_classes(top: Path, names: Sequence[str], present: Sequence[str]) -> No
         raise BuildError(f"{top / unlisted[0]}: a class folder that {origin} does not name; add it there")
 
 
-def check_once(names: Sequence[str]) -> None:
+def check_no_duplicates(names: Sequence[str]) -> None:
     """BuildError where a class list has a name twice."""
     name, times = Counter(names).most_common(1)[0] if names else ("", 0)
     if times > 1:

@@ -27,17 +27,17 @@ class Links:
         self._root = root
         self._folders: dict[bytes, bool] = {}
 
-    def lead_out(self, path: bytes) -> bool:
+    def leads_outside(self, path: bytes) -> bool:
         """Whether what a path names lies outside of root, whatever links it goes through."""
         return not self.follow and not self._is_below(os.path.realpath(path))
 
-    def folder_leads_out(self, folder: bytes) -> bool:
+    def folder_leads_outside(self, folder: bytes) -> bool:
         """The same of a folder, whose answer is kept."""
         known = self._folders.get(folder)
         if known is None:
             if len(self._folders) == KEPT_FOLDERS:
                 self._folders.clear()
-            known = self._folders[folder] = self.lead_out(folder)
+            known = self._folders[folder] = self.leads_outside(folder)
         return known
 
     def open(self, path: bytes) -> int:
@@ -45,18 +45,18 @@ class Links:
         if self.follow:
             return open_regular(path)
         try:
-            if not self.folder_leads_out(os.path.dirname(path)):
+            if not self.folder_leads_outside(os.path.dirname(path)):
                 return open_regular(path, FLAGS | os.O_NOFOLLOW)
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
-            if not self.lead_out(path):
+            if not self.leads_outside(path):
                 return open_regular(path)
         raise OSError(errno.EXDEV, OUTSIDE, path)
 
     def check(self, path: bytes) -> None:
         """BuildError where a file that holds many pictures lies outside of root."""
-        if self.lead_out(path):
+        if self.leads_outside(path):
             raise BuildError(f"{os.fsdecode(path)}: {OUTSIDE}")
 
     def walk(self) -> Iterator[tuple[bytes, list[bytes]]]:
@@ -77,7 +77,7 @@ class Links:
             except OSError as error:
                 raise failure_from(error, folder) from None
             yield folder, [name for name, is_folder in items if not is_folder]
-            if not self.folder_leads_out(folder):
+            if not self.folder_leads_outside(folder):
                 todo += [os.path.join(folder, name) for name, is_folder in reversed(items) if is_folder]
 
     @cached_property

@@ -13,7 +13,7 @@ from decodeonce.prep.entry import Entry, name_bytes
 from decodeonce.prep.sources.files import SourceFiles, source_file
 from decodeonce.prep.sources.formats import tables
 from decodeonce.prep.sources.formats.labels import LabelledSource
-from decodeonce.prep.sources.formats.patterns import check_one_split, find_files, told
+from decodeonce.prep.sources.formats.patterns import check_one_split, describe_files, find_files
 from decodeonce.prep.sources.formats.table_listing import ask_about
 
 
@@ -51,7 +51,7 @@ class ParquetSource(LabelledSource):
     @property
     def found(self) -> str:
         """How many files there are, and the columns that are read."""
-        files, columns = told([file.name for file in self._files.files], "Parquet file"), self._columns
+        files, columns = describe_files([file.name for file in self._files.files], "Parquet file"), self._columns
         return f"{files}, pictures from {columns.picture}, labels from {columns.label}"
 
     def facts(self) -> dict[str, Any]:
@@ -73,15 +73,15 @@ class ParquetSource(LabelledSource):
         """The encoded bytes of one row's picture; raises Stopped, BuildError or Undecodable where there are none."""
         if self._pictures is None or self._pictures[0] != entry.unit:
             self._pictures = None  # freed before the next is read
-            number, group = tables.place_of(entry.unit, self._groups)
+            number, group = tables.locate_group(entry.unit, self._groups)
             path, table = self._open(number)
             data = tables.read_group(path, table, group, [self._columns.picture])
             self._pictures = (entry.unit, tables.column(data, self._columns.picture))
-        return tables.picture_at(self._pictures[1], entry.place)
+        return tables.image_at(self._pictures[1], entry.place)
 
     def holder(self, entry: Entry) -> bytes:
         """The path of the table."""
-        return self._files.path(tables.place_of(entry.unit, self._groups)[0])
+        return self._files.path(tables.locate_group(entry.unit, self._groups)[0])
 
     def _first_pass(self) -> dict[str, str]:
         """The labels, each with the file that first has it; counts row groups and takes the names of classes."""

@@ -17,7 +17,7 @@ SPLITS = ("train", "training", "val", "valid", "validation", "dev", "test", "tes
 WNID = re.compile(r"n\d{8}")
 
 
-def split_doubts(root: Path, names: Sequence[str], links: Links) -> list[str]:
+def split_warnings(root: Path, names: Sequence[str], links: Links) -> list[str]:
     """A sentence if these class folders of `root` look like splits, with the command that was probably meant.
 
     Only the first level of folders with such names is listed.
@@ -26,7 +26,7 @@ def split_doubts(root: Path, names: Sequence[str], links: Links) -> list[str]:
     if len(splits) < min(2, len(names)):  # "train" alone among other classes is a vehicle
         return []
     for split in sorted(splits, key=lambda name: SPLITS.index(name.lower())):
-        if held := _held_folders(root, split, links):
+        if held := _subfolders(root, split, links):
             command = f"prep build folder {quoted(str(root / split))} OUT"
             if split in ("train", "val") and all(map(WNID.fullmatch, held)):
                 command = f"prep build imagenet {quoted(str(root))} OUT"
@@ -35,10 +35,10 @@ def split_doubts(root: Path, names: Sequence[str], links: Links) -> list[str]:
     return []
 
 
-def _held_folders(root: Path, name: str, links: Links) -> list[str]:
+def _subfolders(root: Path, name: str, links: Links) -> list[str]:
     """The folders in a class folder; none if it has images, too."""
     path = os.path.join(os.fsencode(root), name_bytes(name))
-    if links.folder_leads_out(path):
+    if links.folder_leads_outside(path):
         return []
     with expecting(path, "expected a class folder"), os.scandir(path) as listing:
         found = sorted((item.name, item.is_dir()) for item in listing if not item.name.startswith(b"."))

@@ -17,8 +17,8 @@ from decodeonce.prep.sources.files import SourceFiles, source_file
 from decodeonce.prep.sources.formats.gzipped import MAGIC, GzipStream
 from decodeonce.prep.sources.formats.labels import LabelledSource
 from decodeonce.prep.sources.formats.numbers import number_columns
-from decodeonce.prep.sources.formats.patterns import find_files, told
-from decodeonce.prep.sources.formats.samples import Sample, SampleIndex, samples
+from decodeonce.prep.sources.formats.patterns import describe_files, find_files
+from decodeonce.prep.sources.formats.samples import Sample, SampleIndex, read_samples
 from decodeonce.prep.sources.formats.tar import Window, list_tar
 from decodeonce.prep.sources.parallel_stat import STAT_THREADS
 from decodeonce.prep.sources.safe_open import expecting, open_regular
@@ -61,7 +61,7 @@ class WebdatasetSource(LabelledSource):
         with closing(self._samples(0)) as found:
             label_from = next((sample.label_from for sample in found if sample.label), "")
         labels = f"labels from {label_from}" if label_from else "no labels in the first"
-        return f"{told([file.name for file in self._files.files], 'shard')}, {labels}"
+        return f"{describe_files([file.name for file in self._files.files], 'shard')}, {labels}"
 
     def facts(self) -> dict[str, Any]:
         """What `open_source` needs, beside kind and root, to make this source again."""
@@ -124,7 +124,7 @@ class WebdatasetSource(LabelledSource):
         try:
             gzipped = number in self._gzipped
             with closing(GzipStream(fd, text, BuildError) if gzipped else Window(fd, text, 0, size)) as tar:
-                yield from samples(
+                yield from read_samples(
                     list_tar(tar), lambda member: tar.read_at(member.place, member.size), self.column_names
                 )
                 tar.read_to_end()

@@ -68,7 +68,7 @@ class Annotations:
             problem = str(error)
         return Annotation(problem=f"{name_text(stem)}.xml: {problem}")
 
-    def other_than(self, stems: set[bytes]) -> list[str]:
+    def files_except(self, stems: set[bytes]) -> list[str]:
         """The names of those files whose stem is none of `stems`, sorted."""
         return [f"{name_text(stem)}.xml" for stem in sorted(self._folders.keys() - stems)]
 

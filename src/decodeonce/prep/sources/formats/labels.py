@@ -10,7 +10,7 @@ from pathlib import Path
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Value, name_bytes
 from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.folder import ClassList, check_once
+from decodeonce.prep.sources.folder import ClassList, check_no_duplicates
 from decodeonce.prep.sources.formats.numbers import number_columns
 from decodeonce.store.manifest import ImageClass
 
@@ -88,7 +88,7 @@ def class_numbers(
         )
     names = sorted(seen, key=name_bytes) if given is None else list(given)
     numbers = {name: number for number, name in enumerate(names)}
-    check_once(given or ())
+    check_no_duplicates(given or ())
     for label, where in seen.items():
         if label not in numbers:
             origin = ClassList(given or ()).origin
@@ -108,7 +108,7 @@ def _numbers(seen: Mapping[str, object], given: Sequence[str] | None) -> tuple[l
     return (list(given) if given is not None else [str(n) for n in range(numbers.get(top, -1) + 1)]), numbers
 
 
-def words_of(classes: Sequence[ImageClass]) -> dict[str, int]:
+def labels_by_word(classes: Sequence[ImageClass]) -> dict[str, int]:
     """The label of every word, casefolded, that stands in the description of one class alone."""
     words = [{word.strip().casefold() for word in cls.description.split(",")} for cls in classes]
     times = Counter(word for some in words for word in some)

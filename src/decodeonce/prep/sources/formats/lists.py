@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources.folder import PICTURE_SUFFIXES
+from decodeonce.prep.sources.folder import IMAGE_SUFFIXES
 from decodeonce.prep.sources.safe_open import expecting, open_regular
 
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img")
@@ -71,7 +71,7 @@ def find_layout(file: Path, columns: Sequence[str] = ()) -> Layout:
     names = [field.strip().lower() for field in fields]
     path, label = (next((names.index(n) for n in known if n in names), None) for known in (PATH_COLUMNS, LABEL_COLUMNS))
     if path is not None and (label is not None or len(names) == 1 + len(columns)):
-        others = _places(file, [field.strip() for field in fields], columns)
+        others = _column_positions(file, [field.strip() for field in fields], columns)
         return Layout(separator, path, label, header=True, others=others)
     if columns and path is None:
         raise BuildError(
@@ -86,7 +86,7 @@ def find_layout(file: Path, columns: Sequence[str] = ()) -> Layout:
     return Layout(separator, 0, 1 if len(names) == 2 else None)
 
 
-def _places(file: Path, names: list[str], columns: Sequence[str]) -> tuple[int, ...]:
+def _column_positions(file: Path, names: list[str], columns: Sequence[str]) -> tuple[int, ...]:
     for column in columns:
         if names.count(column) != 1:
             found = f"{names.count(column)} columns of this name" if column in names else "no column of this name"
@@ -103,7 +103,7 @@ def _separator(file: Path, line: str) -> str:
     path, _, number = line.rpartition(" ")
     numbered = path != "" and number.isascii() and number.isdigit()
     # a path may well have a comma
-    if "," in line and not (path if numbered else line).lower().endswith(PICTURE_SUFFIXES):
+    if "," in line and not (path if numbered else line).lower().endswith(IMAGE_SUFFIXES):
         return ","
     return " " if numbered else ""
 

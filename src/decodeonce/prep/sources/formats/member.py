@@ -28,12 +28,12 @@ class Member(NamedTuple):
     problem: str = ""
 
     @property
-    def last(self) -> bytes:
+    def base_name(self) -> bytes:
         """The name without folders."""
         return self.name.rpartition(b"/")[2]
 
 
-class Tally:
+class MemberLimits:
     """Counts the members of the archive `path` and the bytes of their names, for a listing holds them."""
 
     def __init__(self, path: object) -> None:
@@ -52,14 +52,14 @@ class Tally:
             )
 
 
-def plain_name(name: bytes) -> bytes:
+def clean_name(name: bytes) -> bytes:
     """A member's name without "/" before it and "./" in it; b"" where it is hidden (".name", "._name" of macOS)."""
     if name[:1] in (b"/", b".") or b"/." in name or b"//" in name:
         name = b"/".join(part for part in name.split(b"/") if part not in (b"", b"."))
     return b"" if _HIDDEN.search(name) else name
 
 
-def in_order(members: Iterable[Member], archive: str) -> list[Member]:
+def sort_members(members: Iterable[Member], archive: str) -> list[Member]:
     """Members as a walk of the unpacked tree meets them; of equal names the last counts, as when unpacking."""
     found = sorted(members, key=lambda member: member.name.split(b"/"))
     twice = f"twice in the {archive}: the later one counts"

@@ -36,7 +36,7 @@ class NumberColumn:
     def check(self, value: object, where: str) -> Value:
         """Return the value if it can be one of this column; BuildError, which begins with `where`, if not."""
         numbers = value if isinstance(value, list) else [value]
-        if not numbers or not all(map(_is_number, numbers)) or self._learned(value) != _shape_of(value):
+        if not numbers or not all(map(_is_number, numbers)) or self._shape_from_first(value) != _shape_of(value):
             expected = "a number, or a list of numbers as [1, 2]"
             if self._shape is not None:
                 expected = f"a list of {counted(self._shape[0], 'number')}" if self._shape else "a number"
@@ -52,7 +52,7 @@ class NumberColumn:
 
     def append(self, value: Value) -> None:
         """Keep a value that was checked."""
-        self._learned(value)
+        self._shape_from_first(value)
         numbers = value if isinstance(value, list) else [value]
         if self._held.typecode == "q" and float in map(type, numbers):
             self._held = array("d", self._held)
@@ -64,7 +64,7 @@ class NumberColumn:
         (length,) = self._shape
         return self._held[index * length : (index + 1) * length].tolist()
 
-    def stored(self) -> tuple[Column, NDArray[Any]]:
+    def to_column(self) -> tuple[Column, NDArray[Any]]:
         """The column that a store will have, and its values."""
         values: NDArray[Any] = np.frombuffer(self._held, np.dtype(self._held.typecode))
         if self._held.typecode == "d" and np.abs(values).max() <= WHOLE_IN_FLOAT32:
@@ -72,7 +72,7 @@ class NumberColumn:
         shape = self._shape or ()
         return Column(self.name, column_file(self.name), values.dtype.str, shape), values.reshape(-1, *shape)
 
-    def _learned(self, value: object) -> tuple[int, ...]:
+    def _shape_from_first(self, value: object) -> tuple[int, ...]:
         if self._shape is None:
             self._shape = _shape_of(value)
         return self._shape
@@ -101,7 +101,7 @@ def number_columns(names: Sequence[str]) -> list[NumberColumn]:
     return list(map(NumberColumn, names))
 
 
-def parsed(text: str) -> object:
+def parse_value(text: str) -> object:
     """What a field of a list says: a number or a list of numbers, as JSON writes them, or "nan"; otherwise the text."""
     try:
         return json.loads(text)

@@ -49,7 +49,7 @@ def find_files(
     return Path(root), [name_text(os.fsencode(os.path.relpath(path, root))) for path in paths]
 
 
-def told(names: Sequence[str], what: str) -> str:
+def describe_files(names: Sequence[str], what: str) -> str:
     """How many files there are, for people; a single one is named."""
     return f"{len(names)} {what}s" if len(names) > 1 else f"1 {what} ({names[0]})"
 

@@ -15,7 +15,7 @@ from decodeonce.prep.entry import name_text
 from decodeonce.prep.sources.formats.member import Member
 from decodeonce.prep.sources.formats.numbers import NumberColumn
 
-PICTURES = (b"jpg", b"jpeg", b"png")
+IMAGE_SUFFIXES = (b"jpg", b"jpeg", b"png")
 LABELS = (b"cls", b"txt", b"json")  # the first that a sample has counts
 LABEL_KEYS = ("label", "cls", "class")
 MAX_LABEL_BYTES = 1 << 16
@@ -38,7 +38,7 @@ class Sample(NamedTuple):
     values: Sequence[Any] = ()
 
 
-def samples(
+def read_samples(
     members: Iterable[Member], read: Callable[[Member], bytes], columns: Sequence[str] = ()
 ) -> Iterator[Sample]:
     """The samples that members of a tar make, in their order; `read` gives a member's bytes.
@@ -56,8 +56,8 @@ def _sample(parts: Iterator[tuple[bytes, Member]], read: Callable[[Member], byte
     label, rank, twice, fields = "", len(LABELS), False, dict[str, Any]()
     for suffix, member in parts:
         first = first or member
-        if suffix in PICTURES:
-            this = (PICTURES.index(suffix), member)
+        if suffix in IMAGE_SUFFIXES:
+            this = (IMAGE_SUFFIXES.index(suffix), member)
             twice |= picture is not None and picture[0] == this[0]
             picture = min(picture or this, this)
         elif suffix in LABELS and 0 < member.size <= MAX_LABEL_BYTES:

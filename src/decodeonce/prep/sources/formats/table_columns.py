@@ -10,7 +10,7 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.entry import name_bytes
 from decodeonce.prep.sources.formats.tables import Columns, pyarrow
 
-PICTURE_COLUMNS = ("image", "img", "picture", "jpg", "jpeg", "png")
+IMAGE_COLUMNS = ("image", "img", "picture", "jpg", "jpeg", "png")
 LABEL_COLUMNS = ("label", "labels", "class", "cls", "fine_label", "target", "category", "class_name")
 EXPECTED = {"picture": "binary, or a struct with binary `bytes`", "label": "integers or strings"}
 EXPECTED_NUMBERS = "expected integers, floats or booleans, or lists of these"
@@ -22,7 +22,7 @@ def find_columns(path: str, schema: Any, *, picture: str = "", label: str = "", 
     `numbers` are columns to keep.
     """
     pictures = {field.name: place for field in schema if (place := _picture(field)) is not None}
-    likely = [name for name in pictures if name.lower() in PICTURE_COLUMNS] if len(pictures) > 1 else list(pictures)
+    likely = [name for name in pictures if name.lower() in IMAGE_COLUMNS] if len(pictures) > 1 else list(pictures)
     labels = [field.name for field in schema if _is_label(field.type)]
     coded = [name for name in labels if class_names(schema, name) is not None]
     known = coded or [name for name in labels if name.lower() in LABEL_COLUMNS]
@@ -39,17 +39,17 @@ def _check_numbers(path: str, schema: Any, name: str) -> None:
     fields = [field for field in schema if field.name == name]
     kinds = [getattr(field.type, "value_type", field.type) for field in fields]
     if len(fields) != 1:
-        raise BuildError(f"{path}: --column {name} is not there; {_told(schema)}")
+        raise BuildError(f"{path}: --column {name} is not there; {_describe_columns(schema)}")
     if not _is_one_of(kinds[0], "integer", "float32", "float64", "boolean"):
         text = "; for text, store token ids" if _is_one_of(kinds[0], "string", "large_string", "string_view") else ""
         raise BuildError(f"{path}: --column {name} is {fields[0].type}, {EXPECTED_NUMBERS}{text}")
 
 
-def _told(schema: Any) -> str:
+def _describe_columns(schema: Any) -> str:
     return "there are " + ", ".join(f"{field.name} ({field.type})" for field in schema)
 
 
-def picture_columns(schema: Any) -> list[str]:
+def image_columns(schema: Any) -> list[str]:
     """The leaf columns of a schema that may hold pictures."""
     return [place[0] for field in schema if (place := _picture(field)) is not None]
 
@@ -58,7 +58,7 @@ def _choose(path: str, schema: Any, what: str, found: list[str], named: str) -> 
     """The one column that was found, or was `named`; BuildError where there is none, or several."""
     if len(found) == 1:
         return found[0]
-    there = _told(schema)
+    there = _describe_columns(schema)
     if named:
         problem = f"cannot be the {what}s, expected {EXPECTED[what]}" if named in schema.names else "is not there"
         raise BuildError(f"{path}: --{what}-column {named} {problem}; {there}")

@@ -41,7 +41,7 @@ def answer(ask: str, file: list[Any], **facts: Any) -> Any:
     except MemoryError:
         raise BuildError(f"{file[0]}: takes more than {MEMORY_BYTES} bytes of memory to be listed") from None
     except damaged as error:
-        raise tables.damaged(file[0], error) from None
+        raise tables.read_error(file[0], error) from None
 
 
 def _opened(file: list[Any]) -> Any:
@@ -82,7 +82,7 @@ def _rows_from(file: list[Any], columns: list[str], group: int, first: int) -> l
     global _rows
     table = _opened(file)
     if _rows is None or _rows[:2] != (file, group):
-        _rows = (file, group, tables.rows_of(file[0], table, group, Columns(*columns)))
+        _rows = (file, group, tables.read_rows(file[0], table, group, Columns(*columns)))
     rows = _rows[2][first : first + (ROWS_WITH_NUMBERS if Columns(*columns).numbers else ROWS_AT_ONCE)]
     if any(len(path) > MAX_NAME_BYTES for _, path, _, _ in rows if path):
         raise BuildError(f"{file[0]}: row group {group}: a path of more than {MAX_NAME_BYTES} bytes; mend it")

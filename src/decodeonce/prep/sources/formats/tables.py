@@ -58,10 +58,10 @@ def open_table(path: str, fd: int) -> Any:
         return arrow.parquet.ParquetFile(file)
     except (*DAMAGED, arrow.ArrowException) as error:
         file.close()
-        raise damaged(path, error) from None
+        raise read_error(path, error) from None
 
 
-def place_of(unit: int, groups: Sequence[int]) -> tuple[int, int]:
+def locate_group(unit: int, groups: Sequence[int]) -> tuple[int, int]:
     """The number of a file, and which of its row groups is number `unit` of all; `groups` is how many each has."""
     starts = list(accumulate(groups, initial=0))
     number = bisect_right(starts, unit) - 1
@@ -81,10 +81,10 @@ def read_group(path: str, table: Any, group: int, columns: list[str]) -> Any:
         more = f"takes more than {most} bytes of memory, or than there is"
         raise BuildError(f"{path}: row group {group}: {more}; write the file anew") from None
     except (*DAMAGED, arrow.ArrowException) as error:
-        raise damaged(f"{path}: row group {group}", error) from None
+        raise read_error(f"{path}: row group {group}", error) from None
 
 
-def damaged(what: str, error: Exception) -> Exception:
+def read_error(what: str, error: Exception) -> Exception:
     """What an error of pyarrow means for a build: Stopped where the file system's trouble may pass, else BuildError."""
     if isinstance(error, OSError) and error.errno in TRANSIENT_ERRORS:
         return failure_from(error, what)
@@ -98,7 +98,7 @@ def column(table: Any, name: str) -> Any:
     return table[name] if name in table.column_names else table.select([name.rpartition(".")[0]]).flatten()[name]
 
 
-def picture_at(pictures: Any, place: int) -> bytes:
+def image_at(pictures: Any, place: int) -> bytes:
     """The bytes in a row of a column of pictures; raises Undecodable where there are none, or too many."""
     picture = pictures[place].as_py() if place < len(pictures) else None
     if picture is None:
@@ -121,7 +121,7 @@ def check_columns(path: str, table: Any, columns: Columns) -> None:
 Row = tuple[str | None, str | None, bool, Sequence[Any]]
 
 
-def rows_of(path: str, table: Any, group: int, columns: Columns) -> list[Row]:
+def read_rows(path: str, table: Any, group: int, columns: Columns) -> list[Row]:
     """The rows of a group; pictures are read only where some lack."""
     facts = table.metadata.row_group(group)
     nulls = _nulls(facts, columns.picture)

@@ -10,7 +10,7 @@ from typing import IO, cast
 from decodeonce.errors import BuildError, failure_from
 from decodeonce.prep.entry import name_bytes
 from decodeonce.prep.sources.base import size_problem
-from decodeonce.prep.sources.formats.member import Member, Tally, plain_name
+from decodeonce.prep.sources.formats.member import Member, MemberLimits, clean_name
 from decodeonce.store import disk
 
 BLOCK = tarfile.BLOCKSIZE
@@ -73,7 +73,7 @@ class Window:
             raise failure_from(error, self.path) from None
 
 
-class _Headers:
+class _HeaderReader:
     """A window as tarfile sees it, which reads nothing but headers: of each member no more than MAX_HEADER_BYTES."""
 
     def __init__(self, window: Window) -> None:
@@ -97,7 +97,7 @@ def list_tar(window: Window) -> Iterator[Member]:
     Raises BuildError where the tar is compressed, damaged, or ends before its end, as half a download does.
     """
     refuse_compressed(window)
-    headers, tally = _Headers(window), Tally(window.path)
+    headers, tally = _HeaderReader(window), MemberLimits(window.path)
     try:
         tar = tarfile.TarFile(fileobj=cast(IO[bytes], headers), encoding="utf-8", errors="surrogateescape")
         while (info := tar.next()) is not None:
@@ -108,15 +108,15 @@ def list_tar(window: Window) -> Iterator[Member]:
             if tar.pax_headers and sum(map(len, tar.pax_headers.values())) > MAX_HEADER_BYTES:
                 raise tarfile.ReadError(f"global headers of more than {MAX_HEADER_BYTES} bytes")
             if tar.offset > window.length:
-                raise BuildError(_cut_short(window, tar.offset, info.name))
+                raise BuildError(_truncated_message(window, tar.offset, info.name))
             tally.add(name := name_bytes(info.name))
-            if (name := plain_name(name)) and not info.isdir():
+            if (name := clean_name(name)) and not info.isdir():
                 yield Member(name, info.offset_data, info.size, _problem(info))
     except RecursionError:
         raise BuildError(f"{window.path}: no tar, or a damaged one: headers of headers; get it again") from None
     except (tarfile.TarError, ValueError, IndexError, OverflowError) as error:  # IndexError: of half a sparse map
         if window.tell() >= window.length:
-            raise BuildError(_cut_short(window, window.length + BLOCK, "a header")) from None
+            raise BuildError(_truncated_message(window, window.length + BLOCK, "a header")) from None
         raise BuildError(f"{window.path}: no tar, or a damaged one: {error}; get it again") from None
     _check_end(window, tar.offset)
 
@@ -137,12 +137,12 @@ def _check_end(window: Window, at: int) -> None:
     window.seek(at)
     block = window.read(BLOCK)
     if len(block) < BLOCK or (ran_out and any(block)):  # in the middle of a pax header, too
-        raise BuildError(_cut_short(window, at + BLOCK, "the empty block that ends a tar"))
+        raise BuildError(_truncated_message(window, at + BLOCK, "the empty block that ends a tar"))
     if any(block):
         raise BuildError(f"{window.path}: damaged: no tar header at byte {at}; get it again")
 
 
-def _cut_short(window: Window, expected: int, what: str) -> str:
+def _truncated_message(window: Window, expected: int, what: str) -> str:
     return (
         f"{window.path}: ends at byte {window.length}, expected at least {expected} ({what}): cut short? get it again"
     )

@@ -17,7 +17,7 @@ from decodeonce.errors import BuildError, failure_from
 from decodeonce.prep.entry import Undecodable, name_bytes
 from decodeonce.prep.sources.base import size_problem
 from decodeonce.prep.sources.files import SourceFiles
-from decodeonce.prep.sources.formats.member import MAX_MEMBERS, Member, Tally, plain_name
+from decodeonce.prep.sources.formats.member import MAX_MEMBERS, Member, MemberLimits, clean_name
 from decodeonce.prep.sources.safe_open import open_regular
 
 # APPNOTE.TXT 4.3.7: signature, version, flags, method, time, date, CRC-32, two sizes, lengths of name and extra field
@@ -32,7 +32,7 @@ MAX_DIRECTORY_BYTES = 1 << 30  # of a central directory, which zipfile reads who
 CENTRAL = b"PK\x01\x02"  # begins what it says of each member
 
 
-class _Directory(io.BufferedReader):
+class _DirectoryReader(io.BufferedReader):
     """A file as zipfile sees it, which reads nothing but the central directory, and makes 700 bytes of each member."""
 
     def read(self, size: int | None = -1, /) -> bytes:
@@ -51,24 +51,24 @@ def list_zip(path: Path) -> Iterator[Member]:
     Raises BuildError where there is none, as at the end of half a download.
     """
     try:
-        with _Directory(io.FileIO(open_regular(path))) as file, zipfile.ZipFile(file) as archive:
+        with _DirectoryReader(io.FileIO(open_regular(path))) as file, zipfile.ZipFile(file) as archive:
             infos = archive.filelist
             archive.NameToInfo.clear()
-            _check_apart(infos, os.fstat(file.fileno()).st_size)
+            _check_overlap(infos, os.fstat(file.fileno()).st_size)
     except OSError as error:
         raise failure_from(error, path) from None
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:  # a version of later times
         raise BuildError(f"{path}: no zip, or one that is cut short: {error}; get it again") from None
     infos.reverse()
-    tally = Tally(path)
+    tally = MemberLimits(path)
     while infos:  # 700 bytes each
         info = infos.pop()
         tally.add(name := name_bytes(info.filename))
-        if (name := plain_name(name)) and not info.is_dir():
+        if (name := clean_name(name)) and not info.is_dir():
             yield Member(name, info.header_offset, info.file_size, _problem(info))
 
 
-def _check_apart(infos: list[zipfile.ZipInfo], size: int) -> None:
+def _check_overlap(infos: list[zipfile.ZipInfo], size: int) -> None:
     """BadZipFile where members share bytes, as in those that unpack to more than any disk holds, or leave the file."""
     if any(not 0 <= info.header_offset <= info.header_offset + info.compress_size <= size for info in infos):
         raise zipfile.BadZipFile(f"members that lie beyond its {size} bytes")
@@ -81,10 +81,10 @@ def _check_apart(infos: list[zipfile.ZipInfo], size: int) -> None:
 def _problem(info: zipfile.ZipInfo) -> str:
     if stat.S_ISLNK(info.external_attr >> 16):
         return "a link in the zip"
-    return _unreadable(info.flag_bits, info.compress_type) or size_problem(info.file_size)
+    return _unreadable_reason(info.flag_bits, info.compress_type) or size_problem(info.file_size)
 
 
-def _unreadable(flags: int, method: int) -> str:
+def _unreadable_reason(flags: int, method: int) -> str:
     """Why a member with these flags and this method of compression cannot be read, "" if it can."""
     if flags & ENCRYPTED:
         return "encrypted in the zip"
@@ -104,7 +104,7 @@ def read_member(files: SourceFiles, number: int, place: int, size: int) -> bytes
     if raw[:4] != LOCAL or len(raw) < LOCAL_HEADER.size:
         raise Undecodable(f"damaged zip: no local header at byte {place}")
     _, _, flags, method, _, _, crc, _, _, name_size, extra_size = LOCAL_HEADER.unpack(raw)
-    if problem := _unreadable(flags, method):
+    if problem := _unreadable_reason(flags, method):
         raise Undecodable(problem)
     start = place + LOCAL_HEADER.size + name_size + extra_size
     if method == zipfile.ZIP_STORED:
@@ -112,7 +112,7 @@ def read_member(files: SourceFiles, number: int, place: int, size: int) -> bytes
     else:
         data, end = _inflated(files, number, start, size)
     if flags & DESCRIBED_LATER:
-        crc = _later_crc(files.read_some(number, end, 8))
+        crc = _descriptor_crc(files.read_some(number, end, 8))
     if len(data) != size or zlib.crc32(data) != crc:
         raise Undecodable(f"damaged zip: {len(data)} bytes with CRC {zlib.crc32(data):08x}, expected {size}, {crc:08x}")
     return data
@@ -135,7 +135,7 @@ def _inflated(files: SourceFiles, number: int, at: int, size: int) -> tuple[byte
     return bytes(data), at - len(inflater.unused_data)
 
 
-def _later_crc(descriptor: bytes) -> int:
+def _descriptor_crc(descriptor: bytes) -> int:
     """The CRC-32 of a data descriptor, whose signature is optional."""
     found = descriptor[4:8] if descriptor[:4] == DESCRIPTOR else descriptor[:4]
     return int.from_bytes(found, "little")

@@ -11,9 +11,9 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Entry, name_bytes, name_text
 from decodeonce.prep.sources.base import open_listed
 from decodeonce.prep.sources.files import SourceFiles
-from decodeonce.prep.sources.formats.member import Member, in_order
+from decodeonce.prep.sources.formats.member import Member, sort_members
 from decodeonce.prep.sources.formats.tar import Window, list_tar
-from decodeonce.prep.sources.imagenet.files import is_picture
+from decodeonce.prep.sources.imagenet.files import is_image_name
 from decodeonce.prep.sources.imagenet.split import ImagenetSplit
 from decodeonce.prep.sources.parallel_stat import parallel_map
 from decodeonce.store import disk
@@ -39,7 +39,7 @@ class ArchiveSource(ImagenetSplit):
 
     def stamp(self) -> Any:
         """The archives as they are now, and all that labels follow from."""
-        return {**self.facts(), "labels": self.labels.digest if self.in_one_folder else ""}
+        return {**self.facts(), "labels": self.labels.digest if self.is_flat else ""}
 
     def holder(self, entry: Entry) -> bytes:
         """The path of the archive."""
@@ -80,7 +80,7 @@ class ImagenetTarSource(ArchiveSource):
         return super().top.parent if self._apart else super().top
 
     @property
-    def in_one_folder(self) -> bool:
+    def is_flat(self) -> bool:
         """Whether its pictures are not in class tars."""
         return self.split == "val"
 
@@ -89,15 +89,15 @@ class ImagenetTarSource(ArchiveSource):
         """What it is, in a few words."""
         return f"class tars in {self.top.name}" if self._apart else self.top.name
 
-    def present(self) -> list[str]:
+    def present_classes(self) -> list[str]:
         """The classes that have a tar, or that the labels name."""
-        return self.labels.classes if self.in_one_folder else sorted(self._class_tars(), key=name_bytes)
+        return self.labels.classes if self.is_flat else sorted(self._class_tars(), key=name_bytes)
 
     def entries(self) -> Iterator[Entry]:
         """Every picture, by class in label order, then by name; headers only are read."""
-        if self.in_one_folder:
+        if self.is_flat:
             whole = ClassTar(0, 0, self._files.files[0].size)
-            members = in_order((member for member in self._list(whole) if is_picture(member.last)), "tar")
+            members = sort_members((member for member in self._list(whole) if is_image_name(member.base_name)), "tar")
             return iter(self.labels.sort([self._entry(member, 0) for member in members], self._names))
         return self._by_class(self._class_tars())
 
@@ -107,12 +107,12 @@ class ImagenetTarSource(ArchiveSource):
 
     def _by_class(self, tars: dict[str, ClassTar]) -> Iterator[Entry]:
         here = ((label, tars[name]) for label, name in enumerate(self._names) if name in tars)
-        return chain.from_iterable(parallel_map(self.top, self._of_class, here, TARS_AT_ONCE))
+        return chain.from_iterable(parallel_map(self.top, self._class_entries, here, TARS_AT_ONCE))
 
-    def _of_class(self, labelled: tuple[int, ClassTar]) -> list[Entry]:
+    def _class_entries(self, labelled: tuple[int, ClassTar]) -> list[Entry]:
         label, tar = labelled
         members = (member._replace(place=tar.first + member.place) for member in self._list(tar))
-        return [self._entry(member, label, tar.unit, tar.inner) for member in in_order(members, "tar")]
+        return [self._entry(member, label, tar.unit, tar.inner) for member in sort_members(members, "tar")]
 
     def _class_tars(self) -> dict[str, ClassTar]:
         if self._apart:
@@ -121,7 +121,7 @@ class ImagenetTarSource(ArchiveSource):
         for member in self._list(ClassTar(0, 0, self._files.files[0].size)):
             if not member.name.endswith(b".tar"):
                 continue
-            name = name_text(member.last[: -len(".tar")])
+            name = name_text(member.base_name[: -len(".tar")])
             if name in found or member.problem:
                 raise BuildError(f"{self.top}: {name}.tar: {member.problem or 'twice in the tar'}; get it again")
             found[name] = ClassTar(0, member.place, member.size, member.name)

@@ -52,16 +52,16 @@ class ImagenetSource(ImagenetFiles):
         """What it is, in a few words."""
         return f"class folders in {self.folder or self.top}"
 
-    def present(self) -> list[str]:
+    def present_classes(self) -> list[str]:
         """The names of the class folders."""
         return class_folders(self.top)
 
     def entries(self) -> Iterator[Entry]:
         """Every candidate, by class in label order, then by name."""
-        check_classes(self.top, self._names, self.present())
+        check_classes(self.top, self._names, self.present_classes())
         with os.scandir(os.fsencode(self.top)) as listing:
-            strays = [item.name for item in listing if is_picture(item.name) or item.name.endswith(b".tar")]
-        self.note_strays(sorted(strays))
+            strays = [item.name for item in listing if is_image_name(item.name) or item.name.endswith(b".tar")]
+        self.note_stray_files(sorted(strays))
         return list_folders(self.root, self.folder, self._names, self._links)
 
 
@@ -69,26 +69,26 @@ class ImagenetFlatSource(ImagenetFiles):
     """Val pictures in one folder; labels from Kaggle's list or the development kit."""
 
     kind = "imagenet-flat"
-    in_one_folder = True
+    is_flat = True
 
     @property
     def form(self) -> str:
         """What it is, in a few words."""
         return f"pictures in {self.folder or self.top}"
 
-    def present(self) -> list[str]:
+    def present_classes(self) -> list[str]:
         """The classes that the labels name."""
         return self.labels.classes
 
     def entries(self) -> Iterator[Entry]:
         """Every picture, by class in label order, then by name."""
         with os.scandir(os.fsencode(self.top)) as listing:
-            names = sorted(item.name for item in listing if is_picture(item.name))
+            names = sorted(item.name for item in listing if is_image_name(item.name))
         paths = [os.path.join(name_bytes(self.folder), name) for name in names]
         found = stat_entries(self.root, (Entry(path, 0, 0, 0) for path in paths), self._links)
         return iter(self.labels.sort(found, self._names))
 
 
-def is_picture(name: bytes) -> bool:
+def is_image_name(name: bytes) -> bool:
     """Whether a name is a picture's, and not hidden."""
     return name.lower().endswith(SUFFIXES) and not name.startswith(b".")

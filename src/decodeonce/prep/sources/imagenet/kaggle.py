@@ -10,11 +10,11 @@ from pathlib import Path
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Entry, Undecodable, name_bytes, name_text
 from decodeonce.prep.sources.files import SourceFile, SourceFiles
-from decodeonce.prep.sources.formats.member import Member, in_order
+from decodeonce.prep.sources.formats.member import Member, sort_members
 from decodeonce.prep.sources.formats.zipped import list_zip, read_member
 from decodeonce.prep.sources.imagenet.archive import ArchiveSource
-from decodeonce.prep.sources.imagenet.beside import MAPPING, SOLUTION, Beside
-from decodeonce.prep.sources.imagenet.files import is_picture
+from decodeonce.prep.sources.imagenet.companions import MAPPING, SOLUTION, CompanionFiles
+from decodeonce.prep.sources.imagenet.files import is_image_name
 
 _PICTURE = re.compile(rb"(?:(?:(?:ILSVRC/)?Data/)?CLS-LOC/)?(train|val)/(?:([^/]+)/)?.+")
 _LISTS = (MAPPING.encode(), SOLUTION.encode())
@@ -31,10 +31,10 @@ class ImagenetZip:
         for member in list_zip(self.path):
             if (match := _PICTURE.fullmatch(member.name)) is not None:
                 split, name = match[1].decode(), match[2] or b""
-                if name or is_picture(member.last):
+                if name or is_image_name(member.base_name):
                     self.splits.setdefault(split, {}).setdefault(name, []).append(member)
-            elif member.last in _LISTS:
-                self._lists[member.last.decode()] = member
+            elif member.base_name in _LISTS:
+                self._lists[member.base_name.decode()] = member
 
     def content(self, name: str) -> bytes | None:
         """The bytes of Kaggle's list of this name; BuildError where it is there and cannot be read."""
@@ -69,7 +69,7 @@ class ImagenetZipSource(ArchiveSource):
         return self._listing.splits.get(self.split, {})
 
     @property
-    def in_one_folder(self) -> bool:
+    def is_flat(self) -> bool:
         """Whether its pictures are not in class folders."""
         return b"" in self._classes and self.split == "val"
 
@@ -79,31 +79,31 @@ class ImagenetZipSource(ArchiveSource):
         return f"{self.split} in {self.top.name}"
 
     @property
-    def beside(self) -> Beside:
+    def companions(self) -> CompanionFiles:
         """The zip, then the folders around it."""
-        return Beside(self.top, self._listing.content)
+        return CompanionFiles(self.top, self._listing.content)
 
-    def present(self) -> list[str]:
+    def present_classes(self) -> list[str]:
         """The classes that have a folder in the zip, or that the labels name."""
-        if self.in_one_folder:
+        if self.is_flat:
             return self.labels.classes
         return [name_text(name) for name in sorted(self._classes) if name]
 
     def entries(self) -> Iterator[Entry]:
         """Every picture, by class in label order, then by name."""
-        if self.in_one_folder:
+        if self.is_flat:
             if len(self._classes) > 1:
                 raise BuildError(
                     f"{self.top}: val pictures both in one folder and in class folders; unpack and mend it"
                 )
-            members = in_order(self._classes[b""], "zip")
+            members = sort_members(self._classes[b""], "zip")
             return iter(self.labels.sort([self._entry(member, 0) for member in members], self._names))
-        self.note_strays([member.name for member in self._classes.get(b"", [])])
+        self.note_stray_files([member.name for member in self._classes.get(b"", [])])
         return self._by_class()
 
     def _by_class(self) -> Iterator[Entry]:
         for label, name in enumerate(self._names):
-            for member in in_order(self._classes.get(name_bytes(name), []), "zip"):
+            for member in sort_members(self._classes.get(name_bytes(name), []), "zip"):
                 yield self._entry(member, label)
 
     def read(self, entry: Entry) -> bytes:

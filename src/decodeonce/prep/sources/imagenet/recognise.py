@@ -22,7 +22,7 @@ from decodeonce.prep.sources.imagenet.files import ImagenetFlatSource, ImagenetS
 from decodeonce.prep.sources.imagenet.kaggle import ImagenetZipSource, zip_listing
 from decodeonce.prep.sources.imagenet.split import SPLITS, AnySplit, ImagenetSplit
 from decodeonce.prep.sources.imagenet.synsets import find_synsets
-from decodeonce.prep.sources.imagenet.val_labels import PICTURE_ID
+from decodeonce.prep.sources.imagenet.val_labels import VAL_PREFIX
 from decodeonce.prep.sources.links import Links
 from decodeonce.prep.sources.safe_open import open_regular
 
@@ -54,10 +54,10 @@ def open_imagenet(
     root = Path(src)
     links = Links(root, follow=follow_links)
     source = _find(root, split, links)
-    present, is_val = source.present(), source.split == "val"
+    present, is_val = source.present_classes(), source.split == "val"
     train = _train_classes(root, source, links) if is_val and classes is None else None
-    listed = find_synsets(source.beside)
-    source.settle(class_order(source.top, present, train=train, listed=listed, given=classes, is_val=is_val))
+    listed = find_synsets(source.companions)
+    source.set_classes(class_order(source.top, present, train=train, listed=listed, given=classes, is_val=is_val))
     return source
 
 
@@ -82,7 +82,7 @@ def _train_classes(root: Path, val: ImagenetSplit, links: Links) -> list[str] | 
     if train is None and val.top == root:
         home = root.absolute().parent
         train = next(_forms_in(home, "train", Links(home, follow=links.follow)), None)
-    return None if train is None else train.present()
+    return None if train is None else train.present_classes()
 
 
 def _forms_in(root: Path, split: str, links: Links) -> Iterator[ImagenetSplit]:
@@ -132,7 +132,7 @@ def _forms_of(root: Path, folder: str, split: str, links: Links) -> Iterator[Ima
         return
     classes = class_folders(top)
     names = sorted(name_text(name) for name in os.listdir(os.fsencode(top)))
-    pictures = [name for name in names if name.startswith(PICTURE_ID)]
+    pictures = [name for name in names if name.startswith(VAL_PREFIX)]
     tars = [name for name in names if name.endswith(".tar") and not name.startswith((".", "ILSVRC2012_"))]
     if pictures and classes:
         raise BuildError(

@@ -12,8 +12,8 @@ from typing import Any, Literal, get_args
 from decodeonce.formatting import counted
 from decodeonce.prep.entry import name_text
 from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.imagenet.beside import Beside
 from decodeonce.prep.sources.imagenet.class_order import ClassOrder
+from decodeonce.prep.sources.imagenet.companions import CompanionFiles
 from decodeonce.prep.sources.imagenet.val_labels import ValLabels, find_val_labels
 from decodeonce.store.manifest import ImageClass
 
@@ -44,31 +44,31 @@ class ImagenetSplit(Source):
         """What it is, in a few words."""
 
     @abstractmethod
-    def present(self) -> list[str]:
+    def present_classes(self) -> list[str]:
         """The classes that its pictures have, sorted by their bytes."""
 
     @property
-    def in_one_folder(self) -> bool:
+    def is_flat(self) -> bool:
         """Whether its pictures are not in class folders, so that a file must say their labels."""
         return False
 
     @property
-    def beside(self) -> Beside:
+    def companions(self) -> CompanionFiles:
         """Where files that describe it may lie."""
-        return Beside(self.top)
+        return CompanionFiles(self.top)
 
     @cached_property
     def labels(self) -> ValLabels:
         """The labels of pictures that lie in one folder."""
-        return find_val_labels(self.beside)
+        return find_val_labels(self.companions)
 
-    def note_strays(self, names: Sequence[bytes]) -> None:
+    def note_stray_files(self, names: Sequence[bytes]) -> None:
         """Say that these files next to the class folders are left out: sorting them in may have been interrupted."""
         if names:
             first = name_text(names[0])
             self._strays = [f"{self.top}: {len(names)} files beside the class folders are left out (first {first})"]
 
-    def settle(self, order: ClassOrder) -> None:
+    def set_classes(self, order: ClassOrder) -> None:
         """Let its classes be these."""
         self._names, self._words, self._doubts = order.names, order.words, order.doubts
 
@@ -80,7 +80,7 @@ class ImagenetSplit(Source):
     @property
     def found(self) -> str:
         """What was recognised at SRC, in a phrase for people."""
-        labels = f", labels from {self.labels.origin}" if self.in_one_folder else ""
+        labels = f", labels from {self.labels.origin}" if self.is_flat else ""
         return f"{self.form}{labels}, {counted(len(self._names), 'class', 'classes')}"
 
     def doubts(self, samples: int) -> list[str]:

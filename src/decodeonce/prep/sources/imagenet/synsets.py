@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from decodeonce.prep.sources.imagenet.beside import MAPPING, Beside
+from decodeonce.prep.sources.imagenet.companions import MAPPING, CompanionFiles
 from decodeonce.store.class_words import ilsvrc2012
 
 
@@ -16,13 +16,13 @@ class Synsets:
     words: dict[str, str]
 
 
-def find_synsets(beside: Beside) -> Synsets | None:
+def find_synsets(companions: CompanionFiles) -> Synsets | None:
     """The classes that LOC_synset_mapping.txt names; without it, those of ILSVRC2012 if the development kit is there.
 
     Raises BuildError if the list cannot be read.
     """
-    mapping = beside.find(MAPPING)
+    mapping = companions.find(MAPPING)
     if mapping is None:
-        return Synsets("ILSVRC2012", ilsvrc2012()) if beside.devkit() else None
+        return Synsets("ILSVRC2012", ilsvrc2012()) if companions.devkit() else None
     pairs = (line.split(maxsplit=1) for line in mapping.data.decode("utf-8-sig", "replace").splitlines())
     return Synsets(mapping.origin, {pair[0]: pair[1].strip() for pair in pairs if len(pair) == 2})

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Entry, name_bytes
 from decodeonce.prep.sources.base import stem_of
-from decodeonce.prep.sources.imagenet.beside import DEVKIT_TAR, SOLUTION, TRUTH, Beside, Companion
+from decodeonce.prep.sources.imagenet.companions import DEVKIT_TAR, SOLUTION, TRUTH, Companion, CompanionFiles
 from decodeonce.store.class_words import ilsvrc2012
 from decodeonce.store.hashing import hexdigest
 
-PICTURE_ID = "ILSVRC2012_val_"
+VAL_PREFIX = "ILSVRC2012_val_"
 
 
 @dataclass(frozen=True)
@@ -49,19 +49,19 @@ class ValLabels:
         ]
 
 
-def find_val_labels(beside: Beside) -> ValLabels:
+def find_val_labels(companions: CompanionFiles) -> ValLabels:
     """What Kaggle's list says, else the development kit; BuildError where neither is there."""
-    if (solution := beside.find(SOLUTION)) is not None:
-        return _of_solution(solution)
-    if (truth := beside.truth()) is not None:
-        return _of_truth(truth)
+    if (solution := companions.find(SOLUTION)) is not None:
+        return _parse_solution(solution)
+    if (truth := companions.truth()) is not None:
+        return _parse_truth(truth)
     raise BuildError(
-        f"{beside.folders[0]}: val pictures in one folder, and nothing says their labels: put {SOLUTION}, {TRUTH} or "
-        f"{DEVKIT_TAR} next to them; looked in {', '.join(map(str, beside.folders))}"
+        f"{companions.folders[0]}: val images in one folder have no labels; put {SOLUTION}, {TRUTH} or {DEVKIT_TAR} "
+        f"next to them; looked in {', '.join(map(str, companions.folders))}"
     )
 
 
-def _of_solution(file: Companion) -> ValLabels:
+def _parse_solution(file: Companion) -> ValLabels:
     """Lines like `ILSVRC2012_val_00048981,n03995372 85 1 499 272`: a wnid and a box, or several such groups."""
     wnids: dict[bytes, str] = {}
     for number, line in enumerate(file.data.decode("utf-8-sig", "replace").splitlines(), 1):
@@ -74,12 +74,12 @@ def _of_solution(file: Companion) -> ValLabels:
     return ValLabels(file.origin, wnids)
 
 
-def _of_truth(file: Companion) -> ValLabels:
+def _parse_truth(file: Companion) -> ValLabels:
     """Line i is the ILSVRC2012_ID of picture i, which is the place in the table, not among the sorted wnids."""
     numbers = {str(number): wnid for number, wnid in enumerate(ilsvrc2012(), 1)}
     wnids = {}
     for number, line in enumerate(file.data.decode("utf-8", "replace").splitlines(), 1):
         if line.strip() not in numbers:
             raise BuildError(f"{file.path}: line {number}: expected an ILSVRC2012_ID, 1 to {len(numbers)}")
-        wnids[f"{PICTURE_ID}{number:08d}".encode()] = numbers[line.strip()]
+        wnids[f"{VAL_PREFIX}{number:08d}".encode()] = numbers[line.strip()]
     return ValLabels(file.origin, wnids)

@@ -34,7 +34,7 @@ class Companion:
     data: bytes
 
 
-class Beside:
+class CompanionFiles:
     """Looks for them in the listed folder (or the archive's) and four folders above, in `inside` first if given."""
 
     def __init__(self, top: Path, inside: Callable[[str], bytes | None] | None = None) -> None:
@@ -75,7 +75,7 @@ def _content(path: Path) -> bytes | None:
 def _truth_in_tar(path: Path) -> bytes:
     with expecting(path, READABLE), open(open_regular(path), "rb") as file, closing(_unpacked(file, path)) as tar:
         for member in list_tar(tar):
-            if member.last == TRUTH.encode() and member.size <= MAX_TEXT_BYTES and not member.problem:
+            if member.base_name == TRUTH.encode() and member.size <= MAX_TEXT_BYTES and not member.problem:
                 return tar.read_at(member.place, member.size)
     raise BuildError(f"{path}: no {TRUTH} in it; get the development kit again")
 
