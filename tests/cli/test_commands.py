@@ -110,7 +110,7 @@ def test_failure_is_one_line_with_exit_code_1(tree: Path, store: Path, tmp_path:
     assert_fails(
         prep("build", "imagenet", tree, tmp_path / "out", "--split", "val"),
         1,
-        "no val split of ImageNet recognised in it",
+        "no val split of ImageNet found",
     )
     assert_fails(prep("info", tmp_path), 1, "not a store")
     assert_fails(prep("finish", tmp_path), 1, "no plan here")

@@ -125,7 +125,7 @@ def test_unknown_class_suggests_similar_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["build", "folder", "pictures", "out"], "pictures: no folder in it; expected pictures/<class>/<picture>"),
+        (["build", "folder", "pictures", "out"], "pictures: contains no folders; expected pictures/<class>/<image>"),
         (["build", "imagenet", "train", "out"], "train: no images found; read as class folders"),
         (["build", "imagenet", "loop", "out"], "loop: Too many levels of symbolic links"),
         (["plan", "folder", "other", "loop/out"], "loop: a file is in the way"),

@@ -37,7 +37,7 @@ def test_a_zip_of_a_later_version_is_refused(tmp_path: Path) -> None:
     whole = zip_bytes({"a.jpg": b"picture"})
     central = whole.index(b"PK\x01\x02")
     (tmp_path / "a.zip").write_bytes(replaced(whole, central + 6, bytes([69])))  # the version needed to extract
-    with pytest.raises(BuildError, match=r"a.zip: no zip, or .*version 6.9"):
+    with pytest.raises(BuildError, match=r"a.zip: not a zip, or .*version 6.9"):
         list(list_zip(tmp_path / "a.zip"))
 
 
@@ -60,13 +60,13 @@ def damaged_table(path: Path, text: bytes, other: bytes) -> str:
 def test_text_of_a_parquet_file_that_is_no_utf_8_is_refused(tmp_path: Path, text: bytes, other: bytes) -> None:
     """The names of columns and strings among the labels: pyarrow raises a UnicodeDecodeError."""
     path = damaged_table(tmp_path / "a.parquet", text, other)
-    with pytest.raises(BuildError, match=r"a\.parquet: .*utf-8.*; expected a whole Parquet file"):
+    with pytest.raises(BuildError, match=r"a\.parquet: .*utf-8.*; expected a complete Parquet file"):
         list(open_parquet(path).entries())
 
 
 def test_such_a_parquet_file_is_refused_by_workers(tmp_path: Path) -> None:
     path = damaged_table(tmp_path / "a.parquet", b"image", b"im\xffge")
-    with open(path, "rb") as file, pytest.raises(BuildError, match="expected a whole Parquet file"):
+    with open(path, "rb") as file, pytest.raises(BuildError, match="expected a complete Parquet file"):
         tables.read_group(path, tables.open_table(path, file.fileno()), 0, ["image"])
 
 

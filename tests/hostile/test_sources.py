@@ -329,7 +329,7 @@ def test_lists_of_imagenet_that_are_no_files_are_not_there(tmp_path: Path, what:
 
 def test_a_class_list_that_is_no_file_is_a_usage_error(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "classes.txt")
-    with pytest.raises(ValueError, match=r"classes.txt: a FIFO; expected a file with a class name per line"):
+    with pytest.raises(ValueError, match=r"classes.txt: a FIFO; expected a file with one class name per line"):
         read_class_list(tmp_path / "classes.txt")
 
 
@@ -385,9 +385,9 @@ def _evil_list(src: Path) -> Source:
         (_evil_samples, ""),
         (_evil_class_tars, ""),
         (_evil_zip, ""),
-        (_evil_folder_in_a_zip, r"the class list names '\.\.', expected the name of a folder"),
-        (_evil_wnid, r"the class list names '../../n1', expected the name of a folder"),
-        (_evil_list, r"passwd' is not below .*src; give the folder"),
+        (_evil_folder_in_a_zip, r"the class list contains '\.\.'; expected the name of a folder"),
+        (_evil_wnid, r"the class list contains '../../n1'; expected the name of a folder"),
+        (_evil_list, r"passwd' is not below .*src; pass a folder"),
     ],
 )
 def test_names_in_archives_are_names_and_nothing_else(

@@ -173,26 +173,26 @@ def test_column_dtype_follows_from_numbers(given: list[Any], dtype: str, tmp_pat
     assert store.columns["x"].dtype.str == dtype
 
 
-NUMBER = "expected a number, or a list of numbers as [1, 2]"
+NUMBER = "expected a number, or a list of numbers like [1, 2]"
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([1, ""], r"list.csv: line 3: column 'x': found nothing, expected a number, as in the first row"),
-        ([1, "a cat"], r"line 3: column 'x': found 'a cat', expected a number, .*text: store its token ids"),
-        (["[1, 2]", "[1]"], r"line 3: column 'x': found \[1\], expected a list of 2 numbers, as in the first row"),
+        ([1, ""], r"list.csv: line 3: column 'x': found nothing, expected a number, like the first row"),
+        ([1, "a cat"], r"line 3: column 'x': found 'a cat', expected a number, .*text: store token ids"),
+        (["[1, 2]", "[1]"], r"line 3: column 'x': found \[1\], expected a list of 2 numbers, like the first row"),
         (["[1, 2]", "7"], r"line 3: column 'x': found 7, expected a list of 2 numbers"),
         (["7", "[7]"], r"line 3: column 'x': found \[7\], expected a number"),
         (["[]"], r"line 2: column 'x': found \[\], " + NUMBER.replace("[", r"\[")),
         (["[[1]]"], r"line 2: column 'x': found \[\[1\]\]"),
-        (["NaN"], r"line 2: column 'x': found nan, .*; a column holds finite numbers, and whole ones of int64"),
+        (["NaN"], r"line 2: column 'x': found nan, .*; numbers must be finite, and whole numbers must fit int64"),
         (["1e309"], r"line 2: column 'x': found inf"),
-        ([2**63], r"line 2: column 'x': found 9223372036854775808, .*; a column holds finite"),
+        ([2**63], r"line 2: column 'x': found 9223372036854775808, .*; numbers must be finite"),
         (["null"], r"line 2: column 'x': found nothing"),
-        ([1, "nan"], r"line 3: .* found nan, expected a number, as in the first row; a column holds finite numbers"),
-        ([1, "-inf"], r"line 3: column 'x': found -inf, .*; a column holds finite numbers, and whole ones of int64"),
-        (["[1]", "[1, 2]"], r"expected a list of 1 number, as in the first row"),
+        ([1, "nan"], r"line 3: .* found nan, expected a number, like the first row; numbers must be finite"),
+        ([1, "-inf"], r"line 3: column 'x': found -inf, .*; numbers must be finite, and whole numbers must fit int64"),
+        (["[1]", "[1, 2]"], r"expected a list of 1 number, like the first row"),
         (["[" * 9000], r"line 2: column 'x': found '\[\[\["),
     ],
 )
@@ -206,11 +206,11 @@ def test_non_numbers_are_reported_with_file_and_line(given: list[Any], message: 
 @pytest.mark.parametrize(
     ("header", "column", "message"),
     [
-        (None, ["x"], "list.csv: no header line, which --column x needs"),
+        (None, ["x"], "list.csv: no header line, but --column x needs one"),
         (["path", "x"], ["y"], "list.csv: --column y: no column of this name, expected one of path, x"),
         (["path", "label", "x", "x"], ["x"], "--column x: 2 columns of this name"),
         (["path", "lbl", "x"], ["x"], "columns path, lbl, x; expected a path and a label"),
-        (["path", "x"], ["x", "x"], "--column x: given twice"),
+        (["path", "x"], ["x", "x"], "--column x: given more than once"),
         (["path", "labels"], ["labels"], "--column: column name 'labels': a build writes box_count,"),
         (["path", "a/b"], ["a/b"], "--column: column name 'a/b': expected printable characters without '/'"),
     ],
@@ -236,9 +236,9 @@ def test_list_with_columns_but_no_label_uses_folders_as_classes(tmp_path: Path) 
     [
         (
             {"json": {"label": 1}},
-            "k.jpg: column 'x': found nothing, expected a json of at most 65536 bytes, an object with the key 'x'",
+            "k.jpg: column 'x': found nothing, expected a json object of at most 65536 bytes with the key 'x'",
         ),
-        ({"cls": 1, "json": {"x": [1] * 40000}}, "found nothing, expected a json of at most 65536 bytes"),
+        ({"cls": 1, "json": {"x": [1] * 40000}}, "found nothing, expected a json object of at most 65536 bytes"),
         ({"cls": 1}, "a.tar: k.jpg: column 'x': found nothing"),
         ({"cls": 1, "json": ["x"]}, "a.tar: k.jpg: column 'x': found nothing"),
         ({"cls": 1, "json": {"x": "a cat"}}, "a.tar: k.jpg: column 'x': found 'a cat'"),
@@ -265,12 +265,15 @@ def test_webdataset_sample_without_label_needs_no_value(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        (pa.array(["a", "b"]), "--column x is string, expected integers, floats or booleans, or lists of these; for"),
-        (pa.array([[[1]], [[2]]]), "--column x is list<"),
-        (pa.array([1, None]), "a.parquet: row 1: column 'x': found nothing, expected a number, as in the first row"),
+        (
+            pa.array(["a", "b"]),
+            "--column x: has type string; expected integers, floats or booleans, or lists of these; for",
+        ),
+        (pa.array([[[1]], [[2]]]), "--column x: has type list<"),
+        (pa.array([1, None]), "a.parquet: row 1: column 'x': found nothing, expected a number, like the first row"),
         (pa.array([[1, 2], [1]]), "a.parquet: row 1: column 'x': found [1], expected a list of 2 numbers"),
         (pa.array([float("nan"), 1.0]), "a.parquet: row 0: column 'x': found nan"),
-        (None, "--column x is not there; there are image (struct"),
+        (None, "--column x: no such column; the columns are image (struct"),
     ],
 )
 def test_unsupported_parquet_columns_are_reported(column: Any, message: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The sources a build can read; a plan names one by its kind, root and facts."""
+"""The kinds of input that a build can read. A plan names a source by kind, root and facts."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
 
 class Registered(NamedTuple):
-    """Where a source is defined, as "module:name"; a module is imported when it is needed.
+    """The "module:name" paths of a source's class and opener. Modules are imported when they are needed.
 
     Attributes:
-        source: The class. A worker makes its source from the kind, root and facts of a plan.
-        opener: The function that `prep build KIND SRC OUT` calls, as `opener(SRC, classes=..., follow_links=..., ...)`;
-            "" if the source has no command. A keyword-only parameter `root: Annotated[Path, "help text"]` is the
-            flag --root of this kind. The first paragraph of the docstring is the help text of `prep build KIND`.
+        source: The class, a subclass of `Source`. Workers make an instance from the kind, root and facts of a plan.
+        opener: The function that `prep build KIND SRC OUT` calls as `opener(SRC, classes=..., follow_links=..., ...)`;
+            default "" if the source has no command. A keyword-only parameter `root: Annotated[Path, "help text"]`
+            becomes the flag --root of this kind. The first paragraph of the opener's docstring is the help text of
+            `prep build KIND`.
     """
 
     source: str
@@ -46,7 +47,7 @@ SOURCES = {
     "parquet": Registered(f"{_HERE}.parquet:ParquetSource", f"{_HERE}.parquet:open_parquet"),
     "store": Registered("decodeonce.prep.convert.source:StoreSource"),
 }
-KINDS = tuple(kind for kind, registered in SOURCES.items() if registered.opener)  # as the command line knows them
+KINDS = tuple(kind for kind, registered in SOURCES.items() if registered.opener)  # those that have a command
 _PATHS = [f"{_HERE}.base:Source", f"{_HERE}.boxed:BoxedSource", *filter(None, (p for r in SOURCES.values() for p in r))]
 __all__ = [
     "BoxedSource",
@@ -67,7 +68,7 @@ __getattr__, __dir__ = lazy_imports(__name__, {name: module for module, name in 
 
 
 def open_source(kind: str, root: Path, facts: dict[str, Any]) -> Source:
-    """The source that a plan names; boxes are in the plan itself."""
+    """Make the source that a plan names, without its boxes, which the plan holds."""
     from decodeonce.prep.sources.base import WITH_BOXES
 
     source: Source = _load(SOURCES[kind.removesuffix(WITH_BOXES)].source)(root, **facts)
@@ -75,7 +76,7 @@ def open_source(kind: str, root: Path, facts: dict[str, Any]) -> Source:
 
 
 def find_opener(kind: str) -> Callable[..., Source]:
-    """The function that opens SRC as one of `KINDS`."""
+    """Return the function that opens SRC as one of `KINDS`."""
     opener: Callable[..., Source] = _load(SOURCES[kind].opener)
     return opener
 

@@ -1,4 +1,4 @@
-"""What every source is: a listing made once, and the bytes of one sample."""
+"""The base class of sources, and helpers that read files safely."""
 
 from __future__ import annotations
 
@@ -32,18 +32,61 @@ if TYPE_CHECKING:
     from decodeonce.prep.recipe import Recipe
     from decodeonce.store.table import Reject
 
-WITH_BOXES = "+boxes"  # ends the kind of a source whose entries were given boxes
-MAX_FILE_BYTES = 1 << 30  # a picture is read whole; this is somebody's archive or film
+WITH_BOXES = "+boxes"  # suffix of `kind` for a source with boxes
+MAX_FILE_BYTES = 1 << 30  # an image is read whole; a larger file is probably an archive or a film
 
 
 class Source(ABC):
-    """A kind of input; a new one is a module with a subclass and a line in `decodeonce.prep.sources.SOURCES`."""
+    """A kind of input: lists samples once, then reads the encoded bytes of one sample at a time.
+
+    To add a kind, write a subclass and register it in `decodeonce.prep.sources.SOURCES`.
+
+    A build uses a source in three places:
+
+    1. The process that plans the build makes the source, usually with an opener such as `open_folder`. It calls
+       `stamp`, `entries`, `classes`, `doubts` and `facts`.
+    2. Each worker process makes its own copy with `type(source)(root, **facts)` and calls `read` for its samples, from
+       one thread.
+    3. The process that finishes the store makes a copy in the same way and calls `columns`, `column_values` and
+       `carried_rejects`.
+
+    Only `facts`, `classes`, `entries` and `read` are abstract. The other methods have defaults that suit most sources.
+
+    Every method may raise `BuildError` if the user must change something first, and `Stopped` if the same command may
+    succeed later, for example after a file server is back. `read` may also raise `Undecodable`. An `OSError`
+    becomes `Stopped` if its cause may pass, such as an absent file server, and `BuildError` otherwise.
+
+    Args:
+        root: The folder or file that entry names are relative to.
+
+    Attributes:
+        kind: Name of the kind in `SOURCES`, in plans and in store.json.
+        read_unit: Name of a unit that holds many samples and can only be read whole, such as "gzip stream" or "row
+            group"; default "" if samples can be read one by one. With a read unit, rows keep the source's order unless
+            a shuffle seed is given, a seed permutes whole units, and one worker reads all rows of a unit.
+        column_names: Names of the columns of numbers; default (). Every entry without a problem has one value for each
+            of them in `Entry.values`.
+
+    Example:
+        >>> class FlatSource(Source):
+        ...     kind = "flat"
+        ...
+        ...     def facts(self):
+        ...         return {}
+        ...
+        ...     def classes(self):
+        ...         return (ImageClass("all"),)
+        ...
+        ...     def entries(self):
+        ...         for name in sorted(os.listdir(os.fsencode(self.root))):
+        ...             yield file_entry(self.root, name, label=0)
+        ...
+        ...     def read(self, entry):
+        ...         return read_file(self.root, entry)
+    """
 
     kind: str
-    # What holds many samples and can only be read whole ("gzip stream", "row group"): rows then follow the source's
-    # order unless a seed is given, a seed permutes whole units, and a unit's rows are left to one worker.
     read_unit: str = ""
-    # Columns of numbers of which every entry has a value.
     column_names: tuple[str, ...] = ()
 
     def __init__(self, root: Path) -> None:
@@ -51,88 +94,135 @@ class Source(ABC):
 
     @property
     def top(self) -> Path:
-        """The part of root that is listed. No store is built into it."""
+        """The folder or file that is listed; default `root`. A build refuses to write its store inside it."""
         return self.root
 
     @property
     def keeps_order(self) -> bool:
-        """Whether rows follow the source's order unless a shuffle seed is given."""
+        """Whether rows keep the source's order unless a shuffle seed is given; default: only with a `read_unit`."""
         return bool(self.read_unit)
 
     @property
     def found(self) -> str:
-        """What was recognised at SRC, in a phrase for people."""
+        """A phrase that describes what was recognised at SRC, shown when a build starts."""
         return f"{self.kind}, {counted(len(self.classes()), 'class', 'classes')}"
 
     def doubts(self, samples: int) -> list[str]:
-        """What is wrong or missing though a build is possible, a sentence each; `samples` is what entries() gave."""
+        """Return warnings about the listing, one sentence each; default none.
+
+        Called once after `entries` is exhausted. Each sentence is logged after the source's root; the build continues.
+
+        Args:
+            samples: Number of entries without a problem that `entries` yielded.
+        """
         return []
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """What makes this source again from its kind and root: the keyword arguments of its class, JSON-ready.
+        """Return the keyword arguments that make this source again from its class and root.
 
-        Asked for after entries(): what the listing found (files, offsets of parts) may be in it. Making a source from
-        facts touches no file, for every worker of every task does it.
+        Called after `entries`, so the result may include what the listing found, such as file sizes. It must survive
+        JSON. `type(source)(root, **facts)` must not access any file, because every worker of every task calls it.
         """
 
     def stamp(self) -> Any:
-        """What is another whenever entries() would be, known without it, JSON-ready; None where only listing tells.
+        """Return a value that changes whenever the listing would change; default None if only listing can tell.
 
-        A plan with the same stamp is gone on with, and nothing is listed again.
+        Called before `entries`, so it must be cheap, and it must survive JSON. If a plan exists with an equal stamp,
+        the plan is used and the source is not listed again.
         """
         return None
 
     @abstractmethod
     def classes(self) -> tuple[ImageClass, ...]:
-        """The classes in label order."""
+        """Return the classes in label order. The label of an entry is an index into them."""
 
     @abstractmethod
     def entries(self) -> Iterator[Entry]:
-        """Every candidate in the source's own, reproducible order, without holding them all."""
+        """Yield every sample, in an order that is the same on every call.
+
+        Called for a plan, and again to compare the source with an existing plan or store. Yield lazily: ImageNet has
+        1.3 million samples. Also yield a sample that cannot become a row, with the reason in `Entry.problem`; it is
+        listed in rejects.tsv. `Entry.name` identifies the sample in samples.tsv. `Entry.unit` and `Entry.place` are for
+        the source's own use in `read`.
+
+        Raises:
+            BuildError: If the source cannot be used as it is, for example if a folder may not be read.
+            Stopped: If the file system fails.
+        """
 
     @abstractmethod
     def read(self, entry: Entry) -> bytes:
-        """The encoded bytes of one candidate.
+        """Return the encoded bytes of one sample, in any order of entries.
 
-        Raises Stopped where the file is gone or not as it was listed, Undecodable where these bytes alone are damaged.
+        Called in worker processes for entries without a problem. Check that the file has not changed since it was
+        listed, as `read_file` and `SourceFiles` do: a store must match its plan.
+
+        Args:
+            entry: A sample from `entries`, restored from the plan.
+
+        Raises:
+            Stopped: If the file is missing, has changed since it was listed, or cannot be read now.
+            BuildError: If the user must act first, for example if the file may not be read.
+            Undecodable: If these bytes alone are damaged. The text is the reason in rejects.tsv.
         """
 
     def holder(self, entry: Entry) -> bytes:
-        """The path of the file in which the bytes of one candidate lie."""
+        """Return the path of the file that holds the sample's bytes; default `root` / `entry.name`.
+
+        Override it if files hold many samples. `prep bench build` uses it.
+        """
         return os.path.join(os.fsencode(self.root), entry.name)
 
     def columns(self) -> list[Column]:
-        """What every sample has beside pixels and label, to be kept as columns of the store."""
+        """Return further columns of the store whose values come from `column_values`; default none."""
         return []
 
     def column_values(self, column: Column, entries: Sequence[Entry]) -> NDArray[Any]:
-        """(len(entries), *column.shape) of the column's dtype: what these samples have."""
+        """Return the values of one of `columns` for these samples.
+
+        Returns:
+            An array of shape (len(entries), *column.shape) and the column's dtype.
+        """
         raise NotImplementedError
 
     def manifest_facts(self, recipe: dict[str, Any], digest: str) -> dict[str, Any]:
-        """What store.json says of `recipe` and `source`, given those of the build and the digest of the listing."""
+        """Return the keys that store.json gets from the source, at least `recipe` and `source`.
+
+        Args:
+            recipe: The recipe of the build, including decoder versions.
+            digest: The digest of the listing.
+        """
         columns = {"columns": [*self.column_names]} if self.column_names else {}
         return {"recipe": {**recipe, **columns}, "source": {"kind": self.kind, "digest": digest}}
 
     def carried_rejects(self) -> Iterable[Reject]:
-        """Lines for rejects.tsv of what is none of the entries, or was odd before: no rejects of this build."""
+        """Return lines for rejects.tsv that come with the source, such as those of a converted store; default none.
+
+        They do not count as rejects of this build.
+        """
         return ()
 
     def block_rows(self, count: int, row_bytes: int) -> int | None:
-        """How many rows a block is to have, where that is not left to the build."""
+        """Return the number of rows per block, or None (the default) to let the build choose."""
         return None
 
     def row_maker(self, recipe: Recipe) -> RowMaker | None:
-        """What makes rows of the bytes that read() gives, where they are no encoded picture."""
+        """Return what turns the bytes from `read` into rows, or None (the default) if they are encoded images."""
         return None
 
 
 def read_file(root: Path, entry: Entry, links: Links | None = None) -> bytes:
-    """The bytes of the file `entry.name` below `root`, if size and mtime are still those of the listing.
+    """Read the file `entry.name` below `root`, after checking that it is still the listed one.
 
-    Raises Stopped (the sample is named) where the file vanished, changed or the file system fails, BuildError where it
-    may not be read, or is a link to what `links` does not allow.
+    Args:
+        root: Folder that `entry.name` is relative to.
+        entry: The sample; its `size` in bytes and `mtime_ns` must still be those of the file.
+        links: Which links may be followed; default None allows all.
+
+    Raises:
+        Stopped: If the file is missing, has changed since it was listed, or the file system fails.
+        BuildError: If the file may not be read, or is a link that `links` forbids.
     """
     path = os.path.join(os.fsencode(root), entry.name)
     fd = open_listed(path, entry.size, entry.mtime_ns, links)
@@ -141,17 +231,19 @@ def read_file(root: Path, entry: Entry, links: Links | None = None) -> bytes:
     finally:
         disk.close(fd)
     if len(data) != entry.size:
-        raise Stopped(f"{os.fsdecode(path)}: {len(data)} bytes could be read, expected {entry.size}; run again")
+        raise Stopped(
+            f"{os.fsdecode(path)}: {len(data)} bytes could be read, expected {entry.size}; run the same command again"
+        )
     return data
 
 
 def mtime_of(facts: os.stat_result) -> int:
-    """When a file was written, in ns since 1970, as 64 bits hold it; some file systems keep any year."""
+    """Return the mtime in ns, clipped to int64, because some file systems store any year."""
     return max(-(2**63), min(facts.st_mtime_ns, 2**63 - 1))
 
 
 def open_listed(path: bytes, size: int, mtime_ns: int, links: Links | None = None) -> int:
-    """A descriptor of the file that was listed with this size and mtime; raises Stopped where it is another now."""
+    """Open a file; raise Stopped unless it has the size and mtime that were listed."""
     try:
         fd = open_regular(path) if links is None else links.open(path)
         facts = os.fstat(fd)
@@ -160,18 +252,19 @@ def open_listed(path: bytes, size: int, mtime_ns: int, links: Links | None = Non
     if (facts.st_size, mtime_of(facts)) != (size, mtime_ns):
         disk.close(fd)
         raise Stopped(
-            f"{os.fsdecode(path)}: changed since the plan ({_describe_version(facts.st_size, mtime_of(facts))}, "
-            f"{_describe_version(size, mtime_ns)} in the plan); put it back, or remove OUT and build again"
+            f"{os.fsdecode(path)}: changed since the plan was made (now "
+            f"{_describe_version(facts.st_size, mtime_of(facts))}; then {_describe_version(size, mtime_ns)}); "
+            "restore the file, or remove OUT and build again"
         )
     return fd
 
 
 def _describe_version(size: int, mtime_ns: int) -> str:
-    return f"{size} bytes of {datetime.fromtimestamp(mtime_ns / 1e9, timezone.utc):%F %T.%f} UTC"
+    return f"{size} bytes, modified {datetime.fromtimestamp(mtime_ns / 1e9, timezone.utc):%F %T.%f} UTC"
 
 
 def read_range(fd: int, path: bytes, offset: int, size: int) -> bytes:
-    """Up to `size` bytes from `offset`, fewer only at the end of the file; raises Stopped where reading fails."""
+    """Read `size` bytes from `offset`, fewer only at the end of the file; raise Stopped or BuildError on failure."""
     try:
         data = disk.pread(fd, size, offset)
         while len(data) < size and (more := disk.pread(fd, size - len(data), offset + len(data))):
@@ -182,7 +275,7 @@ def read_range(fd: int, path: bytes, offset: int, size: int) -> bytes:
 
 
 def _read_failure(path: bytes, error: OSError) -> BuildError | Stopped:
-    if error.errno == errno.EXDEV:  # a link that leads out of SRC, of which Links.open says so: no rerun will help
+    if error.errno == errno.EXDEV:  # Links.open raised it for a link that leads out of SRC: a rerun would not help
         return BuildError(f"{os.fsdecode(path)}: {error.strerror}")
     if error.errno in TRANSIENT_ERRORS | PERMISSION_ERRORS:
         return failure_from(error, path)
@@ -190,10 +283,20 @@ def _read_failure(path: bytes, error: OSError) -> BuildError | Stopped:
 
 
 def file_entry(root: Path, name: bytes, label: int, links: Links | None = None) -> Entry:
-    """The entry of the file `name` below `root`, with its problem where it is missing or no regular file.
+    """Return the entry of the file `name` below `root`.
 
-    Or where it is, or lies behind, a link that leads out; without `links` they may lead anywhere. Raises BuildError
-    where it may not be read, Stopped where the file system fails.
+    The entry has a problem if the file is missing, empty, too large or not a regular file, or if it is behind a link
+    that leads out of `links`' root.
+
+    Args:
+        root: Folder that `name` is relative to.
+        name: Path of the file, as bytes.
+        label: Class number.
+        links: Which links may be followed; default None allows all.
+
+    Raises:
+        BuildError: If the file may not be read.
+        Stopped: If the file system fails.
     """
     path = os.path.join(os.fsencode(root), name)
     if links is not None and links.folder_leads_outside(path.rpartition(b"/")[0]):
@@ -209,7 +312,7 @@ def file_entry(root: Path, name: bytes, label: int, links: Links | None = None) 
         link = " (a dangling link)" if os.path.islink(path) else ""
         return Entry(name, label, 0, 0, f"{error.strerror}{link}")
     if problem := _problem(path, facts):
-        return Entry(name, label, 0, 0, problem)  # a folder's size and mtime are the file system's, not the source's
+        return Entry(name, label, 0, 0, problem)  # the size and mtime of a folder say nothing about the source
     return Entry(name, label, facts.st_size, mtime_of(facts))
 
 
@@ -218,7 +321,7 @@ def _problem(path: bytes, facts: os.stat_result) -> str:
         return "a directory"
     if not stat.S_ISREG(facts.st_mode):
         return "not a regular file"
-    # access(2) costs a round trip on a network file system; who may read is plain where everyone may
+    # access(2) costs a round trip on a network file system. It is not needed if everyone may read the file.
     problem = size_problem(facts.st_size)
     if not problem and facts.st_mode & 0o444 != 0o444 and not os.access(path, os.R_OK):
         raise failure_from(PermissionError(errno.EACCES, os.strerror(errno.EACCES)), path)
@@ -226,19 +329,19 @@ def _problem(path: bytes, facts: os.stat_result) -> str:
 
 
 def size_problem(size: int) -> str:
-    """Why a file of this size can be no picture."""
+    """Return why a file of this size cannot be an image, or "" if it can."""
     if size == 0:
         return "empty file"
     return f"{size} bytes, more than any picture has" if size > MAX_FILE_BYTES else ""
 
 
 def stem_of(name: bytes) -> bytes:
-    """A file's name without folders and suffix."""
+    """Return the name of a file without folders and suffix."""
     return os.path.splitext(os.path.basename(name))[0]
 
 
 def mode_of(path: bytes) -> int:
-    """The st_mode of what a path leads to, 0 for nothing; raises BuildError or Stopped if that cannot be seen."""
+    """Return st_mode of a path, following links; 0 if nothing is there. Raise BuildError or Stopped on failure."""
     try:
         return os.stat(path).st_mode
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Any source with the boxes of its pictures: a row for each object, or boxes beside the whole picture."""
+"""Add bounding boxes to any source: a row for each object, or boxes as columns next to whole images."""
 
 from __future__ import annotations
 
@@ -22,13 +22,33 @@ if TYPE_CHECKING:
 
 
 class BoxedSource(Source):
-    """`source` with the boxes that annotations below `boxes` have for its pictures, by `rules`; bytes are its own."""
+    """A source whose images have bounding boxes from XML annotations of ILSVRC or Pascal VOC.
+
+    By default every object becomes a row of its own. With `rules.keep`, whole images are kept, with up to `keep` boxes
+    each in the columns `boxes`, `box_count` and `box_labels`. An annotation belongs to the image with the same file
+    name without suffix.
+
+    Args:
+        source: The source of the images.
+        boxes: Folder of annotations, `*.xml` at any depth.
+        rules: How boxes are used. Pass the same rules to `Recipe`.
+        follow_links: Whether links may lead out of `boxes`. Default False: the image of such a link is rejected.
+
+    Raises:
+        BuildError: If `boxes` is not a folder. `entries` raises it if the folder has no annotations, two annotations
+            have the same name, or none belongs to an image.
+
+    Example:
+        >>> rules = BoxRules(margin=0.1)
+        >>> source = BoxedSource(open_imagenet("imagenet"), Path("boxes"), rules)
+        >>> build(source, Path("objects.store"), Recipe(height=224, width=224, boxes=rules))
+    """
 
     def __init__(self, source: Source, boxes: Path, rules: BoxRules, *, follow_links: bool = False) -> None:
         super().__init__(source.root)
         if not os.path.isdir(boxes):
             what = "not a folder" if os.path.exists(boxes) else "no such folder"
-            raise BuildError(f"{boxes}: {what}; --boxes takes the folder that holds the annotations, *.xml, unpacked")
+            raise BuildError(f"{boxes}: {what}; expected a folder of unpacked annotations (*.xml) after --boxes")
         self.kind, self.read_unit = source.kind + WITH_BOXES, source.read_unit
         self.column_names = source.column_names
         self.source = source
@@ -39,39 +59,34 @@ class BoxedSource(Source):
 
     @property
     def top(self) -> Path:
-        """The inner source's."""
         return self.source.top
 
     @property
     def keeps_order(self) -> bool:
-        """The inner source's."""
         return self.source.keeps_order
 
     @property
     def found(self) -> str:
-        """What the inner source recognised, and where its boxes come from."""
         return f"{self.source.found}, boxes from {self.boxes}"
 
     def doubts(self, samples: int) -> list[str]:
-        """The inner source's, and what the last entries() found odd about the boxes."""
         if self._new:
             first = ", ".join(self._new[:3])
-            self._seen["names of objects that were no class and now are"] = (len(self._new), first)
+            self._seen["object names that became new classes"] = (len(self._new), first)
         seen = [f"{what}: {times} (first {first})" for what, (times, first) in self._seen.items()]
         return [*self.source.doubts(self._samples), *seen]
 
     def facts(self) -> dict[str, Any]:
-        """The inner source's."""
         return self.source.facts()
 
     def classes(self) -> tuple[ImageClass, ...]:
-        """The inner source's, then the names of objects that are none of them: whole only after entries() has run."""
+        """Return the inner source's classes, then new classes of objects. They are complete after `entries` has run."""
         return (*self.source.classes(), *map(ImageClass, self._new))
 
     def entries(self) -> Iterator[Entry]:
-        """The inner source's in its order, with boxes; objects that are entries of their own in the order of the XML.
+        """Yield the inner source's entries in its order, with boxes. Objects of an image have the order of the XML.
 
-        A picture whose annotation is of no use has that as its problem.
+        An image whose annotation cannot be used is an entry with a problem.
         """
         self._start()
         annotations, used = Annotations(self.boxes, self._links), set[bytes]()
@@ -79,24 +94,21 @@ class BoxedSource(Source):
             self._samples += not entry.problem
             if annotation is not NOT_ANNOTATED:
                 if (stem := stem_of(entry.name)) in used:
-                    self._note("pictures whose annotation is another picture's, too", entry.text)
+                    self._note("images that share an annotation with another image", entry.text)
                 used.add(stem)
             yield from self._with_boxes(entry, annotation)
         if unused := annotations.files_except(used):
             if not used:
-                raise BuildError(f"{self.boxes}: {unused[0]} and all others have the name of no picture in {self.root}")
-            self._note(f"annotations in {self.boxes} that belong to no picture", unused[0], len(unused))
+                raise BuildError(f"{self.boxes}: {unused[0]} and all other annotations match no image in {self.root}")
+            self._note(f"annotations in {self.boxes} that match no image", unused[0], len(unused))
 
     def read(self, entry: Entry) -> bytes:
-        """The inner source's bytes: the whole picture."""
         return self.source.read(entry)
 
     def holder(self, entry: Entry) -> bytes:
-        """The inner source's."""
         return self.source.holder(entry)
 
     def row_maker(self, recipe: Recipe) -> RowMaker | None:
-        """The inner source's."""
         return self.source.row_maker(recipe)
 
     def _start(self) -> None:
@@ -123,15 +135,13 @@ class BoxedSource(Source):
             yield replace(entry, problem=problem)
         elif not found:
             whole = self.rules.without == "keep"
-            done = (
-                ", left out" if not whole else "" if keep else ", taken whole"
-            )  # with `keep`, all others are whole, too
-            self._note(f"pictures without a usable box{done}", entry.text)
+            done = ", skipped" if not whole else "" if keep else ", kept whole"  # with `keep`, all images are whole
+            self._note(f"images without a usable box{done}", entry.text)
             if whole:
                 yield entry
         elif keep:
             if len(found) > keep:
-                self._note(f"pictures with more than {keep} boxes, of which the first are kept", entry.text)
+                self._note(f"images with more than {keep} boxes; only the first {keep} are kept", entry.text)
             names, boxes = zip(*found[:keep], strict=True)
             yield replace(entry, boxes=boxes, box_names=tuple(map(self._class_name, names)))
         else:
@@ -146,8 +156,8 @@ class BoxedSource(Source):
                 yield name, box
 
     def _known_label(self, name: str) -> int | None:
-        """The label of the class that has this name, or is alone in having this word in its description."""
-        if not self._names:  # not sooner: some sources know their classes from their first entry on
+        """Return the label of the class with this name, or of the only class with this word in its description."""
+        if not self._names:  # not earlier: some sources know their classes only after their first entry
             classes = self.source.classes()
             self._names, self._words = {cls.name: label for label, cls in enumerate(classes)}, labels_by_word(classes)
             self._known = [cls.name for cls in classes]
@@ -161,6 +171,6 @@ class BoxedSource(Source):
         return label
 
     def _class_name(self, name: str) -> str:
-        """The name of that class; of an object that is of none, its own."""
+        """Return the name of an object's class, or the object's own name if it has none."""
         label = self._known_label(name)
         return name if label is None else self._known[label]

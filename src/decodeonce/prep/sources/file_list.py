@@ -1,4 +1,4 @@
-"""Pictures that a text file lists, with labels or in folders that are their classes."""
+"""Images that a text file lists, with labels or in folders that are their classes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,17 @@ from decodeonce.prep.sources.parallel_stat import stat_entries
 
 
 class ListSource(LabelledSource):
-    """The files that a list names, in its order: a path a line, or a table of paths and labels (TSV, CSV).
+    """The images that a text file lists, in its order: one path per line, or a TSV or CSV table of paths and labels.
 
-    The list is read twice, first for its classes; of a path that stands in it twice the second is a reject.
+    The list is read twice, first for its classes. Duplicate paths are rejected.
+
+    Args:
+        root: The folder that relative paths start from. Absolute paths must be below it.
+        file: Path of the list.
+        classes: Class names in label order; default None: labels that are all whole numbers are the class numbers,
+            other labels are sorted by their bytes.
+        column: Names of columns of numbers to keep; default None: none. The list then needs a header line.
+        follow_links: Whether links may lead out of `root`. Default False: such a link is rejected.
     """
 
     kind = "list"
@@ -42,32 +50,28 @@ class ListSource(LabelledSource):
 
     @property
     def top(self) -> Path:
-        """The list itself: a store may lie beside the pictures, for no folder is walked."""
+        """The list itself: no folder is listed, so a store may be written next to the images."""
         return self.file
 
     @property
     def found(self) -> str:
-        """How the list is written."""
         name = self.file.name if self.file.parent == self.root else self.file
-        return f"the list {name} ({find_layout(self.file, self.column_names)})"
+        return f"list {name} ({find_layout(self.file, self.column_names)})"
 
     def facts(self) -> dict[str, Any]:
-        """What `open_source` needs, beside kind and root, to make this source again."""
         classes = [cls.name for cls in self.classes()]
         column = list(self.column_names)
         return {"file": str(self.file), "classes": classes, "column": column, "follow_links": self._links.follow}
 
     def entries(self) -> Iterator[Entry]:
-        """Every candidate, in the order of the list."""
-        self._first_pass()
+        """Yield every sample, in the order of the list."""
+        self._learn_classes()
         return stat_entries(self.root, self._listed(), self._links)
 
     def read(self, entry: Entry) -> bytes:
-        """The encoded bytes of one candidate; raises Stopped where it is gone or not as listed."""
         return read_file(self.root, entry, self._links)
 
-    def _first_pass(self) -> None:
-        """Learn the classes."""
+    def _learn_classes(self) -> None:
         seen: dict[str, str] = {}
         labelled = False
         for line, name in self._lines():
@@ -78,7 +82,7 @@ class ListSource(LabelledSource):
         self._learn(seen, numbered=labelled)
 
     def _listed(self) -> Iterator[Entry]:
-        listed = set[bytes]()  # digests, some 100 bytes a line
+        listed = set[bytes]()  # digests of the names: about 100 bytes per line
         for line, name in self._lines():
             label, problem = self._class_of(self._label(line, name))
             if (digest := xxhash.xxh3_128_digest(name)) in listed:
@@ -94,8 +98,8 @@ class ListSource(LabelledSource):
             name = path_below(root, line.path)
             if name is None:
                 raise BuildError(
-                    f"{self.file}: line {line.number}: {line.path!r} is not below {root}; give the folder that holds "
-                    "all of them with --root, / if there is no other"
+                    f"{self.file}: line {line.number}: {line.path!r} is not below {root}; pass a folder that holds "
+                    "all paths as --root, for example /"
                 )
             yield line, name_bytes(name)
 
@@ -105,16 +109,16 @@ class ListSource(LabelledSource):
         parts = name.rsplit(b"/", 2)
         if len(parts) == 1:
             raise BuildError(
-                f"{self.file}: line {line.number}: {line.path!r} has neither a label nor a folder that names it; "
-                "add a column of labels, or give a --root further up"
+                f"{self.file}: line {line.number}: {line.path!r} has neither a label nor a folder that names its "
+                "class; add a column of labels, or pass a parent folder as --root"
             )
         return name_text(parts[-2])
 
 
 def path_below(root: str, path: str) -> str | None:
-    """A path, absolute or relative to `root`, as it is written below `root`; None if it lies elsewhere."""
+    """Return a path, absolute or relative to `root`, as a path below `root`; None if it is not below it."""
     if path[0] not in "/." and "/." not in path and "//" not in path and path[-1] != "/":
-        return path  # as nearly all are: normalizing takes longer than all else
+        return path  # the common case: normalizing takes longer than everything else
     top = root.rstrip("/") + "/"
     whole = os.path.normpath(os.path.join(top, path))
     return whole[len(top) :] if whole.startswith(top) and whole != top else None
@@ -123,16 +127,33 @@ def path_below(root: str, path: str) -> str | None:
 def open_list(
     src: str | Path,
     *,
-    root: Annotated[Path | None, "Folder that relative paths start from. (default: the list's folder)", "DIR"] = None,
+    root: Annotated[Path | None, "Resolve relative paths from this folder. (default: the list's folder)", "DIR"] = None,
     column: Annotated[
         list[str] | None, "Keep this column of numbers, named by the header line; repeatable.", "NAME"
     ] = None,
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
 ) -> ListSource:
-    """Read images that a file lists. SRC has a path per line, or is a TSV or CSV table of paths and labels."""
+    """Read images that a file lists. SRC has a path per line, or is a TSV or CSV table of paths and labels.
+
+    Args:
+        src: The list, UTF-8 text.
+        root: The folder that relative paths start from; default None: the list's folder. Absolute paths must be below
+            it.
+        column: Names of columns of numbers, or of JSON lists of numbers, to keep in the store; default None: none. The
+            list then needs a header line.
+        classes: Class names in label order; default None: labels that are all whole numbers are the class numbers,
+            other labels are sorted by their bytes. A list without labels uses the name of each image's folder.
+        follow_links: Whether links may lead out of `root`. Default False: such a link is rejected.
+
+    Raises:
+        BuildError: If `root` is not a folder. Listing raises it if the list cannot be read or a line is invalid.
+
+    Example:
+        >>> source = open_list("train.csv", root=Path("/data/images"), column=["score"])
+    """
     file = Path(os.path.abspath(src))
     if root is not None and not root.is_dir():
-        raise BuildError(f"{root}: no such folder; expected the one that the paths in {file} start from")
+        raise BuildError(f"{root}: no such folder; expected the folder that the paths in {file} start from")
     top = Path(os.path.abspath(root)) if root else file.parent
     return ListSource(top, file=str(file), classes=classes, column=column, follow_links=follow_links)

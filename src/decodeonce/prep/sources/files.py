@@ -1,4 +1,4 @@
-"""Files that hold many samples each (tars, zips): opened when needed, and held to what the plan saw."""
+"""Files that hold many samples each, such as tars. They are opened when needed and checked against the plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPEN_FILES = 64
 
 
 class SourceFile(NamedTuple):
-    """A file below a source's root ("" is the root itself), as it was when it was listed."""
+    """A file at `name` below a source's root, or the root itself if `name` is "", as it was when it was listed."""
 
     name: str
     size: int
@@ -28,24 +28,27 @@ class SourceFile(NamedTuple):
 
 
 def file_path(root: Path, name: str) -> bytes:
-    """The path of the file `name` below `root`; "" is the root itself."""
+    """Return the path of the file `name` below `root`, or `root` itself if `name` is ""."""
     return os.path.join(os.fsencode(root), name_bytes(name)) if name else os.fsencode(root)
 
 
 def source_file(root: Path, name: str, links: Links | None = None) -> SourceFile:
-    """The file `name` below `root` as it is now; BuildError where there is none, or a link that `links` forbids."""
+    """Return the file `name` below `root` as it is now; raise BuildError if it is missing or a forbidden link."""
     path = file_path(root, name)
     if links is not None:
         links.check(path)
-    with expecting(path, "expected a file of pictures"):
+    with expecting(path, "expected a file that holds images"):
         facts = os.stat(path)
     if not stat.S_ISREG(facts.st_mode):
-        raise BuildError(f"{os.fsdecode(path)}: not a regular file; expected a file of pictures")
+        raise BuildError(f"{os.fsdecode(path)}: not a regular file; expected a file that holds images")
     return SourceFile(name, facts.st_size, mtime_of(facts))
 
 
 class SourceFiles:
-    """The files of a source by number; reading from one raises Stopped where it is gone, changed, or fails."""
+    """The numbered files of a source. Reading raises Stopped if a file is missing, has changed or cannot be read.
+
+    Up to `OPEN_FILES` files stay open. An instance must be used by one thread only.
+    """
 
     def __init__(self, root: Path, files: Iterable[Any]) -> None:
         self._root = root
@@ -53,27 +56,26 @@ class SourceFiles:
         self._fds: OrderedDict[int, int] = OrderedDict()
 
     def facts(self) -> list[list[Any]]:
-        """The files, JSON-ready."""
+        """Return the files as lists, for JSON."""
         return [list(file) for file in self.files]
 
     def path(self, number: int) -> bytes:
-        """Where a file is."""
         return file_path(self._root, self.files[number].name)
 
     def read(self, number: int, offset: int, size: int) -> bytes:
-        """Exactly `size` bytes from `offset` of a file."""
+        """Read exactly `size` bytes from `offset`."""
         data = self.read_some(number, offset, size)
         if len(data) != size:
             path, end = os.fsdecode(self.path(number)), offset + len(data)
-            raise Stopped(f"{path}: ends at byte {end}, expected {offset + size}; run again")
+            raise Stopped(f"{path}: ends at byte {end}, expected {offset + size}; run the same command again")
         return data
 
     def read_some(self, number: int, offset: int, size: int) -> bytes:
-        """Up to `size` bytes from `offset` of a file, fewer only at its end."""
+        """Read `size` bytes from `offset`, fewer only at the end of the file."""
         return read_range(self.fd(number), self.path(number), offset, size)
 
     def fd(self, number: int) -> int:
-        """The descriptor of a file, checked when it was opened; it stays this object's to close."""
+        """Return an open descriptor, checked against the listing when it was opened. Do not close it."""
         if number in self._fds:
             self._fds.move_to_end(number)
             return self._fds[number]
@@ -85,6 +87,6 @@ class SourceFiles:
         return fd
 
     def close(self) -> None:
-        """Close what is open; reading opens again."""
+        """Close all descriptors. Reading opens them again."""
         while self._fds:
             disk.close(self._fds.popitem()[1])

@@ -1,4 +1,4 @@
-"""Links below SRC: nothing outside of it is read unless it is asked for."""
+"""Symbolic links below SRC. Nothing outside SRC is read unless the user allows it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from decodeonce.prep.sources.safe_open import FLAGS, open_regular
 
 OUTSIDE = "a link that leads out of SRC: build with --follow-links, or let SRC be a folder that holds both"
 
-KEPT_FOLDERS = 1 << 14  # of which is known whether they lead out: more than there are classes, a few MB
+KEPT_FOLDERS = 1 << 14  # cached answers for folders: more than ImageNet has classes, a few MB
 
 
 class Links:
-    """Where the links below `root` lead, which may itself be one; `follow`: they may lead anywhere.
+    """Decides which links below `root` may be followed.
 
-    Folders are looked at once, and of files only those that are links, so other files cost no system call.
+    Link targets are resolved once per folder, and only for files that are links, so other files cost no system call.
+
+    Args:
+        root: The folder that links must stay in. It may be a link itself.
+        follow: Whether links may lead anywhere; default False.
     """
 
     def __init__(self, root: Path, *, follow: bool = False) -> None:
@@ -28,11 +32,11 @@ class Links:
         self._folders: dict[bytes, bool] = {}
 
     def leads_outside(self, path: bytes) -> bool:
-        """Whether what a path names lies outside of root, whatever links it goes through."""
+        """Return whether a path, with all links resolved, is outside `root`. Always False with `follow`."""
         return not self.follow and not self._is_below(os.path.realpath(path))
 
     def folder_leads_outside(self, folder: bytes) -> bool:
-        """The same of a folder, whose answer is kept."""
+        """Return the same as `leads_outside` for a folder, and cache it."""
         known = self._folders.get(folder)
         if known is None:
             if len(self._folders) == KEPT_FOLDERS:
@@ -41,7 +45,7 @@ class Links:
         return known
 
     def open(self, path: bytes) -> int:
-        """A descriptor of a regular file; raises OSError for what is none, or lies outside of root."""
+        """Open a regular file; raise OSError if it is not one, and OSError with EXDEV if it is outside `root`."""
         if self.follow:
             return open_regular(path)
         try:
@@ -55,14 +59,15 @@ class Links:
         raise OSError(errno.EXDEV, OUTSIDE, path)
 
     def check(self, path: bytes) -> None:
-        """BuildError where a file that holds many pictures lies outside of root."""
+        """Raise BuildError if a file that holds many images is outside `root`."""
         if self.leads_outside(path):
             raise BuildError(f"{os.fsdecode(path)}: {OUTSIDE}")
 
     def walk(self) -> Iterator[tuple[bytes, list[bytes]]]:
-        """Root and every folder below it that is not hidden, with the names in it, sorted; each once, however linked.
+        """Yield `root` and every folder below it that is not hidden, with its file names, sorted.
 
-        A folder that leads out of root comes with its names, and nothing below it.
+        A folder that several links lead to is yielded once. For a folder outside `root`, only its own file names are
+        yielded, not its subfolders.
         """
         seen, todo = set[bytes](), [os.fsencode(self._root)]
         while todo:

@@ -1,4 +1,4 @@
-"""Stats of many files: one by one, or by threads if each stat is a round trip to a server."""
+"""Read size and mtime of many files: one by one, or with threads if each call is a round trip to a server."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from decodeonce.prep.entry import Entry
 from decodeonce.prep.sources.base import file_entry
 from decodeonce.prep.sources.links import Links
 
-# A stat takes a network file system 0.2 to 1 ms. With 0.5 ms each, 50,000 files took 35 to 78 s one by one and 4 to 9 s
-# with 16 threads. From a local disk's cache they took 1.0 s one by one and 1.8 s with threads: hence no threads there.
+# A stat takes 0.2 to 1 ms on a network file system. At 0.5 ms each, 50,000 files took 35 to 78 s one by one and 4 to
+# 9 s with 16 threads. From a local disk's cache they took 1.0 s one by one and 1.8 s with threads, so threads are only
+# used on network file systems.
 STAT_THREADS = 16
-STATS_AT_ONCE = 4096  # requested ahead, a few megabytes
+STATS_AT_ONCE = 4096  # entries requested ahead: a few megabytes
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -27,7 +28,14 @@ Result = TypeVar("Result")
 def parallel_map(
     top: Path, function: Callable[[Item], Result], items: Iterable[Item], at_once: int | None = None
 ) -> Iterator[Result]:
-    """The built-in map, by threads if `top` lies on a network file system; `at_once` items are requested ahead."""
+    """Map a function over items in their order, with threads if `top` is on a network file system.
+
+    Args:
+        top: A path on the file system that `function` reads.
+        function: The function to call for each item.
+        items: The items. Up to `at_once` of them are taken ahead.
+        at_once: Items per round of the threads; default `STATS_AT_ONCE`, 4096.
+    """
     if not network_file_system(top):
         yield from map(function, items)
         return
@@ -38,9 +46,9 @@ def parallel_map(
 
 
 def stat_entries(root: Path, listed: Iterable[Entry], links: Links) -> Iterator[Entry]:
-    """Entries, in their order, with size and mtime of their files below `root`; those with a problem stay as they are.
+    """Yield the entries in their order, with size and mtime of their files below `root`.
 
-    The folder of the first says whether they lie on a network file system.
+    Entries with a problem stay as they are. The folder of the first entry decides whether threads are used.
     """
     entries = iter(listed)
     first = next(entries, None)

@@ -1,4 +1,4 @@
-"""Parquet files as of Hugging Face: a column of encoded pictures and one of labels."""
+"""Parquet files like those of Hugging Face: a column of encoded images and a column of labels."""
 
 from __future__ import annotations
 
@@ -18,10 +18,19 @@ from decodeonce.prep.sources.formats.table_listing import ask_about
 
 
 class ParquetSource(LabelledSource):
-    """The rows of Parquet files in their order; a sample is named by its file, its row there and its own path.
+    """The rows of Parquet files, in their order. Made by `open_parquet`.
 
-    Listing reads labels and paths, not pictures, so an entry's size is 0. Of a row group one column is read, whole, and
-    kept until another is asked for.
+    A sample is named by its file, its row in the file and its own path. Listing reads labels and paths but no images,
+    so the size of an entry is 0. Reading an image loads the image column of its row group, and keeps it until another
+    row group is needed.
+
+    Args:
+        root: The folder that file names are relative to.
+        files: Name, size in bytes and mtime in ns of each file.
+        columns: Names of the columns of image bytes, image path ("" for none) and label, and a list of the columns of
+            numbers to keep.
+        groups: Number of row groups of each file; default (): listing finds it.
+        classes: Class names in label order; default None: the names in the schema, or they follow from the labels.
     """
 
     kind = "parquet"
@@ -39,52 +48,47 @@ class ParquetSource(LabelledSource):
         self._columns = tables.Columns(*columns)
         super().__init__(root, classes, self._columns.numbers)
         self._files = SourceFiles(root, files)
-        self._groups = list(groups)  # how many each file has
+        self._groups = list(groups)  # row groups per file
         self._table: tuple[int, Any] | None = None
-        self._pictures: tuple[int, Any] | None = None
+        self._images: tuple[int, Any] | None = None
 
     @property
     def top(self) -> Path:
-        """The first file: a store may lie beside them, for each is named."""
+        """The first file: no folder is listed, so a store may be written next to the files."""
         return Path(os.fsdecode(self._files.path(0)))
 
     @property
     def found(self) -> str:
-        """How many files there are, and the columns that are read."""
         files, columns = describe_files([file.name for file in self._files.files], "Parquet file"), self._columns
-        return f"{files}, pictures from {columns.picture}, labels from {columns.label}"
+        return f"{files}, images from {columns.image}, labels from {columns.label}"
 
     def facts(self) -> dict[str, Any]:
-        """What `open_source` needs, beside kind and root, to make this source again."""
         classes = [cls.name for cls in self.classes()]
         return {"files": self._files.facts(), "columns": [*self._columns], "groups": self._groups, "classes": classes}
 
     def stamp(self) -> Any:
-        """The files as they are now, their columns, and the classes that were asked for."""
         return [self._files.facts(), [*self._columns], self._requested]
 
     def entries(self) -> Iterator[Entry]:
-        """Every row, file by file; the labels are read twice, first for the classes."""
-        self._learn(self._first_pass())
+        """Yield every row, file by file. Labels are read twice, first for the classes."""
+        self._learn(self._scan_labels())
         for number, first_unit in enumerate(accumulate(self._groups[:-1], initial=0)):
             yield from self._listed(number, first_unit)
 
     def read(self, entry: Entry) -> bytes:
-        """The encoded bytes of one row's picture; raises Stopped, BuildError or Undecodable where there are none."""
-        if self._pictures is None or self._pictures[0] != entry.unit:
-            self._pictures = None  # freed before the next is read
+        if self._images is None or self._images[0] != entry.unit:
+            self._images = None  # free the memory before the next row group is read
             number, group = tables.locate_group(entry.unit, self._groups)
             path, table = self._open(number)
-            data = tables.read_group(path, table, group, [self._columns.picture])
-            self._pictures = (entry.unit, tables.column(data, self._columns.picture))
-        return tables.image_at(self._pictures[1], entry.place)
+            data = tables.read_group(path, table, group, [self._columns.image])
+            self._images = (entry.unit, tables.column(data, self._columns.image))
+        return tables.image_at(self._images[1], entry.place)
 
     def holder(self, entry: Entry) -> bytes:
-        """The path of the table."""
         return self._files.path(tables.locate_group(entry.unit, self._groups)[0])
 
-    def _first_pass(self) -> dict[str, str]:
-        """The labels, each with the file that first has it; counts row groups and takes the names of classes."""
+    def _scan_labels(self) -> dict[str, str]:
+        """Return each label with the first file that has it. Also count row groups and find the names of classes."""
         seen: dict[str, str] = {}
         self._rows: list[list[int]] = []
         names: list[str] | None = None
@@ -92,7 +96,7 @@ class ParquetSource(LabelledSource):
             path, facts = os.fsdecode(self._files.path(number)), self._ask("facts", number)
             before, names = names, facts["names"]
             if number and names != before:
-                raise BuildError(f"{path}: its classes are others than those of the first file; build them apart")
+                raise BuildError(f"{path}: its classes differ from those of the first file; build the files separately")
             self._rows.append(facts["rows"])
             for group in range(len(facts["rows"])):
                 for label in self._ask("labels", number, group=group):
@@ -107,10 +111,10 @@ class ParquetSource(LabelledSource):
         for group, rows in enumerate(self._rows[number]):
             place = 0
             while place < rows and (some := self._ask("rows", number, group=group, first=place)):
-                for label, inner, there, numbers in some:
+                for label, inner, has_image, numbers in some:
                     text = f"{name}/{row}/{inner}" if inner else f"{name}/{row}"
                     of_class, problem = self._class_of(label)
-                    problem = problem if there else tables.NO_BYTES
+                    problem = problem if has_image else tables.NO_BYTES
                     values = self._checked(numbers, f"{path}: row {row}") if numbers and not problem else ()
                     unit = first_unit + group
                     yield Entry(name_bytes(text), of_class, 0, mtime_ns, problem, unit, place, values=values)
@@ -120,7 +124,7 @@ class ParquetSource(LabelledSource):
         return ask_about(self._files, number, what, columns=self._columns, **facts)
 
     def _open(self, number: int) -> tuple[str, Any]:
-        """The path of a file, and the file; the last one stays open."""
+        """Return the path of a file and the opened file. The last one stays open."""
         path = os.fsdecode(self._files.path(number))
         if self._table is None or self._table[0] != number:
             if self._table is not None:
@@ -132,8 +136,8 @@ class ParquetSource(LabelledSource):
 def open_parquet(
     src: str | Path,
     *,
-    picture_column: Annotated[str, "Column of images. (default: the only one)", "NAME"] = "",
-    label_column: Annotated[str, "Column of labels. (default: the only one)", "NAME"] = "",
+    picture_column: Annotated[str, "Read images from this column. (default: the only one)", "NAME"] = "",
+    label_column: Annotated[str, "Read labels from this column. (default: the only one)", "NAME"] = "",
     column: Annotated[
         list[str] | None, "Keep this column of numbers, or of lists of numbers; repeatable.", "NAME"
     ] = None,
@@ -142,11 +146,27 @@ def open_parquet(
 ) -> ParquetSource:
     """Read Parquet files of Hugging Face. SRC is a file, a folder, or a pattern with braces or wildcards.
 
-    The columns are recognised by their types and names.
+    Columns are recognised by their types and names. Requires pyarrow: pip install "decodeonce[parquet]".
+
+    Args:
+        src: A Parquet file, a folder that holds the files of one split, or a pattern with braces or wildcards.
+        picture_column: Name of the column of images, binary or a struct with binary `bytes`; default "": the only one.
+        label_column: Name of the column of labels, integers or strings; default "": the only one.
+        column: Names of columns of numbers, or of lists of numbers, to keep in the store; default None: none.
+        classes: Class names in label order; default None: the names in the schema if it has them. Otherwise labels that
+            are all whole numbers are the class numbers, and other labels are sorted by their bytes.
+        follow_links: Whether links in a folder may lead out of it; default False.
+
+    Raises:
+        BuildError: If pyarrow is missing, a file is missing or damaged, a folder holds several splits, or the columns
+            cannot be recognised.
+
+    Example:
+        >>> source = open_parquet("imagenet-1k/data/train-*.parquet", picture_column="image", label_column="label")
     """
     root, names = find_files(os.fspath(src), (".parquet",), deep=True, follow_links=follow_links)
     if os.path.isdir(src):
         check_one_split(root, names)
     files = SourceFiles(root, [source_file(root, name) for name in names])
-    columns = ask_about(files, 0, "columns", picture=picture_column, label=label_column, numbers=column or [])
+    columns = ask_about(files, 0, "columns", image=picture_column, label=label_column, numbers=column or [])
     return ParquetSource(root, files=files.files, columns=columns, classes=classes)

@@ -1,4 +1,4 @@
-"""Opening a user's files: regular ones, of which no more is read than is stated."""
+"""Open files of the user: regular files only, with limits on what is read."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 from decodeonce.errors import BuildError, raise_file_system_failure
 from decodeonce.store import disk
 
-# O_NONBLOCK: a FIFO without a writer would be waited for, and is no picture; regular files do not know it.
+# O_NONBLOCK: opening a FIFO without a writer would wait forever. It has no effect on regular files.
 FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-MAX_TEXT_BYTES = 1 << 26  # of a file that is read whole; LOC_val_solution.csv, the largest of ImageNet's, has 2.3 MB
+MAX_TEXT_BYTES = 1 << 26  # limit for a file that is read whole; ImageNet's largest, LOC_val_solution.csv, has 2.3 MB
 KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 def open_regular(path: str | bytes | Path, flags: int = FLAGS) -> int:
-    """A descriptor of a regular file; raises OSError for whatever else it is, which is never waited for."""
+    """Open a regular file and return its descriptor; raise OSError for anything else, without waiting."""
     fd = os.open(path, flags)
     try:
         mode = os.fstat(fd).st_mode
@@ -34,7 +34,7 @@ def open_regular(path: str | bytes | Path, flags: int = FLAGS) -> int:
 
 
 def read_small(path: str | bytes | Path, most: int = MAX_TEXT_BYTES) -> bytes:
-    """All bytes of a regular file that is read whole; raises OSError where there are more than `most`."""
+    """Read a whole regular file; raise OSError if it has more than `most` bytes."""
     with open(open_regular(path), "rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -44,7 +44,7 @@ def read_small(path: str | bytes | Path, most: int = MAX_TEXT_BYTES) -> bytes:
 
 @contextmanager
 def expecting(path: str | bytes | Path, expected: str) -> Iterator[None]:
-    """Turn an OSError into Stopped if it may pass, else into a BuildError that ends in `expected`."""
+    """Turn an OSError into Stopped if it may pass, otherwise into a BuildError that ends with `expected`."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Whether the class folders of a tree are its splits: SRC/train/<class>, SRC/val/<class>."""
+"""Detect class folders that are probably splits: SRC/train/<class>, SRC/val/<class>."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ WNID = re.compile(r"n\d{8}")
 
 
 def split_warnings(root: Path, names: Sequence[str], links: Links) -> list[str]:
-    """A sentence if these class folders of `root` look like splits, with the command that was probably meant.
+    """Return a warning, with the command that was probably meant, if these class folders of `root` look like splits.
 
-    Only the first level of folders with such names is listed.
+    Only the first level of folders with the names of splits is listed.
     """
     splits = [name for name in names if name.lower() in SPLITS]
-    if len(splits) < min(2, len(names)):  # "train" alone among other classes is a vehicle
+    if len(splits) < min(2, len(names)):  # a single "train" among other classes is a vehicle
         return []
     for split in sorted(splits, key=lambda name: SPLITS.index(name.lower())):
         if held := _subfolders(root, split, links):
             command = f"prep build folder {quoted(str(root / split))} OUT"
             if split in ("train", "val") and all(map(WNID.fullmatch, held)):
                 command = f"prep build imagenet {quoted(str(root))} OUT"
-            holds = f"{split} holds {counted(len(held), 'folder')} (first {quoted(held[0])}) and no image"
-            return [f"{', '.join(splits)}: splits, not classes? {holds}; if so, run: {command}"]
+            contents = f"{split} contains {counted(len(held), 'folder')} (first {quoted(held[0])}) and no images"
+            return [f"{', '.join(splits)} may be splits, not classes: {contents}; if so, run: {command}"]
     return []
 
 
 def _subfolders(root: Path, name: str, links: Links) -> list[str]:
-    """The folders in a class folder; none if it has images, too."""
+    """Return the names of the folders in a class folder; none if it also contains images."""
     path = os.path.join(os.fsencode(root), name_bytes(name))
     if links.folder_leads_outside(path):
         return []

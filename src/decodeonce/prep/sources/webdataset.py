@@ -1,4 +1,4 @@
-"""WebDataset shards: tars, plain or gzipped, of pictures beside files with their labels."""
+"""WebDataset shards: tars, plain or gzipped, of images and files with their labels."""
 
 from __future__ import annotations
 
@@ -28,9 +28,17 @@ SUFFIXES = (".tar", ".tar.gz", ".tgz")
 
 
 class WebdatasetSource(LabelledSource):
-    """The samples of tars in the order of shards and members, each named by its shard and its picture's name there.
+    """The samples of WebDataset shards, in the order of shards and members. Made by `open_webdataset`.
 
-    `gzipped` has the numbers of the shards that are gzip streams: these are read forward, and unpacked to be listed.
+    A sample is named by its shard and its image's name in it. Gzipped shards are unpacked to be listed, and are read
+    forward only.
+
+    Args:
+        root: The folder that file names are relative to.
+        files: Name, size in bytes and mtime in ns of each shard.
+        gzipped: Indexes of the shards that are gzip streams; default ().
+        classes: Class names in label order; default None: they follow from the labels.
+        column: Keys of each sample's json to keep as columns of numbers; default None: none.
     """
 
     kind = "webdataset"
@@ -52,29 +60,26 @@ class WebdatasetSource(LabelledSource):
 
     @property
     def top(self) -> Path:
-        """The first file: a store may lie beside them, for each is named."""
+        """The first file: no folder is listed, so a store may be written next to the shards."""
         return Path(os.fsdecode(self._files.path(0)))
 
     @property
     def found(self) -> str:
-        """How many shards there are, and which files in them give the labels."""
         with closing(self._samples(0)) as found:
             label_from = next((sample.label_from for sample in found if sample.label), "")
-        labels = f"labels from {label_from}" if label_from else "no labels in the first"
+        labels = f"labels from {label_from}" if label_from else "no labels in the first shard"
         return f"{describe_files([file.name for file in self._files.files], 'shard')}, {labels}"
 
     def facts(self) -> dict[str, Any]:
-        """What `open_source` needs, beside kind and root, to make this source again."""
         classes = [cls.name for cls in self.classes()]
         column = list(self.column_names)
         return {"files": self._files.facts(), "gzipped": sorted(self._gzipped), "classes": classes, "column": column}
 
     def stamp(self) -> Any:
-        """The shards as they are now, and the classes and columns that were asked for."""
         return [self._files.facts(), sorted(self._gzipped), self._requested, *self.column_names]
 
     def entries(self) -> Iterator[Entry]:
-        """Every sample in the order of shards and members; all are indexed before the first is given."""
+        """Yield every sample in the order of shards and members, after all shards have been indexed."""
         index, shards = SampleIndex(number_columns(self.column_names)), range(len(self._files.files))
         paths = [os.fsdecode(self._files.path(number)) for number in shards]
         with ThreadPoolExecutor(self._threads()) as threads:
@@ -91,7 +96,6 @@ class WebdatasetSource(LabelledSource):
             yield Entry(name, label, sample.size, shard.mtime_ns, problem, number, sample.place, values=values)
 
     def read(self, entry: Entry) -> bytes:
-        """The encoded bytes of one picture; raises Stopped where the shard is gone, not as listed or damaged."""
         if entry.unit not in self._gzipped:
             return self._files.read(entry.unit, entry.place, entry.size)
         if self._stream is None or self._stream[0] != entry.unit:
@@ -102,11 +106,11 @@ class WebdatasetSource(LabelledSource):
         stream = self._stream[1]
         data = stream.read_at(entry.place, entry.size)
         if len(data) != entry.size:
-            raise Stopped(f"{stream.path}: unpacks to {stream.length} bytes, fewer than when it was listed; run again")
+            length = f"unpacks to {stream.length} bytes, fewer than when it was listed"
+            raise Stopped(f"{stream.path}: {length}; run the same command again")
         return data
 
     def holder(self, entry: Entry) -> bytes:
-        """The path of the shard."""
         return self._files.path(entry.unit)
 
     def _threads(self) -> int:
@@ -116,7 +120,7 @@ class WebdatasetSource(LabelledSource):
         return list(self._samples(number))
 
     def _samples(self, number: int) -> Generator[Sample, None, None]:
-        """The samples of one shard; it is opened apart from those that are read, for many threads do this at once."""
+        """Yield the samples of one shard. It gets its own descriptor, because many threads do this at once."""
         _, size, mtime_ns = self._files.files[number]
         path = self._files.path(number)
         text = os.fsdecode(path)
@@ -141,7 +145,23 @@ def open_webdataset(
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
 ) -> WebdatasetSource:
-    """Read WebDataset shards. SRC is a folder of tars, or a pattern: 'shard-{0000..0147}.tar'."""
+    """Read WebDataset shards. SRC is a folder of tars, or a pattern: 'shard-{0000..0147}.tar'.
+
+    A sample is a jpg, jpeg or png with a label in cls, txt or json (key `label`, `cls` or `class`), in this order.
+
+    Args:
+        src: A folder of tars, a tar, or a pattern with braces or wildcards. Tars may be gzipped.
+        column: Keys of each sample's json to keep as columns of numbers; default None: none.
+        classes: Class names in label order; default None: labels that are all whole numbers are the class numbers,
+            other labels are sorted by their bytes.
+        follow_links: Whether links in a folder may lead out of it; default False.
+
+    Raises:
+        BuildError: If a file is missing or cannot be read. Listing raises it if a shard is damaged.
+
+    Example:
+        >>> source = open_webdataset("shards/train-{0000..0147}.tar", column=["score"])
+    """
     root, names = find_files(os.fspath(src), SUFFIXES, follow_links=follow_links)
     files = [source_file(root, name) for name in names]
     gzipped = [number for number, name in enumerate(names) if _begins(root, name) == MAGIC]
@@ -150,5 +170,5 @@ def open_webdataset(
 
 def _begins(root: Path, name: str) -> bytes:
     path = os.path.join(os.fsencode(root), name_bytes(name))
-    with expecting(path, "expected a tar that can be read"), open(open_regular(path), "rb") as file:
+    with expecting(path, "expected a readable tar"), open(open_regular(path), "rb") as file:
         return file.read(len(MAGIC))

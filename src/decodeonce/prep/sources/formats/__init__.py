@@ -1,1 +1,1 @@
-"""What pictures come in, file by file: archives, lists, tables, annotations; sources put them together."""
+"""Parsers for the files that sources read: archives, lists, tables and annotations."""

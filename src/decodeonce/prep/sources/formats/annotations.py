@@ -1,7 +1,8 @@
-"""Boxes that somebody drew: the XML annotations of ILSVRC and Pascal VOC, found by a picture's name.
+"""Bounding boxes from the XML annotations of ILSVRC and Pascal VOC, found by an image's file name.
 
-What is wrong in the real ones: coordinates are of the size in <size>, not always the JPEG's; boxes leave the picture or
-are inverted; <filename> may be "%s" or another picture's, so it is not read; some names are words ("dog"), not wnids.
+Real annotations have these defects. Coordinates refer to <size>, which is not always the JPEG's size. Boxes are
+inverted or leave the image. <filename> may be "%s" or another image's, so it is not read. Some names are words ("dog"),
+not wnids.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from decodeonce.prep.sources.base import stem_of
 from decodeonce.prep.sources.links import Links
 
 SUFFIX = b".xml"
-MAX_BYTES = 1 << 20  # ILSVRC's have 500 bytes, and 230 for each further object
-Edges = tuple[float, float, float, float]  # left, top, right, bottom in pixels of an annotation's size, all inside it
+MAX_BYTES = 1 << 20  # an annotation of ILSVRC has 500 bytes, plus 230 per further object
+Edges = tuple[
+    float, float, float, float
+]  # left, top, right, bottom in pixels of the annotation's <size>, clipped to it
 
 
 class Annotation(NamedTuple):
-    """What an XML file says: the size it was drawn on, objects by name; or its `problem`, why it is of no use."""
+    """The contents of an XML file: its <size> in pixels, and name and edges of each object; or its problem."""
 
     width: float = 0.0
     height: float = 0.0
@@ -37,23 +40,32 @@ NOT_ANNOTATED = Annotation()
 
 
 class Annotations:
-    """Every <stem>.xml below a folder, at any depth; hidden ones (".name") are left out, links followed as they allow.
+    """Every <stem>.xml below a folder, at any depth, except hidden ones (".name").
 
-    BuildError where there is none, or where two have one stem. A folder that links lead to, too, counts once.
+    A folder that several links lead to counts once.
+
+    Args:
+        top: The folder.
+        links: Which links may be followed; default None: those that stay in `top`.
+
+    Raises:
+        BuildError: If there is no annotation, or two have the same stem.
     """
 
     def __init__(self, top: Path, links: Links | None = None) -> None:
         self._links = links or Links(top)
-        self._folders: dict[bytes, bytes] = {}  # by stem; 130 bytes each, 70 MB for the 550,000 of ILSVRC
+        self._folders: dict[bytes, bytes] = {}  # by stem: 130 bytes each, 70 MB for the 550,000 of ILSVRC
         for folder, names in self._links.walk():
             for name in names:
                 if name.endswith(SUFFIX):
                     self._add(folder, name)
         if not self._folders:
-            raise BuildError(f"{top}: no *.xml in it; expected annotations, unpacked: n01440764/n01440764_10040.xml")
+            raise BuildError(
+                f"{top}: contains no *.xml; expected unpacked annotations, such as n01440764/n01440764_10040.xml"
+            )
 
     def read(self, name: bytes) -> Annotation:
-        """What was drawn in the picture `name`, or NOT_ANNOTATED; raises Stopped or BuildError if it cannot be read."""
+        """Return the annotation of the image `name`, or NOT_ANNOTATED; raise Stopped or BuildError if access fails."""
         stem = stem_of(name)
         if stem not in self._folders:
             return NOT_ANNOTATED
@@ -69,30 +81,32 @@ class Annotations:
         return Annotation(problem=f"{name_text(stem)}.xml: {problem}")
 
     def files_except(self, stems: set[bytes]) -> list[str]:
-        """The names of those files whose stem is none of `stems`, sorted."""
+        """Return the names of the files whose stem is not in `stems`, sorted."""
         return [f"{name_text(stem)}.xml" for stem in sorted(self._folders.keys() - stems)]
 
     def _add(self, folder: bytes, name: bytes) -> None:
         other = self._folders.setdefault(stem_of(name), folder)
         if other is not folder:
             first, second = (os.fsdecode(os.path.join(place, name)) for place in (other, folder))
-            raise BuildError(f"{first} and {second}: one name, so whose they are is not told; give one set's folder")
+            raise BuildError(
+                f"{first} and {second}: two annotations with the same name; pass a folder that holds only one of them"
+            )
 
 
 def usable_box(edges: Edges, size: Annotation, rules: BoxRules) -> Box | str:
-    """The box of an object as shares of its picture, with the margin; or what is counted: why it has none."""
+    """Return the box with its margin, as fractions of the image's sides; or, as text, why it is skipped."""
     left, top, right, bottom = edges
     if left == right or top == bottom:
-        return "boxes with no area inside their picture, left out"
+        return "boxes with no area inside their image, skipped"
     if min(right - left, bottom - top) < rules.least:
-        return f"boxes with a side under {rules.least} pixels, left out"
+        return f"boxes with a side under {rules.least} pixels, skipped"
     x, y = rules.margin * (right - left), rules.margin * (bottom - top)
     right, bottom = min(right + x, size.width), min(bottom + y, size.height)
     return (max(left - x, 0) / size.width, max(top - y, 0) / size.height, right / size.width, bottom / size.height)
 
 
 def parse(data: bytes) -> Annotation:
-    """What an annotation's bytes say; ValueError says why they are of no use."""
+    """Parse an annotation; raise ValueError with the reason if it cannot be used."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"more than {MAX_BYTES} bytes")
     root = _tree(data)
@@ -137,4 +151,6 @@ def _tree(data: bytes) -> Element:
 
 
 def _no_declarations(*declared: object) -> None:
-    raise ValueError("it declares a document type")  # no annotation does; entities that grow without end stand there
+    raise ValueError(
+        "it declares a document type"
+    )  # annotations do not; it could define entities that expand without limit

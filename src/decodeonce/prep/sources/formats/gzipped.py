@@ -1,4 +1,4 @@
-"""Gzip streams, read forward: by tarfile when a tar is listed, by a worker when its members are read."""
+"""Gzip streams that are read forward: by tarfile to list a tar, by a worker to read its members."""
 
 from __future__ import annotations
 
@@ -16,27 +16,31 @@ _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
 class GzipStream(Window):
-    """What an open gzip file unpacks to; `read` raises `failure` where it is damaged or its reading fails.
+    """The unpacked bytes of an open gzip file.
 
-    Going forward unpacks what lies between, going back starts again from the beginning.
+    Seeking forward unpacks everything in between. Seeking backward starts again at the beginning.
+
+    Args:
+        fd: Descriptor of the gzip file; it stays open when the stream is closed.
+        path: Name of the file in messages.
+        failure: The exception to raise if the file is damaged or cannot be read.
     """
 
-    ahead = 0  # no more than is asked for, since going back is expensive
+    ahead = 0  # read no more than requested, because seeking backward is expensive
 
     def __init__(self, fd: int, path: str, failure: type[DecodeonceError]) -> None:
-        super().__init__(fd, path, 0, sys.maxsize)  # until the end was seen
+        super().__init__(fd, path, 0, sys.maxsize)  # the length is known only after the end was read
         self._failure = failure
         self._file = os.fdopen(os.dup(fd), "rb")
         self._file.seek(0)
         self._stream = gzip.GzipFile(fileobj=self._file)
 
     def read_to_end(self) -> None:
-        """Unpack the rest, which shows whether the stream is whole."""
+        """Unpack the rest, to check that the stream is complete."""
         while self.read(CHUNK):
             pass
 
     def close(self) -> None:
-        """Close the file."""
         self._stream.close()
         self._file.close()
 
@@ -47,7 +51,7 @@ class GzipStream(Window):
         except (OSError, *_DAMAGED) as error:
             if isinstance(error, OSError) and error.errno in SERVER_DOWN_ERRORS:
                 raise failure_from(error, self.path) from None
-            advice = "get it again, or run the same command again if its disk failed"
+            advice = "download it again; if its disk failed, run the same command again"
             raise self._failure(f"{self.path}: cannot be unpacked at byte {self._at}: {error}; {advice}") from None
         if len(data) < size:
             self.length = found + len(data)

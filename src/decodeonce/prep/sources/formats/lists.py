@@ -1,4 +1,4 @@
-"""Lists of pictures as text: a path a line, or a table of paths and labels; what each line says."""
+"""Lists of images as text: one path per line, or a table of paths and labels."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from decodeonce.prep.sources.safe_open import expecting, open_regular
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img")
 LABEL_COLUMNS = ("label", "labels", "class", "cls", "class_name", "class_id", "target", "category")
 
-EXPECTED = "expected a list of pictures"
-LOOKED_AT = 4096  # bytes in which a binary file has a zero
-MAX_LINE = 1 << 20  # characters of a line; a path has 4096 at most
+EXPECTED = "expected a list of images"
+LOOKED_AT = 4096  # a binary file has a zero in its first bytes
+MAX_LINE = 1 << 20  # characters of a line; a path has at most 4096
 
 
 class Line(NamedTuple):
-    """What a line says; `label` is None where the list has no labels, and "" where only this line lacks one.
+    """A parsed line. `label` is None if the list has no labels, and "" if only this line has none.
 
-    `values` are the texts in the columns that were asked for.
+    `values` are the texts in the requested columns.
     """
 
     number: int
@@ -36,7 +36,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """How a list is written: what separates its columns ("" for nothing), and which hold path, label and others."""
+    """The format of a list: the separator of its columns ("" for none), and the positions of path, label and others."""
 
     separator: str = ""
     path: int = 0
@@ -45,12 +45,12 @@ class Layout:
     others: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        kind = {"\t": "TSV", ",": "CSV", " ": "a path and a label a line", "": "a path a line"}[self.separator]
-        return f"{kind}, {'classes are folders' if self.label is None else 'with labels'}"
+        kind = {"\t": "TSV", ",": "CSV", " ": "one path and label per line", "": "one path per line"}[self.separator]
+        return f"{kind}, {'classes from folder names' if self.label is None else 'with labels'}"
 
 
 def read_list(file: Path, columns: Sequence[str] = ()) -> Iterator[Line]:
-    """The lines of a list that are not blank, with the values of `columns`; BuildError if one is not as the first."""
+    """Yield the lines of a list that are not blank; raise BuildError for a line that does not match the first."""
     layout = find_layout(file, columns)
     last = max(layout.path, layout.label or 0, *layout.others)
     for row, (number, fields) in enumerate(_rows(file, layout.separator)):
@@ -63,7 +63,7 @@ def read_list(file: Path, columns: Sequence[str] = ()) -> Iterator[Line]:
 
 
 def find_layout(file: Path, columns: Sequence[str] = ()) -> Layout:
-    """What the name of a list and its first line say of how it is written, and where these columns are."""
+    """Find the format of a list from its name and first line, and the positions of `columns`."""
     _check_text(file)
     _, first = next(_rows(file, ""), (0, [""]))
     separator = _separator(file, first[0])
@@ -75,12 +75,12 @@ def find_layout(file: Path, columns: Sequence[str] = ()) -> Layout:
         return Layout(separator, path, label, header=True, others=others)
     if columns and path is None:
         raise BuildError(
-            f"{file}: no header line, which --column {columns[0]} needs; expected one of {', '.join(PATH_COLUMNS)} in "
-            f"the first line, and {columns[0]}"
+            f"{file}: no header line, but --column {columns[0]} needs one; expected a first line with {columns[0]} and "
+            f"one of {', '.join(PATH_COLUMNS)}"
         )
     if path is not None or label is not None or len(names) > 2:
         raise BuildError(
-            f"{file}: columns {', '.join(fields)[:200]}; expected a path and a label, or a header line that names "
+            f"{file}: columns {', '.join(fields)[:200]}; expected a path and a label, or a header line with "
             f"one of {', '.join(PATH_COLUMNS)} and one of {', '.join(LABEL_COLUMNS)}"
         )
     return Layout(separator, 0, 1 if len(names) == 2 else None)
@@ -102,35 +102,35 @@ def _separator(file: Path, line: str) -> str:
         return "\t"
     path, _, number = line.rpartition(" ")
     numbered = path != "" and number.isascii() and number.isdigit()
-    # a path may well have a comma
+    # a path may contain a comma
     if "," in line and not (path if numbered else line).lower().endswith(IMAGE_SUFFIXES):
         return ","
     return " " if numbered else ""
 
 
 def _check_text(file: Path) -> None:
-    """BuildError where a file does not begin as text in UTF-8 does: a picture, an archive, Excel's UTF-16."""
+    """Raise BuildError if a file does not start like UTF-8 text: an image, an archive, or UTF-16 from Excel."""
     with expecting(file, EXPECTED), open(open_regular(file), "rb") as opened:
         begin = opened.read(LOOKED_AT)
     if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise BuildError(f"{file}: UTF-16, expected UTF-8 text; convert it: iconv -f UTF-16 -t UTF-8")
+        raise BuildError(f"{file}: UTF-16; expected UTF-8 text; convert it: iconv -f UTF-16 -t UTF-8")
     if b"\0" in begin:
-        raise BuildError(f"{file}: binary, expected UTF-8 text that names pictures, a line each")
+        raise BuildError(f"{file}: binary; expected UTF-8 text with one image per line")
 
 
 def _rows(file: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
-    """The fields of each line that is not blank, with its number."""
+    """Yield the number and fields of each line that is not blank."""
     with expecting(file, EXPECTED), _open_text(file) as text:
         for number, line in enumerate(iter(partial(text.readline, MAX_LINE + 1), ""), 1):
             if len(line) > MAX_LINE:
-                raise BuildError(f"{file}: a line of more than {MAX_LINE} characters, expected a path and a label")
+                raise BuildError(f"{file}: a line has more than {MAX_LINE} characters; expected a path and a label")
             fields = _csv(file, number, line) if separator == "," else _plain(line.rstrip("\r\n"), separator)
             if any(map(str.strip, fields)):
                 yield number, fields
 
 
 def _open_text(file: Path) -> TextIO:
-    # only \n ends a line: a path may hold whatever else Python takes for one
+    # Only \n ends a line: paths may contain the other characters that Python treats as line ends.
     return open(open_regular(file), encoding="utf-8-sig", errors="surrogateescape", newline="\n")
 
 
@@ -140,7 +140,7 @@ def _csv(file: Path, number: int, line: str) -> list[str]:
     except csv.Error as error:
         raise BuildError(f"{file}: line {number}: {error}; expected CSV") from None
     if any("\n" in field for field in fields):
-        raise BuildError(f"{file}: line {number}: a quoted field over several lines; expected a row a line")
+        raise BuildError(f"{file}: line {number}: a quoted field spans several lines; expected one row per line")
     return fields
 
 

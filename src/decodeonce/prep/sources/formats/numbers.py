@@ -1,4 +1,4 @@
-"""Numbers that a source has for every sample next to its label: what --column NAME asks for."""
+"""Columns of numbers that a source has for every sample: the flag --column NAME."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from decodeonce.prep.entry import Value
 from decodeonce.store.columns import column_file
 from decodeonce.store.manifest import Column
 
-NOT_FINITE = {"nan", "inf", "infinity"}  # as NumPy and pandas write them; JSON has other words
-WHOLE_IN_FLOAT32 = 2**24  # up to it float32 has every whole number
+NOT_FINITE = {"nan", "inf", "infinity"}  # as NumPy and pandas write them; JSON spells them differently
+WHOLE_IN_FLOAT32 = 2**24  # float32 represents every whole number up to here
 
 
 class NumberColumn:
-    """The values of a column, all numbers or all lists of the same length.
+    """Collects the values of a column: all numbers, or all lists of numbers of the same length.
 
-    They become int64 if all are whole, else float32; float64 if there are also numbers beyond 2**24, between which
-    float32 has gaps of more than 1. `check` looks at a value, `append` keeps one: 8 bytes per number.
+    The dtype is int64 if all numbers are whole, otherwise float32, or float64 if there are also numbers beyond 2**24:
+    there float32 has gaps of more than 1. Each number takes 8 bytes of memory.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._shape: tuple[int, ...] | None = None  # that of the first value
+        self._shape: tuple[int, ...] | None = None  # of the first value
         self._held: array[Any] = array("q")
 
     def check(self, value: object, where: str) -> Value:
-        """Return the value if it can be one of this column; BuildError, which begins with `where`, if not."""
+        """Return the value if it fits this column; otherwise raise BuildError, starting with `where`."""
         numbers = value if isinstance(value, list) else [value]
         if not numbers or not all(map(_is_number, numbers)) or self._shape_from_first(value) != _shape_of(value):
-            expected = "a number, or a list of numbers as [1, 2]"
+            expected = "a number, or a list of numbers like [1, 2]"
             if self._shape is not None:
                 expected = f"a list of {counted(self._shape[0], 'number')}" if self._shape else "a number"
-                expected += ", as in the first row"
+                expected += ", like the first row"
             found = "nothing" if value is None else f"{value!r:.80}"
             why = ""
             if isinstance(value, str):
-                why = "; a column cannot hold text: store its token ids"
+                why = "; a column cannot hold text: store token ids"
             elif any(isinstance(number, int | float) and not _is_number(number) for number in numbers):
-                why = "; a column holds finite numbers, and whole ones of int64"
+                why = "; numbers must be finite, and whole numbers must fit int64"
             raise BuildError(f"{where}: column {self.name!r}: found {found}, expected {expected}{why}")
         return value  # type: ignore[return-value]
 
     def append(self, value: Value) -> None:
-        """Keep a value that was checked."""
+        """Append a value that `check` returned."""
         self._shape_from_first(value)
         numbers = value if isinstance(value, list) else [value]
         if self._held.typecode == "q" and float in map(type, numbers):
@@ -65,7 +65,7 @@ class NumberColumn:
         return self._held[index * length : (index + 1) * length].tolist()
 
     def to_column(self) -> tuple[Column, NDArray[Any]]:
-        """The column that a store will have, and its values."""
+        """Return the column of the store, and its values."""
         values: NDArray[Any] = np.frombuffer(self._held, np.dtype(self._held.typecode))
         if self._held.typecode == "d" and np.abs(values).max() <= WHOLE_IN_FLOAT32:
             values = values.astype(np.float32)
@@ -83,26 +83,26 @@ def _shape_of(value: object) -> tuple[int, ...]:
 
 
 def _is_number(value: object) -> bool:
-    """Whether this is a number that int64 or float64 can hold; true and false are 1 and 0."""
+    """Return whether int64 or float64 can hold the value. True and False count as 1 and 0."""
     if isinstance(value, int):
         return -(2**63) <= value < 2**63
     return isinstance(value, float) and math.isfinite(value)
 
 
 def number_columns(names: Sequence[str]) -> list[NumberColumn]:
-    """A column for each name; BuildError if a store cannot have columns of these names."""
+    """Return a column for each name; raise BuildError if a store cannot have columns of these names."""
     for name in names:
         try:
             column_file(name)
         except ValueError as error:
             raise BuildError(f"--column: {error}") from None
         if list(names).count(name) > 1:
-            raise BuildError(f"--column {name}: given twice, expected once")
+            raise BuildError(f"--column {name}: given more than once, expected once")
     return list(map(NumberColumn, names))
 
 
 def parse_value(text: str) -> object:
-    """What a field of a list says: a number or a list of numbers, as JSON writes them, or "nan"; otherwise the text."""
+    """Parse a field of a list: JSON or a word like "nan". Return other text as it is, and None for an empty field."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Files named by a pattern: braces, as of bash, wildcards, or a folder."""
+"""Find files by a pattern with braces, as in bash, or wildcards, or by their folder."""
 
 from __future__ import annotations
 
@@ -18,31 +18,37 @@ from decodeonce.prep.sources.links import Links
 _RANGE = re.compile(r"(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.(-?[0-9]+))?")
 _SHARD = re.compile(r"(.+)-[0-9]{5}-of-[0-9]{5}.*")
 _SPLIT = re.compile(r"(?:^|[/._-])(train|training|validation|valid|val|test|testing|dev|eval)(?=[/._-])")
-MAX_FILES = 1 << 20  # that a pattern may stand for, as {0..99999999999} does by a slip
+MAX_FILES = 1 << 20  # limit for one pattern, because of slips like {0..99999999999}
 _ELSEWHERE = re.compile(r"pipe:|[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def find_files(
     pattern: str, suffixes: tuple[str, ...], *, deep: bool = False, follow_links: bool = False
 ) -> tuple[Path, list[str]]:
-    """The folder in which all files lie that `pattern` means, and their names below it, in the pattern's order.
+    """Return the common folder of the files that a pattern matches, and their names below it, in the pattern's order.
 
-    A folder stands for the files in it (`deep`: below it) that end in one of `suffixes`, and what wildcards match is
-    sorted. Raises BuildError where a file is missing, or a link that leads out of such a folder: files that are named
-    themselves may lie anywhere.
+    Args:
+        pattern: A file, a pattern with braces or wildcards, or a folder. Matches of a wildcard are sorted.
+        suffixes: Suffixes of the files to take from a folder.
+        deep: Whether to include the subfolders of a folder; default False.
+        follow_links: Whether links in a folder may lead out of it; default False. Files that are named themselves may
+            be links.
+
+    Raises:
+        BuildError: If a file is missing, or a link leads out of a folder.
     """
     if _ELSEWHERE.match(pattern):
-        raise BuildError(f"{pattern}: only files can be read; download them, then give their path or pattern")
+        raise BuildError(f"{pattern}: only local files can be read; download them, then pass their path or pattern")
     parts = [pattern] if os.path.exists(pattern) else list(islice(expand_braces(pattern), MAX_FILES + 1))
     if len(parts) > MAX_FILES:
-        raise BuildError(f"{pattern}: more than {MAX_FILES} files, expected no more; name fewer")
+        raise BuildError(f"{pattern}: the pattern expands to more than {MAX_FILES} files; use a narrower one")
     found = {part: _files_of(part, suffixes, deep, follow_links) for part in parts}
     missing = [part for part in parts if not found[part]]
     if missing:
         wanted = " or ".join(f"*{suffix}" for suffix in suffixes)
         if os.path.isdir(missing[0]):
-            raise BuildError(f"{missing[0]}: no {wanted} in this folder; name the folder that holds them")
-        of = f" ({len(missing)} of the {len(parts)} that {pattern} names are missing)" if len(parts) > 1 else ""
+            raise BuildError(f"{missing[0]}: contains no {wanted}; pass the folder that holds them")
+        of = f" ({len(missing)} of the {len(parts)} files of {pattern} are missing)" if len(parts) > 1 else ""
         raise BuildError(f"{missing[0]}: no such file{of}; expected {wanted}")
     paths = list(dict.fromkeys(os.path.abspath(path) for part in parts for path in found[part]))
     root = os.path.commonpath([os.path.dirname(path) for path in paths])
@@ -50,7 +56,7 @@ def find_files(
 
 
 def describe_files(names: Sequence[str], what: str) -> str:
-    """How many files there are, for people; a single one is named."""
+    """Return the number of files as text, with the name if there is only one."""
     return f"{len(names)} {what}s" if len(names) > 1 else f"1 {what} ({names[0]})"
 
 
@@ -69,7 +75,7 @@ def _files_of(part: str, suffixes: tuple[str, ...], deep: bool, follow_links: bo
 
 
 def expand_braces(text: str) -> Iterator[str]:
-    """What bash makes of {a,b} and {00..12..3}, nested or several; other braces stay as they are."""
+    """Expand {a,b} and {00..12..3} as bash does, nested ones too. Other braces stay as they are."""
     start = text.find("{")
     if start < 0:
         yield text
@@ -81,7 +87,7 @@ def expand_braces(text: str) -> Iterator[str]:
 
 
 def _choices(text: str, start: int) -> tuple[Iterable[str], str]:
-    """What may stand in place of the brace at `start`, and the text after it."""
+    """Return the alternatives for the brace expression at `start`, and the text after it."""
     depth, edges = 0, [start]
     for at in range(start, len(text)):
         depth += {"{": 1, "}": -1}.get(text[at], 0)
@@ -108,7 +114,7 @@ def _range(first: str, last: str, step: str | None) -> Iterator[str]:
 
 
 def check_one_split(folder: Path, names: list[str]) -> None:
-    """BuildError where the files of a folder are those of several splits: train-00000-of-00008, test/0000, …"""
+    """Raise BuildError if the files of a folder belong to several splits: train-00000-of-00008, test/0000, ..."""
     splits: dict[str, str] = {}
     for name in names:
         shard, word = _SHARD.fullmatch(os.path.basename(name)), _SPLIT.search(name)
@@ -119,4 +125,4 @@ def check_one_split(folder: Path, names: list[str]) -> None:
             splits.setdefault(word[1] if word else "", str(above))
     if len(splits) > 1:
         found, one = ", ".join(split or "others" for split in splits), list(splits.values())[-1]
-        raise BuildError(f"{folder}: several splits ({found}); name the files of one, as in '{one}'")
+        raise BuildError(f"{folder}: contains several splits ({found}); pass the files of one, such as '{one}'")

@@ -1,4 +1,4 @@
-"""WebDataset's samples: members of a tar in a row whose names are the same up to the first dot."""
+"""WebDataset samples: consecutive members of a tar whose names are equal up to the first dot."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from decodeonce.prep.sources.formats.member import Member
 from decodeonce.prep.sources.formats.numbers import NumberColumn
 
 IMAGE_SUFFIXES = (b"jpg", b"jpeg", b"png")
-LABELS = (b"cls", b"txt", b"json")  # the first that a sample has counts
+LABELS = (b"cls", b"txt", b"json")  # the first one that a sample has gives its label
 LABEL_KEYS = ("label", "cls", "class")
 MAX_LABEL_BYTES = 1 << 16
-_LONE = re.compile("[\ud800-\udfff]")  # half a character, as JSON may have it, is in no text
+_LONE = re.compile("[\ud800-\udfff]")  # lone surrogates: JSON can contain them, valid text cannot
 _PARTS = re.compile(rb"((?:.*/)?[^/.]+)\.([^/]+)", re.DOTALL)
 
 
 class Sample(NamedTuple):
-    """A sample in a tar: its picture's name and place, its label ("" for none) and the suffix that gave it.
+    """A sample in a tar: name, offset and size in bytes of its image, and its label ("" for none).
 
-    `values` are what its json has in the columns that were asked for, None for nothing.
+    `label_from` is the suffix of the file with the label. `values` are those of the requested columns, None for a
+    missing one.
     """
 
     name: bytes
@@ -41,9 +42,10 @@ class Sample(NamedTuple):
 def read_samples(
     members: Iterable[Member], read: Callable[[Member], bytes], columns: Sequence[str] = ()
 ) -> Iterator[Sample]:
-    """The samples that members of a tar make, in their order; `read` gives a member's bytes.
+    """Group the members of a tar into samples, in their order.
 
-    It is called for a member before the next is asked for, so a stream need not go back.
+    `read` returns the bytes of a member. It is called before the next member is requested, so a stream is only read
+    forward.
     """
     parts = ((match[1], match[2].lower(), member) for member in members if (match := _PARTS.fullmatch(member.name)))
     for _, sample in groupby(parts, itemgetter(0)):
@@ -52,14 +54,14 @@ def read_samples(
 
 def _sample(parts: Iterator[tuple[bytes, Member]], read: Callable[[Member], bytes], columns: Sequence[str]) -> Sample:
     first: Member | None = None
-    picture: tuple[int, Member] | None = None
-    label, rank, twice, fields = "", len(LABELS), False, dict[str, Any]()
+    image: tuple[int, Member] | None = None
+    label, rank, duplicate, fields = "", len(LABELS), False, dict[str, Any]()
     for suffix, member in parts:
         first = first or member
         if suffix in IMAGE_SUFFIXES:
             this = (IMAGE_SUFFIXES.index(suffix), member)
-            twice |= picture is not None and picture[0] == this[0]
-            picture = min(picture or this, this)
+            duplicate |= image is not None and image[0] == this[0]
+            image = min(image or this, this)
         elif suffix in LABELS and 0 < member.size <= MAX_LABEL_BYTES:
             is_label, is_fields = suffix in LABELS[:rank], suffix == b"json" and columns
             data = read(member) if is_label or is_fields else b""
@@ -68,13 +70,13 @@ def _sample(parts: Iterator[tuple[bytes, Member]], read: Callable[[Member], byte
             if is_fields:
                 fields = _fields(data)
     assert first is not None
-    shown = picture[1] if picture else first
-    problem = "two pictures in the sample" if twice else shown.problem
-    if picture is None:
+    main = image[1] if image else first
+    problem = "two pictures in the sample" if duplicate else main.problem
+    if image is None:
         problem = "no jpg, jpeg or png in the sample"
     label_from = LABELS[rank].decode() if label else ""
     values = [fields.get(column) for column in columns]
-    return Sample(shown.name, shown.place, shown.size, label, label_from, problem, values)
+    return Sample(main.name, main.place, main.size, label, label_from, problem, values)
 
 
 def _label(suffix: bytes, data: bytes) -> str:
@@ -87,7 +89,7 @@ def _label(suffix: bytes, data: bytes) -> str:
 
 
 def _fields(data: bytes) -> dict[str, Any]:
-    """What a sample's json holds; nothing if it is no object."""
+    """Return the object in a sample's json; {} if it is not an object."""
     try:
         facts = json.loads(data)
     except (ValueError, RecursionError):
@@ -96,18 +98,18 @@ def _fields(data: bytes) -> dict[str, Any]:
 
 
 class SampleIndex:
-    """The samples of all shards, 28 bytes, a name and values each: labels have numbers only when all are known."""
+    """Holds the samples of all shards until every label is known. A sample takes 28 bytes, its name and its values."""
 
     def __init__(self, columns: Sequence[NumberColumn] = ()) -> None:
         self._values = columns
-        self.labels: dict[str, tuple[int, bytes]] = {}  # with the shard and the sample that first had each
+        self.labels: dict[str, tuple[int, bytes]] = {}  # with the first shard and sample of each
         self._numbers: dict[str, int] = {"": -1}
         self._columns: tuple[array[int], ...] = tuple(array(code) for code in "iqqii")
         self._names = bytearray()
         self._problems: dict[int, str] = {}
 
     def add(self, shard: int, sample: Sample, path: str = "") -> None:
-        """Take a sample of a shard, whose path errors name."""
+        """Add a sample of a shard. `path` is that of the shard, for messages."""
         number = self._numbers.setdefault(sample.label, len(self.labels))
         if number == len(self.labels):
             self.labels[sample.label] = (shard, sample.name)
@@ -118,7 +120,7 @@ class SampleIndex:
             for numbers, found in zip(self._values, sample.values, strict=True):
                 if found is None:
                     expected = (
-                        f"expected a json of at most {MAX_LABEL_BYTES} bytes, an object with the key {numbers.name!r}"
+                        f"expected a json object of at most {MAX_LABEL_BYTES} bytes with the key {numbers.name!r}"
                     )
                     raise BuildError(f"{where}: column {numbers.name!r}: found nothing, {expected}")
                 numbers.append(numbers.check(found, where))
@@ -128,12 +130,12 @@ class SampleIndex:
         self._names += sample.name
 
     def __iter__(self) -> Iterator[tuple[int, Sample]]:
-        labels, end, sound = [*self.labels, ""], 0, 0
+        labels, end, index = [*self.labels, ""], 0, 0
         for at, (shard, place, size, number, length) in enumerate(zip(*self._columns, strict=True)):
             end += length
             name = bytes(self._names[end - length : end])
             problem = self._problems.get(at, "")
             has_values = number >= 0 and not problem
-            values = [numbers[sound] for numbers in self._values] if has_values else []
-            sound += has_values
+            values = [numbers[index] for numbers in self._values] if has_values else []
+            index += has_values
             yield shard, Sample(name, place, size, labels[number], "", problem, values)

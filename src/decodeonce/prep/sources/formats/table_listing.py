@@ -1,4 +1,4 @@
-"""What a Parquet file's labels and paths are, asked by ../parquet.py in a process of its own: pyarrow may abort.
+"""Read labels and paths of Parquet files for ../parquet.py, in a separate process, because pyarrow may abort.
 
 Of 4,800 files with a few bytes changed, pyarrow 26 aborted on 2.
 """
@@ -19,27 +19,28 @@ from decodeonce.prep.sources.formats.tables import Columns
 from decodeonce.store import disk
 
 ROWS_AT_ONCE = 4096
-ROWS_WITH_NUMBERS = 256  # each of which may have thousands
-MAX_LABELS_BYTES = 1 << 28  # of the different labels of a row group, which are held
+ROWS_WITH_NUMBERS = 256  # fewer, because each row may have thousands of numbers
+MAX_LABELS_BYTES = 1 << 28  # limit for the different labels of a row group, which are held in memory
 
 _reader = Isolated(__name__)
-_table: tuple[list[Any], Any] | None = None  # the last file that was asked for
+_table: tuple[list[Any], Any] | None = None  # the file of the last question
 _rows: tuple[list[Any], int, list[tables.Row]] | None = None
 
 
 def ask_about(files: SourceFiles, number: int, ask: str, **facts: Any) -> Any:
-    """What `answer` says of a file of these, in the process that is asked."""
+    """Call `answer` for a file in the separate process."""
     path, (_, *as_listed) = os.fsdecode(files.path(number)), files.files[number]
     return _reader.ask(path, ask=ask, file=[path, *as_listed], **facts)
 
 
 def answer(ask: str, file: list[Any], **facts: Any) -> Any:
-    """What is asked of a file (path, size, mtime_ns), see ASKED; BuildError where it is damaged."""
+    """Answer one of `QUESTIONS` about a file (path, size, mtime_ns); raise BuildError if it is damaged."""
     damaged = (*tables.DAMAGED, tables.pyarrow().ArrowException)
     try:
-        return ASKED[ask](file, **facts)
+        return QUESTIONS[ask](file, **facts)
     except MemoryError:
-        raise BuildError(f"{file[0]}: takes more than {MEMORY_BYTES} bytes of memory to be listed") from None
+        problem = f"listing takes more than {MEMORY_BYTES} bytes of memory"
+        raise BuildError(f"{file[0]}: {problem}; rewrite the file with smaller row groups") from None
     except damaged as error:
         raise tables.read_error(file[0], error) from None
 
@@ -74,7 +75,7 @@ def _labels(file: list[Any], columns: list[str], group: int) -> list[str]:
     values = tables.column(tables.read_group(file[0], table, group, [label]), label).unique()
     labels = list(map(str, values.drop_null().to_pylist()))
     if sum(map(len, labels)) > MAX_LABELS_BYTES or max(map(len, labels), default=0) > MAX_NAME_BYTES:
-        raise BuildError(f"{file[0]}: row group {group}: labels as long as texts, expected those of classes")
+        raise BuildError(f"{file[0]}: row group {group}: the labels are long texts; expected class names or numbers")
     return labels
 
 
@@ -85,11 +86,11 @@ def _rows_from(file: list[Any], columns: list[str], group: int, first: int) -> l
         _rows = (file, group, tables.read_rows(file[0], table, group, Columns(*columns)))
     rows = _rows[2][first : first + (ROWS_WITH_NUMBERS if Columns(*columns).numbers else ROWS_AT_ONCE)]
     if any(len(path) > MAX_NAME_BYTES for _, path, _, _ in rows if path):
-        raise BuildError(f"{file[0]}: row group {group}: a path of more than {MAX_NAME_BYTES} bytes; mend it")
+        raise BuildError(f"{file[0]}: row group {group}: a path of more than {MAX_NAME_BYTES} bytes; shorten it")
     return rows
 
 
-ASKED: dict[str, Callable[..., Any]] = {"columns": _columns, "facts": _facts, "labels": _labels, "rows": _rows_from}
+QUESTIONS: dict[str, Callable[..., Any]] = {"columns": _columns, "facts": _facts, "labels": _labels, "rows": _rows_from}
 
 
 def main(arguments: list[str]) -> int:

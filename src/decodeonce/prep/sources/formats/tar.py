@@ -1,4 +1,4 @@
-"""Listing a tar: where each of its files lies, from the headers alone."""
+"""List the members of a tar and their offsets from its headers alone."""
 
 from __future__ import annotations
 
@@ -17,18 +17,26 @@ BLOCK = tarfile.BLOCKSIZE
 COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
-MAX_HEADER_BYTES = 1 << 20  # of all headers of one member, which tarfile reads whole: long names, pax, sparse maps
-# Python's before 3.11.10 and 3.12.6 look for numbers in pax headers in time that grows with the square of their length.
+MAX_HEADER_BYTES = (
+    1 << 20
+)  # limit for all headers of one member (long names, pax, sparse maps), which tarfile reads whole
+# Python before 3.11.10 and 3.12.6 searches pax headers for numbers in time that grows with the square of their length.
 _LONG_NUMBER = re.compile(rb"[0-9]{256}")
 
 
 class Window:
-    """A part of a file, read as tarfile reads a file of its own: `path` names it, `length` is in bytes.
+    """A part of a file that tarfile can read like a file.
 
-    tarfile asks for the byte before a header, then for the header: one pread gives both.
+    tarfile reads the byte before a header, then the header. One pread covers both.
+
+    Args:
+        fd: Descriptor of the file. It stays open.
+        path: Name of the part in messages.
+        first: Offset of the part in the file.
+        length: Size of the part in bytes.
     """
 
-    ahead = 1 + BLOCK  # how many bytes are read at least
+    ahead = 1 + BLOCK  # the least number of bytes per pread
 
     def __init__(self, fd: int, path: str, first: int, length: int) -> None:
         self.path = path
@@ -39,18 +47,16 @@ class Window:
         self._held = (0, b"")
 
     def tell(self) -> int:
-        """The next byte to be read."""
         return self._at
 
     def seek(self, at: int) -> None:
-        """Have `at` be the next byte to be read."""
         self._at = at
 
     def close(self) -> None:
-        """Nothing: the descriptor is its owner's."""
+        """Do nothing: the descriptor belongs to the caller."""
 
     def read(self, size: int) -> bytes:
-        """The next `size` bytes, fewer only at the end of the part."""
+        """Read the next `size` bytes, fewer only at the end of the part."""
         start, held = self._held
         if not start <= self._at <= self._at + size <= start + len(held):
             start, held = self._held = (self._at, self._fetch(max(size, self.ahead)))
@@ -59,12 +65,12 @@ class Window:
         return data
 
     def read_at(self, at: int, size: int) -> bytes:
-        """The `size` bytes from `at`, fewer only at the end of the part."""
+        """Read `size` bytes from `at`, fewer only at the end of the part."""
         self.seek(at)
         return self.read(size)
 
     def read_to_end(self) -> None:
-        """Read what shows whether all of it is whole: of a plain file, nothing."""
+        """Read the rest if that is needed to check integrity. A plain file needs no check."""
 
     def _fetch(self, size: int) -> bytes:
         try:
@@ -74,14 +80,14 @@ class Window:
 
 
 class _HeaderReader:
-    """A window as tarfile sees it, which reads nothing but headers: of each member no more than MAX_HEADER_BYTES."""
+    """The file that tarfile reads: a window that allows at most MAX_HEADER_BYTES of headers per member."""
 
     def __init__(self, window: Window) -> None:
         self.tell, self.seek, self._read = window.tell, window.seek, window.read
         self.left = MAX_HEADER_BYTES
 
     def read(self, size: int) -> bytes:
-        """The next `size` bytes; raises tarfile.ReadError for what no header is like."""
+        """Read the next `size` bytes; raise tarfile.ReadError for an implausible header."""
         self.left -= size
         if not 0 <= size <= size + self.left:
             raise tarfile.ReadError(f"headers of more than {MAX_HEADER_BYTES} bytes before byte {self.tell()}")
@@ -92,59 +98,63 @@ class _HeaderReader:
 
 
 def list_tar(window: Window) -> Iterator[Member]:
-    """The files of a tar in their order, hidden ones and folders left out; `place` counts from the window's start.
+    """Yield the files of a tar in their order, except hidden ones. `place` counts from the start of the window.
 
-    Raises BuildError where the tar is compressed, damaged, or ends before its end, as half a download does.
+    Raises:
+        BuildError: If the tar is compressed, damaged or truncated, such as an incomplete download.
     """
     refuse_compressed(window)
-    headers, tally = _HeaderReader(window), MemberLimits(window.path)
+    headers, limits = _HeaderReader(window), MemberLimits(window.path)
     try:
         tar = tarfile.TarFile(fileobj=cast(IO[bytes], headers), encoding="utf-8", errors="surrogateescape")
         while (info := tar.next()) is not None:
             headers.left = MAX_HEADER_BYTES
-            tar.members = []  # type: ignore[attr-defined]  # tarfile would keep all of them
+            tar.members = []  # type: ignore[attr-defined]  # otherwise tarfile keeps all of them
             if tar.offset <= info.offset or info.size < 0 or info.offset_data < 0:
                 raise tarfile.ReadError(f"bad header at byte {info.offset}")
             if tar.pax_headers and sum(map(len, tar.pax_headers.values())) > MAX_HEADER_BYTES:
                 raise tarfile.ReadError(f"global headers of more than {MAX_HEADER_BYTES} bytes")
             if tar.offset > window.length:
                 raise BuildError(_truncated_message(window, tar.offset, info.name))
-            tally.add(name := name_bytes(info.name))
+            limits.add(name := name_bytes(info.name))
             if (name := clean_name(name)) and not info.isdir():
                 yield Member(name, info.offset_data, info.size, _problem(info))
     except RecursionError:
-        raise BuildError(f"{window.path}: no tar, or a damaged one: headers of headers; get it again") from None
-    except (tarfile.TarError, ValueError, IndexError, OverflowError) as error:  # IndexError: of half a sparse map
+        raise BuildError(f"{window.path}: not a tar, or damaged: nested headers; download it again") from None
+    except (tarfile.TarError, ValueError, IndexError, OverflowError) as error:  # IndexError: a truncated sparse map
         if window.tell() >= window.length:
             raise BuildError(_truncated_message(window, window.length + BLOCK, "a header")) from None
-        raise BuildError(f"{window.path}: no tar, or a damaged one: {error}; get it again") from None
+        raise BuildError(f"{window.path}: not a tar, or damaged: {error}; download it again") from None
     _check_end(window, tar.offset)
 
 
 def refuse_compressed(window: Window) -> None:
-    """BuildError where the file is a compressed one."""
+    """Raise BuildError if the file is compressed."""
     begin = window.read(6)
     window.seek(0)
     for magic, name in COMPRESSED.items():
         if begin.startswith(magic):
             unpacker = "gunzip" if name == "gzip" else f"un-{name}"
-            raise BuildError(f"{window.path}: a {name} stream, which cannot be read at an offset; {unpacker} it first")
+            raise BuildError(
+                f"{window.path}: compressed with {name}, so it cannot be read at an offset; {unpacker} it first"
+            )
 
 
 def _check_end(window: Window, at: int) -> None:
-    """tarfile takes any bytes that are no header for the end: a tar has two empty blocks there, we ask for one."""
+    """Check the end: tarfile treats any invalid header as the end. A tar ends with two empty blocks; require one."""
     ran_out = window.tell() >= window.length
     window.seek(at)
     block = window.read(BLOCK)
-    if len(block) < BLOCK or (ran_out and any(block)):  # in the middle of a pax header, too
+    if len(block) < BLOCK or (ran_out and any(block)):  # also if the tar ends in the middle of a pax header
         raise BuildError(_truncated_message(window, at + BLOCK, "the empty block that ends a tar"))
     if any(block):
-        raise BuildError(f"{window.path}: damaged: no tar header at byte {at}; get it again")
+        raise BuildError(f"{window.path}: damaged: no tar header at byte {at}; download it again")
 
 
 def _truncated_message(window: Window, expected: int, what: str) -> str:
     return (
-        f"{window.path}: ends at byte {window.length}, expected at least {expected} ({what}): cut short? get it again"
+        f"{window.path}: truncated: ends at byte {window.length}, expected at least {expected} ({what}); "
+        "download it again"
     )
 
 

@@ -1,4 +1,4 @@
-"""Zips: their listing from the central directory alone, and the bytes of one member at a known place."""
+"""List a zip from its central directory alone, and read one member at a known offset."""
 
 from __future__ import annotations
 
@@ -26,19 +26,21 @@ LOCAL, DESCRIPTOR = b"PK\x03\x04", b"PK\x07\x08"
 ENCRYPTED, DESCRIBED_LATER = 0x1, 0x8
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _PLACE = ("header_offset", "compress_size")
-SPARE = 512  # bytes by which a deflated JPEG may be larger than the JPEG itself
+SPARE = 512  # a deflated JPEG may be this many bytes larger than the JPEG itself
 CHUNK = 1 << 20
-MAX_DIRECTORY_BYTES = 1 << 30  # of a central directory, which zipfile reads whole; that of Kaggle's zip has 0.3 GB
-CENTRAL = b"PK\x01\x02"  # begins what it says of each member
+MAX_DIRECTORY_BYTES = (
+    1 << 30
+)  # limit for the central directory, which zipfile reads whole; that of Kaggle's zip has 0.3 GB
+CENTRAL = b"PK\x01\x02"  # signature of a member's entry in the central directory
 
 
 class _DirectoryReader(io.BufferedReader):
-    """A file as zipfile sees it, which reads nothing but the central directory, and makes 700 bytes of each member."""
+    """The file that zipfile reads: it bounds the central directory, of which zipfile makes 700 bytes per member."""
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """The next `size` bytes; raises zipfile.BadZipFile where there would be too much to hold."""
+        """Read the next `size` bytes; raise zipfile.BadZipFile if the directory would take too much memory."""
         if size is not None and size > MAX_DIRECTORY_BYTES:
-            raise zipfile.BadZipFile(f"a central directory of {size} bytes, expected at most {MAX_DIRECTORY_BYTES}")
+            raise zipfile.BadZipFile(f"the central directory has {size} bytes, expected at most {MAX_DIRECTORY_BYTES}")
         data = super().read(size)
         if data.count(CENTRAL) > MAX_MEMBERS:
             raise zipfile.BadZipFile(f"more than {MAX_MEMBERS} members")
@@ -46,9 +48,10 @@ class _DirectoryReader(io.BufferedReader):
 
 
 def list_zip(path: Path) -> Iterator[Member]:
-    """The files of a zip in the order of its central directory, hidden ones and folders left out.
+    """Yield the files of a zip in the order of its central directory, except hidden ones.
 
-    Raises BuildError where there is none, as at the end of half a download.
+    Raises:
+        BuildError: If the zip is damaged or truncated, such as an incomplete download.
     """
     try:
         with _DirectoryReader(io.FileIO(open_regular(path))) as file, zipfile.ZipFile(file) as archive:
@@ -57,25 +60,30 @@ def list_zip(path: Path) -> Iterator[Member]:
             _check_overlap(infos, os.fstat(file.fileno()).st_size)
     except OSError as error:
         raise failure_from(error, path) from None
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:  # a version of later times
-        raise BuildError(f"{path}: no zip, or one that is cut short: {error}; get it again") from None
+    except (
+        zipfile.BadZipFile,
+        NotImplementedError,
+        ValueError,
+        struct.error,
+    ) as error:  # NotImplementedError: a newer version of the format
+        raise BuildError(f"{path}: not a zip, or truncated: {error}; download it again") from None
     infos.reverse()
-    tally = MemberLimits(path)
-    while infos:  # 700 bytes each
+    limits = MemberLimits(path)
+    while infos:  # frees 700 bytes per member
         info = infos.pop()
-        tally.add(name := name_bytes(info.filename))
+        limits.add(name := name_bytes(info.filename))
         if (name := clean_name(name)) and not info.is_dir():
             yield Member(name, info.header_offset, info.file_size, _problem(info))
 
 
 def _check_overlap(infos: list[zipfile.ZipInfo], size: int) -> None:
-    """BadZipFile where members share bytes, as in those that unpack to more than any disk holds, or leave the file."""
+    """Raise BadZipFile if members overlap, as in zip bombs, or reach beyond the end of the file."""
     if any(not 0 <= info.header_offset <= info.header_offset + info.compress_size <= size for info in infos):
-        raise zipfile.BadZipFile(f"members that lie beyond its {size} bytes")
+        raise zipfile.BadZipFile(f"members beyond its {size} bytes")
     starts, sizes = (np.fromiter((getattr(info, name) for info in infos), np.int64) for name in _PLACE)
     order = np.argsort(starts)
     if (starts[order][:-1] + LOCAL_HEADER.size + sizes[order][:-1] > starts[order][1:]).any():
-        raise zipfile.BadZipFile("members that overlap")
+        raise zipfile.BadZipFile("overlapping members")
 
 
 def _problem(info: zipfile.ZipInfo) -> str:
@@ -85,7 +93,7 @@ def _problem(info: zipfile.ZipInfo) -> str:
 
 
 def _unreadable_reason(flags: int, method: int) -> str:
-    """Why a member with these flags and this method of compression cannot be read, "" if it can."""
+    """Return why a member with these flags and this compression method cannot be read, or "" if it can."""
     if flags & ENCRYPTED:
         return "encrypted in the zip"
     if method in METHODS:
@@ -95,10 +103,10 @@ def _unreadable_reason(flags: int, method: int) -> str:
 
 
 def read_member(files: SourceFiles, number: int, place: int, size: int) -> bytes:
-    """The `size` bytes of the member whose local header lies at `place` of a file.
+    """Read the member whose local header is at offset `place` of a file, and check its CRC-32.
 
-    Raises Undecodable where they are damaged, as the CRC-32 of header or data descriptor says, or the local header has
-    them encrypted or compressed otherwise than by deflate.
+    Raises:
+        Undecodable: If the member is damaged, encrypted, or compressed with a method other than deflate.
     """
     raw = files.read_some(number, place, LOCAL_HEADER.size)
     if raw[:4] != LOCAL or len(raw) < LOCAL_HEADER.size:
@@ -119,7 +127,7 @@ def read_member(files: SourceFiles, number: int, place: int, size: int) -> bytes
 
 
 def _inflated(files: SourceFiles, number: int, at: int, size: int) -> tuple[bytes, int]:
-    """Up to size + 1 bytes of a deflated stream that begins at `at`, and where it ends."""
+    """Unpack up to size + 1 bytes of the deflated stream at offset `at`. Return them and the offset of its end."""
     inflater, data, packed = zlib.decompressobj(-zlib.MAX_WBITS), bytearray(), b""
     try:
         while not inflater.eof and len(data) <= size:
@@ -136,6 +144,6 @@ def _inflated(files: SourceFiles, number: int, at: int, size: int) -> tuple[byte
 
 
 def _descriptor_crc(descriptor: bytes) -> int:
-    """The CRC-32 of a data descriptor, whose signature is optional."""
+    """Return the CRC-32 of a data descriptor, whose signature is optional."""
     found = descriptor[4:8] if descriptor[:4] == DESCRIPTOR else descriptor[:4]
     return int.from_bytes(found, "little")

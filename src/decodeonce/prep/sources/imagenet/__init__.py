@@ -1,1 +1,1 @@
-"""ImageNet in every form it comes in; `recognise.open_imagenet` tells which."""
+"""Sources for every form in which ImageNet is distributed; `recognise.open_imagenet` detects the form."""

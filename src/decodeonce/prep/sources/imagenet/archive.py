@@ -1,4 +1,4 @@
-"""A split of ImageNet read out of its tar, where it lies."""
+"""A split of ImageNet that is read from its tar without unpacking."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from decodeonce.prep.sources.imagenet.split import ImagenetSplit
 from decodeonce.prep.sources.parallel_stat import parallel_map
 from decodeonce.store import disk
 
-TARS_AT_ONCE = 64  # listed ahead: 83,000 pictures of ImageNet, 20 MB
+TARS_AT_ONCE = 64  # class tars listed ahead: 83,000 images of ImageNet, 20 MB
 
 
 class ArchiveSource(ImagenetSplit):
-    """A split in files that hold many pictures each; `files` are their names, sizes and mtimes."""
+    """A split in files that hold many images each. `files` are their names, sizes in bytes and mtimes in ns."""
 
     def __init__(self, root: Path, *, files: Iterable[Any], **facts: Any) -> None:
         super().__init__(root, **facts)
@@ -30,30 +30,26 @@ class ArchiveSource(ImagenetSplit):
 
     @property
     def top(self) -> Path:
-        """The archive."""
         return self.root / self._files.files[0].name
 
     def facts(self) -> dict[str, Any]:
-        """What `open_source` needs, beside kind and root, to make this source again."""
         return {**super().facts(), "files": self._files.facts()}
 
     def stamp(self) -> Any:
-        """The archives as they are now, and all that labels follow from."""
         return {**self.facts(), "labels": self.labels.digest if self.is_flat else ""}
 
     def holder(self, entry: Entry) -> bytes:
-        """The path of the archive."""
         return self._files.path(entry.unit)
 
     def _entry(self, member: Member, label: int, unit: int = 0, above: bytes = b"") -> Entry:
-        """The entry of a member of file `unit`, its name below that of the file and `above`."""
+        """Return the entry of a member of file `unit`. Its name is <file>/<above>/<member>."""
         file = self._files.files[unit]
         name = b"/".join(filter(None, (name_bytes(file.name), above, member.name)))
         return Entry(name, label, member.size, file.mtime_ns, member.problem, unit, member.place)
 
 
 class ClassTar(NamedTuple):
-    """The tar of a class: the bytes [first, first + size) of file `unit`; `inner` is its name in a tar around it."""
+    """The tar of a class: bytes [first, first + size) of file `unit`. `inner` is its name if it is in another tar."""
 
     unit: int
     first: int
@@ -62,7 +58,7 @@ class ClassTar(NamedTuple):
 
 
 class ImagenetTarSource(ArchiveSource):
-    """ILSVRC2012_img_train.tar, which is a tar of class tars; these as files of a folder; or ILSVRC2012_img_val.tar."""
+    """ILSVRC2012_img_train.tar (a tar of class tars), a folder of class tars (`apart`), or ILSVRC2012_img_val.tar."""
 
     kind = "imagenet-tar"
 
@@ -71,38 +67,34 @@ class ImagenetTarSource(ArchiveSource):
         self._apart = apart
 
     def facts(self) -> dict[str, Any]:
-        """What `open_source` needs, beside kind and root, to make this source again."""
         return {**super().facts(), "apart": self._apart}
 
     @property
     def top(self) -> Path:
-        """The tar, or the folder of class tars."""
         return super().top.parent if self._apart else super().top
 
     @property
     def is_flat(self) -> bool:
-        """Whether its pictures are not in class tars."""
         return self.split == "val"
 
     @property
     def form(self) -> str:
-        """What it is, in a few words."""
         return f"class tars in {self.top.name}" if self._apart else self.top.name
 
     def present_classes(self) -> list[str]:
-        """The classes that have a tar, or that the labels name."""
         return self.labels.classes if self.is_flat else sorted(self._class_tars(), key=name_bytes)
 
     def entries(self) -> Iterator[Entry]:
-        """Every picture, by class in label order, then by name; headers only are read."""
+        """Yield every image, by class in label order, then by name. Only headers are read."""
         if self.is_flat:
             whole = ClassTar(0, 0, self._files.files[0].size)
-            members = sort_members((member for member in self._list(whole) if is_image_name(member.base_name)), "tar")
+            members = sort_members(
+                (member for member in self._members(whole) if is_image_name(member.base_name)), "tar"
+            )
             return iter(self.labels.sort([self._entry(member, 0) for member in members], self._names))
         return self._by_class(self._class_tars())
 
     def read(self, entry: Entry) -> bytes:
-        """The encoded bytes of one candidate; raises Stopped where the tar is gone or not as listed."""
         return self._files.read(entry.unit, entry.place, entry.size)
 
     def _by_class(self, tars: dict[str, ClassTar]) -> Iterator[Entry]:
@@ -111,26 +103,28 @@ class ImagenetTarSource(ArchiveSource):
 
     def _class_entries(self, labelled: tuple[int, ClassTar]) -> list[Entry]:
         label, tar = labelled
-        members = (member._replace(place=tar.first + member.place) for member in self._list(tar))
+        members = (member._replace(place=tar.first + member.place) for member in self._members(tar))
         return [self._entry(member, label, tar.unit, tar.inner) for member in sort_members(members, "tar")]
 
     def _class_tars(self) -> dict[str, ClassTar]:
         if self._apart:
             return {Path(file.name).stem: ClassTar(unit, 0, file.size) for unit, file in enumerate(self._files.files)}
         found: dict[str, ClassTar] = {}
-        for member in self._list(ClassTar(0, 0, self._files.files[0].size)):
+        for member in self._members(ClassTar(0, 0, self._files.files[0].size)):
             if not member.name.endswith(b".tar"):
                 continue
             name = name_text(member.base_name[: -len(".tar")])
             if name in found or member.problem:
-                raise BuildError(f"{self.top}: {name}.tar: {member.problem or 'twice in the tar'}; get it again")
+                raise BuildError(f"{self.top}: {name}.tar: {member.problem or 'twice in the tar'}; download it again")
             found[name] = ClassTar(0, member.place, member.size, member.name)
         if not found:
-            raise BuildError(f"{self.top}: no class tars (n01440764.tar, ...) in it, expected those of the train split")
+            raise BuildError(
+                f"{self.top}: contains no class tars; expected those of the train split (n01440764.tar, ...)"
+            )
         return found
 
-    def _list(self, tar: ClassTar) -> list[Member]:
-        """A tar's files. It is opened anew each time: threads may list, and SourceFiles is one thread's."""
+    def _members(self, tar: ClassTar) -> list[Member]:
+        """Return the members of a tar. Opens the tar on each call, because SourceFiles is not thread-safe."""
         _, size, mtime_ns = self._files.files[tar.unit]
         path = self._files.path(tar.unit)
         fd = open_listed(path, size, mtime_ns)

@@ -1,4 +1,4 @@
-"""Which class has which label: the same in train and val, and never other labels without a word."""
+"""The labels of classes: the same in train and val, with a warning if they differ from those of the whole dataset."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from decodeonce.prep.entry import name_bytes
 from decodeonce.prep.sources.folder import check_classes
 from decodeonce.prep.sources.imagenet.synsets import Synsets
 
-ADVICE = "--classes FILE says which class has which label"
+ADVICE = "pass --classes FILE to define the label order"
 
 
 @dataclass(frozen=True)
 class ClassOrder:
-    """The classes in label order, what people call them, and what is doubtful about them, a sentence each."""
+    """The classes in label order, their descriptions by name, and warnings, one sentence each."""
 
     names: list[str]
     words: dict[str, str]
-    doubts: list[str]
+    warnings: list[str]
 
 
 def class_order(
@@ -32,12 +32,23 @@ def class_order(
     given: Sequence[str] | None = None,
     is_val: bool = False,
 ) -> ClassOrder:
-    """Labels for the classes that are `present` in `top`, which train has, and which a list of classes names.
+    """Return the classes of a split in label order.
 
-    `given` decides. Else labels follow the sorted classes of train, as in torchvision, for val, too; for val without a
-    train they follow the list, else the sorted classes that are here. BuildError where val has a class that gets none.
+    The order is the first of these that is available: `given`; for val, the classes of train, sorted as in torchvision;
+    for val, the classes of the list, sorted; the classes that are present, sorted.
+
+    Args:
+        top: The split, for messages.
+        present: The classes that its images have, sorted.
+        train: The classes of train, sorted, or None.
+        listed: A list of all classes, or None.
+        given: Class names in label order from the user, or None.
+        is_val: Whether this is the val split.
+
+    Raises:
+        BuildError: If the split has a class without a label, or `given` is invalid.
     """
-    names, owner, where = present, "", "here"
+    names, owner, where = present, "", "present"
     if given is not None:
         names = given
     elif is_val and train is not None:
@@ -45,38 +56,37 @@ def class_order(
     elif is_val and listed is not None:
         names, owner = sorted(listed.words, key=name_bytes), listed.origin
     check_classes(top, names, present if given is not None else [])
-    if strangers := _missing(present, names):
-        more = ", ..." if len(strangers) > 3 else ""
+    if unknown := _not_in(names, present):
+        more = ", ..." if len(unknown) > 3 else ""
         raise BuildError(
-            f"{top}: val has {len(strangers)} classes that {owner} lacks ({', '.join(strangers[:3])}{more}); {ADVICE}"
+            f"{top}: val has {len(unknown)} classes that {owner} lacks ({', '.join(unknown[:3])}{more}); {ADVICE}"
         )
-    doubts = []
-    lost = _missing(names, present)
-    if owner == "train" and lost:
-        doubts.append(
-            f"val has {len(names) - len(lost)} of the {len(names)} classes of train (first missing {lost[0]})"
+    warnings = []
+    missing = _not_in(present, names)
+    if owner == "train" and missing:
+        warnings.append(
+            f"val has {len(names) - len(missing)} of the {len(names)} classes of train (first missing {missing[0]})"
         )
     if given is None and listed is not None:
         known = names if owner == "train" else present
-        follow = owner if owner == listed.origin else f"the {len(known)} that are {where}; {ADVICE}"
-        doubts += _compare(known, where, listed, follow)
+        follow = owner if owner == listed.origin else f"the {len(known)} classes {where}; {ADVICE}"
+        warnings += _compare(known, where, listed, follow)
     words = {} if listed is None else {name: listed.words[name] for name in names if name in listed.words}
-    return ClassOrder(list(names), words, doubts)
+    return ClassOrder(list(names), words, warnings)
 
 
 def _compare(known: Sequence[str], where: str, listed: Synsets, follow: str) -> list[str]:
-    """Half a dataset, or one with a folder too many: labels are not those of the whole one."""
-    if strangers := _missing(known, listed.words):
-        what = f"{len(strangers)} classes {where} are not in {listed.origin} (first {strangers[0]})"
-    elif lost := _missing(sorted(listed.words, key=name_bytes), known):
+    """Return a warning if the classes are not those of the list: labels then differ from those of the whole dataset."""
+    if unknown := _not_in(listed.words, known):
+        what = f"{len(unknown)} classes {where} are not in {listed.origin} (first {unknown[0]})"
+    elif missing := _not_in(known, sorted(listed.words, key=name_bytes)):
         total = len(listed.words)
-        what = f"{len(known)} of {total} classes of {listed.origin} are {where} (first missing {lost[0]})"
+        what = f"{len(known)} of {total} classes of {listed.origin} are {where} (first missing {missing[0]})"
     else:
         return []
     return [f"{what}; labels follow {follow}"]
 
 
-def _missing(names: Iterable[str], of: Iterable[str]) -> list[str]:
-    """Those names that the others lack."""
-    others = set(of)
-    return [name for name in names if name not in others]
+def _not_in(known: Iterable[str], names: Iterable[str]) -> list[str]:
+    known = set(known)
+    return [name for name in names if name not in known]

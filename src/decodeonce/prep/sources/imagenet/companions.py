@@ -1,4 +1,4 @@
-"""The files that come with ImageNet's pictures: lists of labels and names, and the development kit."""
+"""Files that come with ImageNet's images: lists of labels and names, and the development kit."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ SOLUTION = "LOC_val_solution.csv"
 DEVKIT = "ILSVRC2012_devkit_t12"
 DEVKIT_TAR = f"{DEVKIT}.tar.gz"
 TRUTH = "ILSVRC2012_validation_ground_truth.txt"
-# Where the ground truth lies in a folder that holds the development kit.
+# Paths of the ground truth in a folder that holds the development kit.
 DEVKITS = (f"{DEVKIT}/data/{TRUTH}", f"data/{TRUTH}", TRUTH, DEVKIT_TAR)
-READABLE = "make it readable, or remove it"
-PARENTS = 4  # Kaggle's lists lie four folders above ILSVRC/Data/CLS-LOC/val
+ADVICE = "make it readable, or remove it"
+PARENTS = 4  # Kaggle's lists are four folders above ILSVRC/Data/CLS-LOC/val
 
 
 @dataclass(frozen=True)
 class Companion:
-    """One of these files: `origin` names it for people, `path` says where it is."""
+    """A companion file: its name for messages, its path and its content."""
 
     origin: str
     path: str
@@ -35,7 +35,12 @@ class Companion:
 
 
 class CompanionFiles:
-    """Looks for them in the listed folder (or the archive's) and four folders above, in `inside` first if given."""
+    """Finds companion files in a folder and the four folders above it.
+
+    Args:
+        top: The listed folder, or the archive, whose folder is then searched.
+        inside: Returns the content of a file in the archive by its name, or None; it is asked first. Default None.
+    """
 
     def __init__(self, top: Path, inside: Callable[[str], bytes | None] | None = None) -> None:
         self._top = top
@@ -44,7 +49,7 @@ class CompanionFiles:
         self.folders = [folder for folder in (absolute, *absolute.parents[:PARENTS]) if os.path.isdir(folder)]
 
     def find(self, name: str) -> Companion | None:
-        """The file of this name, the nearest one."""
+        """Return the nearest file with this name."""
         if self._inside is not None and (data := self._inside(name)) is not None:
             return Companion(name, f"{self._top}: {name}", data)
         for folder in self.folders:
@@ -53,12 +58,12 @@ class CompanionFiles:
         return None
 
     def devkit(self) -> Path | None:
-        """The nearest development kit: the path of its ground truth, or of the tar that holds it."""
+        """Return the path of the ground truth in the nearest development kit, or of the kit's tar."""
         paths = (folder / place for folder in self.folders for place in DEVKITS)
         return next(filter(os.path.isfile, paths), None)
 
     def truth(self) -> Companion | None:
-        """The ground truth of the nearest development kit; raises BuildError if it cannot be read."""
+        """Return the ground truth of the nearest development kit; raise BuildError if it cannot be read."""
         path = self.devkit()
         if path is None:
             return None
@@ -68,20 +73,20 @@ class CompanionFiles:
 
 
 def _content(path: Path) -> bytes | None:
-    with expecting(path, READABLE):
+    with expecting(path, ADVICE):
         return read_small(path) if os.path.isfile(path) else None
 
 
 def _truth_in_tar(path: Path) -> bytes:
-    with expecting(path, READABLE), open(open_regular(path), "rb") as file, closing(_unpacked(file, path)) as tar:
+    with expecting(path, ADVICE), open(open_regular(path), "rb") as file, closing(_unpacked(file, path)) as tar:
         for member in list_tar(tar):
             if member.base_name == TRUTH.encode() and member.size <= MAX_TEXT_BYTES and not member.problem:
                 return tar.read_at(member.place, member.size)
-    raise BuildError(f"{path}: no {TRUTH} in it; get the development kit again")
+    raise BuildError(f"{path}: contains no {TRUTH}; download the development kit again")
 
 
 def _unpacked(file: BinaryIO, path: Path) -> Window:
-    """The tar in a tar.gz, of which no more is unpacked than is read; or itself, where a browser has unpacked it."""
+    """Open the tar in a tar.gz, unpacked as far as it is read. Some browsers have already unpacked the file."""
     if os.pread(file.fileno(), len(MAGIC), 0) == MAGIC:
         return GzipStream(file.fileno(), str(path), BuildError)
     return Window(file.fileno(), str(path), 0, os.fstat(file.fileno()).st_size)

@@ -1,4 +1,4 @@
-"""ImageNet's pictures as files: class folders, SRC/train/<wnid>/*.JPEG, and val pictures in one folder."""
+"""ImageNet's images as files: class folders, SRC/train/<wnid>/*.JPEG, or val images in one folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from decodeonce.prep.sources.parallel_stat import stat_entries
 
 
 class ImagenetFiles(ImagenetSplit):
-    """A split whose pictures are files below `folder` of SRC."""
+    """A split whose images are files below `folder` of SRC."""
 
     def __init__(self, root: Path, *, folder: str = "", follow_links: bool = False, **facts: Any) -> None:
         super().__init__(root, **facts)
@@ -30,34 +30,29 @@ class ImagenetFiles(ImagenetSplit):
 
     @property
     def top(self) -> Path:
-        """The folder that is listed."""
         return self.root / self.folder if self.folder else self.root
 
     def facts(self) -> dict[str, Any]:
-        """What `open_source` needs, beside kind and root, to make this source again."""
         return {**super().facts(), "folder": self.folder, "follow_links": self._links.follow}
 
     def read(self, entry: Entry) -> bytes:
-        """The encoded bytes of one candidate; raises Stopped where it is gone or not as listed."""
         return read_file(self.root, entry, self._links)
 
 
 class ImagenetSource(ImagenetFiles):
-    """Class folders, as FolderSource lists them."""
+    """A split of ImageNet in class folders, listed like a `FolderSource`. Made by `open_imagenet`."""
 
     kind = "imagenet"
 
     @property
     def form(self) -> str:
-        """What it is, in a few words."""
         return f"class folders in {self.folder or self.top}"
 
     def present_classes(self) -> list[str]:
-        """The names of the class folders."""
         return class_folders(self.top)
 
     def entries(self) -> Iterator[Entry]:
-        """Every candidate, by class in label order, then by name."""
+        """Yield every image, by class in label order, then by name."""
         check_classes(self.top, self._names, self.present_classes())
         with os.scandir(os.fsencode(self.top)) as listing:
             strays = [item.name for item in listing if is_image_name(item.name) or item.name.endswith(b".tar")]
@@ -66,22 +61,20 @@ class ImagenetSource(ImagenetFiles):
 
 
 class ImagenetFlatSource(ImagenetFiles):
-    """Val pictures in one folder; labels from Kaggle's list or the development kit."""
+    """Val images in one folder, with labels from Kaggle's list or the development kit."""
 
     kind = "imagenet-flat"
     is_flat = True
 
     @property
     def form(self) -> str:
-        """What it is, in a few words."""
-        return f"pictures in {self.folder or self.top}"
+        return f"images in {self.folder or self.top}"
 
     def present_classes(self) -> list[str]:
-        """The classes that the labels name."""
         return self.labels.classes
 
     def entries(self) -> Iterator[Entry]:
-        """Every picture, by class in label order, then by name."""
+        """Yield every image, by class in label order, then by name."""
         with os.scandir(os.fsencode(self.top)) as listing:
             names = sorted(item.name for item in listing if is_image_name(item.name))
         paths = [os.path.join(name_bytes(self.folder), name) for name in names]
@@ -90,5 +83,5 @@ class ImagenetFlatSource(ImagenetFiles):
 
 
 def is_image_name(name: bytes) -> bool:
-    """Whether a name is a picture's, and not hidden."""
+    """Return whether a file name has the suffix of an image and is not hidden."""
     return name.lower().endswith(SUFFIXES) and not name.startswith(b".")

@@ -1,4 +1,4 @@
-"""A split of ImageNet read out of Kaggle's zip, where it lies."""
+"""A split of ImageNet that is read from Kaggle's zip without unpacking."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from decodeonce.prep.sources.imagenet.archive import ArchiveSource
 from decodeonce.prep.sources.imagenet.companions import MAPPING, SOLUTION, CompanionFiles
 from decodeonce.prep.sources.imagenet.files import is_image_name
 
-_PICTURE = re.compile(rb"(?:(?:(?:ILSVRC/)?Data/)?CLS-LOC/)?(train|val)/(?:([^/]+)/)?.+")
+_IMAGE_PATH = re.compile(rb"(?:(?:(?:ILSVRC/)?Data/)?CLS-LOC/)?(train|val)/(?:([^/]+)/)?.+")
 _LISTS = (MAPPING.encode(), SOLUTION.encode())
 
 
 class ImagenetZip:
-    """The central directory of a zip with that layout: pictures by split and class (b"" for none), and the lists."""
+    """The contents of a zip with Kaggle's layout: images by split and class (b"" for none), and Kaggle's lists."""
 
     def __init__(self, root: Path, file: SourceFile) -> None:
         self.files = SourceFiles(root, [file])
@@ -29,7 +29,7 @@ class ImagenetZip:
         self.splits: dict[str, dict[bytes, list[Member]]] = {}
         self._lists: dict[str, Member] = {}
         for member in list_zip(self.path):
-            if (match := _PICTURE.fullmatch(member.name)) is not None:
+            if (match := _IMAGE_PATH.fullmatch(member.name)) is not None:
                 split, name = match[1].decode(), match[2] or b""
                 if name or is_image_name(member.base_name):
                     self.splits.setdefault(split, {}).setdefault(name, []).append(member)
@@ -37,7 +37,7 @@ class ImagenetZip:
                 self._lists[member.base_name.decode()] = member
 
     def content(self, name: str) -> bytes | None:
-        """The bytes of Kaggle's list of this name; BuildError where it is there and cannot be read."""
+        """Return the bytes of Kaggle's list of this name, or None; raise BuildError if it cannot be read."""
         member = self._lists.get(name)
         if member is None:
             return None
@@ -46,17 +46,17 @@ class ImagenetZip:
                 raise Undecodable(member.problem)
             return read_member(self.files, 0, member.place, member.size)
         except Undecodable as error:
-            raise BuildError(f"{self.path}: {name}: {error}; get it again") from None
+            raise BuildError(f"{self.path}: {name}: {error}; download it again") from None
 
 
 @lru_cache(maxsize=4)
 def zip_listing(root: Path, file: SourceFile) -> ImagenetZip:
-    """What a zip holds. Kaggle's takes 20 s, so the last ones are kept."""
+    """List a zip. Kaggle's takes 20 s, so the last four are cached."""
     return ImagenetZip(root, file)
 
 
 class ImagenetZipSource(ArchiveSource):
-    """A split in a zip, in class folders or (val) in one folder."""
+    """A split in a zip, in class folders or, for val, in one folder."""
 
     kind = "imagenet-zip"
 
@@ -65,47 +65,43 @@ class ImagenetZipSource(ArchiveSource):
         return zip_listing(self.root, self._files.files[0])
 
     @property
-    def _classes(self) -> dict[bytes, list[Member]]:
+    def _members_by_class(self) -> dict[bytes, list[Member]]:
         return self._listing.splits.get(self.split, {})
 
     @property
     def is_flat(self) -> bool:
-        """Whether its pictures are not in class folders."""
-        return b"" in self._classes and self.split == "val"
+        return b"" in self._members_by_class and self.split == "val"
 
     @property
     def form(self) -> str:
-        """What it is, in a few words."""
         return f"{self.split} in {self.top.name}"
 
     @property
     def companions(self) -> CompanionFiles:
-        """The zip, then the folders around it."""
+        """Companion files in the zip, then in the folders around it."""
         return CompanionFiles(self.top, self._listing.content)
 
     def present_classes(self) -> list[str]:
-        """The classes that have a folder in the zip, or that the labels name."""
         if self.is_flat:
             return self.labels.classes
-        return [name_text(name) for name in sorted(self._classes) if name]
+        return [name_text(name) for name in sorted(self._members_by_class) if name]
 
     def entries(self) -> Iterator[Entry]:
-        """Every picture, by class in label order, then by name."""
+        """Yield every image, by class in label order, then by name."""
         if self.is_flat:
-            if len(self._classes) > 1:
+            if len(self._members_by_class) > 1:
                 raise BuildError(
-                    f"{self.top}: val pictures both in one folder and in class folders; unpack and mend it"
+                    f"{self.top}: val images are both in one folder and in class folders; unpack the zip and sort them"
                 )
-            members = sort_members(self._classes[b""], "zip")
+            members = sort_members(self._members_by_class[b""], "zip")
             return iter(self.labels.sort([self._entry(member, 0) for member in members], self._names))
-        self.note_stray_files([member.name for member in self._classes.get(b"", [])])
+        self.note_stray_files([member.name for member in self._members_by_class.get(b"", [])])
         return self._by_class()
 
     def _by_class(self) -> Iterator[Entry]:
         for label, name in enumerate(self._names):
-            for member in sort_members(self._classes.get(name_bytes(name), []), "zip"):
+            for member in sort_members(self._members_by_class.get(name_bytes(name), []), "zip"):
                 yield self._entry(member, label)
 
     def read(self, entry: Entry) -> bytes:
-        """The encoded bytes of one candidate; raises Stopped where the zip is gone, Undecodable where it is damaged."""
         return read_member(self._files, entry.unit, entry.place, entry.size)

@@ -1,4 +1,4 @@
-"""From SRC to the source of one split of ImageNet, whatever its form."""
+"""Detect the form of ImageNet at SRC, and open one split of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from decodeonce.prep.sources.imagenet.val_labels import VAL_PREFIX
 from decodeonce.prep.sources.links import Links
 from decodeonce.prep.sources.safe_open import open_regular
 
-# Where train and val lie in what Kaggle gives, and in what people make of it.
+# The folders that hold train and val in Kaggle's layout, or in parts of it.
 BASES = ("", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC", "CLS-LOC")
 TAR = "ILSVRC2012_img_{split}.tar"
 VAL_NAMES = ("val", "validation")
@@ -41,15 +41,32 @@ def open_imagenet(
     src: str | Path,
     *,
     split: Annotated[
-        AnySplit, "Split to read. auto: train if SRC has it, else val, else SRC itself as one of them."
+        AnySplit, "Read this split. auto: train if SRC has it, otherwise val, otherwise SRC itself."
     ] = "auto",
     classes: Sequence[str] | None = None,
     follow_links: bool = False,
 ) -> ImagenetSplit:
     """Read ImageNet in any form. SRC is a tree, the tars as downloaded, or Kaggle's layout or zip.
 
-    Labels follow the sorted classes of train, for val, too; `classes` fixes another order. Raises BuildError where
-    nothing is recognised, labels of val are nowhere, or val has a class that would get none.
+    Archives are read without unpacking. Labels follow the sorted classes of train, also for val, as in torchvision.
+    Labels of val images in one folder come from LOC_val_solution.csv or the development kit.
+
+    Args:
+        src: The folder that holds the dataset or one split of it, or an archive.
+        split: "train", "val" or "auto" (default): train if `src` has it, otherwise val, otherwise `src` itself, as
+            train, or as val if its name is "val" or "validation" or it holds val images.
+        classes: Class names (wnids) in label order; default None: see above.
+        follow_links: Whether links may lead out of `src`; default False.
+
+    Returns:
+        The source of the split, one of several classes for the different forms. Its `found` describes the form.
+
+    Raises:
+        BuildError: If no known form is found, val has no labels, or val has a class without a label.
+
+    Example:
+        >>> source = open_imagenet("/data/imagenet", split="val")
+        >>> build(source, Path("val.store"), Recipe(height=224, width=224))
     """
     root = Path(src)
     links = Links(root, follow=follow_links)
@@ -62,12 +79,12 @@ def open_imagenet(
 
 
 def _find(root: Path, split: str, links: Links) -> ImagenetSplit:
-    """The unpacked form of the split, else an archive, else SRC itself as the folder of the split."""
+    """Find the split: unpacked, otherwise in an archive, otherwise SRC itself as its folder."""
     for one in SPLITS if split == "auto" else (split,):
         found = next(chain(_forms_in(root, one, links), _zips_in(root, one, links)), None)
         if found is not None:
             return found
-        if (root / one).is_dir():  # empty: make_plan will say so
+        if (root / one).is_dir():  # an empty folder: make_plan reports it
             return ImagenetSource(root, split=one, folder=one, follow_links=links.follow)
     own = "val" if os.path.basename(os.path.realpath(root)) in VAL_NAMES else "train"
     form = next(_forms_of(root, "", own, links), None)
@@ -77,7 +94,7 @@ def _find(root: Path, split: str, links: Links) -> ImagenetSplit:
 
 
 def _train_classes(root: Path, val: ImagenetSplit, links: Links) -> list[str] | None:
-    """The classes of the train split that lies where this val split does: in SRC, or next to it."""
+    """Return the classes of the train split in SRC or next to it; None without one."""
     train = next(chain(_forms_in(root, "train", links), _zips_in(root, "train", links)), None)
     if train is None and val.top == root:
         home = root.absolute().parent
@@ -86,13 +103,13 @@ def _train_classes(root: Path, val: ImagenetSplit, links: Links) -> list[str] | 
 
 
 def _forms_in(root: Path, split: str, links: Links) -> Iterator[ImagenetSplit]:
-    """The forms of a split in a folder, or that a tar is, unpacked ones first; without zips."""
+    """Yield the forms of a split in a folder or a tar, unpacked ones first, without zips."""
     if os.path.isfile(root):
         yield from _in_tar(root, split)
         return
     for base in BASES:
         yield from _forms_of(root, os.path.join(base, split), split, links)
-    for suffix in ("", ".gz"):  # a compressed one is refused when it is listed, with a word on what to do
+    for suffix in ("", ".gz"):  # listing a compressed tar fails with advice
         name = TAR.format(split=split) + suffix
         if (root / name).is_file():
             yield ImagenetTarSource(root, split=split, files=[source_file(root, name, links)])
@@ -110,7 +127,7 @@ def _in_tar(root: Path, split: str) -> Iterator[ImagenetSplit]:
 
 
 def _zips_in(root: Path, split: str, links: Links) -> Iterator[ImagenetSplit]:
-    """A split in the zip that root is, or that lies in it; looking into one may take long."""
+    """Yield the split in a zip: `root` itself or a file in it. Listing a zip can take long."""
     if os.path.isfile(root):
         with open(open_regular(root), "rb") as opened:
             files = [source_file(root, "")] if opened.read(2) == b"PK" else []
@@ -119,30 +136,30 @@ def _zips_in(root: Path, split: str, links: Links) -> Iterator[ImagenetSplit]:
         files = [source_file(root, name, links) for name in names]
     zips = [(file, listing) for file in files if (listing := zip_listing(root, file)).splits]
     if len(zips) > 1:
-        raise BuildError(f"{zips[0][1].path}, {zips[1][1].path}: both hold ImageNet; point SRC at one of them")
+        raise BuildError(f"{zips[0][1].path}, {zips[1][1].path}: both contain ImageNet; pass one of them as SRC")
     for file, listing in zips:
         if split in listing.splits:
             yield ImagenetZipSource(root, split=split, files=[file])
 
 
 def _forms_of(root: Path, folder: str, split: str, links: Links) -> Iterator[ImagenetSplit]:
-    """A folder as class folders, as val pictures, or as class tars."""
+    """Yield the form of a folder: class folders, val images or class tars."""
     top = root / folder if folder else root
     if not stat.S_ISDIR(mode_of(os.fsencode(top))):
         return
     classes = class_folders(top)
     names = sorted(name_text(name) for name in os.listdir(os.fsencode(top)))
-    pictures = [name for name in names if name.startswith(VAL_PREFIX)]
+    images = [name for name in names if name.startswith(VAL_PREFIX)]
     tars = [name for name in names if name.endswith(".tar") and not name.startswith((".", "ILSVRC2012_"))]
-    if pictures and classes:
+    if images and classes:
         raise BuildError(
-            f"{top}: {len(pictures)} val pictures (first {pictures[0]}) beside {len(classes)} folders: was sorting "
-            "them into class folders interrupted? finish that, or unpack again"
+            f"{top}: {len(images)} val images (first {images[0]}) are next to {len(classes)} folders; if sorting them "
+            "into class folders was interrupted, finish it, or unpack again"
         )
     if classes:
         _refuse_half_unpacked(top, names, classes)
         yield ImagenetSource(root, split=split, folder=folder, follow_links=links.follow)
-    elif pictures:
+    elif images:
         yield ImagenetFlatSource(root, split="val", folder=folder, follow_links=links.follow)
     elif split == "train" and tars:
         files = [source_file(root, os.path.join(folder, name), links) for name in tars]
@@ -150,12 +167,12 @@ def _forms_of(root: Path, folder: str, split: str, links: Links) -> Iterator[Ima
 
 
 def _refuse_half_unpacked(top: Path, names: list[str], classes: list[str]) -> None:
-    """BuildError where class tars lie beside class folders and have none: their classes would be left out."""
+    """Raise BuildError if some class tars have no class folder next to the others: their classes would be missing."""
     packed = [match[1] for name in names if (match := _CLASS_TAR.fullmatch(name)) and match[1] not in classes]
     if packed:
         raise BuildError(
-            f"{top}: {len(packed)} class tars without a folder (first {packed[0]}.tar) beside {len(classes)} class "
-            "folders: was unpacking interrupted? finish that, or move the tars away"
+            f"{top}: {len(packed)} class tars without a folder (first {packed[0]}.tar) are next to {len(classes)} "
+            "class folders; if unpacking was interrupted, finish it; otherwise move the tars away"
         )
 
 
@@ -164,6 +181,6 @@ def _unrecognised(root: Path, split: str) -> str:
         os.stat(root)
     except OSError as error:
         raise_file_system_failure(error, root)
-        return f"{root}: {error.strerror}; expected a folder with {KNOWN}; or one of these archives itself"
-    what = "no ImageNet" if split == "auto" else f"no {split} split of ImageNet"
-    return f"{root}: {what} recognised in it; expected {KNOWN}; or another --split"
+        return f"{root}: {error.strerror}; expected a folder with {KNOWN}; or one of these archives"
+    what = "no known form of ImageNet" if split == "auto" else f"no {split} split of ImageNet"
+    return f"{root}: {what} found; expected {KNOWN}; or another --split"

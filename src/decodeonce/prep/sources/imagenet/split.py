@@ -1,4 +1,4 @@
-"""What all forms of a split of ImageNet share: its classes, and what people are told of it."""
+"""The base of all forms of a split of ImageNet: its classes and its warnings."""
 
 from __future__ import annotations
 
@@ -20,13 +20,20 @@ from decodeonce.store.manifest import ImageClass
 Split = Literal["train", "val"]
 AnySplit = Literal[Split, "auto"]
 SPLITS: tuple[Split, ...] = get_args(Split)
-WHOLE = {"train": 1_281_167, "val": 50_000}  # pictures of ILSVRC2012
-MANY_CLASSES = 900  # with fewer it is a part that somebody chose, and nobody is told that pictures are missing
+WHOLE = {"train": 1_281_167, "val": 50_000}  # images of ILSVRC2012
+MANY_CLASSES = 900  # with fewer classes it is a chosen subset, and no warning about missing images is given
 _WNID = re.compile(r"n\d{8}")
 
 
 class ImagenetSplit(Source):
-    """One split in one form. `open_imagenet` finds it, and settles its classes; a plan's facts have them."""
+    """A split of ImageNet in one of its forms. Made by `open_imagenet`, which also sets the classes.
+
+    Args:
+        root: SRC.
+        split: "train" or "val".
+        classes: Class names (wnids) in label order; default None until `set_classes` is called.
+        words: Descriptions by class name; default None: none.
+    """
 
     def __init__(
         self, root: Path, *, split: str, classes: Sequence[str] | None = None, words: Mapping[str, str] | None = None
@@ -35,66 +42,62 @@ class ImagenetSplit(Source):
         self.split = split
         self._names = list(classes or [])
         self._words = dict(words or {})
-        self._doubts: list[str] = []
+        self._warnings: list[str] = []
         self._strays: list[str] = []
 
     @property
     @abstractmethod
     def form(self) -> str:
-        """What it is, in a few words."""
+        """The form and its path, for `found`."""
 
     @abstractmethod
     def present_classes(self) -> list[str]:
-        """The classes that its pictures have, sorted by their bytes."""
+        """Return the classes that its images have, sorted by their bytes."""
 
     @property
     def is_flat(self) -> bool:
-        """Whether its pictures are not in class folders, so that a file must say their labels."""
+        """Whether its images are in one folder, so that a file must give their labels; default False."""
         return False
 
     @property
     def companions(self) -> CompanionFiles:
-        """Where files that describe it may lie."""
+        """The search for files that describe the split."""
         return CompanionFiles(self.top)
 
     @cached_property
     def labels(self) -> ValLabels:
-        """The labels of pictures that lie in one folder."""
+        """The labels of images in one folder."""
         return find_val_labels(self.companions)
 
     def note_stray_files(self, names: Sequence[bytes]) -> None:
-        """Say that these files next to the class folders are left out: sorting them in may have been interrupted."""
+        """Warn that these files next to the class folders are skipped: sorting them may have been interrupted."""
         if names:
             first = name_text(names[0])
-            self._strays = [f"{self.top}: {len(names)} files beside the class folders are left out (first {first})"]
+            self._strays = [f"{self.top}: {len(names)} files next to the class folders are skipped (first {first})"]
 
     def set_classes(self, order: ClassOrder) -> None:
-        """Let its classes be these."""
-        self._names, self._words, self._doubts = order.names, order.words, order.doubts
+        """Set the classes, their descriptions and the warnings about them."""
+        self._names, self._words, self._warnings = order.names, order.words, order.warnings
 
     @property
     def keeps_order(self) -> bool:
-        """Whether this is the val split, whose rows follow the source's order unless a seed is given."""
+        """Whether rows keep the source's order unless a shuffle seed is given: for val only."""
         return self.split == "val"
 
     @property
     def found(self) -> str:
-        """What was recognised at SRC, in a phrase for people."""
         labels = f", labels from {self.labels.origin}" if self.is_flat else ""
         return f"{self.form}{labels}, {counted(len(self._names), 'class', 'classes')}"
 
     def doubts(self, samples: int) -> list[str]:
-        """What is wrong or missing though a build is possible, a sentence each; `samples` is what entries() gave."""
-        doubts, whole = [*self._doubts, *self._strays], WHOLE[self.split]
+        warnings, whole = [*self._warnings, *self._strays], WHOLE[self.split]
         wnids = sum(1 for name in self._names if _WNID.fullmatch(name))
         if wnids >= MANY_CLASSES and samples != whole:
-            doubts.append(f"{samples:,} of {whole:,} pictures of ILSVRC2012's {self.split}: half a dataset?")
-        return doubts
+            warnings.append(f"{samples:,} of the {whole:,} images of ILSVRC2012 {self.split} are present")
+        return warnings
 
     def facts(self) -> dict[str, Any]:
-        """What `open_source` needs, beside kind and root, to make this source again."""
         return {"split": self.split, "classes": self._names, "words": self._words}
 
     def classes(self) -> tuple[ImageClass, ...]:
-        """The classes in label order."""
         return tuple(ImageClass(name, self._words.get(name, "")) for name in self._names)

@@ -1,4 +1,4 @@
-"""Which classes ImageNet has and what they are called: LOC_synset_mapping.txt, or the table of ILSVRC2012."""
+"""The classes of ImageNet and their descriptions: from LOC_synset_mapping.txt, or the built-in table of ILSVRC2012."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from decodeonce.store.class_words import ilsvrc2012
 
 @dataclass(frozen=True)
 class Synsets:
-    """The classes that a list names, wnid to words for people; `origin` is the list's name."""
+    """The classes of a list: a description for each wnid. `origin` is the list's name."""
 
     origin: str
     words: dict[str, str]
 
 
 def find_synsets(companions: CompanionFiles) -> Synsets | None:
-    """The classes that LOC_synset_mapping.txt names; without it, those of ILSVRC2012 if the development kit is there.
+    """Return the classes of LOC_synset_mapping.txt; without it, those of ILSVRC2012 if the development kit is present.
 
-    Raises BuildError if the list cannot be read.
+    Raise BuildError if the list cannot be read.
     """
     mapping = companions.find(MAPPING)
     if mapping is None:

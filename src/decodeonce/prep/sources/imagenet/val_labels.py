@@ -1,4 +1,4 @@
-"""The labels of ILSVRC2012's val pictures, which lie in one folder: from Kaggle's list, or from the development kit."""
+"""The labels of ILSVRC2012's val images in one folder: from Kaggle's list or the development kit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VAL_PREFIX = "ILSVRC2012_val_"
 
 @dataclass(frozen=True)
 class ValLabels:
-    """A wnid for each picture, by its name without suffix; `origin` is the file that says so."""
+    """The wnid of each image, by its name without suffix. `origin` is the name of the file with the labels."""
 
     origin: str
     wnids: dict[bytes, str]
@@ -30,11 +30,11 @@ class ValLabels:
 
     @property
     def digest(self) -> str:
-        """Another wherever any picture's label is."""
+        """A digest of all labels."""
         return hexdigest(repr(sorted(self.wnids.items())).encode())
 
     def sort(self, entries: Iterable[Entry], names: list[str]) -> list[Entry]:
-        """Entries with their labels, by label, then by name; those without are problems and come last."""
+        """Return the entries with their labels, sorted by label and name. Those without one come last, as problems."""
         numbers = {name: number for number, name in enumerate(names)}
         labelled, others = [], []
         for entry in entries:
@@ -50,7 +50,7 @@ class ValLabels:
 
 
 def find_val_labels(companions: CompanionFiles) -> ValLabels:
-    """What Kaggle's list says, else the development kit; BuildError where neither is there."""
+    """Return the labels of Kaggle's list, otherwise of the development kit; raise BuildError if neither is found."""
     if (solution := companions.find(SOLUTION)) is not None:
         return _parse_solution(solution)
     if (truth := companions.truth()) is not None:
@@ -62,20 +62,20 @@ def find_val_labels(companions: CompanionFiles) -> ValLabels:
 
 
 def _parse_solution(file: Companion) -> ValLabels:
-    """Lines like `ILSVRC2012_val_00048981,n03995372 85 1 499 272`: a wnid and a box, or several such groups."""
+    """Parse lines like `ILSVRC2012_val_00048981,n03995372 85 1 499 272`: groups of a wnid and a box."""
     wnids: dict[bytes, str] = {}
     for number, line in enumerate(file.data.decode("utf-8-sig", "replace").splitlines(), 1):
         name, _, groups = line.replace('"', "").partition(",")
         if not line.strip() or name == "ImageId":
             continue
         if not groups.split():
-            raise BuildError(f"{file.path}: line {number}: expected picture,wnid and a box")
+            raise BuildError(f"{file.path}: line {number}: expected an image name, a comma, a wnid and a box")
         wnids[name.strip().encode()] = groups.split()[0]
     return ValLabels(file.origin, wnids)
 
 
 def _parse_truth(file: Companion) -> ValLabels:
-    """Line i is the ILSVRC2012_ID of picture i, which is the place in the table, not among the sorted wnids."""
+    """Parse the ground truth: line i has the ILSVRC2012_ID of image i, an index into the table, not sorted wnids."""
     numbers = {str(number): wnid for number, wnid in enumerate(ilsvrc2012(), 1)}
     wnids = {}
     for number, line in enumerate(file.data.decode("utf-8", "replace").splitlines(), 1):
