@@ -1,1 +1,1 @@
-"""The same pictures in every form a source reads: what the conformance suite (tests/prep/test_sources.py) runs on."""
+"""The same images in every form that a source reads, for the conformance suite tests/prep/test_sources.py."""

@@ -1,4 +1,4 @@
-"""Class folders with a box around the whole of every picture."""
+"""Class folders with a box around every whole image."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _boxed(root: Path, pics: Sequence[Pic]) -> Source:
     (root / "xml").mkdir(exist_ok=True)
     for pic in pics:
         (root / f"xml/{pic.stem}.xml").write_text(XML.format(pic.wnid))
-    return BoxedSource(FolderSource(write_folder(root / "pictures", pics)), root / "xml", BoxRules())
+    return BoxedSource(FolderSource(write_folder(root / "images", pics)), root / "xml", BoxRules())
 
 
 FORMS = [Form("folder+boxes", _boxed)]

@@ -1,4 +1,4 @@
-"""Trees of class folders."""
+"""A tree of class folders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.forms.form import Form, Pic
 
 
 def write_folder(root: Path, pics: Sequence[Pic]) -> Path:
-    """root/<wnid>/<stem>.JPEG"""
+    """Write root/<wnid>/<stem>.JPEG and return root."""
     for pic in pics:
         (root / pic.wnid).mkdir(parents=True, exist_ok=True)
         (root / pic.wnid / f"{pic.stem}.JPEG").write_bytes(pic.data)
@@ -18,7 +18,7 @@ def write_folder(root: Path, pics: Sequence[Pic]) -> Path:
 
 
 def _folder(root: Path, pics: Sequence[Pic]) -> Source:
-    return FolderSource(write_folder(root / "pictures", pics))
+    return FolderSource(write_folder(root / "images", pics))
 
 
 FORMS = [Form("folder", _folder)]

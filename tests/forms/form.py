@@ -1,4 +1,4 @@
-"""What a form is: a way to write pictures to disk, and the source that reads them from there."""
+"""A form: a way to write images to disk, and the source that reads them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from decodeonce.prep.sources import Source
 
 
 class Pic(NamedTuple):
-    """A picture to be written: its class, its name without suffix (unique), its encoded bytes (a JPEG)."""
+    """An image to write: its class, its unique name without suffix, and the bytes of a JPEG."""
 
     wnid: str
     stem: str
@@ -20,11 +20,15 @@ class Pic(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """`make` writes the pictures below a folder that is empty and returns the opened source.
+    """A way to write images to disk.
 
-    `in_order` says whether the source lists them by class, then by name; if not, as they were given. `classes_named`:
-    whether its class names are the wnids. `sizes_known`: whether the listing knows sizes; they are 0 if not. `stem_of`:
-    the name without suffix under which a picture of these is written.
+    Attributes:
+        name: The form's name in test ids.
+        make: Writes the images below an empty folder and returns the opened source.
+        in_order: Whether the source lists images by class, then by name; otherwise in the order of `make`.
+        classes_named: Whether its class names are the wnids.
+        sizes_known: Whether the listing knows sizes; otherwise they are 0.
+        stem_of: Returns the name without suffix under which one of the images is written.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Every form that ImageNet comes in."""
+"""Every form in which ImageNet is distributed."""
 
 from __future__ import annotations
 
@@ -22,27 +22,26 @@ Files = dict[str, bytes]
 
 
 def val_order(pics: Sequence[Pic]) -> list[Pic]:
-    """The pictures as ILSVRC2012 numbers val ones: not by class, but in the order of their stems within a class."""
+    """Return the images in the order of their val numbers, which is not by class but by stem within a class."""
     return sorted(pics, key=lambda pic: (pic.stem.rpartition("_")[2], pic.wnid[::-1]))
 
 
 def val_stem(pics: Sequence[Pic], pic: Pic) -> str:
-    """A val picture's name without suffix."""
+    """Return the name of an image in val, without suffix."""
     return f"ILSVRC2012_val_{val_order(pics).index(pic) + 1:08d}"
 
 
 def as_val(pics: Sequence[Pic]) -> list[Pic]:
-    """The pictures under their names in val."""
+    """Return the images with their names in val."""
     return [pic._replace(stem=val_stem(pics, pic)) for pic in pics]
 
 
 def wnids_of(pics: Iterable[Pic]) -> list[str]:
-    """The classes, sorted."""
     return sorted({pic.wnid for pic in pics})
 
 
 def solution(pics: Sequence[Pic]) -> bytes:
-    """LOC_val_solution.csv: its lines are in no order, and some pictures have several boxes."""
+    """Return LOC_val_solution.csv. Its lines are unordered, and some images have several boxes."""
     lines = [
         f"{pic.stem},{pic.wnid} 85 1 499 272 {f'{pic.wnid} 1 2 3 4 ' * (n % 2)}" for n, pic in enumerate(as_val(pics))
     ]
@@ -50,24 +49,23 @@ def solution(pics: Sequence[Pic]) -> bytes:
 
 
 def mapping(wnids: Sequence[str]) -> bytes:
-    """LOC_synset_mapping.txt"""
+    """Return LOC_synset_mapping.txt."""
     return "".join(f"{wnid} word of {wnid}, another\n" for wnid in wnids).encode()
 
 
 def truth(pics: Sequence[Pic]) -> bytes:
-    """ILSVRC2012_validation_ground_truth.txt; the classes of the pictures are ILSVRC2012's."""
+    """Return ILSVRC2012_validation_ground_truth.txt."""
     numbers = {wnid: number for number, wnid in enumerate(ilsvrc2012(), 1)}
     return "".join(f"{numbers[pic.wnid]}\n" for pic in val_order(pics)).encode()
 
 
 def devkit(pics: Sequence[Pic]) -> Files:
-    """The file of the development kit that counts, and two that do not."""
+    """Return the file of the development kit that is read, and two that are not."""
     others = {f"{DEVKIT}/readme.txt": b"read", f"{DEVKIT}/data/meta.mat": b"MATLAB 5.0 MAT-file"}
     return {f"{DEVKIT}/data/ILSVRC2012_validation_ground_truth.txt": truth(pics)} | others
 
 
 def tar_bytes(files: Files, mode: str = "w", **options: Any) -> bytes:
-    """A tar of these files."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode=mode, **options) as tar:  # type: ignore[call-overload]
         for name, data in files.items():
@@ -78,7 +76,7 @@ def tar_bytes(files: Files, mode: str = "w", **options: Any) -> bytes:
 
 
 def class_tars(pics: Sequence[Pic]) -> Files:
-    """A tar a class, neither classes nor pictures in their order."""
+    """Return a tar per class. Neither classes nor images are sorted."""
     return {
         f"{wnid}.tar": tar_bytes({f"{pic.stem}.JPEG": pic.data for pic in reversed(pics) if pic.wnid == wnid})
         for wnid in reversed(wnids_of(pics))
@@ -86,7 +84,7 @@ def class_tars(pics: Sequence[Pic]) -> Files:
 
 
 def kaggle(pics: Sequence[Pic], split: str) -> Files:
-    """What Kaggle's zip holds: pictures, lists, and annotations that are none of our business."""
+    """Return the contents of Kaggle's zip: images, lists, and annotations, which are not read."""
     files = {"LOC_synset_mapping.txt": mapping(wnids_of(pics)), "LOC_val_solution.csv": solution(pics)}
     for pic in pics if split == "train" else as_val(pics):
         folder = f"train/{pic.wnid}" if split == "train" else "val"
@@ -97,7 +95,6 @@ def kaggle(pics: Sequence[Pic], split: str) -> Files:
 
 
 def zip_bytes(files: Files, method: int = zipfile.ZIP_STORED) -> bytes:
-    """A zip of these files."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", method) as archive:
         for name, data in files.items():
@@ -106,7 +103,7 @@ def zip_bytes(files: Files, method: int = zipfile.ZIP_STORED) -> bytes:
 
 
 def write(root: Path, files: Files) -> Path:
-    """These files below root, which is returned."""
+    """Write the files below root and return root."""
     for name, data in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(data)
@@ -114,7 +111,7 @@ def write(root: Path, files: Files) -> Path:
 
 
 def flat(pics: Sequence[Pic], folder: str = "val") -> Files:
-    """Val pictures in one folder."""
+    """Return val images in one folder."""
     return {f"{folder}/{pic.stem}.JPEG": pic.data for pic in as_val(pics)}
 
 

@@ -1,4 +1,4 @@
-"""Parquet as Hugging Face writes it."""
+"""Parquet files like those of Hugging Face."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 def write_table(
     path: Path, columns: dict[str, Any], *, names: Sequence[str] | None = None, group: int = 3, **options: Any
 ) -> Path:
-    """A Parquet file; `names` are those of the classes, as the datasets library has them in the schema."""
+    """Write a Parquet file. `names` are class names, stored in the schema like the datasets library does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.table(columns)
     if names is not None:
@@ -29,9 +29,9 @@ def write_table(
     return path
 
 
-def images(pictures: Sequence[tuple[bytes | None, str | None] | None]) -> Any:
-    """A column of pictures with their paths."""
-    return pa.array([pic and {"bytes": pic[0], "path": pic[1]} for pic in pictures], IMAGE)
+def images(pairs: Sequence[tuple[bytes | None, str | None] | None]) -> Any:
+    """Return a column of images from pairs of bytes and path."""
+    return pa.array([pair and {"bytes": pair[0], "path": pair[1]} for pair in pairs], IMAGE)
 
 
 def _hugging_face(root: Path, pics: Sequence[Pic]) -> Source:

@@ -15,7 +15,7 @@ from tests.forms.form import Form, Pic
 
 
 def write_tar(path: Path, files: Iterable[tuple[str, bytes]], mode: str = "w") -> Path:
-    """A tar of these files, in their order; mode "w:gz" for a gzipped one."""
+    """Write a tar of these files in their order; mode "w:gz" compresses it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, mode, errors="surrogateescape") as tar:  # type: ignore[call-overload]
         for name, data in files:
@@ -25,10 +25,10 @@ def write_tar(path: Path, files: Iterable[tuple[str, bytes]], mode: str = "w") -
     return path
 
 
-def sample(key: str, picture: bytes, **parts: object) -> list[tuple[str, bytes]]:
-    """The files of a sample, sorted as WebDataset's writer does; json is encoded, other values are written as text."""
+def sample(key: str, image: bytes, **parts: object) -> list[tuple[str, bytes]]:
+    """Return the files of a sample, sorted like WebDataset's writer does. json is encoded, other values become text."""
     written = {suffix: json.dumps(part) if suffix == "json" else str(part) for suffix, part in parts.items()}
-    return sorted([(f"{key}.jpg", picture), *((f"{key}.{suffix}", text.encode()) for suffix, text in written.items())])
+    return sorted([(f"{key}.jpg", image), *((f"{key}.{suffix}", text.encode()) for suffix, text in written.items())])
 
 
 def _shards(root: Path, pics: Sequence[Pic], *, suffix: str, mode: str, named: bool) -> Source:

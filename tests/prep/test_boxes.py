@@ -1,4 +1,4 @@
-"""Boxes from annotations: which file is a picture's, what of it counts, and what becomes of the picture."""
+"""Boxes from annotations: finding the file of an image, the boxes that count, and the entries that result."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from decodeonce.prep.sources.formats.annotations import (
 from decodeonce.prep.sources.links import Links
 from decodeonce.store import ImageClass
 
-Drawn = tuple[str, tuple[float, float, float, float]]
+NamedBox = tuple[str, tuple[float, float, float, float]]
 FISH, SHARK, DOG = "n01440764", "n01484850", "n02085620"
 DESCRIPTIONS = {FISH: "tench, Tinca tinca", SHARK: "great white shark, white shark, crane", DOG: "Chihuahua, crane"}
 INSIDE = (FISH, (10, 20, 60, 70))
 
 
-def xml(*objects: Drawn, size: tuple[Any, Any] | None = (100, 80), filename: str = "%s") -> str:
+def xml(*objects: NamedBox, size: tuple[Any, Any] | None = (100, 80), filename: str = "%s") -> str:
     drawn = "".join(
         f"<object><name>{name}</name><pose>Left</pose><bndbox><xmin>{left}</xmin><ymin>{top}</ymin><xmax>{right}</xmax>"
         f"<ymax>{bottom}</ymax></bndbox></object>"
@@ -49,20 +49,20 @@ def xml(*objects: Drawn, size: tuple[Any, Any] | None = (100, 80), filename: str
     return f"<annotation>\n<folder>x</folder><filename>{filename}</filename>{sides}{drawn}</annotation>\n"
 
 
-class Tree(Source):
-    """Pictures in the folders of three classes that are described, and all that a wrapper must pass on."""
+class TreeSource(Source):
+    """Images in three classes with descriptions. It overrides every method that BoxedSource must delegate."""
 
     kind = "tree"
     read_unit = "pair"
-    doubted: list[int]
+    samples_seen: list[int]
 
     @property
     def top(self) -> Path:
         return self.root / "train"
 
     def doubts(self, samples: int) -> list[str]:
-        self.doubted = [samples]
-        return ["a doubt"]
+        self.samples_seen = [samples]
+        return ["a warning"]
 
     def facts(self) -> dict[str, Any]:
         return {"a": "fact"}
@@ -82,103 +82,106 @@ class Tree(Source):
         return recipe
 
 
-class Trial:
-    """A tree of pictures (never decoded here), and a folder of annotations."""
+class AnnotatedTree:
+    """A tree of images, which are not decoded, and a folder of annotations."""
 
     def __init__(self, root: Path, *names: str) -> None:
         self.src, self.boxes = root / "src", root / "boxes"
         for wnid in (FISH, SHARK, DOG):
             (self.src / "train" / wnid).mkdir(parents=True)
         for name in names:
-            (self.src / "train" / name.partition("_")[0] / f"{name}.JPEG").write_bytes(b"a picture")
+            (self.src / "train" / name.partition("_")[0] / f"{name}.JPEG").write_bytes(b"an image")
 
-    def draw(self, path: str, text: str | bytes) -> None:
-        """Write the annotation `path`."""
+    def annotate(self, path: str, text: str | bytes) -> None:
         (self.boxes / path).parent.mkdir(parents=True, exist_ok=True)
         (self.boxes / path).write_bytes(text if isinstance(text, bytes) else text.encode())
 
     def source(self, **rules: Any) -> BoxedSource:
-        return BoxedSource(Tree(self.src), self.boxes, BoxRules(**rules))
+        return BoxedSource(TreeSource(self.src), self.boxes, BoxRules(**rules))
 
-    def inner(self) -> list[Entry]:
-        return list(Tree(self.src).entries())
+    def plain_entries(self) -> list[Entry]:
+        return list(TreeSource(self.src).entries())
 
 
-def listed(trial: Trial, **rules: Any) -> tuple[list[Entry], list[str]]:
-    source = trial.source(**rules)
+def listed(annotated: AnnotatedTree, **rules: Any) -> tuple[list[Entry], list[str]]:
+    source = annotated.source(**rules)
     entries = list(source.entries())
     inner, *own = source.doubts(len(entries))
-    assert inner == "a doubt"
+    assert inner == "a warning"
     return entries, own
 
 
 @pytest.fixture
-def trial(tmp_path: Path) -> Trial:
-    return Trial(tmp_path, f"{FISH}_1", f"{FISH}_2", f"{SHARK}_3")
+def annotated(tmp_path: Path) -> AnnotatedTree:
+    return AnnotatedTree(tmp_path, f"{FISH}_1", f"{FISH}_2", f"{SHARK}_3")
 
 
-# ---- which file is a picture's
+# ---- finding annotations
 
 
 @pytest.mark.parametrize("path", ["{0}.xml", "n01440764/{0}.xml", "train/n01440764/{0}.xml", "a/b/c/d/{0}.xml"])
-def test_an_annotation_lies_at_any_depth_and_is_known_by_its_own_name(trial: Trial, path: str) -> None:
-    trial.draw(path.format(f"{FISH}_2"), xml(INSIDE, filename=f"{FISH}_1"))
-    entries, _ = listed(trial)
+def test_annotation_is_found_at_any_depth_by_its_file_name(annotated: AnnotatedTree, path: str) -> None:
+    annotated.annotate(path.format(f"{FISH}_2"), xml(INSIDE, filename=f"{FISH}_1"))
+    entries, _ = listed(annotated)
     assert [entry.boxes for entry in entries] == [(), ((0.1, 0.25, 0.6, 0.875),), ()]
 
 
-def test_a_picture_is_known_by_its_name_without_folder_and_suffix() -> None:
+def test_image_stem_has_no_folder_and_suffix() -> None:
     assert stem_of(b"n01440764/n01440764_10040.JPEG") == b"n01440764_10040"
     assert stem_of(b"ILSVRC2012_val_00000001.JPEG") == b"ILSVRC2012_val_00000001"
     assert stem_of(b"train.tar/a/b.c.jpg") == b"b.c"
 
 
-def test_two_annotations_of_one_name_are_refused(trial: Trial) -> None:
-    trial.draw(f"b/{FISH}_1.xml", xml(INSIDE))
-    trial.draw(f"a/{FISH}_1.xml", xml(INSIDE))
+def test_two_annotations_with_same_name_are_an_error(annotated: AnnotatedTree) -> None:
+    annotated.annotate(f"b/{FISH}_1.xml", xml(INSIDE))
+    annotated.annotate(f"a/{FISH}_1.xml", xml(INSIDE))
     with pytest.raises(BuildError, match=rf"boxes/a/{FISH}_1.xml and .*boxes/b/{FISH}_1.xml"):
-        listed(trial)
+        listed(annotated)
 
 
-def test_links_are_followed_but_not_in_circles(trial: Trial, tmp_path: Path) -> None:
-    trial.draw(f"{FISH}_1.xml", xml(INSIDE))
+def test_linked_folders_are_listed_once(annotated: AnnotatedTree, tmp_path: Path) -> None:
+    annotated.annotate(f"{FISH}_1.xml", xml(INSIDE))
     (tmp_path / "links").mkdir()
-    (tmp_path / "links" / "train").symlink_to(trial.boxes)
+    (tmp_path / "links" / "train").symlink_to(annotated.boxes)
     followed = Annotations(tmp_path / "links", Links(tmp_path / "links", follow=True))
     assert followed.read(b"n01440764_1.JPEG").objects
     assert "--follow-links" in Annotations(tmp_path / "links").read(b"n01440764_1.JPEG").problem
     for name in ("round", "again"):
-        (trial.boxes / name).symlink_to(trial.boxes)
-    assert Annotations(trial.boxes).read(b"n01440764_1.JPEG").objects
+        (annotated.boxes / name).symlink_to(annotated.boxes)
+    assert Annotations(annotated.boxes).read(b"n01440764_1.JPEG").objects
 
 
-def test_what_is_hidden_or_not_xml_is_none(trial: Trial) -> None:
-    trial.draw(f"{FISH}_1.xml", xml(INSIDE))
+def test_hidden_and_other_files_are_not_annotations(annotated: AnnotatedTree) -> None:
+    annotated.annotate(f"{FISH}_1.xml", xml(INSIDE))
     for other in (f"._{FISH}_1.xml", f".old/{FISH}_1.xml", f"{FISH}_1.txt"):
-        trial.draw(other, b"\0")
-    assert Annotations(trial.boxes).files_except(set()) == [f"{FISH}_1.xml"]
+        annotated.annotate(other, b"\0")
+    assert Annotations(annotated.boxes).files_except(set()) == [f"{FISH}_1.xml"]
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
-    [(None, "no such folder; --boxes takes the folder"), ("file", "not a folder"), ("folder", r"no \*.xml")],
+    ("make", "message"),
+    [
+        (None, "no such folder; expected a folder of unpacked annotations"),
+        ("file", "not a folder"),
+        ("folder", r"contains no \*.xml"),
+    ],
 )
-def test_a_folder_without_annotations_is_refused(trial: Trial, make: str | None, told: str) -> None:
+def test_folder_without_annotations_is_an_error(annotated: AnnotatedTree, make: str | None, message: str) -> None:
     if make == "file":
-        trial.boxes.write_bytes(b"a tar")
+        annotated.boxes.write_bytes(b"a tar")
     elif make == "folder":
-        trial.boxes.mkdir()
-    with pytest.raises(BuildError, match=rf"boxes: {told}"):
-        listed(trial)
+        annotated.boxes.mkdir()
+    with pytest.raises(BuildError, match=rf"boxes: {message}"):
+        listed(annotated)
 
 
-def test_annotations_of_other_pictures_are_refused(trial: Trial) -> None:
-    trial.draw("ILSVRC2012_val_00000001.xml", xml(INSIDE))
-    with pytest.raises(BuildError, match=r"val_00000001.xml and all others have the name of no picture in .*src"):
-        listed(trial)
+def test_annotations_that_match_no_image_are_an_error(annotated: AnnotatedTree) -> None:
+    annotated.annotate("ILSVRC2012_val_00000001.xml", xml(INSIDE))
+    with pytest.raises(BuildError, match=r"val_00000001.xml and all other annotations match no image in .*src"):
+        listed(annotated)
 
 
-# ---- what of it counts
+# ---- usable boxes
 
 
 def box_of(*edges: float, size: tuple[float, float] = (100, 80), **rules: Any) -> Any:
@@ -197,33 +200,33 @@ def box_of(*edges: float, size: tuple[float, float] = (100, 80), **rules: Any) -
         ((12.5, 20.25, 62.5, 60), (0.125, 0.253125, 0.625, 0.75)),
     ],
 )
-def test_boxes_are_shares_of_the_annotated_size(edges: tuple[float, ...], box: tuple[float, ...]) -> None:
+def test_box_is_relative_to_annotated_size(edges: tuple[float, ...], box: tuple[float, ...]) -> None:
     assert box_of(*edges) == box
 
 
 @pytest.mark.parametrize(
     "edges", [(10, 20, 10, 70), (10, 20, 60, 20), (100, 0, 120, 80), (-9, 0, 0, 80), (0, -3, 9, -1)]
 )
-def test_boxes_without_an_area_in_the_picture_are_not_usable(edges: tuple[float, ...]) -> None:
-    assert box_of(*edges) == "boxes with no area inside their picture, left out"
+def test_box_without_area_inside_image_is_skipped(edges: tuple[float, ...]) -> None:
+    assert box_of(*edges) == "boxes with no area inside their image, skipped"
 
 
-def test_small_boxes_are_left_out_by_their_size_after_clipping_and_before_the_margin() -> None:
-    small = "boxes with a side under 20 pixels, left out"
+def test_small_box_is_skipped_by_size_after_clipping_and_before_margin() -> None:
+    small = "boxes with a side under 20 pixels, skipped"
     assert box_of(10, 10, 30, 30, least=20) == (0.1, 0.125, 0.3, 0.375)
     assert box_of(10, 10, 29, 60, least=20) == small
     assert box_of(10, 10, 60, 29, least=20) == small
     assert box_of(-10, 10, 15, 60, least=20) == small
     assert box_of(10, 10, 25, 60, least=20, margin=1.0) == small
-    assert box_of(10, 10, 10.5, 60) == "boxes with a side under 1 pixels, left out"
+    assert box_of(10, 10, 10.5, 60) == "boxes with a side under 1 pixels, skipped"
 
 
-def test_a_margin_is_a_share_of_the_boxs_side_and_ends_at_the_picture() -> None:
+def test_margin_is_relative_to_box_and_clipped_to_image() -> None:
     assert box_of(20, 20, 40, 60, margin=0.5) == (0.1, 0, 0.5, 1)
     assert box_of(0, 10, 80, 20, margin=0.25) == (0, 0.09375, 1, 0.28125)
 
 
-def test_annotated_and_true_size_may_differ() -> None:
+def test_annotated_and_real_size_may_differ() -> None:
     assert pixel_box(box_of(10, 20, 60, 70), 500, 400) == (50, 100, 300, 350)
 
 
@@ -232,10 +235,10 @@ anywhere = st.floats(-1e5, 1e5) | st.integers(-30_000, 30_000)
 
 
 @given(sides, sides, sides, sides, st.tuples(anywhere, anywhere, anywhere, anywhere), st.floats(0, 3))
-def test_whatever_was_drawn_a_crop_is_inside_the_picture_and_not_empty(
-    width: int, height: int, drawn_width: int, drawn_height: int, edges: tuple[float, ...], margin: float
+def test_crop_is_inside_image_and_not_empty(
+    width: int, height: int, annotated_width: int, annotated_height: int, edges: tuple[float, ...], margin: float
 ) -> None:
-    box = box_of(*edges, size=(drawn_width, drawn_height), margin=margin)
+    box = box_of(*edges, size=(annotated_width, annotated_height), margin=margin)
     if not isinstance(box, str):
         assert all(0 <= side <= 1 for side in box)
         left, top, right, bottom = pixel_box(box, width, height)
@@ -244,7 +247,7 @@ def test_whatever_was_drawn_a_crop_is_inside_the_picture_and_not_empty(
 
 
 @given(st.data(), st.integers(1, 65_500), st.integers(1, 65_500))
-def test_whole_boxes_on_the_true_size_are_cut_as_they_were_drawn(data: st.DataObject, width: int, height: int) -> None:
+def test_integer_box_is_cropped_exactly(data: st.DataObject, width: int, height: int) -> None:
     left, right = data.draw(st.integers(0, width - 1)), data.draw(st.integers(1, width))
     top, bottom = data.draw(st.integers(0, height - 1)), data.draw(st.integers(1, height))
     (left, right), (top, bottom) = sorted((left, right)), sorted((top, bottom))
@@ -263,7 +266,7 @@ BOMB = '<!DOCTYPE a [<!ENTITY b "aaaaaaaaaa">' + "".join(
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "not well-formed: no element found"),
         ("<annotation><size></annotation>", "not well-formed: mismatched tag: line 1, column 20"),
@@ -289,97 +292,99 @@ BOMB = '<!DOCTYPE a [<!ENTITY b "aaaaaaaaaa">' + "".join(
 )
 @pytest.mark.parametrize("without", ["keep", "skip"])
 @pytest.mark.parametrize("keep", [0, 2])
-def test_a_useless_annotation_makes_a_problem_of_its_picture(
-    trial: Trial, text: str, told: str, without: str, keep: int
+def test_unusable_annotation_is_a_problem_of_its_image(
+    annotated: AnnotatedTree, text: str, message: str, without: str, keep: int
 ) -> None:
-    trial.draw(f"{FISH}_2.xml", text)
+    annotated.annotate(f"{FISH}_2.xml", text)
     for name in (f"{FISH}_1", f"{SHARK}_3"):
-        trial.draw(f"{name}.xml", xml(INSIDE))
-    entries, doubts = listed(trial, without=without, keep=keep)
+        annotated.annotate(f"{name}.xml", xml(INSIDE))
+    entries, warnings = listed(annotated, without=without, keep=keep)
     assert [bool(entry.problem) for entry in entries] == [False, True, False]
-    assert entries[1].problem.startswith(f"{FISH}_2.xml: {told}")
-    assert replace(entries[1], problem="") == trial.inner()[1]
-    assert doubts == []
+    assert entries[1].problem.startswith(f"{FISH}_2.xml: {message}")
+    assert replace(entries[1], problem="") == annotated.plain_entries()[1]
+    assert warnings == []
 
 
-def test_elements_inside_one_another_without_end_are_refused() -> None:
+def test_deeply_nested_elements_are_an_error() -> None:
     deep = MAX_BYTES // 7
     with pytest.raises(ValueError, match="<a>, expected <annotation>"):
         parse(b"<a>" * deep + b"</a>" * deep)
 
 
-def test_annotations_in_other_encodings_and_with_parts_are_read() -> None:
+def test_annotations_with_other_encodings_or_parts_are_read() -> None:
     text = '<?xml version="1.0" encoding="{}"?>' + xml(("Möwe", (0, 0, 50, 40)))
     assert {parse(text.format(name).encode(name)).objects[0][0] for name in ("utf-8", "latin-1", "utf-16")} == {"Möwe"}
     part = "<part><name>head</name><bndbox><xmin>1</xmin></bndbox></part></object>"
     assert parse(xml(INSIDE).replace("</object>", part).encode()).objects == (INSIDE,)
 
 
-def test_an_annotation_that_cannot_be_read_is_a_problem_a_failing_file_system_is_not(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch
+def test_missing_annotation_is_a_problem_but_failing_disk_stops_build(
+    annotated: AnnotatedTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trial.draw(f"{FISH}_1.xml", xml(INSIDE))
-    (trial.boxes / f"{FISH}_2.xml").symlink_to("nowhere")
-    assert listed(trial)[0][1].problem == f"{FISH}_2.xml: No such file or directory"
+    annotated.annotate(f"{FISH}_1.xml", xml(INSIDE))
+    (annotated.boxes / f"{FISH}_2.xml").symlink_to("nowhere")
+    assert listed(annotated)[0][1].problem == f"{FISH}_2.xml: No such file or directory"
 
     def failing(*args: object, **kwargs: object) -> None:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("builtins.open", failing)
     with pytest.raises(Stopped, match=rf"{FISH}_1.xml: Input/output error; run the same command again"):
-        listed(trial)
+        listed(annotated)
 
 
-# ---- what becomes of the picture
+# ---- entries
 
 
-def test_each_object_becomes_an_entry_in_the_order_of_the_xml(trial: Trial) -> None:
-    trial.draw(f"{FISH}_1.xml", xml((SHARK, (50, 0, 100, 80)), (FISH, (0, 0, 50, 40)), (SHARK, (0, 0, 100, 80))))
-    entries, doubts = listed(trial)
-    first = trial.inner()[0]
+def test_each_object_is_an_entry_in_xml_order(annotated: AnnotatedTree) -> None:
+    annotated.annotate(
+        f"{FISH}_1.xml", xml((SHARK, (50, 0, 100, 80)), (FISH, (0, 0, 50, 40)), (SHARK, (0, 0, 100, 80)))
+    )
+    entries, warnings = listed(annotated)
+    first = annotated.plain_entries()[0]
     assert entries[:3] == [
         replace(first, label=1, boxes=((0.5, 0.0, 1.0, 1.0),)),
         replace(first, label=0, boxes=((0.0, 0.0, 0.5, 0.5),)),
         replace(first, label=1, boxes=((0.0, 0.0, 1.0, 1.0),)),
     ]
-    assert entries[3:] == trial.inner()[1:]
-    assert doubts == [f"pictures without a usable box, taken whole: 2 (first train/{FISH}/{FISH}_2.JPEG)"]
+    assert entries[3:] == annotated.plain_entries()[1:]
+    assert warnings == [f"images without a usable box, kept whole: 2 (first train/{FISH}/{FISH}_2.JPEG)"]
 
 
-def test_pictures_without_a_box_are_whole_or_skipped(trial: Trial) -> None:
-    trial.draw(f"{FISH}_1.xml", xml())
-    trial.draw(f"{FISH}_2.xml", xml((FISH, (5, 5, 5, 5)), (FISH, (1, 1, 9, 90))))
-    trial.draw(f"{SHARK}_3.xml", xml(INSIDE))
+def test_images_without_box_are_kept_whole_or_skipped(annotated: AnnotatedTree) -> None:
+    annotated.annotate(f"{FISH}_1.xml", xml())
+    annotated.annotate(f"{FISH}_2.xml", xml((FISH, (5, 5, 5, 5)), (FISH, (1, 1, 9, 90))))
+    annotated.annotate(f"{SHARK}_3.xml", xml(INSIDE))
     for keep in (0, 3):
-        entries, doubts = listed(trial, without="keep", least=9, keep=keep)
-        assert entries[:2] == trial.inner()[:2]
+        entries, warnings = listed(annotated, without="keep", least=9, keep=keep)
+        assert entries[:2] == annotated.plain_entries()[:2]
         assert len(entries) == 3
-        entries, skipped = listed(trial, without="skip", least=9, keep=keep)
+        entries, skipped = listed(annotated, without="skip", least=9, keep=keep)
         assert [entry.text for entry in entries] == [f"train/{SHARK}/{SHARK}_3.JPEG"]
-        assert doubts[1:] == [
-            f"boxes with no area inside their picture, left out: 1 (first train/{FISH}/{FISH}_2.JPEG)",
-            f"boxes with a side under 9 pixels, left out: 1 (first train/{FISH}/{FISH}_2.JPEG)",
+        assert warnings[1:] == [
+            f"boxes with no area inside their image, skipped: 1 (first train/{FISH}/{FISH}_2.JPEG)",
+            f"boxes with a side under 9 pixels, skipped: 1 (first train/{FISH}/{FISH}_2.JPEG)",
         ]
-        boxless, two = "pictures without a usable box", f": 2 (first train/{FISH}/{FISH}_1.JPEG)"
-        assert doubts[0] == f"{boxless}{'' if keep else ', taken whole'}{two}"
-        assert skipped == [f"{boxless}, left out{two}", *doubts[1:]]
+        boxless, two = "images without a usable box", f": 2 (first train/{FISH}/{FISH}_1.JPEG)"
+        assert warnings[0] == f"{boxless}{'' if keep else ', kept whole'}{two}"
+        assert skipped == [f"{boxless}, skipped{two}", *warnings[1:]]
 
 
-def test_up_to_k_boxes_are_kept_beside_the_picture_with_its_own_label(trial: Trial) -> None:
+def test_up_to_k_boxes_are_kept_with_label_of_image(annotated: AnnotatedTree) -> None:
     many = [("dog", (0.0, 0.0, 10.0 * n, 80.0)) for n in range(5)]
-    trial.draw(f"{FISH}_1.xml", xml(*many))
-    trial.draw(f"{FISH}_2.xml", xml(*many[:3]))
-    source = trial.source(keep=2)
+    annotated.annotate(f"{FISH}_1.xml", xml(*many))
+    annotated.annotate(f"{FISH}_2.xml", xml(*many[:3]))
+    source = annotated.source(keep=2)
     entries = list(source.entries())
     kept = ((0.0, 0.0, 0.1, 1.0), (0.0, 0.0, 0.2, 1.0))
-    first = [replace(entry, boxes=kept, box_names=("dog", "dog")) for entry in trial.inner()[:2]]
-    assert entries == first + trial.inner()[2:]
+    first = [replace(entry, boxes=kept, box_names=("dog", "dog")) for entry in annotated.plain_entries()[:2]]
+    assert entries == first + annotated.plain_entries()[2:]
     assert [cls.name for cls in source.classes()] == [FISH, SHARK, DOG]
-    more = f"pictures with more than 2 boxes, of which the first are kept: 1 (first train/{FISH}/{FISH}_1.JPEG)"
+    more = f"images with more than 2 boxes; only the first 2 are kept: 1 (first train/{FISH}/{FISH}_1.JPEG)"
     assert more in source.doubts(3)
 
 
-def test_an_object_is_labelled_by_class_name_by_a_word_of_one_description_or_anew(trial: Trial) -> None:
+def test_object_label_follows_class_name_or_unique_word_or_is_new(annotated: AnnotatedTree) -> None:
     names = [
         SHARK,
         "TENCH",
@@ -392,117 +397,117 @@ def test_an_object_is_labelled_by_class_name_by_a_word_of_one_description_or_ane
         "Dog",
         "tench, Tinca tinca",
     ]
-    trial.draw(f"{FISH}_1.xml", xml(*((name, (0, 0, 50, 40)) for name in names[:5])))
-    trial.draw(f"{SHARK}_3.xml", xml(*((name, (0, 0, 50, 40)) for name in names[5:])))
-    source = trial.source(without="skip")
+    annotated.annotate(f"{FISH}_1.xml", xml(*((name, (0, 0, 50, 40)) for name in names[:5])))
+    annotated.annotate(f"{SHARK}_3.xml", xml(*((name, (0, 0, 50, 40)) for name in names[5:])))
+    source = annotated.source(without="skip")
     assert len(source.classes()) == 3
-    for _ in range(2):  # a source may be listed again
+    for _ in range(2):  # a source may be listed more than once
         assert [entry.label for entry in source.entries()] == [1, 0, 1, 0, 3, 4, 2, 3, 5, 6]
         assert source.classes()[:3] == tuple(ImageClass(*item) for item in DESCRIPTIONS.items())
         assert [cls.name for cls in source.classes()[3:]] == ["dog", "crane", "Dog", "tench, Tinca tinca"]
-        assert source.doubts(10)[-1] == "names of objects that were no class and now are: 4 (first dog, crane, Dog)"
+        assert source.doubts(10)[-1] == "object names that became new classes: 4 (first dog, crane, Dog)"
 
 
-def test_a_kept_box_has_the_name_of_the_class_that_its_object_would_have(trial: Trial) -> None:
+def test_kept_box_has_class_name_of_its_object(annotated: AnnotatedTree) -> None:
     names = [SHARK, "TENCH", "dog", "crane", "Dog"]
-    trial.draw(f"{FISH}_1.xml", xml(*((name, (0, 0, 50, 40)) for name in names)))
-    assert next(trial.source(keep=5).entries()).box_names == (SHARK, FISH, "dog", "crane", "Dog")
+    annotated.annotate(f"{FISH}_1.xml", xml(*((name, (0, 0, 50, 40)) for name in names)))
+    assert next(annotated.source(keep=5).entries()).box_names == (SHARK, FISH, "dog", "crane", "Dog")
 
 
-def test_annotations_of_no_picture_and_of_two_are_told(trial: Trial) -> None:
-    (trial.src / "train" / DOG / f"{FISH}_1.png").write_bytes(b"a picture")
+def test_shared_and_unmatched_annotations_cause_warnings(annotated: AnnotatedTree) -> None:
+    (annotated.src / "train" / DOG / f"{FISH}_1.png").write_bytes(b"an image")
     for name in (f"{FISH}_1", f"{FISH}_9", f"{FISH}_8"):
-        trial.draw(f"{name}.xml", xml(INSIDE))
-    entries, doubts = listed(trial, without="skip")
+        annotated.annotate(f"{name}.xml", xml(INSIDE))
+    entries, warnings = listed(annotated, without="skip")
     assert [entry.text for entry in entries] == [f"train/{FISH}/{FISH}_1.JPEG", f"train/{DOG}/{FISH}_1.png"]
-    assert doubts[1:] == [
-        f"pictures whose annotation is another picture's, too: 1 (first train/{DOG}/{FISH}_1.png)",
-        f"annotations in {trial.boxes} that belong to no picture: 2 (first {FISH}_8.xml)",
+    assert warnings[1:] == [
+        f"images that share an annotation with another image: 1 (first train/{DOG}/{FISH}_1.png)",
+        f"annotations in {annotated.boxes} that match no image: 2 (first {FISH}_8.xml)",
     ]
 
 
-def test_problems_of_the_source_pass_untouched(trial: Trial) -> None:
-    (trial.src / "train" / FISH / f"{FISH}_1.JPEG").write_bytes(b"")
-    trial.draw(f"{FISH}_1.xml", "no annotation at all")
-    trial.draw(f"{FISH}_2.xml", xml(INSIDE))
-    entries, doubts = listed(trial)
-    assert entries[0] == trial.inner()[0]
+def test_problems_of_inner_source_are_kept(annotated: AnnotatedTree) -> None:
+    (annotated.src / "train" / FISH / f"{FISH}_1.JPEG").write_bytes(b"")
+    annotated.annotate(f"{FISH}_1.xml", "no annotation at all")
+    annotated.annotate(f"{FISH}_2.xml", xml(INSIDE))
+    entries, warnings = listed(annotated)
+    assert entries[0] == annotated.plain_entries()[0]
     assert entries[0].problem == "empty file"
-    assert doubts == [f"pictures without a usable box, taken whole: 1 (first train/{SHARK}/{SHARK}_3.JPEG)"]
+    assert warnings == [f"images without a usable box, kept whole: 1 (first train/{SHARK}/{SHARK}_3.JPEG)"]
 
 
-def test_all_else_is_the_inner_sources(trial: Trial) -> None:
+def test_other_methods_delegate_to_inner_source(annotated: AnnotatedTree) -> None:
     for name in (f"{FISH}_1", f"{FISH}_2", f"{SHARK}_3"):
-        trial.draw(f"{name}.xml", xml(INSIDE, INSIDE))
-    inner = Tree(trial.src)
-    source: Any = BoxedSource(inner, trial.boxes, BoxRules())
+        annotated.annotate(f"{name}.xml", xml(INSIDE, INSIDE))
+    inner = TreeSource(annotated.src)
+    source: Any = BoxedSource(inner, annotated.boxes, BoxRules())
     assert source.kind == "tree+boxes"
-    assert (source.root, source.top, source.read_unit) == (trial.src, trial.src / "train", "pair")
+    assert (source.root, source.top, source.read_unit) == (annotated.src, annotated.src / "train", "pair")
     assert source.keeps_order
-    assert source.found == f"tree, 3 classes, boxes from {trial.boxes}"
+    assert source.found == f"tree, 3 classes, boxes from {annotated.boxes}"
     entries = list(source.entries())
     assert [(entry.unit, entry.place) for entry in entries] == [(0, 0), (0, 0), (0, 1), (0, 1), (1, 2), (1, 2)]
-    assert source.doubts(len(entries)) == ["a doubt"]
-    assert inner.doubted == [3]  # what it listed itself
-    assert source.read(entries[3]) == b"a picture"
+    assert source.doubts(len(entries)) == ["a warning"]
+    assert inner.samples_seen == [3]  # the number of entries of the inner source
+    assert source.read(entries[3]) == b"an image"
     assert source.row_maker(source) is source
     assert source.facts() == inner.facts()
 
 
-def test_a_plan_makes_the_inner_source_of_it(trial: Trial) -> None:
-    trial.draw(f"{FISH}_1.xml", xml(INSIDE))
-    source = BoxedSource(FolderSource(trial.src / "train"), trial.boxes, BoxRules())
+def test_plan_restores_inner_source(annotated: AnnotatedTree) -> None:
+    annotated.annotate(f"{FISH}_1.xml", xml(INSIDE))
+    source = BoxedSource(FolderSource(annotated.src / "train"), annotated.boxes, BoxRules())
     entries = list(source.entries())
     again = open_source(source.kind, source.root, source.facts())
     assert type(again) is FolderSource
-    assert again.read(entries[0]) == b"a picture"
+    assert again.read(entries[0]) == b"an image"
 
 
-def test_on_a_network_file_system_they_are_read_many_at_a_time_in_order(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch
+def test_network_file_system_reads_annotations_in_parallel_and_in_order(
+    annotated: AnnotatedTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(100, 140):
-        (trial.src / "train" / FISH / f"{FISH}_{number}.JPEG").write_bytes(b"a picture")
-        trial.draw(f"{FISH}_{number}.xml", xml((FISH, (0, 0, number - 99, 80))))
-    expected, _ = listed(trial)
+        (annotated.src / "train" / FISH / f"{FISH}_{number}.JPEG").write_bytes(b"an image")
+        annotated.annotate(f"{FISH}_{number}.xml", xml((FISH, (0, 0, number - 99, 80))))
+    expected, _ = listed(annotated)
     together = threading.Barrier(4)
     read = Annotations.read
     calls = itertools.count()
 
     def reading(self: Annotations, name: bytes) -> Annotation:
         if next(calls) < 4:
-            together.wait(20)  # would break if they came one by one
+            together.wait(20)  # fails unless four threads read at once
         return read(self, name)
 
     monkeypatch.setattr(Annotations, "read", reading)
     monkeypatch.setattr(parallel_stat, "network_file_system", lambda path: "NFS")
     monkeypatch.setattr(parallel_stat, "STATS_AT_ONCE", 8)
-    assert listed(trial)[0] == expected
+    assert listed(annotated)[0] == expected
     assert len(expected) == 43
 
 
-def test_names_that_are_not_utf8_are_found(tmp_path: Path) -> None:
-    trial = Trial(tmp_path)
+def test_names_that_are_not_utf8_are_matched(tmp_path: Path) -> None:
+    annotated = AnnotatedTree(tmp_path)
     name = b"\xff\n1"
-    (tmp_path / "src/train" / FISH / os.fsdecode(name + b".JPEG")).write_bytes(b"a picture")
-    trial.draw(os.fsdecode(name + b".xml"), xml(INSIDE))
-    assert [len(entry.boxes) for entry in listed(trial)[0]] == [1]
-    assert Annotations(trial.boxes).read(b"other.JPEG") is NOT_ANNOTATED
-    trial.draw(os.fsdecode(name + b".xml"), "<")
-    assert listed(trial)[0][0].problem.startswith("\udcff\n1.xml: not well-formed")
+    (tmp_path / "src/train" / FISH / os.fsdecode(name + b".JPEG")).write_bytes(b"an image")
+    annotated.annotate(os.fsdecode(name + b".xml"), xml(INSIDE))
+    assert [len(entry.boxes) for entry in listed(annotated)[0]] == [1]
+    assert Annotations(annotated.boxes).read(b"other.JPEG") is NOT_ANNOTATED
+    annotated.annotate(os.fsdecode(name + b".xml"), "<")
+    assert listed(annotated)[0][0].problem.startswith("\udcff\n1.xml: not well-formed")
 
 
-def test_pixels_are_those_of_the_box(tmp_path: Path) -> None:
+def test_pixels_equal_cropped_box(tmp_path: Path) -> None:
     from decodeonce.prep.build import Work, build
     from decodeonce.prep.recipe import Recipe
     from decodeonce.store import open_store
     from tests.images import picture
 
-    trial = Trial(tmp_path, f"{FISH}_1")
+    annotated = AnnotatedTree(tmp_path, f"{FISH}_1")
     image = picture(100, 80)
-    image.save(trial.src / "train" / FISH / f"{FISH}_1.JPEG", "PNG")
-    trial.draw(f"{FISH}_1.xml", xml(("dog", (10, 20, 30, 40)), (SHARK, (50, 10, 70, 30))))
-    source = BoxedSource(FolderSource(trial.src / "train"), trial.boxes, BoxRules())
+    image.save(annotated.src / "train" / FISH / f"{FISH}_1.JPEG", "PNG")
+    annotated.annotate(f"{FISH}_1.xml", xml(("dog", (10, 20, 30, 40)), (SHARK, (50, 10, 70, 30))))
+    source = BoxedSource(FolderSource(annotated.src / "train"), annotated.boxes, BoxRules())
     recipe = Recipe(height=20, width=20, shuffle_seed=None, boxes=BoxRules())
     manifest = build(source, tmp_path / "out", recipe, Work(workers=1))
     store = open_store(tmp_path / "out")

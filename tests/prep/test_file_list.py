@@ -1,4 +1,4 @@
-"""Lists of pictures: how they may be written, and what is said of those that are wrong."""
+"""Lists of images: their formats, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def root(tmp_path: Path) -> Path:
     for name in NAMES:
         path = tmp_path / os.fsdecode(name)
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(b"picture")
+        path.write_bytes(b"image")
     return tmp_path
 
 
@@ -51,19 +51,24 @@ NUMBERS = [(NAMES[0], "2"), (NAMES[1], "0"), (NAMES[2], "2")]
 @pytest.mark.parametrize(
     ("name", "text", "expected", "layout"),
     [
-        ("list.txt", "cat/1.jpg\ndog/2.jpg\ncat/3, 4.jpg\n", PARENTS, "a path a line, classes are folders"),
-        ("list", "\ufeffcat/1.jpg\r\n\r\n  \ndog/2.jpg\r\ncat/3, 4.jpg", PARENTS, "a path a line, classes are folders"),
-        ("list.csv", 'file\ncat/1.jpg\ndog/2.jpg\n"cat/3, 4.jpg"\n', PARENTS, "CSV, classes are folders"),
+        ("list.txt", "cat/1.jpg\ndog/2.jpg\ncat/3, 4.jpg\n", PARENTS, "one path per line, classes from folder names"),
+        (
+            "list",
+            "\ufeffcat/1.jpg\r\n\r\n  \ndog/2.jpg\r\ncat/3, 4.jpg",
+            PARENTS,
+            "one path per line, classes from folder names",
+        ),
+        ("list.csv", 'file\ncat/1.jpg\ndog/2.jpg\n"cat/3, 4.jpg"\n', PARENTS, "CSV, classes from folder names"),
         ("list.txt", "./cat/1.jpg\ncat/../dog/2.jpg\ncat//3, 4.jpg\n", PARENTS, ""),
         ("list.txt", "cat/1.jpg\tb\ndog/2.jpg\ta\ncat/3, 4.jpg\t b \n", LABELS, "TSV, with labels"),
         ("list.tsv", "Class\tid\tFile\nb\t7\tcat/1.jpg\na\t8\tdog/2.jpg\nb\t9\tcat/3, 4.jpg\n", LABELS, ""),
         ("list.csv", 'cat/1.jpg,b\ndog/2.jpg,a\n"cat/3, 4.jpg",b\n', LABELS, "CSV, with labels"),
         ("list.txt", 'path,label\r\ncat/1.jpg,b\r\ndog/2.jpg,a\r\n"cat/3, 4.jpg","b"\r\n', LABELS, "CSV, with labels"),
         ("list.csv", '\ufeffimage,label\ncat/1.jpg,2\ndog/2.jpg,0\n"cat/3, 4.jpg",2\n', NUMBERS, "CSV, with labels"),
-        ("list.txt", "cat/1.jpg 2\ndog/2.jpg 0\ncat/3, 4.jpg 2\n", NUMBERS, "a path and a label a line, with labels"),
+        ("list.txt", "cat/1.jpg 2\ndog/2.jpg 0\ncat/3, 4.jpg 2\n", NUMBERS, "one path and label per line, with labels"),
     ],
 )
-def test_lists_are_written_in_many_ways(
+def test_list_formats_are_recognised(
     root: Path, name: str, text: str, expected: list[tuple[bytes, str]], layout: str
 ) -> None:
     source = listed(root, text, name)
@@ -71,35 +76,35 @@ def test_lists_are_written_in_many_ways(
     assert layout in source.found
 
 
-def test_numbers_mean_what_they_mean_in_the_list(root: Path) -> None:
+def test_numeric_labels_are_class_numbers(root: Path) -> None:
     source = listed(root, "cat/1.jpg\t3\ndog/2.jpg\t01\n")
     assert [entry.label for entry in source.entries()] == [3, 1]
     assert [cls.name for cls in source.classes()] == ["0", "1", "2", "3"]
-    assert source.doubts(1000) == ["2 of 4 classes have no picture; the first is 0, '0'"]
+    assert source.doubts(1000) == ["2 of 4 classes have no images (first 0, '0')"]
     named = listed(root, "cat/1.jpg\t1\ndog/2.jpg\t0\n", classes=["b", "a"])
     assert labels(named) == [(b"cat/1.jpg", "a"), (b"dog/2.jpg", "b")]
     assert named.doubts(1000) == []
 
 
-def test_folders_named_by_numbers_are_names(tmp_path: Path) -> None:
+def test_numeric_folder_names_are_class_names(tmp_path: Path) -> None:
     for name in ("10/a.jpg", "9/b.jpg"):
         (tmp_path / name).parent.mkdir()
-        (tmp_path / name).write_bytes(b"picture")
+        (tmp_path / name).write_bytes(b"image")
     source = listed(tmp_path, "9/b.jpg\n10/a.jpg\n")
     assert [entry.label for entry in source.entries()] == [1, 0]
     assert [cls.name for cls in source.classes()] == ["10", "9"]
 
 
-def test_a_class_list_orders_names(root: Path) -> None:
+def test_class_list_orders_labels(root: Path) -> None:
     text = "cat/1.jpg\ndog/2.jpg\n"
     assert [entry.label for entry in listed(root, text, classes=["dog", "cow", "cat"]).entries()] == [2, 0]
     with pytest.raises(BuildError, match=r"list\.txt: line 2: class 'dog' is not in the class list"):
         listed(root, text, classes=["cat"]).entries()
-    with pytest.raises(BuildError, match="names 'cat' twice"):
+    with pytest.raises(BuildError, match="contains 'cat' twice"):
         listed(root, text, classes=["cat", "dog", "cat"]).entries()
 
 
-def test_what_can_be_no_row_has_its_reason(root: Path) -> None:
+def test_entries_that_cannot_be_rows_have_a_reason(root: Path) -> None:
     text = "cat/1.jpg\ta\ndog/gone.jpg\ta\ncat/1.jpg\tb\ndog/2.jpg\t\ncat\tb\n"
     assert [(entry.name, entry.problem) for entry in listed(root, text).entries()] == [
         (b"cat/1.jpg", ""),
@@ -115,82 +120,88 @@ def test_what_can_be_no_row_has_its_reason(root: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("/elsewhere/cat/1.jpg\n", "line 1: '/elsewhere/cat/1.jpg' is not below {root}; give .* --root, /"),
+        (
+            "/elsewhere/cat/1.jpg\n",
+            "line 1: '/elsewhere/cat/1.jpg' is not below {root}; pass .* as --root, for example /",
+        ),
         ("\ncat/../../1.jpg\n", "line 2: 'cat/../../1.jpg' is not below {root}"),
         ("{root}\n", "line 1: '{root}' is not below {root}"),
         ("1.jpg\n", "line 1: '1.jpg' has neither a label nor a folder"),
         ("cat/1.jpg\ta\ndog/2.jpg\n", r"line 2: \['dog/2.jpg'\], expected TSV, with labels"),
         ("cat/1.jpg\ta\n\tb\n", r"line 2: \['', 'b'\], expected TSV, with labels"),
-        ("c\0a\0t\0/\0001\0", "binary, expected UTF-8 text"),
-        ("cat/1.jpg\n" * 500 + "cat/\0.jpg\n", "line 501: .* expected a path a line"),
+        ("c\0a\0t\0/\0001\0", "binary; expected UTF-8 text"),
+        ("cat/1.jpg\n" * 500 + "cat/\0.jpg\n", "line 501: .* expected one path per line"),
         ("0\t1\tcat/1.jpg\n", "columns 0, 1, cat/1.jpg; expected a path and a label, or a header line"),
         ("path\tbreed\ncat/1.jpg\ta\n", "columns path, breed; expected"),
-        ("cat/1.jpg\t20240131\n", "line 1: label 20240131, expected 0 to 1048575; class numbers begin at 0"),
+        ("cat/1.jpg\t20240131\n", "line 1: label 20240131, expected 0 to 1048575; class numbers start at 0"),
     ],
 )
-def test_a_list_that_is_wrong_is_refused_with_its_line(root: Path, text: str, message: str) -> None:
+def test_invalid_list_is_an_error_that_names_the_line(root: Path, text: str, message: str) -> None:
     with pytest.raises(BuildError, match="list.txt: " + message.format(root=root)):
         list(listed(root, text.format(root=root)).entries())
 
 
-def test_a_class_number_past_the_class_list_is_refused(root: Path) -> None:
+def test_class_number_beyond_class_list_is_an_error(root: Path) -> None:
     with pytest.raises(
         BuildError, match="line 2: label 2, expected 0 to 1; the class list has 2 names, expected one for each class"
     ):
         listed(root, "cat/1.jpg\t0\ndog/2.jpg\t2\n", classes=["a", "b"]).entries()
 
 
-def test_a_class_list_is_named_by_its_file(root: Path) -> None:
+def test_errors_name_the_file_of_the_class_list(root: Path) -> None:
     text = "cat/1.jpg\t0\ndog/2.jpg\t2\n"
     with pytest.raises(BuildError, match=r"line 2: label 2, .*; order\.txt has 2 names"):
         listed(root, text, classes=ClassList(["a", "b"], "order.txt")).entries()
     with pytest.raises(BuildError, match=r"line 2: class 'dog' is not in order\.txt; add it there"):
         listed(root, "cat/1.jpg\ndog/2.jpg\n", classes=ClassList(["cat"], "order.txt")).entries()
-    with pytest.raises(BuildError, match=r"order\.txt names 'cat' twice"):
+    with pytest.raises(BuildError, match=r"order\.txt contains 'cat' twice"):
         listed(root, "cat/1.jpg\n", classes=ClassList(["cat", "cat"], "order.txt")).entries()
-    with pytest.raises(BuildError, match=r"dog: a class folder that order\.txt does not name"):
+    with pytest.raises(BuildError, match=r"dog: this class folder is not in order\.txt"):
         FolderSource(root, classes=ClassList(["cat"], "order.txt")).entries()
     assert json.loads(json.dumps(ClassList(["cat"], "order.txt"))) == ["cat"]
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
-        (None, "No such file or directory; expected a file with a class name per line"),
+        (None, "No such file or directory; expected a file with one class name per line"),
         (b"\xff\xfea\0", "not UTF-8 text; expected"),
-        (b"\n \n", "no name in it; expected a class name per line"),
+        (b"\n \n", "contains no class names; expected one per line"),
     ],
 )
-def test_a_class_list_that_cannot_be_read_is_refused(tmp_path: Path, content: bytes | None, told: str) -> None:
+def test_unreadable_class_list_is_an_error(tmp_path: Path, content: bytes | None, message: str) -> None:
     path = tmp_path / "order.txt"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ValueError, match=re.escape(f"--classes {path}: {told}")):
+    with pytest.raises(ValueError, match=re.escape(f"--classes {path}: {message}")):
         read_class_list(path)
 
 
-def test_a_class_list_keeps_its_order_and_its_file(tmp_path: Path) -> None:
+def test_class_list_keeps_its_order_and_file(tmp_path: Path) -> None:
     (tmp_path / "order.txt").write_bytes(b"\xef\xbb\xbfdog\r\n\n cat\n")
     names = read_class_list(tmp_path / "order.txt")
     assert (names, getattr(names, "origin", "")) == (["dog", "cat"], str(tmp_path / "order.txt"))
 
 
-def test_labels_that_a_class_list_names_are_classes(root: Path) -> None:
+def test_many_labels_cause_no_warning_with_class_list(root: Path) -> None:
     text = "cat/1.jpg\ta\ndog/2.jpg\tb\n"
-    for classes, told in ((None, ["2 different labels on 2 samples: are they classes?"]), (["a", "b"], [])):
+    for classes, warnings in (
+        (None, ["2 different labels for 2 samples; check that the labels are classes"]),
+        (["a", "b"], []),
+    ):
         source = listed(root, text, classes=classes)
-        assert source.doubts(len(list(source.entries()))) == told
+        assert source.doubts(len(list(source.entries()))) == warnings
 
 
-def test_what_is_found_names_the_list(root: Path) -> None:
-    assert listed(root, "cat/1.jpg\n").found == "the list list.txt (a path a line, classes are folders)"
+def test_found_describes_the_list(root: Path) -> None:
+    assert listed(root, "cat/1.jpg\n").found == "list list.txt (one path per line, classes from folder names)"
     elsewhere = open_list(root / "list.txt", root=root / "cat")
-    assert elsewhere.found == f"the list {root}/list.txt (a path a line, classes are folders)"
+    assert elsewhere.found == f"list {root}/list.txt (one path per line, classes from folder names)"
 
 
-def test_utf_16_is_told(root: Path) -> None:
+def test_utf_16_is_an_error(root: Path) -> None:
     (root / "list.txt").write_text("cat/1.jpg\n", "utf-16")
-    with pytest.raises(BuildError, match=r"list\.txt: UTF-16, expected UTF-8 text; convert it: iconv"):
+    with pytest.raises(BuildError, match=r"list\.txt: UTF-16; expected UTF-8 text; convert it: iconv"):
         open_list(root / "list.txt").entries()
 
 
@@ -206,23 +217,23 @@ def test_utf_16_is_told(root: Path) -> None:
         ("k/c d 0", "list.txt", " "),
     ],
 )
-def test_a_comma_in_a_path_makes_no_csv(root: Path, line: str, name: str, separator: str) -> None:
+def test_comma_in_path_is_not_csv(root: Path, line: str, name: str, separator: str) -> None:
     assert find_layout(write_list(root / name, line + "\n")).separator == separator
 
 
-def test_csv_with_an_endless_field_is_refused(root: Path) -> None:
+def test_csv_with_unterminated_field_is_an_error(root: Path) -> None:
     with pytest.raises(BuildError, match=r"list\.csv: line 2: field larger than field limit"):
         listed(root, "path,label\n" + '"' + "x" * 200_000, "list.csv").entries()
 
 
-def test_files_that_are_not_there_are_named(root: Path) -> None:
+def test_missing_list_or_root_is_named(root: Path) -> None:
     with pytest.raises(BuildError, match=r"gone\.txt: No such file or directory; expected a list"):
         open_list(root / "gone.txt").entries()
-    with pytest.raises(BuildError, match="nowhere: no such folder; expected the one that the paths"):
+    with pytest.raises(BuildError, match="nowhere: no such folder; expected the folder that the paths"):
         open_list(root / "list.txt", root=root / "nowhere")
 
 
-def test_an_empty_list_has_no_entries(root: Path) -> None:
+def test_empty_list_has_no_entries(root: Path) -> None:
     assert list(listed(root, "\n").entries()) == []
     assert listed(root, "\n").classes() == ()
 
@@ -238,16 +249,16 @@ def test_any_file_name_can_be_listed(tmp_path: Path) -> None:
     source = open_list(tmp_path / "list")
     entries = list(source.entries())
     assert [entry.name for entry in entries] == names
-    made = open_source(source.kind, source.root, source.facts())
-    assert [made.read(entry) for entry in entries] == names
+    restored = open_source(source.kind, source.root, source.facts())
+    assert [restored.read(entry) for entry in entries] == names
 
 
-def test_a_store_may_lie_beside_the_list(root: Path) -> None:
+def test_store_may_be_next_to_list(root: Path) -> None:
     source = listed(root, "cat/1.jpg\n")
     assert not (root / "out").is_relative_to(source.top)
 
 
-def test_a_network_file_system_is_asked_for_many_at_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_file_system_reads_stats_in_parallel(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "cat/1.jpg\ndog/2.jpg\ncat/3, 4.jpg\n"
     one_by_one = list(listed(root, text).entries())
     monkeypatch.setattr(parallel_stat, "network_file_system", lambda path: "NFS")
@@ -277,25 +288,25 @@ def test_a_network_file_system_is_asked_for_many_at_once(root: Path, monkeypatch
         ("/a", "b/..", None),
     ],
 )
-def test_paths_are_taken_relative_to_the_root(root: str, path: str, below: str | None) -> None:
+def test_paths_become_relative_to_root(root: str, path: str, below: str | None) -> None:
     assert path_below(root, path) == below
 
 
-def test_a_layout_is_found_without_reading_the_list(root: Path) -> None:
+def test_layout_is_found_without_reading_whole_list(root: Path) -> None:
     file = write_list(root / "list", "cat/1.jpg\n" + "x" * 10_000_000)
     assert find_layout(file).label is None
 
 
-def test_labels_of_which_only_some_are_numbers_are_refused(root: Path) -> None:
+def test_mix_of_names_and_numbers_is_an_error(root: Path) -> None:
     text = "cat/1.jpg\t10\ndog/2.jpg\t2\ncat/3, 4.jpg\ta photo of a cat\n"
-    told = "line 3.*label 'a photo of a cat', while 2 of 3 different labels are whole numbers; .* --classes"
-    with pytest.raises(BuildError, match=told):
+    message = "line 3.*label 'a photo of a cat' is not a whole number, but 2 of 3 different labels are; .* --classes"
+    with pytest.raises(BuildError, match=message):
         list(listed(root, text).entries())
     named = listed(root, text, classes=["2", "10", "a photo of a cat"])
     assert [entry.label for entry in named.entries()] == [1, 0, 2]
 
 
-def test_names_sort_by_their_bytes(root: Path) -> None:
+def test_names_are_sorted_by_their_bytes(root: Path) -> None:
     (root / "list.tsv").write_bytes("cat/1.jpg\t\N{GRINNING FACE}\n".encode() + b"dog/2.jpg\t\xfcber\n")
     source = open_list(root / "list.tsv")
     list(source.entries())

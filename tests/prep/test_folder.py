@@ -1,4 +1,4 @@
-"""A folder per class: splits that are taken for classes."""
+"""Class folders: warnings about splits that were passed as classes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.images import make_tree
 
 
 def folders(root: Path, *images: str) -> Path:
-    """A tree with these files, which are never read."""
+    """Make a tree of empty files."""
     for name in images:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()
@@ -23,62 +23,67 @@ def folders(root: Path, *images: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("images", "doubt"),
+    ("images", "expected"),
     [
         (
             ["train/cat/1.jpg", "train/dog/2.jpg", "train/README", "val/cat/1.jpg"],
-            "train, val: splits, not classes? train holds 2 folders (first cat) and no image; if so, run: "
+            "train, val may be splits, not classes: train contains 2 folders (first cat) and no images; if so, run: "
             "prep build folder {}/train OUT",
         ),
-        (["Test/1.jpg", "Validation/cat/1.jpg"], "Test, Validation: splits, not classes? Validation holds 1 folder"),
+        (
+            ["Test/1.jpg", "Validation/cat/1.jpg"],
+            "Test, Validation may be splits, not classes: Validation contains 1 folder",
+        ),
         (["train/n01440764/1.JPEG", "val/1.JPEG"], "; if so, run: prep build imagenet {} OUT"),
         (["train/n01440764/1.JPEG", "train/cat/1.JPEG", "val/1.JPEG"], "run: prep build folder {}/train OUT"),
-        (["train/cat/1.jpg"], "train: splits, not classes? "),
-        (["train/a\x1b]0;x/1.jpg", "test/1.jpg"], r"first $'a\x1b]0;x') and no image"),
+        (["train/cat/1.jpg"], "train may be splits, not classes: "),
+        (["train/a\x1b]0;x/1.jpg", "test/1.jpg"], r"first $'a\x1b]0;x') and no images"),
     ],
 )
-def test_splits_that_are_taken_for_classes_are_doubted(images: Sequence[str], doubt: str, tmp_path: Path) -> None:
-    root = folders(tmp_path / "my pictures", *images)
-    [told] = FolderSource(root).doubts(len(images))
-    assert doubt.format(f"'{root}'").replace(f"'{root}'/train", f"'{root}/train'") in told
+def test_class_folders_that_look_like_splits_cause_a_warning(
+    images: Sequence[str], expected: str, tmp_path: Path
+) -> None:
+    root = folders(tmp_path / "my images", *images)
+    [warning] = FolderSource(root).doubts(len(images))
+    assert expected.format(f"'{root}'").replace(f"'{root}'/train", f"'{root}/train'") in warning
 
 
 @pytest.mark.parametrize(
     "images",
     [
-        ["train/1.jpg", "val/2.jpg"],  # no class folders: no split that could be built
+        ["train/1.jpg", "val/2.jpg"],  # without class folders they cannot be splits
         ["train/1.jpg", "train/more/2.jpg", "val/3.jpg"],
         ["train/steam/1.jpg", "bus/2.jpg", "car/3.jpg"],
         ["cat/indoors/1.jpg", "dog/2.jpg"],
     ],
 )
-def test_other_classes_are_not_doubted(images: Sequence[str], tmp_path: Path) -> None:
+def test_other_class_folders_cause_no_warning(images: Sequence[str], tmp_path: Path) -> None:
     assert FolderSource(folders(tmp_path / "src", *images)).doubts(len(images)) == []
 
 
-def test_a_class_list_of_ones_own_is_not_doubted(tmp_path: Path) -> None:
+def test_class_list_of_split_names_causes_no_warning(tmp_path: Path) -> None:
     root = folders(tmp_path / "src", "train/cat/1.jpg", "val/cat/1.jpg")
     assert FolderSource(root, classes=["val", "train", "test"]).doubts(2) == []
 
 
-def test_what_a_split_that_lies_elsewhere_holds_is_not_looked_at(tmp_path: Path) -> None:
+def test_link_that_leads_out_is_not_checked_for_splits(tmp_path: Path) -> None:
     folders(tmp_path, "elsewhere/cat/1.jpg", "src/val/1.jpg")
     os.symlink(tmp_path / "elsewhere", tmp_path / "src/train")
     assert FolderSource(tmp_path / "src").doubts(1) == []
     assert FolderSource(tmp_path / "src", follow_links=True).doubts(1) != []
 
 
-def test_plan_dry_run_and_build_tell_the_doubt_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_plan_dry_run_and_build_warn_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_tree(tmp_path / "inet", per_class=1)
     make_tree(tmp_path / "inet", per_class=1, split="val")
-    told = (
-        f"{tmp_path}/inet: train, val: splits, not classes? train holds 3 folders (first n00000000) and no image; "
-        f"if so, run: prep build imagenet {tmp_path}/inet OUT"
+    warning = (
+        f"{tmp_path}/inet: train, val may be splits, not classes: train contains 3 folders (first n00000000) and "
+        f"no images; if so, run: prep build imagenet {tmp_path}/inet OUT"
     )
-    for words in (["build", "--dry-run"], ["plan"], ["build"]):
+    for command in (["build", "--dry-run"], ["plan"], ["build"]):
         caplog.clear()
-        verb, *flags = words
+        verb, *flags = command
         result = prep(verb, "folder", tmp_path / "inet", tmp_path / "out", "--size", 8, "--workers", 1, *flags)
         assert result.returncode == 0
-        assert caplog.messages == [told]
-    assert re.search("6 rows written", result.stdout)  # it may be meant
+        assert caplog.messages == [warning]
+    assert re.search("6 rows written", result.stdout)  # the build continues, because this may be intended

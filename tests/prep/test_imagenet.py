@@ -1,4 +1,4 @@
-"""ImageNet in every form: what is recognised, which labels it gets, what is told, and what is refused."""
+"""ImageNet in every form: detection, labels, warnings and errors."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from decodeonce.prep.sources.imagenet.split import AnySplit, ImagenetSplit
 from decodeonce.store.class_words import ilsvrc2012
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.table import read_rejects
-from tests.forms import imagenet as made
+from tests.forms import imagenet as forms
 from tests.forms.form import Pic
 from tests.forms.imagenet import CLS_LOC, DEVKIT, TRAIN_TAR, VAL_TAR, ZIP, Files, tar_bytes, write, zip_bytes
 from tests.images import jpeg, tree_bytes
 
-WNIDS = ["n01440764", "n01443537", "n01484850"]  # their ILSVRC2012_IDs are 449, 450 and 442
+WNIDS = ["n01440764", "n01443537", "n01484850"]  # the ILSVRC2012_IDs are 449, 450 and 442
 PICS = [
     Pic(WNIDS[label], f"{WNIDS[label]}_{number}", jpeg(24 + number, 20 + label, seed=10 * label + number))
     for number, labels in enumerate([(2, 0, 1), (1, 2, 0), (0, 2), (2,)])
     for label in labels
 ]
-VAL = made.as_val(PICS)
+VAL = forms.as_val(PICS)
 
 
 def train_tree(pics: list[Pic] = PICS) -> Files:
@@ -45,7 +45,7 @@ def train_tree(pics: list[Pic] = PICS) -> Files:
 
 
 def labels(source: Source) -> dict[str, str]:
-    """The class of each picture by its name without folders."""
+    """Return the class of each image by its name without folders."""
     names = [cls.name for cls in source.classes()]
     return {os.path.basename(e.text): names[e.label] for e in source.entries() if not e.problem}
 
@@ -54,14 +54,14 @@ def problems(source: Source) -> dict[str, str]:
     return {entry.text: entry.problem for entry in source.entries() if entry.problem}
 
 
-def doubts(source: Source) -> list[str]:
+def warnings(source: Source) -> list[str]:
     return source.doubts(len(list(source.entries())))
 
 
 EXPECTED = {f"{pic.stem}.JPEG": pic.wnid for pic in VAL}
 
 
-# ---- the same rows
+# ---- rows
 
 
 def rows(source: Source, out: Path) -> dict[str, bytes]:
@@ -73,7 +73,7 @@ def rows(source: Source, out: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_tree_tar_and_zip_give_the_same_rows(tmp_path: Path, split: str) -> None:
     names = ("tree", "tar", "zip-stored") if split == "train" else ("tree", "tar", "zip")
-    of_split = [form for form in made.FORMS if form.name in [f"imagenet-{split}-{name}" for name in names]]
+    of_split = [form for form in forms.FORMS if form.name in [f"imagenet-{split}-{name}" for name in names]]
     assert len(of_split) == 3
     stores = {
         form.name: rows(form.make(tmp_path / form.name, PICS), tmp_path / f"{form.name}.out") for form in of_split
@@ -83,16 +83,16 @@ def test_tree_tar_and_zip_give_the_same_rows(tmp_path: Path, split: str) -> None
     assert {name for name, store in stores.items() if store != tree} == set()
 
 
-# ---- what is recognised
+# ---- detection
 
 
-def test_train_comes_first_and_what_is_unpacked(tmp_path: Path) -> None:
-    write(tmp_path, {VAL_TAR: tar_bytes(made.flat(PICS, ".")), "LOC_val_solution.csv": made.solution(PICS)})
+def test_train_and_unpacked_forms_are_preferred(tmp_path: Path) -> None:
+    write(tmp_path, {VAL_TAR: tar_bytes(forms.flat(PICS, ".")), "LOC_val_solution.csv": forms.solution(PICS)})
     val = open_imagenet(tmp_path)
     assert val.top == tmp_path / VAL_TAR
     assert val.keeps_order
     assert val.found == f"{VAL_TAR}, labels from LOC_val_solution.csv, 3 classes"
-    write(tmp_path, {TRAIN_TAR: tar_bytes(made.class_tars(PICS))})
+    write(tmp_path, {TRAIN_TAR: tar_bytes(forms.class_tars(PICS))})
     assert open_imagenet(tmp_path).top == tmp_path / TRAIN_TAR
     write(tmp_path, train_tree())
     train = open_imagenet(tmp_path)
@@ -110,19 +110,19 @@ def test_train_comes_first_and_what_is_unpacked(tmp_path: Path) -> None:
         ("ILSVRC/Data", "class folders in CLS-LOC/train, 3 classes"),
         (CLS_LOC, "class folders in train, 3 classes"),
         (f"{CLS_LOC}/train", f"class folders in {{root}}/{CLS_LOC}/train, 3 classes"),
-        (f"{CLS_LOC}/val", f"pictures in {{root}}/{CLS_LOC}/val, labels from LOC_val_solution.csv, 3 classes"),
+        (f"{CLS_LOC}/val", f"images in {{root}}/{CLS_LOC}/val, labels from LOC_val_solution.csv, 3 classes"),
     ],
 )
-def test_kaggles_layout_from_its_top_down(tmp_path: Path, src: str, found: str) -> None:
-    write(tmp_path, made.kaggle(PICS, "train") | made.kaggle(PICS, "val"))
+def test_kaggle_layout_is_found_from_any_of_its_folders(tmp_path: Path, src: str, found: str) -> None:
+    write(tmp_path, forms.kaggle(PICS, "train") | forms.kaggle(PICS, "val"))
     source = open_imagenet(tmp_path / src)
     assert source.found == found.format(root=tmp_path)
     assert [cls.description for cls in source.classes()] == [f"word of {wnid}, another" for wnid in WNIDS]
     assert len(list(source.entries())) == len(PICS)
 
 
-def test_a_zip_that_is_src_or_lies_in_it(tmp_path: Path) -> None:
-    both = made.kaggle(PICS, "train") | made.kaggle(PICS, "val")
+def test_zip_may_be_src_or_in_src(tmp_path: Path) -> None:
+    both = forms.kaggle(PICS, "train") | forms.kaggle(PICS, "val")
     write(tmp_path, {ZIP: zip_bytes(both), "other.zip": zip_bytes({"notes.txt": b"x"})})
     for root, prefix in ((tmp_path, f"{ZIP}/"), (tmp_path / ZIP, "")):
         train, val = open_imagenet(root), open_imagenet(root, split="val")
@@ -132,18 +132,18 @@ def test_a_zip_that_is_src_or_lies_in_it(tmp_path: Path) -> None:
         assert train.top == val.top == tmp_path / ZIP
         assert labels(val) == EXPECTED
     write(tmp_path, {"copy.zip": zip_bytes(both)})
-    with pytest.raises(BuildError, match=r"copy.zip.*imagenet-object.*both hold ImageNet"):
+    with pytest.raises(BuildError, match=r"copy.zip.*imagenet-object.*both contain ImageNet"):
         open_imagenet(tmp_path)
 
 
-def test_names_of_members_are_paths(tmp_path: Path) -> None:
-    write(tmp_path, {TRAIN_TAR: tar_bytes(made.class_tars(PICS))})
+def test_member_names_are_paths(tmp_path: Path) -> None:
+    write(tmp_path, {TRAIN_TAR: tar_bytes(forms.class_tars(PICS))})
     assert next(open_imagenet(tmp_path).entries()).text == f"{TRAIN_TAR}/n01440764.tar/n01440764_0.JPEG"
     assert next(open_imagenet(tmp_path / TRAIN_TAR).entries()).text == "n01440764.tar/n01440764_0.JPEG"
 
 
-def test_an_entry_lies_where_its_place_says(tmp_path: Path) -> None:
-    write(tmp_path, {TRAIN_TAR: tar_bytes(made.class_tars(PICS))})
+def test_place_of_entry_is_its_offset_in_the_tar(tmp_path: Path) -> None:
+    write(tmp_path, {TRAIN_TAR: tar_bytes(forms.class_tars(PICS))})
     data, facts = (tmp_path / TRAIN_TAR).read_bytes(), (tmp_path / TRAIN_TAR).stat()
     source = open_imagenet(tmp_path)
     for entry in source.entries():
@@ -152,60 +152,60 @@ def test_an_entry_lies_where_its_place_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("split", ["auto", "val"])
-def test_what_is_not_recognised_says_what_would_be(tmp_path: Path, split: AnySplit) -> None:
+def test_error_for_unknown_form_lists_known_forms(tmp_path: Path, split: AnySplit) -> None:
     (tmp_path / "notes.txt").touch()
     with pytest.raises(BuildError, match=r"expected train/<wnid>/\*.JPEG, .*Kaggle.*img_val.tar"):
         open_imagenet(tmp_path, split=split)
     write(tmp_path, {"some.zip": zip_bytes({"a/b.JPEG": b"x"})})
-    with pytest.raises(BuildError, match=r"some.zip: no (val split of )?ImageNet recognised in it; expected train/"):
+    with pytest.raises(BuildError, match=r"some.zip: no (val split|known form) of ImageNet found; expected train/"):
         open_imagenet(tmp_path / "some.zip", split=split)
 
 
-def test_a_path_that_is_none_says_what_may_lie_there(tmp_path: Path) -> None:
+def test_error_for_missing_path_lists_known_forms(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"nowhere: No such file or directory; expected a folder with .*img_train.tar"):
         open_imagenet(tmp_path / "nowhere")
 
 
-def test_an_archive_of_the_other_split_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, {TRAIN_TAR: tar_bytes(made.class_tars(PICS)), VAL_TAR: tar_bytes(made.flat(PICS, "."))})
-    with pytest.raises(
-        BuildError, match=rf"{TRAIN_TAR}: no val split of ImageNet recognised in it; .*or another --split"
-    ):
+def test_archive_of_other_split_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path, {TRAIN_TAR: tar_bytes(forms.class_tars(PICS)), VAL_TAR: tar_bytes(forms.flat(PICS, "."))})
+    with pytest.raises(BuildError, match=rf"{TRAIN_TAR}: no val split of ImageNet found; .*or another --split"):
         open_imagenet(tmp_path / TRAIN_TAR, split="val")
-    with pytest.raises(BuildError, match=f"{VAL_TAR}: no train split of ImageNet recognised in it"):
+    with pytest.raises(BuildError, match=f"{VAL_TAR}: no train split of ImageNet found"):
         open_imagenet(tmp_path / VAL_TAR, split="train")
 
 
-def test_sorting_val_into_folders_that_was_interrupted_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, made.flat(PICS) | {"val/n01440764/ILSVRC2012_val_00000099.JPEG": b"x"})
+def test_half_sorted_val_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path, forms.flat(PICS) | {"val/n01440764/ILSVRC2012_val_00000099.JPEG": b"x"})
     with pytest.raises(
-        BuildError, match=r"9 val pictures .* beside 1 folders: was sorting them into class folders int"
+        BuildError, match=r"9 val images .* are next to 1 folders; if sorting them into class folders was int"
     ):
         open_imagenet(tmp_path)
 
 
-def test_files_beside_class_folders_are_a_doubt(tmp_path: Path) -> None:
+def test_files_next_to_class_folders_cause_a_warning(tmp_path: Path) -> None:
     source = open_imagenet(write(tmp_path, train_tree() | {"train/n01484850.tar": b"", "train/notes.txt": b""}))
-    assert doubts(source) == [f"{tmp_path}/train: 1 files beside the class folders are left out (first n01484850.tar)"]
+    assert warnings(source) == [
+        f"{tmp_path}/train: 1 files next to the class folders are skipped (first n01484850.tar)"
+    ]
     zipped = {"x.zip": zip_bytes(train_tree() | {"train/stray.JPEG": b"x", "train/notes.txt": b""})}
     source = open_imagenet(write(tmp_path / "zipped", zipped))
-    told = f"{tmp_path}/zipped/x.zip: 1 files beside the class folders are left out (first train/stray.JPEG)"
-    assert doubts(source) == [told]
+    message = f"{tmp_path}/zipped/x.zip: 1 files next to the class folders are skipped (first train/stray.JPEG)"
+    assert warnings(source) == [message]
 
 
-def test_unpacking_class_tars_that_was_interrupted_is_refused(tmp_path: Path) -> None:
-    packed = {f"train/{name}": data for name, data in made.class_tars(PICS).items()}
+def test_half_unpacked_class_tars_are_an_error(tmp_path: Path) -> None:
+    packed = {f"train/{name}": data for name, data in forms.class_tars(PICS).items()}
     write(tmp_path, packed | train_tree([pic for pic in PICS if pic.wnid == "n01440764"]))
-    told = r"train: 2 class tars without a folder \(first n01443537.tar\) beside 1 class folders: was unpacking interr"
+    message = r"2 class tars without a folder \(first n01443537.tar\) are next to 1 class folders; if unpacking was int"
     for root in (tmp_path, tmp_path / "train"):
-        with pytest.raises(BuildError, match=told):
+        with pytest.raises(BuildError, match=message):
             open_imagenet(root)
-    write(tmp_path, made.flat(PICS) | {"LOC_val_solution.csv": made.solution(PICS)})
-    with pytest.raises(BuildError, match=told):  # val would have the labels of a third of train
+    write(tmp_path, forms.flat(PICS) | {"LOC_val_solution.csv": forms.solution(PICS)})
+    with pytest.raises(BuildError, match=message):  # otherwise val gets the labels of a third of train
         open_imagenet(tmp_path, split="val")
 
 
-# ---- which class has which label
+# ---- label order
 
 
 def test_val_has_the_labels_of_train(tmp_path: Path) -> None:
@@ -215,12 +215,14 @@ def test_val_has_the_labels_of_train(tmp_path: Path) -> None:
         source = open_imagenet(root, split="val")
         assert [cls.name for cls in source.classes()] == WNIDS
         assert {entry.label for entry in source.entries()} == {0, 2}
-        assert doubts(source) == ["val has 2 of the 3 classes of train (first missing n01443537)"]
-    assert doubts(open_imagenet(tmp_path)) == []
+        assert warnings(source) == ["val has 2 of the 3 classes of train (first missing n01443537)"]
+    assert warnings(open_imagenet(tmp_path)) == []
 
 
-def test_a_class_of_val_that_train_lacks_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, train_tree([pic for pic in PICS if pic.wnid == "n01443537"]) | made.flat(PICS) | made.devkit(PICS))
+def test_class_of_val_that_train_lacks_is_an_error(tmp_path: Path) -> None:
+    write(
+        tmp_path, train_tree([pic for pic in PICS if pic.wnid == "n01443537"]) | forms.flat(PICS) | forms.devkit(PICS)
+    )
     with pytest.raises(BuildError, match=r"2 classes that train lacks \(n01440764, n01484850\); --classes FILE"):
         open_imagenet(tmp_path, split="val")
     assert labels(open_imagenet(tmp_path, split="val", classes=WNIDS[::-1])) == EXPECTED
@@ -228,34 +230,36 @@ def test_a_class_of_val_that_train_lacks_is_refused(tmp_path: Path) -> None:
         open_imagenet(tmp_path, split="val", classes=WNIDS[:2])
 
 
-def test_half_of_train_is_a_doubt_for_its_labels_shift(tmp_path: Path) -> None:
+def test_missing_classes_of_train_cause_a_warning(tmp_path: Path) -> None:
     wnids = [*WNIDS, "n01440764a"]
-    write(tmp_path, {TRAIN_TAR: tar_bytes(made.class_tars(PICS)), "LOC_synset_mapping.txt": made.mapping(wnids)})
+    write(tmp_path, {TRAIN_TAR: tar_bytes(forms.class_tars(PICS)), "LOC_synset_mapping.txt": forms.mapping(wnids)})
     source = open_imagenet(tmp_path)
-    told = (
-        "3 of 4 classes of LOC_synset_mapping.txt are here (first missing n01440764a); labels follow the 3 that are "
-        "here; --classes FILE says which class has which label"
+    message = (
+        "3 of 4 classes of LOC_synset_mapping.txt are present (first missing n01440764a); labels follow the 3 "
+        "classes present; pass --classes FILE to define the label order"
     )
-    assert doubts(source) == [told]
+    assert warnings(source) == [message]
     assert [(cls.name, cls.description) for cls in source.classes()] == [(w, f"word of {w}, another") for w in WNIDS]
     settled = open_imagenet(tmp_path, classes=sorted(wnids))
-    assert doubts(settled) == []
+    assert warnings(settled) == []
     assert {entry.label for entry in settled.entries()} == {0, 2, 3}
 
 
-def test_a_folder_too_many_is_a_doubt(tmp_path: Path) -> None:
-    write(tmp_path, train_tree() | {"train/cache/x.JPEG": jpeg(), "LOC_synset_mapping.txt": made.mapping(WNIDS)})
-    [told] = doubts(open_imagenet(tmp_path))
-    assert told.startswith("1 classes here are not in LOC_synset_mapping.txt (first cache); labels follow the 4 that")
+def test_extra_class_folder_causes_a_warning(tmp_path: Path) -> None:
+    write(tmp_path, train_tree() | {"train/cache/x.JPEG": jpeg(), "LOC_synset_mapping.txt": forms.mapping(WNIDS)})
+    [message] = warnings(open_imagenet(tmp_path))
+    assert message.startswith(
+        "1 classes present are not in LOC_synset_mapping.txt (first cache); labels follow the 4 classes present"
+    )
 
 
-def test_val_alone_has_the_labels_of_the_list(tmp_path: Path) -> None:
+def test_val_without_train_has_labels_of_list(tmp_path: Path) -> None:
     val = {f"val/{pic.wnid}/{pic.stem}.JPEG": pic.data for pic in PICS if pic.wnid != "n01440764"}
-    write(tmp_path, val | {"LOC_synset_mapping.txt": made.mapping(WNIDS)})
+    write(tmp_path, val | {"LOC_synset_mapping.txt": forms.mapping(WNIDS)})
     source = open_imagenet(tmp_path)
     assert {entry.label for entry in source.entries()} == {1, 2}
-    assert doubts(source) == [
-        "2 of 3 classes of LOC_synset_mapping.txt are here (first missing n01440764); "
+    assert warnings(source) == [
+        "2 of 3 classes of LOC_synset_mapping.txt are present (first missing n01440764); "
         "labels follow LOC_synset_mapping.txt"
     ]
     write(tmp_path, {"val/n99999999/x.JPEG": jpeg()})
@@ -264,61 +268,61 @@ def test_val_alone_has_the_labels_of_the_list(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("classes", "split", "samples", "told"),
+    ("classes", "split", "samples", "expected"),
     [
         (1000, "train", 1_281_167, []),
-        (1000, "train", 1_200_000, ["1,200,000 of 1,281,167 pictures of ILSVRC2012's train: half a dataset?"]),
-        (1000, "val", 49_999, ["49,999 of 50,000 pictures of ILSVRC2012's val: half a dataset?"]),
+        (1000, "train", 1_200_000, ["1,200,000 of the 1,281,167 images of ILSVRC2012 train are present"]),
+        (1000, "val", 49_999, ["49,999 of the 50,000 images of ILSVRC2012 val are present"]),
         (899, "val", 49_999, []),
     ],
 )
-def test_half_a_dataset_is_a_doubt(classes: int, split: str, samples: int, told: list[str]) -> None:
+def test_missing_images_cause_a_warning(classes: int, split: str, samples: int, expected: list[str]) -> None:
     source = archive.ImagenetTarSource(Path("/"), split=split, files=[], classes=[f"n{k:08d}" for k in range(classes)])
-    assert source.doubts(samples) == told
+    assert source.doubts(samples) == expected
 
 
 # ---- labels of val
 
 
 @pytest.mark.parametrize("where", [f"{DEVKIT}/data", "data", ""])
-def test_the_devkit_in_all_its_places(tmp_path: Path, where: str) -> None:
-    write(tmp_path, made.flat(PICS) | {os.path.join(where, Path(k).name): v for k, v in made.devkit(PICS).items()})
+def test_development_kit_is_found_in_all_its_places(tmp_path: Path, where: str) -> None:
+    write(tmp_path, forms.flat(PICS) | {os.path.join(where, Path(k).name): v for k, v in forms.devkit(PICS).items()})
     source = open_imagenet(tmp_path)
     assert labels(source) == EXPECTED
     assert [(cls.name, cls.description) for cls in source.classes()] == sorted(ilsvrc2012().items())
-    assert doubts(source) == [
-        "3 of 1000 classes of ILSVRC2012 are here (first missing n01491361); labels follow ILSVRC2012",
-        "9 of 50,000 pictures of ILSVRC2012's val: half a dataset?",
+    assert warnings(source) == [
+        "3 of 1000 classes of ILSVRC2012 are present (first missing n01491361); labels follow ILSVRC2012",
+        "9 of the 50,000 images of ILSVRC2012 val are present",
     ]
 
 
-def test_train_has_descriptions_where_the_devkit_is_there(tmp_path: Path) -> None:
-    write(tmp_path, train_tree() | {f"{DEVKIT}.tar.gz": b"half a download, which need not be read"})
+def test_train_has_descriptions_if_development_kit_is_present(tmp_path: Path) -> None:
+    write(tmp_path, train_tree() | {f"{DEVKIT}.tar.gz": b"an incomplete download, which is not read"})
     source = open_imagenet(tmp_path)
     assert [cls.description for cls in source.classes()] == [ilsvrc2012()[wnid] for wnid in WNIDS]
-    assert doubts(source) == [
-        "3 of 1000 classes of ILSVRC2012 are here (first missing n01491361); labels follow the 3 that are here; "
-        "--classes FILE says which class has which label"
+    assert warnings(source) == [
+        "3 of 1000 classes of ILSVRC2012 are present (first missing n01491361); labels follow the 3 classes present; "
+        "pass --classes FILE to define the label order"
     ]
 
 
-def test_the_table_of_ilsvrc2012_is_that_of_the_devkit() -> None:
-    """The first ten labels of ILSVRC2012_validation_ground_truth.txt, and what Kaggle's list says of these pictures."""
+def test_table_of_ilsvrc2012_matches_development_kit() -> None:
+    """Compare the first ten labels of ILSVRC2012_validation_ground_truth.txt with Kaggle's list of these images."""
     numbers = (490, 361, 171, 822, 297, 482, 13, 704, 599, 164)
     wnids = "n01751748 n09193705 n02105855 n04263257 n03125729 n01735189 n02346627 n02776631 n03794056 n02328150"
     table = list(ilsvrc2012())
     assert [table[number - 1] for number in numbers] == wnids.split()
     assert len(table) == 1000
     assert all(re.fullmatch(r"n\d{8}", wnid) for wnid in table)
-    # Of all 1,000 in their order. Compared with three published lists, and with the labels of 100 val pictures.
+    # All 1,000 wnids in their order, as compared with three published lists and the labels of 100 val images.
     assert hexdigest("\n".join(table).encode()) == "d35418f45752d108"
-    # Of all their words, which equal those of WordNet 3.0's data.noun and of timm's imagenet_synset_to_lemma.txt.
+    # All descriptions, equal to those of WordNet 3.0's data.noun and of timm's imagenet_synset_to_lemma.txt.
     assert hexdigest("\n".join(ilsvrc2012().values()).encode()) == "066e9b211ac3ec23"
 
 
-def test_the_devkit_in_its_tar_beside_a_val_tar(tmp_path: Path) -> None:
-    kit = {f"{DEVKIT}.tar.gz": tar_bytes(made.devkit(PICS), "w:gz")}
-    write(tmp_path, {VAL_TAR: tar_bytes(made.flat(PICS, "."))} | kit)
+def test_development_kit_is_read_from_its_tar(tmp_path: Path) -> None:
+    kit = {f"{DEVKIT}.tar.gz": tar_bytes(forms.devkit(PICS), "w:gz")}
+    write(tmp_path, {VAL_TAR: tar_bytes(forms.flat(PICS, "."))} | kit)
     for root in (tmp_path, tmp_path / VAL_TAR):
         assert labels(open_imagenet(root)) == EXPECTED
         assert open_imagenet(root).found == f"{VAL_TAR}, labels from {DEVKIT}.tar.gz, 1,000 classes"
@@ -327,53 +331,55 @@ def test_the_devkit_in_its_tar_beside_a_val_tar(tmp_path: Path) -> None:
         open_imagenet(tmp_path)
 
 
-def test_no_labels_says_what_was_looked_for_and_where(tmp_path: Path) -> None:
-    write(tmp_path, made.flat(PICS))
+def test_error_for_missing_labels_lists_files_and_folders(tmp_path: Path) -> None:
+    write(tmp_path, forms.flat(PICS))
     with pytest.raises(BuildError, match=rf"LOC_val_solution.csv, ILSVRC2012_valid.*; looked in .*{tmp_path}, "):
         open_imagenet(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "message"),
     [
         ("ILSVRC2012_validation_ground_truth.txt", b"1\n1001\n", "line 2: expected an ILSVRC2012_ID, 1 to 1000"),
         ("ILSVRC2012_validation_ground_truth.txt", b"1\nx\n", "line 2: expected"),
         (
             "LOC_val_solution.csv",
             b"ImageId,PredictionString\nILSVRC2012_val_00000001,\n",
-            "line 2: expected picture",
+            "line 2: expected an image name",
         ),
     ],
 )
-def test_a_damaged_list_is_refused(tmp_path: Path, name: str, content: bytes, told: str) -> None:
-    kit = {Path(path).name: data for path, data in made.devkit(PICS).items()}
-    write(tmp_path, made.flat(PICS) | kit | {name: content})
-    with pytest.raises(BuildError, match=f"{name}: {told}"):
+def test_damaged_list_is_an_error(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    kit = {Path(path).name: data for path, data in forms.devkit(PICS).items()}
+    write(tmp_path, forms.flat(PICS) | kit | {name: content})
+    with pytest.raises(BuildError, match=f"{name}: {message}"):
         open_imagenet(tmp_path)
 
 
-def test_a_devkit_without_the_ground_truth_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, made.flat(PICS) | {f"{DEVKIT}.tar.gz": tar_bytes({"readme.txt": b"read"}, "w:gz")})
-    with pytest.raises(BuildError, match=r"t12.tar.gz: no ILSVRC2012_validation_ground_truth.txt in it; get the dev"):
+def test_development_kit_without_ground_truth_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path, forms.flat(PICS) | {f"{DEVKIT}.tar.gz": tar_bytes({"readme.txt": b"read"}, "w:gz")})
+    with pytest.raises(
+        BuildError, match=r"t12.tar.gz: contains no ILSVRC2012_validation_ground_truth.txt; download the dev"
+    ):
         open_imagenet(tmp_path)
 
 
-def test_kaggles_list_comes_before_the_devkit(tmp_path: Path) -> None:
-    other = made.solution(PICS).replace(b"ILSVRC2012_val_00000003,n0", b"ILSVRC2012_val_00000003,n1")
-    write(tmp_path, made.flat(PICS) | made.devkit(PICS) | {"LOC_val_solution.csv": other})
+def test_kaggle_list_is_preferred_to_development_kit(tmp_path: Path) -> None:
+    other = forms.solution(PICS).replace(b"ILSVRC2012_val_00000003,n0", b"ILSVRC2012_val_00000003,n1")
+    write(tmp_path, forms.flat(PICS) | forms.devkit(PICS) | {"LOC_val_solution.csv": other})
     source = open_imagenet(tmp_path, classes=sorted({*WNIDS, "n11440764", "n11443537", "n11484850"}))
     assert labels(source)["ILSVRC2012_val_00000003.JPEG"].startswith("n1")
 
 
-def test_pictures_without_labels_are_rejects(tmp_path: Path) -> None:
-    write(tmp_path, made.flat(PICS) | {"LOC_val_solution.csv": made.solution(PICS)})
+def test_images_without_labels_are_rejects(tmp_path: Path) -> None:
+    write(tmp_path, forms.flat(PICS) | {"LOC_val_solution.csv": forms.solution(PICS)})
     (tmp_path / "val/ILSVRC2012_val_00000002.JPEG").rename(tmp_path / "val/ILSVRC2012_val_00000777.JPEG")
     (tmp_path / "val/.ILSVRC2012_val_00000005.JPEG").touch()
     (tmp_path / "val/valprep.sh").touch()
     source = open_imagenet(tmp_path)
     assert problems(source) == {"val/ILSVRC2012_val_00000777.JPEG": "no label in LOC_val_solution.csv"}
     tarred = {VAL_TAR: tar_bytes({path.name: path.read_bytes() for path in (tmp_path / "val").iterdir()})}
-    source = open_imagenet(write(tmp_path / "tarred", tarred | {"LOC_val_solution.csv": made.solution(PICS)}))
+    source = open_imagenet(write(tmp_path / "tarred", tarred | {"LOC_val_solution.csv": forms.solution(PICS)}))
     assert problems(source) == {f"{VAL_TAR}/ILSVRC2012_val_00000777.JPEG": "no label in LOC_val_solution.csv"}
 
 
@@ -387,7 +393,7 @@ def listed(path: Path) -> list[tuple[bytes, str]]:
 
 def test_listing_reads_headers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pics = [Pic(f"n{k % 5:08d}", f"n{k % 5:08d}_{k}", os.urandom(20_000)) for k in range(100)]
-    write(tmp_path, {TRAIN_TAR: tar_bytes(made.class_tars(pics))})
+    write(tmp_path, {TRAIN_TAR: tar_bytes(forms.class_tars(pics))})
     source, read, pread = open_imagenet(tmp_path), [], os.pread
 
     def counted(fd: int, size: int, offset: int) -> bytes:
@@ -396,12 +402,12 @@ def test_listing_reads_headers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(os, "pread", counted)
     assert len(list(source.entries())) == 100
-    assert len(read) < 100 + 5 * 4 + 4  # one round trip a picture, a few more a tar
+    assert len(read) < 100 + 5 * 4 + 4  # one round trip per image, and a few per tar
     assert sum(read) <= 513 * len(read)
 
 
 @pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_long_names_hidden_ones_folders_and_what_is_no_file(tmp_path: Path, format: int) -> None:
+def test_tar_with_long_names_hidden_files_folders_and_links(tmp_path: Path, format: int) -> None:
     long = "deep/" * 30 + "ünï" * 20 + ".JPEG"
     with tarfile.open(tmp_path / "x.tar", "w", format=format) as tar:
         for name, data in [("./a.JPEG", b"a"), (long, b"bb"), (".hid", b"c"), ("x/._a.JPEG", b"d"), ("none.JPEG", b"")]:
@@ -429,7 +435,7 @@ def test_long_names_hidden_ones_folders_and_what_is_no_file(tmp_path: Path, form
 
 
 @pytest.mark.parametrize("format", ["gnu", "pax"])
-def test_sparse_files_are_a_problem(tmp_path: Path, format: str) -> None:
+def test_sparse_file_in_tar_is_a_problem(tmp_path: Path, format: str) -> None:
     with open(tmp_path / "sparse.JPEG", "wb") as file:
         file.truncate(1 << 20)
         file.seek(1 << 19)
@@ -439,7 +445,7 @@ def test_sparse_files_are_a_problem(tmp_path: Path, format: str) -> None:
     assert listed(tmp_path / "x.tar") == [(b"sparse.JPEG", "a sparse file in the tar")]
 
 
-def test_of_two_of_one_name_the_later_counts_as_in_tar(tmp_path: Path) -> None:
+def test_later_of_two_members_with_same_name_counts(tmp_path: Path) -> None:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         for data in (b"first", b"later one"):
@@ -455,66 +461,66 @@ def test_of_two_of_one_name_the_later_counts_as_in_tar(tmp_path: Path) -> None:
 def cuts() -> Iterator[tuple[str, Callable[[bytes], bytes], str]]:
     tarred = tar_bytes({"a.JPEG": b"a" * 700, "b.JPEG": b"b" * 1024})
     assert len(tarred) == 10240
-    for end, told in [
-        (0, r"ends at byte 0"),
-        (300, r"ends at byte 300, expected"),
-        (900, r"ends at byte 900, expected at least 1536 \(a.JPEG\)"),
-        (1536, r"ends at byte 1536, expected at least 2048 \(the empty block that ends a tar"),
-        (1700, r"ends at byte 1700, expected"),
-        (3071, r"ends at byte 3071, expected at least 3072 \(b.JPEG\)"),
-        (3072, r"ends at byte 3072, expected at least 3584 \(the empty"),
+    for end, message in [
+        (0, r"truncated: ends at byte 0"),
+        (300, r"truncated: ends at byte 300, expected"),
+        (900, r"truncated: ends at byte 900, expected at least 1536 \(a.JPEG\)"),
+        (1536, r"truncated: ends at byte 1536, expected at least 2048 \(the empty block that ends a tar"),
+        (1700, r"truncated: ends at byte 1700, expected"),
+        (3071, r"truncated: ends at byte 3071, expected at least 3072 \(b.JPEG\)"),
+        (3072, r"truncated: ends at byte 3072, expected at least 3584 \(the empty"),
     ]:
-        yield f"cut at {end}", lambda data, end=end: tarred[:end], told  # type: ignore[misc]
+        yield f"cut at {end}", lambda data, end=end: tarred[:end], message  # type: ignore[misc]
     yield "garbage", lambda data: tarred[:1536] + b"x" * 4096, "damaged: no tar header at byte 1536"
-    yield "no tar", lambda data: b"x" * 4096, "no tar, or a damaged one"
-    yield "gzip", lambda data: tar_bytes({"a": b"a"}, "w:gz"), "a gzip stream, .*gunzip it first"
+    yield "no tar", lambda data: b"x" * 4096, "not a tar, or damaged"
+    yield "gzip", lambda data: tar_bytes({"a": b"a"}, "w:gz"), "compressed with gzip, .*gunzip it first"
 
 
-@pytest.mark.parametrize(("damage", "told"), [pytest.param(f, told, id=name) for name, f, told in cuts()])
-def test_a_tar_that_is_cut_short_or_none_is_refused(
-    tmp_path: Path, damage: Callable[[bytes], bytes], told: str
-) -> None:
+@pytest.mark.parametrize(("damage", "message"), [pytest.param(f, message, id=name) for name, f, message in cuts()])
+def test_truncated_or_invalid_tar_is_an_error(tmp_path: Path, damage: Callable[[bytes], bytes], message: str) -> None:
     (tmp_path / "x.tar").write_bytes(damage(b""))
-    with pytest.raises(BuildError, match=f"x.tar: {told}"):
+    with pytest.raises(BuildError, match=f"x.tar: {message}"):
         listed(tmp_path / "x.tar")
 
 
-def test_half_a_download_is_refused_and_a_compressed_one(tmp_path: Path) -> None:
-    whole = tar_bytes(made.class_tars(PICS))
+def test_incomplete_or_compressed_download_is_an_error(tmp_path: Path) -> None:
+    whole = tar_bytes(forms.class_tars(PICS))
     write(tmp_path, {TRAIN_TAR: whole[: len(whole) // 2]})
-    with pytest.raises(BuildError, match=rf"{TRAIN_TAR}: ends at byte {len(whole) // 2}, expected at least \d+ \(n0"):
+    with pytest.raises(
+        BuildError, match=rf"{TRAIN_TAR}: truncated: ends at byte {len(whole) // 2}, expected at least \d+ \(n0"
+    ):
         open_imagenet(tmp_path)
-    write(tmp_path / "packed", {f"{TRAIN_TAR}.gz": tar_bytes(made.class_tars(PICS), "w:gz")})
-    with pytest.raises(BuildError, match="a gzip stream, which cannot be read at an offset; gunzip it first"):
+    write(tmp_path / "packed", {f"{TRAIN_TAR}.gz": tar_bytes(forms.class_tars(PICS), "w:gz")})
+    with pytest.raises(BuildError, match="compressed with gzip, so it cannot be read at an offset; gunzip it first"):
         open_imagenet(tmp_path / "packed")
     inner = {"n01440764.tar": tar_bytes({"a.JPEG": b"a"}, "w:gz")}
     source = open_imagenet(write(tmp_path / "inner", {TRAIN_TAR: tar_bytes(inner)}))
-    with pytest.raises(BuildError, match=rf"{TRAIN_TAR}: n01440764.tar: a gzip stream"):
+    with pytest.raises(BuildError, match=rf"{TRAIN_TAR}: n01440764.tar: compressed with gzip"):
         list(source.entries())
 
 
-def test_threads_on_a_network_file_system_list_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, {TRAIN_TAR: tar_bytes(made.class_tars(PICS))})
-    alone, askers = list(open_imagenet(tmp_path).entries()), set()
+def test_threads_on_network_file_system_give_same_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, {TRAIN_TAR: tar_bytes(forms.class_tars(PICS))})
+    expected, threads = list(open_imagenet(tmp_path).entries()), set()
 
-    def asked(window: Window) -> Iterator[Member]:
-        askers.add(threading.current_thread())
+    def counted_list(window: Window) -> Iterator[Member]:
+        threads.add(threading.current_thread())
         return list_tar(window)
 
     source = open_imagenet(tmp_path)
     monkeypatch.setattr(parallel_stat, "network_file_system", lambda top: "NFS")
     monkeypatch.setattr(archive, "TARS_AT_ONCE", 2)
-    assert list(source.entries()) == alone
-    monkeypatch.setattr(archive, "list_tar", asked)
-    assert list(source.entries()) == alone
-    assert askers - {threading.main_thread()}
+    assert list(source.entries()) == expected
+    monkeypatch.setattr(archive, "list_tar", counted_list)
+    assert list(source.entries()) == expected
+    assert threads - {threading.main_thread()}
 
 
 # ---- zips
 
 
 class Pipe(io.RawIOBase):
-    """What a zip is written to that cannot go back: each member then has a data descriptor."""
+    """A file that cannot seek: each member of a zip written to it has a data descriptor."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -529,7 +535,7 @@ class Pipe(io.RawIOBase):
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 @pytest.mark.parametrize("zip64", [False, True])
-def test_zips_written_to_a_pipe_and_zip64(tmp_path: Path, method: int, zip64: bool) -> None:
+def test_zip_written_to_pipe_and_zip64_are_read(tmp_path: Path, method: int, zip64: bool) -> None:
     data = {f"train/n01440764/{k}.JPEG": os.urandom(size) + b"a" * size for k, size in enumerate((1, 3000, 2_000_000))}
     pipe = Pipe()
     with zipfile.ZipFile(pipe, "w", method) as archive_:
@@ -545,7 +551,7 @@ def test_zips_written_to_a_pipe_and_zip64(tmp_path: Path, method: int, zip64: bo
 
 
 def undecodable(source: Source) -> dict[str, str]:
-    """What cannot be read, and why."""
+    """Return the entries that cannot be read, with the reason."""
     found = {}
     for entry in source.entries():
         try:
@@ -556,8 +562,8 @@ def undecodable(source: Source) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_damaged_bytes_in_a_zip_are_a_reject(tmp_path: Path, method: int) -> None:
-    whole = zip_bytes(made.kaggle(PICS, "train"), method)
+def test_damaged_bytes_in_zip_are_rejected(tmp_path: Path, method: int) -> None:
+    whole = zip_bytes(forms.kaggle(PICS, "train"), method)
     with zipfile.ZipFile(io.BytesIO(whole)) as archive_:
         infos = {os.path.basename(info.filename): info for info in archive_.infolist()}
     damaged = bytearray(whole)
@@ -574,7 +580,7 @@ def test_damaged_bytes_in_a_zip_are_a_reject(tmp_path: Path, method: int) -> Non
     assert rejects == found
 
 
-def test_members_that_can_be_no_row(tmp_path: Path) -> None:
+def test_members_that_cannot_be_rows_have_a_reason(tmp_path: Path) -> None:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive_:
         archive_.writestr("train/n01440764/0.JPEG", b"x")
@@ -603,9 +609,9 @@ def test_members_that_can_be_no_row(tmp_path: Path) -> None:
     assert [source.read(entry) for entry in source.entries() if not entry.problem] == [b"later"]
 
 
-def harmed(how: str, name: str) -> bytes:
-    """A zip whose list of this name, compressed with deflate, is damaged in its data or headers."""
-    files = {name: b"something to compress " * 50} | train_tree() | made.flat(PICS)
+def damaged_zip(how: str, name: str) -> bytes:
+    """Return a zip in which the data or a header of a deflated list is damaged."""
+    files = {name: b"something to compress " * 50} | train_tree() | forms.flat(PICS)
     data = bytearray(zip_bytes(files, zipfile.ZIP_DEFLATED))
     central = data.index(b"PK\x01\x02")
     if how == "damaged":
@@ -623,7 +629,7 @@ def harmed(how: str, name: str) -> bytes:
 
 @pytest.mark.parametrize("name", ["LOC_synset_mapping.txt", "LOC_val_solution.csv"])
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "message"),
     [
         ("damaged", "damaged zip: "),
         ("no header", "damaged zip: no local header at byte 0"),
@@ -632,22 +638,22 @@ def harmed(how: str, name: str) -> bytes:
         ("listed so", "encrypted in the zip"),
     ],
 )
-def test_a_list_in_a_zip_that_cannot_be_read_is_refused(tmp_path: Path, how: str, told: str, name: str) -> None:
-    write(tmp_path, {"k.zip": harmed(how, name)})
-    with pytest.raises(BuildError, match=f"k.zip: {name}: {told}.*; get it again"):
+def test_unreadable_list_in_zip_is_an_error(tmp_path: Path, how: str, message: str, name: str) -> None:
+    write(tmp_path, {"k.zip": damaged_zip(how, name)})
+    with pytest.raises(BuildError, match=f"k.zip: {name}: {message}.*; download it again"):
         open_imagenet(tmp_path, split="train" if "mapping" in name else "val")
 
 
-def test_half_a_zip_is_refused(tmp_path: Path) -> None:
-    whole = zip_bytes(made.kaggle(PICS, "train"))
+def test_truncated_zip_is_an_error(tmp_path: Path) -> None:
+    whole = zip_bytes(forms.kaggle(PICS, "train"))
     write(tmp_path, {ZIP: whole[: len(whole) // 2]})
     for root in (tmp_path, tmp_path / ZIP):
-        with pytest.raises(BuildError, match=f"{ZIP}: no zip, or one that is cut short"):
+        with pytest.raises(BuildError, match=f"{ZIP}: not a zip, or truncated"):
             open_imagenet(root)
 
 
-def test_a_zip_that_ends_early_after_the_plan_stops(tmp_path: Path) -> None:
-    write(tmp_path, {ZIP: zip_bytes(made.kaggle(PICS, "train"))})
+def test_zip_truncated_after_planning_stops_task(tmp_path: Path) -> None:
+    write(tmp_path, {ZIP: zip_bytes(forms.kaggle(PICS, "train"))})
     source = open_imagenet(tmp_path)
     entries: list[Entry] = list(source.entries())
     os.truncate(tmp_path / ZIP, 100)
@@ -657,11 +663,12 @@ def test_a_zip_that_ends_early_after_the_plan_stops(tmp_path: Path) -> None:
         again.read(entries[0])
 
 
-def test_members_come_as_a_walk_of_the_tree_meets_them() -> None:
+def test_members_have_the_order_of_a_tree_walk() -> None:
     names = [b"c/sub.JPEG", b"c/sub/x.JPEG", b"c/sub-1.JPEG", b"c/a.JPEG"]
     ordered = sort_members([Member(name, 0, 1) for name in names], "tar")
     assert [member.name for member in ordered] == sorted(names, key=lambda name: name.split(b"/"))
-    assert ordered[1].name == b"c/sub/x.JPEG"  # sub, then sub-1 and sub.JPEG, though "-" and "." come before "/"
+    # sub/ comes before sub-1 and sub.JPEG, although "-" and "." sort before "/"
+    assert ordered[1].name == b"c/sub/x.JPEG"
 
 
 @pytest.mark.parametrize(
@@ -669,7 +676,7 @@ def test_members_come_as_a_walk_of_the_tree_meets_them() -> None:
     [
         (b"./a/b.jpg", b"a/b.jpg"),
         (b"/a//b.jpg", b"a/b.jpg"),
-        (b"n01443537/./b.jpg", b"n01443537/b.jpg"),  # GNU tar, of "n01443537/."
+        (b"n01443537/./b.jpg", b"n01443537/b.jpg"),  # as GNU tar packs "n01443537/."
         (b"../b.jpg", b"../b.jpg"),
         (b"a/.b.jpg", b""),
         (b"._a.jpg", b""),
@@ -677,11 +684,11 @@ def test_members_come_as_a_walk_of_the_tree_meets_them() -> None:
         (b"PaxHeaders.12/b.jpg", b""),
     ],
 )
-def test_only_hidden_members_are_left_out(name: bytes, plain: bytes) -> None:
+def test_only_hidden_members_are_skipped(name: bytes, plain: bytes) -> None:
     assert clean_name(name) == plain
 
 
-def test_a_class_tar_of_a_folder_and_a_dot_keeps_its_pictures(tmp_path: Path) -> None:
+def test_class_tar_with_dot_in_paths_keeps_its_images(tmp_path: Path) -> None:
     files = {"n01440764.tar": tar_bytes({f"n01440764/./{k}.JPEG": jpeg(20, 20, seed=k) for k in range(3)})}
     write(tmp_path, {TRAIN_TAR: tar_bytes(files)})
     assert [entry.text.rpartition("/")[2] for entry in open_imagenet(tmp_path).entries()] == [
@@ -689,15 +696,15 @@ def test_a_class_tar_of_a_folder_and_a_dot_keeps_its_pictures(tmp_path: Path) ->
     ]
 
 
-def test_classes_are_sorted_by_bytes_in_every_form(tmp_path: Path) -> None:
+def test_classes_are_sorted_by_bytes(tmp_path: Path) -> None:
     wnids = [os.fsdecode(name) for name in ("\N{GRINNING FACE}".encode(), b"\xfcber", b"zebra")]
     pics = [Pic(wnid, f"{number}", jpeg(20, 20, seed=number)) for number, wnid in enumerate(reversed(wnids))]
-    write(tmp_path / "tar", {TRAIN_TAR: tar_bytes(made.class_tars(pics))})
+    write(tmp_path / "tar", {TRAIN_TAR: tar_bytes(forms.class_tars(pics))})
     names = [cls.name for cls in open_imagenet(tmp_path / "tar").classes()]
     assert names == sorted(wnids, key=os.fsencode) != sorted(wnids)
 
 
-def test_a_zip_member_with_a_large_extra_field_is_read(tmp_path: Path) -> None:
+def test_zip_member_with_large_extra_field_is_read(tmp_path: Path) -> None:
     data = jpeg(20, 20)
     with zipfile.ZipFile(tmp_path / ZIP, "w", zipfile.ZIP_DEFLATED) as archive:
         info = zipfile.ZipInfo(f"{CLS_LOC}/train/n01440764/a.JPEG")

@@ -1,4 +1,4 @@
-"""Boxes as rows, and boxes beside whole pictures: a red rectangle is where its box says, whatever was done to it."""
+"""Boxes as rows, and boxes as columns of whole images: a red rectangle must be where its box says."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = {"a": ["zebra"], "b": ["thing", "zebra", "apple"], "c": []}
 
 @pytest.fixture
 def with_boxes(tmp_path: Path) -> Path:
-    """Pictures of 96x64, grey with red rectangles, as PNG; their annotations are of twice the size."""
+    """Write grey PNGs of 96x64 with red rectangles, and annotations for twice that size."""
     for folder in ("src/thing", "xml"):
         (tmp_path / folder).mkdir(parents=True)
     for name, boxes in BOXES.items():
@@ -68,7 +68,7 @@ def test_kept_boxes_are_in_pixels_of_the_row(with_boxes: Path, fit: str, keep: i
         for left, top, right, bottom in boxes[row, : counts[row]].round().astype(int):
             expected[top:bottom, left:right] = True
         if keep >= len(BOXES[Path(sample.source).stem]):
-            assert (red(store.images[row]) != expected).mean() < 0.06  # the rims are mixed
+            assert (red(store.images[row]) != expected).mean() < 0.06  # resizing blends the edges
             assert expected.any() == bool(counts[row])
         assert not boxes[row, counts[row] :].any()
         assert sample.box == ""
@@ -83,7 +83,7 @@ def test_kept_boxes_are_in_pixels_of_the_row(with_boxes: Path, fit: str, keep: i
     [
         (1, (0, 0, 30, 64), ("thing", "zebra"), {"a": [1], "b": [0], "c": [-1]}),
         (4, (0, 0, 30, 64), ("apple", "thing", "zebra"), {"a": [2, *[-1] * 3], "b": [1, 2, 0, -1], "c": [-1] * 4}),
-        # The crop cuts 16 columns off: the first box is gone, and its label with it.
+        # The crop removes 16 columns, and with them the first box and its label.
         (4, (0, 0, 12, 64), ("apple", "thing", "zebra"), {"a": [2, *[-1] * 3], "b": [2, 0, -1, -1], "c": [-1] * 4}),
     ],
 )
@@ -106,14 +106,14 @@ def test_only_kept_boxes_add_a_key_to_the_manifest(with_boxes: Path) -> None:
     assert b"box_classes" not in (with_boxes / "out/store.json").read_bytes()
 
 
-def test_without_a_usable_box_no_class_is_known(with_boxes: Path) -> None:
+def test_store_without_usable_boxes_has_no_box_classes(with_boxes: Path) -> None:
     store = built(with_boxes, BoxRules(keep=2, least=1000))
     assert (store.box_classes, store.manifest.box_classes) == ((), ())
     assert (store.columns["box_labels"] == -1).all()
 
 
 @pytest.mark.parametrize(("fit", "width"), [("stretch", 48), ("crop", 36)])
-def test_kept_boxes_turn_with_their_picture(with_boxes: Path, fit: str, width: int) -> None:
+def test_kept_boxes_rotate_with_their_image(with_boxes: Path, fit: str, width: int) -> None:
     image, drawn = Image.open(with_boxes / "src/thing/a.png"), (with_boxes / "xml/a.xml").read_text()
     for turn in range(1, 9):
         exif = Image.Exif()
@@ -121,23 +121,23 @@ def test_kept_boxes_turn_with_their_picture(with_boxes: Path, fit: str, width: i
         (with_boxes / f"src/thing/turn{turn}.png").write_bytes(encoded(image, "PNG", exif=exif))
         (with_boxes / f"xml/turn{turn}.xml").write_text(drawn)
     store = built(with_boxes, BoxRules(keep=1), exif="apply", fit=fit, width=width)
-    turned = [row for row, sample in enumerate(store.samples) if "turn" in sample.source]
-    assert len(turned) == 8
-    for row in turned:
+    rotated = [row for row, sample in enumerate(store.samples) if "turn" in sample.source]
+    assert len(rotated) == 8
+    for row in rotated:
         left, top, right, bottom = store.columns["boxes"][row, 0].round().astype(int)
         expected = np.zeros((48, width), bool)
         expected[top:bottom, left:right] = True
         assert (red(store.images[row]) != expected).mean() < 0.08
 
 
-def test_every_object_is_a_row_cut_at_the_pictures_own_size(with_boxes: Path) -> None:
+def test_every_object_is_a_row_cropped_before_resize(with_boxes: Path) -> None:
     store = built(with_boxes, BoxRules(without="skip"), shuffle_seed=None)
     assert [sample.box for sample in store.samples] == ["20,10,60,40", "0,0,30,64", "70,30,96,60", "40,10,64,30"]
     assert all(red(image, 3).all() for image in store.images)
     assert {(sample.width, sample.height) for sample in store.samples} == {(96, 64)}
 
 
-def test_a_margin_takes_more_and_a_picture_without_a_box_is_whole(with_boxes: Path) -> None:
+def test_margin_enlarges_crop_and_image_without_box_is_whole(with_boxes: Path) -> None:
     store = built(with_boxes, BoxRules(margin=0.25), shuffle_seed=None)
     assert [sample.box for sample in store.samples] == ["10,2,70,48", "0,0,38,64", "63,22,96,64", "34,5,70,35", ""]
     cut = Image.open(with_boxes / "src/thing/a.png").crop((10, 2, 70, 48))
@@ -146,7 +146,7 @@ def test_a_margin_takes_more_and_a_picture_without_a_box_is_whole(with_boxes: Pa
     np.testing.assert_array_equal(store.images[4], reference_row(whole, 48, 48))
 
 
-def test_the_same_rows_however_many_workers_and_rejects(with_boxes: Path) -> None:
+def test_rows_do_not_depend_on_number_of_workers(with_boxes: Path) -> None:
     (with_boxes / "src/thing/b0.png").write_bytes((with_boxes / "src/thing/a.png").read_bytes()[:200])
     rules, manifests = BoxRules(keep=2), []
     for workers in (1, 2):
@@ -161,7 +161,7 @@ def test_the_same_rows_however_many_workers_and_rejects(with_boxes: Path) -> Non
     assert labels == {"a": [1, -1], "b": [0, 1], "c": [-1, -1]}
 
 
-def test_scaled_decoding_leaves_enough_of_a_box(tmp_path: Path) -> None:
+def test_scaled_decoding_keeps_resolution_of_boxes(tmp_path: Path) -> None:
     for folder in ("src/thing", "xml"):
         (tmp_path / folder).mkdir(parents=True)
     image = Image.new("RGB", (1600, 1200), (90, 90, 90))
@@ -177,24 +177,24 @@ def test_scaled_decoding_leaves_enough_of_a_box(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "keep", "told"),
+    ("change", "keep", "message"),
     [
-        ("picture", 0, r"1 changed \(first thing/b.png\)"),
+        ("image", 0, r"1 changed \(first thing/b.png\)"),
         ("<xmin>140</xmin>", 0, "other boxes"),
         ("<xmin>140</xmin>", 2, "other boxes"),
         ("<name>zebra</name>", 2, "other boxes"),
     ],
 )
-def test_what_changed_is_told_where_a_picture_has_several_boxes(
-    with_boxes: Path, change: str, keep: int, told: str
+def test_error_says_what_changed_in_an_image_with_several_boxes(
+    with_boxes: Path, change: str, keep: int, message: str
 ) -> None:
     rules = BoxRules(keep=keep)
     source = BoxedSource(FolderSource(with_boxes / "src"), with_boxes / "xml", rules)
     make_plan(source, with_boxes / "out", Recipe(boxes=rules))
-    if change == "picture":
+    if change == "image":
         os.utime(with_boxes / "src/thing/b.png", ns=(1, 1))
     else:
         path = with_boxes / "xml/b.xml"
         path.write_text(path.read_text().replace(change, change.replace("140", "150").replace("zebra", "cat")))
-    with pytest.raises(BuildError, match=told):
+    with pytest.raises(BuildError, match=message):
         make_plan(source, with_boxes / "out", Recipe(boxes=rules))

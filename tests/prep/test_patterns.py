@@ -1,4 +1,4 @@
-"""Files named by patterns: braces as bash expands them, wildcards, folders."""
+"""Finding files by patterns with braces and wildcards, or by folder."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ def numbers_piece(first: int, last: int, step: int, padded: bool) -> tuple[str, 
 
 
 def choice_piece(parts: list[tuple[str, list[str]]]) -> tuple[str, list[str]]:
-    return "{" + ",".join(text for text, _ in parts) + "}", [one for _, means in parts for one in means]
+    return "{" + ",".join(text for text, _ in parts) + "}", [word for _, expansions in parts for word in expansions]
 
 
 def row(parts: list[tuple[str, list[str]]]) -> tuple[str, list[str]]:
-    return "".join(text for text, _ in parts), ["".join(one) for one in product(*(means for _, means in parts))]
+    return "".join(text for text, _ in parts), [
+        "".join(one) for one in product(*(expansions for _, expansions in parts))
+    ]
 
 
 PIECES = st.recursive(
@@ -40,9 +42,9 @@ PIECES = st.recursive(
 
 
 @given(PIECES)
-def test_a_pattern_expands_to_what_it_was_made_of(piece: tuple[str, list[str]]) -> None:
-    pattern, means = piece
-    assert list(expand_braces(pattern)) == means
+def test_pattern_expands_to_its_parts(piece: tuple[str, list[str]]) -> None:
+    pattern, expansions = piece
+    assert list(expand_braces(pattern)) == expansions
 
 
 @given(st.text("ab{},.0123456789", max_size=12))
@@ -51,13 +53,13 @@ def test_any_text_expands_to_something(text: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
-def test_braces_are_those_of_bash() -> None:
+def test_braces_expand_like_bash() -> None:
     patterns = [
         *("a{1,2}b{x,y{1..3}}", "{01..3}", "{a{1,2}}", "{a,b", "{{a,b}", "{10..1..4}", "{-01..2}", "{a,}", "{x}"),
         *("{1..}", "{}{a,b}", "{0..000}", "s-{0000..0147}.tar", "{1..2}{3..4}", "{5..5}", "a}b{c,d}", "{1..3..0}"),
         *("{{1..2},x}", "{,}y"),
     ]
-    # bash adds no word for what is empty
+    # bash drops empty words
     run = subprocess.run(["bash", "-c", "printf '%s\\n' " + " ".join(patterns)], capture_output=True, check=True)
     assert run.stdout.decode().split("\n")[:-1] == [word for text in patterns for word in expand_braces(text) if word]
 
@@ -88,7 +90,7 @@ def test_files_are_found(shards: Path, pattern: str, deep: bool, names: list[str
     assert find_files(f"{shards}/{pattern}", (".tar", ".tgz"), deep=deep) == (shards, names)
 
 
-def test_relative_patterns_start_here(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_patterns_start_in_working_directory(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(shards)
     assert find_files("deep/*", (".tar",)) == (shards / "deep", ["c-0.tar"])
 
@@ -96,21 +98,21 @@ def test_relative_patterns_start_here(shards: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        ("a-{0..9}.tar", r"a-2\.tar: no such file \(8 of the 10 that .*a-{0\.\.9}\.tar names are missing\); expected"),
+        ("a-{0..9}.tar", r"a-2\.tar: no such file \(8 of the 10 files of .*a-{0\.\.9}\.tar are missing\); expected"),
         ("z*.tar", r"z\*\.tar: no such file; expected \*\.tar or \*\.tgz"),
-        ("deep/empty", r"deep/empty: no \*\.tar or \*\.tgz in this folder; name the folder that holds them"),
-        ("{deep/empty,deep}", r"deep/empty: no .* in this folder"),
+        ("deep/empty", r"deep/empty: contains no \*\.tar or \*\.tgz; pass the folder that holds them"),
+        ("{deep/empty,deep}", r"deep/empty: contains no .*"),
     ],
 )
-def test_a_file_that_is_missing_is_named(shards: Path, pattern: str, message: str) -> None:
+def test_missing_file_is_named(shards: Path, pattern: str, message: str) -> None:
     (shards / "deep" / "empty").mkdir()
     with pytest.raises(BuildError, match=message):
         find_files(f"{shards}/{pattern}", (".tar", ".tgz"))
 
 
 @pytest.mark.parametrize("pattern", ["pipe:cat a.tar", "https://host/a-{0..3}.tar", "s3://bucket/a.tar", "hf://d/x"])
-def test_only_files_are_read(pattern: str) -> None:
-    with pytest.raises(BuildError, match="only files can be read; download them"):
+def test_urls_and_pipes_are_an_error(pattern: str) -> None:
+    with pytest.raises(BuildError, match="only local files can be read; download them"):
         find_files(pattern, (".tar",))
 
 
@@ -119,13 +121,13 @@ def test_only_files_are_read(pattern: str) -> None:
     [
         (
             ["data/test-00000-of-00001-7f.parquet", "data/train-00000-of-00002-9a.parquet"],
-            r"/d: several splits \(test, train\); name the files of one, as in '/d/data/train-\*'",
+            r"/d: contains several splits \(test, train\); pass the files of one, such as '/d/data/train-\*'",
         ),
-        (["default/train/0000.parquet", "default/validation/0000.parquet"], "as in '/d/default/validation'"),
-        (["train.parquet", "more.parquet"], r"several splits \(train, others\)"),
+        (["default/train/0000.parquet", "default/validation/0000.parquet"], "such as '/d/default/validation'"),
+        (["train.parquet", "more.parquet"], r"contains several splits \(train, others\)"),
     ],
 )
-def test_a_folder_of_several_splits_is_refused(names: list[str], message: str) -> None:
+def test_folder_of_several_splits_is_an_error(names: list[str], message: str) -> None:
     with pytest.raises(BuildError, match=message):
         check_one_split(Path("/d"), names)
 
@@ -138,5 +140,5 @@ def test_a_folder_of_several_splits_is_refused(names: list[str], message: str) -
         ["default/train/0000.parquet", "default/train/0001.parquet"],
     ],
 )
-def test_a_folder_of_one_split_is_taken(names: list[str]) -> None:
+def test_folder_of_one_split_is_accepted(names: list[str]) -> None:
     check_one_split(Path("/d"), names)

@@ -1,4 +1,4 @@
-"""What every source keeps to, whatever the form: one suite, run on the same pictures in each."""
+"""The conformance suite of sources, run on the same images in every form."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def source(form: Form, tmp_path: Path) -> Source:
 
 
 def expected(form: Form) -> list[Pic]:
-    """The pictures in the order in which a source of this form lists them."""
+    """Return the images in the order in which a source of this form lists them."""
     return sorted(PICS, key=lambda pic: (pic.wnid, os.fsencode(pic.stem))) if form.in_order else PICS
 
 
-def again(source: Source) -> Source:
-    """The source as a worker makes it from the plan."""
+def restored(source: Source) -> Source:
+    """Return the source as a worker makes it from the plan."""
     facts = json.loads(json.dumps(source.facts()))
     return open_source(source.kind, source.root, facts)
 
 
-def test_it_lists_every_picture_once_with_its_label_and_size(form: Form, source: Source) -> None:
+def test_every_image_is_listed_once_with_label_and_size(form: Form, source: Source) -> None:
     entries = list(source.entries())
     names = [cls.name for cls in source.classes()]
     if form.classes_named:
@@ -61,52 +61,52 @@ def test_it_lists_every_picture_once_with_its_label_and_size(form: Form, source:
     assert len({entry.name for entry in entries}) == len(entries)
 
 
-def test_listing_again_gives_the_same(source: Source) -> None:
+def test_second_listing_equals_first(source: Source) -> None:
     first = scan(source)
     assert scan(source).frozen == first.frozen
     assert list(source.entries()) == list(source.entries())
 
 
-def test_a_listing_gives_its_entries_back_at_any_positions(source: Source) -> None:
+def test_listing_returns_entries_at_any_positions(source: Source) -> None:
     entries = list(source.entries())
     listing = scan(source, max(len(entry.boxes) for entry in entries))
     positions = np.array([3, 0, len(entries) - 1, 3])
     assert listing.entries(positions) == [entries[position] for position in positions]
 
 
-def test_it_says_in_which_file_the_bytes_lie(form: Form, source: Source) -> None:
+def test_holder_is_the_file_with_the_bytes(form: Form, source: Source) -> None:
     for entry in list(source.entries()):
         path = Path(os.fsdecode(source.holder(entry)))
         assert path.is_file()
-        if entry.size == path.stat().st_size:  # a picture of its own
+        if entry.size == path.stat().st_size:  # a file that holds one image
             assert path.read_bytes() == source.read(entry)
         else:
             assert not path.name.endswith((".jpg", ".JPEG"))
 
 
-def test_it_reads_the_very_bytes_in_any_order(form: Form, source: Source) -> None:
+def test_bytes_are_read_in_any_order(form: Form, source: Source) -> None:
     entries = list(source.entries())
-    reader = again(source)
+    reader = restored(source)
     for index in [*range(len(entries)), *reversed(range(len(entries)))]:
         assert reader.read(entries[index]) == expected(form)[index].data
 
 
-def test_a_plan_makes_it_again_without_looking(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_restores_source_without_file_access(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     entries, classes = list(source.entries()), source.classes()
     assert source.found
     with monkeypatch.context() as patched:
         for name in ("open", "stat", "listdir", "scandir"):
             patched.setattr(os, name, _forbidden)
-        made = again(source)
-    assert made.classes() == classes
-    assert made.read(entries[-1]) == source.read(entries[-1])
+        from_plan = restored(source)
+    assert from_plan.classes() == classes
+    assert from_plan.read(entries[-1]) == source.read(entries[-1])
 
 
 def _forbidden(*args: object, **kwargs: object) -> None:
-    raise AssertionError("not to be called")
+    raise AssertionError("must not be called")
 
 
-def test_a_source_that_can_tell_is_listed_once_and_no_more(
+def test_source_with_stamp_is_listed_once(
     form: Form, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, recipe, stamp = tmp_path / "out", Recipe(height=16, width=16), source.stamp()
@@ -119,16 +119,16 @@ def test_a_source_that_can_tell_is_listed_once_and_no_more(
         assert make_plan(source, out, recipe).facts == read_plan(plan.paths).facts
     with pytest.raises(BuildError, match="planned with a different recipe"):
         make_plan(source, out, Recipe(height=16, width=24))
-    written_again = form.make(tmp_path, PICS)  # with other mtimes
+    written_again = form.make(tmp_path, PICS)  # now with other mtimes
     assert written_again.stamp() != stamp
     with pytest.raises(BuildError, match="the source changed"):
         make_plan(written_again, out, recipe)
 
 
 @pytest.mark.parametrize("change", ["gone", "shorter", "touched"])
-def test_a_source_that_changes_after_the_plan_stops_the_task(source: Source, tmp_path: Path, change: str) -> None:
+def test_source_that_changes_after_planning_stops_task(source: Source, tmp_path: Path, change: str) -> None:
     entries = list(source.entries())
-    reader = again(source)
+    reader = restored(source)
     for path in [path for path in tmp_path.rglob("*") if path.is_file()]:
         if change == "gone":
             path.unlink()
@@ -140,7 +140,7 @@ def test_a_source_that_changes_after_the_plan_stops_the_task(source: Source, tmp
         reader.read(entries[0])
 
 
-def test_rows_are_pillows_in_the_order_of_the_source(form: Form, source: Source, tmp_path: Path) -> None:
+def test_rows_equal_pillow_in_order_of_source(form: Form, source: Source, tmp_path: Path) -> None:
     manifest = build(source, tmp_path / "out", Recipe(height=24, width=20, shuffle_seed=None), Work(workers=1))
     store = open_store(tmp_path / "out")
     wnids = sorted({pic.wnid for pic in PICS})
@@ -151,7 +151,7 @@ def test_rows_are_pillows_in_the_order_of_the_source(form: Form, source: Source,
     assert manifest.source["kind"] == source.kind
 
 
-def test_a_seed_permutes_samples_or_whole_units(form: Form, source: Source, tmp_path: Path) -> None:
+def test_seed_permutes_samples_or_whole_units(form: Form, source: Source, tmp_path: Path) -> None:
     units = [entry.unit for entry in source.entries()]
     plan = make_plan(source, tmp_path / "out", Recipe(height=16, width=16, shuffle_seed=3))
     names = [entry.text for entry in source.entries()]
@@ -159,31 +159,31 @@ def test_a_seed_permutes_samples_or_whole_units(form: Form, source: Source, tmp_
     assert sorted(order) == list(range(len(PICS)))
     if source.read_unit:
         runs = [unit for k, unit in enumerate(units[i] for i in order) if k == 0 or unit != units[order[k - 1]]]
-        assert len(runs) == len(set(units))  # a unit's samples stay together
+        assert len(runs) == len(set(units))  # the samples of a unit stay together
         assert all(a < b for a, b in pairwise(order) if units[a] == units[b])
         assert source.keeps_order
     else:
         assert order != list(range(len(PICS)))
 
 
-def test_every_source_is_here(tmp_path: Path) -> None:
+def test_every_source_has_a_form(tmp_path: Path) -> None:
     kinds = set()
     for form in FORMS:
         (tmp_path / form.name).mkdir()
         kinds.add(form.make(tmp_path / form.name, PICS).kind.removesuffix(WITH_BOXES))
-    assert kinds == set(SOURCES) - {"store"}  # what stores give is rows, no encoded pictures: test_convert.py
+    assert kinds == set(SOURCES) - {"store"}  # stores yield rows, not encoded images: see test_convert.py
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_a_source_is_small(kind: str) -> None:
+def test_source_is_small(kind: str) -> None:
     module, name = SOURCES[kind].source.split(":")
-    made_by = getattr(import_module(module), name)
-    assert made_by.kind == kind
-    lines, _ = inspect.getsourcelines(made_by)
-    text = Path(inspect.getfile(made_by)).read_text().splitlines()
+    source_class = getattr(import_module(module), name)
+    assert source_class.kind == kind
+    lines, _ = inspect.getsourcelines(source_class)
+    text = Path(inspect.getfile(source_class)).read_text().splitlines()
     assert len(lines) < 150
-    assert len(text) < 160
+    assert len(text) < 180
 
 
-def test_an_entry_says_its_name_in_any_locale() -> None:
+def test_entry_text_does_not_depend_on_locale() -> None:
     assert Entry("ü\n".encode() + b"\xff", 0, 1, 1).text == "ü\n\udcff"
