@@ -68,6 +68,9 @@ class Source(ABC):
             of them in `Entry.values`.
 
     Example:
+        >>> import os
+        >>> from decodeonce.prep.sources.base import Source, file_entry, read_file
+        >>> from decodeonce.store import ImageClass
         >>> class FlatSource(Source):
         ...     kind = "flat"
         ...
@@ -121,15 +124,16 @@ class Source(ABC):
     def facts(self) -> dict[str, Any]:
         """Return the keyword arguments that make this source again from its class and root.
 
-        Called after `entries`, so the result may include what the listing found, such as file sizes. It must survive
-        JSON. `type(source)(root, **facts)` must not access any file, because every worker of every task calls it.
+        Called after `entries`, so the result may include what the listing found, such as file sizes. It must be
+        JSON-serializable. `type(source)(root, **facts)` must not access any file, because every worker of every task
+        calls it.
         """
 
     def stamp(self) -> Any:
         """Return a value that changes whenever the listing would change; default None if only listing can tell.
 
-        Called before `entries`, so it must be cheap, and it must survive JSON. If a plan exists with an equal stamp,
-        the plan is used and the source is not listed again.
+        Called before and after `entries`, with the same result, so it must not list the source. It must be
+        JSON-serializable. If a plan exists with an equal stamp, that plan is used and the source is not listed again.
         """
         return None
 

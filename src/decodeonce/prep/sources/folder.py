@@ -60,7 +60,7 @@ class FolderSource(Source):
             raise BuildError(f"{root}: contains no folders; expected {root}/<class>/<image>, one folder per class")
 
     def doubts(self, samples: int) -> list[str]:
-        from decodeonce.prep.sources.splits import split_warnings  # which imports this module
+        from decodeonce.prep.sources.splits import split_warnings  # imported here because it imports this module
 
         return [] if self._names_given else split_warnings(self.root, self._names, self._links)
 

@@ -24,7 +24,7 @@ class LabelledSource(Source):
     `entries` of a subclass must call `_learn` with all labels before it yields, and `_class_of` for each sample.
 
     Args:
-        root: As of `Source`.
+        root: The folder or file that entry names are relative to.
         classes: Class names in label order, or None to number the labels that are found.
         column: Names of columns of numbers to read next to the labels, or None.
     """

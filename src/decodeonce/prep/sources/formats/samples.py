@@ -26,8 +26,8 @@ _PARTS = re.compile(rb"((?:.*/)?[^/.]+)\.([^/]+)", re.DOTALL)
 class Sample(NamedTuple):
     """A sample in a tar: name, offset and size in bytes of its image, and its label ("" for none).
 
-    `label_from` is the suffix of the file with the label. `values` are those of the requested columns, None for a
-    missing one.
+    `label_from` is the suffix of the file with the label. `values` has a value for each requested column, None for
+    a missing one.
     """
 
     name: bytes
@@ -109,7 +109,7 @@ class SampleIndex:
         self._problems: dict[int, str] = {}
 
     def add(self, shard: int, sample: Sample, path: str = "") -> None:
-        """Add a sample of a shard. `path` is that of the shard, for messages."""
+        """Add a sample of a shard. `path` names the shard in messages."""
         number = self._numbers.setdefault(sample.label, len(self.labels))
         if number == len(self.labels):
             self.labels[sample.label] = (shard, sample.name)

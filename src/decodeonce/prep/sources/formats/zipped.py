@@ -35,7 +35,7 @@ CENTRAL = b"PK\x01\x02"  # signature of a member's entry in the central director
 
 
 class _DirectoryReader(io.BufferedReader):
-    """The file that zipfile reads: it bounds the central directory, of which zipfile makes 700 bytes per member."""
+    """The file that zipfile reads. It bounds the central directory: zipfile makes 700 bytes per member."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Read the next `size` bytes; raise zipfile.BadZipFile if the directory would take too much memory."""

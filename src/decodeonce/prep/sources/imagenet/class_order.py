@@ -1,4 +1,4 @@
-"""The labels of classes: the same in train and val, with a warning if they differ from those of the whole dataset."""
+"""The label order of classes: the same in train and val, with a warning if it is not that of the whole dataset."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def class_order(
 
 
 def _compare(known: Sequence[str], where: str, listed: Synsets, follow: str) -> list[str]:
-    """Return a warning if the classes are not those of the list: labels then differ from those of the whole dataset."""
+    """Return a warning if the classes and the list differ: labels then are not those of the whole dataset."""
     if unknown := _not_in(listed.words, known):
         what = f"{len(unknown)} classes {where} are not in {listed.origin} (first {unknown[0]})"
     elif missing := _not_in(known, sorted(listed.words, key=name_bytes)):

@@ -61,7 +61,7 @@ class ImagenetSplit(Source):
 
     @property
     def companions(self) -> CompanionFiles:
-        """The search for files that describe the split."""
+        """Finds the files that describe the split."""
         return CompanionFiles(self.top)
 
     @cached_property
