@@ -78,7 +78,7 @@ def test_failure_is_one_line(store: Path, tmp_path: Path) -> None:
         shard.seek(4096 + 3 * 144)
         shard.write(bytes(144))
     command = ("export", damaged, tmp_path / "out", "--as", "webdataset", "--shard-rows", 20)
-    assert_fails(prep(*command, "--workers", 2), 1, "damaged: row 28 is not what was written; run `prep verify")
+    assert_fails(prep(*command, "--workers", 2), 1, "damaged: row 28 does not match its checksum; run `prep verify")
     message = "an unfinished export is here: --shard-rows 20, not 30; go on as it was begun, or remove "
     assert_fails(prep(*command[:-1], 30), 1, f"{message}{tmp_path}/.out.export")
 

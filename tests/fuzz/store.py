@@ -98,7 +98,7 @@ def _convert(store: Store) -> None:
     """What `prep convert` asks of a store before it reads its rows."""
     rows = StoreRows(Path(ROOT), store.manifest.digest)
     rows.check_files()
-    merge.check_alike([(ROOT, store.manifest)])
+    merge.check_mergeable([(ROOT, store.manifest)])
     for row in store.rows:
         rows.sample(row)
         rows.read(row)

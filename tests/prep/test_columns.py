@@ -381,7 +381,7 @@ def test_conversions_keep_columns(store: Path, tmp_path: Path) -> None:
     check_values(open_store(zeros), 6)
     check_values(open_store(converted("joined", [store, zeros], Conversion())), COUNT - 1 + 6)
     other = build_in_process(as_list(tmp_path / "other", ["rank"]), tmp_path / "other/out", RECIPE)
-    with pytest.raises(BuildError, match=r"stores to be joined need the same columns"):
+    with pytest.raises(BuildError, match="stores can be merged only if they have the same columns"):
         converted("refused", [store, other], Conversion())
 
 

@@ -1,4 +1,4 @@
-"""Stores out of stores: the very bytes of a build, whatever is converted, killed, moved or joined on the way."""
+"""A converted store equals a built one byte for byte; stores are resized, selected, sorted and merged correctly."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.images import jpeg, make_tree, tree_bytes
 from tests.store.signing import replace_file, resign
 from tests.stores import make_store, random_images
 
-# rows of 1.2 MB, a block each; two blocks a shard, or one
+# A row has 1.2 MB and is a block of its own. A shard of NPY holds two rows, one of HDF5 holds one.
 LARGE_ROWS: dict[str, Any] = {"height": 640, "width": 640, "shuffle_seed": 0}
 NPY = Conversion(container="npy", shard_size=3 << 20)
 HDF5 = Conversion(container="hdf5", shard_size=2 << 20)
@@ -44,16 +44,16 @@ ANNOTATION = (
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """15 pictures in 3 classes; two cannot be rows, two are odd."""
+    """15 images in 3 classes (one damaged, two unusual) and a broken link."""
     root = make_tree(tmp_path_factory.mktemp("imagenet"))
-    (root / "train/n00000000/n00000000_1.JPEG").write_bytes(b"no picture")
+    (root / "train/n00000000/n00000000_1.JPEG").write_bytes(b"not an image")
     (root / "train/n00000001/n00000001_2.JPEG").write_bytes(jpeg(50, 60, mode="CMYK"))
     (root / "train/n00000001/n00000001_4.JPEG").write_bytes(jpeg(50, 60, mode="L"))
     (root / "train/n00000002/gone.JPEG").symlink_to("nowhere")
     return root
 
 
-def built(tree: Path, out: Path, like: Conversion) -> Path:
+def build_like(tree: Path, out: Path, like: Conversion) -> Path:
     recipe = Recipe(**LARGE_ROWS, container=like.container, shard_size=like.shard_size)  # type: ignore[arg-type]
     build(open_imagenet(tree), out, recipe, Work(max_bad="2"))
     return out
@@ -61,15 +61,15 @@ def built(tree: Path, out: Path, like: Conversion) -> Path:
 
 @pytest.fixture(scope="module")
 def npy(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(tree, tmp_path_factory.mktemp("built") / "npy", NPY)
+    return build_like(tree, tmp_path_factory.mktemp("built") / "npy", NPY)
 
 
 @pytest.fixture(scope="module")
 def hdf5(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(tree, tmp_path_factory.mktemp("built") / "hdf5", HDF5)
+    return build_like(tree, tmp_path_factory.mktemp("built") / "hdf5", HDF5)
 
 
-def test_a_conversion_is_the_store_that_a_build_makes_and_leads_back(npy: Path, hdf5: Path, tmp_path: Path) -> None:
+def test_conversion_equals_a_build_and_converts_back(npy: Path, hdf5: Path, tmp_path: Path) -> None:
     manifest = convert([npy], tmp_path / "hdf5", HDF5, workers=2)
     assert (manifest.container, manifest.count, len(manifest.shards)) == ("hdf5", 14, 14)
     assert tree_bytes(tmp_path / "hdf5") == tree_bytes(hdf5)
@@ -78,13 +78,13 @@ def test_a_conversion_is_the_store_that_a_build_makes_and_leads_back(npy: Path, 
     assert tree_bytes(tmp_path / "npy") == tree_bytes(npy)
 
 
-def test_nothing_asked_for_is_a_copy(npy: Path, tmp_path: Path) -> None:
+def test_conversion_without_changes_is_byte_identical(npy: Path, tmp_path: Path) -> None:
     convert([npy], tmp_path / "copy", workers=1)
     assert tree_bytes(tmp_path / "copy") == tree_bytes(npy)
 
 
 @pytest.mark.parametrize("keep", [0, 2])
-def test_boxes_come_along(tree: Path, tmp_path: Path, keep: int) -> None:
+def test_boxes_are_kept(tree: Path, tmp_path: Path, keep: int) -> None:
     (tmp_path / "xml").mkdir()
     for name in ("n00000000_0", "n00000001_3", "n00000002_1"):
         (tmp_path / f"xml/{name}.xml").write_text(ANNOTATION)
@@ -106,7 +106,7 @@ def test_boxes_come_along(tree: Path, tmp_path: Path, keep: int) -> None:
 
 
 @pytest.mark.parametrize("filter_", [None, "lanczos"])
-def test_a_smaller_size_is_one_resize_of_the_row(tree: Path, tmp_path: Path, filter_: Filter | None) -> None:
+def test_smaller_size_resizes_stored_rows_once(tree: Path, tmp_path: Path, filter_: Filter | None) -> None:
     recipe = Recipe(height=30, width=40, filter="bicubic")
     build(open_imagenet(tree), tmp_path / "store", recipe, Work(max_bad="2", workers=1))
     convert([tmp_path / "store"], tmp_path / "small", Conversion(size=(15, 20), filter=filter_), workers=1)
@@ -114,42 +114,42 @@ def test_a_smaller_size_is_one_resize_of_the_row(tree: Path, tmp_path: Path, fil
     how = Image.Resampling.LANCZOS if filter_ else Image.Resampling.BICUBIC
     for row, pixels in enumerate(large.images):
         np.testing.assert_array_equal(small.images[row], np.asarray(Image.fromarray(pixels).resize((20, 15), how)))
-    said = small.manifest.recipe
-    assert (said["height"], said["width"], said["resized_from"]) == (15, 20, [30, 40])
-    assert (said["filter"], said["resize_filter"]) == ("bicubic", filter_ or "bicubic")
-    assert next(iter(said["resized_by"].items())) in said["decoders"].items()
+    recorded = small.manifest.recipe
+    assert (recorded["height"], recorded["width"], recorded["resized_from"]) == (15, 20, [30, 40])
+    assert (recorded["filter"], recorded["resize_filter"]) == ("bicubic", filter_ or "bicubic")
+    assert next(iter(recorded["resized_by"].items())) in recorded["decoders"].items()
     assert small.manifest.source == large.manifest.source
     assert (tmp_path / "small/samples.tsv").read_bytes() == (tmp_path / "store/samples.tsv").read_bytes()
     assert small.manifest.rows_digest == large.manifest.rows_digest
     assert verify_store(tmp_path / "small").ok
     convert([tmp_path / "small"], tmp_path / "smaller", Conversion(size=(3, 4)), workers=1)
     again = open_store(tmp_path / "smaller").manifest.recipe
-    assert (again["resized_from"], again["joined"]) == ([15, 20], [said])
+    assert (again["resized_from"], again["joined"]) == ([15, 20], [recorded])
 
 
 @pytest.mark.parametrize(
-    ("size", "told"),
+    ("size", "message"),
     [
-        ((257, 193), "rows are 256x192 and hold no more"),
-        ((128, 200), "hold no more"),
-        ((128, 128), "of another aspect.*take 128x96"),
-        ((64, 96), "take 64x48"),
+        ((257, 193), "size 257x193 is larger than the rows, 256x192"),
+        ((128, 200), "is larger than the rows"),
+        ((128, 128), "has another aspect ratio.*use 128x96"),
+        ((64, 96), "use 64x48"),
     ],
 )
-def test_a_size_that_does_not_fit_is_refused(size: tuple[int, int], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_larger_or_distorting_size_is_refused(size: tuple[int, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         smaller_size((256, 192, 3), size)
 
 
 @given(st.integers(1, 600), st.integers(1, 600), st.integers(1, 600))
-def test_a_size_of_the_same_aspect_to_the_nearest_pixel_is_taken(height: int, width: int, new_height: int) -> None:
+def test_size_with_same_aspect_ratio_within_a_pixel_is_accepted(height: int, width: int, new_height: int) -> None:
     new_height = min(new_height, height)
     size = (new_height, max(1, round(new_height * width / height)))
     assert smaller_size((height, width, 3), size) == (None if size == (height, width) else list(size))
 
 
 def small_store(root: Path, names: list[str], *, seed: int = 0, described: bool = True, **more: Any) -> Path:
-    """A store of 9 rows of 8x6 whose classes, three, have these names."""
+    """Make a store of 9 rows of 8x6 in three classes with these names."""
     make_store(root, random_images(9, seed=seed), **more)
     classes = [{"name": name, "description": f"{name} of {root.name}" if described else ""} for name in names]
     samples = [
@@ -161,37 +161,37 @@ def small_store(root: Path, names: list[str], *, seed: int = 0, described: bool 
     return root
 
 
-def test_stores_are_joined_and_classes_merged_by_name(tmp_path: Path) -> None:
+def test_stores_are_merged_and_classes_matched_by_name(tmp_path: Path) -> None:
     weights = np.arange(9, dtype="<f4")
     first = small_store(tmp_path / "a", ["cat", "dog", "eel"], described=False, columns={"weights": weights})
     second = small_store(tmp_path / "b", ["eel", "fox", "dog"], seed=1, container="hdf5", columns={"weights": -weights})
     for store, lines in ((first, b"x.jpg\tgrey\tkept\n"), (second, b"a.jpg\tempty file\trejected\n")):
         replace_file(store, "rejects.tsv", b"source\treason\taction\n" + lines)
         resign(store, lambda facts: facts.update(decoder_crashes=2))
-    convert([first, second], tmp_path / "joined", workers=2)
-    joined, inputs = open_store(tmp_path / "joined"), [open_store(first), open_store(second)]
-    assert [(c.name, c.description) for c in joined.classes] == [
+    convert([first, second], tmp_path / "merged", workers=2)
+    merged, inputs = open_store(tmp_path / "merged"), [open_store(first), open_store(second)]
+    assert [(c.name, c.description) for c in merged.classes] == [
         ("cat", ""),
         ("dog", "dog of b"),
         ("eel", "eel of b"),
         ("fox", "fox of b"),
     ]
-    assert verify_store(tmp_path / "joined").ok
-    np.testing.assert_array_equal(joined.images[:], np.concatenate([store.images[:] for store in inputs]))
-    assert joined.labels.tolist() == [0, 1, 2] * 3 + [2, 3, 1] * 3
+    assert verify_store(tmp_path / "merged").ok
+    np.testing.assert_array_equal(merged.images[:], np.concatenate([store.images[:] for store in inputs]))
+    assert merged.labels.tolist() == [0, 1, 2] * 3 + [2, 3, 1] * 3
     sources = [(s.class_name, s.source, s.width, s.height, s.box) for store in inputs for s in store.samples]
-    assert [(s.class_name, s.source, s.width, s.height, s.box) for s in joined.samples] == sources
-    np.testing.assert_array_equal(joined.columns["weights"], np.concatenate([weights, -weights]))
-    assert [reject.source for reject in read_rejects(tmp_path / "joined/rejects.tsv")] == ["a.jpg", "x.jpg"]
-    facts = joined.manifest
+    assert [(s.class_name, s.source, s.width, s.height, s.box) for s in merged.samples] == sources
+    np.testing.assert_array_equal(merged.columns["weights"], np.concatenate([weights, -weights]))
+    assert [reject.source for reject in read_rejects(tmp_path / "merged/rejects.tsv")] == ["a.jpg", "x.jpg"]
+    facts = merged.manifest
     assert facts.decoder_crashes == 4
     assert facts.recipe == {"size": [8, 6], "container": "npy", "shard_size": 32 << 30}
     assert facts.source["stores"] == [store.manifest.digest for store in inputs]
     assert facts.source["kind"] == "store"
 
 
-def with_box_labels(root: Path, names: list[str] | None, labels: list[list[int]]) -> Path:
-    """A store whose column `box_labels` has these labels, three rows of each."""
+def make_store_with_box_labels(root: Path, names: list[str] | None, labels: list[list[int]]) -> Path:
+    """Make a store whose column `box_labels` has each of these values in three rows."""
     column = np.repeat(np.array(labels, "<i4"), 3, axis=0)
     make_store(root, random_images(len(column)), columns={"box_labels": column})
     if names is not None:
@@ -199,59 +199,61 @@ def with_box_labels(root: Path, names: list[str] | None, labels: list[list[int]]
     return root
 
 
-def test_box_classes_are_merged_by_name_and_box_labels_follow(tmp_path: Path) -> None:
-    first = with_box_labels(tmp_path / "a", ["cat", "dog"], [[1, 0], [0, -1]])
-    second = with_box_labels(tmp_path / "b", ["ant", "cat", "eel"], [[2, 1], [0, -1], [-1, -1]])
-    convert([first, second], tmp_path / "joined", Conversion(shuffle_seed=None), workers=2)
-    joined = open_store(tmp_path / "joined")
-    assert joined.box_classes == ("cat", "dog", "ant", "eel")
-    assert joined.columns["box_labels"][::3].tolist() == [[1, 0], [0, -1], [3, 0], [2, -1], [-1, -1]]
-    assert verify_store(tmp_path / "joined").ok
+def test_box_classes_are_merged_by_name_and_box_labels_updated(tmp_path: Path) -> None:
+    first = make_store_with_box_labels(tmp_path / "a", ["cat", "dog"], [[1, 0], [0, -1]])
+    second = make_store_with_box_labels(tmp_path / "b", ["ant", "cat", "eel"], [[2, 1], [0, -1], [-1, -1]])
+    convert([first, second], tmp_path / "merged", Conversion(shuffle_seed=None), workers=2)
+    merged = open_store(tmp_path / "merged")
+    assert merged.box_classes == ("cat", "dog", "ant", "eel")
+    assert merged.columns["box_labels"][::3].tolist() == [[1, 0], [0, -1], [3, 0], [2, -1], [-1, -1]]
+    assert verify_store(tmp_path / "merged").ok
     convert([second], tmp_path / "selected", Conversion(selection=Selection(rows=(3, None))), workers=1)
     selected = open_store(tmp_path / "selected")
     assert (selected.box_classes, selected.columns["box_labels"][0].tolist()) == (("ant", "cat", "eel"), [0, -1])
 
 
-def test_box_labels_without_names_are_not_joined_with_named_ones(tmp_path: Path) -> None:
-    named = with_box_labels(tmp_path / "a", ["cat"], [[0]])
-    nameless = with_box_labels(tmp_path / "b", None, [[5]])
+def test_box_labels_with_and_without_names_cannot_be_merged(tmp_path: Path) -> None:
+    named = make_store_with_box_labels(tmp_path / "a", ["cat"], [[0]])
+    nameless = make_store_with_box_labels(tmp_path / "b", None, [[5]])
     with pytest.raises(
-        BuildError, match=r"box_labels \(<i4\[1\]\), the names of box_labels, .*/b the columns box_labels"
+        BuildError, match=r"box_labels \(<i4\[1\]\), the names of box_labels, .*/b has the columns box_labels"
     ):
-        convert([named, nameless], tmp_path / "joined", workers=1)
-    convert([nameless, nameless], tmp_path / "joined", workers=1)
-    joined = open_store(tmp_path / "joined")
-    assert (joined.manifest.box_classes, joined.columns["box_labels"].tolist()) == (None, [[5]] * 6)
+        convert([named, nameless], tmp_path / "merged", workers=1)
+    convert([nameless, nameless], tmp_path / "merged", workers=1)
+    merged = open_store(tmp_path / "merged")
+    assert (merged.manifest.box_classes, merged.columns["box_labels"].tolist()) == (None, [[5]] * 6)
 
 
-def test_recipes_that_differ_stand_side_by_side(tmp_path: Path) -> None:
+def test_different_recipes_are_listed_under_joined(tmp_path: Path) -> None:
     first = small_store(tmp_path / "a", ["a", "b", "c"])
     second = small_store(tmp_path / "b", ["a", "b", "c"])
     resign(second, lambda facts: facts.update(recipe={"by": "hand", "shard_size": "large", "filter": ["none"]}))
-    convert([second, first], tmp_path / "joined", workers=1)
-    recipe = open_store(tmp_path / "joined").manifest.recipe
+    convert([second, first], tmp_path / "merged", workers=1)
+    recipe = open_store(tmp_path / "merged").manifest.recipe
     assert recipe["joined"] == [{"by": "hand", "shard_size": "large", "filter": ["none"]}, {"size": [8, 6]}]
     assert (recipe["height"], recipe["width"], recipe["container"]) == (8, 6, "npy")
 
 
 @pytest.mark.parametrize(
-    ("made", "told"),
+    ("second_store", "message"),
     [
-        ({"shape": (8, 7, 3)}, "a has rows of 8x6x3, .*b of 8x7x3"),
-        ({"columns": {"weights": np.zeros(9, "<f4")}}, "a has no columns, .*b the columns weights .<f4"),
+        ({"shape": (8, 7, 3)}, "a has rows of 8x6x3, .*b has rows of 8x7x3"),
+        ({"columns": {"weights": np.zeros(9, "<f4")}}, "a has no columns, .*b has the columns weights .<f4"),
     ],
 )
-def test_stores_that_do_not_go_together_are_refused(made: dict[str, Any], told: str, tmp_path: Path) -> None:
-    shape, columns = made.get("shape", (8, 6, 3)), made.get("columns")
+def test_stores_with_different_shapes_or_columns_are_refused(
+    second_store: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    shape, columns = second_store.get("shape", (8, 6, 3)), second_store.get("columns")
     stores = [make_store(tmp_path / "a", random_images(9))]
     stores += [make_store(tmp_path / "b", random_images(9, shape=shape), columns=columns)]
-    with pytest.raises(BuildError, match=told):
+    with pytest.raises(BuildError, match=message):
         convert(stores, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-    ("recipe", "npy_again"),
+    ("recipe", "expected"),
     [
         ({}, {}),
         ({"decoders": "by hand"}, {"decoders": "by hand"}),
@@ -259,28 +261,28 @@ def test_stores_that_do_not_go_together_are_refused(made: dict[str, Any], told: 
         ({"decoders": {"jpeg": "6b"}, "mine": [1]}, {"decoders": {"jpeg": "6b"}, "mine": [1]}),
     ],
 )
-def test_recipes_of_other_writers_stay_as_they_are(recipe: dict[str, Any], npy_again: dict[str, Any]) -> None:
-    asked = {"height": 8, "width": 6, "shard_size": 5, "filter": "box"}
-    as_hdf5 = {**asked, "container": "hdf5", "decoders": {"libhdf5": "2"}}
-    as_npy = {**asked, "container": "npy", "decoders": {}}
+def test_recipe_keys_of_other_writers_are_kept(recipe: dict[str, Any], expected: dict[str, Any]) -> None:
+    settings = {"height": 8, "width": 6, "shard_size": 5, "filter": "box"}
+    as_hdf5 = {**settings, "container": "hdf5", "decoders": {"libhdf5": "2"}}
+    as_npy = {**settings, "container": "npy", "decoders": {}}
     hdf5 = converted_recipe([recipe], (8, 6, 3), as_hdf5, {})
     assert hdf5["decoders"] == (
         "by hand" if recipe.get("decoders") == "by hand" else {**hdf5["decoders"], "libhdf5": "2"}
     )
-    assert converted_recipe([hdf5], (8, 6, 3), as_npy, {}) == {**npy_again, "container": "npy", "shard_size": 5}
+    assert converted_recipe([hdf5], (8, 6, 3), as_npy, {}) == {**expected, "container": "npy", "shard_size": 5}
 
 
-def test_a_selection_takes_its_rows_and_keeps_all_classes(npy: Path, tmp_path: Path) -> None:
-    chosen = Selection(classes=("n00000001", "n00000002"), rows=(-10, -1), source="*_[1-4].JPEG")
-    convert([npy], tmp_path / "out", Conversion(selection=chosen), workers=1)
+def test_selection_keeps_all_classes(npy: Path, tmp_path: Path) -> None:
+    selection = Selection(classes=("n00000001", "n00000002"), rows=(-10, -1), source="*_[1-4].JPEG")
+    convert([npy], tmp_path / "out", Conversion(selection=selection), workers=1)
     whole, part = open_store(npy), open_store(tmp_path / "out")
     rows = [s.row for s in list(whole.samples)[-10:-1] if s.label and not s.source.endswith("_0.JPEG")]
     assert 0 < len(rows) == len(part) < 10
     np.testing.assert_array_equal(part.images[:], whole.images[rows])
     assert part.classes == whole.classes
     assert [s.source for s in part.samples] == [whole.samples[row].source for row in rows]
-    there = {s.source for s in part.samples}
-    listed = [reject for reject in read_rejects(npy / "rejects.tsv") if reject.source in there]
+    sources = {s.source for s in part.samples}
+    listed = [reject for reject in read_rejects(npy / "rejects.tsv") if reject.source in sources]
     assert list(read_rejects(tmp_path / "out/rejects.tsv")) == listed
     assert {reject.action for reject in listed} == {"kept"}
     assert part.manifest.recipe["selected"] == {
@@ -293,51 +295,50 @@ def test_a_selection_takes_its_rows_and_keeps_all_classes(npy: Path, tmp_path: P
 
 
 @given(st.tuples(*[st.none() | st.integers(-25, 25)] * 2))
-def test_rows_count_through_all_stores_as_slices_do(ends: tuple[int | None, int | None]) -> None:
-    with_rows = Selection(rows=ends)
-    assert list(with_rows.numbers(18)) == list(range(18))[slice(*ends)]
+def test_row_range_matches_python_slice(ends: tuple[int | None, int | None]) -> None:
+    assert list(Selection(rows=ends).numbers(18)) == list(range(18))[slice(*ends)]
 
 
 @pytest.mark.parametrize("rows", [(None, None), (3, 14), (10, 12), (None, 9), (-9, None)])
-def test_rows_are_taken_from_each_store_in_its_place(tmp_path: Path, rows: tuple[int | None, int | None]) -> None:
+def test_row_range_spans_stores(tmp_path: Path, rows: tuple[int | None, int | None]) -> None:
     stores = [small_store(tmp_path / name, ["a", "b", "c"], seed=seed) for seed, name in enumerate("xy")]
     source, _ = open_conversion(stores, tmp_path / "out", Conversion(selection=Selection(rows=rows)))
-    everything = [(unit, row) for unit in (0, 1) for row in range(9)]
-    assert list(source.chosen) == everything[slice(*rows)]
-    assert [(entry.unit, entry.place) for entry in source.entries()] == everything[slice(*rows)]
+    all_rows = [(unit, row) for unit in (0, 1) for row in range(9)]
+    assert list(source.selected_rows) == all_rows[slice(*rows)]
+    assert [(entry.unit, entry.place) for entry in source.entries()] == all_rows[slice(*rows)]
 
 
 def test_rows_are_sorted_or_shuffled(tmp_path: Path) -> None:
     stores = [small_store(tmp_path / name, names) for name, names in (("x", ["a", "b", "c"]), ("w", ["c", "a", "d"]))]
     whole = [sample for store in stores for sample in open_store(store).samples]
 
-    def sources(name: str, conversion: Conversion) -> list[str]:
+    def converted_sources(name: str, conversion: Conversion) -> list[str]:
         convert(stores, tmp_path / name, conversion, workers=1)
         return [sample.source for sample in open_store(tmp_path / name).samples]
 
     by_class = sorted(whole, key=lambda sample: "abcd".index(sample.class_name))
-    assert sources("class", Conversion(sort="class")) == [sample.source for sample in by_class]
-    assert sources("source", Conversion(sort="source")) == sorted(sample.source for sample in whole)
-    assert sources("shuffled", Conversion(shuffle_seed=5)) == [whole[row].source for row in shuffled(18, 5)]
+    assert converted_sources("class", Conversion(sort="class")) == [sample.source for sample in by_class]
+    assert converted_sources("source", Conversion(sort="source")) == sorted(sample.source for sample in whole)
+    assert converted_sources("shuffled", Conversion(shuffle_seed=5)) == [whole[row].source for row in shuffled(18, 5)]
     assert open_store(tmp_path / "shuffled").manifest.recipe["selected"] == {"shuffle_seed": 5}
     with pytest.raises(BuildError, match="a finished store"):
         convert(stores, tmp_path / "shuffled", Conversion(shuffle_seed=6))
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("settings", "message"),
     [
         ({"sort": "size"}, "sort is 'size', expected one of class, source"),
-        ({"sort": "class", "shuffle_seed": 0}, "take one of the two"),
-        ({"filter": "box"}, "for another size, and none is given"),
+        ({"sort": "class", "shuffle_seed": 0}, "cannot be both sorted .by class. and shuffled"),
+        ({"filter": "box"}, "filter box has no effect without a size"),
     ],
 )
-def test_a_conversion_that_makes_no_sense_is_refused(asked: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        Conversion(**asked)
+def test_conflicting_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Conversion(**settings)
 
 
-def test_a_finished_store_that_only_needs_tidying_is_not_that_of_other_stores(tmp_path: Path) -> None:
+def test_finished_output_of_other_stores_is_not_cleaned_up(tmp_path: Path) -> None:
     stores = [small_store(tmp_path / name, ["a", "b", "c"], seed=seed) for seed, name in enumerate("xyz")]
     convert(stores[:2], tmp_path / "out", workers=1)
     (tmp_path / "out/.build").mkdir()
@@ -347,7 +348,7 @@ def test_a_finished_store_that_only_needs_tidying_is_not_that_of_other_stores(tm
     assert not (tmp_path / "out/.build").exists()
 
 
-def test_what_selects_nothing_writes_nothing(npy: Path, tmp_path: Path) -> None:
+def test_empty_selection_writes_nothing(npy: Path, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="no row is selected"):
         convert([npy], tmp_path / "out", Conversion(selection=Selection(source="*.png")))
     with pytest.raises(ValueError, match="no class is named 'n00000003'; did you mean n0000000"):
@@ -355,32 +356,32 @@ def test_what_selects_nothing_writes_nothing(npy: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_no_store_is_made_in_one_that_is_read(npy: Path, tmp_path: Path) -> None:
+def test_output_inside_an_input_store_is_refused(npy: Path, tmp_path: Path) -> None:
     other = shutil.copytree(npy, tmp_path / "other")
     (tmp_path / "link").symlink_to(other)
     before = tree_bytes(other)
     for out in (other, other / "inside", tmp_path / "link/inside/deep"):
-        with pytest.raises(BuildError, match="is, or lies in, the store"):
+        with pytest.raises(BuildError, match=r"is the input store .* or inside it"):
             convert([npy, other], out)
     assert tree_bytes(other) == before
     with pytest.raises(BuildError, match=r"different finished store: container is hdf5, the store says npy"):
         convert([npy], other, Conversion(container="hdf5"))
-    assert convert([npy], other) == open_store(npy).manifest  # a copy is what this very conversion makes
+    assert convert([npy], other) == open_store(npy).manifest  # the copy equals the result of this conversion
     assert tree_bytes(other) == before
 
 
-def test_a_staged_part_is_refused(npy: Path, tmp_path: Path) -> None:
+def test_staged_part_is_refused(npy: Path, tmp_path: Path) -> None:
     stage_store(open_store(npy), tmp_path / "part", rows=range(5))
     with pytest.raises(StoreError, match=r"a staged part.*convert the whole store"):
         convert([tmp_path / "part"], tmp_path / "out")
 
 
-def test_a_damaged_row_is_named_and_once_repaired_the_same_call_goes_on(npy: Path, hdf5: Path, tmp_path: Path) -> None:
+def test_conversion_stops_at_damaged_row_and_resumes_after_repair(npy: Path, hdf5: Path, tmp_path: Path) -> None:
     damaged = shutil.copytree(npy, tmp_path / "damaged")
     path = damaged / "images-00003.npy"
     whole = path.read_bytes()
     path.write_bytes(whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:])
-    with pytest.raises(StoreError, match=r"damaged: row 7 is not what was written; run `prep verify"):
+    with pytest.raises(StoreError, match=r"damaged: row 7 does not match its checksum; run `prep verify"):
         convert([damaged], tmp_path / "out", HDF5, workers=1)
     with pytest.raises(StoreError, match="unfinished store"):
         open_store(tmp_path / "out")
@@ -391,7 +392,7 @@ def test_a_damaged_row_is_named_and_once_repaired_the_same_call_goes_on(npy: Pat
 
 
 @pytest.mark.parametrize("name", ["samples.tsv", "checksums.npy", "labels.npy", "rejects.tsv", "weights.npy"])
-def test_a_damaged_small_file_is_found_before_anything_is_written(tmp_path: Path, name: str) -> None:
+def test_damaged_small_file_is_found_before_anything_is_written(tmp_path: Path, name: str) -> None:
     store = small_store(tmp_path / "a", ["a", "b", "c"], columns={"weights": np.ones(9, "<f4")})
     data = (store / name).read_bytes()
     (store / name).write_bytes(data[:-2] + bytes([data[-2] ^ 1]) + data[-1:])
@@ -401,44 +402,43 @@ def test_a_damaged_small_file_is_found_before_anything_is_written(tmp_path: Path
 
 
 @pytest.mark.parametrize("change", [{"label": 1}, {"digest": "sha:1"}])
-def test_samples_that_cannot_be_carried_over_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_invalid_samples_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     store = small_store(tmp_path / "a", ["a", "b", "c"])
     samples = [Sample(**{**vars(s), **change}) if s.row == 3 else s for s in open_store(store).samples]
     replace_file(store, "samples.tsv", line(SAMPLE_COLUMNS) + b"".join(map(sample_line, samples)))
-    with pytest.raises(StoreError, match=r"row 3 is wrong, expected label 0, as in labels\.npy, and a digest of 16"):
+    with pytest.raises(StoreError, match=r"row 3 is invalid, expected label 0, as in labels\.npy, and a digest of 16"):
         convert([store], tmp_path / "out")
 
 
-def test_a_store_that_was_replaced_since_the_plan_is_found(tmp_path: Path) -> None:
+def test_store_replaced_after_the_plan_is_refused(tmp_path: Path) -> None:
     store, out = small_store(tmp_path / "a", ["a", "b", "c"]), tmp_path / "out"
     source, recipe = open_conversion([store], out, Conversion())
     plan = make_plan(source, out, recipe)
     shutil.rmtree(store)
     small_store(store, ["a", "b", "c"], seed=1)
-    with pytest.raises(BuildError, match="a: another store than the one that was to be read"):
+    with pytest.raises(BuildError, match="a: the store was replaced"):
         plan.source().classes()
     with pytest.raises(BuildError, match="the source changed since the plan: 9 changed"):
         convert([store], out)
 
 
-def test_rows_without_names_and_columns_of_any_name(tmp_path: Path) -> None:
+def test_empty_source_names_and_unusual_column_names_are_kept(tmp_path: Path) -> None:
     store = make_store(tmp_path / "a", random_images(9), columns={"Feature-1": np.arange(9, dtype="<i8")})
     samples = [Sample(row, row % 3, "", "", 0, 0, "", "0" * 16) for row in range(9)]
     replace_file(store, "samples.tsv", line(SAMPLE_COLUMNS) + b"".join(map(sample_line, samples)))
     source, recipe = open_conversion([store], tmp_path / "out", Conversion())
     make_plan(source, tmp_path / "out", recipe)
-    (tmp_path / "out/Feature-1.npy").write_bytes(b"of a finish that was killed")
+    (tmp_path / "out/Feature-1.npy").write_bytes(b"left by a killed finish")
     convert([store], tmp_path / "out", workers=1)
     assert verify_store(tmp_path / "out").ok
     np.testing.assert_array_equal(open_store(tmp_path / "out").columns["Feature-1"], np.arange(9))
 
 
-def test_blocks_are_those_of_the_build_which_counted_its_rejects(tmp_path: Path) -> None:
+def test_block_size_equals_that_of_a_build_with_rejects(tmp_path: Path) -> None:
     store = make_store(tmp_path / "a", random_images(9), block_rows=7)
     source, _ = open_conversion([store], tmp_path / "out", Conversion())
     row_bytes = 256 * 256 * 3
-    few, more = block_rows_for(1535, row_bytes), block_rows_for(1536, row_bytes)
-    assert (few, more) == (5, 6)
+    assert (block_rows_for(1535, row_bytes), block_rows_for(1536, row_bytes)) == (5, 6)
     first = source.inputs[0]
     for block_rows, listed, expected in [(6, 0, None), (6, 1, 6), (5, 1, 5), (7, 1, None)]:
         rejects = b"source\treason\taction\n" + b"".join(b"%d.jpg\tx\trejected\n" % k for k in range(listed))
@@ -450,11 +450,11 @@ def test_blocks_are_those_of_the_build_which_counted_its_rejects(tmp_path: Path)
 
 
 @pytest.mark.long
-def test_a_store_of_300_mb_with_a_reject_is_the_store_that_a_build_makes(tmp_path: Path) -> None:
+def test_conversion_of_300_mb_with_a_reject_equals_a_build(tmp_path: Path) -> None:
     (tmp_path / "src/a").mkdir(parents=True)
     for number in range(1535):
         (tmp_path / f"src/a/{number}.jpg").write_bytes(jpeg(32, 32, seed=number % 7))
-    (tmp_path / "src/a/bad.jpg").write_bytes(b"no picture")
+    (tmp_path / "src/a/bad.jpg").write_bytes(b"not an image")
     for container in ("npy", "hdf5"):
         recipe = Recipe(container=container, shard_size=100 << 20)
         build(FolderSource(tmp_path / "src"), tmp_path / container, recipe, Work(max_bad="1"))
@@ -462,7 +462,7 @@ def test_a_store_of_300_mb_with_a_reject_is_the_store_that_a_build_makes(tmp_pat
     assert tree_bytes(tmp_path / "converted") == tree_bytes(tmp_path / "hdf5")
 
 
-def test_kill_9_at_any_moment_loses_nothing(npy: Path, hdf5: Path, tmp_path: Path) -> None:
+def test_killed_conversion_resumes_to_the_same_bytes(npy: Path, hdf5: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "decodeonce.cli", "convert", str(npy), str(tmp_path / "out")]
     command += ["--format", "hdf5", "--shard-size", "2MiB", "--workers", "1"]
     rng = random.Random(0)

@@ -1,4 +1,4 @@
-"""Make a store of finished stores: another container, other shards, smaller rows, a selection, several joined."""
+"""Convert finished stores to a new store: reshard, downscale, select, sort, shuffle, merge or change the container."""
 
 from decodeonce.prep.convert.convert import Conversion, convert
 

@@ -1,6 +1,7 @@
-"""Convert stores: another container, other shards, a smaller size, a selection, another order, several joined.
+"""Convert finished stores to a new store.
 
-It is a build whose source is stores. After a kill, run it again: the result is byte-identical to an uninterrupted one.
+A conversion is a build whose source is stores. If it is killed, run it again: the result is byte-identical to an
+uninterrupted conversion.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import get_args
 from decodeonce.errors import BuildError
 from decodeonce.prep.build.build import build
 from decodeonce.prep.build.task import Progress, Work
-from decodeonce.prep.convert.merge import check_alike
+from decodeonce.prep.convert.merge import check_mergeable
 from decodeonce.prep.convert.source import StoreSource
 from decodeonce.prep.recipe import Filter, Recipe, Sort, check_choice
 from decodeonce.store import Manifest, open_store
@@ -24,10 +25,20 @@ from decodeonce.store.select import Selection
 
 @dataclass(frozen=True)
 class Conversion:
-    """How to convert stores; it checks itself. None keeps what the first store has.
+    """What to change when stores are converted. None keeps the setting of the first store.
 
-    `size` is (height, width) in pixels, resized with `filter`; `shard_size` is in bytes; `sort` is "class" or "source";
-    `shuffle_seed` permutes the selected rows.
+    Args:
+        container: Container of the new store, "npy" or "hdf5".
+        shard_size: Maximum size of a shard, in bytes.
+        size: (height, width) of the rows in pixels. It must not be larger than the stored rows and must keep their
+            aspect ratio.
+        filter: Filter that resizes rows to `size`: "bilinear", "bicubic", "lanczos" or "box".
+        selection: Rows to take; all rows by default.
+        sort: Order of the rows. "class": by label; "source": by the bytes of the source names. The sort is stable.
+        shuffle_seed: Seed of a permutation of the selected rows. It cannot be combined with `sort`.
+
+    Raises:
+        ValueError: If arguments are invalid or conflict.
     """
 
     container: ContainerName | None = None
@@ -42,9 +53,9 @@ class Conversion:
         if self.sort is not None:
             check_choice("sort", self.sort, Sort)
         if self.sort is not None and self.shuffle_seed is not None:
-            raise ValueError(f"rows are sorted by {self.sort} or shuffled: take one of the two")
+            raise ValueError(f"rows cannot be both sorted (by {self.sort}) and shuffled: choose one")
         if self.filter is not None and self.size is None:
-            raise ValueError(f"the filter {self.filter} is for another size, and none is given")
+            raise ValueError(f"filter {self.filter} has no effect without a size: give a size, too")
 
 
 def convert(
@@ -55,36 +66,51 @@ def convert(
     workers: int | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Manifest:
-    """Make the store `out` of the rows of finished stores, each row checked; the same call resumes after any kill.
+    """Write the rows of finished stores to a new store, and check the checksum of each row.
 
-    Several stores are joined: their rows follow each other, and classes of one name become one.
+    Several stores are merged: their rows follow each other, and classes with the same name become one class. If the
+    call is interrupted, repeat it with the same arguments to resume.
+
+    Args:
+        stores: Paths of the finished stores.
+        out: Path of the new store.
+        conversion: What to change; None copies the rows as they are.
+        workers: Number of worker processes; None uses all cores.
+        progress: Function that is called with the `Progress` of the build.
+
+    Returns:
+        The manifest of the new store.
 
     Raises:
-        ValueError: If the stores have not what is asked for, such as so many pixels, or a class.
-        BuildError, StoreError: If they do not go together, a row is damaged, or `out` cannot be built.
-        Stopped: As a build does.
+        ValueError: If the stores cannot satisfy the conversion, for example lack a selected class.
+        BuildError: If the stores cannot be merged, or `out` cannot be created or resumed.
+        StoreError: If a row or file of a store is damaged.
+        Stopped: If the conversion was interrupted and can be resumed.
+
+    Example:
+        >>> convert(["train.store"], Path("small.store"), Conversion(size=(128, 128)))
     """
     source, recipe = open_conversion(stores, out, conversion or Conversion())
-    # A damaged row fails it in any case, and the rejects of the inputs are none of this build's.
+    # No rejects are allowed: a damaged row fails the build anyway, and rejects of the inputs do not count here.
     return build(source, out, recipe, Work(workers=workers, max_bad="0", on_bad="fail"), progress)
 
 
 def open_conversion(
     stores: Sequence[str | os.PathLike[str]], out: Path, conversion: Conversion
 ) -> tuple[StoreSource, Recipe]:
-    """Return the source and the recipe whose build converts these stores; write nothing. Raises as `convert`."""
+    """Return the source and the recipe of the build that converts these stores; write nothing. Raises as `convert`."""
     opened = [open_store(path) for path in stores]
     for store in opened:
         store.check_held(range(len(store)), "convert the whole store")
         if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(store.paths.root)):
-            raise BuildError(f"{out}: is, or lies in, the store {store.paths.root} to be converted; choose another OUT")
-    check_alike([(store.paths.root, store.manifest) for store in opened])
-    first, chosen = opened[0].manifest, conversion.selection
+            raise BuildError(f"{out}: is the input store {store.paths.root} or inside it; choose another OUT")
+    check_mergeable([(store.paths.root, store.manifest) for store in opened])
+    first, selection = opened[0].manifest, conversion.selection
     size = smaller_size(first.shape, conversion.size)
     source = StoreSource(
         Path(stores[0]),
         stores=[[os.path.abspath(store.paths.root), store.manifest.digest] for store in opened],
-        selection={"classes": list(chosen.classes), "source": chosen.source, "rows": list(chosen.rows)},
+        selection={"classes": list(selection.classes), "source": selection.source, "rows": list(selection.rows)},
         sort=conversion.sort,
         size=size,
     )
@@ -93,32 +119,34 @@ def open_conversion(
 
 
 def _recipe(conversion: Conversion, first: Manifest, path: Path, size: Sequence[int]) -> Recipe:
-    """The recipe of the build. What is not asked for is as in the first store, if its recipe tells."""
-    said = first.recipe
-    resized_by = said.get("filter", "")
-    shard_size = conversion.shard_size or said.get("shard_size")
+    """Return the recipe of the build. Settings that the conversion leaves open come from the first store's recipe."""
+    stored_filter = first.recipe.get("filter", "")
+    shard_size = conversion.shard_size or first.recipe.get("shard_size")
     try:
         return Recipe(
             height=size[0],
             width=size[1],
-            filter=conversion.filter or (resized_by if resized_by in get_args(Filter) else Recipe.filter),
+            filter=conversion.filter or (stored_filter if stored_filter in get_args(Filter) else Recipe.filter),
             container=conversion.container or first.container,
             shard_size=shard_size if type(shard_size) is int and shard_size > 0 else Recipe.shard_size,
             shuffle_seed=conversion.shuffle_seed,
         )
-    except ValueError as error:  # another writer's rows may be larger than any that a build makes
+    except ValueError as error:  # a store of another writer may have larger rows than a build can make
         raise BuildError(f"{path}: {error}") from None
 
 
 def smaller_size(shape: tuple[int, int, int], size: tuple[int, int] | None) -> list[int] | None:
-    """[height, width] to resize rows of `shape` to, None if they have it; ValueError for larger or another aspect."""
+    """Return [height, width] to resize rows of `shape` to, or None if no resize is needed.
+
+    Raises ValueError if `size` is larger than the rows or has another aspect ratio.
+    """
     (old_height, old_width, _), (height, width) = shape, size or shape[:2]
     if (height, width) == (old_height, old_width):
         return None
-    rows = f"rows are {old_height}x{old_width}"
+    rows = f"the rows, {old_height}x{old_width}"
     if height > old_height or width > old_width:
-        raise ValueError(f"size {height}x{width}: {rows} and hold no more; build from the pictures for larger ones")
+        raise ValueError(f"size {height}x{width} is larger than {rows}; build from the images to get larger rows")
     if abs(height * old_width - width * old_height) >= max(old_height, old_width):  # more than a pixel off
         fitting = f"{height}x{max(1, round(height * old_width / old_height))}"
-        raise ValueError(f"size {height}x{width}: {rows}, of another aspect, and would be distorted; take {fitting}")
+        raise ValueError(f"size {height}x{width} has another aspect ratio than {rows}; use {fitting}")
     return [height, width]

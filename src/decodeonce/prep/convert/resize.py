@@ -1,4 +1,4 @@
-"""Rows of stores as rows of another one: the same, or resized."""
+"""Make rows of a new store from rows of finished stores, resized if the sizes differ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from decodeonce.prep.recipe import Recipe
 
 
 class StoredRowMaker:
-    """Makes rows of the rows of stores: the same, or resized; what is known of their pictures goes with them."""
+    """Turn stored rows into rows of the recipe's size; original size, digest and box come from samples.tsv."""
 
     def __init__(self, inputs: Sequence[StoreRows], recipe: Recipe) -> None:
         height, width, _ = inputs[0].manifest.shape
@@ -21,7 +21,7 @@ class StoredRowMaker:
         self._new_size, self._filter = (recipe.width, recipe.height), FILTERS[recipe.filter]
 
     def row(self, data: bytes, entry: Entry) -> Row:
-        """The row of the bytes of a stored one."""
+        """Return the new row for the bytes of a stored row."""
         sample = self._inputs[entry.unit].sample(entry.place)
         if self._new_size != self._size:
             image = Image.frombuffer("RGB", self._size, data, "raw", "RGB", 0, 1)

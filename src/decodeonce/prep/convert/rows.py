@@ -1,4 +1,4 @@
-"""The rows of a finished store, one at a time, each checked."""
+"""Read single rows of a finished store, and check each."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ DIGEST = re.compile("[0-9a-f]{16}")
 
 
 class StoreRows:
-    """The rows of the finished store at `path`, read and checked one at a time; `digest` is its manifest's.
+    """The rows of the finished store at `path`, whose manifest must have this digest.
 
-    Raises BuildError if another store is there by now.
+    Raises BuildError if the store at `path` was replaced.
     """
 
     def __init__(self, path: Path, digest: str) -> None:
@@ -27,36 +27,36 @@ class StoreRows:
         self.manifest = self.store.manifest
         if self.manifest.digest != digest:
             raise BuildError(
-                f"{path}: another store than the one that was to be read (digest {self.manifest.digest}, expected "
-                f"{digest}); put that back, or remove what is unfinished and run the command again"
+                f"{path}: the store was replaced (digest {self.manifest.digest}, expected {digest}); put the original "
+                "back, or remove the unfinished output and run the command again"
             )
         self._files = SourceFiles(path, [source_file(path, shard.file) for shard in self.manifest.shards])
 
     def check_files(self) -> None:
-        """Raise StoreError unless the small files that are copied are those written."""
+        """Raise StoreError if a small file that is copied to the new store is damaged."""
         paths = self.store.paths
         names = [path.name for path in (paths.samples, paths.rejects, paths.checksums)]
         for name in [*names, *(column.file for column in self.manifest.columns)]:
             check_file(paths.root / name, self.manifest.files[name])
 
     def read(self, row: int) -> bytes:
-        """The bytes of a row; StoreError if they are not those that were written."""
+        """Return the bytes of a row; raise StoreError if they do not match its checksum."""
         index = int(self.manifest.shard_indexes(row))
         data = self._files.read(index, self.manifest.shards[index].offset(row), self.manifest.row_bytes)
         if row_checksum(data) != int(self.store.checksums[row]):
             root = self.store.paths.root
-            raise StoreError(f"{root}: row {row} is not what was written; run {verify_command(root)}")
+            raise StoreError(f"{root}: row {row} does not match its checksum; run {verify_command(root)}")
         return data
 
     def sample(self, row: int) -> Sample:
-        """What samples.tsv says of a row; StoreError if that is not what the format asks for."""
+        """Return the line of samples.tsv of a row; raise StoreError if its label or digest is invalid."""
         sample = self.store.samples[row]
         if sample.label != int(self.store.labels[row]) or not DIGEST.fullmatch(sample.digest):
             expected = f"label {self.store.labels[row]}, as in labels.npy, and a digest of 16 hexadecimal digits"
             verify = verify_command(self.store.paths.root)
-            raise StoreError(f"{self.store.paths.samples}: row {row} is wrong, expected {expected}; run {verify}")
+            raise StoreError(f"{self.store.paths.samples}: row {row} is invalid, expected {expected}; run {verify}")
         return sample
 
     def close(self) -> None:
-        """Close the shards; reading opens them again."""
+        """Close the shards; the next read opens them again."""
         self._files.close()

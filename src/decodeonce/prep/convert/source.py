@@ -1,4 +1,4 @@
-"""Finished stores as a source: their rows are what is read, and no picture is decoded."""
+"""A source whose samples are the rows of finished stores, so no image is decoded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.build.blocks import block_rows_for
 from decodeonce.prep.convert import merge
 from decodeonce.prep.convert.rows import StoreRows
-from decodeonce.prep.convert.selection import Chosen
+from decodeonce.prep.convert.selection import SelectedRows
 from decodeonce.prep.entry import Entry, RowMaker, name_bytes
 from decodeonce.prep.sources.base import Source
 from decodeonce.store.manifest import BOX_LABELS, Column, ImageClass
@@ -26,11 +26,17 @@ if TYPE_CHECKING:
 
 
 class StoreSource(Source):
-    """The rows of stores, one store after the other; or those selected, in another order, at another size.
+    """The rows of finished stores, one store after the other unless they are sorted.
 
-    `stores` are path and manifest digest of each, `sort` is "class", "source" or None, `size` (height, width) or None.
-    An entry's unit is its store's number, its place the row there, its mtime_ns the store's digest: so a store that was
-    replaced is a source that changed.
+    An entry's unit is the index of its store, and its place is the row in that store. Its mtime_ns is the digest of
+    the store, so a store that was replaced counts as a changed source.
+
+    Args:
+        root: Path of the first store.
+        stores: (path, manifest digest) of each store.
+        selection: The fields of a `Selection`.
+        sort: "class", "source", or None to keep the order.
+        size: (height, width) in pixels of the new rows, or None to keep the size.
     """
 
     kind = "store"
@@ -49,60 +55,60 @@ class StoreSource(Source):
 
     @cached_property
     def inputs(self) -> list[StoreRows]:
-        """The stores, opened when first asked for."""
+        """The stores, opened on first use."""
         return [StoreRows(Path(path), digest) for path, digest in self._facts["stores"]]
 
     @cached_property
-    def chosen(self) -> Chosen:
-        """Which rows these are."""
+    def selected_rows(self) -> SelectedRows:
+        """The rows to convert."""
         facts = self._facts["selection"]
         selection = Selection(tuple(facts["classes"]), facts["source"], tuple(facts["rows"]))
-        return Chosen(self.inputs, selection, self._facts["sort"])
+        return SelectedRows(self.inputs, selection, self._facts["sort"])
 
     @cached_property
     def _box_classes(self) -> tuple[tuple[str, ...], list[list[int]]]:
-        """The joined box classes, and each store's box labels as labels of these."""
-        return merge.joined_box_classes([rows.manifest for rows in self.inputs])
+        return merge.merged_box_classes([rows.manifest for rows in self.inputs])
 
     def facts(self) -> dict[str, Any]:
-        """What `open_source` needs, beside kind and root, to make this source again."""
+        """Return the keyword arguments from which `open_source` makes this source again."""
         return self._facts
 
     def classes(self) -> tuple[ImageClass, ...]:
-        """The classes of all stores, also those of which no row is selected: labels keep their meaning."""
-        return self.chosen.classes
+        """Return the classes of all stores, also those without selected rows, so that labels keep their meaning."""
+        return self.selected_rows.classes
 
     def entries(self) -> Iterator[Entry]:
-        """The selected rows in their order; BuildError if there is none."""
+        """Yield the selected rows in their order; raise BuildError if there are none."""
         for rows in self.inputs:
             rows.check_files()
         found = False
-        for unit, place in self.chosen:
+        for unit, place in self.selected_rows:
             rows, found = self.inputs[unit], True
             sample = rows.sample(place)
-            label, size = self.chosen.labels[unit][sample.label], rows.manifest.row_bytes
-            stamp = int(rows.manifest.digest, 16) >> 1  # below 2^63, as a time is
+            label, size = self.selected_rows.labels[unit][sample.label], rows.manifest.row_bytes
+            stamp = int(rows.manifest.digest, 16) >> 1  # below 2^63, the limit of mtime_ns
             yield Entry(name_bytes(sample.source), label, size, stamp, unit=unit, place=place)
         if not found:
             raise BuildError(f"{self.root}: no row is selected; `prep ls` lists rows, classes and sources")
 
     def read(self, entry: Entry) -> bytes:
-        """The bytes of a row; StoreError if they are not those that were written."""
+        """Return the bytes of a row; raise StoreError if they do not match its checksum."""
         return self.inputs[entry.unit].read(entry.place)
 
     def columns(self) -> list[Column]:
-        """The columns of the stores, which all have the same."""
+        """Return the columns, which are the same in all stores."""
         return list(self.inputs[0].manifest.columns)
 
     def column_values(self, column: Column, entries: Sequence[Entry]) -> NDArray[Any]:
-        """What the rows have; boxes follow them to another size, box labels to the joined classes."""
+        """Return the values of the rows. Boxes are scaled to the new size; box labels refer to the merged classes."""
         values = np.empty((len(entries), *column.shape), column.dtype)
         units, places = (np.array([getattr(entry, name) for entry in entries]) for name in ("unit", "place"))
         for unit in np.unique(units).tolist():
             rows = self.inputs[unit]
             found = rows.store.columns[column.name][places[units == unit]]
             if column.name == BOX_LABELS and rows.manifest.box_classes is not None:
-                found = np.array([*self._box_classes[1][unit], -1])[found]  # -1, for no box, takes the last
+                # The label -1 means no box; as an index it takes the -1 that is appended here.
+                found = np.array([*self._box_classes[1][unit], -1])[found]
             values[units == unit] = found
         is_boxes = column.name == "boxes" and column.shape[-1:] == (4,) and column.dtype == "<f4"
         if self._facts["size"] and is_boxes:
@@ -111,8 +117,8 @@ class StoreSource(Source):
         return values
 
     def manifest_facts(self, recipe: dict[str, Any], digest: str) -> dict[str, Any]:
-        """The inputs' recipe and source, with what the conversion changes."""
-        manifests, selected = [rows.manifest for rows in self.inputs], self.chosen.facts(recipe["shuffle_seed"])
+        """Return the recipe and source of the inputs with the changes of the conversion."""
+        manifests, selected = [rows.manifest for rows in self.inputs], self.selected_rows.facts(recipe["shuffle_seed"])
         return {
             "recipe": merge.converted_recipe([m.recipe for m in manifests], manifests[0].shape, recipe, selected),
             "source": merge.converted_source(manifests, selected),
@@ -121,18 +127,22 @@ class StoreSource(Source):
         }
 
     def carried_rejects(self) -> Iterator[Reject]:
-        """The lines of the stores' rejects.tsv; of those selected what was kept though odd, where its row is."""
+        """Return the lines of the inputs' rejects.tsv; with a selection, only the "kept" lines of selected rows."""
         listed = [
             (unit, reject) for unit, rows in enumerate(self.inputs) for reject in read_rejects(rows.store.paths.rejects)
         ]
-        if not self.chosen.whole:
+        if not self.selected_rows.has_all_rows:
             kept = {(unit, reject.source) for unit, reject in listed if reject.action == "kept"}
-            here = {(entry.unit, entry.text) for entry in self.entries()} & kept if kept else set()
-            listed = [(unit, reject) for unit, reject in listed if (unit, reject.source) in here]
+            selected = {(entry.unit, entry.text) for entry in self.entries()} & kept if kept else set()
+            listed = [(unit, reject) for unit, reject in listed if (unit, reject.source) in selected]
         return (reject for _, reject in listed)
 
     def block_rows(self, count: int, row_bytes: int) -> int | None:
-        """The input's, where it is what a build of `count` rows and the input's rejects takes: it counts them, too."""
+        """Return the block size of a single input of `count` such rows, or None to leave the choice to the build.
+
+        A build sizes its blocks before it knows its rejects. The input's size is kept if a build of `count` rows plus
+        any number of the input's rejects would choose it, so that a converted store equals a built one.
+        """
         first = self.inputs[0].manifest
         if len(self.inputs) > 1 or first.count != count or first.row_bytes != row_bytes:
             return None
@@ -141,7 +151,7 @@ class StoreSource(Source):
         return first.block_rows if first.block_rows in usual else None
 
     def row_maker(self, recipe: Recipe) -> RowMaker:
-        """What resizes rows, or leaves them as they are."""
-        from decodeonce.prep.convert.resize import StoredRowMaker  # Pillow, which listing does without
+        """Return what makes the new rows, resized if needed."""
+        from decodeonce.prep.convert.resize import StoredRowMaker  # imports Pillow, which a listing does not need
 
         return StoredRowMaker(self.inputs, recipe)
