@@ -55,7 +55,7 @@ def test_repair_prints_a_line_for_each_remaining_damage(store: Path, tree: Path)
     assert (result.returncode, result.stdout) == (1, f"{store}: repaired nothing; still damaged\n")
     first, second = result.stderr.splitlines()
     assert first.startswith(f"prep: error: {store / 'rejects.tsv'}: ")
-    assert second.startswith(f"prep: error: {store}: row 0: give what the store was built from")
+    assert second.startswith(f"prep: error: {store}: row 0: pass as --from what the store was built from")
     result = prep("repair", store, "--from", tree)
     assert (result.returncode, result.stdout) == (1, f"{store}: repaired 1 row; still damaged\n")
     assert len(result.stderr.splitlines()) == 1

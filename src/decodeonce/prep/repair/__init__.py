@@ -1,4 +1,4 @@
-"""Make damaged rows and small files of a store again, from what the store itself or its source still has."""
+"""Rebuild damaged rows and files of a store from the rest of the store, its source or another store."""
 
 from decodeonce.prep.repair.repair import Repair, repair_store
 

@@ -1,8 +1,8 @@
-"""Find encoded pictures below SRC by the names that samples.tsv and rejects.tsv have for them.
+"""Find encoded images in SRC by their names in samples.tsv and rejects.tsv.
 
-A name leads to its picture without a listing of the source: to the file of that name, or to an archive and a place in
-it. The archives are read by the functions that the sources use. No flag of the build is needed, and an archive that is
-damaged does not keep the pictures in the others from being found.
+A name leads to its image without a listing of the source: it is the path of a file, or the path of an archive followed
+by a member. Archives are read with the functions of the sources. No flag of the build is needed, and a damaged archive
+does not stop the search in the others.
 """
 
 from __future__ import annotations
@@ -16,12 +16,7 @@ from pathlib import Path
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Undecodable
-from decodeonce.prep.sources.base import (
-    WITH_BOXES,
-    file_entry,
-    mode_of,
-    read_file,
-)
+from decodeonce.prep.sources.base import WITH_BOXES, file_entry, mode_of, read_file
 from decodeonce.prep.sources.files import SourceFiles, source_file
 from decodeonce.prep.sources.formats import table_columns, tables
 from decodeonce.prep.sources.formats.gzipped import MAGIC, GzipStream
@@ -32,29 +27,29 @@ from decodeonce.prep.sources.formats.zipped import LOCAL, list_zip, read_member
 from decodeonce.prep.sources.webdataset import SUFFIXES
 
 PATTERN_SUFFIXES = {"webdataset": SUFFIXES, "parquet": (".parquet",)}
-Members = Iterator[tuple[bytes, Callable[[], bytes]]]  # places in an archive, and what reads the bytes there
+Members = Iterator[tuple[bytes, Callable[[], bytes]]]  # the name of each archive member, and a function that reads it
 
 
 def roots_of(kind: str, source: str) -> list[Path]:
-    """The paths that the names of a store may start from, given the kind of its source and the SRC of its build.
+    """Return the paths that names of a store may be relative to, given the kind of its source and its SRC.
 
-    Raises BuildError if nothing is there.
+    Raises BuildError if SRC does not exist.
     """
     kind = kind.removesuffix(WITH_BOXES)
     if kind in PATTERN_SUFFIXES:
         return [find_files(source, PATTERN_SUFFIXES[kind], deep=kind == "parquet")[0]]
     path = Path(source)
     if not path.exists():
-        raise BuildError(f"{source}: no such file or folder; expected what the store was built from")
+        raise BuildError(f"{source}: no such file or folder; expected the source that the store was built from")
     if path.is_dir():
         return [path]
     return [path.absolute().parent] if kind == "list" else [path, path.absolute().parent]
 
 
 class ImageSearch:
-    """Look for pictures of these names. Remove a name from `names` when you have what you want of it.
+    """A search for images with these names. Remove a name from `names` when its image was found.
 
-    `problems` says why pictures that are there cannot be read.
+    `problems` maps the names of images that exist but cannot be read to the reason.
     """
 
     def __init__(self, roots: Iterable[Path], names: Iterable[bytes]) -> None:
@@ -63,8 +58,10 @@ class ImageSearch:
         self.problems: dict[bytes, str] = {}
 
     def find(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield (name, bytes) of everything that has a wanted name. Raises Stopped for an error that may pass,
-        BuildError where a file may not be read."""
+        """Yield (name, bytes) of everything that has a wanted name.
+
+        Raises Stopped for a temporary error, and BuildError for a file without read permission.
+        """
         for root in self._roots:
             archives: dict[bytes, dict[bytes, bytes]] = {}
             for name in sorted(self.names):
@@ -87,7 +84,7 @@ class ImageSearch:
             yield name, read_file(root, entry)
 
     def _read_archive(self, path: Path, places: dict[bytes, bytes]) -> Iterator[tuple[bytes, bytes]]:
-        """Read an archive up to the last wanted member."""
+        """Read an archive up to its last wanted member."""
         left = set(places)
         with closing(SourceFiles(path, [source_file(path, "")])) as files:
             for place, read in _members(path, files, left):
@@ -103,9 +100,9 @@ class ImageSearch:
 
 
 def _split(root: bytes, name: bytes) -> tuple[bytes, bytes]:
-    """The file that a name leads to, and the rest of the name: the place in that archive. Empty if there is no file."""
+    """Split a name into the path of an existing file and a member of it; both are empty if no file exists."""
     parts = name.split(b"/")
-    if b".." in parts or b"\0" in name:  # the names of a store from somebody else may be anything
+    if b".." in parts or b"\0" in name:  # a store from an untrusted writer may contain any names
         return b"", b""
     for cut in range(len(parts) + 1):
         path = os.path.join(root, *parts[:cut])
@@ -118,7 +115,7 @@ def _split(root: bytes, name: bytes) -> tuple[bytes, bytes]:
 
 
 def _members(path: Path, files: SourceFiles, wanted: Collection[bytes]) -> Members:
-    """The wanted members of an archive, recognised by its first bytes, in the order in which they lie there."""
+    """Yield the wanted members of an archive in stored order. Its first bytes identify the format."""
     fd, begin = files.fd(0), files.read_some(0, 0, 4)
     if begin == LOCAL:
         for member in list_zip(path):
@@ -136,7 +133,7 @@ def _members(path: Path, files: SourceFiles, wanted: Collection[bytes]) -> Membe
 
 
 def _tar_members(fd: int, path: Path, first: int, size: int, wanted: Collection[bytes], above: bytes = b"") -> Members:
-    """The members of a tar that begins at byte `first`, and those of the class tars in it."""
+    """Yield the wanted members of a tar that begins at byte `first`, and of the class tars in it."""
     tar = Window(fd, str(path), first, size)
     for member in list_tar(tar):
         place = above + member.name
@@ -152,7 +149,7 @@ def _read_tar(tar: Window, member: Member) -> bytes:
 
 
 def _table_rows(path: Path, fd: int, wanted: Collection[bytes]) -> Members:
-    """The rows of a Parquet file, whose places begin with their number, in each column that may hold pictures."""
+    """Yield the wanted rows of a Parquet file from each column that may hold images. Names begin with a row number."""
     places = {int(number): place for place in wanted if (number := place.partition(b"/")[0]).isdigit()}
     table, first = tables.open_table(str(path), fd), 0
     columns = table_columns.image_columns(table.schema_arrow)
@@ -162,9 +159,9 @@ def _table_rows(path: Path, fd: int, wanted: Collection[bytes]) -> Members:
             first = rows.stop
             here = sorted(places.keys() & set(rows))
             for leaf in columns if here else ():
-                pictures = tables.column(tables.read_group(str(path), table, group, [leaf]), leaf)
+                images = tables.column(tables.read_group(str(path), table, group, [leaf]), leaf)
                 for row in here:
                     if places[row] in wanted:
-                        yield places[row], partial(tables.image_at, pictures, row - rows.start)
+                        yield places[row], partial(tables.image_at, images, row - rows.start)
     finally:
         table.close(force=True)

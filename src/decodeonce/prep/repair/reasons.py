@@ -1,4 +1,4 @@
-"""Tell why rows are still bad: one sentence for each reason, however many rows and pictures share it."""
+"""Say why rows are still damaged, in one sentence per reason."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from decodeonce.store.manifest import REBUILD, Manifest
 from decodeonce.store.part import rows_text
 from decodeonce.store.verify import row_ranges
 
-FROM_COPY = "restore it from a copy of the store (one given as --from will do)"
+FROM_COPY = "restore it from a copy of the store (or pass the copy as --from)"
 COPY = f"{FROM_COPY}, or {REBUILD}"
-MOST_RANGES = 20  # of rows that a sentence names; `prep verify --json` names them all
+MOST_RANGES = 20  # ranges of rows that a sentence names; `prep verify --json` names all
 
 
 class Reason(NamedTuple):
-    """Why a row cannot be repaired, and the name of its picture if that matters."""
+    """Why a row cannot be repaired, and the name of its image if that matters."""
 
     text: str
     name: str = ""
 
 
-BAD_AGAIN = Reason("damaged again after it was written: check the disk, then run this again")
+BAD_AGAIN = Reason("damaged again after the repair; check the disk, then run the command again")
 
 
 def row_sentences(root: Path, rows: list[int], reasons: Mapping[int, Reason]) -> Iterator[str]:
-    """Yield a sentence for each reason, with its rows and the first of its pictures."""
+    """Yield a sentence for each reason, with its rows and the name of the first image."""
     by_text: dict[str, list[int]] = {}
     for row in rows:
         by_text.setdefault(reasons.get(row, BAD_AGAIN).text, []).append(row)
     for text, some in by_text.items():
         ranges = row_ranges(some)
-        told = ", ".join(rows_text(range(first, last + 1)) for first, last in ranges[:MOST_RANGES])
+        rows_named = ", ".join(rows_text(range(first, last + 1)) for first, last in ranges[:MOST_RANGES])
         if len(ranges) > MOST_RANGES:
-            told += f" and {counted(len(ranges) - MOST_RANGES, 'more run', 'more runs')} of rows"
+            rows_named += f" and {counted(len(ranges) - MOST_RANGES, 'more range', 'more ranges')} of rows"
         names = list(dict.fromkeys(reasons[row].name for row in some if row in reasons and reasons[row].name))
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        yield f"{root}: {told}: {f'{names[0]}{more}: ' if names else ''}{text}"
+        yield f"{root}: {rows_named}: {f'{names[0]}{more}: ' if names else ''}{text}"
 
 
-def other_versions(manifest: Manifest) -> str:
-    """Tell which libraries to install if others than those here made the store; empty if they are the same."""
+def versions_to_install(manifest: Manifest) -> str:
+    """Return which library versions to install to decode as the build did; empty if they are installed."""
     written = manifest.recipe.get("decoders")
     if not isinstance(written, dict):
         return ""
-    here = decoder_versions(manifest.container)
-    missing = [f"{name} {version}" for name, version in written.items() if here.get(name) != version]
-    instead = [f"{name} {version}" for name, version in here.items() if written.get(name) != version]
-    return f"install {', '.join(missing)}, which made it (here: {', '.join(instead)})" if missing else ""
+    installed = decoder_versions(manifest.container)
+    missing = [f"{name} {version}" for name, version in written.items() if installed.get(name) != version]
+    instead = [f"{name} {version}" for name, version in installed.items() if written.get(name) != version]
+    return f"install {', '.join(missing)}, as used by the build (installed: {', '.join(instead)})" if missing else ""

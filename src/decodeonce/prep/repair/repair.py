@@ -1,8 +1,8 @@
-"""Repair a damaged store: only what is bad is touched, and it gets the very bytes that were written.
+"""Repair a damaged store: rewrite only what is damaged, with the bytes that the build wrote.
 
-It may be killed at any moment and called again: what is bad is looked for again. Rows are written in place, small files
-replaced whole. A shard that was short or missing has no head until all its rows are right, so that nobody takes its
-holes for pictures.
+A repair can be killed at any moment and called again; it then looks for damage again. Rows are written in place, small
+files are replaced as a whole. A shard that was short or missing gets its header only after all its rows are right.
+Until then it cannot be opened, so no reader takes its holes for images.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from decodeonce.errors import StoreError
 from decodeonce.formatting import counted, quoted
 from decodeonce.host import allow_open_files, usable_cores
 from decodeonce.prep.pixels.versions import decoder_versions
-from decodeonce.prep.repair.reasons import COPY, FROM_COPY, Reason, other_versions, row_sentences
+from decodeonce.prep.repair.reasons import COPY, FROM_COPY, Reason, row_sentences, versions_to_install
 from decodeonce.store import Report, Sample, Shard, Store, StorePaths, disk, verify_store
 from decodeonce.store.columns import RESERVED
 from decodeonce.store.containers import CONTAINERS
@@ -40,13 +40,20 @@ from decodeonce.store.writer import copy_small, write_head
 if TYPE_CHECKING:
     from decodeonce.prep.repair.rows import ImageRows, StoredRows
 
-NO_SOURCE = Reason("give what the store was built from, or a store that has it, with --from")
-NO_CHECKSUM = Reason("not known to be right, for checksums.npy is damaged")
+NO_SOURCE = Reason("pass as --from what the store was built from, or another store with these rows")
+NO_CHECKSUM = Reason("cannot be checked, because checksums.npy is damaged")
 
 
 @dataclass(frozen=True)
 class Repair:
-    """What `repair_store` did to a store of so many `rows`; `unrepaired` has a sentence for each thing still bad."""
+    """The result of `repair_store`.
+
+    Attributes:
+        rows: Number of rows of the store, or of the staged part.
+        repaired_rows: Number of rows that were rewritten.
+        repaired_files: Names of the files that were repaired or replaced.
+        unrepaired: One sentence for each problem that is left.
+    """
 
     rows: int
     repaired_rows: int = 0
@@ -55,7 +62,7 @@ class Repair:
 
     @property
     def ok(self) -> bool:
-        """Whether the store is whole now."""
+        """Whether the store is undamaged now."""
         return not self.unrepaired
 
 
@@ -65,25 +72,35 @@ def repair_store(
     *,
     progress: Callable[[int], None] | None = None,
 ) -> Repair:
-    """Verify the store, or staged part, at `path`, repair what is bad, and verify it again if anything was.
+    """Verify a store or staged part, repair what is damaged, and verify it again.
+
+    Repaired bytes equal those that the build wrote. An undamaged store is verified only once, and nothing is written.
+    If the call is interrupted, repeat it.
 
     Args:
-        path: The store or staged part.
-        source: What it was built from, or a finished store that has its rows. Without it, only what follows from the
-            rest of the store is repaired.
-        progress: Called with the number of rows checked since its last call.
+        path: Path of the store or staged part.
+        source: What the store was built from, or a finished store that has its rows. None repairs only what the rest
+            of the store determines, such as labels, checksums and headers of shards.
+        progress: Function that is called with the number of rows checked since its last call.
+
+    Returns:
+        What was repaired, and what could not be.
 
     Raises:
         BuildError: If no row of the store can come from `source`.
-        StoreError: If `path` is no store, or `source` is a damaged one.
-        Stopped: If the source cannot be read for a reason that may pass.
+        StoreError: If `path` is not a store, or `source` is a damaged store.
+        Stopped: If the source cannot be read because of a temporary error.
         OSError: If the disk fails.
+
+    Example:
+        >>> repair_store("train.store", "/data/imagenet").ok
+        True
     """
     paths, threads = StorePaths(Path(path)), usable_cores()
     if not paths.root.is_dir():
-        read_manifest(paths.manifest)  # which says what is there instead
+        read_manifest(paths.manifest)  # raises a StoreError that says what is wrong with the path
     with locked(paths.repair, waits_for="another `prep repair` or `prep column`"):
-        _remove_scratch(paths)  # of a run that was killed
+        _remove_scratch(paths)  # a killed run may have left some
         found = verify_store(paths.root, threads=threads, progress=progress)
         if found.ok or not found.rows:
             return Repair(found.rows, unrepaired=found.problems)
@@ -98,12 +115,12 @@ def repair_store(
 
 
 def _remove_scratch(paths: StorePaths) -> None:
-    with suppress(FileNotFoundError):  # nothing can be written here
+    with suppress(FileNotFoundError):  # the folder does not exist in a read-only store
         empty_folder(paths.repair, keep=LOCK)
 
 
 class _StoreRepair:
-    """One repair of a store: the files and rows that are still bad, and why."""
+    """A repair in progress: the files and rows that are still damaged, and why."""
 
     def __init__(self, store: Store, found: Report, source: str | None) -> None:
         self._store, self._paths, self._manifest = store, store.paths, store.manifest
@@ -112,14 +129,14 @@ class _StoreRepair:
         self._found, self._bad_files = found, set(found.bad_files)
         self._bad_rows = {*_numbers(found.bad_rows), *_numbers(found.unknown_rows)}
         self._checksums = read_checksums(store)
-        self._heads: dict[str, bytes] = {}  # of bad shards that can be repaired
+        self._heads: dict[str, bytes] = {}  # headers of damaged shards, by file
         names = sorted(self._bad_files)
-        self._file_reasons = {name: told for name in names if (told := _in_the_way(self._paths.root / name))}
+        self._file_reasons = {name: reason for name in names if (reason := _not_a_file(self._paths.root / name))}
         self._row_reasons: dict[int, Reason] = {}
         self._repaired_rows = 0
 
     def run(self) -> None:
-        """Repair what can be repaired: small files first, for they tell where rows come from and which are right."""
+        """Repair what can be repaired: small files first, because they say where rows come from and which are right."""
         self._copy_small_files()
         self._make_heads()
         self._repair_labels()
@@ -129,7 +146,7 @@ class _StoreRepair:
         self._repair_virtual()
 
     def outcome(self, left: Report) -> Repair:
-        """Return what was done, given what a verification found after it."""
+        """Return the result, given the report of a verification after the repair."""
         for name, problem in zip(left.bad_files, left.problems, strict=True):
             damaged = f"{self._paths.root / name}: damaged; {self._what_restores(name)}"
             self._file_reasons.setdefault(name, damaged if name in self._manifest.files else problem)
@@ -149,11 +166,11 @@ class _StoreRepair:
         for column in self._manifest.columns:
             if column.file == file and column.name not in RESERVED:
                 again = f"prep column add {quoted(str(self._paths.root))} {quoted(column.name)} FILE.npy"
-                return f"{FROM_COPY}, or add the same numbers again: `{again}`"
+                return f"{FROM_COPY}, or add the same values again: `{again}`"
         return COPY
 
     def _open_rows(self, source: str) -> ImageRows | StoredRows:
-        decoder_versions("npy")  # raises BuildError if there is none
+        decoder_versions("npy")  # raises BuildError if no decoder is installed
         from decodeonce.prep.repair.rows import open_rows
 
         return open_rows(self._manifest, source)
@@ -161,7 +178,7 @@ class _StoreRepair:
     # Small files.
 
     def _copy_small_files(self) -> None:
-        """Take the files that another store has with the same bytes: a copy, or one that was staged or converted."""
+        """Copy files that the source has with the same bytes; it may be a copy, or a staged or converted store."""
         if self._source is None or not os.path.isfile(os.path.join(self._source, self._paths.manifest.name)):
             return
         for name in sorted(self._bad_files & set(self._manifest.files) - set(self._file_reasons)):
@@ -171,13 +188,13 @@ class _StoreRepair:
                 self._bad_files.discard(name)
 
     def _repair_labels(self) -> None:
-        """Make labels.npy from samples.tsv."""
+        """Rebuild labels.npy from samples.tsv."""
         if self._paths.labels.name in self._bad_files and self._paths.samples.name not in self._bad_files:
             labels = np.fromiter((sample.label for sample in self._store.samples), "<i8", len(self._store))
             self._replace_if_right(self._paths.labels, npy_header(labels.shape, "<i8") + labels.tobytes())
 
     def _repair_checksums(self) -> None:
-        """Make checksums.npy from what is left of it and, for rows that differ, from these rows or from new ones."""
+        """Rebuild checksums.npy from what is left of it and, for rows that differ, from stored or new rows."""
         stored = {row: self._stored_checksum(row) for row in _numbers(self._found.unknown_rows)}
         self._write_checksums(stored)
         if self._paths.checksums.name in self._bad_files and self._new_rows:
@@ -194,7 +211,7 @@ class _StoreRepair:
         self._replace_if_right(self._paths.checksums, npy_header(checksums.shape, "<u8") + checksums.tobytes())
 
     def _repair_virtual(self) -> None:
-        """Make store.h5 from the manifest and labels.npy."""
+        """Rebuild store.h5 from the manifest and labels.npy."""
         if self._paths.virtual.name in self._bad_files and self._paths.labels.name not in self._bad_files:
             for with_classes in (True, False):
                 data = virtual_bytes(self._manifest, labels=self._store.labels, with_classes=with_classes)
@@ -216,7 +233,7 @@ class _StoreRepair:
     # Shards.
 
     def _make_heads(self) -> None:
-        """Make the bytes before the rows of each bad shard."""
+        """Rebuild the header, the bytes before the rows, of each damaged shard."""
         for shard in self._bad_shards():
             if shard.file in self._file_reasons:
                 continue
@@ -225,12 +242,12 @@ class _StoreRepair:
             if hexdigest(head) == shard.meta_xxh3:
                 self._heads[shard.file] = head
             else:
-                advice = other_versions(self._manifest) or "restore the file from a copy of the store"
-                told = f"{self._paths.root / shard.file}: its first bytes cannot be made here; {advice}"
-                self._file_reasons[shard.file] = told
+                advice = versions_to_install(self._manifest) or "restore the file from a copy of the store"
+                reason = f"{self._paths.root / shard.file}: its header cannot be rebuilt here; {advice}"
+                self._file_reasons[shard.file] = reason
 
     def _repair_rows(self) -> None:
-        """Write each bad row that can be had, checked; the first of a shard gives it its size."""
+        """Write and check each damaged row that the source has. The first row of a shard restores the file's size."""
         wanted = list(self._wanted_samples())
         allow_open_files(2 * len(self._manifest.shards))
         with ExitStack() as opened:
@@ -251,16 +268,16 @@ class _StoreRepair:
                 file.sync()
 
     def _wanted_samples(self) -> Iterator[Sample]:
-        """Yield the samples of the bad rows to look for, and keep the reason why others cannot be repaired."""
+        """Yield the samples of the damaged rows to look for, and record why the others cannot be repaired."""
         samples = Samples(self._paths.samples, len(self._store))
         for row in sorted(self._bad_rows):
             file = self._manifest.shard_of(row).file
             if self._new_rows is None:
                 self._row_reasons[row] = NO_SOURCE
             elif file in self._file_reasons:
-                self._row_reasons[row] = Reason(f"{file} has to be repaired first")
-            elif link := _in_the_way(self._paths.root / file):
-                self._row_reasons[row] = Reason(link)
+                self._row_reasons[row] = Reason(f"{file} must be repaired first")
+            elif reason := _not_a_file(self._paths.root / file):
+                self._row_reasons[row] = Reason(reason)
             else:
                 try:
                     yield samples[row]
@@ -271,12 +288,12 @@ class _StoreRepair:
         return row_checksum(pixels) == int(self._checksums[row])
 
     def _repair_shards(self) -> None:
-        """Give shards whose rows are all right their size and head."""
+        """Write the size and header of shards whose rows are all right."""
         for shard in self._bad_shards():
             path, rows = self._paths.root / shard.file, range(shard.first_row, shard.first_row + shard.rows)
             left = sum(row in rows for row in self._bad_rows)
             if left:
-                reason = f"{path}: not repaired until all its rows are ({counted(left, 'row')} to go)"
+                reason = f"{path}: incomplete until all its rows are repaired ({counted(left, 'row')} left)"
                 self._file_reasons.setdefault(shard.file, reason)
             elif shard.file in self._heads:
                 _restore_size(path, shard)
@@ -286,21 +303,21 @@ class _StoreRepair:
         return [shard for shard in self._manifest.shards if shard.file in self._bad_files]
 
 
-def _in_the_way(path: Path) -> str:
-    """The error for anything but a file in the place of a file: it is not replaced."""
+def _not_a_file(path: Path) -> str:
+    """Return the error if `path` is a link, folder, pipe or device, which is never replaced; otherwise empty."""
     if path.is_symlink():
-        return f"{path}: {LINK}; put the file itself there and run this again"
+        return f"{path}: {LINK}; put the file itself there and run the command again"
     if path.exists() and not path.is_file():
-        return f"{path}: a folder, pipe or device, expected a file; remove it and run this again"
+        return f"{path}: a folder, pipe or device, expected a file; remove it and run the command again"
     return ""
 
 
 def _restore_size(path: Path, shard: Shard) -> None:
-    """Cut what lies past the last row, or append a hole; a shard with holes has zeros for a head."""
+    """Cut the file after its last row or append a hole. A file with a hole gets an invalid header of zeros."""
     with writing(path, os.O_RDWR | os.O_CREAT) as fd:
         if os.fstat(fd).st_size < shard.bytes:
             write_at(fd, bytes(shard.data_offset), 0)
-            disk.fsync(fd)  # before it has its size
+            disk.fsync(fd)  # the zeros must be durable before the file has its full size
         disk.ftruncate(fd, shard.bytes)
     sync_folder(path.parent)
 
