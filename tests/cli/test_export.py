@@ -71,7 +71,7 @@ def test_wrong_flags_are_usage_errors(
 
 
 def test_failure_is_one_line(store: Path, tmp_path: Path) -> None:
-    assert_fails(prep("export", store, tmp_path, "--as", "folder"), 1, f"{tmp_path}: is here already")
+    assert_fails(prep("export", store, tmp_path, "--as", "folder"), 1, f"{tmp_path}: already exists")
     assert_fails(prep("export", store, "/proc/out", "--as", "folder"), 1, "/proc/.out.export")
     damaged = Path(shutil.copytree(store, tmp_path / "damaged"))
     with open(damaged / "images-00001.npy", "r+b") as shard:
@@ -79,7 +79,7 @@ def test_failure_is_one_line(store: Path, tmp_path: Path) -> None:
         shard.write(bytes(144))
     command = ("export", damaged, tmp_path / "out", "--as", "webdataset", "--shard-rows", 20)
     assert_fails(prep(*command, "--workers", 2), 1, "damaged: row 28 does not match its checksum; run `prep verify")
-    message = "an unfinished export is here: --shard-rows 20, not 30; go on as it was begun, or remove "
+    message = "unfinished: --shard-rows was 20, now 30; run it with the original settings, or remove "
     assert_fails(prep(*command[:-1], 30), 1, f"{message}{tmp_path}/.out.export")
 
 

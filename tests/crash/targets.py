@@ -23,7 +23,7 @@ SIZE = ("--size", "32", "--shard-size", "24KiB")  # eight rows per shard
 ROW_BYTES = 32 * 32 * 3
 ALL = 1 << 30
 STORE = "store"  # the store to convert, stage and export, below `base`
-HERE = "is here already"
+HERE = "already exists"
 DAMAGED = "damaged"  # the store to repair
 VALUES = "values.npy"  # the column to add
 

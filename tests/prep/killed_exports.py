@@ -1,4 +1,4 @@
-"""An export that dies at each of its steps: python -m tests.prep.killed_exports STORE FOLDER FORM."""
+"""Kill an export at each of its steps: python -m tests.prep.killed_exports STORE FOLDER FORM."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.images import tree_bytes
 
 
 def kill_at_each_step(store: Path, folder: Path, form: ExportForm) -> int:
-    """For each step of an export: die there, look, go on, look. Returns how many steps there are.
+    """Kill an export at each step, resume it and compare the result; return the number of steps.
 
-    A step is a file system call that Python tells audit hooks of. This is run in a process without threads, because it
+    A step is a file system call that Python reports to audit hooks. Run this in a process without threads, because it
     forks.
     """
     source, settings = open_store(store), ExportSettings(form, shard_rows=5)
-    export_store(source, folder / "undisturbed", settings)
-    expected, number, died = tree_bytes(folder / "undisturbed"), 0, True
+    export_store(source, folder / "uninterrupted", settings)
+    expected, number, died = tree_bytes(folder / "uninterrupted"), 0, True
     while died:
         number += 1
         out = folder / str(number)
@@ -34,7 +34,7 @@ def kill_at_each_step(store: Path, folder: Path, form: ExportForm) -> int:
             export_store(source, out, settings)
             os._exit(0)
         died = os.waitpid(child, 0)[1] != 0
-        if out.exists():  # the rename was the last step but for clearing up
+        if out.exists():  # only the clean-up follows the rename
             assert tree_bytes(out) == expected
         if not out.exists() or ExportPaths(out).claim.exists():
             export_store(source, out, settings)
@@ -45,7 +45,7 @@ def kill_at_each_step(store: Path, folder: Path, form: ExportForm) -> int:
 
 
 def die_at(number: int) -> None:
-    """Have this process die of SIGKILL at its number-th call that changes a file system."""
+    """Kill this process with SIGKILL at its `number`-th call that changes a file system."""
     left = number
 
     def hook(event: str, args: tuple[object, ...]) -> None:

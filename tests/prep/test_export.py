@@ -1,4 +1,4 @@
-"""A store back to pictures: its pixels and labels, whole or not there, the same bytes however it was interrupted."""
+"""Exports keep pixels and labels, are complete or absent, and have the same bytes after interruptions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.stores import make_store, random_images
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDER, JPEGS = ExportSettings("folder"), ExportSettings("folder", quality=95)
 TARS = ExportSettings("webdataset", shard_rows=100)
-COUNT = 600  # three blocks of files, six tars
+COUNT = 600  # rows: three blocks of files, or six tars
 
 
 @pytest.fixture(scope="module")
@@ -45,16 +45,16 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
-    """The files that one process makes in peace, by form."""
-    folder = tmp_path_factory.mktemp("undisturbed")
+def uninterrupted(store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
+    """The files of uninterrupted exports by one process, by form."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
     for settings in (FOLDER, TARS):
         export_store(open_store(store), folder / settings.form, settings)
     return {settings.form: tree_bytes(folder / settings.form) for settings in (FOLDER, TARS)}
 
 
-def named(root: Path, classes: list[str], sources: list[str]) -> Store:
-    """A store of a row a source whose classes have these names; row k is of class k modulo their number."""
+def make_named_store(root: Path, classes: list[str], sources: list[str]) -> Store:
+    """Make a store with these class names and one row per source name; row k has label k modulo the classes."""
     make_store(root, random_images(len(sources)), classes=len(classes))
     labels = [row % len(classes) for row in range(len(sources))]
     samples = line(SAMPLE_COLUMNS) + b"".join(
@@ -74,13 +74,13 @@ def pixels(data: bytes) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     return np.asarray(Image.open(io.BytesIO(data)))
 
 
-def test_a_build_from_the_folder_gives_the_same_rows_and_labels(tmp_path: Path) -> None:
+def test_build_from_exported_folders_gives_the_same_rows_and_labels(tmp_path: Path) -> None:
     images = random_images(40, shape=(24, 32, 3))
-    labels = np.arange(40) % 3 * 2  # classes 1 and 3 have no rows, and keep their numbers
+    labels = np.arange(40) % 3 * 2  # classes 1 and 3 have no rows but keep their labels
     source = open_store(make_store(tmp_path / "store", images, labels, classes=5))
-    told: list[int] = []
-    done = export_store(source, tmp_path / "new/out", FOLDER, progress=told.append)
-    assert (done.pictures, done.classes, done.sorted_classes, sum(told)) == (40, 5, True, 40)
+    progress: list[int] = []
+    done = export_store(source, tmp_path / "new/out", FOLDER, progress=progress.append)
+    assert (done.images, done.classes, done.sorted_classes, sum(progress)) == (40, 5, True, 40)
     assert os.listdir(tmp_path / "new") == ["out"]
     build(FolderSource(tmp_path / "new/out"), tmp_path / "again", Recipe(height=24, width=32))
     again = open_store(tmp_path / "again")
@@ -91,8 +91,8 @@ def test_a_build_from_the_folder_gives_the_same_rows_and_labels(tmp_path: Path) 
     np.testing.assert_array_equal(again.labels, labels[rows])
 
 
-def test_tars_are_what_webdataset_reads(store: Path, undisturbed: dict[str, dict[str, bytes]], tmp_path: Path) -> None:
-    source, files = open_store(store), undisturbed["webdataset"]
+def test_tars_follow_the_webdataset_layout(store: Path, uninterrupted: dict[str, dict[str, bytes]]) -> None:
+    source, files = open_store(store), uninterrupted["webdataset"]
     assert list(files) == ["classes.txt", *(f"shard-{k:06d}.tar" for k in range(6))]
     assert files["classes.txt"] == b"class0\nclass1\nclass2\n"
     row = 0
@@ -115,8 +115,8 @@ def test_tars_are_what_webdataset_reads(store: Path, undisturbed: dict[str, dict
     assert row == COUNT
 
 
-@pytest.mark.parametrize(("quality", "subsampling", "off"), [(95, 1, 4.0), (89, 2, 6.0)])
-def test_jpegs_are_close(tmp_path: Path, quality: int, subsampling: int, off: float) -> None:
+@pytest.mark.parametrize(("quality", "subsampling", "tolerance"), [(95, 1, 4.0), (89, 2, 6.0)])
+def test_exported_jpegs_are_close_to_the_rows(tmp_path: Path, quality: int, subsampling: int, tolerance: float) -> None:
     images = np.stack([np.asarray(picture(64, 48, seed=seed)) for seed in range(3)])
     source = open_store(make_store(tmp_path / "store", images))
     export_store(source, tmp_path / "out", ExportSettings("folder", quality=quality))
@@ -125,13 +125,13 @@ def test_jpegs_are_close(tmp_path: Path, quality: int, subsampling: int, off: fl
             assert image.format == "JPEG"
             assert image.layer[1][1:3] == (1, 1)  # type: ignore[attr-defined]
             assert image.layer[0][1] == subsampling  # type: ignore[attr-defined]
-            assert np.abs(np.asarray(image).astype(int) - images[row]).mean() < off
+            assert np.abs(np.asarray(image).astype(int) - images[row]).mean() < tolerance
     export_store(source, tmp_path / "tars", ExportSettings("webdataset", quality=quality))
     with tarfile.open(tmp_path / "tars/shard-000000.tar") as tar:
         assert tar.getnames()[:3] == ["00000000.jpg", "00000000.cls", "00000000.json"]
 
 
-def test_grey_rows_are_grey_pictures(tmp_path: Path) -> None:
+def test_grey_rows_become_grey_images(tmp_path: Path) -> None:
     images = random_images(3, shape=(5, 4, 1))
     export_store(open_store(make_store(tmp_path / "store", images)), tmp_path / "out", FOLDER)
     with Image.open(tmp_path / "out/class1/00000001_1.png") as image:
@@ -143,20 +143,20 @@ def test_grey_rows_are_grey_pictures(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [FOLDER, TARS])
-def test_the_number_of_workers_does_not_matter(
-    store: Path, undisturbed: dict[str, dict[str, bytes]], tmp_path: Path, settings: ExportSettings
+def test_bytes_do_not_depend_on_workers(
+    store: Path, uninterrupted: dict[str, dict[str, bytes]], tmp_path: Path, settings: ExportSettings
 ) -> None:
-    told: list[int] = []
-    export_store(open_store(store), tmp_path / "out", settings, workers=2, progress=told.append)
-    assert sum(told) == COUNT
-    assert tree_bytes(tmp_path / "out") == undisturbed[settings.form]
+    progress: list[int] = []
+    export_store(open_store(store), tmp_path / "out", settings, workers=2, progress=progress.append)
+    assert sum(progress) == COUNT
+    assert tree_bytes(tmp_path / "out") == uninterrupted[settings.form]
     assert os.listdir(tmp_path) == ["out"]
 
 
-def test_pictures_of_one_name_do_not_meet(tmp_path: Path) -> None:
+def test_equal_long_and_unusual_source_names_become_unique_file_names(tmp_path: Path) -> None:
     long = "é" * 150  # 300 bytes
     sources = ["x/a.jpg", "y/a.png", "a.tar/b", ".hidden.jpg", "x/\udcff\n\t.jpg", "z/", f"{long}.jpg", f"{long}!.jpg"]
-    source = named(tmp_path / "store", ["only"], sources)
+    source = make_named_store(tmp_path / "store", ["only"], sources)
     export_store(source, tmp_path / "out", FOLDER)
     found = sorted(os.listdir(os.fsencode(tmp_path / "out/only")))
     assert [int(name[:8]) for name in found] == list(range(len(sources)))
@@ -168,29 +168,29 @@ def test_pictures_of_one_name_do_not_meet(tmp_path: Path) -> None:
         np.testing.assert_array_equal(pixels(data), source.images[row])
 
 
-def test_odd_class_names_come_back_and_their_order_is_told(tmp_path: Path) -> None:
+def test_unusual_class_names_are_exported_and_their_order_reported(tmp_path: Path) -> None:
     classes = ["b", "a\nb", "\udcff", "ü", "c" * 255, " "]
-    source = named(tmp_path / "store", classes, [f"{k}.jpg" for k in range(12)])
+    source = make_named_store(tmp_path / "store", classes, [f"{k}.jpg" for k in range(12)])
     assert not export_store(source, tmp_path / "out", FOLDER).sorted_classes
     again = FolderSource(tmp_path / "out", classes=classes)
     assert sorted(entry.label for entry in again.entries()) == sorted([*range(6), *range(6)])
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../up", "/tmp", ".hidden", "a\0b", "a" * 256, "\ud800", "twin"])
-def test_a_class_that_can_be_no_folder_is_refused(tmp_path: Path, name: str) -> None:
-    source = named(tmp_path / "store", ["twin", name], ["0.jpg", "1.jpg"])
+def test_class_name_that_cannot_be_a_folder_is_refused(tmp_path: Path, name: str) -> None:
+    source = make_named_store(tmp_path / "store", ["twin", name], ["0.jpg", "1.jpg"])
     with pytest.raises(StoreError, match=r"store: class 1 is '.*--as webdataset"):
         export_store(source, tmp_path / "out", FOLDER)
     assert os.listdir(tmp_path) == ["store"]
-    export_store(source, tmp_path / "tars", TARS)  # where a name is only told
+    export_store(source, tmp_path / "tars", TARS)  # here a class name is only text in a member
     with tarfile.open(tmp_path / "tars/shard-000000.tar") as tar:
         facts = tar.extractfile("00000001.json")
         assert facts is not None
         assert json.load(facts)["class"] in (name, source.samples[1].class_name)
 
 
-def damage(store: Path, dest: Path) -> Store:
-    """A copy of the store in which row 270 is another."""
+def damaged_copy(store: Path, dest: Path) -> Store:
+    """Copy the store and overwrite row 270."""
     shutil.copytree(store, dest)
     with open(dest / "images-00001.npy", "r+b") as shard:
         shard.seek(4096 + 20 * 144)
@@ -199,17 +199,17 @@ def damage(store: Path, dest: Path) -> Store:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_damaged_row_is_no_picture(store: Path, tmp_path: Path, workers: int) -> None:
-    damaged = damage(store, tmp_path / "damaged")
+def test_damaged_row_is_not_exported(store: Path, tmp_path: Path, workers: int) -> None:
+    damaged = damaged_copy(store, tmp_path / "damaged")
     for settings in (FOLDER, TARS) if workers == 1 else (TARS,):
-        with pytest.raises(StoreError, match=r"damaged: row 270 is not what was written; run `prep verify .*damaged`"):
+        with pytest.raises(
+            StoreError, match=r"damaged: row 270 does not match its checksum; run `prep verify .*damaged`"
+        ):
             export_store(damaged, tmp_path / settings.form, settings, workers=workers)
         assert not (tmp_path / settings.form).exists()
 
 
-def test_a_row_that_the_disk_cannot_read_is_no_picture(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_error_stops_the_export(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def pread(fd: int, size: int, offset: int) -> bytes:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -219,7 +219,7 @@ def test_a_row_that_the_disk_cannot_read_is_no_picture(
 
 
 @pytest.mark.parametrize("name", ["samples.tsv", "checksums.npy", "labels.npy"])
-def test_a_damaged_small_file_is_refused(store: Path, tmp_path: Path, name: str) -> None:
+def test_damaged_small_file_is_refused(store: Path, tmp_path: Path, name: str) -> None:
     shutil.copytree(store, tmp_path / "store")
     data = bytearray((tmp_path / "store" / name).read_bytes())
     data[-2] ^= 1
@@ -229,101 +229,99 @@ def test_a_damaged_small_file_is_refused(store: Path, tmp_path: Path, name: str)
     assert not (tmp_path / "out").exists()
 
 
-def test_labels_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
-    source = named(tmp_path / "store", ["a", "b"], ["0.jpg", "1.jpg"])
+def test_contradicting_labels_are_refused(tmp_path: Path) -> None:
+    source = make_named_store(tmp_path / "store", ["a", "b"], ["0.jpg", "1.jpg"])
     data = source.paths.samples.read_bytes().replace(b"\n1\t1\tb", b"\n1\t0\ta")
     source.paths.samples.write_bytes(data)
     files = {**source.manifest.files, "samples.tsv": SmallFile(len(data), hexdigest(data))}
     source.paths.manifest.write_bytes(replace(source.manifest, files=files).to_bytes())
-    with pytest.raises(StoreError, match=r"samples.tsv: row 1 is wrong, expected label 1, as in labels.npy"):
+    with pytest.raises(StoreError, match=r"samples.tsv: row 1 is invalid, expected label 1, as in labels.npy"):
         export_store(open_store(source.paths.root), tmp_path / "out", FOLDER)
 
 
-def test_a_staged_part_is_refused(store: Path, tmp_path: Path) -> None:
+def test_staged_part_is_refused(store: Path, tmp_path: Path) -> None:
     stage_store(open_store(store), tmp_path / "part", rows=part_rows(COUNT, 0, 2))
     with pytest.raises(StoreError, match=r"holds rows 0\.\.299 of 600.*export from the whole store"):
         export_store(open_store(tmp_path / "part"), tmp_path / "out", FOLDER)
 
 
-def test_what_lies_at_dest_is_left_alone(store: Path, tmp_path: Path) -> None:
+def test_existing_dest_is_not_changed(store: Path, tmp_path: Path) -> None:
     source = open_store(store)
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("nowhere")
     for name in ("file", "folder", "link"):
-        with pytest.raises(DecodeonceError, match=f"{name}: is here already; choose another DEST"):
+        with pytest.raises(DecodeonceError, match=f"{name}: already exists; choose another DEST"):
             export_store(source, tmp_path / name, TARS)
     assert sorted(os.listdir(tmp_path)) == ["file", "folder", "link"]
-    with pytest.raises(DecodeonceError, match="lies in the store to be exported"):
+    with pytest.raises(DecodeonceError, match="is inside the store to be exported"):
         export_store(source, store / "deep/out", TARS)
     export_store(source, tmp_path / "out", TARS)
-    with pytest.raises(DecodeonceError, match="out: is here already"):
+    with pytest.raises(DecodeonceError, match="out: already exists"):
         export_store(source, tmp_path / "out", TARS)
     (tmp_path / ".x.export").mkdir()
     (tmp_path / ".x.export/mine").touch()
-    with pytest.raises(DecodeonceError, match="'mine' is in it, expected an unfinished export"):
+    with pytest.raises(DecodeonceError, match="contains 'mine', expected only an unfinished export"):
         export_store(source, tmp_path / "x", TARS)
 
 
-class Enough(Exception):
-    """Raised by a test's progress."""
+class Interrupted(Exception):
+    """Raised by a progress function to interrupt an export."""
 
 
-def interrupted(store: Path, dest: Path, settings: ExportSettings) -> None:
-    """Export until the last row."""
+def export_until_last_row(store: Path, dest: Path, settings: ExportSettings) -> None:
+    """Interrupt an export after its last row."""
     done = 0
 
     def progress(rows: int) -> None:
         nonlocal done
         done += rows
         if done == COUNT:
-            raise Enough
+            raise Interrupted
 
-    with pytest.raises(Enough):
+    with pytest.raises(Interrupted):
         export_store(open_store(store), dest, settings, progress=progress)
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
-        (FOLDER, "--as webdataset, not folder; --shard-rows 100, not absent"),
-        (replace(TARS, shard_rows=60), "--shard-rows 100, not 60"),
-        (replace(TARS, quality=90), r"--quality none \(PNG\), not 90"),
+        (FOLDER, "--as was webdataset, now folder; --shard-rows was 100, now absent"),
+        (replace(TARS, shard_rows=60), "--shard-rows was 100, now 60"),
+        (replace(TARS, quality=90), r"--quality was none \(PNG\), now 90"),
     ],
 )
-def test_other_settings_are_refused_while_it_is_unfinished(
-    store: Path, tmp_path: Path, settings: ExportSettings, told: str
+def test_unfinished_export_is_not_resumed_with_other_settings(
+    store: Path, tmp_path: Path, settings: ExportSettings, message: str
 ) -> None:
-    interrupted(store, tmp_path / "out", TARS)
-    with pytest.raises(
-        DecodeonceError, match=f"out: an unfinished export is here: {told}; .* or remove .*/.out.export"
-    ):
+    export_until_last_row(store, tmp_path / "out", TARS)
+    with pytest.raises(DecodeonceError, match=f"settings is unfinished: {message}; .* or remove .*/.out.export"):
         export_store(open_store(store), tmp_path / "out", settings)
     other = open_store(make_store(tmp_path / "other", random_images(COUNT, seed=1)))
-    with pytest.raises(DecodeonceError, match=f"here: store [0-9a-f]{{16}}, not {other.manifest.digest};"):
+    with pytest.raises(DecodeonceError, match=f"unfinished: store was [0-9a-f]{{16}}, now {other.manifest.digest};"):
         export_store(other, tmp_path / "out", TARS)
 
 
 @pytest.mark.parametrize("settings", [FOLDER, TARS])
-def test_what_is_done_is_not_done_again(
-    store: Path, undisturbed: dict[str, dict[str, bytes]], tmp_path: Path, settings: ExportSettings
+def test_resumed_export_keeps_finished_blocks(
+    store: Path, uninterrupted: dict[str, dict[str, bytes]], tmp_path: Path, settings: ExportSettings
 ) -> None:
     out = tmp_path / "out"
-    interrupted(store, out, settings)
+    export_until_last_row(store, out, settings)
     last = settings.block_rows(open_store(store)) * (2 if settings is FOLDER else 5)
-    there = {path: path.stat().st_ino for path in ExportPaths(out).pictures.rglob("*.*")}
+    inodes = {path: path.stat().st_ino for path in ExportPaths(out).images.rglob("*.*")}
     (ExportPaths(out).scratch / "litter.tmp").touch()
-    told: list[int] = []
-    export_store(open_store(store), out, settings, progress=told.append)
-    assert (told[0], sum(told)) == (last, COUNT)
-    assert tree_bytes(out) == undisturbed[settings.form]
-    kept = {(out / path.relative_to(ExportPaths(out).pictures)).stat().st_ino for path in there}
-    assert len(kept & set(there.values())) >= (last if settings is FOLDER else 5)
+    progress: list[int] = []
+    export_store(open_store(store), out, settings, progress=progress.append)
+    assert (progress[0], sum(progress)) == (last, COUNT)
+    assert tree_bytes(out) == uninterrupted[settings.form]
+    kept = {(out / path.relative_to(ExportPaths(out).images)).stat().st_ino for path in inodes}
+    assert len(kept & set(inodes.values())) >= (last if settings is FOLDER else 5)
     assert os.listdir(tmp_path) == ["out"]
 
 
 @pytest.mark.parametrize(("form", "steps"), [("webdataset", 15), pytest.param("folder", 30, marks=pytest.mark.long)])
-def test_kill_9_at_any_step_loses_nothing(tmp_path: Path, form: str, steps: int) -> None:
+def test_export_resumes_after_a_kill_at_any_step(tmp_path: Path, form: str, steps: int) -> None:
     store = make_store(tmp_path / "store", random_images(10))
     command = [sys.executable, "-m", "tests.prep.killed_exports", str(store), str(tmp_path), form]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -332,8 +330,8 @@ def test_kill_9_at_any_step_loses_nothing(tmp_path: Path, form: str, steps: int)
 
 
 @pytest.mark.parametrize(("settings", "at"), [(FOLDER, 420), (TARS, 250)])
-def test_workers_do_not_outlive_a_killed_parent(
-    store: Path, undisturbed: dict[str, dict[str, bytes]], tmp_path: Path, settings: ExportSettings, at: int
+def test_workers_end_with_a_killed_parent(
+    store: Path, uninterrupted: dict[str, dict[str, bytes]], tmp_path: Path, settings: ExportSettings, at: int
 ) -> None:
     script = (
         "import os, signal\n"
@@ -349,31 +347,29 @@ def test_workers_do_not_outlive_a_killed_parent(
         f"store, out = open_store({str(store)!r}), {str(tmp_path / 'out')!r}\n"
         f"export_store(store, out, {settings!r}, workers=2, progress=progress)"
     )
-    # run() returns when nobody holds the other end of the pipes any more: the workers have ended, too
+    # run() returns only after all processes have closed their end of the pipes, so the workers have ended, too.
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stderr) == (-signal.SIGKILL, "")
     assert not (tmp_path / "out").exists()
     export_store(open_store(store), tmp_path / "out", settings)
-    assert tree_bytes(tmp_path / "out") == undisturbed[settings.form]
+    assert tree_bytes(tmp_path / "out") == uninterrupted[settings.form]
 
 
-def test_a_worker_that_dies_stops_the_export(
-    store: Path, undisturbed: dict[str, dict[str, bytes]], tmp_path: Path
-) -> None:
+def test_export_stops_if_a_worker_dies(store: Path, uninterrupted: dict[str, dict[str, bytes]], tmp_path: Path) -> None:
     def kill_one(rows: int) -> None:
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
         if rows:
             os.kill(int(children[-1]), signal.SIGKILL)
 
-    with pytest.raises(Stopped, match=r"a worker process died \(exit status -9\); fewer --workers.*; what is done is"):
+    with pytest.raises(Stopped, match=r"a worker process died \(exit status -9\); fewer --workers.*; finished blocks"):
         export_store(open_store(store), tmp_path / "out", TARS, workers=2, progress=kill_one)
     export_store(open_store(store), tmp_path / "out", TARS)
-    assert tree_bytes(tmp_path / "out") == undisturbed["webdataset"]
+    assert tree_bytes(tmp_path / "out") == uninterrupted["webdataset"]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_full_disk_keeps_what_is_done(
-    store: Path, undisturbed: dict[str, dict[str, bytes]], tmp_path: Path, workers: int
+def test_full_disk_keeps_finished_blocks(
+    store: Path, uninterrupted: dict[str, dict[str, bytes]], tmp_path: Path, workers: int
 ) -> None:
     with disks.small_disk(tmp_path, "2m") as disk:
         (disk / "hog").write_bytes(bytes(1500 << 10))
@@ -382,22 +378,22 @@ def test_a_full_disk_keeps_what_is_done(
         assert "shard-" in str(failed.value.filename)
         assert not (disk / "out").exists()
         (disk / "hog").unlink()
-        told: list[int] = []
-        export_store(open_store(store), disk / "out", TARS, progress=told.append)
-        assert told[0] > 0 or workers > 1  # of two at work the other may have come first to the full disk
-        assert tree_bytes(disk / "out") == undisturbed["webdataset"]
+        progress: list[int] = []
+        export_store(open_store(store), disk / "out", TARS, progress=progress.append)
+        assert progress[0] > 0 or workers > 1  # with two workers, the disk may be full before a block is finished
+        assert tree_bytes(disk / "out") == uninterrupted["webdataset"]
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [({"form": "zip"}, "one of folder, webdataset"), ({"quality": 0}, "1 to 100"), ({"shard_rows": 0}, "at least 1")],
 )
-def test_settings_check_themselves(options: dict[str, object], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_invalid_settings_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         ExportSettings(**options)  # type: ignore[arg-type]
 
 
-def test_a_class_list_and_columns_come_along(tmp_path: Path) -> None:
+def test_class_list_and_columns_are_exported(tmp_path: Path) -> None:
     boxes = np.arange(24, dtype=np.float32).reshape(6, 4)
     columns = {"boxes": boxes, "box_labels": np.array([[1, 0, -1]] * 6, "<i4")}
     make_store(tmp_path / "store", random_images(6), columns=columns)

@@ -135,13 +135,8 @@ def source_of(form: Form, source: Source, folder: Path) -> Path:
 def test_rows_and_header_are_repaired_from_every_kind_of_source(form: Form, tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     source = form.make(tmp_path / "src", PICS)
-<<<<<<< .merge_file_XmDqmW
-    store = build_in_process(source, tmp_path / "out", RECIPE)
-    before, pictures = tree_bytes(store), tree_bytes(tmp_path / "src")
-=======
     store = build_in_process(source, tmp_path / "out", RECIPE)
     before, images = tree_bytes(store), tree_bytes(tmp_path / "src")
->>>>>>> .merge_file_4Kb7k9
     damage_rows(store, *random.Random(form.name).sample(range(len(PICS)), 3))
     overwrite(store / "images-00001.npy", 3, b"head")
     repair_all(store, source_of(form, source, tmp_path / "src"), 3, ["images-00001.npy"])
@@ -496,11 +491,7 @@ def test_shard_that_is_a_link_is_not_written(store: Path, tree: Path, tmp_path: 
     repair = repair_store(store, tree)
     assert repair.repaired_rows == 1
     assert len(repair.unrepaired) == 1 + bad_shard
-<<<<<<< .merge_file_XmDqmW
-    assert "decodeonce does not write through links in a store; put the file" in repair.unrepaired[0]
-=======
     assert f"{disk.LINK}; put the file itself there" in repair.unrepaired[0]
->>>>>>> .merge_file_4Kb7k9
     assert "row 5: " in repair.unrepaired[-1]
     assert (tmp_path / "elsewhere.npy").read_bytes() == before
     (store / "images-00001.npy").unlink()
@@ -657,17 +648,9 @@ def test_converted_selection_is_repaired_from_images_or_its_store(
         assert tree_bytes(store) == before
 
 
-<<<<<<< .merge_file_XmDqmW
-def test_joined_stores_are_repaired_from_pictures_and_from_one_of_them(
-    stores: dict[str, Path], tree: Path, tmp_path: Path
-) -> None:
-    padded = build_in_process(FolderSource(tree), tmp_path / "padded", replace(RECIPE, fit="pad"))
-    store = converted([stores["npy"], padded], tmp_path / "out", Conversion())
-=======
 def test_merged_store_is_repaired_from_images_or_one_input(stores: dict[str, Path], tree: Path, tmp_path: Path) -> None:
-    padded = built(FolderSource(tree), tmp_path / "padded", replace(RECIPE, fit="pad"))
+    padded = build_in_process(FolderSource(tree), tmp_path / "padded", replace(RECIPE, fit="pad"))
     store = build_converted([stores["npy"], padded], tmp_path / "out", Conversion())
->>>>>>> .merge_file_4Kb7k9
     assert "joined" in open_store(store).manifest.recipe
     before, count = tree_bytes(store), 2 * len(PICS)
     damage_rows(store, *range(count))
@@ -688,13 +671,8 @@ def test_downscaled_store_is_repaired_only_from_the_larger_store(
     damage_rows(store, 0, 9)
     with pytest.raises(BuildError, match="the rows were resized from 32x32; pass as --from a store that has them"):
         repair_store(store, tree)
-<<<<<<< .merge_file_XmDqmW
     other = build_in_process(FolderSource(tree), tmp_path / "other", replace(RECIPE, height=24, width=24))
-    with pytest.raises(BuildError, match="has rows of 24x24x3, expected 16x16x3 or 32x32; give a store of those"):
-=======
-    other = built(FolderSource(tree), tmp_path / "other", replace(RECIPE, height=24, width=24))
     with pytest.raises(BuildError, match="rows are 24x24x3, expected 16x16x3 or 32x32; pass a store with such rows"):
->>>>>>> .merge_file_4Kb7k9
         repair_store(store, other)
     repair_all(store, stores["hdf5"], 2)
     assert tree_bytes(store) == before

@@ -47,4 +47,4 @@ def export(
     unsorted = form == "folder" and not done.sorted_classes
     order = f"; labels do not follow the sorted names: to build from it, pass --classes {dest / 'classes.txt'}"
     classes = counted(done.classes, "class", "classes")
-    say(f"{dest}: {counted(done.pictures, 'image')} in {classes} written{order if unsorted else ''}")
+    say(f"{dest}: {counted(done.images, 'image')} in {classes} written{order if unsorted else ''}")

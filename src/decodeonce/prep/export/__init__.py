@@ -1,4 +1,4 @@
-"""Give the pictures of a store back, as folders of files or as WebDataset's tars."""
+"""Export the rows of a store as image files in class folders, or as WebDataset tars."""
 
 from decodeonce.prep.export.export import Exported, export_store
 from decodeonce.prep.export.images import ExportSettings

@@ -1,7 +1,8 @@
-"""Export a finished store as pictures: a folder for each class, or WebDataset's tars; all of them, or nothing at DEST.
+"""Export a finished store as image files in class folders, or as WebDataset tars.
 
-They are written to a hidden folder next to DEST, which is renamed to DEST as the last step. A block of rows is durable
-before the journal records it. After a kill, a block is known to be done, or is written again with the same bytes.
+The files are written to a hidden folder next to DEST, which is renamed to DEST as the last step. So DEST is complete or
+does not exist. A block of rows is durable before the journal records it. After a kill, blocks without a record are
+written again, with the same bytes.
 """
 
 from __future__ import annotations
@@ -25,15 +26,22 @@ from decodeonce.store.checks import check_file
 from decodeonce.store.durable import make_folder, remove_file, remove_tree, sync_folder, write_atomic
 from decodeonce.store.locks import LOCK, locked
 
-CLASS_LIST = "classes.txt"  # the names in label order, as --classes takes them; a name that is no line goes without
+CLASS_LIST = "classes.txt"  # class names in label order, for --classes; not written if a name does not fit on a line
 Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What lies at DEST now; `sorted_classes` says whether labels follow the names, as in a build from a folder."""
+    """The result of `export_store`.
 
-    pictures: int
+    Attributes:
+        images: Number of exported images.
+        classes: Number of classes.
+        sorted_classes: Whether the classes are sorted by name. If not, a build from the exported folders needs the
+            class list to assign the same labels.
+    """
+
+    images: int
     classes: int
     sorted_classes: bool
 
@@ -46,55 +54,66 @@ def export_store(
     workers: int = 1,
     progress: Callable[[int], None] | None = None,
 ) -> Exported:
-    """Write every row of `source` as a picture into the new folder `dest`, each row checked.
+    """Write every row of a store as an image into a new folder, and check the checksum of each row.
 
-    Form "folder" writes DEST/<class>/<row>_<stem of its source>.png, the row in eight digits, so that no two names are
-    the same and none is hidden. A class without rows is an empty folder. Form "webdataset" writes DEST/shard-000000.tar
-    and so on, with <row>.png, <row>.cls (its label) and <row>.json for each row: its line of samples.tsv, its columns,
-    and the class names of its boxes. DEST/classes.txt has the classes in label order. PNG keeps every pixel. The bytes
-    depend on the store, the settings and the encoder, not on `workers`.
+    The form "folder" writes DEST/<class>/<row>_<stem of the source name>.png. The row has eight digits, so names are
+    unique and not hidden. A class without rows becomes an empty folder.
 
-    After a kill, call it again: it resumes, and `dest` does not exist until it is complete.
+    The form "webdataset" writes DEST/shard-000000.tar and so on. A row has three members: <row>.png, <row>.cls with
+    its label, and <row>.json with its line of samples.tsv, its columns and the class names of its boxes.
+
+    DEST/classes.txt lists the classes in label order. PNG keeps every pixel. The bytes depend on the store, the
+    settings and the encoder, not on `workers`.
+
+    If the call is interrupted, repeat it to resume. `dest` does not exist until the export is complete.
 
     Args:
         source: The finished store.
-        dest: A folder that does not exist yet.
-        settings: What rows become.
-        workers: How many processes to use.
-        progress: Called with the number of rows since its last call, first with those of an earlier run.
+        dest: Path of the folder to create.
+        settings: Form, quality and size of shards.
+        workers: Number of worker processes.
+        progress: Function that is called with the number of rows since its last call; the first call reports the rows
+            of an earlier run.
+
+    Returns:
+        The number of images and classes.
 
     Raises:
-        DecodeonceError: If the place, or an unfinished export with other settings, forbids it.
-        StoreError: If the store is damaged, a staged part, or has a class that no folder can be named after.
-        Stopped: If a worker process died, or the store cannot be read for a reason that may pass.
+        DecodeonceError: If `dest` exists or is inside the store, or an export to it was begun with other settings.
+        StoreError: If the store is damaged, is a staged part, or has a class name that cannot be the name of a folder.
+        Stopped: If a worker process died, or the store cannot be read because of a temporary error.
         OSError: If `dest` cannot be written.
+
+    Example:
+        >>> export_store(open_store("train.store"), "images", ExportSettings("folder"))
     """
     folders = _class_folders(source) if settings.form == "folder" else []
     _check_source(source)
     paths, facts = ExportPaths(Path(dest)), settings.facts(source)
     _check_place(source, paths)
     with locked(paths.work):
-        make_folder(paths.work)  # raises an error that says so if nothing can be written here
+        make_folder(paths.work)  # raises an error if the parent folder is read-only
         claimed = _is_claimed(paths, facts)
-        renamed = claimed and not paths.pictures.exists()  # by a run that was killed just then
-        there = os.path.lexists(paths.dest)
-        if there and not renamed:
-            raise _is_here(paths)
-        if not there:
+        renamed = claimed and not paths.images.exists()  # a run was killed right after the rename
+        dest_exists = os.path.lexists(paths.dest)
+        if dest_exists and not renamed:
+            raise _dest_exists(paths)
+        if not dest_exists:
             if renamed or not claimed:
                 _begin(paths, facts, folders, [cls.name for cls in source.classes])
             _write_blocks(source, paths, settings, workers, progress or (lambda rows: None))
-            disk.replace(paths.pictures, paths.dest)
-        sync_folder(paths.work.parent)  # where it was renamed before, too: that run may have been killed before this
+            disk.replace(paths.images, paths.dest)
+        # If an earlier run did the rename, it may have been killed before this sync, so sync in any case.
+        sync_folder(paths.work.parent)
         if _removed(paths.journals, paths.scratch):
-            sync_folder(paths.work)  # the claim goes last: without it nobody knows whose the rest is
+            sync_folder(paths.work)  # the claim is removed last, because it identifies the rest
             _removed(paths.work)
     names = [encoded_name(cls.name) for cls in source.classes]
     return Exported(len(source), len(source.classes), names == sorted(names))
 
 
 def _removed(*folders: Path) -> bool:
-    """Remove folders, and return whether that worked; the export is whole without it, and a rerun may do it."""
+    """Remove folders and return whether that succeeded. If not, the export is complete anyway; a rerun tries again."""
     try:
         for folder in folders:
             remove_tree(folder)
@@ -104,14 +123,14 @@ def _removed(*folders: Path) -> bool:
 
 
 def _class_folders(source: Store) -> list[str]:
-    """The folders of the classes, by label; StoreError for a name that leads elsewhere, or that a build passes over."""
+    """Return the folder names by label; raise StoreError for a class name that is unsafe or that builds skip."""
     folders: dict[bytes, None] = {}
     for label, cls in enumerate(source.classes):
         name = encoded_name(cls.name)
         if not name or name.startswith(b".") or b"/" in name or b"\0" in name or len(name) > 255 or name in folders:
             raise StoreError(
-                f"{source.paths.root}: class {label} is {cls.name[:99]!r}, expected a name that a folder of its own "
-                "can have: not hidden, without '/', at most 255 bytes; export it --as webdataset"
+                f"{source.paths.root}: class {label} is {cls.name[:99]!r}, expected a unique folder name, "
+                "not hidden, without '/', of at most 255 bytes; use --as webdataset"
             )
         folders[name] = None
     return [os.fsdecode(name) for name in folders]
@@ -121,62 +140,66 @@ def _check_source(source: Store) -> None:
     source.check_held(range(len(source)), "export from the whole store")
     channels = source.manifest.shape[2]
     if channels not in MODES:
-        raise StoreError(f"{source.paths.root}: rows have {channels} channels; of 1 or 3 pictures can be made")
+        raise StoreError(
+            f"{source.paths.root}: rows have {channels} channels; only rows with 1 or 3 channels can be exported"
+        )
     for path in (source.paths.samples, source.paths.checksums):
         check_file(path, source.manifest.files[path.name])
 
 
-def _is_here(paths: ExportPaths) -> DecodeonceError:
-    return DecodeonceError(f"{paths.dest}: is here already; choose another DEST, or remove it first")
+def _dest_exists(paths: ExportPaths) -> DecodeonceError:
+    return DecodeonceError(f"{paths.dest}: already exists; choose another DEST, or remove it first")
 
 
 def _check_place(source: Store, paths: ExportPaths) -> None:
     if os.path.lexists(paths.dest) and not paths.work.exists():
-        raise _is_here(paths)
+        raise _dest_exists(paths)
     for folder in Path(os.path.realpath(paths.work)).parents:
         if folder.exists() and folder.samefile(source.paths.root):
-            raise DecodeonceError(f"{paths.dest}: lies in the store to be exported; choose a DEST elsewhere")
+            raise DecodeonceError(f"{paths.dest}: is inside the store to be exported; choose a DEST elsewhere")
 
 
 def _is_claimed(paths: ExportPaths, facts: dict[str, Any]) -> bool:
-    """Whether this very export was begun; DecodeonceError where another one was."""
+    """Return whether this export was begun; raise DecodeonceError if one with other settings was."""
     if not paths.claim.exists():
         return False
     found = json.loads(paths.claim.read_bytes())
     differ = [
-        f"{key} {found.get(key, 'absent')}, not {facts.get(key, 'absent')}"
+        f"{key} was {found.get(key, 'absent')}, now {facts.get(key, 'absent')}"
         for key in {**found, **facts}
         if found.get(key) != facts.get(key)
     ]
     if differ:
-        advice = f"go on as it was begun, or remove {paths.work}"
-        raise DecodeonceError(f"{paths.dest}: an unfinished export is here: {'; '.join(differ)}; {advice}")
+        advice = f"run it with the original settings, or remove {paths.work}"
+        raise DecodeonceError(
+            f"{paths.dest}: an export with other settings is unfinished: {'; '.join(differ)}; {advice}"
+        )
     return True
 
 
 def _begin(paths: ExportPaths, facts: dict[str, Any], folders: list[str], names: list[str]) -> None:
-    """Make the folders anew, and say last what they are for."""
-    ours = (paths.journals, paths.scratch, paths.pictures)
+    """Create empty folders, and last the claim that identifies the export."""
+    ours = (paths.journals, paths.scratch, paths.images)
     foreign = {*os.listdir(paths.work)} - {LOCK, *(path.name for path in (*ours, paths.claim))}
     if foreign:
-        found = f"{min(foreign)!r} is in it, expected an unfinished export"
-        raise DecodeonceError(f"{paths.work}: {found}; move that, or choose another DEST")
+        found = f"contains {min(foreign)!r}, expected only an unfinished export"
+        raise DecodeonceError(f"{paths.work}: {found}; move it away, or choose another DEST")
     remove_file(paths.claim)
     for folder in ours:
         remove_tree(folder)
         make_folder(folder)
     for name in folders:
-        disk.mkdir(paths.pictures / name)
+        disk.mkdir(paths.images / name)
     if CLASS_LIST not in folders and all(name == name.strip() and name.isprintable() for name in names):
-        write_atomic(paths.pictures / CLASS_LIST, [b"".join(encoded_name(name) + b"\n" for name in names)])
-    sync_folder(paths.pictures)
+        write_atomic(paths.images / CLASS_LIST, [b"".join(encoded_name(name) + b"\n" for name in names)])
+    sync_folder(paths.images)
     write_atomic(paths.claim, [json.dumps(facts).encode()], scratch=paths.scratch)
 
 
 def _write_blocks(
     source: Store, paths: ExportPaths, settings: ExportSettings, workers: int, progress: Callable[[int], None]
 ) -> None:
-    """Write every block that no journal has done."""
+    """Write every block that no journal records."""
     remove_tree(paths.scratch)
     make_folder(paths.scratch)
     done, size = set(Journals(paths.journals).blocks()), settings.block_rows(source)
@@ -188,14 +211,14 @@ def _write_blocks(
             return run_workers(__name__, min(workers, len(left)), task, iter(left), progress)
         except ChildDied as died:
             hint = "fewer --workers need less memory" if died.status == -signal.SIGKILL else "see above"
-            raise Stopped(f"{died}; {hint}; what is done is kept: run the same command again") from None
+            raise Stopped(f"{died}; {hint}; finished blocks are kept: run the same command again") from None
     with closing(ImageWriter(source, paths, settings, progress)) as writer:
         for block in left:
             writer.write(block)
 
 
 def main(arguments: list[str]) -> int:
-    """Write the blocks that a parent orders; tell of every row."""
+    """Run a worker process: write the blocks that the parent orders, and report every row."""
     with Parent(arguments) as parent:
         task = parent.receive()
         paths, settings = ExportPaths(Path(task["dest"])), ExportSettings(**task["settings"])

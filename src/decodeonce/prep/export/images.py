@@ -1,4 +1,4 @@
-"""Rows as pictures: the paths of an export, and how rows are encoded, as files or in tars."""
+"""The paths of an export, and how its rows are encoded and written as files or tars."""
 
 from __future__ import annotations
 
@@ -25,15 +25,24 @@ from decodeonce.store.durable import write_atomic
 
 SHARD_ROWS = 10_000
 MODES = {1: "L", 3: "RGB"}  # Pillow's, by channels
-BLOCK_BYTES = 64 << 20  # of the rows that become files together: a second or so of work, and they wait in memory
-NAME_BYTES = 200  # a file system takes 255, and while a file is written its name is longer
-# fsync(2) of 256 files of 95 KB took 0.4 s one by one, 0.06 s eight at a time (ext4).
+BLOCK_BYTES = 64 << 20  # pixels of a block of files, about a second of work; its images are held in memory
+NAME_BYTES = 200  # file systems allow 255, and the temporary name of a file is longer than its final one
+# Calling fsync(2) on 256 files of 95 KB took 0.4 s one at a time and 0.06 s eight at a time (ext4).
 SYNC_THREADS = 8
 
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """What rows become: PNG, or JPEG of `quality` (1 to 100), as files or in tars of `shard_rows` rows."""
+    """How to encode and store the images of an export.
+
+    Args:
+        form: "folder" writes one file per image, "webdataset" writes tars.
+        quality: JPEG quality, 1 to 100. None writes PNG, which keeps every pixel.
+        shard_rows: Rows per tar; only for "webdataset".
+
+    Raises:
+        ValueError: If a value is out of range.
+    """
 
     form: ExportForm = "folder"
     quality: int | None = None
@@ -47,16 +56,16 @@ class ExportSettings:
             raise ValueError(f"shard_rows is {self.shard_rows}, expected at least 1")
 
     def block_rows(self, source: Store) -> int:
-        """Rows that are done together: a tar's, or so many files' (256, fewer where rows are large)."""
+        """Return the rows per block: those of a tar, or 256 files, fewer if rows are large."""
         return max(1, min(256, BLOCK_BYTES // source.manifest.row_bytes)) if self.form == "folder" else self.shard_rows
 
     @property
     def suffix(self) -> str:
-        """What pictures' names end in."""
+        """Suffix of the image files."""
         return ".png" if self.quality is None else ".jpg"
 
     def facts(self, source: Store) -> dict[str, Any]:
-        """What the bytes of an export follow from, JSON-ready, by the names that people know them by."""
+        """Return all that determines the bytes of an export, JSON-ready, by names for messages."""
         libraries = ", ".join(f"{name} {features.version(name)}" for name in ("zlib", "libjpeg_turbo"))
         facts = {
             "store": source.manifest.digest,
@@ -69,7 +78,7 @@ class ExportSettings:
 
 @dataclass(frozen=True)
 class ExportPaths:
-    """The paths of an export to `dest`. Until it is complete, everything lies in `work`, next to it."""
+    """The paths of an export to `dest`. Until the export is complete, all its files are in `work`, next to `dest`."""
 
     dest: Path
 
@@ -79,13 +88,13 @@ class ExportPaths:
 
     @property
     def claim(self) -> Path:
-        """What the export is of and how; written when the folders below are there."""
+        """Store and settings of the export, written after the folders below were created."""
         return self.work / "export.json"
 
     @property
-    def pictures(self) -> Path:
-        """What becomes DEST."""
-        return self.work / "pictures"
+    def images(self) -> Path:
+        """The folder that is renamed to DEST."""
+        return self.work / "images"
 
     @property
     def journals(self) -> Path:
@@ -93,12 +102,12 @@ class ExportPaths:
 
     @property
     def scratch(self) -> Path:
-        """Temporary files; a kill leaves some, and the next run removes them."""
+        """Temporary files; the next run removes those that a kill left."""
         return self.work / "scratch"
 
 
 def encoded_name(name: str) -> bytes:
-    """The bytes of a name; none where a lone surrogate in it stands for no byte."""
+    """Return the bytes of a name, or b"" if it has a surrogate that encodes no byte."""
     try:
         return name_bytes(name)
     except UnicodeEncodeError:
@@ -106,29 +115,29 @@ def encoded_name(name: str) -> bytes:
 
 
 class ImageWriter:
-    """Writes blocks of rows: pictures that are durable and have their names, then a line in a journal."""
+    """Write blocks of rows: first durable images under their final names, then a line in a journal."""
 
     def __init__(
         self, source: Store, paths: ExportPaths, settings: ExportSettings, progress: Callable[[int], None]
     ) -> None:
         self._rows = StoreRows(source.paths.root, source.manifest.digest)
         self._paths, self._settings, self._progress = paths, settings, progress
-        self._folders = [paths.pictures / os.fsdecode(encoded_name(cls.name)) for cls in source.classes]
+        self._folders = [paths.images / os.fsdecode(encoded_name(cls.name)) for cls in source.classes]
         self._journal = Journal(paths.journals, 0, 1)
 
     def write(self, block: int) -> None:
-        """Write a block; StoreError names a row that is not what was written."""
+        """Write a block; raise StoreError if a row is damaged."""
         if self._settings.form == "folder":
             with ThreadPoolExecutor(SYNC_THREADS) as threads:
-                saved = [threads.submit(self._save, self._path(s), [picture]) for s, picture in self._pictures(block)]
+                saved = [threads.submit(self._save, self._path(s), [image]) for s, image in self._images(block)]
                 for file in saved:
                     file.result()
         else:
-            self._save(self._paths.pictures / f"shard-{block:06d}.tar", self._tar(block))
+            self._save(self._paths.images / f"shard-{block:06d}.tar", self._tar(block))
         self._journal.append(BlockRecord(block), 0)
 
     def close(self) -> None:
-        """Close the store and the journal: not every file system can remove a file that is open."""
+        """Close the store and the journal, because some file systems cannot remove open files."""
         self._rows.close()
         self._journal.close()
 
@@ -136,19 +145,19 @@ class ImageWriter:
         stem = os.path.splitext(sample.source.rpartition("/")[2])[0].replace("\0", "?")
         name = name_bytes(f"{sample.row:08d}_{stem}")
         end = NAME_BYTES
-        while len(name) > end and name[end] & 0xC0 == 0x80:  # not within a character
+        while len(name) > end and name[end] & 0xC0 == 0x80:  # do not cut within a character
             end -= 1
         return self._folders[sample.label] / (os.fsdecode(name[:end]) + self._settings.suffix)
 
     def _tar(self, block: int) -> Iterator[bytes]:
-        for sample, picture in self._pictures(block):
+        for sample, image in self._images(block):
             facts = asdict(sample)
             facts["class"] = facts.pop("class_name")
             store = self._rows.store
             facts |= {name: column[sample.row].tolist() for name, column in store.columns.items()}
             if store.manifest.box_classes is not None:
                 facts["box_classes"] = [store.box_classes[label] for label in facts["box_labels"] if label >= 0]
-            yield _tar_member(f"{sample.row:08d}{self._settings.suffix}", picture)
+            yield _tar_member(f"{sample.row:08d}{self._settings.suffix}", image)
             yield _tar_member(f"{sample.row:08d}.cls", b"%d" % sample.label)
             yield _tar_member(f"{sample.row:08d}.json", json.dumps(facts).encode())
         yield bytes(2 * tarfile.BLOCKSIZE)
@@ -156,21 +165,21 @@ class ImageWriter:
     def _save(self, path: Path, chunks: Iterable[bytes]) -> None:
         write_atomic(path, chunks, scratch=self._paths.scratch)
 
-    def _pictures(self, block: int) -> Iterator[tuple[Sample, bytes]]:
-        """Each row's picture as a file's bytes."""
+    def _images(self, block: int) -> Iterator[tuple[Sample, bytes]]:
+        """Yield each row of a block as an encoded image."""
         size, (height, width, channels) = self._settings.block_rows(self._rows.store), self._rows.manifest.shape
         for row in range(block * size, min((block + 1) * size, len(self._rows.store))):
             sample = self._rows.sample(row)
             image = Image.frombytes(MODES[channels], (width, height), self._rows.read(row))
-            yield sample, _picture(image, self._settings.quality)
+            yield sample, _encoded(image, self._settings.quality)
             self._progress(1)
 
 
-def _picture(image: Image.Image, quality: int | None) -> bytes:
+def _encoded(image: Image.Image, quality: int | None) -> bytes:
     file = io.BytesIO()
     if quality is None:
-        # Drawn photographs at 256x256: 217 pictures/s of 94 KB with Z_RLE, 198 of 102 KB with zlib's level 1, 49 of
-        # some 90 KB with Pillow's default, 6.
+        # Synthetic photographs at 256x256: 217 images/s of 94 KB with Z_RLE, 198 images/s of 102 KB with zlib level 1,
+        # and 49 images/s of about 90 KB with Pillow's default, level 6.
         image.save(file, "PNG", compress_type=zlib.Z_RLE)
     else:
         image.save(file, "JPEG", quality=quality, subsampling=0 if quality >= 90 else 2)
@@ -178,7 +187,7 @@ def _picture(image: Image.Image, quality: int | None) -> bytes:
 
 
 def _tar_member(name: str, data: bytes) -> bytes:
-    """Of mode 0644, user and group 0 and time 0, as tarfile has them where nobody says otherwise."""
+    """Return a tar member with the defaults of tarfile: mode 0644, user and group 0, time 0."""
     info = tarfile.TarInfo(name)
     info.size = len(data)
     return info.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % tarfile.BLOCKSIZE)
