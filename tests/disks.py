@@ -1,4 +1,4 @@
-"""Real file systems that are small enough to fill up."""
+"""Mount file systems that are small enough to fill up."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tests.packages import is_fatal
 
 @contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """A tmpfs of this size (as mount(8) takes it) in `folder`; where none can be mounted, the test is skipped.
+    """Mount a tmpfs of this size (in the units of mount(8)) in `folder`, or skip the test if that is not possible.
 
-    With CI set it fails instead: nothing may be skipped unseen there.
+    If CI is set, the test fails instead, because a skipped test would go unnoticed there.
     """
     give_up = pytest.fail if is_fatal(os.environ) else pytest.skip
     disk = folder / "disk"
@@ -25,9 +25,9 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)]
     mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
     if mounted.returncode:
-        # Without folder and size, pytest shows the tests that are skipped for one reason as one.
-        why = mounted.stderr.partition("\n")[0].rpartition(": ")[2]
-        give_up(f"a tmpfs is needed, which takes root: {why}")
+        # The reason contains no folder or size, so that pytest reports all skipped tests in one line.
+        reason = mounted.stderr.partition("\n")[0].rpartition(": ")[2]
+        give_up(f"mounting a tmpfs requires root: {reason}")
     try:
         yield disk
     finally:

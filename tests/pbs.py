@@ -1,10 +1,11 @@
-"""Small qsub, qrls, qstat, qdel and pbsdsh that behave as those of a real OpenPBS whose job history is disabled.
+"""Emulate qsub, qrls, qstat, qdel and pbsdsh of OpenPBS with job history disabled.
 
-Measured there: qsub accepts a dependency on a job that has ended, prints an id, returns 0 and drops the new job. pbsdsh
-starts a process per `mpiprocs` of each node, numbers them by PBS_NODENUM and a hexadecimal PBS_TASKNUM, and returns 0
-whatever their exit status. From its source: they start in the home folder, without the variables of the batch script.
+Measured on a real OpenPBS: qsub accepts a dependency on a job that has ended, prints an id, returns 0 and drops the new
+job. pbsdsh starts a process per `mpiprocs` of each node, numbers them by PBS_NODENUM and a hexadecimal PBS_TASKNUM, and
+returns 0 for any exit status. According to its source, processes start in the home folder, without the variables of the
+batch script.
 
-The server is as fast, and qsub as slow, as can be: whatever may run has ended before qsub and qrls return.
+The server is as fast and qsub as slow as possible: every job that can run ends before qsub and qrls return.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 PROGRAMS = ("qsub", "qrls", "qstat", "qdel", "pbsdsh")
-UNKNOWN_JOB = 153  # the exit status of PBS's commands
+UNKNOWN_JOB = 153  # exit status of PBS commands
 
 Job = dict[str, Any]
 
 
 def install(folder: Path) -> dict[str, str]:
-    """Write the programs into a folder; returns the environment of a shell there."""
+    """Write the programs to a folder; return the environment of a shell that finds them."""
     (folder / "bin").mkdir(parents=True)
     (folder / "home").mkdir()
     (folder / "queue.json").write_text('{"last": 0, "jobs": []}')
@@ -40,12 +41,12 @@ def install(folder: Path) -> dict[str, str]:
 
 
 def queued(folder: Path) -> list[str]:
-    """The names of the jobs in the queue."""
+    """Return the names of the jobs in the queue."""
     return [job["name"] for job in json.loads((folder / "queue.json").read_text())["jobs"]]
 
 
 class Server:
-    """The queue, kept in a file from one command to the next."""
+    """A queue that is kept in a file between commands."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._file = folder, folder / "queue.json"
@@ -57,7 +58,7 @@ class Server:
         self._file.write_text(json.dumps({"last": self._last, "jobs": self._jobs}))
 
     def qsub(self, *words: str) -> int:
-        """qsub [-h] [-W depend=...] [-v STORE] SCRIPT."""
+        """Run `qsub [-h] [-W depend=...] [-v STORE] SCRIPT`."""
         *options, script = words
         self._run_all()
         text = Path(script).read_text(errors="surrogateescape")
@@ -105,12 +106,12 @@ class Server:
         return status
 
     def _run_all(self) -> None:
-        """Run every job that may run, and those that may run after it."""
+        """Run jobs until none is ready."""
         while ready := [job for job in self._jobs if not job["held"] and not job["waits"]]:
             self._end(ready[0]["id"], self._run(ready[0]))
 
     def _end(self, name: str, status: int) -> None:
-        """Forget a job; let the jobs that wait for it start, or delete them."""
+        """Remove a job from the queue, and release or delete the jobs that wait for it."""
         self._jobs = [job for job in self._jobs if job["id"] != name]
         for job in list(self._jobs):
             kind = job["waits"].pop(name, None)
@@ -124,21 +125,21 @@ class Server:
         for index in range(job["elements"] or 1):
             subjob = job["id"].replace("[]", f"[{index}]")
             log = f"{job['name']}.o{number}" + (f".{index}" if job["elements"] else "")
-            own = {"PBS_JOBID": subjob, "PBS_O_WORKDIR": job["folder"], **job["variables"]}
+            variables = {"PBS_JOBID": subjob, "PBS_O_WORKDIR": job["folder"], **job["variables"]}
             if job["elements"]:
-                own["PBS_ARRAY_INDEX"] = str(index)
+                variables["PBS_ARRAY_INDEX"] = str(index)
             scratch = self._folder / f"job-{subjob}"
             scratch.mkdir()
             nodes, procs = job["nodes"]
             (scratch / "nodes").write_text("".join(f"host{node}\n" * procs for node in range(nodes)))
-            (scratch / "job.json").write_text(json.dumps({"nodes": nodes, "procs": procs, "variables": own}))
+            (scratch / "job.json").write_text(json.dumps({"nodes": nodes, "procs": procs, "variables": variables}))
             (scratch / "script").write_text(job["script"], errors="surrogateescape")
-            of_script = {"PBS_NODENUM": "0", "PBS_TASKNUM": "1", "PBS_NODEFILE": str(scratch / "nodes")}
+            script_variables = {"PBS_NODENUM": "0", "PBS_TASKNUM": "1", "PBS_NODEFILE": str(scratch / "nodes")}
             with (Path(job["folder"]) / log).open("ab") as output:
                 done = subprocess.run(
                     ["bash", scratch / "script"],
                     cwd=os.environ["HOME"],
-                    env={"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], **own, **of_script},
+                    env={"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], **variables, **script_variables},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -148,7 +149,7 @@ class Server:
 
 
 def pbsdsh(folder: Path, *words: str) -> int:
-    """pbsdsh [--] PROGRAM ARGUMENT..."""
+    """Run `pbsdsh [--] PROGRAM ARGUMENT...`."""
     scratch = folder / f"job-{os.environ['PBS_JOBID']}"
     job = json.loads((scratch / "job.json").read_text())
     count = job["nodes"] * job["procs"]
@@ -164,8 +165,8 @@ def pbsdsh(folder: Path, *words: str) -> int:
         environ = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], **job["variables"], **numbers}
         program = words[1:] if words[0] == "--" else words
         running.append(subprocess.Popen(program, cwd=os.environ["HOME"], env=environ))
-    for each in running:
-        each.wait()
+    for started_process in running:
+        started_process.wait()
     (scratch / "job.json").write_text(json.dumps({**job, "started": started}))
     return 0
 

@@ -75,12 +75,16 @@ def test_usage_error_is_one_line(src: Path, tmp_path: Path) -> None:
     assert_fails(prep(*words, "--sise", 3), 2, "No such option: --sise")
     assert_fails(prep(*words, "--size", "x"), 2, "--size x: expected pixels")
     assert_fails(prep(*words, "--time", "60"), 2, "--time 60: expected H:MM:SS")
-    assert_fails(prep(*words, "--time", "0:00:03"), 2, "time is 3 s, expected at least a minute")
-    assert_fails(prep(*words, "--account", "a\nrm x"), 2, "account is 'a\\nrm x', expected a name without blanks")
+    assert_fails(prep(*words, "--time", "0:00:03"), 2, "time is 3 s, expected at least 60 s")
+    assert_fails(
+        prep(*words, "--account", "a\nrm x"),
+        2,
+        "account is 'a\\nrm x', expected a name without spaces or special characters",
+    )
     assert_fails(prep(*words, "--mem", "much"), 2, "--mem much: expected a size such as 32GiB")
     assert_fails(prep(*words, "--then", "nowhere"), 2, "--then nowhere: no such file")
     assert_fails(prep(*words, "--site", "polaris"), 2, "--site polaris uses pbs; run: prep submit pbs")
-    assert_fails(prep(*words, "--site", "mars"), 1, "no site 'mars'; expected aurora, ")
+    assert_fails(prep(*words, "--site", "mars"), 1, "unknown site 'mars'; expected aurora, ")
     assert_fails(prep("submit", "lsf"), 2, "No such command 'lsf'")
     words[4] = tmp_path / "nowhere"
     assert_fails(prep(*words), 1, "nowhere", "No such file")

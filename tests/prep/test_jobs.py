@@ -1,4 +1,4 @@
-"""Job scripts as they are written: the text that batch systems read."""
+"""The text of the job scripts that are written for batch systems."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ PBS = Site("there", "pbs", "nowhere", "-q", "mpiexec -n {nodes}", ("-l place=sca
 PBS_FREE = Site("free", "pbs", "nowhere", "-q", "mpiexec -n {nodes}", ("-l place=free:excl",))
 
 
-def written(tmp_path: Path, site: Site, chain: Chain) -> dict[str, list[str]]:
-    """The lines of each script, by name."""
+def written_scripts(tmp_path: Path, site: Site, chain: Chain) -> dict[str, list[str]]:
+    """Write the scripts of a chain and return the lines of each, by name."""
     submit = write_scripts(tmp_path / "OUT", site, chain, COMMANDS, tmp_path)
     assert submit == tmp_path / "OUT.jobs/submit.sh"
     return {path.name: path.read_text().splitlines() for path in submit.parent.iterdir()}
 
 
-def test_what_slurm_gets(tmp_path: Path) -> None:
+def test_slurm_scripts(tmp_path: Path) -> None:
     chain = Chain(tasks=16, cpus=32, rounds=2, max_running=8, account="a1", queue="regular", seconds=14400, mem="64G")
-    scripts = written(tmp_path, SLURM, chain)
+    scripts = written_scripts(tmp_path, SLURM, chain)
     assert sorted(scripts) == ["array.slurm", "finish.slurm", "plan.slurm", "submit.sh"]
     assert scripts["array.slurm"] == [
         "#!/bin/bash",
@@ -56,14 +56,14 @@ def test_what_slurm_gets(tmp_path: Path) -> None:
         "submit --hold plan.slurm",
         'submit --dependency="afterok:$plan" --kill-on-invalid-dep=yes array.slurm',
         'submit --dependency="afterok:$plan,afterany:$id" --kill-on-invalid-dep=yes array.slurm'
-        "  # what is done is skipped",
+        "  # finished blocks are skipped",
         'submit --dependency="afterok:$plan,afterany:$id" --kill-on-invalid-dep=yes finish.slurm',
     ]
 
 
-def test_what_pbs_gets(tmp_path: Path) -> None:
+def test_pbs_scripts(tmp_path: Path) -> None:
     chain = Chain(tasks=16, cpus=32, max_running=8, account="a1", queue="prod", seconds=3600, mem="64G")
-    scripts = written(tmp_path, PBS, chain)
+    scripts = written_scripts(tmp_path, PBS, chain)
     assert scripts["array.pbs"] == [
         "#!/bin/bash",
         "#PBS -N prep-array",
@@ -85,20 +85,20 @@ def test_what_pbs_gets(tmp_path: Path) -> None:
         'submit -W depend="afterok:$plan,afterany:$id" finish.pbs',
     ]
     assert scripts["submit.sh"][-2:] == ['qrls "$plan"', 'echo "${jobs[*]}"']
-    assert not [line for line in written(tmp_path, PBS, Chain(tasks=1, cpus=1))["array.pbs"] if "-J" in line]
+    assert not [line for line in written_scripts(tmp_path, PBS, Chain(tasks=1, cpus=1))["array.pbs"] if "-J" in line]
 
 
-def test_several_nodes_an_element_are_started_by_the_sites_launcher(tmp_path: Path) -> None:
+def test_elements_of_several_nodes_use_the_launcher_of_the_site(tmp_path: Path) -> None:
     chain = Chain(tasks=4, cpus=8, nodes=2, seconds=400)
-    slurm, pbs = written(tmp_path, SLURM, chain), written(tmp_path, PBS, chain)
+    slurm, pbs = written_scripts(tmp_path, SLURM, chain), written_scripts(tmp_path, PBS, chain)
     assert slurm["array.slurm"][-1] == "exec srun --ntasks=2 --cpus-per-task=8 prep work OUT"
     assert {"#SBATCH --nodes=2", "#SBATCH --signal=USR1@100"} < set(slurm["array.slurm"])
     assert "#SBATCH --nodes=1" in slurm["plan.slurm"]
     started = "exec mpiexec -n 2 timeout --preserve-status --signal=USR1 300 prep work OUT"
     assert pbs["array.pbs"][-1] == started
     assert "#PBS -l select=2:ncpus=8:mpiprocs=1" in pbs["array.pbs"]
-    generic = written(tmp_path, read_site("generic-pbs"), chain)
-    for scripts, count in ((pbs, 1), (generic, 1), (written(tmp_path, PBS_FREE, chain), 0)):
+    generic = written_scripts(tmp_path, read_site("generic-pbs"), chain)
+    for scripts, count in ((pbs, 1), (generic, 1), (written_scripts(tmp_path, PBS_FREE, chain), 0)):
         assert scripts["array.pbs"].count("#PBS -l place=scatter") == count
     assert "#PBS -l place=scatter" not in generic["plan.pbs"]
 
@@ -107,7 +107,7 @@ def test_several_nodes_an_element_are_started_by_the_sites_launcher(tmp_path: Pa
 @pytest.mark.parametrize(
     "name", ["plain", "a b", "it's", "a'; echo foo", 'say "x" $HOME `id` ', "a\n0", "a\x1b'\u202e\r", "\udcff", "-x"]
 )
-def test_names_of_any_kind_reach_the_command_whole(tmp_path: Path, site: Site, name: str) -> None:
+def test_unusual_names_reach_the_commands_unchanged(tmp_path: Path, site: Site, name: str) -> None:
     folder, out = tmp_path / name, tmp_path / name / name
     folder.mkdir()
     show = ["sh", "-c", 'pwd && printf "%s\\n" "$@"', "show", str(out), name]
@@ -120,13 +120,13 @@ def test_names_of_any_kind_reach_the_command_whole(tmp_path: Path, site: Site, n
 
 
 @pytest.mark.parametrize("name", ["100%", "a\\b"])
-def test_names_that_slurm_would_not_take_for_logs_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(BuildError, match=r"slurm gives '.*' in a log's path a meaning of its own"):
+def test_names_with_special_characters_of_slurm_logs_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BuildError, match=r"slurm treats '.*' in the path of a log specially"):
         write_scripts(tmp_path / name, SLURM, Chain(tasks=1, cpus=1), COMMANDS, tmp_path)
     write_scripts(tmp_path / name, PBS, Chain(tasks=1, cpus=1), COMMANDS, tmp_path)
 
 
-def test_the_chain_is_submitted_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_failed_submission_cancels_the_chain(tmp_path: Path) -> None:
     submit = write_scripts(tmp_path / "OUT", SLURM, Chain(tasks=2, cpus=1), COMMANDS, tmp_path)
     log, folder = tmp_path / "log", tmp_path / "bin"
     folder.mkdir()
@@ -140,19 +140,19 @@ def test_the_chain_is_submitted_whole_or_not_at_all(tmp_path: Path) -> None:
         environ = {"PATH": f"{folder}:/bin:/usr/bin"}
         return subprocess.run(["bash", submit], env=environ, capture_output=True, text=True)
 
-    number = f'echo "$@" >> {log_}; echo "$(wc -l < {log_});far"'
-    refuse = f'case "$*" in *finish*) exit 1;; esac; {number}'
-    note = f'echo "$SLURM_CLUSTERS $(basename $0) $*" >> {log_}'
-    done = submit_with(sbatch=number, scancel=note, scontrol=note)
+    print_id = f'echo "$@" >> {log_}; echo "$(wc -l < {log_});far"'
+    refuse_finish = f'case "$*" in *finish*) exit 1;; esac; {print_id}'
+    log_call = f'echo "$SLURM_CLUSTERS $(basename $0) $*" >> {log_}'
+    done = submit_with(sbatch=print_id, scancel=log_call, scontrol=log_call)
     assert (done.returncode, done.stdout) == (0, "1 2 3\n")
     shown = [f"far scontrol show job {job}" for job in (1, 2, 3)]
     assert log.read_text().splitlines()[3:] == [*shown, "far scontrol release 1"]
-    done = submit_with(sbatch=refuse)
+    done = submit_with(sbatch=refuse_finish)
     assert (done.returncode != 0, done.stdout) == (True, "")
     assert log.read_text().splitlines()[2:] == ["far scancel 2", "far scancel 1"]
     done = submit_with(scancel="exit 1")
     assert done.stderr == "could not cancel 2\ncould not cancel 1\n"
-    done = submit_with(sbatch=number, scancel=note, scontrol=f'{note}; [ "$1" = show ]')
+    done = submit_with(sbatch=print_id, scancel=log_call, scontrol=f'{log_call}; [ "$1" = show ]')
     assert (done.returncode != 0, done.stdout) == (True, "")
     assert log.read_text().splitlines()[-3:] == [f"far scancel {job}" for job in (3, 2, 1)]
 
@@ -161,55 +161,55 @@ def test_the_chain_is_submitted_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_every_profile_makes_scripts(tmp_path: Path, name: str) -> None:
     site = read_site(name)
     assert site.source.startswith("https://")
-    scripts = written(tmp_path, site, Chain(tasks=2, cpus=8, nodes=2))
+    scripts = written_scripts(tmp_path, site, Chain(tasks=2, cpus=8, nodes=2))
     (array,) = (lines for script, lines in scripts.items() if script.startswith("array"))
-    assert array[-1] == f"exec {site.launched('prep work OUT', nodes=2, cpus=8)}"
+    assert array[-1] == f"exec {site.launch_command('prep work OUT', nodes=2, cpus=8)}"
     assert "2" in array[-1]
     assert set(site.defaults) | set(site.needs) <= {"account", "queue", "time", "cpus", "mem", "nodes", "max_running"}
 
 
-GOOD = 'name = "n"\nscheduler = "pbs"\nsource = "s"\nlaunch = "x {nodes}"\n'
+VALID = 'name = "n"\nscheduler = "pbs"\nsource = "s"\nlaunch = "x {nodes}"\n'
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("name = ", "x: Invalid value"),
-        ('name = "n"', "scheduler is None, expected a text"),
-        (GOOD.replace("pbs", "lsf"), "scheduler is 'lsf', expected slurm or pbs"),
-        (GOOD + "colour = 1", "unknown key 'colour'"),
-        (GOOD + 'setup = "one"', "setup is 'one', expected a list"),
-        (GOOD + 'advice = ["two\\nlines"]', "expected a list of texts of one line"),
-        (GOOD + 'needs = ["luck"]', "no flag 'luck'"),
-        (GOOD + "[defaults]\nluck = 1", "no flag 'luck'"),
-        (GOOD + "[defaults]\ntime = 3600", "time is 3600, expected str"),
-        (GOOD + '[defaults]\ncpus = "32"', "cpus is '32', expected int"),
-        (GOOD + 'defaults = ["time"]', "expected .defaults. as a table"),
-        (GOOD + "queue_flag = 3", "queue_flag as a text"),
-        (GOOD.replace("{nodes}", "{ranks}"), "launch has {ranks}"),
+        ('name = "n"', "scheduler is None, expected a string"),
+        (VALID.replace("pbs", "lsf"), "scheduler is 'lsf', expected slurm or pbs"),
+        (VALID + "colour = 1", "unknown key 'colour'"),
+        (VALID + 'setup = "one"', "setup is 'one', expected a list"),
+        (VALID + 'advice = ["two\\nlines"]', "expected a list of single-line strings"),
+        (VALID + 'needs = ["luck"]', "unknown flag 'luck'"),
+        (VALID + "[defaults]\nluck = 1", "unknown flag 'luck'"),
+        (VALID + "[defaults]\ntime = 3600", "time is 3600, expected str"),
+        (VALID + '[defaults]\ncpus = "32"', "cpus is '32', expected int"),
+        (VALID + 'defaults = ["time"]', "expected .defaults. to be a table"),
+        (VALID + "queue_flag = 3", "queue_flag to be a string"),
+        (VALID.replace("{nodes}", "{ranks}"), "launch has {ranks}"),
     ],
 )
-def test_a_profile_that_is_wrong(text: str, told: str) -> None:
-    with pytest.raises(BuildError, match=told):
+def test_invalid_profile_is_refused(text: str, message: str) -> None:
+    with pytest.raises(BuildError, match=message):
         parse_site(text, "x")
 
 
-def test_a_profile_of_ones_own(tmp_path: Path) -> None:
-    (tmp_path / "own.toml").write_text(GOOD + "[defaults]\ncpus = 3\n")
+def test_profile_is_read_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(VALID + "[defaults]\ncpus = 3\n")
     site = read_site(str(tmp_path / "own.toml"))
     assert (site.name, site.queue_flag, site.defaults) == ("n", "-q", {"cpus": 3})
     with pytest.raises(BuildError, match=r"nowhere.toml: .*No such file"):
         read_site(str(tmp_path / "nowhere.toml"))
-    with pytest.raises(BuildError, match=r"no site 'nersc'; expected .*generic-slurm"):
+    with pytest.raises(BuildError, match=r"unknown site 'nersc'; expected .*generic-slurm"):
         read_site("nersc")
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "invalid",
     [{"tasks": 0}, {"cpus": 0}, {"rounds": 0}, {"nodes": 0}, {"mem": "much"}, {"queue": "a b"}],
 )
-def test_a_chain_that_makes_no_sense(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        Chain(**{"tasks": 1, "cpus": 1, **wrong})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="time is 59 s, expected at least a minute"):
+def test_invalid_chain_is_refused(invalid: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(invalid))):
+        Chain(**{"tasks": 1, "cpus": 1, **invalid})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="time is 59 s, expected at least 60 s"):
         Chain(tasks=1, cpus=1, seconds=59)

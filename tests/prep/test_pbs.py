@@ -1,4 +1,4 @@
-"""The real scripts of a chain, and processes of pbsdsh, under the small PBS of tests/pbs.py."""
+"""The scripts of a chain and processes of pbsdsh run under the emulated PBS of tests/pbs.py."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.images import make_tree, tree_bytes
 PREP = [sys.executable, "-m", "decodeonce.cli"]
 
 
-def submitted(folder: Path, script: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run a chain's submit.sh."""
-    own = {**pbs.install(folder), **environ}
-    return subprocess.run(["bash", script], env=own, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+def submit(folder: Path, script: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run the submit.sh of a chain."""
+    env = {**pbs.install(folder), **environ}
+    return subprocess.run(["bash", script], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
 
 
 def small_chain(folder: Path) -> Path:
-    """Write the scripts of a chain whose jobs add their names to a file; returns the path of submit.sh."""
+    """Write the scripts of a chain whose jobs append their names to a file; return the path of submit.sh."""
     then = folder / "then.pbs"
     then.write_text('#!/bin/bash\n#PBS -N then\ncd "$PBS_O_WORKDIR" && echo "then $STORE" >> ran\n')
     commands = [["sh", "-c", f"echo {name} $PBS_ARRAY_INDEX >> ran"] for name in ("plan", "array", "finish")]
@@ -32,8 +32,8 @@ def small_chain(folder: Path) -> Path:
     return write_scripts(folder / "OUT", read_site("generic-pbs"), chain, commands, folder)
 
 
-def test_no_job_of_a_chain_is_dropped_when_qsub_is_slower_than_the_plan(tmp_path: Path) -> None:
-    done = submitted(tmp_path / "pbs", small_chain(tmp_path))
+def test_no_job_is_dropped_if_qsub_is_slower_than_the_plan(tmp_path: Path) -> None:
+    done = submit(tmp_path / "pbs", small_chain(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "1.pbs 2[].pbs 3[].pbs 4.pbs 5.pbs\n"
     ran = ["plan", "array 0", "array 1", "array 0", "array 1", "finish", f"then {tmp_path}/OUT"]
@@ -41,8 +41,8 @@ def test_no_job_of_a_chain_is_dropped_when_qsub_is_slower_than_the_plan(tmp_path
 
 
 @pytest.mark.parametrize("name", ["prep-plan", "then"])
-def test_a_job_that_pbs_drops_is_named_and_the_chain_is_cancelled(tmp_path: Path, name: str) -> None:
-    done = submitted(tmp_path / "pbs", small_chain(tmp_path), PBS_DROPS=name)
+def test_dropped_job_is_named_and_the_chain_cancelled(tmp_path: Path, name: str) -> None:
+    done = submit(tmp_path / "pbs", small_chain(tmp_path), PBS_DROPS=name)
     assert (done.returncode != 0, done.stdout) == (True, "")
     assert ".pbs was accepted but is not in the queue; the other jobs of the chain are cancelled" in done.stderr
     assert pbs.queued(tmp_path / "pbs") == []
@@ -50,7 +50,7 @@ def test_a_job_that_pbs_drops_is_named_and_the_chain_is_cancelled(tmp_path: Path
 
 
 @pytest.mark.long
-def test_a_store_is_built_when_qsub_is_slower_than_the_plan(tmp_path: Path) -> None:
+def test_store_is_built_if_qsub_is_slower_than_the_plan(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src", classes=2)
     environ = {**os.environ, **pbs.install(tmp_path / "pbs")}
     words = ["build", "imagenet", str(tree), "OUT", "--tasks", "2", "--cpus", "1", "--submit"]
@@ -60,7 +60,7 @@ def test_a_store_is_built_when_qsub_is_slower_than_the_plan(tmp_path: Path) -> N
 
 
 def run_job(folder: Path, select: str, command: str) -> str:
-    """Run a job in `folder` whose script is one command; returns what its processes printed."""
+    """Run a job whose script is one command in `folder`; return its output."""
     environ = pbs.install(folder / "pbs")
     script = folder / "job.pbs"
     script.write_text(f"#!/bin/bash\n#PBS -N job\n#PBS -l select={select}\n{command}\necho returned $?\n")
@@ -76,14 +76,14 @@ def run_job(folder: Path, select: str, command: str) -> str:
         ("1:ncpus=10:mpiprocs=10", [f"0 {number:08X}" for number in range(2, 12)]),
     ],
 )
-def test_processes_of_pbsdsh_are_numbered_as_on_a_real_pbs(tmp_path: Path, select: str, expected: list[str]) -> None:
+def test_pbsdsh_numbers_processes_as_a_real_pbs(tmp_path: Path, select: str, expected: list[str]) -> None:
     printed = run_job(tmp_path, select, """pbsdsh -- sh -c 'echo "$PBS_NODENUM $PBS_TASKNUM"'""")
     assert sorted(printed.splitlines()) == [*expected, "returned 0"]
 
 
 @pytest.fixture
 def planned(tmp_path: Path) -> Path:
-    """A store that is planned, in a folder of its own."""
+    """A planned store."""
     out = tmp_path / "OUT"
     tree = make_tree(tmp_path / "src", classes=2)
     subprocess.run([*PREP, "plan", "imagenet", tree, out], check=True)
@@ -91,7 +91,7 @@ def planned(tmp_path: Path) -> Path:
 
 
 @pytest.mark.long
-def test_processes_of_pbsdsh_that_name_no_task_are_refused_with_the_command_to_run(planned: Path) -> None:
+def test_pbsdsh_without_task_numbers_is_refused_with_the_command_to_run(planned: Path) -> None:
     work = shlex.join([*PREP, "work", str(planned), "--tasks", "4", "--workers", "1"])
     printed = run_job(planned.parent, "2:ncpus=2:mpiprocs=2", f"pbsdsh -- {work}")
     assert printed.count("--task $PBS_NODENUM --tasks NODES") == 4
@@ -99,7 +99,7 @@ def test_processes_of_pbsdsh_that_name_no_task_are_refused_with_the_command_to_r
 
 
 @pytest.mark.long
-def test_processes_of_pbsdsh_that_name_their_node_do_all_blocks(planned: Path, tmp_path: Path) -> None:
+def test_pbsdsh_with_node_numbers_does_all_blocks(planned: Path, tmp_path: Path) -> None:
     work = f"{shlex.join(PREP)} work OUT --task $PBS_NODENUM --tasks 2 --workers 1"
     command = f"pbsdsh -- bash -c 'cd $PBS_O_WORKDIR && exec {work}'"
     printed = run_job(tmp_path, "2:ncpus=1:mpiprocs=1", command)

@@ -1,4 +1,4 @@
-"""A build as jobs of a batch system: readable scripts, and one that submits them as a chain."""
+"""Write the job scripts of a build for a batch system, and a script that submits them as a chain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of a batch system, and what one must be able to write."""
+"""The request for the jobs of a build, and the protocol of a batch system that writes them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,28 @@ from typing import Protocol
 
 from decodeonce.prep.jobs.site import Site
 
-# Blocks take seconds; Slurm sends its signal up to a minute early, and looks for it about every 30 s.
+# A block takes seconds. Slurm sends signals up to a minute early and looks at limits about every 30 s.
 LEAD_SECONDS = 120
 
 
 @dataclass(frozen=True)
 class Chain:
-    """What every job may use, and how many there are.
+    """The number of jobs and their resources.
 
-    `tasks` elements of an array, `max_running` of them at a time; each has `nodes` nodes with a process a node, `cpus`
-    cores and `mem` (as 64G) a node, for `seconds` at most. The array is sent `rounds` times. `then` is a job script of
-    the user's own, for after a good finish.
+    Args:
+        tasks: Elements of the job array.
+        cpus: Cores per node.
+        rounds: Number of times the array is submitted. Finished blocks are skipped.
+        nodes: Nodes per element; each node runs one process.
+        max_running: Elements that run at the same time; None sets no limit.
+        account: Account or project to charge.
+        queue: Queue, partition or QOS.
+        seconds: Time limit of each job in seconds, at least 60; None uses the default of the batch system.
+        mem: Memory per node, such as "64G"; None uses the default of the batch system.
+        then: Job script of the user to run after `prep finish` succeeds.
+
+    Raises:
+        ValueError: If a value is invalid.
     """
 
     tasks: int
@@ -41,26 +52,26 @@ class Chain:
         for name in ("account", "queue"):
             value = getattr(self, name)
             if value is not None and not re.fullmatch(r"[\w.:,@/+-]+", value):
-                raise ValueError(f"{name} is {value!r}, expected a name without blanks")
+                raise ValueError(f"{name} is {value!r}, expected a name without spaces or special characters")
         if self.seconds is not None and self.seconds < 60:
-            raise ValueError(f"time is {self.seconds} s, expected at least a minute")
+            raise ValueError(f"time is {self.seconds} s, expected at least 60 s")
         if self.mem is not None and not re.fullmatch("[0-9]+[KMGT]", self.mem):
-            raise ValueError(f"mem is {self.mem!r}, expected as 64G")
+            raise ValueError(f"mem is {self.mem!r}, expected a number and a unit, such as 64G")
 
     @property
     def processes(self) -> int:
-        """How many tasks of `prep work` there are."""
+        """Number of `prep work` processes, one per node of each element."""
         return self.tasks * self.nodes
 
     @property
     def lead(self) -> int:
-        """Seconds before the time limit at which a task is told to end with the blocks in hand."""
+        """Seconds before the time limit at which a task is signalled to stop after its current blocks."""
         return min(LEAD_SECONDS, (self.seconds or 0) // 4)
 
 
 @dataclass(frozen=True)
 class Job:
-    """One script: what it is called and runs, on how much; `array` is whether it is the array of tasks."""
+    """One job script: its name, command and resources. `array` is True for the array of tasks."""
 
     name: str
     command: Sequence[str]
@@ -70,32 +81,40 @@ class Job:
 
 
 class Scheduler(Protocol):
-    """What a batch system wants written; a new one is a module with this, and a line in `SCHEDULERS`."""
+    """The commands and options of a batch system. To add one, write a module and add a line to `SCHEDULERS`."""
 
     suffix: str
     submit: str  # prints the id of the job it submits
-    hold: str  # the option that keeps a job from starting until `release`
+    hold: str  # option that keeps a job from starting until `release`
     release: str
     show: str  # fails if the job is not in the queue
     cancel: str
-    with_store: str  # has a job see the variable STORE
-    unfit: str  # characters that a folder of logs must not have
+    with_store: str  # option that passes the variable STORE to a job
+    forbidden: str  # characters that the path of a log must not have
 
     def head(self, job: Job, site: Site, chain: Chain) -> list[str]:
-        """The directives at the head of a job's script."""
+        """Return the directives of a job script."""
 
-    def warned(self, command: str, chain: Chain) -> str:
-        """The shell command that runs `command`, a task, and tells it in time that its limit is near."""
+    def with_signal(self, command: str, chain: Chain) -> str:
+        """Return the shell command that runs a task and sends it SIGUSR1 shortly before its time limit."""
 
     def after(self, condition: str) -> str:
-        """The options that have a job wait, say for "afterok:1,afterany:2"; where that cannot be, it never runs."""
+        """Return the options that make a job wait for a condition such as "afterok:1,afterany:2".
+
+        If the condition can no longer be met, the job never runs.
+        """
 
 
 def no_option(path: Path) -> str:
-    """The path as a text that no command takes for an option."""
+    """Return a path as text that no command mistakes for an option.
+
+    Example:
+        >>> no_option(Path("-x"))
+        './-x'
+    """
     return f"./{path}" if str(path).startswith("-") else str(path)
 
 
 def clock(seconds: int) -> str:
-    """Seconds as H:MM:SS, which both batch systems read."""
+    """Return seconds as H:MM:SS, which both batch systems accept."""
     return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"

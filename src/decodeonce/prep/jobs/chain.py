@@ -1,4 +1,4 @@
-"""The chain of a build's jobs: plan, rounds of one array, finish, and what the user wants done then."""
+"""The chain of jobs of a build: plan, one or more rounds of an array, finish, and an optional job of the user."""
 
 from __future__ import annotations
 
@@ -14,23 +14,33 @@ from decodeonce.prep.jobs.slurm import Slurm
 from decodeonce.store import StorePaths
 from decodeonce.store.durable import make_folder, write_atomic
 
-# plan and finish are one process each, which waits for the file system more than it computes; where memory comes with
-# cores, so many bring what a plan of tens of millions needs.
+# Plan and finish are one process each, which mostly waits for the file system. On sites that allot memory by cores,
+# this many cores bring enough memory for a plan of tens of millions of samples.
 FEW_CPUS = 4
 
 SCHEDULERS: dict[str, Scheduler] = {"slurm": Slurm(), "pbs": PBS()}
 
 
 def write_scripts(out: Path, site: Site, chain: Chain, commands: Sequence[Sequence[str]], folder: Path) -> Path:
-    """Write the scripts of plan, array and finish, and one that submits them, into OUT.jobs; returns the latter's path.
+    """Write the job scripts of plan, array and finish, and a script that submits them, to OUT.jobs.
 
-    `commands` are what the three run, in `folder`, so that relative paths mean what they meant there.
+    Args:
+        out: Path of the store to build.
+        site: Profile of the site.
+        chain: Number of jobs and their resources.
+        commands: Command lines of plan, work and finish, each as a list of words.
+        folder: Folder in which the commands run, so that relative paths keep their meaning.
+
+    Returns:
+        The path of submit.sh, the script that submits the jobs.
+
+    Raises:
+        BuildError: If the path of OUT.jobs has a character that the batch system forbids in paths of logs.
     """
     paths, scheduler = StorePaths(out), SCHEDULERS[site.scheduler]
-    if found := set(scheduler.unfit) & set(str(paths.jobs)):
+    if found := set(scheduler.forbidden) & set(str(paths.jobs)):
         raise BuildError(
-            f"{paths.jobs}: {site.scheduler} gives {found.pop()!r} in a log's path a meaning of its own; "
-            "choose another OUT"
+            f"{paths.jobs}: {site.scheduler} treats {found.pop()!r} in the path of a log specially; choose another OUT"
         )
     make_folder(paths.jobs)
     plan, work, finish = commands
@@ -43,9 +53,9 @@ def write_scripts(out: Path, site: Site, chain: Chain, commands: Sequence[Sequen
     for job in jobs:
         command = " ".join(map(quoted, job.command))
         if job.array:
-            command = scheduler.warned(command, chain)
+            command = scheduler.with_signal(command, chain)
         if job.nodes > 1:
-            command = site.launched(command, nodes=job.nodes, cpus=job.cpus)
+            command = site.launch_command(command, nodes=job.nodes, cpus=job.cpus)
         lines = [
             "#!/bin/bash",
             *scheduler.head(job, site, chain),
@@ -63,11 +73,11 @@ def _submission(paths: StorePaths, scheduler: Scheduler, chain: Chain, folder: P
     later = scheduler.after("afterok:$plan,afterany:$id")
     lines = [
         "#!/bin/bash",
-        "# Submits the jobs as a chain, each after the one before: all of them, or none.",
+        "# Submits the jobs as a chain, each after the previous one. If one is refused, all are cancelled.",
         "set -Eeuo pipefail",
         f"cd -- {quoted(str(paths.jobs.absolute()))}",
         "jobs=()",
-        "undo() { # the last job first: PBS deletes the jobs that wait for a deleted one",
+        "undo() { # starts with the last job, because PBS deletes jobs that wait for a deleted one",
         "  for ((i = ${#jobs[@]} - 1; i >= 0; i--)); do",
         f'    {scheduler.cancel} "${{jobs[i]}}" || echo "could not cancel ${{jobs[i]}}" >&2',
         "  done",
@@ -76,15 +86,15 @@ def _submission(paths: StorePaths, scheduler: Scheduler, chain: Chain, folder: P
         "trap 'undo; exit 130' INT TERM HUP",
         "submit() { # [OPTION...] SCRIPT",
         f'  id=$(trap - ERR; {scheduler.submit} "$@")',
-        '  [[ $id != *";"* ]] || export SLURM_CLUSTERS="${id#*;}"  # Slurm prints ID;CLUSTER if there are several',
+        '  [[ $id != *";"* ]] || export SLURM_CLUSTERS="${id#*;}"  # with several clusters, Slurm prints ID;CLUSTER',
         "  id=${id%%;*}",
         '  jobs+=("$id")',
         "}",
-        "# The plan is held until the chain is complete: PBS may drop a job that waits for one that has ended already.",
+        "# The plan is held until the chain is complete, because PBS may drop a job that waits for an ended one.",
         f"submit {scheduler.hold} plan{scheduler.suffix}",
         "plan=$id",
         f"submit {scheduler.after('afterok:$plan')} {array}",
-        *[f"submit {later} {array}  # what is done is skipped" for _ in range(chain.rounds - 1)],
+        *[f"submit {later} {array}  # finished blocks are skipped" for _ in range(chain.rounds - 1)],
         f"submit {later} {finish}",
     ]
     if chain.then is not None:

@@ -1,4 +1,4 @@
-"""What PBS (OpenPBS, PBS Professional) wants written."""
+"""Directives and commands of PBS (OpenPBS, PBS Professional)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from decodeonce.prep.jobs.site import Site
 
 
 class PBS:
-    """qsub, as in the PBS Professional Reference Guide; a job's log is NAME.oID.INDEX in the folder of qsub."""
+    """PBS, as in the PBS Professional Reference Guide. A job's log is NAME.oID.INDEX in the folder of qsub."""
 
     suffix = ".pbs"
     submit = "qsub"
@@ -15,11 +15,11 @@ class PBS:
     release = "qrls"
     show = "qstat"
     cancel = "qdel"
-    with_store = "-v STORE "  # by name alone: its value may have commas
-    unfit = ""
+    with_store = "-v STORE "  # only the name, because the value may contain commas
+    forbidden = ""
 
     def head(self, job: Job, site: Site, chain: Chain) -> list[str]:
-        """#PBS lines; no path stands in them."""
+        """Return the #PBS lines, which contain no path."""
         memory = f":mem={chain.mem.lower()}b" if chain.mem else ""
         options = [
             f"-N prep-{job.name}",
@@ -30,18 +30,18 @@ class PBS:
             *([f"-A {chain.account}"] if chain.account else []),
             *([f"{site.queue_flag} {chain.queue}"] if chain.queue else []),
         ]
-        if job.array and chain.tasks > 1:  # PBS knows no array of one
+        if job.array and chain.tasks > 1:  # PBS has no arrays of one element
             options.append(f"-J 0-{chain.tasks - 1}" + (f"%{chain.max_running}" if chain.max_running else ""))
         if job.nodes > 1 and not any("place=" in directive for directive in site.directives):
             options.append("-l place=scatter")  # by default PBS may put all chunks of `select` on one host
         return [f"#PBS {option}" for option in (*options, *site.directives)]
 
-    def warned(self, command: str, chain: Chain) -> str:
-        """PBS sends no signal before a limit, so timeout(1) does."""
+    def with_signal(self, command: str, chain: Chain) -> str:
+        """Run the task under timeout(1), because PBS sends no signal before a time limit."""
         if chain.seconds is None:
             return command
         return f"timeout --preserve-status --signal=USR1 {chain.seconds - chain.lead} {command}"
 
     def after(self, condition: str) -> str:
-        """PBS itself deletes a job whose condition can come true no more."""
+        """PBS deletes a job whose condition can no longer be met."""
         return f'-W depend="{condition}"'

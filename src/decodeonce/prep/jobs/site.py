@@ -1,4 +1,4 @@
-"""Site profiles: what a computing centre wants of every job, a TOML file each, and the user's own."""
+"""Site profiles: TOML files with the settings that a computing centre needs in every job."""
 
 from __future__ import annotations
 
@@ -22,11 +22,19 @@ DEFAULTS = ("account", "queue", "time", "cpus", "mem", "nodes", "max_running")
 
 @dataclass(frozen=True)
 class Site:
-    """A centre's profile.
+    """The profile of a site.
 
-    scheduler: "slurm" or "pbs". source: the page that says all this. queue_flag: what a queue's name is given with.
-    directives: of every script. setup: shell lines before every command. launch: what starts one process a node, with
-    {nodes} and {cpus}. needs: flags that must be given. advice: sentences for the user. defaults: values of flags.
+    Args:
+        name: Name of the site.
+        scheduler: "slurm" or "pbs".
+        source: URL of the documentation that the profile follows.
+        queue_flag: Option of the batch system that takes the name of a queue.
+        launch: Command that starts one process per node; {nodes} and {cpus} are replaced.
+        directives: Directives for every job script.
+        setup: Shell lines that run before every command.
+        needs: Flags of `prep submit` that the site requires, without dashes.
+        advice: Sentences that `prep submit` prints.
+        defaults: Default values of flags, by name.
     """
 
     name: str
@@ -40,20 +48,28 @@ class Site:
     advice: tuple[str, ...] = ()
     defaults: dict[str, Any] = field(default_factory=dict)
 
-    def launched(self, command: str, *, nodes: int, cpus: int) -> str:
-        """The shell command that runs `command` once on each of so many nodes."""
+    def launch_command(self, command: str, *, nodes: int, cpus: int) -> str:
+        """Return the shell command that runs `command` once on each of `nodes` nodes."""
         launch = self.launch.replace("{nodes}", str(nodes)).replace("{cpus}", str(cpus))
         return f"{launch} {command}"
 
 
 def site_names() -> list[str]:
-    """The profiles that come with decodeonce."""
+    """Return the names of the profiles that come with decodeonce."""
     found = (entry.name for entry in _profiles().iterdir())
     return sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml"))
 
 
 def read_site(site: str) -> Site:
-    """The profile of this name, or in this file, which has a slash or .toml in it; BuildError says what is wrong."""
+    """Read a site profile.
+
+    Args:
+        site: Name of a profile that comes with decodeonce, or the path of a file. A path contains a slash or ends in
+            .toml.
+
+    Raises:
+        BuildError: If the profile does not exist or is invalid.
+    """
     if "/" in site or site.endswith(".toml"):
         path = Path(site)
         try:
@@ -61,17 +77,17 @@ def read_site(site: str) -> Site:
         except (OSError, UnicodeDecodeError) as error:
             raise BuildError(f"{site}: {error}; expected a site profile") from None
     if site not in site_names():
-        raise BuildError(f"no site {site!r}; expected {', '.join(site_names())}, or the path of a profile of your own")
+        raise BuildError(f"unknown site {site!r}; expected {', '.join(site_names())}, or the path of your own profile")
     return parse_site(_profiles().joinpath(f"{site}.toml").read_text("utf-8"), site)
 
 
 def parse_site(text: str, name: str) -> Site:
-    """The profile in this text; `name` names it in errors."""
+    """Parse the text of a profile; errors begin with `name`."""
     try:
         facts = tomllib.loads(text)
         _check(facts)
     except (ValueError, TypeError) as error:
-        raise BuildError(f"{name}: {error}; see the profiles beside {_profiles()}") from None
+        raise BuildError(f"{name}: {error}; see the profiles in {_profiles()}") from None
     lists = {key: tuple(facts[key]) for key in ("directives", "setup", "needs", "advice") if key in facts}
     flag = "--partition" if facts["scheduler"] == "slurm" else "-q"
     return Site(**{"queue_flag": flag, **facts, **lists})
@@ -86,22 +102,22 @@ def _check(facts: dict[str, Any]) -> None:
     if unknown := sorted(set(facts) - known):
         raise ValueError(f"unknown key {unknown[0]!r}, expected {', '.join(sorted(known))}")
     if missing := [key for key in ("name", "scheduler", "source", "launch") if not isinstance(facts.get(key), str)]:
-        raise ValueError(f"{missing[0]} is {facts.get(missing[0])!r}, expected a text")
-    if several := [key for key, value in facts.items() if isinstance(value, str) and not value.isprintable()]:
-        raise ValueError(f"{several[0]} is {facts[several[0]]!r}, expected one line")
+        raise ValueError(f"{missing[0]} is {facts.get(missing[0])!r}, expected a string")
+    if multiline := [key for key, value in facts.items() if isinstance(value, str) and not value.isprintable()]:
+        raise ValueError(f"{multiline[0]} is {facts[multiline[0]]!r}, expected a single printable line")
     if facts["scheduler"] not in SCHEDULERS:
         raise ValueError(f"scheduler is {facts['scheduler']!r}, expected {' or '.join(SCHEDULERS)}")
     for key in ("directives", "setup", "needs", "advice"):
         value = facts.get(key, [])
         if not isinstance(value, list) or not all(isinstance(item, str) and "\n" not in item for item in value):
-            raise ValueError(f"{key} is {value!r}, expected a list of texts of one line")
+            raise ValueError(f"{key} is {value!r}, expected a list of single-line strings")
     defaults = facts.get("defaults", {})
     kinds = {name: int if name in ("cpus", "nodes", "max_running") else str for name in DEFAULTS}
     if not isinstance(defaults, dict) or not isinstance(facts.get("queue_flag", ""), str):
-        raise ValueError("expected [defaults] as a table, and queue_flag as a text")
+        raise ValueError("expected [defaults] to be a table and queue_flag to be a string")
     if wrong := [name for name, value in defaults.items() if name in kinds and not isinstance(value, kinds[name])]:
         raise ValueError(f"{wrong[0]} is {defaults[wrong[0]]!r}, expected {kinds[wrong[0]].__name__}")
     if unknown := sorted((set(defaults) | set(facts.get("needs", []))) - set(DEFAULTS)):
-        raise ValueError(f"no flag {unknown[0]!r}, expected some of {', '.join(DEFAULTS)}")
+        raise ValueError(f"unknown flag {unknown[0]!r}, expected one of {', '.join(DEFAULTS)}")
     if unknown := sorted(set(re.findall(r"\{(\w*)\}", facts["launch"])) - {"nodes", "cpus"}):
-        raise ValueError(f"launch has {{{unknown[0]}}}, expected {{nodes}} and {{cpus}}")
+        raise ValueError(f"launch has {{{unknown[0]}}}, expected only {{nodes}} and {{cpus}}")

@@ -1,4 +1,4 @@
-"""What Slurm wants written."""
+"""Directives and commands of Slurm."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from decodeonce.prep.jobs.site import Site
 
 
 class Slurm:
-    """sbatch: https://slurm.schedmd.com/sbatch.html."""
+    """Slurm, see https://slurm.schedmd.com/sbatch.html."""
 
     suffix = ".slurm"
     submit = "sbatch --parsable"
@@ -15,15 +15,16 @@ class Slurm:
     release = "scontrol release"
     show = "scontrol show job"
     cancel = "scancel"
-    with_store = "--export=ALL "  # the default, but for sites and scripts that say otherwise
-    unfit = "%\\"  # replaced also in the path of the folder; with a backslash nothing is, and all logs are one
+    with_store = "--export=ALL "  # the default, but sites and scripts may change it
+    # Slurm replaces % patterns in the whole path of a log; with a backslash it replaces none, so all jobs share a log.
+    forbidden = "%\\"
 
     def head(self, job: Job, site: Site, chain: Chain) -> list[str]:
-        """#SBATCH lines; no path stands in them, where blanks, quotes and % would have meanings of sbatch's own."""
+        """Return the #SBATCH lines. They contain no path, in which sbatch would interpret spaces, quotes and %."""
         options = [
             f"--job-name=prep-{job.name}",
             f"--output={job.name}-%A_%a.log" if job.array else f"--output={job.name}-%j.log",
-            "--open-mode=append",  # else a task that runs again after its node was lost begins its log anew
+            "--open-mode=append",  # otherwise a requeued task overwrites its log
             "--requeue",
             f"--nodes={job.nodes}",
             "--ntasks-per-node=1",
@@ -35,14 +36,14 @@ class Slurm:
         ]
         if job.array:
             options.append(f"--array=0-{chain.tasks - 1}" + (f"%{chain.max_running}" if chain.max_running else ""))
-            # to the command that the script becomes, or to the processes that srun starts
+            # B: signals the command that replaces the script. Without it, the processes of srun get the signal.
             options += [f"--signal={'' if job.nodes > 1 else 'B:'}USR1@{chain.lead}"] if chain.seconds else []
         return [f"#SBATCH {option}" for option in (*options, *site.directives)]
 
-    def warned(self, command: str, chain: Chain) -> str:
-        """The command itself: Slurm sends the signal that the directives ask for."""
+    def with_signal(self, command: str, chain: Chain) -> str:
+        """Return the command itself, because the directives make Slurm send the signal."""
         return command
 
     def after(self, condition: str) -> str:
-        """By default a job whose condition can come true no more stays in the queue for ever."""
+        """Cancel a job whose condition can no longer be met; by default it stays in the queue forever."""
         return f'--dependency="{condition}" --kill-on-invalid-dep=yes'
