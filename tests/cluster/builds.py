@@ -1,4 +1,4 @@
-"""What tests of builds on a cluster share: pictures that take a while, and jobs stopped in the middle of them."""
+"""Helpers for tests of builds on a cluster: slow images, and jobs that are stopped in the middle of a build."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BLOCKS = 48
 
 
 def make_slow_tree(root: Path) -> Path:
-    """240 pictures of some 5 ms each, five to a block."""
+    """Write 240 images that take about 5 ms each; a block has five of them."""
     for label in range(24):
         folder = root / "train" / f"n{label:08d}"
         folder.mkdir(parents=True)
@@ -29,34 +29,34 @@ def make_slow_tree(root: Path) -> Path:
 
 
 def digests(root: Path) -> dict[str, str]:
-    """A hash of each file."""
+    """Return a hash of each file."""
     return {name: hexdigest(data) for name, data in tree_bytes(root).items()}
 
 
 def prep(*arguments: str | Path) -> str:
-    """A line of a job's script; exec, so that signals for the script reach it."""
+    """Return a line of a job script. It uses exec, so that signals for the script reach prep."""
     return f"exec {shlex.join([*PREP, *map(str, arguments)])}"
 
 
 def work(out: Path, tasks: int = 1) -> str:
-    """The script of a job, or of each element of an array, that does its share."""
+    """Return the script of a job, or of an element of an array, that does its share of a build."""
     task = "$SLURM_ARRAY_TASK_ID" if tasks > 1 else "0"
     return f"{prep('work', out, '--workers', '1')} --task {task} --tasks {tasks}"
 
 
 def stop_in_the_middle(cluster: Cluster, out: Path, job: str, task: int = 0) -> list[int]:
-    """Have a job's processes stand still once the task has done a block, so that what follows comes amid work."""
+    """Stop the processes of a job after its task has finished a block but not all; return their process ids."""
 
-    def begun() -> bool:
-        return any(begun.task == task and begun.blocks_done for begun in read_status(out).tasks)
+    def has_finished_block() -> bool:
+        return any(status.task == task and status.blocks_done for status in read_status(out).tasks)
 
-    until(begun, lambda: f"the first block\n{cluster.queue(job)}\n{cluster.output()}")
+    until(has_finished_block, lambda: f"the first block\n{cluster.queue(job)}\n{cluster.output()}")
     processes = cluster.signal(job, signal.SIGSTOP)
-    (stopped,) = (begun for begun in read_status(out).tasks if begun.task == task)
+    (stopped,) = (status for status in read_status(out).tasks if status.task == task)
     assert stopped.blocks_done < stopped.blocks
     return processes
 
 
-def assert_finished(cluster: Cluster, out: Path, undisturbed: dict[str, str]) -> None:
+def assert_finished(cluster: Cluster, out: Path, uninterrupted: dict[str, str]) -> None:
     cluster.run(*PREP, "finish", out)
-    assert digests(out) == undisturbed
+    assert digests(out) == uninterrupted

@@ -1,4 +1,4 @@
-"""A Slurm that all tests of this folder share, started when the first asks for it."""
+"""A Slurm cluster that all tests of this folder share. It is started for the first test that uses it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.packages import need
 
 @pytest.fixture(scope="session")
 def programs() -> None:
-    """Slurm and two MPIs are installed, else the tests that need them are skipped; with CI set they fail."""
+    """Skip the tests that need Slurm and two MPIs if these are not installed; fail them if CI is set."""
     need(CLUSTER)
 
 
 @pytest.fixture(scope="session")
 def cluster(programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A Slurm of three nodes."""
+    """A Slurm cluster of three nodes."""
     running = Cluster(tmp_path_factory.mktemp("slurm"))
     yield running
     running.close()
@@ -35,8 +35,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the files of the store are that one process builds of it in peace."""
-    out = tmp_path_factory.mktemp("undisturbed") / "store"
+def uninterrupted(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The hashes of the files of an uninterrupted build by one process."""
+    out = tmp_path_factory.mktemp("uninterrupted") / "store"
     subprocess.run([*PREP, "build", "imagenet", str(tree), str(out), "--workers", "1"], check=True)
     return digests(out)

@@ -1,8 +1,9 @@
-"""Starts daemons, and when its standard input ends, ends all that ever came of them.
+"""Start daemons, and end all their processes when standard input is closed.
 
-It reads a line of JSON for each, [log, program, argument, ...], and answers with the process id. A test run that is
-killed closes the pipe like one that ends. What a daemon starts stays below this process, even what is made to outlive
-its parent, as slurmstepd is: nothing has to be found again by its name, or by a number that is another's by then.
+Each line of standard input is a JSON list, [log, program, argument, ...]; the answer is the process id of the daemon. A
+test run closes the pipe when it ends or is killed. All processes that a daemon starts remain descendants of this
+process, even those that are made to outlive their parent, such as slurmstepd. So no process has to be found by its name
+or by an id that may belong to another process by then.
 """
 
 from __future__ import annotations
@@ -35,22 +36,22 @@ def main() -> None:
 
 
 def start(log: Path, command: list[str]) -> int:
-    """Start a program, its output into the log."""
+    """Start a program that writes its output to a log; return its process id."""
     with log.open("ab") as output:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output).pid
 
 
 def reap() -> None:
-    """Take note of the children that ended."""
+    """Reap the children that ended."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def end_all() -> None:
-    """Kill every process below this one, and those that came meanwhile."""
-    while below := descendants(os.getpid()):
-        for pid in below:
+    """Kill all descendants of this process, including those that start meanwhile."""
+    while pids := descendants(os.getpid()):
+        for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
@@ -58,12 +59,12 @@ def end_all() -> None:
 
 
 def descendants(ancestor: int) -> list[int]:
-    """The processes below one."""
+    """Return the ids of all descendants of a process."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = int(path.read_text().rpartition(")")[2].split()[1])
-        except (FileNotFoundError, ProcessLookupError):  # it ended
+        except (FileNotFoundError, ProcessLookupError):  # the process has ended
             continue
         children.setdefault(parent, []).append(int(path.parent.name))
     found = [ancestor]

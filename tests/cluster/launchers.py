@@ -1,4 +1,4 @@
-"""What starts several processes of a program, and what they are told about themselves."""
+"""Commands that launch several ranks of a program, and the variables that the ranks get."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from pathlib import Path
 
 from tests import packages
 
-# How to start so many ranks of a command.
+# The command line that starts N ranks, without N.
 MPIEXEC = {"Open MPI": ("mpiexec.openmpi", "--oversubscribe", "-n"), "MPICH": ("mpiexec.mpich", "-n")}
-# Without both, mpiexec of Open MPI does nothing for root.
+# Without both variables, mpiexec of Open MPI refuses to run as root.
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-# What an allocation or a launcher around the test run says is not meant for those within.
+# Variables of an allocation or a launcher around the test run, which must not reach the launchers under test.
 FOREIGN = re.compile(r"(SLURM|SBATCH|SRUN|SALLOC|SQUEUE|SCANCEL|PBS|OMPI|PMI|PMIX|MPI|HYDRA)_|(RANK|WORLD_SIZE)$")
 
 
 def environ() -> dict[str, str]:
-    """The environment of this test run, as if nothing had launched it."""
-    own = {name: value for name, value in os.environ.items() if not FOREIGN.match(name)}
-    return {**own, **AS_ROOT, "PATH": packages.PATH}
+    """Return the environment of this test run without the variables of launchers."""
+    kept = {name: value for name, value in os.environ.items() if not FOREIGN.match(name)}
+    return {**kept, **AS_ROOT, "PATH": packages.PATH}
 
 
 def mpiexec(mpi: str, ranks: int, *command: str) -> None:
-    """Run a command in so many ranks, on this host."""
+    """Run a command with `ranks` ranks on this host."""
     subprocess.run([*MPIEXEC[mpi], str(ranks), *command], env=environ(), check=True, timeout=60)
 
 
 def recorder(folder: Path) -> list[str]:
-    """A command that leaves its environment in a file of its own in this folder."""
+    """Return a command that writes its environment to a new file in this folder."""
     folder.mkdir()
     return ["sh", "-c", 'env -0 > "$0/$$"', str(folder)]
 
 
 def recorded(folder: Path) -> list[dict[str, str]]:
-    """The environments that `recorder` left, ordered by what tells them apart."""
+    """Return the environments that `recorder` wrote, in the order of their array indexes and ranks."""
     texts = [path.read_text(errors="replace").rstrip("\0").split("\0") for path in folder.iterdir()]
     return sorted((dict(line.split("=", 1) for line in lines) for lines in texts), key=_numbers)
 

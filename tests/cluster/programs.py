@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# A package and the program it is recognised by.
+# Each package, and a program by which it is recognised.
 CLUSTER = {
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",

@@ -1,4 +1,4 @@
-"""A Slurm of three nodes on this host, for tests: real daemons on loopback, without systemd and without cgroups."""
+"""A Slurm cluster of three nodes on this host, with real daemons on loopback but without systemd and cgroups."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.cluster import keeper, launchers
 from tests.cluster.until import until
 
 NODES = ("node1", "node2", "node3")
-CPUS = 4  # of a node, whatever this host has
+CPUS = 4  # CPUs per node, independent of those of this host
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
 
 CONF = """\
@@ -48,13 +48,13 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory
 SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
-# a node may claim more CPUs than the host has
+# a node can claim more CPUs than the host has
 SlurmdParameters=config_overrides
-# a node declared down stays down
+# a node that was set to down stays down
 ReturnToService=1
 # seconds from SIGTERM to SIGKILL (default 30)
 KillWait=2
-# what became of a job is known for longer than a test run
+# keep the states of ended jobs for longer than a test run
 MinJobAge=3600
 DefMemPerCPU=64
 NodeName={nodes} NodeHostname={host} NodeAddr=127.0.0.1 Port={node_ports} CPUs={cpus} RealMemory=1024 State=UNKNOWN
@@ -63,7 +63,7 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 class Cluster:
-    """The daemons of a Slurm, all files in one folder; jobs run there and leave their output in <job>.out there."""
+    """The daemons of a Slurm cluster. All files are in `folder`; jobs run in folder/jobs and write <job>.out there."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -76,7 +76,7 @@ class Cluster:
             stdout=subprocess.PIPE,
             text=True,
             env=self.environ,
-            start_new_session=True,  # Ctrl-C is for the test run, which then closes the pipe
+            start_new_session=True,  # Ctrl-C must reach only the test run, which then closes the pipe
         )
         try:
             self._start()
@@ -93,7 +93,7 @@ class Cluster:
     def _start(self) -> None:
         self._write_files()
         key, socket_ = self.folder / "munge.key", self.folder / "munge.socket"
-        # --force: folders of tests are their user's alone, but munged wants a socket that all users reach.
+        # --force: munged wants a socket that all users can reach, but the folders of tests are private.
         munged = ["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={socket_}"]
         munged += [f"--{name}-file={self.folder}/munge.{name}" for name in ("pid", "log", "seed")]
         self._launch("munged", *munged)
@@ -112,9 +112,9 @@ class Cluster:
         key = self.folder / "munge.key"
         key.touch(0o600)
         key.write_bytes(os.urandom(128))
-        # slurmd wants a cgroup plugin even where nothing uses it; of those, v1 alone asks nothing of the host.
+        # slurmd needs a cgroup plugin even if nothing uses it. Only v1 has no requirements on the host.
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-        (self.folder / "plugstack.conf").write_text("optional spank_pbs.so\n")  # PBS_* beside the SLURM_* variables
+        (self.folder / "plugstack.conf").write_text("optional spank_pbs.so\n")  # PBS_* in addition to SLURM_*
         ports = free_ports(1 + len(NODES))
         facts = {
             "host": socket.gethostname().split(".")[0],
@@ -144,7 +144,7 @@ class Cluster:
         return len(set(done.stdout.split()))
 
     def run(self, *command: str | Path, script: str | None = None) -> str:
-        """Run a command where jobs run, `script` being its standard input; returns what it printed."""
+        """Run a command in the folder of the jobs, with `script` as standard input; return its output."""
         done = subprocess.run(
             command, cwd=self.jobs, env=self.environ, input=script, capture_output=True, text=True, timeout=60
         )
@@ -152,86 +152,85 @@ class Cluster:
         return done.stdout.strip()
 
     def submit(self, script: str, *options: str) -> str:
-        """Submit a script of bash with options of sbatch; returns the job's id."""
+        """Submit a bash script with sbatch; return the job id."""
         if not any(option.startswith("--output") for option in options):
             options += ("--output=%A_%a.out" if any(o.startswith("--array") for o in options) else "--output=%j.out",)
         return self.run("sbatch", "--parsable", *options, script=f"#!/bin/bash\n{script}\n")
 
     def qsub(self, script: str, *options: str) -> str:
-        """Submit a script with the qsub of slurm-wlm-torque; returns the job's id."""
+        """Submit a script with the qsub of slurm-wlm-torque; return the job id."""
         path = self.jobs / f"pbs{len(list(self.jobs.glob('pbs*.sh')))}.sh"
         path.write_text(f"#!/bin/bash\n{script}\n")
         return self.run("qsub", *options, path.name)
 
     def wait(self, *jobs: str, within: float = 60) -> None:
-        """Wait until jobs, with all elements of arrays, have ended, well or not."""
+        """Wait until jobs, including all elements of arrays, have ended or failed."""
         until(lambda: not self.queue(*jobs), lambda: f"the end of {self.queue(*jobs)}\n{self.output()}", within)
 
     def queue(self, *jobs: str) -> str:
-        """What the queue says of jobs that have not ended: a line each of id, state and reason."""
+        """Return a line with id, state and reason for each job that has not ended."""
         lines = self.run("squeue", "-h", "-r", "-t", "all", "-j", ",".join(jobs), "-o", "%i %T %r").splitlines()
         return "\n".join(line for line in lines if line.split()[1] not in ENDED)
 
     def states(self, job: str) -> list[str]:
-        """The states of a job's elements, or the one of a job that is no array; "COMPLETED" where all went well."""
+        """Return the state of each element of an array, or of a single job; "COMPLETED" means success."""
         return self.run("squeue", "-h", "-r", "-t", "all", "-j", job, "-o", "%T").split()
 
     def facts(self, job: str) -> dict[str, str]:
-        """What `scontrol show job` says of one job or element, by name."""
+        """Return the fields that `scontrol show job` prints for a job or element."""
         shown = self.run("scontrol", "-o", "show", "job", job)
         return dict(fact.partition("=")[::2] for fact in shown.split() if "=" in fact)
 
     def cancel(self, job: str) -> None:
-        """Cancel a job."""
         self.run("scancel", job)
 
     def signal(self, job: str, number: signal.Signals) -> list[int]:
-        """Signal every process of a job or of an array's element without telling Slurm; returns their numbers."""
-        # scancel --signal=STOP makes the job's state STOPPED, which squeue then keeps for one that has ended.
+        """Signal every process of a job or element directly, not through Slurm; return their ids."""
+        # scancel --signal=STOP would set the state of the job to STOPPED, which squeue then treats as ended.
         pids = [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/environ") if self._is_of(job, path)]
         for pid in pids:
-            with suppress(ProcessLookupError):  # it ended with one that came before it
+            with suppress(ProcessLookupError):  # it ended together with an earlier process
                 os.kill(pid, number)
         return pids
 
     def _is_of(self, job: str, path: Path) -> bool:
         try:
             environ = dict(line.partition("=")[::2] for line in path.read_text(errors="replace").split("\0"))
-        except OSError:  # another user's, or it has ended
+        except OSError:  # the process is of another user, or has ended
             return False
         array = f"{environ.get('SLURM_ARRAY_JOB_ID')}_{environ.get('SLURM_ARRAY_TASK_ID')}"
         ours = environ.get("SLURM_CONF") == self.environ["SLURM_CONF"]
         return ours and job in (environ.get("SLURM_JOB_ID"), array)
 
     def requeue(self, job: str) -> None:
-        """End a job that runs and put it into the queue again."""
+        """End a running job and queue it again."""
         self.run("scontrol", "requeue", job)
 
-    def down(self, node: str) -> None:
-        """Declare a node dead: its jobs are ended, and those with --requeue start again elsewhere."""
+    def set_down(self, node: str) -> None:
+        """Mark a node as down. Slurm ends its jobs, and starts those with --requeue again on other nodes."""
         self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
 
-    def lose(self, node: str) -> None:
-        """Declare a node dead that cannot be reached: the processes of its jobs are there still."""
+    def disconnect(self, node: str) -> None:
+        """Kill the daemon of a node and mark the node as down. The processes of its jobs keep running."""
         os.kill(self._slurmd.pop(node), signal.SIGKILL)
-        self.down(node)
+        self.set_down(node)
 
     def resume(self, node: str) -> None:
-        """Have a node back."""
+        """Restart the daemon of a node if needed, and return the node to service."""
         if node not in self._slurmd:
             self._start_node(node)
         self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
         until(lambda: self._idle_nodes() == len(NODES), self._logs)
 
     def output(self) -> str:
-        """What all jobs printed so far."""
+        """Return the output of all jobs so far."""
         return "\n".join(f"{path.name}: {path.read_text(errors='replace')}" for path in sorted(self.jobs.glob("*.out")))
 
 
 def free_ports(number: int) -> list[int]:
-    """TCP ports nobody listens at, from below those the kernel gives to clients, who might take one meanwhile."""
-    first_of_clients = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    ports = range(10000, max(first_of_clients, 20000))
+    """Return free TCP ports below the range from which the kernel assigns ports to clients."""
+    first_client_port = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = range(10000, max(first_client_port, 20000))
     return list(islice(filter(_is_free, random.SystemRandom().sample(ports, 1000)), number))
 
 

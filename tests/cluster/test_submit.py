@@ -1,4 +1,4 @@
-"""`prep submit` on a real Slurm, and through the qsub of slurm-wlm-torque, which is no PBS."""
+"""`prep submit` on a real Slurm, and with the qsub of slurm-wlm-torque, which is not a PBS."""
 
 from __future__ import annotations
 
@@ -20,55 +20,58 @@ from tests.cluster.until import until
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
-# A store, its jobs, and the processes of the first array's element.
+# A store, the ids of its jobs, and the process ids of the element of the first array.
 Limited = tuple[Path, list[str], list[int]]
 
 
-def submitted(cluster: Cluster, scheduler: str, tree: Path, out: Path, *flags: str) -> list[str]:
-    """Submit a build's chain as a person would; returns the jobs' ids in their order."""
+def submit_chain(cluster: Cluster, scheduler: str, tree: Path, out: Path, *flags: str) -> list[str]:
+    """Submit the chain of a build with `prep submit`; return the job ids in order."""
     words = [scheduler, "build", "imagenet", str(tree), str(out), "--workers", "1", "--cpus", "1", *flags]
-    told = cluster.run(*PREP, "submit", *words, "--submit").partition("\nsubmitted: ")[2]
-    ids, _, follow = told.partition("; ")
+    output = cluster.run(*PREP, "submit", *words, "--submit").partition("\nsubmitted: ")[2]
+    ids, _, follow = output.partition("; ")
     assert follow == f"to see its progress, run: prep status {quoted(str(out))}"
     return ids.split()
 
 
 def jobs_of(out: Path) -> Path:
-    """Where the scripts and logs of its jobs are."""
+    """Return the folder of the scripts and logs of the jobs."""
     return out.with_name(f"{out.name}.jobs")
 
 
 def logs(out: Path, pattern: str) -> str:
-    """What the jobs printed whose logs have these names."""
+    """Return the logs of the jobs whose names match a pattern."""
     paths = sorted(jobs_of(out).glob(pattern))
     return "\n".join(f"{path.name}: {path.read_text(errors='replace')}" for path in paths)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def limited(cluster: Cluster, tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Limited:
-    """A chain whose first array is amid its work and near its limit: Slurm looks each 30 s, and tests run meanwhile."""
+    """A chain whose first array is near its time limit in the middle of the build.
+
+    Slurm checks limits every 30 s. The fixture is used automatically, so that other tests run meanwhile.
+    """
     out = tmp_path_factory.mktemp("limited") / "store"
-    jobs = submitted(cluster, "slurm", tree, out, "--tasks", "1", "--rounds", "2", "--time", "0:10:00")
+    jobs = submit_chain(cluster, "slurm", tree, out, "--tasks", "1", "--rounds", "2", "--time", "0:10:00")
     cluster.wait(jobs[0])
     processes = stop_in_the_middle(cluster, out, f"{jobs[1]}_0")
     assert read_status(out).blocks_done > 0
-    # Now the limit is nearer than the 120 s before which a signal was asked for.
+    # The limit is now nearer than 120 s, the requested time of the signal before the limit.
     cluster.run("scontrol", "update", f"JobId={jobs[1]}_0", "TimeLimit=2")
     return out, jobs, processes
 
 
-def test_a_chain_from_a_folder_with_a_name_of_any_kind(
-    cluster: Cluster, tree: Path, undisturbed: dict[str, str], tmp_path: Path
+def test_chain_in_a_folder_with_an_unusual_name(
+    cluster: Cluster, tree: Path, uninterrupted: dict[str, str], tmp_path: Path
 ) -> None:
     out = tmp_path / 'it\'s "place" $HOME' / "a b\nc.store"
     then, seen = tmp_path / "then.sh", tmp_path / "seen"
     then.write_text(f'#!/bin/bash\nls "$STORE/store.json" > {shlex.quote(str(seen))}\n')
     out.parent.mkdir()
-    jobs = submitted(cluster, "slurm", tree, out, "--tasks", "4", "--rounds", "2", "--then", str(then))
+    jobs = submit_chain(cluster, "slurm", tree, out, "--tasks", "4", "--rounds", "2", "--then", str(then))
     assert len(jobs) == 5
     cluster.wait(*jobs)
     assert [set(cluster.states(job)) for job in jobs] == [{"COMPLETED"}] * 5, logs(out, "*.log")
-    assert digests(out) == undisturbed
+    assert digests(out) == uninterrupted
     assert seen.read_text() == f"{out}/store.json\n"
     _, first, second, finish, _ = jobs
     for task in range(4):
@@ -79,48 +82,47 @@ def test_a_chain_from_a_folder_with_a_name_of_any_kind(
     assert [end["event"] for end in ends] == ["finished"] * (1 + 2 * 4 + 1)
 
 
-def test_what_is_missing_is_told_and_the_same_chain_goes_on(
-    cluster: Cluster, tree: Path, undisturbed: dict[str, str], tmp_path: Path
+def test_finish_names_missing_blocks_and_the_chain_is_resubmitted(
+    cluster: Cluster, tree: Path, uninterrupted: dict[str, str], tmp_path: Path
 ) -> None:
     out = tmp_path / "store"
-    jobs = submitted(cluster, "slurm", tree, out, "--tasks", "2")
+    jobs = submit_chain(cluster, "slurm", tree, out, "--tasks", "2")
     plan, array, finish = jobs
     cluster.wait(plan)
     stop_in_the_middle(cluster, out, f"{array}_1", task=1)
     cluster.cancel(f"{array}_1")
     cluster.wait(*jobs)
     assert cluster.states(finish) == ["FAILED"]
-    told = logs(out, f"finish-{finish}.log")
+    output = logs(out, f"finish-{finish}.log")
     again = f"bash {out}.jobs/submit.sh"
-    assert " of 48 blocks are not done (first " in told
-    assert told.endswith(f"; run: {again}\n")
+    assert " of 48 blocks are not done (first " in output
+    assert output.endswith(f"; run: {again}\n")
     jobs = cluster.run(*again.split()).split()
     cluster.wait(*jobs)
     assert cluster.states(jobs[-1]) == ["COMPLETED"], logs(out, "*.log")
-    assert digests(out) == undisturbed
+    assert digests(out) == uninterrupted
 
 
-def test_elements_of_several_nodes(cluster: Cluster, tree: Path, undisturbed: dict[str, str], tmp_path: Path) -> None:
+def test_elements_of_several_nodes(cluster: Cluster, tree: Path, uninterrupted: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "store"
-    jobs = submitted(cluster, "slurm", tree, out, "--tasks", "2", "--nodes", "2", "--time", "0:05:00")
+    jobs = submit_chain(cluster, "slurm", tree, out, "--tasks", "2", "--nodes", "2", "--time", "0:05:00")
     cluster.wait(*jobs)
     assert [set(cluster.states(job)) for job in jobs] == [{"COMPLETED"}] * 3, logs(out, "*.log")
     for task in range(4):
-        told = f"task {task} of 4 (SLURM_ARRAY_TASK_ID={task // 2}, rank {task % 2} of 2 (Slurm))"
-        assert told in logs(out, f"array-{jobs[1]}_{task // 2}.log")
-    assert digests(out) == undisturbed
+        message = f"task {task} of 4 (SLURM_ARRAY_TASK_ID={task // 2}, rank {task % 2} of 2 (Slurm))"
+        assert message in logs(out, f"array-{jobs[1]}_{task // 2}.log")
+    assert digests(out) == uninterrupted
 
 
-def stands_still(pid: int) -> bool:
-    """Whether a process was stopped and not continued."""
+def is_stopped(pid: int) -> bool:
     return "State:\tT" in Path(f"/proc/{pid}/status").read_text()
 
 
-def test_a_task_near_its_limit_ends_with_a_block_and_the_next_round_does_the_rest(
-    cluster: Cluster, limited: Limited, undisturbed: dict[str, str]
+def test_task_stops_before_its_time_limit_and_the_next_round_resumes(
+    cluster: Cluster, limited: Limited, uninterrupted: dict[str, str]
 ) -> None:
     out, jobs, processes = limited
-    until(lambda: not all(map(stands_still, processes)), "Slurm's signal, which wakes whom it is for", within=50)
+    until(lambda: not all(map(is_stopped, processes)), "a process continued by the signal of Slurm", within=50)
     for pid in processes:
         os.kill(pid, signal.SIGCONT)
     cluster.wait(*jobs, within=120)
@@ -128,34 +130,34 @@ def test_a_task_near_its_limit_ends_with_a_block_and_the_next_round_does_the_res
     assert cluster.facts(f"{jobs[1]}_0")["ExitCode"] == "75:0"
     assert "prep: stopped: SIGUSR1: stopped after the current blocks, " in logs(out, f"array-{jobs[1]}_0.log")
     assert cluster.states(jobs[3]) == ["COMPLETED"], logs(out, "*.log")
-    assert digests(out) == undisturbed
+    assert digests(out) == uninterrupted
 
 
-def test_where_there_is_no_plan_nothing_follows(cluster: Cluster, tree: Path, tmp_path: Path) -> None:
+def test_failed_plan_cancels_the_chain(cluster: Cluster, tree: Path, tmp_path: Path) -> None:
     out = tmp_path / "store"
     out.mkdir()
     (out / "mine").touch()
-    jobs = submitted(cluster, "slurm", tree, out, "--tasks", "2", "--rounds", "2")
+    jobs = submit_chain(cluster, "slurm", tree, out, "--tasks", "2", "--rounds", "2")
     cluster.wait(*jobs)
     assert cluster.states(jobs[0]) == ["FAILED"]
     assert [set(cluster.states(job)) for job in jobs[1:]] == [{"CANCELLED"}] * 3
     assert "mine is in it; choose another OUT" in logs(out, "plan-*.log")
 
 
-def test_a_chain_of_which_slurm_refuses_a_part_is_not_begun(cluster: Cluster, tree: Path, tmp_path: Path) -> None:
+def test_chain_is_not_submitted_if_slurm_refuses_a_job(cluster: Cluster, tree: Path, tmp_path: Path) -> None:
     words = ["build", "imagenet", str(tree), str(tmp_path / "store"), "--cpus", "1", "--tasks", "5000", "--submit"]
     with pytest.raises(AssertionError, match=r"not submitted: .*Invalid job array specification"):
         cluster.run(*PREP, "submit", "slurm", *words)
     assert "prep-plan" not in cluster.run("squeue", "-h", "-o", "%j")
 
 
-def test_a_chain_through_the_qsub_of_slurm_wlm_torque(
-    cluster: Cluster, tree: Path, undisturbed: dict[str, str], tmp_path: Path
+def test_chain_is_submitted_with_qsub_of_slurm_wlm_torque(
+    cluster: Cluster, tree: Path, uninterrupted: dict[str, str], tmp_path: Path
 ) -> None:
     out = tmp_path / "store"
-    jobs = submitted(cluster, "pbs", tree, out, "--tasks", "3", "--time", "0:10:00")
+    jobs = submit_chain(cluster, "pbs", tree, out, "--tasks", "3", "--time", "0:10:00")
     cluster.wait(*jobs)
     assert [set(cluster.states(job)) for job in jobs] == [{"COMPLETED"}] * 3, logs(out, "*")
     assert cluster.facts(f"{jobs[1]}_0")["TimeLimit"] == "00:10:00"
     assert {status.task for status in read_status(out).tasks} == set()
-    assert digests(out) == undisturbed
+    assert digests(out) == uninterrupted

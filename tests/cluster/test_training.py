@@ -1,6 +1,6 @@
-"""The training jobs of examples/, on an emulated cluster: CPUs and gloo, two ranks a node.
+"""The training jobs of examples/ on an emulated cluster with CPUs and gloo, two ranks per node.
 
-What needs GPUs (their binding, nccl) is not tried here, and PBS itself is not either.
+GPU binding, nccl and a real PBS are not tested here.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TRAIN = EXAMPLES / "train_resnet50.py"
-SIZE, EPOCHS, STEPS = 32, 60, 4  # 16 pictures a step
+SIZE, EPOCHS, STEPS = 32, 60, 4  # 16 images per step
 FLAGS = ["--model", "small", "--batch-size", "4", "--epochs", str(EPOCHS), "--print-every", "2"]
 FLAGS += ["--checkpoint-every", "2"]
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of 66 rows: four ranks have four steps an epoch."""
+    """A store of 66 rows, which give four ranks four steps per epoch."""
     root = tmp_path_factory.mktemp("training")
     tree = make_tree(root / "imagenet", classes=6, per_class=11)
     build(open_imagenet(tree), root / "store", Recipe(height=SIZE, width=SIZE, shuffle_seed=0), Work(workers=1))
@@ -43,9 +43,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What four ranks of torchrun come to that read the whole store."""
-    checkpoint = tmp_path_factory.mktemp("undisturbed") / "train.pt"
+def uninterrupted(store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The checkpoint of an uninterrupted run of four torchrun ranks that read the whole store."""
+    checkpoint = tmp_path_factory.mktemp("uninterrupted") / "train.pt"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     command = [*torchrun, TRAIN, store, "--partition", "range", "--checkpoint", checkpoint, *FLAGS]
     subprocess.run(list(map(str, command)), check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300)
@@ -54,7 +54,7 @@ def undisturbed(store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, str]:
-    """What a user would set for a job here."""
+    """The environment variables that a user would set for a job here."""
     (tmp_path / "local").mkdir()
     return {
         "LOCAL": str(tmp_path / "local"),
@@ -71,7 +71,7 @@ def read(checkpoint: Path) -> dict[str, Any]:
 
 
 def sbatch(cluster: Cluster, store: Path, settings: dict[str, str]) -> str:
-    """Submit train.slurm for two nodes of two ranks without GPUs; returns the job's id."""
+    """Submit train.slurm for two nodes with two ranks each and no GPUs; return the job id."""
     exported = ",".join(["ALL", *(f"{name}={value}" for name, value in settings.items())])
     options = ["--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=1", "--gpus-per-node=0"]
     options += [f"--export={exported}", "--output=%j.out", str(EXAMPLES / "train.slurm")]
@@ -79,18 +79,19 @@ def sbatch(cluster: Cluster, store: Path, settings: dict[str, str]) -> str:
 
 
 def assert_same(one: dict[str, Any], other: dict[str, Any], *, resumed: bool = False) -> None:
-    """The same steps, the same feed, and the same model, to the last bit unless one was resumed.
+    """Check that two checkpoints have the same step and feed, and the same model.
 
-    DDP orders what it sums anew after its first step, and the sum of four ranks' gradients is rounded as they are
-    ordered. (With two ranks a resumed model is the same to the last bit; after 120 steps of four it was 1e-7 off.)
+    The models must be bit-identical unless one run was resumed. After its first step, DDP changes the order in which it
+    sums gradients, and with four ranks the order affects rounding. (With two ranks a resumed model is bit-identical;
+    with four it was off by 1e-7 after 120 steps.)
     """
     assert (one["step"], one["feed"]) == (other["step"], other["feed"])
     tolerance = {"rtol": 1e-4, "atol": 1e-5} if resumed else {"rtol": 0, "atol": 0}
     torch.testing.assert_close(one["model"], other["model"], **tolerance)
 
 
-def test_two_nodes_train_from_their_parts(
-    cluster: Cluster, store: Path, undisturbed: dict[str, Any], settings: dict[str, str], tmp_path: Path
+def test_two_nodes_train_from_staged_parts(
+    cluster: Cluster, store: Path, uninterrupted: dict[str, Any], settings: dict[str, str], tmp_path: Path
 ) -> None:
     job = sbatch(cluster, store, settings | {"PROFILE": str(tmp_path / "profile")})
     cluster.wait(job, within=240)
@@ -99,7 +100,7 @@ def test_two_nodes_train_from_their_parts(
     for node, rows in enumerate(("rows 0..32", "rows 33..65")):
         assert f"part-{job}-{node}: {rows} of the 66 of {store}" in log
     assert f"store: {STEPS} steps an epoch on each of 4 ranks, small on cpu" in log
-    assert_same(read(Path(settings["CHECKPOINT"])), undisturbed)
+    assert_same(read(Path(settings["CHECKPOINT"])), uninterrupted)
     assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == [
         f"rank{rank}.pt.trace.json" for rank in range(4)
     ]
@@ -107,7 +108,7 @@ def test_two_nodes_train_from_their_parts(
 
 
 def stop_in_the_middle(cluster: Cluster, job: str, checkpoint: Path) -> tuple[int, list[int]]:
-    """Have a job stand still once it has a checkpoint; returns the step of that, and the numbers of the ranks."""
+    """Stop a job after its first checkpoint; return the step of the checkpoint and the process ids of the ranks."""
     until(checkpoint.exists, lambda: f"a checkpoint\n{cluster.queue(job)}\n{cluster.output()}", within=240)
     processes = cluster.signal(job, signal.SIGSTOP)
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in processes}
@@ -118,8 +119,8 @@ def stop_in_the_middle(cluster: Cluster, job: str, checkpoint: Path) -> tuple[in
 
 
 @pytest.mark.long
-def test_a_job_that_is_requeued_goes_on(
-    cluster: Cluster, store: Path, undisturbed: dict[str, Any], settings: dict[str, str]
+def test_requeued_job_resumes(
+    cluster: Cluster, store: Path, uninterrupted: dict[str, Any], settings: dict[str, str]
 ) -> None:
     checkpoint = Path(settings["CHECKPOINT"])
     job = sbatch(cluster, store, settings)
@@ -129,12 +130,12 @@ def test_a_job_that_is_requeued_goes_on(
     assert (cluster.states(job), cluster.facts(job)["Restarts"]) == (["COMPLETED"], "1"), cluster.output()
     log = (cluster.jobs / f"{job}.out").read_text()
     assert f"resumed after step {step} in epoch {step // STEPS}" in log
-    assert_same(read(checkpoint), undisturbed, resumed=True)
+    assert_same(read(checkpoint), uninterrupted, resumed=True)
 
 
 @pytest.mark.long
-def test_a_rank_that_is_killed_ends_the_job_and_the_same_again_goes_on(
-    cluster: Cluster, store: Path, undisturbed: dict[str, Any], settings: dict[str, str]
+def test_killed_rank_ends_the_job_and_a_new_job_resumes(
+    cluster: Cluster, store: Path, uninterrupted: dict[str, Any], settings: dict[str, str]
 ) -> None:
     checkpoint = Path(settings["CHECKPOINT"])
     job = sbatch(cluster, store, settings)
@@ -148,17 +149,17 @@ def test_a_rank_that_is_killed_ends_the_job_and_the_same_again_goes_on(
     cluster.wait(again, within=240)
     assert cluster.states(again) == ["COMPLETED"], cluster.output()
     assert "resumed after step" in (cluster.jobs / f"{again}.out").read_text()
-    assert_same(read(checkpoint), undisturbed, resumed=True)
+    assert_same(read(checkpoint), uninterrupted, resumed=True)
 
 
-def test_the_script_for_pbs_through_the_qsub_of_slurm_wlm_torque(
-    cluster: Cluster, store: Path, undisturbed: dict[str, Any], settings: dict[str, str], tmp_path: Path
+def test_pbs_script_runs_with_qsub_of_slurm_wlm_torque(
+    cluster: Cluster, store: Path, uninterrupted: dict[str, Any], settings: dict[str, str], tmp_path: Path
 ) -> None:
-    """One node with MPICH: #PBS lines, variables, staging and ranks; that wrapper makes no PBS_NODEFILE."""
+    """The script works on one node with MPICH. More nodes need a PBS_NODEFILE, which this qsub does not write."""
     settings |= {"STORE": str(store), "NODES": "1", "MPIEXEC": "mpiexec.mpich", "BIND": ""}
     settings |= {"GPUS": "4", "FLAGS": shlex.join(FLAGS), "OMP_NUM_THREADS": "1"}
     log = tmp_path / "log"
-    # -V, because with -v this qsub takes no blanks.
+    # -V, because -v of this qsub accepts no spaces.
     qsub = [
         "qsub",
         "-V",
@@ -179,5 +180,5 @@ def test_the_script_for_pbs_through_the_qsub_of_slurm_wlm_torque(
     assert cluster.facts(job)["JobName"] == "train"
     assert f"part-{job}: rows 0..65 of the 66 of {store}" in printed
     assert f"store: {STEPS} steps an epoch on each of 4 ranks, small on cpu" in printed
-    assert_same(read(Path(settings["CHECKPOINT"])), undisturbed)
+    assert_same(read(Path(settings["CHECKPOINT"])), uninterrupted)
     assert list(Path(settings["LOCAL"]).iterdir()) == []

@@ -1,4 +1,4 @@
-"""Waiting for what happens in another process."""
+"""Wait for events in other processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def until(condition: Callable[[], object], what: Callable[[], str] | str, within: float = 60) -> None:
-    """Ask until the answer is true; AssertionError says what did not come about in so many seconds."""
+    """Wait until `condition` returns a true value; raise AssertionError with `what` after `within` seconds."""
     end = time.monotonic() + within
     while not condition():
         if time.monotonic() > end:

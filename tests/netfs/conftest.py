@@ -1,4 +1,4 @@
-"""A GlusterFS volume that all tests of this folder share, started when the first asks for it."""
+"""A GlusterFS volume that all tests of this folder share. It is started for the first test that uses it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.packages import is_fatal, need
 
 @pytest.fixture(scope="session")
 def programs() -> None:
-    """GlusterFS is installed and can be mounted, else these tests are skipped; with CI set they fail."""
+    """Skip these tests if GlusterFS is not installed or cannot be mounted; fail them if CI is set."""
     if os.geteuid() or not os.access("/dev/fuse", os.W_OK):
-        (pytest.fail if is_fatal(os.environ) else pytest.skip)("mounting GlusterFS takes root and /dev/fuse")
+        (pytest.fail if is_fatal(os.environ) else pytest.skip)("mounting GlusterFS requires root and /dev/fuse")
     need(PACKAGES)
 
 
@@ -29,7 +29,7 @@ def volume(programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture
 def gluster(volume: Gluster) -> Iterator[Gluster]:
-    """The volume with everything running, empty."""
+    """The volume, empty and with all processes running."""
     volume.start()
     yield volume
     volume.start()
@@ -38,5 +38,5 @@ def gluster(volume: Gluster) -> Iterator[Gluster]:
 
 @pytest.fixture
 def nodes(gluster: Gluster) -> list[Path]:
-    """The same folder as two nodes see it."""
+    """The volume as it is mounted on two nodes."""
     return [node.mount for node in gluster.nodes]

@@ -1,7 +1,7 @@
-"""A real network file system on this machine: a GlusterFS volume of two bricks, mounted twice as two nodes would.
+"""A real network file system on this machine: a GlusterFS volume of two bricks, mounted twice like on two nodes.
 
-The processes are those of a cluster, with the translators that glusterd gives a distributed volume. glusterd itself is
-left out: it keeps its state in folders of the system, and takes seconds.
+The processes and translators are those of a distributed volume on a cluster. glusterd itself is not used, because it
+keeps its state in system folders and takes seconds to start.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HOST = "127.0.0.1"
 
 
 class Gluster:
-    """Two bricks and the two mounts of their volume, in `folder`; a node is a mount."""
+    """Two bricks and two mounts of their volume, all in `folder`. A mount acts as a node."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -32,10 +32,10 @@ class Gluster:
         self.nodes = [Node(folder, number, self.bricks) for number in range(2)]
 
     def start(self) -> None:
-        """Start everything that is not running; returns when both mounts answer."""
+        """Start all processes that are not running; return when both mounts respond."""
         for brick in self.bricks:
             brick.start()
-        for node in self.nodes:  # one after the other: the first to look lays out the root
+        for node in self.nodes:  # one after the other, because the first access creates the layout of the root folder
             node.start()
             node.wait_for(self.bricks)
             os.listdir(node.mount)
@@ -45,13 +45,13 @@ class Gluster:
         until(self._is_empty, "the volume cannot be emptied")
 
     def _is_empty(self) -> bool:
-        """Remove what is there; whether that was nothing. A folder that was just removed may still be listed."""
+        """Remove all files; return whether the volume is empty. A removed folder may be listed for a while."""
         for item in self.nodes[0].mount.iterdir():
             shutil.rmtree(item, ignore_errors=True)
         return not os.listdir(self.nodes[0].mount)
 
     def stop(self) -> None:
-        """Unmount, and end every process, whatever state it is in."""
+        """Unmount the volume and kill all processes."""
         for node in self.nodes:
             node.stop()
         for brick in self.bricks:
@@ -59,7 +59,7 @@ class Gluster:
 
 
 class Brick:
-    """A server with one folder on a local disk."""
+    """A server for one folder on a local disk."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self.name, self.port = f"brick{number}", free_port()
@@ -72,18 +72,18 @@ class Brick:
         self._volume.write_text(_stacked(_brick_translators(self._files, self.name, self.port)))
 
     def start(self) -> None:
-        """Serve; returns at once."""
+        """Start the server without waiting for it."""
         if self._process is None:
             self._process = _daemon("glusterfsd", "-f", str(self._volume), "-l", str(self._log))
 
     def kill(self) -> None:
-        """Die as by a power failure; `start` serves the same files again."""
+        """Kill the server, as a power failure would; `start` serves the same files again."""
         _killed(self._process)
         self._process = None
 
 
 class Node:
-    """A client: what mounts the volume on a node."""
+    """A client that mounts the volume, as on a node."""
 
     def __init__(self, folder: Path, number: int, bricks: list[Brick]) -> None:
         self.mount = folder / f"node{number}"
@@ -93,25 +93,25 @@ class Node:
         self._volume.write_text(_client_volume(bricks))
 
     def start(self) -> None:
-        """Mount; returns when the mount is there."""
+        """Mount the volume; return when it is mounted."""
         if self._process is None:
-            self.stop()  # a mount that has lost its client is in the way
+            self.stop()  # a stale mount without a client prevents a new one
             options = ["-f", str(self._volume), "-l", str(self._log), "--process-name", "fuse"]
             self._process = _daemon("glusterfs", *options, str(self.mount))
             until(lambda: os.path.ismount(self.mount), f"{self.mount}: not mounted")
 
     def kill(self) -> None:
-        """Let the client die: the folder stays mounted, and every call in it fails."""
+        """Kill the client. The folder stays mounted, and every call in it fails."""
         _killed(self._process)
         self._process = None
 
     def stop(self) -> None:
-        """Unmount, whatever is open."""
+        """Unmount the volume, even if files are open."""
         self.kill()
         subprocess.run(["umount", "-l", str(self.mount)], capture_output=True, check=False)
 
     def wait_for(self, bricks: list[Brick]) -> None:
-        """Return when the client is connected to these bricks; after a restart that takes some 3 s."""
+        """Wait until the client is connected to these bricks; after a restart this takes about 3 s."""
         for brick in bricks:
             until(partial(self._is_connected, brick), f"{self.mount}: {brick.name} is away")
 
@@ -166,7 +166,7 @@ def _translator(name: str, kind: str, options: dict[str, object], below: list[st
 
 @contextmanager
 def running(folder: Path) -> Iterator[Gluster]:
-    """A started volume in `folder`, which ends with the context; needs root and /dev/fuse."""
+    """Run a volume in `folder` for the duration of the context; this requires root and /dev/fuse."""
     gluster = Gluster(folder)
     try:
         gluster.start()

@@ -1,4 +1,4 @@
-"""Loading from a network file system whose server or client dies in the middle of an epoch."""
+"""Loading from a network file system whose server or client is killed in the middle of an epoch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.stores import make_store, random_images
 
 pytestmark = pytest.mark.long
 
-# Epochs until something fails. The process says when it has a batch, and at the end what failed and what is still open.
+# Run epochs until an error. Print a line at the first batch, and at the end the error and the files still open.
 EPOCHS = """
 import os, sys
 from decodeonce import DecodeonceError, Loader
@@ -25,7 +25,7 @@ try:
         while True:
             for number, batch in enumerate(loader):
                 if number == 0:
-                    print("begun", flush=True)
+                    print("started", flush=True)
 except DecodeonceError as error:
     print(f"{type(error).__name__}: {error}")
 links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
@@ -37,27 +37,27 @@ print([file for file in files if file.startswith(store) and file not in mapped])
 
 @pytest.mark.parametrize("dying", ["brick", "client"])
 @pytest.mark.parametrize("reader", ["pread", "mmap"])
-def test_a_server_that_dies_in_an_epoch_is_one_error_that_names_a_file(
+def test_killed_server_during_an_epoch_is_one_error_that_names_a_file(
     gluster: Gluster, reader: str, dying: str
 ) -> None:
     images = random_images(1024, shape=(256, 256, 3))
     make_store(gluster.nodes[0].mount / "store", images, shard_rows=64)
     node = gluster.nodes[1]
-    node.stop()  # so that nothing is in its cache
+    node.stop()  # empties its cache
     gluster.start()
     store = str(node.mount / "store")
     process = subprocess.Popen([sys.executable, "-c", EPOCHS, store, reader], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n"
+    assert process.stdout.readline() == "started\n"
     (gluster.bricks[0] if dying == "brick" else node).kill()
-    *_, told, open_files = process.communicate(timeout=60)[0].splitlines()
+    *_, message, open_files = process.communicate(timeout=60)[0].splitlines()
     assert process.returncode == 0
-    assert told.startswith(f"Stopped: {store}/"), told
-    assert told.endswith("; the file server may be down; run the same command again")
+    assert message.startswith(f"Stopped: {store}/"), message
+    assert message.endswith("; the file server may be down; run the same command again")
     assert open_files == "[]"
 
 
-def test_a_shard_on_a_server_that_is_away_is_not_called_damaged(gluster: Gluster, tmp_path: Path) -> None:
+def test_shard_on_an_unreachable_server_is_not_reported_as_damaged(gluster: Gluster, tmp_path: Path) -> None:
     store = make_store(gluster.nodes[0].mount / "store", random_images(32, shape=(8, 8, 3)), shard_rows=2)
     gluster.bricks[0].kill()
     done = subprocess.run(
