@@ -164,7 +164,7 @@ class Cluster:
         return self.run("qsub", *options, path.name)
 
     def wait(self, *jobs: str, within: float = 60) -> None:
-        """Wait until jobs, including all elements of arrays, have ended or failed."""
+        """Wait until jobs, including all elements of arrays, have ended, successfully or not."""
         until(lambda: not self.queue(*jobs), lambda: f"the end of {self.queue(*jobs)}\n{self.output()}", within)
 
     def queue(self, *jobs: str) -> str:
@@ -228,7 +228,7 @@ class Cluster:
 
 
 def free_ports(number: int) -> list[int]:
-    """Return free TCP ports below the range from which the kernel assigns ports to clients."""
+    """Return free TCP ports below those that the kernel assigns to clients, so that no client takes one meanwhile."""
     first_client_port = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     ports = range(10000, max(first_client_port, 20000))
     return list(islice(filter(_is_free, random.SystemRandom().sample(ports, 1000)), number))

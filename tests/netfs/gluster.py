@@ -1,4 +1,4 @@
-"""A real network file system on this machine: a GlusterFS volume of two bricks, mounted twice like on two nodes.
+"""A real network file system on this machine: a GlusterFS volume of two bricks, mounted twice, as on two nodes.
 
 The processes and translators are those of a distributed volume on a cluster. glusterd itself is not used, because it
 keeps its state in system folders and takes seconds to start.
