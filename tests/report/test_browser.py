@@ -1,4 +1,4 @@
-"""`prep report` in a browser: it fetches nothing, runs nothing, fits a phone, and is accessible in light and dark."""
+"""A report in a browser loads nothing, runs no script, fits a phone, and is accessible in light and dark schemes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from decodeonce.cli.report.page import page as made_page
+from decodeonce.cli.report.page import page as render_page
 from tests.packages import NOT_DEV
 
 if not find_spec("axe_playwright_python"):
@@ -22,23 +22,29 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, Page
 
 from tests.browser import chromium
-from tests.report.made import ATTACKS, gathered, hostile_store, hostile_tree, many_classes
+from tests.report.stores import (
+    ATTACKS,
+    gather_facts,
+    make_hostile_store,
+    make_hostile_tree,
+    make_store_of_many_classes,
+)
 
 PHONE, DESKTOP = 390, 1280
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The reports of two stores that between them have all that a page can show."""
+    """Reports on two stores, which together have everything that a page can show."""
     root = tmp_path_factory.mktemp("pages")
-    tree = hostile_tree(root / "src")
-    found = {
-        "hostile": gathered(hostile_store(tree, root / "<h2>.store"), tree),
-        "many": gathered(many_classes(root / "many.store")),
+    tree = make_hostile_tree(root / "src")
+    reports = {
+        "hostile": gather_facts(make_hostile_store(tree, root / "<h2>.store"), tree),
+        "many": gather_facts(make_store_of_many_classes(root / "many.store")),
     }
-    for name, facts in found.items():
-        (root / f"{name}.html").write_bytes(made_page(facts))
-    return {name: root / f"{name}.html" for name in found}
+    for name, facts in reports.items():
+        (root / f"{name}.html").write_bytes(render_page(facts))
+    return {name: root / f"{name}.html" for name in reports}
 
 
 @pytest.fixture(scope="module")
@@ -48,87 +54,84 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def shown(browser: Browser, path: Path, **options: object) -> Iterator[Page]:
-    """The page, opened in a context of its own; fails if it asks for anything, or says anything."""
+def open_page(browser: Browser, path: Path, **options: object) -> Iterator[Page]:
+    """Open a page in its own context. Fail if it makes a request or if the browser reports a message."""
     context = browser.new_context(**options)  # type: ignore[arg-type]
-    page, asked, told = context.new_page(), list[str](), list[str]()
-    page.on("request", lambda request: asked.append(request.url))
-    page.on("console", lambda message: told.append(message.text))
-    page.on("pageerror", lambda error: told.append(str(error)))
-    page.on("dialog", lambda dialog: told.append(dialog.message))
+    page, requests, messages = context.new_page(), list[str](), list[str]()
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.on("dialog", lambda dialog: messages.append(dialog.message))
     page.goto(path.as_uri())
     yield page
-    assert [url for url in asked if not url.startswith("data:")] == [path.as_uri()]
-    assert told == []
+    assert [url for url in requests if not url.startswith("data:")] == [path.as_uri()]
+    assert messages == []
     context.close()
 
 
 @pytest.mark.parametrize("name", ["hostile", pytest.param("many", marks=pytest.mark.long)])
-def test_a_page_asks_for_nothing_runs_nothing_and_fits(name: str, pages: dict[str, Path], browser: Browser) -> None:
-    with shown(browser, pages[name], viewport={"width": PHONE, "height": 800}) as page:
+def test_page_makes_no_requests_runs_no_scripts_and_fits(name: str, pages: dict[str, Path], browser: Browser) -> None:
+    with open_page(browser, pages[name], viewport={"width": PHONE, "height": 800}) as page:
         for width in (PHONE, DESKTOP):
             page.set_viewport_size({"width": width, "height": 800})
-            page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+            page.evaluate("document.querySelectorAll('details').forEach(node => node.open = true)")
             assert page.evaluate("document.scrollingElement.scrollWidth") == width
         assert page.evaluate("document.images.length") > 10
-        assert page.evaluate("[...document.images].every(one => one.complete && one.naturalWidth > 0)")
+        assert page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
         assert page.evaluate("document.scripts.length + document.querySelectorAll('iframe, object, embed').length") == 0
 
 
-def test_on_a_phone_charts_come_first_and_wide_tables_show_that_they_scroll(
-    pages: dict[str, Path], browser: Browser
-) -> None:
-    with shown(browser, pages["many"], viewport={"width": PHONE, "height": 800}) as page:
+def test_phone_shows_charts_first_and_wide_tables_look_scrollable(pages: dict[str, Path], browser: Browser) -> None:
+    with open_page(browser, pages["many"], viewport={"width": PHONE, "height": 800}) as page:
         tops = "document.querySelectorAll('{}')[0].getBoundingClientRect().top"
         assert page.evaluate(tops.format("svg.chart")) < min(1000, page.evaluate(tops.format(".sheet")))
         table = page.get_by_role("region", name="Sizes of the source images")
-        assert table.evaluate("one => one.scrollWidth > one.clientWidth")
+        assert table.evaluate("node => node.scrollWidth > node.clientWidth")
         before = edges(table)
-        table.evaluate("one => one.scrollLeft = one.scrollWidth")
+        table.evaluate("node => node.scrollLeft = node.scrollWidth")
         after = edges(table)
-        assert before[0] == after[1] > before[1] + 20  # nothing more to the left, then to the right
+        assert before[0] == after[1] > before[1] + 20  # only the right edge was shaded before, only the left one is now
         assert after[0] < before[0] - 20
         fitting = page.get_by_role("region", name="Mean and standard deviation")
         assert edges(fitting)[0] == edges(fitting)[1] == before[0]
 
 
 def edges(table: Locator) -> tuple[int, int]:
-    """The lightness at the left and at the right edge of a table, between two lines."""
+    """Return the lightness of the left and right edge of a table, measured between two of its lines."""
     pixels = np.asarray(Image.open(io.BytesIO(table.screenshot())).convert("L"))
     return int(pixels[2, 0]), int(pixels[2, -1])
 
 
-def test_markup_in_names_is_text(pages: dict[str, Path], browser: Browser) -> None:
-    with shown(browser, pages["many"]) as page:
-        assert "<script>window.hurt=8</script>" in page.evaluate("document.body.textContent")
-    with shown(browser, pages["hostile"]) as page:
-        assert page.evaluate("window.hurt") is None
+def test_markup_in_names_is_shown_as_text(pages: dict[str, Path], browser: Browser) -> None:
+    with open_page(browser, pages["many"]) as page:
+        assert "<script>window.attacked=8</script>" in page.evaluate("document.body.textContent")
+    with open_page(browser, pages["hostile"]) as page:
+        assert page.evaluate("window.attacked") is None
         assert page.evaluate("[...document.querySelectorAll('*')].flatMap(e => e.getAttributeNames())"
                              ".filter(name => name.startsWith('on'))") == []  # fmt: skip
         assert page.locator("h1").all_inner_texts() == ["<h2>.store"]
         text = page.evaluate("document.body.textContent")
     names = [name.replace("\u202e", "\\u202e").replace("\x1b", "\\x1b") for name in ATTACKS]
-    wanted = ["<h1>one</h1>", "<plaintext>", "</section>", "begins with b'<script>'"]
-    wanted += ["</style><script>window.hurt=6</script> </table>", f"{ATTACKS[0]}/script><b>.jpg"]
-    for told in [*names, *wanted]:
-        assert told in text, told
+    expected = ["<h1>one</h1>", "<plaintext>", "</section>", "begins with b'<script>'"]
+    expected += ["</style><script>window.attacked=6</script> </table>", f"{ATTACKS[0]}/script><b>.jpg"]
+    for part in [*names, *expected]:
+        assert part in text, part
 
 
-def test_what_would_run_is_not_run_even_if_it_were_there(
-    pages: dict[str, Path], browser: Browser, tmp_path: Path
-) -> None:
-    attack = b"<script>window.hurt=1</script><img src=x onerror='window.hurt=2'><img src='http://127.0.0.1:9/x'></body>"
+def test_policy_blocks_injected_scripts_and_requests(pages: dict[str, Path], browser: Browser, tmp_path: Path) -> None:
+    attack = b"<script>window.attacked=1</script><img src=x onerror='window.attacked=2'>"
+    attack += b"<img src='http://127.0.0.1:9/x'></body>"
     (tmp_path / "a.html").write_bytes(pages["many"].read_bytes().replace(b"</body>", attack))
-    page, asked = browser.new_page(), list[str]()
-    page.on("requestfinished", lambda request: asked.append(request.url))
+    page, requests = browser.new_page(), list[str]()
+    page.on("requestfinished", lambda request: requests.append(request.url))
     page.goto((tmp_path / "a.html").as_uri())
-    assert page.evaluate("window.hurt") is None
-    assert [url for url in asked if not url.startswith("data:")] == [(tmp_path / "a.html").as_uri()]
+    assert page.evaluate("window.attacked") is None
+    assert [url for url in requests if not url.startswith("data:")] == [(tmp_path / "a.html").as_uri()]
     page.close()
 
 
-def test_without_scripts_all_is_shown(pages: dict[str, Path], browser: Browser) -> None:
-    with shown(browser, pages["many"], java_script_enabled=False) as page:
+def test_page_is_complete_without_javascript(pages: dict[str, Path], browser: Browser) -> None:
+    with open_page(browser, pages["many"], java_script_enabled=False) as page:
         before = page.locator("section").all_inner_texts()
         assert len(before) == 8
         page.locator("details summary").first.click()
@@ -140,11 +143,11 @@ def test_without_scripts_all_is_shown(pages: dict[str, Path], browser: Browser) 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "scheme"), [("hostile", "dark"), ("many", "light"), ("many", "dark")])
-def test_axe_finds_nothing(name: str, scheme: str, pages: dict[str, Path], browser: Browser) -> None:
-    with shown(browser, pages[name], color_scheme=scheme) as page:
-        page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
-        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        found = Axe().run(page)
-        assert found.response["violations"] == [], found.generate_report()
-        assert len(found.response["passes"]) > 20
-    assert (sum(map(int, ground[4:-1].split(","))) > 384) == (scheme == "light")
+def test_axe_finds_no_violations(name: str, scheme: str, pages: dict[str, Path], browser: Browser) -> None:
+    with open_page(browser, pages[name], color_scheme=scheme) as page:
+        page.evaluate("document.querySelectorAll('details').forEach(node => node.open = true)")
+        background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        results = Axe().run(page)
+        assert results.response["violations"] == [], results.generate_report()
+        assert len(results.response["passes"]) > 20
+    assert (sum(map(int, background[4:-1].split(","))) > 384) == (scheme == "light")

@@ -1,4 +1,4 @@
-"""The drawings of a report are to scale."""
+"""The charts of a report are to scale."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from decodeonce.cli.report.charts import HEIGHT, LEFT, WIDTH, Axis, Chart, short
 from decodeonce.cli.report.page import environment
 
 
-def drawn(chart: Chart) -> ElementTree.Element:
-    """The chart as the page draws it, which is well-formed XML."""
-    template = environment().from_string('{% from "chart.html" import draw %}{{ draw("key", "title", "told", chart) }}')
+def svg(chart: Chart) -> ElementTree.Element:
+    """Parse the SVG that the page contains for a chart."""
+    template = environment().from_string('{% from "chart.html" import draw %}{{ draw("key", "title", "text", chart) }}')
     return ElementTree.fromstring(template.render(chart=chart))
 
 
 def shapes(chart: Chart, tag: str, style: str) -> list[dict[str, str]]:
-    """The attributes of the shapes of this style."""
-    return [one.attrib for one in drawn(chart).iter(tag) if style in one.attrib.get("class", "").split()]
+    """Return the attributes of the elements with this tag and CSS class."""
+    return [element.attrib for element in svg(chart).iter(tag) if style in element.attrib.get("class", "").split()]
 
 
 def corners(path: str) -> list[tuple[float, float]]:
-    """The points that a path of M, V and H goes through."""
+    """Return the points of an SVG path that consists of M, V, H and Z."""
     points = []
     x = y = 0.0
     for command, first, second in re.findall(r"([MVHZ])([\d.]*) ?([\d.]*)", path):
@@ -41,33 +41,33 @@ def corners(path: str) -> list[tuple[float, float]]:
     return points
 
 
-def test_bars_are_as_long_as_their_counts() -> None:
+def test_bar_lengths_are_proportional_to_counts() -> None:
     counts = [500, 250, 100, 1, 0]
     chart = charts.class_bars([f"<{n}>" for n in counts], counts)
     widths = [float(bar["width"]) for bar in shapes(chart, "rect", "bar")]
     assert np.allclose(np.array(widths) / widths[0], np.array(counts) / 500, atol=0.001)
-    text = [one.text for one in drawn(chart).iter("text")]
-    assert text == [word for n in counts for word in (f"<{n}>", str(n))]
+    texts = [element.text for element in svg(chart).iter("text")]
+    assert texts == [text for n in counts for text in (f"<{n}>", str(n))]
 
 
 @pytest.mark.parametrize("classes", [1, 31, 360, 1000, 21841])
-def test_the_curve_goes_through_the_counts(classes: int) -> None:
+def test_class_curve_goes_through_counts(classes: int) -> None:
     counts = sorted(np.random.default_rng(0).integers(0, 1300, classes).tolist(), reverse=True)
     chart = charts.class_curve(counts)
     [area] = shapes(chart, "path", "area")
     x_of, y_of = x_axis("", 0, classes), y_axis("", 0, max(*counts, 1))
     points = corners(area["d"])[1:-2]
     assert len(points) <= 2 * charts.CURVE_POINTS
-    for (x, y), (later, same) in zip(points[::2], points[1::2], strict=True):
-        assert y == same
-        place = round((x - x_of.start) / (x_of.end - x_of.start) * classes)
-        near = {counts[p] for p in range(max(place - 5, 0), min(place + 6, classes))}
+    for (x, y), (next_x, next_y) in zip(points[::2], points[1::2], strict=True):
+        assert y == next_y
+        index = round((x - x_of.start) / (x_of.end - x_of.start) * classes)
+        near = {counts[i] for i in range(max(index - 5, 0), min(index + 6, classes))}
         assert min(abs(y - y_of.at(count)) for count in near) < 0.06
-        assert later > x
+        assert next_x > x
     assert points[-1][0] == x_of.end
 
 
-def test_the_map_has_a_square_where_pictures_are() -> None:
+def test_size_map_has_a_square_for_each_size() -> None:
     widths, heights = np.array([500, 500, 64, 3000]), np.array([375, 375, 64, 30])
     chart = charts.size_map(widths, heights, (224, 256))
     cells = shapes(chart, "rect", "cell")
@@ -86,7 +86,7 @@ def test_the_map_has_a_square_where_pictures_are() -> None:
     assert corners(mark["d"])[1] == pytest.approx((x_of.at(256), y_of.at(224)), abs=0.06)
 
 
-def test_the_shorter_sides_that_were_enlarged_are_drawn_apart() -> None:
+def test_enlarged_images_have_their_own_bars() -> None:
     shorter = np.array([100, 100, 100, 300, 600])
     chart = charts.shorter_sides(shorter, shorter < 256)
     unit = 1 / 3 * (y_axis("", 0, 3).start - y_axis("", 0, 3).end)
@@ -98,7 +98,7 @@ def test_the_shorter_sides_that_were_enlarged_are_drawn_apart() -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_line_of_levels_has_each_share(channels: int) -> None:
+def test_level_lines_go_through_shares(channels: int) -> None:
     counts = np.random.default_rng(0).integers(1, 100, (channels, 256)).astype(float)
     shares = counts / counts.sum(axis=1, keepdims=True)
     lines = shapes(charts.levels(shares), "path", "line")
@@ -110,7 +110,7 @@ def test_a_line_of_levels_has_each_share(channels: int) -> None:
         assert heights == pytest.approx([up.at(100 * value) for value in expected], abs=0.06)
 
 
-def test_one_level_alone_can_be_drawn() -> None:
+def test_single_level_can_be_drawn() -> None:
     for level in (0, 128, 255):
         shares = np.zeros((3, 256))
         shares[:, level] = 1
@@ -118,7 +118,7 @@ def test_one_level_alone_can_be_drawn() -> None:
 
 
 @given(st.floats(1e-3, 1e7), st.floats(1e-3, 1e7), st.booleans())
-def test_an_axis_has_some_round_numbers_in_its_range(low: float, span: float, log: bool) -> None:
+def test_axis_ticks_are_few_sorted_and_in_range(low: float, span: float, log: bool) -> None:
     high = low * (2 + span) if log else low + span
     assume(high - low > low / 1e6)
     axis = Axis("", low, high, 0, 100, log)
@@ -130,7 +130,7 @@ def test_an_axis_has_some_round_numbers_in_its_range(low: float, span: float, lo
     assert all(-0.1 <= axis.at(tick) <= 100.1 for tick in ticks)
 
 
-def test_a_level_that_most_pixels_have_does_not_hide_the_others() -> None:
+def test_very_frequent_level_does_not_flatten_the_others() -> None:
     shares = np.full((1, 256), 0.1 / 255)
     shares[0, 0] = 0.9
     [line] = shapes(charts.levels(shares), "path", "line")
@@ -140,8 +140,8 @@ def test_a_level_that_most_pixels_have_does_not_hide_the_others() -> None:
     assert heights[1:] == pytest.approx([up.at(1 / 1.15)] * 255, abs=0.06)
 
 
-def test_numbers_are_short() -> None:
-    told = {0: "0", 0.25: "0.25", 1300: "1300", 9999: "9999", 10000: "10k", 250000: "250k", 1.2e6: "1.2M"}
-    assert {value: short(value) for value in told} == told
+def test_axis_numbers_are_short() -> None:
+    texts = {0: "0", 0.25: "0.25", 1300: "1300", 9999: "9999", 10000: "10k", 250000: "250k", 1.2e6: "1.2M"}
+    assert {value: short(value) for value in texts} == texts
     assert LEFT > 30
     assert HEIGHT < WIDTH

@@ -1,4 +1,4 @@
-"""`prep report` writes one page: the same for a store, sound HTML, nothing from elsewhere, whatever is damaged."""
+"""`prep report` writes a reproducible, valid and self-contained HTML page, also if the store is damaged."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decodeonce.cli import printable
-from decodeonce.cli.report import facts as gathering
+from decodeonce.cli.report import facts as facts_module
 from decodeonce.cli.report.command import report
 from decodeonce.cli.report.page import POLICY, environment, share
-from decodeonce.cli.report.page import page as made_page
+from decodeonce.cli.report.page import page as render_page
 from decodeonce.store import open_store, stage_store
 from tests.command import assert_fails, prep
 from tests.images import jpeg, make_tree
-from tests.report.made import gathered, many_classes
+from tests.report.stores import gather_facts, make_store_of_many_classes
 from tests.store.signing import replace_file, resign
 from tests.stores import make_store, random_images
 
@@ -32,25 +32,25 @@ SECTIONS = ["facts", "classes", "sizes", "levels", "images", "rejects", "recipe"
 
 
 class Outline(HTMLParser):
-    """The elements of a page, checked to be closed in order, and its text."""
+    """The elements and the text of a page; asserts that elements are closed in order."""
 
     def __init__(self, page: bytes) -> None:
         super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
         self._open: list[str] = []
         self.feed(page.decode())
-        self.text = " ".join(self.text.split())  # as a browser shows it
+        self.text = " ".join(self.text.split())  # browsers collapse white space, too
         assert self._open == []
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attributes)))
+        self.elements.append((tag, dict(attributes)))
         assert len(dict(attributes)) == len(attributes)
         if tag not in VOID:
             self._open.append(tag)
 
     def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attributes)))
+        self.elements.append((tag, dict(attributes)))
 
     def handle_endtag(self, tag: str) -> None:
         assert self._open.pop() == tag
@@ -60,20 +60,20 @@ class Outline(HTMLParser):
             self.text += data
 
     def all(self, *tags: str) -> Iterator[dict[str, str | None]]:
-        """The attributes of each element of these names, in order."""
-        return (attributes for tag, attributes in self.found if tag in tags)
+        """Yield the attributes of each element with one of these tags, in order."""
+        return (attributes for tag, attributes in self.elements if tag in tags)
 
 
-def outline(store: Path, source: Path | None = None) -> Outline:
-    return Outline(made_page(gathered(store, source)))
+def outline(store: Path) -> Outline:
+    return Outline(render_page(gather_facts(store)))
 
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return many_classes(tmp_path_factory.mktemp("stores") / "many.store")
+    return make_store_of_many_classes(tmp_path_factory.mktemp("stores") / "many.store")
 
 
-def test_the_command_writes_the_same_page_wherever_the_store_lies(tmp_path: Path) -> None:
+def test_page_does_not_depend_on_the_path_of_the_store(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src", per_class=4)
     (tree / "train/n00000001/n00000001_0.JPEG").write_bytes(jpeg(80, 60)[:-400])
     assert prep("build", "imagenet", tree, tmp_path / "a.store", "--size", 24, "--max-bad", 1).returncode == 0
@@ -83,51 +83,52 @@ def test_the_command_writes_the_same_page_wherever_the_store_lies(tmp_path: Path
         out = tmp_path / folder / "page.html"
         result = prep("report", store, "--from", tree, "--out", out, cwd=tmp_path)
         assert (result.returncode, result.stderr) == (0, "")
-        assert result.stdout.startswith(f"{out}: {store} on one page of ")
+        assert result.stdout.startswith(f"{out}: report on {store} written, ")
     page = (tmp_path / "x/page.html").read_bytes()
     assert page == (tmp_path / "y/page.html").read_bytes()
     assert str(tmp_path).encode() not in page
-    read = Outline(page)
-    assert "11 images of 24x24 pixels in 3 classes" in read.text
-    assert "Intact: every file and every row is as it was written." in read.text
-    assert "What can be decoded of train/n00000001/n00000001_0.JPEG" in [image["alt"] for image in read.all("img")]
+    parsed = Outline(page)
+    assert "11 images of 24x24 pixels in 3 classes" in parsed.text
+    assert "Intact: every file and every row is unchanged." in parsed.text
+    assert "The decodable part of train/n00000001/n00000001_0.JPEG" in [image["alt"] for image in parsed.all("img")]
 
 
-def test_a_page_is_sound_and_has_nothing_from_elsewhere(many: Path) -> None:
-    page = made_page(gathered(many))
-    read = Outline(page)
+def test_page_is_valid_and_self_contained(many: Path) -> None:
+    page = render_page(gather_facts(many))
+    parsed = Outline(page)
     assert page.startswith(b'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">')
     assert page.endswith(b"</html>\n")
-    policy = [meta["content"] for meta in read.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
+    policy = [meta["content"] for meta in parsed.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
     assert policy == [POLICY]
-    assert [tag for tag, _ in read.found].index("style") > [tag for tag, _ in read.found].index("meta")
-    assert not list(read.all("script", "iframe", "object", "embed", "base", "form", "use", "image"))
-    assert [link["href"] for link in read.all("link")] == ["data:,"]
-    assert all((image["src"] or "").startswith("data:image/") for image in read.all("img"))
-    assert all((link["href"] or "").startswith("#") for link in read.all("a"))
+    tags = [tag for tag, _ in parsed.elements]
+    assert tags.index("style") > tags.index("meta")
+    assert not list(parsed.all("script", "iframe", "object", "embed", "base", "form", "use", "image"))
+    assert [link["href"] for link in parsed.all("link")] == ["data:,"]
+    assert all((image["src"] or "").startswith("data:image/") for image in parsed.all("img"))
+    assert all((link["href"] or "").startswith("#") for link in parsed.all("a"))
     assert not re.search(rb"url\(|@import|https?:", page)
-    ids = [attributes["id"] for _, attributes in read.found if "id" in attributes]
+    ids = [attributes["id"] for _, attributes in parsed.elements if "id" in attributes]
     assert len(set(ids)) == len(ids)
-    named = [name for _, attributes in read.found for name in (attributes.get("aria-labelledby") or "").split()]
-    assert {*named, *((link["href"] or "")[1:] for link in read.all("a"))} <= set(ids)
+    labels = [name for _, attributes in parsed.elements for name in (attributes.get("aria-labelledby") or "").split()]
+    assert {*labels, *((link["href"] or "")[1:] for link in parsed.all("a"))} <= set(ids)
 
 
-def test_headings_landmarks_charts_and_tables_can_be_told(many: Path) -> None:
-    read = outline(many)
-    levels = [int(tag[1]) for tag, _ in read.found if re.fullmatch("h[1-6]", tag)]
+def test_headings_landmarks_charts_and_tables_are_labelled(many: Path) -> None:
+    parsed = outline(many)
+    levels = [int(tag[1]) for tag, _ in parsed.elements if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(later <= level + 1 for level, later in pairwise(levels))
-    assert [section["id"] for section in read.all("section")] == SECTIONS
-    assert [len(list(read.all(tag))) for tag in ("header", "nav", "main", "footer")] == [1, 1, 1, 1]
-    charts = list(read.all("svg"))
+    assert [section["id"] for section in parsed.all("section")] == SECTIONS
+    assert [len(list(parsed.all(tag))) for tag in ("header", "nav", "main", "footer")] == [1, 1, 1, 1]
+    charts = list(parsed.all("svg"))
     assert len(charts) == 4
     assert all(chart["role"] == "img" and chart["aria-labelledby"] for chart in charts)
-    assert all(image["alt"] for image in read.all("img"))
-    assert all(cell["scope"] in ("row", "col") for cell in read.all("th"))
+    assert all(image["alt"] for image in parsed.all("img"))
+    assert all(cell["scope"] in ("row", "col") for cell in parsed.all("th"))
 
 
-def test_what_is_told_is_what_is_in_the_store(many: Path) -> None:
+def test_page_states_the_facts_of_the_store(many: Path) -> None:
     text = outline(many).text
     labels = open_store(many).labels
     counts = np.sort(np.bincount(labels, minlength=60))
@@ -143,7 +144,7 @@ def test_what_is_told_is_what_is_in_the_store(many: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["labels.npy", "samples.tsv", "rejects.tsv", "checksums.npy", "extra.npy"])
-def test_a_damaged_file_is_told_and_the_rest_is_shown(
+def test_damaged_file_is_reported_and_the_rest_is_shown(
     name: str, many: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(many, tmp_path / "a")
@@ -153,15 +154,15 @@ def test_a_damaged_file_is_told_and_the_rest_is_shown(
     notes = capsys.readouterr().err.splitlines()
     assert notes[0].startswith(f"prep: note: {tmp_path / 'a' / name}: damaged: xxh3_64 is")
     assert len(notes) == (1 if name == "checksums.npy" else 2)
-    read = Outline((tmp_path / "a.html").read_bytes())
-    assert [section["id"] for section in read.all("section")] == SECTIONS
-    assert f"damaged: {name}" in read.text
-    assert re.search(r"Damaged: (1 row, )?1 file\.", read.text)
+    parsed = Outline((tmp_path / "a.html").read_bytes())
+    assert [section["id"] for section in parsed.all("section")] == SECTIONS
+    assert f"damaged: {name}" in parsed.text
+    assert re.search(r"Damaged: (1 row, )?1 file\.", parsed.text)
     shown = {"labels.npy": "unknown class", "checksums.npy": "not checked"}
-    assert shown.get(name, f"Not shown: {name} is damaged." if name.endswith("tsv") else "") in read.text
+    assert shown.get(name, f"Not shown: {name} is damaged." if name.endswith("tsv") else "") in parsed.text
 
 
-def test_checksums_that_are_signed_and_none_are_told(tmp_path: Path) -> None:
+def test_signed_file_without_checksums_is_reported(tmp_path: Path) -> None:
     root = make_store(tmp_path / "a", random_images(5))
     replace_file(root, "checksums.npy", (root / "labels.npy").read_bytes())
     text = outline(root).text
@@ -169,33 +170,31 @@ def test_checksums_that_are_signed_and_none_are_told(tmp_path: Path) -> None:
     assert "not checked" in text
 
 
-def test_of_a_large_store_only_what_was_read_is_called_whole_or_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_rows_that_were_read_are_called_intact_or_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = make_store(tmp_path / "a", random_images(300, shape=(4, 4, 3)))
-    text = Outline(made_page(gathered(root))).text
-    assert "Intact: every file and every row is as it was written." in text
-    assert "Everything else is from all 300 rows." in text
-    monkeypatch.setattr(gathering, "ALL_BYTES", 0)
-    monkeypatch.setattr(gathering, "SAMPLE_BYTES", 48 * 30)
-    text = Outline(made_page(gathered(root))).text
-    assert "Every file is as it was written, and so are the 87 rows that were read, of 300." in text
-    assert "Everything else is from 30 of 300 rows, evenly spaced." in text
+    text = outline(root).text
+    assert "Intact: every file and every row is unchanged." in text
+    assert "The other values are from all 300 rows." in text
+    monkeypatch.setattr(facts_module, "ALL_BYTES", 0)
+    monkeypatch.setattr(facts_module, "SAMPLE_BYTES", 48 * 30)
+    text = outline(root).text
+    assert "No damage found. Every file was checked, and 87 of 300 rows." in text
+    assert "The other values are from 30 of 300 rows, evenly spaced." in text
     assert "checksum of 87 of 300: 30 evenly spaced, the first 64" in text
     assert "the first 64, and the unusual images" not in text
     shard = root / open_store(root).manifest.shards[0].file
     shard.write_bytes(shard.read_bytes()[: -300 * 48] + b"\0" * 300 * 48)
-    assert "Damaged: 87 rows of 87 that were read. See Checks." in Outline(made_page(gathered(root))).text
+    assert "Damaged: 87 rows of the 87 that were read. See Checks." in outline(root).text
 
 
-def test_a_class_may_have_an_empty_name(tmp_path: Path) -> None:
+def test_class_with_an_empty_name_is_shown(tmp_path: Path) -> None:
     root = make_store(tmp_path / "a", random_images(2))
     resign(root, lambda facts: [cls.update(name="", description="") for cls in facts["classes"]])
-    shown = made_page(gathered(root)).decode()
-    assert "<figcaption><span>row 0</span></figcaption>" in shown
+    html = render_page(gather_facts(root)).decode()
+    assert "<figcaption><span>row 0</span></figcaption>" in html
 
 
-def test_tiny_one_class_staged_and_foreign_stores_have_a_page(tmp_path: Path) -> None:
+def test_tiny_staged_and_foreign_stores_have_a_page(tmp_path: Path) -> None:
     one = make_store(tmp_path / "one", np.zeros((1, 1, 1, 1), np.uint8), classes=1)
     assert "1 image of 1x1 pixels in 1 class" in outline(one).text
     foreign = make_store(tmp_path / "foreign", random_images(9, shape=(3, 200, 6)))
@@ -208,19 +207,19 @@ def test_tiny_one_class_staged_and_foreign_stores_have_a_page(tmp_path: Path) ->
     assert ("Rows held here" in text, "Rows held here" in outline(foreign).text) == (True, False)
 
 
-def test_thousands_of_classes_and_rejects_stay_within_three_megabytes(tmp_path: Path) -> None:
+def test_page_with_thousands_of_classes_and_rejects_is_below_three_megabytes(tmp_path: Path) -> None:
     root = make_store(tmp_path / "a", random_images(300), classes=21841)
     lines = b"".join(b"%d/%s.jpg\tgarbled: %d\tkept\n" % (n, b"x" * 200, n) for n in range(20000))
     replace_file(root, "rejects.tsv", b"source\treason\taction\n" + lines)
-    page = made_page(gathered(root))
+    page = render_page(gather_facts(root))
     assert 2_000_000 < len(page) < 3_000_000
     text = Outline(page).text
     assert "21,841 classes: from 0 to 1 row each" in text
     assert "Every class (the first 20,000 of 21,841), largest first" in text
-    assert "And 19,500 more lines in rejects.tsv." in text
+    assert "rejects.tsv has 19,500 more lines." in text
 
 
-def test_a_source_of_no_use_is_an_error_and_no_page(many: Path, tmp_path: Path) -> None:
+def test_missing_source_is_an_error_and_writes_no_page(many: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.html"
     assert_fails(
         prep("report", many, "--from", tmp_path / "nowhere", "--out", out), 1, "nowhere: no such file or folder"
@@ -234,20 +233,20 @@ TEXT = st.text(st.characters(codec="utf-8") | st.sampled_from("<>&\"'/!-\udcff\u
 
 
 @given(TEXT, TEXT)
-def test_no_text_is_markup(text: str, value: str) -> None:
+def test_text_is_never_markup(text: str, value: str) -> None:
     template = environment().from_string(
         '{% macro bold(text) %}<b>{{ text }}</b>{% endmacro %}<p title="{{ value }}">{{ bold(text) }}{{ text }}</p>'
     )
-    made = template.render(text=text, value=value)
-    made.encode()
-    assert re.fullmatch('<p title="[^"<>]*"><b>[^"<>]*</b>[^"<>]*</p>', made)
-    assert all(character.isprintable() for character in made)
-    shown = Outline(made.encode())
-    assert shown.found[0] == ("p", {"title": printable(value)})
-    assert shown.text == " ".join((2 * printable(text)).split())
+    html = template.render(text=text, value=value)
+    html.encode()
+    assert re.fullmatch('<p title="[^"<>]*"><b>[^"<>]*</b>[^"<>]*</p>', html)
+    assert all(character.isprintable() for character in html)
+    parsed = Outline(html.encode())
+    assert parsed.elements[0] == ("p", {"title": printable(value)})
+    assert parsed.text == " ".join((2 * printable(text)).split())
 
 
-def test_a_share_is_never_none_or_all_where_it_is_not() -> None:
-    told = {0: "0%", 1: "below 0.1%", 10: "0.1%", 5000: "50%", 9999: "above 99.9%", 10000: "100%"}
-    assert {number: share(number, 10000) for number in told} == told
+def test_only_exact_shares_are_zero_or_all() -> None:
+    texts = {0: "0%", 1: "below 0.1%", 10: "0.1%", 5000: "50%", 9999: "above 99.9%", 10000: "100%"}
+    assert {number: share(number, 10000) for number in texts} == texts
     assert share(0, 0) == "0%"

@@ -1,1 +1,1 @@
-"""`prep report`: a store as one HTML page."""
+"""The command `prep report`, which writes an HTML page about a store."""

@@ -1,4 +1,4 @@
-"""`prep report`: a store as one HTML page."""
+"""The command `prep report`."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ from decodeonce.cli.output import say
 
 FromOption = Annotated[
     str | None,
-    typer.Option(
-        "--from", metavar="SRC", help="Show rejected images from SRC, the source of the build, as for `prep build`."
-    ),
+    typer.Option("--from", metavar="SRC", help="Also show rejected images, read from SRC, the source of the build."),
 ]
 
 
 def report(
     store: StoreArgument,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Write the page to FILE.")] = Path("report.html"),
     source: FromOption = None,
 ) -> None:
     """Write an HTML page about a store: classes, sizes, levels, images, rejects, recipe, checks.
 
-    The page is a single file that fetches nothing and runs nothing. Up to 2 GB, every row is read and checked; of a
-    larger store, a sample. The page says how many.
+    The page is a single file without scripts; it loads nothing from the network. A store of up to 2 GB is read and
+    checked in full. Of a larger store, a sample of rows is read, and the page states its size.
     """
     from decodeonce.cli.progress import count_bar
     from decodeonce.cli.report.facts import gather
@@ -39,12 +37,12 @@ def report(
 
     opened = open_store(store)
     check_out(opened, out)
-    need_pillow("make small pictures")
+    need_pillow("make small images")
     with count_bar("rows") as bar:
         facts = gather(opened, source, bar.update)
-    encoded = page(facts)
-    write_out(out, encoded)
-    say(f"{out}: {store} on one page of {size_text(len(encoded))}")
+    html = page(facts)
+    write_out(out, html)
+    say(f"{out}: report on {store} written, {size_text(len(html))}")
     for problem in facts.problems.values():
         say(f"prep: note: {problem}", err=True)
     for sentence in damage_messages(opened, facts.rows.damaged, ""):

@@ -1,4 +1,4 @@
-"""What a report shows, gathered from a store before the page is made."""
+"""Gather what a report shows from a store, before the page is rendered."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 
 from decodeonce.cli.boxes import KeptBoxes, box_columns
-from decodeonce.cli.report.broken import broken_pictures
 from decodeonce.cli.report.histogram import Histogram
+from decodeonce.cli.report.rejected_images import decode_rejected_images
 from decodeonce.cli.report.rejects import Rejects, gather_rejects
 from decodeonce.cli.report.sizes import Sizes, read_sizes
 from decodeonce.cli.rows import CheckedRows, evenly_spaced, row_thumbnail
@@ -24,31 +24,33 @@ from decodeonce.store.verify import bad_files
 
 T = TypeVar("T")
 
-SHOWN = 64  # rows shown as images, as in `prep show`
-ALL_BYTES = 2 * 10**9  # every row is read up to this size
-SAMPLE_BYTES = 400 * 10**6  # of a larger store: 2,034 rows of 256x256, evenly spaced
+FIRST_ROWS = 64  # shown as images, as in `prep show`
+ALL_BYTES = 2 * 10**9  # every row of a store of up to this size is read
+SAMPLE_BYTES = 400 * 10**6  # read from a larger store: 2,034 evenly spaced rows of 256x256
 
 
 @dataclass
 class Rows:
-    """What reading rows found: those to show, the histogram of the `sample` evenly spaced ones, the damaged ones.
+    """The rows that were read: `shown` as images, `damaged` ones, and a histogram of `sample` evenly spaced rows.
 
-    `checked` counts the rows whose checksum was compared: 0 if checksums.npy is damaged, then `trouble` says how.
+    `checked` is the number of rows whose checksum was compared. It is 0 if checksums.npy is damaged; `trouble` is then
+    the error.
     """
 
     histogram: Histogram
     sample: int
     checked: int = 0
     damaged: list[int] = field(default_factory=list)
-    seen: dict[int, ShownRow] = field(default_factory=dict)
+    shown: dict[int, ShownRow] = field(default_factory=dict)
     trouble: str = ""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a report shows of a store; what is in a damaged file is None.
+    """What a report shows. The attributes read from a damaged file are None.
 
-    `problems` says what is wrong with which file. `broken` are the images of rejects by name; None without a source.
+    `problems` maps names of damaged files to what is wrong. `rejected_images` maps names to images; it is None without
+    a source. `first_rows` are the numbers of the rows shown in the section Images.
     """
 
     store: Store
@@ -56,14 +58,14 @@ class Facts:
     counts: NDArray[np.int64] | None
     sizes: Sizes | None
     rejects: Rejects | None
-    sheet: list[int]
+    first_rows: list[int]
     rows: Rows
-    broken: dict[str, Image] | None
+    rejected_images: dict[str, Image] | None
 
-    def odd_row(self, source: str) -> ShownRow | None:
-        """The row made from an unusual image, if it is here and was read."""
+    def unusual_row(self, source: str) -> ShownRow | None:
+        """Return the row made from an unusual image, or None if that row was not read or is not here."""
         row = self.sizes.rows.get(escape(source).encode()) if self.sizes else None
-        return None if row is None else self.rows.seen.get(row)
+        return None if row is None else self.rows.shown.get(row)
 
 
 def gather(store: Store, source: str | None, progress: Callable[[int], None]) -> Facts:
@@ -71,29 +73,29 @@ def gather(store: Store, source: str | None, progress: Callable[[int], None]) ->
 
     Args:
         store: The store.
-        source: Where the images of rejects are, as for `prep build`; None to leave them out.
+        source: Source of the build, as for `prep build`, which has the rejected images; None to leave them out.
         progress: Called with the number of rows just read.
 
     Raises:
         BuildError: If `source` is unusable.
-        Stopped, OSError: If something cannot be read now.
+        Stopped, OSError: If a file cannot be read now.
     """
     problems = dict(bad_files(store.paths, store.manifest))
     rejects = _unless_bad(store, "rejects.tsv", problems, gather_rejects)
-    odd = [escape(reject.source).encode() for reject in rejects.pictured_odd] if rejects else []
-    sizes = _unless_bad(store, "samples.tsv", problems, lambda opened: read_sizes(opened, set(odd)))
+    unusual = {escape(reject.source).encode() for reject in rejects.shown_unusual} if rejects else set[bytes]()
+    sizes = _unless_bad(store, "samples.tsv", problems, lambda opened: read_sizes(opened, unusual))
     labels = _unless_bad(store, "labels.npy", problems, lambda opened: opened.labels)
     counts = None if labels is None else np.bincount(labels, minlength=len(store.classes))
-    broken = None
+    rejected = None
     if source is not None:
-        broken = broken_pictures(store.manifest, source, rejects.pictured_rejects if rejects else [])
-    sheet = list(store.rows[:SHOWN])
-    shown = {*sheet, *(row for row in (sizes.rows.values() if sizes else ()) if row in store.rows)}
+        rejected = decode_rejected_images(store.manifest, source, rejects.shown_rejects if rejects else [])
+    first_rows = list(store.rows[:FIRST_ROWS])
+    shown = {*first_rows, *(row for row in (sizes.rows.values() if sizes else ()) if row in store.rows)}
     boxes = None if problems.keys() & {column.file for column in box_columns(store)} else KeptBoxes(store)
     rows = _read_rows(store, shown, labels, boxes, progress)
     if rows.trouble:
         problems.setdefault("checksums.npy", rows.trouble)
-    return Facts(store, problems, counts, sizes, rejects, sheet, rows, broken)
+    return Facts(store, problems, counts, sizes, rejects, first_rows, rows, rejected)
 
 
 def _read_rows(
@@ -103,32 +105,32 @@ def _read_rows(
     boxes: KeptBoxes | None,
     progress: Callable[[int], None],
 ) -> Rows:
-    """Read the sample and the rows to show, each once; damaged rows are left out of the histogram."""
+    """Read the sample and the rows to show, each row once. Damaged rows are left out of the histogram."""
     sample = set(store.rows)
     if len(sample) * store.manifest.row_bytes > ALL_BYTES:
         sample = set(evenly_spaced(store.rows, max(1, SAMPLE_BYTES // store.manifest.row_bytes)))
     checked = CheckedRows(store)
-    found = Rows(Histogram(store.manifest.shape[2]), len(sample), trouble=checked.trouble)
+    rows = Rows(Histogram(store.manifest.shape[2]), len(sample), trouble=checked.trouble)
     for row in sorted(sample | shown):
         pixels, damaged = checked.read(row)
-        found.checked += not checked.trouble
+        rows.checked += not checked.trouble
         if damaged:
-            found.damaged.append(row)
+            rows.damaged.append(row)
         elif row in sample and pixels is not None:
-            found.histogram.add(pixels)
+            rows.histogram.add(pixels)
         if row in shown:
             cls = None if labels is None else store.classes[labels[row]]
-            found.seen[row] = ShownRow(row, row_thumbnail(pixels, boxes.of(row) if boxes else ()), cls, damaged)
+            rows.shown[row] = ShownRow(row, row_thumbnail(pixels, boxes.of(row) if boxes else ()), cls, damaged)
         progress(1)
-    return found
+    return rows
 
 
 def _unless_bad(store: Store, name: str, problems: dict[str, str], read: Callable[[Store], T]) -> T | None:
-    """What `read` returns; None if the file is damaged or cannot be parsed."""
+    """Return `read(store)`, or None if the file is damaged or cannot be parsed."""
     if name in problems:
         return None
     try:
         return read(store)
-    except StoreError as error:  # its digest is right, its content is not
+    except StoreError as error:  # the file matches its digest, but its content is malformed
         problems[name] = str(error)
         return None

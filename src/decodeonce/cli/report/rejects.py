@@ -1,4 +1,4 @@
-"""What rejects.tsv lists: the number of each kind, and the first of them."""
+"""Read rejects.tsv: count the lines of each kind, and keep the lines that the page lists or shows."""
 
 from __future__ import annotations
 
@@ -8,41 +8,44 @@ from dataclasses import dataclass, field
 from decodeonce.store import Reject, Store
 from decodeonce.store.table import read_rejects
 
-LISTED = 500  # lines in the page
-PICTURED = 24  # unusual images, and as many rejected ones
-OF_A_KIND = 4  # images
-ODD = "kept"  # the action for an image that is in the store
+MAX_LISTED = 500  # lines
+MAX_SHOWN = 24  # unusual images, and the same number of rejected images
+MAX_PER_KIND = 4  # images shown per kind of reason
+KEPT = "kept"  # the action for an unusual image, which is in the store
 
 
 @dataclass
 class Rejects:
-    """The number of lines of each (action, kind of reason), the first lines, and those to show as images."""
+    """The lines of rejects.tsv: `counts` maps (action, kind of reason) to a number of lines, `listed` are the first.
+
+    `shown_unusual` and `shown_rejects` are the lines whose images the page shows.
+    """
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     listed: list[Reject] = field(default_factory=list)
-    pictured_odd: list[Reject] = field(default_factory=list)
-    pictured_rejects: list[Reject] = field(default_factory=list)
+    shown_unusual: list[Reject] = field(default_factory=list)
+    shown_rejects: list[Reject] = field(default_factory=list)
 
     @property
-    def odd(self) -> int:
-        """The number of images that are in the store."""
-        return sum(number for (action, _), number in self.counts.items() if action == ODD)
+    def unusual(self) -> int:
+        """The number of unusual images; they are in the store."""
+        return sum(number for (action, _), number in self.counts.items() if action == KEPT)
 
     @property
     def rejected(self) -> int:
-        """The number of images that are not."""
-        return self.counts.total() - self.odd
+        """The number of images that are not in the store."""
+        return self.counts.total() - self.unusual
 
 
 def gather_rejects(store: Store) -> Rejects:
     """Read rejects.tsv; raise StoreError if a line is malformed."""
-    found = Rejects()
+    rejects = Rejects()
     for reject in read_rejects(store.paths.rejects):
-        kind = (reject.action, reject.reason.partition(":")[0])  # "garbled" of "garbled: Corrupt JPEG data"
-        found.counts[kind] += 1
-        if len(found.listed) < LISTED:
-            found.listed.append(reject)
-        pictured = found.pictured_odd if reject.action == ODD else found.pictured_rejects
-        if found.counts[kind] <= OF_A_KIND and len(pictured) < PICTURED:
-            pictured.append(reject)
-    return found
+        kind = (reject.action, reject.reason.partition(":")[0])  # "garbled: Corrupt JPEG data" is of kind "garbled"
+        rejects.counts[kind] += 1
+        if len(rejects.listed) < MAX_LISTED:
+            rejects.listed.append(reject)
+        shown = rejects.shown_unusual if reject.action == KEPT else rejects.shown_rejects
+        if rejects.counts[kind] <= MAX_PER_KIND and len(shown) < MAX_SHOWN:
+            shown.append(reject)
+    return rejects

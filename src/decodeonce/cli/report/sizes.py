@@ -1,4 +1,4 @@
-"""The sizes of the source images, and the rows of given images, from one pass over samples.tsv."""
+"""Read the sizes of the source images, and the rows of given images, in one pass over samples.tsv."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ CHUNK = 1 << 16  # lines
 
 @dataclass(frozen=True)
 class Sizes:
-    """Widths and heights, (n,) in pixels, of the images or boxes that rows were made from.
+    """Widths and heights, int64 (n,) in pixels, of the images or boxes that rows were made from.
 
-    `unknown` more rows have no size, `boxes` rows were made from a box of an image. `rows` maps the names that were
-    asked for to their first row.
+    `unknown` is the number of further rows, whose size is unknown. `boxes` is the number of rows made from a box of an
+    image. `rows` maps each requested name to its first row.
     """
 
     widths: Sides
@@ -40,11 +40,11 @@ class Sizes:
 
     @property
     def shorter(self) -> Sides:
-        """The shorter sides, (n,)."""
+        """The shorter sides, int64 (n,) in pixels."""
         return np.minimum(self.widths, self.heights)
 
     def quantiles(self) -> dict[str, list[str]]:
-        """The values of each measure at QUANTILES."""
+        """Return the values of each measure at QUANTILES, as text."""
         measures = {
             "width": self.widths,
             "height": self.heights,
@@ -62,8 +62,11 @@ def _short(value: float) -> str:
 
 
 def read_sizes(store: Store, wanted: Set[bytes]) -> Sizes:
-    """Read the sizes of all rows; `wanted` are names as in samples.tsv. Raises StoreError if a line is malformed."""
-    path, found, boxes, row = store.paths.samples, dict[bytes, int](), 0, -1
+    """Read the sizes of all rows, and find the rows of the `wanted` names, which are escaped as in samples.tsv.
+
+    Raises StoreError if a line is malformed.
+    """
+    path, rows, boxes, row = store.paths.samples, dict[bytes, int](), 0, -1
     chunks, sides = [], list[tuple[int, int]]()
     with open(path, "rb") as file:
         next(file, None)
@@ -75,15 +78,15 @@ def read_sizes(store: Store, wanted: Set[bytes]) -> Sizes:
                 raise invalid_sample_error(path, row) from None
             boxes += bool(box)
             if name in wanted:
-                found.setdefault(name, row)
+                rows.setdefault(name, row)
             if len(sides) == CHUNK:
                 chunks.append(_array(sides))
                 sides = []
     if row + 1 != len(store):
-        raise StoreError(f"{path}: {row + 1} lines of rows, expected {len(store)}; run {verify_command(path.parent)}")
+        raise StoreError(f"{path}: expected {len(store)} rows, got {row + 1}; run {verify_command(path.parent)}")
     both = np.concatenate([*chunks, _array(sides)])
     known = both[(both > 0).all(axis=1)]
-    return Sizes(known[:, 0], known[:, 1], len(both) - len(known), boxes, found)
+    return Sizes(known[:, 0], known[:, 1], len(both) - len(known), boxes, rows)
 
 
 def _box_sides(box: bytes) -> tuple[int, int]:
@@ -95,18 +98,18 @@ def _array(sides: list[tuple[int, int]]) -> Sides:
     try:
         return np.array(sides, np.int64).reshape(-1, 2)
     except OverflowError:
-        raise StoreError("samples.tsv: sizes beyond 2**63 pixels; run `prep verify`") from None
+        raise StoreError("samples.tsv: sizes must be below 2**63 pixels; run `prep verify`") from None
 
 
 def enlarged(sizes: Sizes, recipe: Mapping[str, Any], shape: tuple[int, int, int]) -> NDArray[np.bool_] | None:
-    """Whether each image was enlarged to become its row, (n,); None if the recipe does not tell.
+    """Return whether each image was enlarged to become its row, bool (n,); None if that cannot be known.
 
-    With "crop" and "stretch", an image is enlarged if either side is shorter than the row's; with "pad", if both are.
+    "crop" and "stretch" enlarge an image if either side is shorter than the row's; "pad", if both sides are.
     """
     height, width, _ = shape
     fit = recipe.get("fit")
-    turned = recipe.get("exif") != "ignore" and height != width  # sizes are those before the rotation
-    if fit not in ("crop", "stretch", "pad") or turned or "resized_from" in recipe or "joined" in recipe:
+    rotated = recipe.get("exif") != "ignore" and height != width  # samples.tsv has sizes before the rotation
+    if fit not in ("crop", "stretch", "pad") or rotated or "resized_from" in recipe or "joined" in recipe:
         return None
-    across, down = sizes.widths < width, sizes.heights < height
-    return across & down if fit == "pad" else across | down
+    narrower, lower = sizes.widths < width, sizes.heights < height
+    return narrower & lower if fit == "pad" else narrower | lower

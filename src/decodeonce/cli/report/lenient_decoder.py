@@ -1,4 +1,4 @@
-"""A process that decodes as much of one image as possible, with little time and memory: the image may be hostile."""
+"""A process that decodes as much of one image as possible, with limited time and memory: the image may be hostile."""
 
 from __future__ import annotations
 
@@ -8,15 +8,23 @@ import resource
 
 from decodeonce.prep.processes.isolated import answer_questions
 
-MEMORY = 2 << 30
-SECONDS = 10  # of processor time
+MEMORY_BYTES = 2 << 30
+CPU_SECONDS = 10
 
 
 def answer(data: str, side: int) -> str:
-    """Return a PNG, at most `side` pixels a side, of what can be decoded of a file; both are in base64."""
-    for limit, most in ((resource.RLIMIT_DATA, MEMORY), (resource.RLIMIT_CPU, SECONDS)):
+    """Decode an image file as far as possible.
+
+    Args:
+        data: The file in base64.
+        side: Largest height and width of the result, in pixels.
+
+    Returns:
+        A PNG in base64.
+    """
+    for limit, value in ((resource.RLIMIT_DATA, MEMORY_BYTES), (resource.RLIMIT_CPU, CPU_SECONDS)):
         _, hard = resource.getrlimit(limit)
-        resource.setrlimit(limit, (most if hard < 0 else min(most, hard), hard))
+        resource.setrlimit(limit, (value if hard < 0 else min(value, hard), hard))
     from PIL import Image, ImageFile
 
     ImageFile.LOAD_TRUNCATED_IMAGES = True
@@ -30,5 +38,5 @@ def answer(data: str, side: int) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Answer the questions of broken.py."""
+    """Answer the requests of rejected_images.py."""
     return answer_questions(arguments, answer)

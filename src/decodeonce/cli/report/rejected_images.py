@@ -1,4 +1,4 @@
-"""Images of rejects: as much of each as Pillow decodes, in a process of its own, since it may crash its decoder."""
+"""Decode as much of each rejected image as possible, in a separate process because the image may crash its decoder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from PIL import Image
 
-from decodeonce.cli.report import leniently
+from decodeonce.cli.report import lenient_decoder
 from decodeonce.cli.thumbnail import SIDE
 from decodeonce.errors import DecodeonceError
 from decodeonce.prep.entry import name_bytes
@@ -17,28 +17,28 @@ from decodeonce.prep.processes.isolated import Isolated
 from decodeonce.prep.repair.images import ImageSearch, roots_of
 from decodeonce.store import Manifest, Reject
 
-MOST_BYTES = 64 << 20  # of a file
-SECONDS = 60.0  # by the clock, for a decoder that hangs
+MAX_FILE_BYTES = 64 << 20
+SECONDS = 60.0  # wall-clock time after which a decoder counts as hung
 
 
-def broken_pictures(manifest: Manifest, source: str, rejects: Iterable[Reject]) -> dict[str, Image.Image]:
-    """Return a small image of each reject that is in `source` and decodes in part, by its name in rejects.tsv.
+def decode_rejected_images(manifest: Manifest, source: str, rejects: Iterable[Reject]) -> dict[str, Image.Image]:
+    """Map names in rejects.tsv to small images, for the rejects that are in `source` and can be decoded in part.
 
     `source` is the source of the build, as for `prep repair`. Raises BuildError if it does not exist, and Stopped.
     """
     roots = roots_of(str(manifest.source.get("kind", "")), source)
     names = {name_bytes(reject.source): reject.source for reject in rejects}
-    search = ImageSearch(roots, [n for n in names if all(_inside(os.fsencode(root), n) for root in roots)])
-    found: dict[str, Image.Image] = {}
+    search = ImageSearch(roots, [n for n in names if all(_is_inside(os.fsencode(root), n) for root in roots)])
+    images: dict[str, Image.Image] = {}
     for name, data in search.find():
         search.names.discard(name)
-        if len(data) <= MOST_BYTES and (seen := _seen(data)):
-            found[names[name]] = seen
-    return found
+        if len(data) <= MAX_FILE_BYTES and (image := _decode(data)):
+            images[names[name]] = image
+    return images
 
 
-def _inside(root: bytes, name: bytes) -> bool:
-    """Whether a name leads to a place in the folder; a link that leads out of it is not followed."""
+def _is_inside(root: bytes, name: bytes) -> bool:
+    """Whether the name is a path inside the folder after links are resolved."""
     real = os.path.realpath(root)
     return (
         b"\0" not in name
@@ -46,9 +46,9 @@ def _inside(root: bytes, name: bytes) -> bool:
     )
 
 
-def _seen(data: bytes) -> Image.Image | None:
-    """A small image of what can be decoded; None for nothing."""
-    decoder = Isolated(leniently.__name__, SECONDS)
+def _decode(data: bytes) -> Image.Image | None:
+    """Return a small image of the part that can be decoded, or None if there is no such part."""
+    decoder = Isolated(lenient_decoder.__name__, SECONDS)
     try:
         png = decoder.ask("", data=base64.b64encode(data).decode(), side=SIDE)
     except (DecodeonceError, OSError):
