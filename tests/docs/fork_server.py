@@ -1,7 +1,7 @@
-"""Run a training script in forked processes, some of which die of SIGKILL: `python -m tests.docs.fork_server SCRIPT`.
+"""Run a training script in forked processes, and kill some with SIGKILL: `python -m tests.docs.fork_server SCRIPT`.
 
-Importing torch takes seconds, so this process imports it once and forks. It starts no thread itself. Each line of its
-standard input is an Order as JSON; the answer is a line with the exit statuses of all ranks.
+Importing torch takes seconds, so this process imports it once and forks. It starts no threads. It reads a Run as JSON
+from each line of its standard input, and prints a line with the exit statuses of all ranks.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
-import torch._dynamo  # optimizers import it when they are made
+import torch._dynamo  # otherwise each child imports it when it creates an optimizer
 import torch.distributed
 
 from decodeonce import Batch, Loader
 
 
 @dataclass(frozen=True)
-class Order:
-    """One run of the script in `folder`, with `ranks` ranks, of which the last is killed.
+class Run:
+    """A run of the script in `folder` with `ranks` ranks. Each rank appends a line per batch to rows<rank>.jsonl.
 
-    It dies in its `step`-th step, counted from 1, before the `line`-th line that it runs there, counted from 0; step 0
-    lets it live. As soon as it is dead the others are killed. Each rank adds a line to rows<rank>.jsonl for each batch.
+    The last rank is killed in step `step`, counted from 1, before it runs the line `line` of that step, counted from 0.
+    The other ranks are then killed, too. With step 0, no rank is killed.
     """
 
     folder: str
@@ -41,35 +41,35 @@ class Order:
 def main(script: Path) -> None:
     code = compile(script.read_text(), str(script), "exec")
     for line in sys.stdin:
-        order = Order(**json.loads(line))
-        started = {fork(order, rank, code): rank for rank in range(order.ranks)}
-        statuses = [0] * order.ranks
-        while started:
+        run = Run(**json.loads(line))
+        ranks = {fork(run, rank, code): rank for rank in range(run.ranks)}
+        statuses = [0] * run.ranks
+        while ranks:
             pid, status = os.wait()
-            statuses[started.pop(pid)] = os.waitstatus_to_exitcode(status)
+            statuses[ranks.pop(pid)] = os.waitstatus_to_exitcode(status)
             if status:
-                for other in started:
+                for other in ranks:
                     os.kill(other, signal.SIGKILL)
         print(json.dumps(statuses), flush=True)
 
 
-def fork(order: Order, rank: int, code: CodeType) -> int:
-    """Run the script in a child; returns the child's number."""
+def fork(run: Run, rank: int, code: CodeType) -> int:
+    """Run the script in a child process, and return its process ID."""
     pid = os.fork()
     if pid:
         return pid
     status = 1
     try:
-        os.chdir(order.folder)
+        os.chdir(run.folder)
         output = os.open(f"rank{rank}.out", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        facts = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": order.ranks, "MASTER_PORT": order.port}
-        os.environ |= {name: str(value) for name, value in facts.items()} | {"MASTER_ADDR": "127.0.0.1"}
-        run(
+        variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": run.ranks, "MASTER_PORT": run.port}
+        os.environ |= {name: str(value) for name, value in variables.items()} | {"MASTER_ADDR": "127.0.0.1"}
+        execute(
             code,
             Path(f"rows{rank}.jsonl"),
-            (order.step, order.line) if order.step and rank == order.ranks - 1 else None,
+            (run.step, run.line) if run.step and rank == run.ranks - 1 else None,
         )
         status = 0
     except BaseException:
@@ -79,10 +79,10 @@ def fork(order: Order, rank: int, code: CodeType) -> int:
         os._exit(status)
 
 
-def run(code: CodeType, log: Path, death: tuple[int, int] | None) -> None:
-    """Run the script, log the rows of each batch, and die at `death`, a step and a line of it."""
+def execute(code: CodeType, log: Path, kill_at: tuple[int, int] | None) -> None:
+    """Run the script, log the rows of each batch, and kill this process at the step and line of `kill_at`."""
     names: dict[str, Any] = {"__name__": "__main__"}
-    seen: list[Batch] = []
+    batches: list[Batch] = []
     lines = 0
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
@@ -91,14 +91,14 @@ def run(code: CodeType, log: Path, death: tuple[int, int] | None) -> None:
             return None
         if event == "line" and "batch" in names:
             batch, lines = names["batch"], lines + 1
-            if not seen or batch is not seen[-1]:
-                seen.append(batch)
+            if not batches or batch is not batches[-1]:
+                batches.append(batch)
                 lines = 0
                 state = names["loader"].state_dict()
-                said = {"rows": batch.rows[: batch.valid].tolist(), "epoch": batch.epoch}
+                record = {"rows": batch.rows[: batch.valid].tolist(), "epoch": batch.epoch}
                 with log.open("a") as file:
-                    file.write(json.dumps(said | {"state": [state["epoch"], state["rows_consumed"]]}) + "\n")
-            if death and (len(seen), lines) >= death:
+                    file.write(json.dumps(record | {"state": [state["epoch"], state["rows_consumed"]]}) + "\n")
+            if kill_at and (len(batches), lines) >= kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
         return trace
 
@@ -109,9 +109,9 @@ def run(code: CodeType, log: Path, death: tuple[int, int] | None) -> None:
     names["loader"].close()
 
 
-def order_line(order: Order) -> str:
-    """The order as main() reads it."""
-    return json.dumps(asdict(order)) + "\n"
+def run_line(run: Run) -> str:
+    """Encode a run as main() reads it."""
+    return json.dumps(asdict(run)) + "\n"
 
 
 if __name__ == "__main__":

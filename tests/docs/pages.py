@@ -1,4 +1,4 @@
-"""The written pages, README.md and docs/*.md, and what stands in their fences."""
+"""The pages written by hand, README.md and docs/*.md without the generated one, and their code blocks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tools.setup_env import VENV
 ROOT = Path(__file__).resolve().parent.parent.parent
 GENERATED = ROOT / "docs" / "commands.md"
 WRITTEN = [ROOT / "README.md", *sorted(set((ROOT / "docs").glob("*.md")) - {GENERATED})]
-SHELL = ("", "sh", "bash", "console")  # languages of blocks in which lines are typed
+SHELL = ("", "sh", "bash", "console")  # languages of blocks with command lines
 FENCE = re.compile(r"( *)(`{3,})([^`\n]*)\n(.*?)^\1\2`* *$", re.MULTILINE | re.DOTALL)
-# Readers of the page do not see it.
-MARK = re.compile(r"<!-- not run: (.+?) -->\s*\Z", re.DOTALL)
+# An HTML comment before a block; readers of the page do not see it.
+NOT_RUN = re.compile(r"<!-- not run: (.+?) -->\s*\Z", re.DOTALL)
 
 
 class Block(NamedTuple):
-    """A fence: its language ("" for none), its text, the line it begins in, and why it is not run ("" if it is)."""
+    """A code block: its language ("" if it has none), text, first line, and why it is not run ("" if it is)."""
 
     language: str
     text: str
@@ -32,34 +32,34 @@ class Block(NamedTuple):
 
 
 def name_of(page: Path) -> str:
-    """The page as tests call it: docs/sources.md."""
+    """Return the path of a page relative to the repository: docs/sources.md."""
     return str(page.relative_to(ROOT))
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """The fences of a page in their order."""
+    """Yield the code blocks of a page in order."""
     text = page.read_text(encoding="utf-8")
-    for found in FENCE.finditer(text):
-        indent, _, language, inside = found.groups()
-        inside = "".join(line.removeprefix(indent) for line in inside.splitlines(keepends=True))
-        marked = MARK.search(text[: found.start()])
-        line = text.count("\n", 0, found.start(4)) + 1
-        yield Block(language.strip(), inside, line, marked[1] if marked else "")
+    for fence in FENCE.finditer(text):
+        indent, _, language, content = fence.groups()
+        content = "".join(line.removeprefix(indent) for line in content.splitlines(keepends=True))
+        reason = NOT_RUN.search(text[: fence.start()])
+        line = text.count("\n", 0, fence.start(4)) + 1
+        yield Block(language.strip(), content, line, reason[1] if reason else "")
 
 
 def is_pinned(distribution: str) -> bool:
-    """Whether the release that constraints.txt names is installed: another one tells and warns otherwise."""
+    """Whether the installed release is the one in constraints.txt. Other releases print other texts and warnings."""
     pins = re.findall(
         rf"^{distribution}==([^\s;]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE | re.IGNORECASE
     )
     return find_spec(distribution.lower()) is not None and version(distribution) in pins
 
 
-def is_ci_of_all() -> bool:
-    """Whether this is CI's run in the environment that make builds, on a Python for which it installs everything."""
+def is_full_ci() -> bool:
+    """Whether CI runs in the environment of `make env`, on a Python for which that installs everything."""
     return bool(os.environ.get("CI")) and sys.version_info >= (3, 11) and Path(sys.prefix).resolve() == VENV.resolve()
 
 
 def prose(page: Path) -> str:
-    """The text of a page without its fences, line numbers kept."""
-    return FENCE.sub(lambda found: "\n" * found[0].count("\n"), page.read_text(encoding="utf-8"))
+    """Return the text of a page without its code blocks, with the same line numbers."""
+    return FENCE.sub(lambda fence: "\n" * fence[0].count("\n"), page.read_text(encoding="utf-8"))

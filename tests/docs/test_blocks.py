@@ -1,8 +1,8 @@
 """Every Python block of README.md and docs/*.md runs.
 
-The blocks of a page run one after the other in one namespace, in a folder of their own with `imagenet/` (a tree of
-drawn pictures), `train.store` (512 rows of 256x256, a column "weight") and `val.store` (256). What is not here is
-replaced: any number of epochs by one, a GPU by the CPU, a launcher by its variables for one rank.
+The blocks of a page run in order and share a namespace. They run in a folder with `imagenet/` (a tree of generated
+images), `train.store` (512 rows of 256x256, a column "weight") and `val.store` (256 rows). Before a block runs, its
+number of epochs becomes 1, and without a GPU, its device becomes the CPU. The launcher's variables are set for one rank.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from tests.docs.pages import SHELL, WRITTEN, Block, blocks, name_of
 from tests.images import jpeg
 
 CLASSES = ("n01440764", "n01443537", "n01484850", "n02123045")
-DRAWN = 16
-# Why a block is marked as not to be run, by page: to be as short as can be.
+DIFFERENT_IMAGES = 16
+# Maps pages to the reasons of their blocks that are not run. Keep this short.
 NOT_RUN: dict[str, list[str]] = {}
 ONE_EPOCH = (
     (re.compile(r"(for epoch in range\((?:loader\.epoch, )?)\d+\)"), r"\g<1>1)"),
     (re.compile(r"\b(max_epochs|num_train_epochs)=\d+"), r"\g<1>=1"),
 )
-OPTIONAL = ("accelerate", "pytorch_lightning")  # not for Python 3.10 in the versions that are pinned
+OPTIONAL = ("accelerate", "pytorch_lightning")  # the pinned versions do not support Python 3.10
 ON_THE_CPU = (('"cuda"', '"cpu"'), (".cuda()", ".cpu()"), ('"nccl"', '"gloo"'))
 PAGES = {name_of(page): page for page in WRITTEN}
 PYTHON = {name: found for name, page in PAGES.items() if (found := [b for b in blocks(page) if b.language == "python"])}
@@ -44,22 +44,22 @@ EACH = [pytest.param(name, marks=[pytest.mark.long] if name.startswith("docs") e
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with imagenet/, train.store and val.store."""
     root = tmp_path_factory.mktemp("blocks")
-    pictures = [jpeg(300 + 4 * number, 280, seed=number) for number in range(DRAWN)]
-    of_split: dict[AnySplit, int] = {"train": 512, "val": 256}
-    for split, rows in of_split.items():
+    images = [jpeg(300 + 4 * number, 280, seed=number) for number in range(DIFFERENT_IMAGES)]
+    rows_of: dict[AnySplit, int] = {"train": 512, "val": 256}
+    for split, rows in rows_of.items():
         for number in range(rows):
             folder = root / "imagenet" / split / CLASSES[number % len(CLASSES)]
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"{folder.name}_{number}.JPEG").write_bytes(pictures[number % DRAWN])
+            (folder / f"{folder.name}_{number}.JPEG").write_bytes(images[number % DIFFERENT_IMAGES])
         source = open_imagenet(root / "imagenet", split=split)
         build(source, root / f"{split}.store", Recipe(shuffle_seed=0), Work(workers=1))
-    add_column(root / "train.store", "weight", np.ones(of_split["train"], np.float32))
+    add_column(root / "train.store", "weight", np.ones(rows_of["train"], np.float32))
     return root
 
 
 @pytest.fixture
 def folder(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a page's blocks run."""
+    """The folder in which the blocks of a page run."""
     for name in ("imagenet", "train.store", "val.store"):
         (tmp_path / name).symlink_to(stores / name)
     monkeypatch.chdir(tmp_path)
@@ -68,7 +68,7 @@ def folder(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """For torch: the models are small, and threads that wait for each other on a busy machine take most of the time."""
+    """Limit torch to one thread. The models are small; on a busy machine, threads mostly wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -77,40 +77,40 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def one_rank(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What torchrun sets, for those blocks that ask torch.distributed for it."""
+    """Set the variables of torchrun if the page uses torch.distributed."""
     if "torch.distributed" in text_of(request.node.callspec.params["name"]):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        facts = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1}
-        for variable, value in facts.items():
+        variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1}
+        for variable, value in variables.items():
             monkeypatch.setenv(variable, str(value))
 
 
 def text_of(name: str) -> str:
-    """All Python of a page."""
+    """Return all Python code of a page."""
     return "".join(block.text for block in PYTHON[name])
 
 
-def as_here(text: str) -> str:
-    """A block's text with what is not here replaced."""
+def adapted(text: str) -> str:
+    """Adapt the code of a block to this test."""
     for pattern, one in ONE_EPOCH:
         text = pattern.sub(one, text)
-    for theirs, ours in ON_THE_CPU:
-        text = text if torch.cuda.is_available() else text.replace(theirs, ours)
+    for gpu, cpu in ON_THE_CPU:
+        text = text if torch.cuda.is_available() else text.replace(gpu, cpu)
     return text.replace('"/data/imagenet', '"imagenet')
 
 
 def run_block(block: Block, page: Path, names: dict[str, object]) -> None:
-    """Run a block with its line numbers in the page, so that a traceback leads there."""
-    source = "\n" * (block.line - 1) + as_here(block.text)
+    """Run a block. Tracebacks have the line numbers of the page."""
+    source = "\n" * (block.line - 1) + adapted(block.text)
     exec(compile(source, str(page), "exec", dont_inherit=True), names)
 
 
 @pytest.mark.parametrize("name", EACH)
 @pytest.mark.usefixtures("folder", "one_rank")
-@pytest.mark.filterwarnings("ignore")  # Lightning has advice for machines with srun
-def test_the_blocks_of_a_page_run(name: str) -> None:
+@pytest.mark.filterwarnings("ignore")  # Lightning warns on machines with srun
+def test_blocks_of_page_run(name: str) -> None:
     for package in OPTIONAL:
         if package in text_of(name):
             pytest.importorskip(package)
@@ -126,15 +126,15 @@ def test_the_blocks_of_a_page_run(name: str) -> None:
         gc.collect()
 
 
-def test_what_is_not_run_is_known() -> None:
-    found = {name: [block.not_run for block in blocks_ if block.not_run] for name, blocks_ in PYTHON.items()}
-    assert {name: reasons for name, reasons in found.items() if reasons} == NOT_RUN
+def test_blocks_that_are_not_run_are_listed() -> None:
+    not_run = {name: [block.not_run for block in blocks_ if block.not_run] for name, blocks_ in PYTHON.items()}
+    assert {name: reasons for name, reasons in not_run.items() if reasons} == NOT_RUN
 
 
-def test_no_block_has_a_language_that_would_not_be_looked_at() -> None:
-    """Python under another name (py, pycon) would not run, a command line not be parsed."""
-    found = {block.language for page in WRITTEN for block in blocks(page)}
-    assert {language for language in found if not language.startswith("{")} <= {"python", "text", "toml", *SHELL}
+def test_languages_of_blocks_are_known() -> None:
+    """Python blocks with another language (py, pycon) would not be run, and command lines would not be parsed."""
+    languages = {block.language for page in WRITTEN for block in blocks(page)}
+    assert {language for language in languages if not language.startswith("{")} <= {"python", "text", "toml", *SHELL}
 
 
 def test_blocks_are_found() -> None:

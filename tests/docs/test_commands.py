@@ -1,4 +1,4 @@
-"""Commands and flags: each is written about, what is written about is there, and the reference is up to date."""
+"""Every command and flag is documented, documented ones exist, and docs/commands.md is up to date."""
 
 from __future__ import annotations
 
@@ -18,68 +18,69 @@ from tests.docs.pages import GENERATED, SHELL, WRITTEN, blocks, is_pinned, name_
 from tools import command_reference
 
 COMMANDS = dict(command_reference.commands())
-# What stands on every command line program of its kind, or is shown by --help alone.
-EVERYWHERE = {"--help", "--install-completion", "--show-completion"}
+# Flags that need no page: every Typer program has them.
+NEED_NO_PAGE = {"--help", "--install-completion", "--show-completion"}
 TEXTS = {name_of(page): page.read_text(encoding="utf-8") for page in WRITTEN}
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
-# How a line begins that has a command of ours.
-BEFORE = re.compile(r"\s*(\$ )?(\w+=\S* )*((srun|mpiexec|mpirun|time|nohup|bash)\b.* )?prep( |$)")
+# The beginning of a line that runs `prep`.
+RUNS_PREP = re.compile(r"\s*(\$ )?(\w+=\S* )*((srun|mpiexec|mpirun|time|nohup|bash)\b.* )?prep( |$)")
 INLINE = re.compile(r"(?<!`)`(prep [^`]+)`(?!`)")
 
 
 def flags_of(command: Any) -> set[str]:
-    """The long flags of a command, or of all commands of a group."""
+    """Return the long flags of a command, or of all commands of a group."""
     flags = {flag for param in command.params for flag in param.opts + param.secondary_opts if flag.startswith("--")}
     return flags.union(*map(flags_of, command_reference.members(command).values()))
 
 
-TIMES = Counter(chain(*map(flags_of, COMMANDS.values())))
-COMMON = {flag for flag in TIMES if 2 * TIMES[flag] > len(COMMANDS)}  # one page is enough for these
+COMMANDS_WITH = Counter(chain(*map(flags_of, COMMANDS.values())))
+# Flags of more than half of the commands; one page may document them for all.
+COMMON = {flag for flag in COMMANDS_WITH if 2 * COMMANDS_WITH[flag] > len(COMMANDS)}
 
 
-def like(path: str) -> list[str]:
-    """The commands with the flags of this one, itself among them: what is said of one is said of all."""
+def same_flags(path: str) -> list[str]:
+    """Return the commands with the same flags, including this one. A page about one of them is enough for all."""
     return [other for other, command in COMMANDS.items() if flags_of(command) == flags_of(COMMANDS[path])]
 
 
-def names(path: str) -> re.Pattern[str]:
-    """What a page must hold to be about a command: `prep submit slurm`, also as `prep submit slurm|pbs`.
+def mention(path: str) -> re.Pattern[str]:
+    """Return a pattern of mentions of a command: `prep submit slurm`, also as `prep submit slurm|pbs`.
 
-    `prep build` is enough for its kinds, which share most flags.
+    For the kinds of `prep build`, which share most flags, a mention of `prep build` is enough.
     """
     *words, last = re.sub("^prep (build|plan) .*", r"prep \1", path).split()
     return re.compile(rf"\b{' '.join([*words, ''])}(?:[a-z]+(?:\||\\\|))*{last}\b")
 
 
 def undocumented() -> Iterator[str]:
-    """Every command that no written page names, and every flag that no page about its command names."""
+    """Yield every command that no page mentions, and every flag that no page about its command mentions."""
     everything = "".join(TEXTS.values())
     for path, command in COMMANDS.items():
-        about = [text for text in TEXTS.values() if any(names(one).search(text) for one in like(path))]
-        if not names(path).search(everything):
+        about = [text for text in TEXTS.values() if any(mention(other).search(text) for other in same_flags(path))]
+        if not mention(path).search(everything):
             yield path
-        for flag in sorted(flags_of(command) - EVERYWHERE):
-            written = re.compile(rf"(?<![\w-]){flag}(?![\w-])")
-            if not any(map(written.search, [everything] if flag in COMMON else about)):
+        for flag in sorted(flags_of(command) - NEED_NO_PAGE):
+            pattern = re.compile(rf"(?<![\w-]){flag}(?![\w-])")
+            if not any(map(pattern.search, [everything] if flag in COMMON else about)):
                 yield f"{path} {flag}"
 
 
-def test_every_command_and_flag_is_written_about() -> None:
+def test_every_command_and_flag_is_documented() -> None:
     missing = list(undocumented())
-    assert not missing, f"write of these in README.md or a page of docs/: {', '.join(missing)}"
+    assert not missing, f"document these in README.md or a page of docs/: {', '.join(missing)}"
 
 
-def test_the_reference_is_what_it_would_be() -> None:
+def test_command_reference_is_up_to_date() -> None:
     if not is_pinned("typer"):
-        pytest.skip("not the Typer of constraints.txt: another tells types in other words")
+        pytest.skip("needs the Typer of constraints.txt; other releases name types differently")
     same = GENERATED.read_text(encoding="utf-8") == command_reference.page()
-    assert same, f"{name_of(GENERATED)} is not what the commands say; run: {command_reference.COMMAND}"
+    assert same, f"{name_of(GENERATED)} is out of date; run: {command_reference.COMMAND}"
 
 
 def command_lines(text: str) -> Iterator[list[str]]:
-    """The words after `prep` of every command line in a shell block, `A=1 srun … prep` too; not what was printed."""
+    """Yield the words after `prep` of every command line in a shell block, also after `A=1 srun …`. Skip output."""
     for line in text.replace("\\\n", " ").splitlines():
-        if re.match(BEFORE, line) is None:
+        if re.match(RUNS_PREP, line) is None:
             continue
         lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;()<>")
         lexer.whitespace_split = True
@@ -103,30 +104,30 @@ SHOWN = [
 
 
 def parse(words: Sequence[str]) -> None:
-    """Read a command line as `prep` does, and do nothing."""
+    """Parse a command line as `prep` does, without running it."""
     root: Any = typer.main.get_command(app)
-    _disarm(root)
-    if set(words) <= flags_of(root):  # prep --version; that there is no command is no mistake
+    _disable(root)
+    if set(words) <= flags_of(root):  # such as `prep --version`, which needs no command
         return
     root.main(list(words), prog_name="prep", standalone_mode=False)
 
 
-def _disarm(command: Any) -> None:
+def _disable(command: Any) -> None:
     for param in command.params:
-        param.callback = None  # that of --install-completion would
-    for inside in command_reference.members(command).values():
-        _disarm(inside)
+        param.callback = None  # the callback of --install-completion would install files
+    for member in command_reference.members(command).values():
+        _disable(member)
     if not hasattr(command, "commands"):
-        command.invoke = _go_on
+        command.invoke = _parse_inner_command
 
 
-def _go_on(context: Any) -> None:
-    if words := context.params.get("words"):  # prep submit slurm build ...
+def _parse_inner_command(context: Any) -> None:
+    if words := context.params.get("words"):  # of `prep submit slurm build ...`
         parse(words)
 
 
 @pytest.mark.parametrize("words", SHOWN)
-def test_a_command_line_of_a_page_is_one(words: list[str]) -> None:
+def test_command_line_of_page_is_valid(words: list[str]) -> None:
     parse(words)
 
 
@@ -138,18 +139,18 @@ def test_command_lines_are_found() -> None:
 
 
 def mentions(page: Path) -> Iterator[tuple[str, str]]:
-    """Every `prep command … --flag` in a page's prose, as the command and the flag."""
-    for found in INLINE.finditer(prose(page)):
-        words = found[1].replace("\\|", "|").split()
+    """Yield the command and the flag of every `prep command … --flag` in the prose of a page."""
+    for inline in INLINE.finditer(prose(page)):
+        words = inline[1].replace("\\|", "|").split()
         paths = [f"prep {word}" for word in words[1].split("|")]
-        inside = command_reference.members(COMMANDS.get(paths[0]))
-        if len(words) > 2 and set(words[2].split("|")) <= set(inside):
+        members = command_reference.members(COMMANDS.get(paths[0]))
+        if len(words) > 2 and set(words[2].split("|")) <= set(members):
             paths = [f"{paths[0]} {word}" for word in words[2].split("|")]
-        yield from ((path, flag) for path in paths for flag in FLAG.findall(found[1]) or [""])
+        yield from ((path, flag) for path in paths for flag in FLAG.findall(inline[1]) or [""])
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=name_of)
-def test_commands_and_flags_in_the_prose_are_there(page: Path) -> None:
+def test_commands_and_flags_in_prose_exist(page: Path) -> None:
     wrong = []
     for path, flag in mentions(page):
         if path.startswith("prep -") or path == "prep COMMAND":

@@ -1,4 +1,4 @@
-"""Every relative link of every page leads to a file that is there, and to a heading of it where it names one."""
+"""Every relative link of every page leads to an existing file and, if it has an anchor, to an existing heading."""
 
 from __future__ import annotations
 
@@ -15,27 +15,26 @@ from tests.docs.pages import ROOT, name_of, prose
 FOLDERS = (".", "docs", "bench", "bench/peers", "containers", "examples")
 PAGES = [page for folder in FOLDERS for page in sorted((ROOT / folder).glob("*.md"))]
 LINK = re.compile(r"!?\[[^\]]*\]\(\s*<?([^)\s>]+)>?[^)]*\)")
-ELSEWHERE = re.compile(r"[a-z]+:|//")
+EXTERNAL = re.compile(r"[a-z]+:|//")
 CODE = re.compile(r"(`+).+?\1", re.DOTALL)
 
 
 @lru_cache
 def anchors(page: Path) -> frozenset[str]:
-    """What code hosts, and MyST as docs/conf.py has it, call the headings of a page."""
-    found: Counter[str] = Counter()
+    """Return the anchors that code hosts and MyST (with docs/conf.py) generate for the headings of a page."""
+    count: Counter[str] = Counter()
     names = set()
     for title in re.findall(r"^#{1,4} +(.+?) *$", prose(page), re.MULTILINE):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title)
         slug = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
-        names.add(f"{slug}-{found[slug]}" if found[slug] else slug)
-        found[slug] += 1
+        names.add(f"{slug}-{count[slug]}" if count[slug] else slug)
+        count[slug] += 1
     return frozenset(names)
 
 
-def dead(page: Path, root: Path = ROOT) -> Iterator[str]:
-    """The links of a page that lead nowhere."""
+def dead_links(page: Path, root: Path = ROOT) -> Iterator[str]:
     for target in LINK.findall(CODE.sub("", prose(page))):
-        if ELSEWHERE.match(target):
+        if EXTERNAL.match(target):
             continue
         name, _, anchor = target.partition("#")
         path = (page.parent / name).resolve() if name else page
@@ -44,8 +43,8 @@ def dead(page: Path, root: Path = ROOT) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_somewhere(page: Path) -> None:
-    assert not list(dead(page))
+def test_page_has_no_dead_links(page: Path) -> None:
+    assert not list(dead_links(page))
 
 
 def test_dead_links_are_found(tmp_path: Path) -> None:
@@ -54,7 +53,7 @@ def test_dead_links_are_found(tmp_path: Path) -> None:
     good = "# A `b`, c\n[1](#a-b-c) [2\n3](other.md#one-1) `[4](y)` [5](https://x.y)\n```\n# d\n[6](y)\n```\n"
     here.write_text(good + "[7](#a) [8](other.md#two) [9](../x) [10](gone.md)\n")
     assert anchors(here) == {"a-b-c"}
-    assert list(dead(here, tmp_path)) == ["#a", "other.md#two", "../x", "gone.md"]
+    assert list(dead_links(here, tmp_path)) == ["#a", "other.md#two", "../x", "gone.md"]
 
 
 def test_pages_are_found() -> None:
