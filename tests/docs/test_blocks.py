@@ -2,7 +2,8 @@
 
 The blocks of a page run in order and share a namespace. They run in a folder with `imagenet/` (a tree of generated
 images), `train.store` (512 rows of 256x256, a column "weight") and `val.store` (256 rows). Before a block runs, its
-number of epochs becomes 1, and without a GPU, its device becomes the CPU. The launcher's variables are set for one rank.
+number of epochs becomes 1, and if there is no GPU, its device becomes the CPU. The launcher's variables are set to one
+rank.
 """
 
 from __future__ import annotations

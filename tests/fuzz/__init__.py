@@ -1,7 +1,7 @@
-"""Fuzz targets: bytes that nobody chose, through the readers of this project. `make fuzz` runs them (see run.py).
+"""Fuzz targets, which feed arbitrary bytes to the readers of this project. `make fuzz` runs them (see run.py).
 
-Each module of TARGETS has `TestOneInput(data)`, which must return for any bytes, and `seeds()`, inputs to begin with.
-A module may have `mutate`, which changes an input in a way that gets past its first check.
+Each module of TARGETS has `TestOneInput(data)`, which must return for any bytes, and `seeds()`, the initial inputs. A
+module may have `mutate`, which changes an input so that it still passes the first checks of the reader.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from importlib import import_module
 from random import Random
 from typing import Protocol, cast
 
-Mutate = Callable[[bytes, int], bytes]  # bytes, and how many there may be at most, to other bytes
+Mutate = Callable[[bytes, int], bytes]  # takes bytes and a maximum size, returns changed bytes
 
 TARGETS = (
     "manifest",
@@ -40,10 +40,12 @@ class Target(Protocol):
 
 
 def load(name: str) -> Target:
-    """The target of this name."""
     return cast(Target, import_module(f"tests.fuzz.{name}"))
 
 
 def mutator_of(target: Target) -> Callable[[bytes, int, Random, Mutate], bytes] | None:
-    """A target's own way to change an input, to at most so many bytes; None where bytes are changed as they come."""
+    """Return the target's own mutator, or None if libFuzzer's is used.
+
+    A mutator takes an input, a maximum size, a random generator and libFuzzer's mutator.
+    """
     return getattr(target, "mutate", None)

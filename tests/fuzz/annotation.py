@@ -1,4 +1,4 @@
-"""XML annotations, and the boxes that they give."""
+"""XML annotations and their boxes."""
 
 from __future__ import annotations
 
@@ -35,45 +35,45 @@ PIECES = (
 
 
 def seeds() -> Iterator[bytes]:
-    """One with a box inside and one inverted, and one without objects, in another encoding."""
+    """Yield an annotation with a valid and an inverted box, and one without objects in another encoding."""
     yield SEED
     yield b'<?xml version="1.0" encoding="ISO-8859-1"?>' + SEED.partition(b"<object>")[0] + b"</annotation>"
 
 
 def mutate(data: bytes, size: int, random: Random, mutate: Mutate) -> bytes:
-    """A tag's text or a whole tag changed, something odd put in, or as libFuzzer has it."""
+    """Change the text of a tag, insert a piece, copy a tag, or let libFuzzer change the bytes."""
     kind = random.randrange(4)
     if kind == 0:
         return mutate(data, size)
     parts = data.split(b"<")
-    at = random.randrange(len(parts))
+    index = random.randrange(len(parts))
     if kind == 1:
-        parts[at] = parts[at].partition(b">")[0] + b">" + mutate(parts[at].partition(b">")[2], 32)
+        parts[index] = parts[index].partition(b">")[0] + b">" + mutate(parts[index].partition(b">")[2], 32)
     elif kind == 2:
-        parts[at] = parts[at] + random.choice(PIECES)
+        parts[index] = parts[index] + random.choice(PIECES)
     else:
-        parts.insert(random.randrange(len(parts) + 1), parts[at])
+        parts.insert(random.randrange(len(parts) + 1), parts[index])
     return b"<".join(parts)[:size]
 
 
 def TestOneInput(data: bytes) -> None:
-    """Objects inside their picture, each a box that a picture of any size can be cut by; or a ValueError."""
+    """Either parsing raises ValueError, or all objects are inside their image and images of any size can be cropped."""
     try:
-        found = parse(data)
+        annotation = parse(data)
     except ValueError:
         return
-    for name, (left, top, right, bottom) in found.objects:
+    for name, (left, top, right, bottom) in annotation.objects:
         assert name
-        assert 0 <= left <= right <= found.width, found
-        assert 0 <= top <= bottom <= found.height, found
+        assert 0 <= left <= right <= annotation.width, annotation
+        assert 0 <= top <= bottom <= annotation.height, annotation
         for rules in RULES:
-            _check(usable_box((left, top, right, bottom), found, rules), found)
+            _check(usable_box((left, top, right, bottom), annotation, rules), annotation)
 
 
-def _check(box: object, found: Annotation) -> None:
+def _check(box: object, annotation: Annotation) -> None:
     if isinstance(box, tuple):
-        assert all(0 <= side <= 1 for side in box), (box, found)
+        assert all(0 <= side <= 1 for side in box), (box, annotation)
         for width, height in ((1, 1), (500, 375), (65500, 1)):
             left, top, right, bottom = pixel_box(box, width, height)
-            assert 0 <= left < right <= width, (box, found)
-            assert 0 <= top < bottom <= height, (box, found)
+            assert 0 <= left < right <= width, (box, annotation)
+            assert 0 <= top < bottom <= height, (box, annotation)

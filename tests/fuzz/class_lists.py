@@ -1,4 +1,4 @@
-"""What says ImageNet's classes and the labels of val: Kaggle's lists, and the development kit."""
+"""The files with ImageNet's classes and val labels: Kaggle's lists and the development kit."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from tests.forms.form import Pic
 from tests.forms.imagenet import mapping, solution, tar_bytes, truth
 from tests.fuzz.scratch import scratch
 
-FOLDER = scratch("class-lists") / "a" / "b" / "c" / "d"  # nothing of the folders above is looked at
+FOLDER = scratch("class-lists") / "a" / "b" / "c" / "d"  # so deep that no reader finds files of the folders above
 FILES = (MAPPING, SOLUTION, TRUTH, DEVKIT_TAR)
 PICS = [Pic(wnid, str(number), b"") for number, wnid in enumerate(("n01440764", "n01443537", "n01440764"))]
 WNIDS = sorted({pic.wnid for pic in PICS})
 
 
 def seeds() -> Iterator[bytes]:
-    """Each file as it is, its number in the first byte."""
+    """Yield each file with its number in the first byte."""
     kit = tar_bytes({f"kit/data/{TRUTH}": truth(PICS)})
     for number, data in enumerate((mapping(WNIDS), solution(PICS), truth(PICS), kit)):
         yield bytes([number]) + data
 
 
 def TestOneInput(data: bytes) -> None:
-    """Find classes and labels where one file is this."""
+    """Find classes and labels in a folder with one file."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     name = FILES[data[0] % len(FILES)] if data else MAPPING
     for path in FOLDER.iterdir():

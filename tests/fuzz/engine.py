@@ -1,6 +1,6 @@
-"""libFuzzer on one target: `python -m tests.fuzz.engine NAME [CORPUS...] [-option=value...]`.
+"""Run libFuzzer on one target: `python -m tests.fuzz.engine NAME [CORPUS...] [-option=value...]`.
 
-Instead of a corpus a file may be given, an input that is run once.
+With a file instead of a corpus folder, run the target once with the content of the file.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from tests.fuzz import TARGETS, load, mutator_of
 from tests.fuzz.fence import Fence
 from tools.setup_fuzz import FOLDER
 
-# Where Python bytes are looked at: branches and comparisons here tell libFuzzer which inputs are new.
+# Python code that reads the input. Branches and comparisons in it show libFuzzer which inputs are new.
 INSTRUMENTED = ["decodeonce", "tarfile", "zipfile", "gzip", "csv", "PIL"]
 
 
 def main() -> None:
-    """Run it; libFuzzer ends the process."""
+    """Run libFuzzer, which ends the process."""
     name, *arguments = sys.argv[1:] or ["--help"]
     if name not in TARGETS:
         sys.exit(f"{__doc__}\ntargets: {', '.join(TARGETS)}")
@@ -26,7 +26,7 @@ def main() -> None:
 
     with atheris.instrument_imports(include=INSTRUMENTED):
         target = load(name)
-    for seed in target.seeds():  # what is imported late is now
+    for seed in target.seeds():  # import modules that are imported on first use
         target.TestOneInput(seed)
     mutate = mutator_of(target)
     own = {}

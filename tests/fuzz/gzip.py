@@ -1,4 +1,4 @@
-"""Gzip streams of tars, read forward."""
+"""Gzip-compressed tars, which are read from start to end."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ FILE = os.memfd_create("fuzz-gzip")
 
 
 def seeds() -> Iterator[bytes]:
-    """What tar has, packed; the first in two members of a stream."""
+    """Yield the compressed seeds of the tar target, the first of them as two gzip members."""
     first, *others = tar.seeds()
-    yield packed(first[:700]) + packed(first[700:])
-    yield from map(packed, others)
+    yield compress(first[:700]) + compress(first[700:])
+    yield from map(compress, others)
 
 
-def packed(data: bytes) -> bytes:
-    """A gzip stream, the same every time."""
+def compress(data: bytes) -> bytes:
+    """Return a gzip stream without a date, so that it is always the same."""
     return gzip.compress(data, mtime=0)
 
 
 def mutate(data: bytes, size: int, random: Random, mutate: Mutate) -> bytes:
-    """Another tar in the stream, mostly; else other bytes of the stream."""
+    """Change the tar in the stream (3 of 4 times) or the bytes of the stream."""
     if random.randrange(4):
         try:
-            return packed(tar.mutate(_unpacked(data), 1 << 16, random, mutate))[:size]
+            return compress(tar.mutate(_decompress(data), 1 << 16, random, mutate))[:size]
         except (OSError, EOFError, zlib.error):
             pass
     return mutate(data, size)
 
 
-def _unpacked(data: bytes) -> bytes:
+def _decompress(data: bytes) -> bytes:
     return zlib.decompressobj(31).decompress(data, 1 << 16)
 
 
 def TestOneInput(data: bytes) -> None:
-    """List it and read the labels, as a build does, which reads to the end."""
+    """List the tar and read its labels to the end, as a build does."""
     os.ftruncate(FILE, 0)
     os.pwrite(FILE, data, 0)
     try:

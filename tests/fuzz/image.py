@@ -1,4 +1,4 @@
-"""Pictures, decoded by recipes of every kind."""
+"""Images, decoded by recipes of every kind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.fuzz import Mutate
 from tests.images import encoded, jpeg, lossless_jpeg, picture, raw_png, segment
 
 SIZE = (24, 16)
-MOST_PIXELS = 1 << 20  # instead of 179 million, each of which takes a second
+MAX_PIXELS = 1 << 20  # instead of 179 million: images of that size take a second
 BOXES = ((), ((0.0, 0.0, 1.0, 1.0),), ((0.4, 0.4, 0.4, 0.4),), ((0.9, 0.1, 1.0, 0.2),))
 CHOICES = list(product(get_args(Fit), get_args(Exif), get_args(OnDamaged), (False, True), BOXES))
 DECODERS: dict[tuple[str, str, str, bool, bool], Decoder] = {}
@@ -28,10 +28,10 @@ MARKERS = bytes((*range(0xC0, 0xD0), *range(0xD8, 0xE3), 0xEE, 0xFE))
 
 
 def seeds() -> Iterator[bytes]:
-    """A picture of each format and mode that is read, some odd or broken; which recipe is in the first byte."""
+    """Yield an image of each supported format and mode, some unusual or damaged. The first byte selects the recipe."""
     tags = Image.Exif()
     tags[0x0112] = 6
-    pictures = [
+    images = [
         jpeg(40, 30),
         jpeg(9, 31, mode="L", exif=tags.tobytes()),
         jpeg(20, 20, mode="CMYK"),
@@ -54,49 +54,50 @@ def seeds() -> Iterator[bytes]:
         b"P6 1 1 65535\n" + bytes(6),
     ]
     if features.check("webp"):
-        pictures.append(encoded(picture(18, 12), "WEBP"))
-        pictures.append(encoded(picture(18, 12, mode="RGBA"), "WEBP", lossless=True, exif=tags.tobytes()))
+        images.append(encoded(picture(18, 12), "WEBP"))
+        images.append(encoded(picture(18, 12, mode="RGBA"), "WEBP", lossless=True, exif=tags.tobytes()))
     if features.check("libtiff"):
-        pictures.append(encoded(picture(18, 12), "TIFF", compression="tiff_lzw"))
-        pictures.append(encoded(picture(18, 12, mode="1"), "TIFF", compression="group4"))
-        pictures.append(encoded(picture(18, 12), "TIFF", compression="jpeg"))
-    for number, data in enumerate(pictures):
+        images.append(encoded(picture(18, 12), "TIFF", compression="tiff_lzw"))
+        images.append(encoded(picture(18, 12, mode="1"), "TIFF", compression="group4"))
+        images.append(encoded(picture(18, 12), "TIFF", compression="jpeg"))
+    for number, data in enumerate(images):
         yield bytes([number * 7 % len(CHOICES)]) + data
 
 
 def mutate(data: bytes, size: int, random: Random, mutate: Mutate) -> bytes:
-    """Of a JPEG one segment changed, moved or put in, mostly; else as libFuzzer has it."""
+    """Change, copy, remove or insert a segment of a JPEG (2 of 3 times), or let libFuzzer change the bytes."""
     if data[1:3] != b"\xff\xd8" or not random.randrange(3):
         return mutate(data, size)
     head, parts, scans = _segments(data)
     if not parts:
         return mutate(data, size)
-    at, kind = random.randrange(len(parts)), random.randrange(5)
+    index, kind = random.randrange(len(parts)), random.randrange(5)
+    part = parts[index]
     if kind == 0:
-        parts.insert(random.randrange(len(parts) + 1), parts[at])
+        parts.insert(random.randrange(len(parts) + 1), part)
     elif kind == 1:
-        del parts[at]
+        del parts[index]
     elif kind == 2:
-        parts.insert(at, segment(random.choice(MARKERS), EXIF_HEAD + mutate(b"II*\0\x08\0\0\0\x01\0", 64)))
+        parts.insert(index, segment(random.choice(MARKERS), EXIF_HEAD + mutate(b"II*\0\x08\0\0\0\x01\0", 64)))
     elif kind == 3:
-        parts[at] = parts[at][:4] + mutate(parts[at][4:], max(1, len(parts[at]) - 4))
+        parts[index] = part[:4] + mutate(part[4:], max(1, len(part) - 4))
     else:
-        parts[at] = segment(parts[at][1], mutate(parts[at][4:], min(65533, len(parts[at]) + 16))[:65533])
+        parts[index] = segment(part[1], mutate(part[4:], min(65533, len(part) + 16))[:65533])
     return (head + b"".join(parts) + scans)[:size]
 
 
 def _segments(data: bytes) -> tuple[bytes, list[bytes], bytes]:
-    """What stands before the first segment of a JPEG, its segments before the first scan, and the rest."""
-    parts, place = [], 3
-    while place + 4 <= len(data) and data[place] == 0xFF and data[place + 1] != 0xDA:
-        end = place + 2 + int.from_bytes(data[place + 2 : place + 4], "big")
-        parts.append(data[place:end])
-        place = end
-    return data[:3], parts, data[place:]
+    """Return the bytes before the first segment of a JPEG, the segments before the first scan, and the rest."""
+    parts, start = [], 3
+    while start + 4 <= len(data) and data[start] == 0xFF and data[start + 1] != 0xDA:
+        end = start + 2 + int.from_bytes(data[start + 2 : start + 4], "big")
+        parts.append(data[start:end])
+        start = end
+    return data[:3], parts, data[start:]
 
 
 def TestOneInput(data: bytes) -> None:
-    """A row, or Undecodable with a reason."""
+    """Decoding gives a row or raises Undecodable."""
     if not data:
         return
     fit, exif, on_damaged, scaled, boxes = CHOICES[data[0] % len(CHOICES)]
@@ -107,7 +108,7 @@ def TestOneInput(data: bytes) -> None:
         DECODERS[key] = Decoder(recipe)
     decoder = DECODERS[key]
     try:
-        with patch.object(decode, "MAX_PIXELS", MOST_PIXELS):
+        with patch.object(decode, "MAX_PIXELS", MAX_PIXELS):
             row = decoder.row(data[1:], Entry(b"a/b.jpg", 0, len(data), 0, boxes=boxes))
     except Undecodable:
         return

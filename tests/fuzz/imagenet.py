@@ -1,4 +1,4 @@
-"""ImageNet's archives: a tar of class tars, a tar of val pictures, Kaggle's zip; opened, listed and read."""
+"""ImageNet's archives, opened, listed and read: a tar of class tars, a tar of val images, and Kaggle's zip."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.forms.imagenet import ZIP, class_tars, flat, kaggle, solution, tar_by
 from tests.fuzz import Mutate, tar, zip
 from tests.fuzz.scratch import scratch
 
-MOST_READ = 1 << 20
+MAX_READ_BYTES = 1 << 20
 FILES = ("train.tar", "ILSVRC2012_img_val.tar", ZIP)
 PICS = [Pic(wnid, f"{wnid}_{number}", b"picture") for number, wnid in enumerate(("n01440764", "n01443537") * 2)]
 FOLDER = scratch("imagenet") / "a" / "b" / "c" / "d"
 
 
 def seeds() -> Iterator[bytes]:
-    """Each archive, which it is in the first byte."""
+    """Yield each archive with its number in the first byte."""
     yield b"\0" + tar_bytes(class_tars(PICS))
     yield b"\1" + tar_bytes(flat(PICS, "."))
     for split in ("train", "val"):
@@ -29,7 +29,7 @@ def seeds() -> Iterator[bytes]:
 
 
 def mutate(data: bytes, size: int, random: Random, mutate: Mutate) -> bytes:
-    """As of the tar or the zip that it is."""
+    """Change the tar or the zip (7 of 8 times), or let libFuzzer change the bytes."""
     if not data or not random.randrange(8):
         return mutate(data, size)
     change = zip.mutate if data[0] % len(FILES) == 2 else tar.mutate
@@ -37,7 +37,7 @@ def mutate(data: bytes, size: int, random: Random, mutate: Mutate) -> bytes:
 
 
 def TestOneInput(data: bytes) -> None:
-    """Whatever is recognised in it, and every small picture that it lists."""
+    """List the archive, and read the small images that it lists."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     (FOLDER / "LOC_val_solution.csv").write_bytes(solution(PICS))
     file = FOLDER / FILES[data[0] % len(FILES) if data else 0]
@@ -50,7 +50,7 @@ def TestOneInput(data: bytes) -> None:
         return
     for entry in entries:
         assert entry.problem or 0 <= entry.label < len(source.classes()), entry
-        if entry.problem or entry.size > MOST_READ:
+        if entry.problem or entry.size > MAX_READ_BYTES:
             continue
         try:
             assert len(source.read(entry)) == entry.size

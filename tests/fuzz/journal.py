@@ -1,4 +1,4 @@
-"""Journals as a kill, a full disk or another program leaves them."""
+"""Journals damaged by a kill, a full disk or another program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FILE = FOLDER / "0of1-host-1-00000000.log"
 
 
 def seeds() -> Iterator[bytes]:
-    """Lines of two blocks, one twice, and half a line."""
+    """Yield the lines of two blocks, one of them twice, and the same with the last line truncated."""
     record = BlockRecord(
         0, "0" * 32, "f" * 32, [3, 4, 5, 6], rejects=[(1, "broken")], sums=[1, 2, 3], squares=[1, 2, 3]
     )
@@ -24,7 +24,7 @@ def seeds() -> Iterator[bytes]:
 
 
 def TestOneInput(data: bytes) -> None:
-    """A journal of these bytes: what is no line is passed over, what is no record a BuildError."""
+    """Invalid lines are skipped, and invalid records raise BuildError."""
     FILE.write_bytes(data)
     journals = Journals(FOLDER)
     for block in journals.blocks():

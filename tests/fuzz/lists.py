@@ -1,4 +1,4 @@
-"""Lists of pictures: text of every layout, and labels as numbers or names."""
+"""Lists of images: every text layout, with labels as numbers or names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SUFFIXES = (".txt", ".csv", ".tsv")
 
 
 def seeds() -> Iterator[bytes]:
-    """Each layout, the kind of file in the first byte."""
+    """Yield each layout with the number of its suffix in the first byte."""
     (FOLDER / "a").mkdir(exist_ok=True)
     for name in ("a/1.jpg", "a/2.jpg", "3.jpg"):
         (FOLDER / name).write_bytes(b"picture")
@@ -27,7 +27,7 @@ def seeds() -> Iterator[bytes]:
 
 
 def TestOneInput(data: bytes) -> None:
-    """Open and list it, and read what may be read."""
+    """Open the list, and read the images that have no problem."""
     file = FOLDER / f"list{SUFFIXES[data[0] % len(SUFFIXES)] if data else ''}"
     file.write_bytes(data[1:])
     try:

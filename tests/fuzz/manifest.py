@@ -1,4 +1,4 @@
-"""store.json and stage.json, signed again after they were changed: what is checked behind the digest."""
+"""Changed store.json and stage.json with a valid digest, so that the checks after the digest are reached."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from decodeonce.store.manifest import parse_manifest
 from decodeonce.store.part import Part, read_part
 from tests.fuzz import Mutate
 from tests.fuzz.scratch import scratch
-from tests.fuzz.trees import mutate_tree, rewritten
+from tests.fuzz.trees import mutate_tree, reencode
 from tests.store.signing import sign
 
 GOLDEN = Path(__file__).parent.parent / "store" / "golden"
@@ -20,7 +20,7 @@ WHOLE = parse_manifest((GOLDEN / "npy" / "store.json").read_bytes(), GOLDEN)
 
 
 def seeds() -> Iterator[bytes]:
-    """A manifest of each container, and a part of the first."""
+    """Yield a manifest of each container, and a stage.json of the first."""
     for name in ("npy", "hdf5"):
         yield (GOLDEN / name / "store.json").read_bytes()
     yield Part(WHOLE.digest, 1, 2).to_bytes()
@@ -28,19 +28,20 @@ def seeds() -> Iterator[bytes]:
 
 
 def mutate(data: bytes, size: int, random: Random, mutate: Mutate) -> bytes:
-    """Other facts, mostly."""
+    """Change the JSON."""
     return mutate_tree(data, size, random, mutate)
 
 
 def TestOneInput(data: bytes) -> None:
-    """The bytes as they are, then with a digest of their own, as either file."""
-    for encoded in (data, rewritten(data, lambda facts: sign(dict(facts)))):
+    """Parse the bytes, with their own digest and with a valid one, as a store.json and as a stage.json."""
+    for encoded in (data, reencode(data, lambda facts: sign(dict(facts)))):
         try:
-            found = parse_manifest(encoded, Path("store.json"))
+            manifest = parse_manifest(encoded, Path("store.json"))
         except StoreError:
             pass
         else:
-            names = [*found.files, *(shard.file for shard in found.shards), *(c.file for c in found.columns)]
+            columns = [column.file for column in manifest.columns]
+            names = [*manifest.files, *(shard.file for shard in manifest.shards), *columns]
             assert all(Path(name).name == name for name in names), names
         PART.write_bytes(encoded)
         try:

@@ -1,4 +1,7 @@
-"""Parquet files, listed by pyarrow in a process of its own; pictures are read by workers, whose end costs a row."""
+"""Parquet files, listed by pyarrow in a separate process.
+
+Their images are not read: workers do that, and a crash there costs one row.
+"""
 
 from __future__ import annotations
 
@@ -14,26 +17,26 @@ from tests.fuzz.scratch import scratch
 
 FILE = scratch("parquet") / "fuzz.parquet"
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-PICTURES = [{"bytes": b"picture", "path": "a.jpg"}, {"bytes": None, "path": None}, None]
+IMAGES = [{"bytes": b"picture", "path": "a.jpg"}, {"bytes": None, "path": None}, None]
 
 
 def seeds() -> Iterator[bytes]:
-    """Numbers with the names of their classes, strings by a dictionary, and a plain column of bytes."""
+    """Yield files with numbers and class names, with dictionary-encoded strings, and with a plain column of bytes."""
     features = {"image": {"_type": "Image"}, "label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
-    known = {"huggingface": json.dumps({"info": {"features": features}})}
-    images = pa.array(PICTURES, IMAGE)
-    yield _written(pa.table({"image": images, "label": [0, 1, 1]}).replace_schema_metadata(known))
-    yield _written(pa.table({"image": images, "label": pa.array(["a", "b", None]).dictionary_encode()}))
-    yield _written(pa.table({"image": [b"x", b"y", b""], "label": [2, -1, None]}), compression="none", version="1.0")
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    images = pa.array(IMAGES, IMAGE)
+    yield _encode(pa.table({"image": images, "label": [0, 1, 1]}).replace_schema_metadata(metadata))
+    yield _encode(pa.table({"image": images, "label": pa.array(["a", "b", None]).dictionary_encode()}))
+    yield _encode(pa.table({"image": [b"x", b"y", b""], "label": [2, -1, None]}), compression="none", version="1.0")
 
 
-def _written(table: pa.Table, **options: object) -> bytes:
+def _encode(table: pa.Table, **options: object) -> bytes:
     pq.write_table(table, FILE, row_group_size=2, **options)
     return FILE.read_bytes()
 
 
 def TestOneInput(data: bytes) -> None:
-    """Every row has a class or a problem."""
+    """Every listed row has a class or a problem."""
     FILE.write_bytes(data)
     try:
         source = open_parquet(FILE)

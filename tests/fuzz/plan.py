@@ -1,4 +1,4 @@
-"""plan.json, as it is and signed again."""
+"""plan.json, with its own digest and with a valid one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from decodeonce.prep.sources import FolderSource
 from decodeonce.store import StorePaths
 from tests.fuzz import Mutate
 from tests.fuzz.scratch import scratch
-from tests.fuzz.trees import mutate_tree, rewritten
+from tests.fuzz.trees import mutate_tree, reencode
 from tests.images import make_tree
 from tests.store.signing import sign
 
@@ -25,21 +25,21 @@ SOURCE = FolderSource(make_tree(FOLDER / "src", classes=2, per_class=1) / "train
 
 
 def seeds() -> Iterator[bytes]:
-    """The plan of a small tree."""
+    """Yield the plan of a small tree."""
     facts = plan_facts(SOURCE, scan(SOURCE), Recipe(8, 8), {"simplejpeg": "1"})
-    facts["source"]["root"] = "pictures"  # not this folder's name, which is another every time
+    facts["source"]["root"] = "images"  # not the name of this folder, which is different in every run
     yield sign(json.loads(json.dumps(facts)))
     yield b"[" * 5000
 
 
 def mutate(data: bytes, size: int, random: Random, mutate: Mutate) -> bytes:
-    """Other facts, mostly."""
+    """Change the JSON."""
     return mutate_tree(data, size, random, mutate)
 
 
 def TestOneInput(data: bytes) -> None:
-    """Read as `prep work` and `prep status` do: a plan that checks, or a BuildError."""
-    for encoded in (data, rewritten(data, lambda facts: sign(dict(facts)))):
+    """Reading gives a valid plan or raises BuildError. `prep work` and `prep status` read plans in the same way."""
+    for encoded in (data, reencode(data, lambda facts: sign(dict(facts)))):
         PATHS.plan.write_bytes(encoded)
         try:
             facts = read_plan(PATHS).facts

@@ -1,6 +1,6 @@
-"""`make fuzz`: every target for some time, one after the other; what is found lies under build/fuzz/findings.
+"""Run the fuzz targets one after the other, as `make fuzz` does. Failing inputs are written to build/fuzz/findings.
 
-A corpus grows under build/fuzz/corpus from run to run. Exit code 1 where an input made a target fail.
+Runs share a corpus in build/fuzz/corpus, which grows. The exit code is 1 if an input made a target fail.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from tools.setup_env import ROOT
 
 FOLDER = ROOT / "build" / "fuzz"
 ALL_SECONDS = 1800
-TIMEOUT = 25  # seconds for one input; libFuzzer takes more for a hang
-MEMORY = 1024  # MiB, of which Python, numpy and the targets take 100
-LONGEST = {"annotation": 4096, "journal": 4096, "lists": 4096, "table": 4096, "plan": 8192, "manifest": 8192}
-LONGEST_INPUT = 1 << 16
+TIMEOUT = 25  # seconds for one input; libFuzzer calls a longer one a hang
+MEMORY = 1024  # MiB; Python, NumPy and the targets take 100
+MAX_BYTES = {"annotation": 4096, "journal": 4096, "lists": 4096, "table": 4096, "plan": 8192, "manifest": 8192}
+DEFAULT_MAX_BYTES = 1 << 16
 
 
 def main() -> int:
-    """Fuzz; 0 where nothing was found."""
+    """Run the targets, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=int, help="for each target; without, all together take half an hour")
-    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(TARGETS)}; all without")
+    parser.add_argument("--seconds", type=int, help="time per target (default: half an hour, divided by the targets)")
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"any of {', '.join(TARGETS)} (default: all)")
     options = parser.parse_args()
     if unknown := set(options.targets) - set(TARGETS):
-        parser.error(f"no target {', '.join(sorted(unknown))}; there are {', '.join(TARGETS)}")
+        parser.error(f"unknown target {', '.join(sorted(unknown))}; expected one of {', '.join(TARGETS)}")
     if setup_fuzz.main():
         return 1
     names = options.targets or TARGETS
     seconds = options.seconds or ALL_SECONDS // len(names)
-    found = [name for name in names if fuzz(name, seconds)]
-    return int(bool(found))
+    failed = [name for name in names if fuzz(name, seconds)]
+    return int(bool(failed))
 
 
 def fuzz(name: str, seconds: int) -> bool:
-    """Run one target, tell how it went; whether it found something."""
+    """Run a target and print a summary. Return whether it failed."""
     corpus, seeds, findings = (FOLDER / kind / name for kind in ("corpus", "seeds", "findings"))
     for folder in (corpus, findings):
         folder.mkdir(parents=True, exist_ok=True)
@@ -56,34 +56,34 @@ def fuzz(name: str, seconds: int) -> bool:
         "max_total_time": seconds,
         "timeout": TIMEOUT,
         "rss_limit_mb": MEMORY,
-        "max_len": LONGEST.get(name, LONGEST_INPUT),
+        "max_len": MAX_BYTES.get(name, DEFAULT_MAX_BYTES),
     }
     options = [f"-{option}={value}" for option, value in limits.items()]
     engine = [sys.executable, "-m", "tests.fuzz.engine", name]
-    place = [str(corpus), str(seeds), f"-artifact_prefix={findings}/", "-print_final_stats=1"]
-    # In memory: the targets write a file for nearly every input. libFuzzer ends without clearing up.
+    paths = [str(corpus), str(seeds), f"-artifact_prefix={findings}/", "-print_final_stats=1"]
+    # The targets write a file for nearly every input, so the folder should be in memory. libFuzzer does not remove it.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with log.open("w") as out, tempfile.TemporaryDirectory(dir=memory) as scratch:
         environment = {**os.environ, "TMPDIR": scratch}
         code = subprocess.run(
-            [*engine, *place, *options], cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT
+            [*engine, *paths, *options], cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT
         ).returncode
-    told = log.read_text(errors="replace")
-    runs = re.findall(r"number_of_executed_units: (\d+)", told) or re.findall(r"^#(\d+)", told, re.M) or ["0"]
-    covered = re.findall(r"cov: (\d+) ft: (\d+)", told) or [("0", "0")]
-    took = time.monotonic() - started
-    print(f"{name:12} {int(runs[-1]):9,} executions in {took:4.0f} s, coverage {'/'.join(covered[-1])}", flush=True)
-    found = sorted(set(findings.iterdir()) - before)
-    for path in found:
-        shown = path.relative_to(ROOT)
-        print(f"  {failure(told)}\n  again: .venv/bin/python -m tests.fuzz.engine {name} {shown}", flush=True)
-    if code and not found:
+    output = log.read_text(errors="replace")
+    runs = re.findall(r"number_of_executed_units: (\d+)", output) or re.findall(r"^#(\d+)", output, re.M) or ["0"]
+    coverage = re.findall(r"cov: (\d+) ft: (\d+)", output) or [("0", "0")]
+    elapsed = time.monotonic() - started
+    print(f"{name:12} {int(runs[-1]):9,} executions in {elapsed:4.0f} s, coverage {'/'.join(coverage[-1])}", flush=True)
+    new = sorted(set(findings.iterdir()) - before)
+    for path in new:
+        file = path.relative_to(ROOT)
+        print(f"  {failure(output)}\n  to repeat: .venv/bin/python -m tests.fuzz.engine {name} {file}", flush=True)
+    if code and not new:
         print(f"  ended with exit code {code}; see {log.relative_to(ROOT)}", flush=True)
     return bool(code)
 
 
 def write_seeds(name: str, folder: Path) -> None:
-    """The seeds of a target as files, and no others."""
+    """Write the seeds of a target to a folder, and remove other files there."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for data in load(name).seeds():
@@ -91,7 +91,7 @@ def write_seeds(name: str, folder: Path) -> None:
 
 
 def failure(log: str) -> str:
-    """The line of libFuzzer's log that says what happened."""
+    """Return the line of libFuzzer's log that describes the failure."""
     lines = [line.strip() for line in log.splitlines()]
     exceptions = [after for line, after in pairwise(lines) if "Uncaught Python exception" in line]
     return next(iter([*exceptions, *(line for line in lines if "ERROR: libFuzzer" in line)]), "see the log")

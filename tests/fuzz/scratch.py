@@ -1,4 +1,4 @@
-"""A folder for what a target must have as a file; it goes when the process ends."""
+"""Temporary folders for targets that read files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def scratch(name: str) -> Path:
-    """A new folder for the target `name`."""
+    """Create a folder for the target `name`. It is removed when the process ends."""
     folder = Path(tempfile.mkdtemp(prefix=f"fuzz-{name}-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

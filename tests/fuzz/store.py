@@ -1,4 +1,4 @@
-"""A store whose manifest is as somebody wished, and its files as that says: opened, read and verified."""
+"""A store with a changed manifest whose digests match its files. It is opened, read and verified."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FACTS = json.loads((ROOT / "store.json").read_bytes())
 
 
 def seeds() -> Iterator[bytes]:
-    """The store as it is written, and a part of it: each file's text by its name."""
+    """Yield a store and a part of it, as JSON with the text of each file."""
     whole = {"facts": FACTS} | {name: (ROOT / name).read_bytes().decode("latin-1") for name in SMALL}
     yield json.dumps(whole).encode()
     part = json.loads(Part(FACTS["digest"], 1, 2).to_bytes())
@@ -40,12 +40,12 @@ def seeds() -> Iterator[bytes]:
 
 
 def mutate(data: bytes, size: int, random: Random, mutate: Mutate) -> bytes:
-    """Other facts or other files, mostly."""
+    """Change the manifest or the files."""
     return mutate_tree(data, size, random, mutate)
 
 
 def TestOneInput(data: bytes) -> None:
-    """Write such a store, its manifest signed with the files' true sizes and digests, and use it."""
+    """Write the store, sign its manifest with the sizes and digests of the files, and use it."""
     try:
         tree = json.loads(data)
         _write(tree["facts"], tree)
@@ -95,7 +95,7 @@ def _read_samples(store: Store) -> None:
 
 
 def _convert(store: Store) -> None:
-    """What `prep convert` asks of a store before it reads its rows."""
+    """Check a store as `prep convert` does before it reads rows."""
     rows = StoreRows(Path(ROOT), store.manifest.digest)
     rows.check_files()
     merge.check_mergeable([(ROOT, store.manifest)])

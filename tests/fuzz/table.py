@@ -1,4 +1,4 @@
-"""samples.tsv and rejects.tsv as text, by both readers of samples."""
+"""samples.tsv and rejects.tsv, with both readers of samples.tsv."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ FILE = scratch("table") / "lines.tsv"
 
 
 def seeds() -> Iterator[bytes]:
-    """Tables that were written, one with odd names."""
+    """Yield tables of a store, and one with unusual names."""
     for name in ("samples.tsv", "rejects.tsv"):
         yield (GOLDEN / name).read_bytes()
     yield b"row\n0\t1\ta\\tb\tn\\xff\\\\\t3\t4\t0,0,1,1\tff\nreject\tbroken\trejected\n"
 
 
 def TestOneInput(data: bytes) -> None:
-    """All lines, then some by number."""
+    """Reading all lines and reading some by number give the same samples."""
     FILE.write_bytes(data)
     count = max(0, data.count(b"\n") - 1)
-    samples = _tried(lambda: list(Samples(FILE, count)))
-    numbered = _tried(lambda: [Samples(FILE, count)[row] for row in range(min(count, 8))])
+    samples = _try_to(lambda: list(Samples(FILE, count)))
+    by_number = _try_to(lambda: [Samples(FILE, count)[row] for row in range(min(count, 8))])
     if samples is not None:
-        assert samples[:8] == numbered, (samples, numbered)
+        assert samples[:8] == by_number, (samples, by_number)
     try:
         for reject in read_rejects(FILE):
             assert unescape(escape(reject.source)) == reject.source
@@ -35,7 +35,7 @@ def TestOneInput(data: bytes) -> None:
         pass
 
 
-def _tried(read: Callable[[], list[Sample]]) -> list[Sample] | None:
+def _try_to(read: Callable[[], list[Sample]]) -> list[Sample] | None:
     try:
         return read()
     except StoreError:

@@ -1,4 +1,4 @@
-"""Tars: the listing from headers alone, and the samples that members make."""
+"""Tars: the listing, which reads only headers, and the samples of their members."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ KINDS = (tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, ta
 
 
 def seeds() -> Iterator[bytes]:
-    """Each dialect with names of many kinds, and sparse files of every way to write them."""
+    """Yield tars of each format with names of many kinds, and sparse files in every encoding."""
     files = {"a.jpg": b"picture", "a.cls": b"1", "a.json": json.dumps({"label": 2}).encode(), "./b/c.txt": b"n01440764"}
     files |= {"é\udcff.png": b"x", "long/" * 20 + "d.jpeg": b"y"}
     for format_ in FORMATS:
-        yield written(files, format_)
-    yield written({"link.jpg": b""}, tarfile.GNU_FORMAT, KINDS)
+        yield make_tar(files, format_)
+    yield make_tar({"link.jpg": b""}, tarfile.GNU_FORMAT, KINDS)
     for facts in (
         {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "s.jpg", "GNU.sparse.realsize": "9"},
         {"GNU.sparse.map": "0,1,5,2", "GNU.sparse.size": "9"},
         {"GNU.sparse.offset": "0", "GNU.sparse.numbytes": "1", "GNU.sparse.size": "9"},
         {"size": "3", "path": "renamed.jpg", "mtime": "1.5", "uid": "7", "hdrcharset": "BINARY"},
     ):
-        yield written({"s.jpg": b"1\n0\n1\n" + bytes(600)}, tarfile.PAX_FORMAT, pax_headers=facts)
+        yield make_tar({"s.jpg": b"1\n0\n1\n" + bytes(600)}, tarfile.PAX_FORMAT, pax_headers=facts)
 
 
-def written(
+def make_tar(
     files: dict[str, bytes], format_: int, kinds: tuple[bytes, ...] = (), pax_headers: dict[str, str] | None = None
 ) -> bytes:
-    """A tar of these files, each once as a regular file and once of each of `kinds`."""
+    """Return a tar of these files, each once as a regular file and once of each of `kinds`."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=format_, errors="surrogateescape") as tar:
         for name, data in files.items():
@@ -53,27 +53,27 @@ def written(
 
 
 def mutate(data: bytes, size: int, random: Random, mutate: Mutate) -> bytes:
-    """A change in one block of 512 bytes, blocks moved about, or as libFuzzer has it; checksums hold after it."""
-    blocks = [data[at : at + BLOCK] for at in range(0, len(data), BLOCK)] or [b""]
-    at, kind = random.randrange(len(blocks)), random.randrange(5)
+    """Change, copy or remove a block of 512 bytes, or let libFuzzer change the bytes; then fix the checksums."""
+    blocks = [data[start : start + BLOCK] for start in range(0, len(data), BLOCK)] or [b""]
+    index, kind = random.randrange(len(blocks)), random.randrange(5)
     if kind == 0:
-        return mended(mutate(data, size))
+        return fix_checksums(mutate(data, size))
     if kind == 1:
-        blocks.insert(random.randrange(len(blocks)), blocks[at])
+        blocks.insert(random.randrange(len(blocks)), blocks[index])
     elif kind == 2:
-        del blocks[at]
+        del blocks[index]
     else:
-        blocks[at] = mutate(blocks[at], BLOCK).ljust(BLOCK, b"\0")
-    return mended(b"".join(blocks))[:size]
+        blocks[index] = mutate(blocks[index], BLOCK).ljust(BLOCK, b"\0")
+    return fix_checksums(b"".join(blocks))[:size]
 
 
-def mended(data: bytes) -> bytes:
-    """The tar with the checksum that each block should have if it is a header, wherever it looks like one."""
-    blocks = [data[at : at + BLOCK] for at in range(0, len(data), BLOCK)]
-    return b"".join(_mended(block) if block[257:262] == b"ustar" else block for block in blocks)
+def fix_checksums(data: bytes) -> bytes:
+    """Write the right checksum into each block of a tar that looks like a header."""
+    blocks = [data[start : start + BLOCK] for start in range(0, len(data), BLOCK)]
+    return b"".join(_fix_checksum(block) if block[257:262] == b"ustar" else block for block in blocks)
 
 
-def _mended(block: bytes) -> bytes:
+def _fix_checksum(block: bytes) -> bytes:
     if len(block) < BLOCK:
         return block
     total = sum(block) - sum(block[CHECKSUM]) + 8 * ord(" ")
@@ -81,7 +81,7 @@ def _mended(block: bytes) -> bytes:
 
 
 def TestOneInput(data: bytes) -> None:
-    """List it as a shard, and read the labels that it has."""
+    """List the tar as a shard, and read its labels."""
     os.ftruncate(FILE, 0)
     os.pwrite(FILE, data, 0)
     try:

@@ -1,4 +1,4 @@
-"""Every fuzz target takes its own seeds: what `make fuzz` begins with works, and reaches what it is for."""
+"""Every fuzz target accepts its seeds, the inputs that `make fuzz` starts from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.fuzz import TARGETS, load, mutator_of
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_target_takes_its_seeds(name: str) -> None:
+def test_target_accepts_its_seeds(name: str) -> None:
     target = load(name)
     seeds = list(target.seeds())
     assert seeds
@@ -21,7 +21,7 @@ def test_target_takes_its_seeds(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in TARGETS if mutator_of(load(name))])
-def test_mutator_keeps_to_its_size(name: str) -> None:
+def test_mutator_respects_the_maximum_size(name: str) -> None:
     target = load(name)
     mutate = mutator_of(target)
     assert mutate is not None

@@ -1,4 +1,4 @@
-"""Changes to a tree of JSON values: they keep it JSON, so that what comes behind the parser is reached."""
+"""Mutations of JSON. The result is valid JSON, so that the code after the parser is reached."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.fuzz import Mutate
 
-ODD: tuple[Any, ...] = (
+UNUSUAL: tuple[Any, ...] = (
     None,
     True,
     0,
@@ -50,57 +50,57 @@ ODD: tuple[Any, ...] = (
     [0] * 70,
     [2**62, 4, 0],
 )
-NAMES = [value for value in ODD if isinstance(value, str)]
-Place = tuple[Any, Any]  # a list or dictionary, and an index or key of it
+NAMES = [value for value in UNUSUAL if isinstance(value, str)]
+Item = tuple[Any, Any]  # a list or dictionary, and one of its indices or keys
 
 
 def mutate_tree(data: bytes, size: int, random: Random, mutate: Mutate) -> bytes:
-    """Other bytes that are JSON where `data` are; one time in eight, or where they are not, as libFuzzer has it."""
+    """Change values of JSON. Once in eight times, or if `data` are not JSON, let libFuzzer change the bytes."""
     try:
         tree = json.loads(data)
     except (ValueError, RecursionError):
         return mutate(data, size)
-    places = list(_places(tree))
-    if not places or random.random() < 0.125:
+    items = _items(tree)
+    if not items or random.random() < 0.125:
         return mutate(data, size)
     for _ in range(random.choice((1, 1, 1, 2, 3))):
-        _change(random, mutate, *random.choice(places))
+        _change(random, mutate, *random.choice(items))
     return json.dumps(tree).encode()[:size]
 
 
-def rewritten(data: bytes, write: Callable[[Any], bytes]) -> bytes:
-    """What `write` makes of the JSON in `data`; the data where they are none, or none that can be written."""
+def reencode(data: bytes, write: Callable[[Any], bytes]) -> bytes:
+    """Parse JSON and encode it with `write`. Return `data` unchanged if that fails."""
     try:
         return write(json.loads(data))
     except (ValueError, TypeError, RecursionError):
         return data
 
 
-def _places(tree: Any) -> list[Place]:
-    """Every place of a tree, above its own parts."""
-    found: list[Place] = []
-    below = [tree]
-    for value in below:
+def _items(tree: Any) -> list[Item]:
+    """Return every item of a tree; an item precedes those inside it."""
+    items: list[Item] = []
+    values = [tree]
+    for value in values:
         keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
-        found += [(value, key) for key in keys]
-        below += [value[key] for key in keys]
-    return found
+        items += [(value, key) for key in keys]
+        values += [value[key] for key in keys]
+    return items
 
 
-def _change(random: Random, mutate: Mutate, holder: Any, key: Any) -> None:
-    if (key not in holder) if isinstance(holder, dict) else key >= len(holder):
-        return  # an earlier change took it away
-    value, kind = holder[key], random.randrange(8)
+def _change(random: Random, mutate: Mutate, parent: Any, key: Any) -> None:
+    if (key not in parent) if isinstance(parent, dict) else key >= len(parent):
+        return  # an earlier change removed the item
+    value, kind = parent[key], random.randrange(8)
     if kind == 0:
-        del holder[key]
-    elif kind == 1 and isinstance(holder, list):
-        holder.insert(key, json.loads(json.dumps(value)))
-    elif kind == 2 and isinstance(holder, dict):
-        holder[random.choice([*holder, *NAMES])] = json.loads(json.dumps(value))
+        del parent[key]
+    elif kind == 1 and isinstance(parent, list):
+        parent.insert(key, json.loads(json.dumps(value)))
+    elif kind == 2 and isinstance(parent, dict):
+        parent[random.choice([*parent, *NAMES])] = json.loads(json.dumps(value))
     elif kind <= 4 and isinstance(value, str):
-        holder[key] = mutate(value.encode("latin-1", "replace"), len(value) + 16).decode("latin-1")
+        parent[key] = mutate(value.encode("latin-1", "replace"), len(value) + 16).decode("latin-1")
     elif kind <= 4 and isinstance(value, int):
-        holder[key] = value + random.choice((-1, 1, 8, -value, value, 1 << random.randrange(64)))
+        parent[key] = value + random.choice((-1, 1, 8, -value, value, 1 << random.randrange(64)))
     else:
-        alike = [other for other in ODD if type(other) is type(value)] if random.randrange(4) else ODD
-        holder[key] = json.loads(json.dumps(random.choice(alike or ODD)))
+        same_type = [other for other in UNUSUAL if type(other) is type(value)] if random.randrange(4) else UNUSUAL
+        parent[key] = json.loads(json.dumps(random.choice(same_type or UNUSUAL)))

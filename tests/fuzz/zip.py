@@ -1,4 +1,4 @@
-"""Zips: the listing from the central directory, and the bytes of each member."""
+"""Zips: the listing, which reads the central directory, and the bytes of each member."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tests.fuzz import Mutate
 from tests.fuzz.scratch import scratch
 
 FILE = scratch("zip") / "fuzz.zip"
-MOST_READ = 1 << 20
+MAX_READ_BYTES = 1 << 20
 NAMES = {"train/n01440764/a.JPEG": b"picture" * 9, "é.csv": b"a,b\n", "empty": b""}
 LOCAL, CENTRAL, END = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06"
 
 
 def seeds() -> Iterator[bytes]:
-    """Stored, deflated, of a method that is not read, in zip64, and written to a pipe, which puts sizes last."""
+    """Yield zips: stored, deflated, with an unsupported method, zip64, and written to a pipe, with sizes after data."""
     for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2):
-        yield written(io.BytesIO(), method)
-    yield written(io.BytesIO(), zipfile.ZIP_STORED, zip64=True)
-    yield written(_Pipe(), zipfile.ZIP_DEFLATED)
+        yield make_zip(io.BytesIO(), method)
+    yield make_zip(io.BytesIO(), zipfile.ZIP_STORED, zip64=True)
+    yield make_zip(_Pipe(), zipfile.ZIP_DEFLATED)
 
 
 class _Pipe(io.BytesIO):
@@ -37,8 +37,7 @@ class _Pipe(io.BytesIO):
         raise OSError("a pipe")
 
 
-def written(out: io.BytesIO, method: int, *, zip64: bool = False) -> bytes:
-    """A zip of some files."""
+def make_zip(out: io.BytesIO, method: int, *, zip64: bool = False) -> bytes:
     with zipfile.ZipFile(out, "w", method) as archive:
         for name, data in NAMES.items():
             info = zipfile.ZipInfo(name)
@@ -49,17 +48,17 @@ def written(out: io.BytesIO, method: int, *, zip64: bool = False) -> bytes:
 
 
 def mutate(data: bytes, size: int, random: Random, mutate: Mutate) -> bytes:
-    """Other bytes in one header, mostly: elsewhere they are the content's, which its CRC protects."""
-    starts = [at for mark in (LOCAL, CENTRAL, END) for at in range(len(data)) if data.startswith(mark, at)]
+    """Change a header (3 of 4 times), or let libFuzzer change the bytes, most of which are content with a CRC."""
+    starts = [start for mark in (LOCAL, CENTRAL, END) for start in range(len(data)) if data.startswith(mark, start)]
     if not starts or not random.randrange(4):
         return mutate(data, size)
-    at = random.choice(starts) + 4
-    changed = mutate(data[at : at + 42], 42)
-    return (data[:at] + changed + data[at + 42 :])[:size]
+    start = random.choice(starts) + 4
+    changed = mutate(data[start : start + 42], 42)
+    return (data[:start] + changed + data[start + 42 :])[:size]
 
 
 def TestOneInput(data: bytes) -> None:
-    """List it, and read what a build would read."""
+    """List the zip, and read the members that a build would read."""
     FILE.write_bytes(data)
     try:
         members = list(list_zip(FILE))
@@ -68,11 +67,11 @@ def TestOneInput(data: bytes) -> None:
     files = SourceFiles(FILE.parent, [source_file(FILE.parent, FILE.name)])
     for member in members:
         assert member.problem or 0 < member.size <= MAX_FILE_BYTES
-        if member.problem or member.size > MOST_READ:
+        if member.problem or member.size > MAX_READ_BYTES:
             continue
         try:
-            found = read_member(files, 0, member.place, member.size)
+            content = read_member(files, 0, member.place, member.size)
         except (Undecodable, Stopped):
             continue
-        assert len(found) == member.size
+        assert len(content) == member.size
     files.close()

@@ -18,7 +18,7 @@ from decodeonce.prep.sources.formats.zipped import list_zip
 from decodeonce.store import StorePaths
 from decodeonce.store.hashing import hexdigest
 from tests.forms.imagenet import zip_bytes
-from tests.fuzz.tar import mended
+from tests.fuzz.tar import fix_checksums
 from tests.images import replaced
 
 
@@ -28,7 +28,7 @@ def test_half_a_sparse_map_in_a_tar_is_refused(tmp_path: Path) -> None:
     info.type = tarfile.GNUTYPE_SPARSE
     header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
     header[386:483] = b"%011o\0" % 0 * 8 + b"\1"  # four parts, and more in the next block
-    (tmp_path / "a.tar").write_bytes(mended(bytes(header)))
+    (tmp_path / "a.tar").write_bytes(fix_checksums(bytes(header)))
     with pytest.raises(BuildError, match=r"a\.tar: "):
         list(open_webdataset(str(tmp_path / "a.tar")).entries())
 
