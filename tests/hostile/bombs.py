@@ -1,4 +1,4 @@
-"""Pictures made to do harm."""
+"""Hostile images, which try to make a decoder use much memory or time."""
 
 from __future__ import annotations
 
@@ -13,54 +13,54 @@ MIB = 1 << 20
 
 
 def png(*chunks: tuple[bytes, bytes], width: int = 10, height: int = 10) -> bytes:
-    """A black PNG with these chunks before its pixels."""
+    """Return a black PNG with these chunks before its pixels."""
     head = (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
     pixels = (b"IDAT", zlib.compress(bytes((1 + 3 * width) * height)))
-    every = [head, *chunks, pixels, (b"IEND", b"")]
+    all_chunks = [head, *chunks, pixels, (b"IEND", b"")]
     return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(body)) + name + body + crc(name + body) for name, body in every
+        struct.pack(">I", len(body)) + name + body + crc(name + body) for name, body in all_chunks
     )
 
 
 @cache
 def zeros() -> bytes:
-    """100 MiB of zeros, deflated to a thousandth."""
+    """Return 100 MiB of zeros, deflated to a thousandth of that size."""
     deflate = zlib.compressobj(1)
     return b"".join(deflate.compress(bytes(MIB)) for _ in range(100)) + deflate.flush()
 
 
 def tiff(width: int, height: int, *tags: tuple[int, int, int], compression: int = 5) -> bytes:
-    """A grey TIFF whose further tags (number, count, value) may be nonsense; its one strip or tile is, too."""
-    usual = [(256, 1, width), (257, 1, height), (258, 1, 8), (259, 1, compression), (262, 1, 1)]
-    rows = {273: (273, 1, 400), 278: (278, 1, height), 279: (279, 1, 200)}
-    tiles = {324: (324, 1, 400), 325: (325, 1, 200)}
-    given = {number: (number, count, value) for number, count, value in tags}
-    places = tiles if 322 in given else rows
-    every = {**{tag[0]: tag for tag in usual}, **places, **given}
-    head = b"II*\0\x08\0\0\0" + struct.pack("<H", len(every))
-    body = b"".join(struct.pack("<HHII", number, 4, count, value) for number, count, value in sorted(every.values()))
+    """Return a grey TIFF with one strip or tile of invalid data. `tags` are further tags (number, count, value)."""
+    basic = [(256, 1, width), (257, 1, height), (258, 1, 8), (259, 1, compression), (262, 1, 1)]
+    strip = {273: (273, 1, 400), 278: (278, 1, height), 279: (279, 1, 200)}
+    tile = {324: (324, 1, 400), 325: (325, 1, 200)}
+    further = {number: (number, count, value) for number, count, value in tags}
+    offsets = tile if 322 in further else strip
+    all_tags = {**{tag[0]: tag for tag in basic}, **offsets, **further}
+    head = b"II*\0\x08\0\0\0" + struct.pack("<H", len(all_tags))
+    body = b"".join(struct.pack("<HHII", number, 4, count, value) for number, count, value in sorted(all_tags.values()))
     return (head + body).ljust(400, b"\0") + b"x" * 200
 
 
 def webp_canvas(width: int, height: int) -> bytes:
-    """An animated WebP of one small frame on a canvas of this size."""
+    """Return an animated WebP with one small frame on a canvas of this size."""
     frame = encoded(picture(16, 16), "WEBP")[12:]
-    place = bytes(6) + struct.pack("<I", 15)[:3] * 2 + b"\x10\0\0\0"
+    frame_header = bytes(6) + struct.pack("<I", 15)[:3] * 2 + b"\x10\0\0\0"
     canvas = b"\2\0\0\0" + struct.pack("<I", width - 1)[:3] + struct.pack("<I", height - 1)[:3]
-    chunks = ((b"VP8X", canvas), (b"ANIM", bytes(6)), (b"ANMF", place + frame))
+    chunks = ((b"VP8X", canvas), (b"ANIM", bytes(6)), (b"ANMF", frame_header + frame))
     body = b"".join(name + struct.pack("<I", len(data)) + data for name, data in chunks)
     return b"RIFF" + struct.pack("<I", 4 + len(body)) + b"WEBP" + body
 
 
-def bmp(width: int, height: int, *, colours: int = 0) -> bytes:
-    head = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8 if colours else 24, 0, 0, 0, 0, colours, 0)
+def bmp(width: int, height: int, *, colors: int = 0) -> bytes:
+    head = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8 if colors else 24, 0, 0, 0, 0, colors, 0)
     return b"BM" + struct.pack("<IHHI", 54, 0, 0, 54) + head + bytes(100)
 
 
 def scans(side: int, count: int) -> bytes:
-    """A progressive grey JPEG of side x side pixels that are all grey, in `count` scans more than it needs."""
+    """Return a uniformly grey progressive JPEG of side x side pixels, with `count` unnecessary scans."""
     blocks = (-(-side // 8)) ** 2
-    runs = "0" + "1" * 14  # the end of the band, of 32,767 blocks
+    runs = "0" + "1" * 14  # an end-of-band run of 32,767 blocks
     bits = runs * -(-blocks // 32767)
     bits += "1" * (-len(bits) % 8)
     scan = int(bits, 2).to_bytes(len(bits) // 8, "big").replace(b"\xff", b"\xff\0")
@@ -75,7 +75,7 @@ def scans(side: int, count: int) -> bytes:
 
 
 JPEG = jpeg(64, 48)
-# How each is made, and how the error begins, if it is one.
+# A function that makes the image, and the beginning of the error ("" if the image becomes a row).
 BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
     "png-pixels": (lambda: png((b"IDAT", zeros())), ""),
     "png-profile": (lambda: png((b"iCCP", b"a\0\0" + zeros())), "broken PNG: Decompressed data too large"),
@@ -88,7 +88,7 @@ BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
     "webp-large-canvas": (lambda: webp_canvas(16384, 16384), "decompression bomb: "),
     "bmp-wide": (lambda: bmp(2**31 - 1, 1), "decompression bomb: "),
     "bmp-upside-down": (lambda: bmp(13377, -13377), "truncated: "),
-    "bmp-palette": (lambda: bmp(10, 10, colours=2**31 - 1), "broken BMP: "),
+    "bmp-palette": (lambda: bmp(10, 10, colors=2**31 - 1), "broken BMP: "),
     "ppm-wide": (lambda: b"P5 4000000000 1 255\n", "decompression bomb: "),
     "ppm-short": (lambda: b"P5 13377 13377 255\n", "truncated: "),
     "ppm-digits": (lambda: b"P5 " + b"9" * 99, "broken PPM: "),

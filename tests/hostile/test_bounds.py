@@ -1,4 +1,4 @@
-"""How large things may be that a build is given: each bound of docs/sources.md, and that memory stays within it."""
+"""The limits of docs/sources.md on the size of inputs are enforced with little memory."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ HUGE = 10_000_000_000
 
 
 def peak(call: Callable[[], object]) -> int:
-    """The most bytes that a call has Python hold at a time."""
+    """Return the peak memory of Python during a call, in bytes."""
     tracemalloc.start()
     try:
         call()
@@ -65,25 +65,25 @@ def peak(call: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-def refused(call: Callable[[], object], told: str) -> Callable[[], None]:
-    """The call, which is to fail with a BuildError that tells this."""
+def refused(call: Callable[[], object], message: str) -> Callable[[], None]:
+    """Return a function that asserts that the call fails with a BuildError with this message."""
 
-    def checked() -> None:
-        with pytest.raises(BuildError, match=told):
+    def check() -> None:
+        with pytest.raises(BuildError, match=message):
             call()
 
-    return checked
+    return check
 
 
-def sparse(path: Path, data: bytes, size: int) -> Path:
-    """A file that begins with these bytes and goes on with a hole."""
+def write_sparse(path: Path, data: bytes, size: int) -> Path:
+    """Write a file of `size` bytes: first `data`, then a hole."""
     path.write_bytes(data)
     os.truncate(path, size)
     return path
 
 
 def listing(path: Path) -> Callable[[], list[Member]]:
-    """Lists a tar."""
+    """Return a function that lists a tar."""
 
     def call() -> list[Member]:
         fd = os.open(path, os.O_RDONLY)
@@ -96,61 +96,56 @@ def listing(path: Path) -> Callable[[], list[Member]]:
 
 
 def header(kind: bytes, size: int, name: str = "x.jpg") -> bytes:
-    """A tar's header."""
     info = tarfile.TarInfo(name)
     info.type, info.size = kind, size
     return info.tobuf(tarfile.GNU_FORMAT)
 
 
 def bounds() -> dict[str, int]:
-    """The constants that the table of docs/sources.md names, by their names there."""
+    """Map "module.NAME" to the value of each constant of the modules in the table of docs/sources.md."""
     modules = {"tar": tar, "member": member, "zipped": zipped, "lists": lists, "samples": samples, "tables": tables}
     modules |= {"labels": labels, "annotations": xml, "patterns": patterns}
     modules |= {"safe_open": safe_open, "isolated": isolated, "table_listing": table_listing}
-    found = {f"{name}.{key}": value for name, module in modules.items() for key, value in vars(module).items()}
-    return {**found, "base.MAX_FILE_BYTES": MAX_FILE_BYTES, "folder.MAX_DEPTH": MAX_DEPTH}
+    constants = {f"{name}.{key}": value for name, module in modules.items() for key, value in vars(module).items()}
+    return {**constants, "base.MAX_FILE_BYTES": MAX_FILE_BYTES, "folder.MAX_DEPTH": MAX_DEPTH}
 
 
-SHARED = {
-    "base.MAX_FILE_BYTES",
-    "member.MAX_MEMBERS",
-    "member.MAX_NAME_BYTES",
-    "isolated.MEMORY_BYTES",
-}  # others import them
+# Other modules import these.
+SHARED = {"base.MAX_FILE_BYTES", "member.MAX_MEMBERS", "member.MAX_NAME_BYTES", "isolated.MEMORY_BYTES"}
 UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
-def test_the_table_has_every_bound_as_it_is() -> None:
-    known, told = bounds(), set()
+def test_documentation_lists_every_bound() -> None:
+    values, documented = bounds(), set()
     for line in DOC.read_text().splitlines():
         if row := re.fullmatch(
             r"\| [^|]+ \| ([\d,]+)(?: (KiB|MiB|GiB))?[^|]* \| [^|]+ \| `([a-z_]+\.[A-Z_]+)` \|", line
         ):
-            told.add(row[3])
-            assert int(row[1].replace(",", "")) * UNITS[row[2] or ""] == known[row[3]], line
-    named = {name for name in known if re.fullmatch(r"[a-z_]+\.(MAX_\w+|MEMORY_BYTES)", name)}
-    imported = {name for name in named if name.split(".")[1] in {shared.split(".")[1] for shared in SHARED}}
-    assert named - imported | SHARED == told
+            documented.add(row[3])
+            assert int(row[1].replace(",", "")) * UNITS[row[2] or ""] == values[row[3]], line
+    names = {name for name in values if re.fullmatch(r"[a-z_]+\.(MAX_\w+|MEMORY_BYTES)", name)}
+    imported = {name for name in names if name.split(".")[1] in {shared.split(".")[1] for shared in SHARED}}
+    assert names - imported | SHARED == documented
 
 
 @pytest.mark.parametrize("kind", [b"L", b"K", b"x", b"g"])
-def test_a_header_of_gigabytes_is_not_read(tmp_path: Path, kind: bytes) -> None:
-    path = sparse(tmp_path / "x.tar", header(kind, HUGE), HUGE + 4096)
+def test_header_of_gigabytes_is_not_read(tmp_path: Path, kind: bytes) -> None:
+    path = write_sparse(tmp_path / "x.tar", header(kind, HUGE), HUGE + 4096)
     assert peak(refused(listing(path), r"x.tar: not a tar, or damaged: headers of more than 1048576 bytes")) < 2 * MB
 
 
-def test_headers_of_one_member_count_together(tmp_path: Path) -> None:
+def test_headers_of_one_member_share_a_limit(tmp_path: Path) -> None:
     long = header(b"L", MB // 2) + b"a" * (MB // 2)
     (tmp_path / "x.tar").write_bytes(long * 3 + header(b"0", 1) + bytes(BLOCK * 3))
     refused(listing(tmp_path / "x.tar"), "headers of more than")()
 
 
-def test_headers_of_headers_without_end_are_refused(tmp_path: Path) -> None:
+def test_many_headers_of_headers_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes((header(b"L", 1) + bytes(BLOCK)) * 900)
     refused(listing(tmp_path / "x.tar"), "x.tar: not a tar, or damaged: nested headers; download it again")()
 
 
-def test_global_headers_do_not_pile_up(tmp_path: Path) -> None:
+def test_global_headers_share_a_limit(tmp_path: Path) -> None:
     def record(key: int) -> bytes:
         text = b" k%06d=%s\n" % (key, b"v" * 300_000)
         return b"%d" % (len(text) + 6) + text
@@ -163,64 +158,63 @@ def test_global_headers_do_not_pile_up(tmp_path: Path) -> None:
     refused(listing(tmp_path / "x.tar"), "global headers of more than")()
 
 
-def test_a_name_of_a_million_characters_is_refused(tmp_path: Path) -> None:
+def test_name_of_a_million_characters_is_refused(tmp_path: Path) -> None:
     for format_ in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
         (tmp_path / "x.tar").write_bytes(tar_bytes({"a" * 1_000_000: b"x"}, format=format_))
-        told = "x.tar: a name has 1000000 bytes, expected at most 65536"
-        assert peak(refused(listing(tmp_path / "x.tar"), told)) < 16 * MB
+        message = "x.tar: a name has 1000000 bytes, expected at most 65536"
+        assert peak(refused(listing(tmp_path / "x.tar"), message)) < 16 * MB
 
 
-def test_numbers_without_end_take_no_time_of_their_square(tmp_path: Path) -> None:
+def test_long_numbers_do_not_take_quadratic_time(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(
         header(b"x", 512 * BLOCK) + b"1" * 512 * BLOCK + header(b"0", 0) + bytes(2 * BLOCK)
     )
     refused(listing(tmp_path / "x.tar"), "a number of more than 256 digits")()
 
 
-def test_a_size_below_nothing_is_damage(tmp_path: Path) -> None:
+def test_negative_size_is_refused(tmp_path: Path) -> None:
     data = bytearray(header(b"0", 1) + bytes(3 * BLOCK))
-    data[124:136] = b"\xff" * 11 + b"\xfe"  # -2, base 256
+    data[124:136] = b"\xff" * 11 + b"\xfe"  # -2 in base 256
     data[148:156] = b"%06o\0 " % (sum(data[:148]) + 8 * 32 + sum(data[156:BLOCK]))
     (tmp_path / "x.tar").write_bytes(data)
     refused(listing(tmp_path / "x.tar"), "bad header at byte 0|invalid offset")()  # the latter before Python 3.11.3
 
 
-def test_an_archive_has_so_many_members_and_bytes_of_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_and_names_of_an_archive_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {f"{number}.jpg": b"x" for number in range(5)}
     (tmp_path / "x.tar").write_bytes(tar_bytes(files))
     (tmp_path / "x.zip").write_bytes(zip_bytes(files))
     for call in (listing(tmp_path / "x.tar"), lambda: list(list_zip(tmp_path / "x.zip"))):
         assert len(call()) == 5
-        for module, name, least in ((member, "MAX_MEMBERS", 5), (member, "MAX_NAMES_BYTES", 25)):
+        for module, name, needed in ((member, "MAX_MEMBERS", 5), (member, "MAX_NAMES_BYTES", 25)):
             with monkeypatch.context() as patched:
-                patched.setattr(module, name, least)
+                patched.setattr(module, name, needed)
                 assert len(call()) == 5
-                patched.setattr(module, name, least - 1)
+                patched.setattr(module, name, needed - 1)
                 refused(call, r"more than \d+ members, or \d+ bytes of names")()
     monkeypatch.setattr(zipped, "MAX_MEMBERS", 4)
     refused(lambda: list(list_zip(tmp_path / "x.zip")), "x.zip: not a zip, .*more than 4 members")()
 
 
-def bomb(path: Path, size: int, before: bytes = b"") -> Path:
-    """A gzip stream of these bytes, and zeros."""
-    with gzip.open(path, "wb", 9) as packed:
-        packed.write(before)
+def write_gzip_bomb(path: Path, size: int, start: bytes = b"") -> None:
+    """Write a gzip stream that contains `start` and then `size` bytes of zeros."""
+    with gzip.open(path, "wb", 9) as file:
+        file.write(start)
         for _ in range(size // MB):
-            packed.write(bytes(MB))
-    return path
+            file.write(bytes(MB))
 
 
-def test_a_gzip_stream_is_unpacked_in_little_memory(tmp_path: Path) -> None:
+def test_gzip_stream_is_decompressed_in_little_memory(tmp_path: Path) -> None:
     write_tar(tmp_path / "plain", sample("x", b"picture", cls=1))
-    bomb(tmp_path / "x.tar.gz", 24 * MB, (tmp_path / "plain").read_bytes())
-    [entry] = open_webdataset(str(tmp_path)).entries()  # zeros after the end are none of the tar's
+    write_gzip_bomb(tmp_path / "x.tar.gz", 24 * MB, (tmp_path / "plain").read_bytes())
+    [entry] = open_webdataset(str(tmp_path)).entries()  # the zeros follow the end of the tar
     assert entry.problem == ""
     assert peak(lambda: list(open_webdataset(str(tmp_path)).entries())) < 6 * MB
 
 
-def test_a_member_that_unpacks_to_too_much_is_a_reject(tmp_path: Path) -> None:
+def test_member_that_decompresses_to_too_much_is_rejected(tmp_path: Path) -> None:
     size = 16 * MB
-    bomb(tmp_path / "x.tar.gz", size, header(b"0", size - 2 * BLOCK))
+    write_gzip_bomb(tmp_path / "x.tar.gz", size, header(b"0", size - 2 * BLOCK))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(base, "MAX_FILE_BYTES", MB)
         assert peak(lambda: list(open_webdataset(str(tmp_path)).entries())) < 6 * MB
@@ -228,10 +222,10 @@ def test_a_member_that_unpacks_to_too_much_is_a_reject(tmp_path: Path) -> None:
     assert entry.problem == f"{size - 2 * BLOCK} bytes, more than any picture has"
 
 
-def test_a_development_kit_is_read_in_little_memory(tmp_path: Path) -> None:
-    bomb(tmp_path / DEVKIT_TAR, 24 * MB, header(b"0", 20 * MB, "huge"))
+def test_development_kit_is_read_in_little_memory(tmp_path: Path) -> None:
+    write_gzip_bomb(tmp_path / DEVKIT_TAR, 24 * MB, header(b"0", 20 * MB, "huge"))
     assert peak(refused(CompanionFiles(tmp_path).truth, "contains no ILSVRC2012_validation_ground_truth.txt")) < 6 * MB
-    bomb(tmp_path / DEVKIT_TAR, 2 * MB, header(b"0", 100 * MB, f"data/{TRUTH}"))
+    write_gzip_bomb(tmp_path / DEVKIT_TAR, 2 * MB, header(b"0", 100 * MB, f"data/{TRUTH}"))
     with pytest.raises(BuildError, match="truncated"):
         CompanionFiles(tmp_path).truth()
 
@@ -240,7 +234,7 @@ def end_of_zip(members: int, size: int, start: int) -> bytes:
     return struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, members, members, size, start, 0)
 
 
-def test_a_central_directory_of_gigabytes_is_not_read(tmp_path: Path) -> None:
+def test_central_directory_of_gigabytes_is_not_read(tmp_path: Path) -> None:
     size = (1 << 30) + 1
     with open(tmp_path / "x.zip", "wb") as file:
         file.truncate(size)
@@ -252,19 +246,19 @@ def test_a_central_directory_of_gigabytes_is_not_read(tmp_path: Path) -> None:
     assert peak(call) < 2 * MB
 
 
-def test_zips_whose_members_overlap_are_refused(tmp_path: Path) -> None:
-    """The same bytes under many names: 42.zip's heirs, which unpack to more than any disk holds."""
+def test_zips_with_overlapping_members_are_refused(tmp_path: Path) -> None:
+    """Many members can share the same bytes, as in zip bombs that decompress to more than any disk holds."""
     whole = zip_bytes({"a.jpg": b"picture", "b.jpg": b"another"})
     second = whole.rindex(b"PK\x01\x02")
-    for start, told in ((0, "overlapping members"), (1 << 20, "members beyond its")):
+    for start, message in ((0, "overlapping members"), (1 << 20, "members beyond its")):
         (tmp_path / "x.zip").write_bytes(replaced(whole, second + 42, struct.pack("<L", start)))
-        refused(lambda: list(list_zip(tmp_path / "x.zip")), f"x.zip: not a zip, .*{told}")()
+        refused(lambda: list(list_zip(tmp_path / "x.zip")), f"x.zip: not a zip, .*{message}")()
 
 
-def test_a_zips_member_unpacks_to_no_more_than_is_declared(tmp_path: Path) -> None:
-    packed = zip_bytes({"a.jpg": bytes(64 * MB)}, zipfile.ZIP_DEFLATED)
-    central = packed.rindex(b"PK\x01\x02")
-    (tmp_path / "x.zip").write_bytes(replaced(packed, central + 24, struct.pack("<L", 1000)))
+def test_zip_member_is_not_decompressed_beyond_its_declared_size(tmp_path: Path) -> None:
+    data = zip_bytes({"a.jpg": bytes(64 * MB)}, zipfile.ZIP_DEFLATED)
+    central = data.rindex(b"PK\x01\x02")
+    (tmp_path / "x.zip").write_bytes(replaced(data, central + 24, struct.pack("<L", 1000)))
     [found] = list_zip(tmp_path / "x.zip")
     with closing(SourceFiles(tmp_path, [source_file(tmp_path, "x.zip")])) as files:
         files.read_some(0, 0, 1)
@@ -274,33 +268,33 @@ def test_a_zips_member_unpacks_to_no_more_than_is_declared(tmp_path: Path) -> No
                 read_member(files, 0, found.place, found.size)
 
         assert peak(call) < 3 * MB
-    (tmp_path / "x.zip").write_bytes(replaced(packed, central + 24, struct.pack("<L", MAX_FILE_BYTES + 1)))
+    (tmp_path / "x.zip").write_bytes(replaced(data, central + 24, struct.pack("<L", MAX_FILE_BYTES + 1)))
     [found] = list_zip(tmp_path / "x.zip")
     assert found.problem == "1073741825 bytes, more than any picture has"
 
 
-def test_a_line_without_end_is_not_read_whole(tmp_path: Path) -> None:
+def test_very_long_line_is_not_read_to_its_end(tmp_path: Path) -> None:
     for name in ("x.txt", "x.tsv", "x.csv"):
-        path = sparse(tmp_path / name, b"a/b.jpg" * 1000, HUGE)
-        told = f"{name}: a line has more than 1048576 characters; expected a path and a label"
-        assert peak(refused(lambda path=path: list(open_list(path).entries()), told)) < 16 * MB  # type: ignore[misc]
+        path = write_sparse(tmp_path / name, b"a/b.jpg" * 1000, HUGE)
+        message = f"{name}: a line has more than 1048576 characters; expected a path and a label"
+        assert peak(refused(lambda path=path: list(open_list(path).entries()), message)) < 16 * MB  # type: ignore[misc]
 
 
-def test_a_row_of_csv_over_several_lines_is_refused(tmp_path: Path) -> None:
+def test_csv_field_over_several_lines_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text('a.jpg,b\n"' + "x\n" * 100_000)
-    told = "line 2: a quoted field spans several lines; expected one row per line"
-    assert peak(refused(lambda: list(open_list(tmp_path / "x.csv").entries()), told)) < 2 * MB
+    message = "line 2: a quoted field spans several lines; expected one row per line"
+    assert peak(refused(lambda: list(open_list(tmp_path / "x.csv").entries()), message)) < 2 * MB
 
 
-def test_rows_of_csv_may_be_many(tmp_path: Path) -> None:
+def test_csv_with_many_rows_is_read(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("a/picture.jpg,dog and cat\n" * 60_000)
     assert sum(1 for _ in lists.read_list(tmp_path / "x.csv")) == 60_000
 
 
-def test_a_file_that_is_read_whole_has_so_many_bytes(tmp_path: Path) -> None:
-    sparse(tmp_path / "LOC_val_solution.csv", b"x", HUGE)
-    told = "LOC_val_solution.csv: more than 67108864 bytes; make it readable, or remove it"
-    assert peak(refused(lambda: CompanionFiles(tmp_path).find("LOC_val_solution.csv"), told)) < 65 * 3 * MB
+def test_size_of_small_files_is_limited(tmp_path: Path) -> None:
+    write_sparse(tmp_path / "LOC_val_solution.csv", b"x", HUGE)
+    message = "LOC_val_solution.csv: more than 67108864 bytes; make it readable, or remove it"
+    assert peak(refused(lambda: CompanionFiles(tmp_path).find("LOC_val_solution.csv"), message)) < 65 * 3 * MB
 
 
 @pytest.mark.parametrize(
@@ -314,19 +308,19 @@ def test_a_file_that_is_read_whole_has_so_many_bytes(tmp_path: Path) -> None:
         b'{"label": "k"' + b" " * (1 << 16) + b"}",
     ],
 )
-def test_labels_that_are_none_leave_a_sample_without(tmp_path: Path, data: bytes) -> None:
+def test_invalid_label_leaves_its_sample_without_label(tmp_path: Path, data: bytes) -> None:
     write_tar(tmp_path / "x.tar", [("a.jpg", b"x"), ("a.json", data), *sample("b", b"x", json={"label": "k"})])
     assert [entry.problem for entry in open_webdataset(str(tmp_path)).entries()] == ["no label", ""]
 
 
 DEEP = 30_000
-LAUGHS = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))
+ENTITIES = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))  # the "billion laughs" attack
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
-        (f'<!DOCTYPE a [<!ENTITY l0 "ha">{LAUGHS}]><annotation>&l9;</annotation>', "it declares a document type"),
+        (f'<!DOCTYPE a [<!ENTITY l0 "ha">{ENTITIES}]><annotation>&l9;</annotation>', "it declares a document type"),
         ('<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]><annotation>&x;</annotation>', "a document type"),
         ('<!DOCTYPE a SYSTEM "http://127.0.0.1/x.dtd"><annotation/>', "a document type"),
         ("<annotation>&x;</annotation>", "undefined entity"),
@@ -337,15 +331,15 @@ LAUGHS = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))
         (" " * (MB + 1), "more than 1048576 bytes"),
     ],
 )
-def test_xml_is_small_and_declares_nothing(text: str, told: str) -> None:
+def test_invalid_xml_is_refused_in_little_memory(text: str, message: str) -> None:
     def call() -> None:
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             parse(text.encode())
 
     assert peak(call) < 64 * MB
 
 
-def test_a_pattern_stands_for_so_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_files_of_a_pattern_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patterns, "MAX_FILES", 1000)
     for pattern in ("{0..99999999999}.tar", "{0..9999}{0..9999}.tar"):
         refused(lambda pattern=pattern: open_webdataset(f"{tmp_path}/{pattern}"), "more than 1000 files")()  # type: ignore[misc]
@@ -356,8 +350,8 @@ def table_file(path: Path, rows: int = 3, **columns: Any) -> Path:
     return write_table(path, {"image": image, "label": [f"c{number}" for number in range(rows)], **columns})
 
 
-def test_a_parquet_file_that_kills_its_reader_is_damaged(tmp_path: Path) -> None:
-    """The column of pictures said to have no nulls, while statistics count them: pyarrow 26 ends the process."""
+def test_parquet_file_that_kills_its_reader_is_damaged(tmp_path: Path) -> None:
+    """The schema declares the image column as not null, but its statistics count nulls: pyarrow 26 aborts."""
     path = table_file(tmp_path / "x.parquet")
     data = path.read_bytes()
     path.write_bytes(data.replace(b"\x35\x02\x18\x05image", b"\x35\x00\x18\x05image", 1))
@@ -367,12 +361,10 @@ def test_a_parquet_file_that_kills_its_reader_is_damaged(tmp_path: Path) -> None
     ):
         list(open_parquet(path).entries())
     path.write_bytes(data)
-    assert len(list(open_parquet(path).entries())) == 3  # by another reader
+    assert len(list(open_parquet(path).entries())) == 3  # a new reader process was started
 
 
-def test_a_parquet_files_footer_and_row_groups_have_so_many_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_footer_and_row_groups_of_parquet_files_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = table_file(tmp_path / "x.parquet")
     source = open_parquet(path)
     first, *_ = source.entries()
@@ -380,91 +372,93 @@ def test_a_parquet_files_footer_and_row_groups_have_so_many_bytes(
     refused(
         lambda: source.read(first), r"x.parquet: row group 0: \d+ bytes, expected at most 10; rewrite the file with"
     )()
-    huge = sparse(tmp_path / "huge.parquet", b"PAR1", 1 << 30)
+    huge = write_sparse(tmp_path / "huge.parquet", b"PAR1", 1 << 30)
     with open(huge, "r+b") as file:
         file.seek((1 << 30) - 8)
         file.write(struct.pack("<L4s", 1 << 29, b"PAR1"))
     refused(lambda: open_parquet(huge), "huge.parquet: the footer has 536870912 bytes, expected at most 67108864")()
 
 
-def test_a_parquet_file_has_so_many_rows_and_short_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_labels_and_paths_of_parquet_files_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = table_file(tmp_path / "x.parquet", 5, label=["a", "b" * 70_000, "c", "d", "e"])
-    facts = path.stat()
-    asked: dict[str, Any] = {
-        "file": [str(path), facts.st_size, facts.st_mtime_ns],
+    stat = path.stat()
+    query: dict[str, Any] = {
+        "file": [str(path), stat.st_size, stat.st_mtime_ns],
         "columns": ["image.bytes", "image.path", "label"],
     }
-    told = "x.parquet: row group 0: the labels are long texts"
-    refused(lambda: table_listing.answer("labels", group=0, **asked), told)()
+    message = "x.parquet: row group 0: the labels are long texts"
+    refused(lambda: table_listing.answer("labels", group=0, **query), message)()
     monkeypatch.setattr(table_listing, "MAX_NAME_BYTES", 3)
-    refused(lambda: table_listing.answer("rows", group=0, first=0, **asked), "a path of more than 3 bytes")()
+    refused(lambda: table_listing.answer("rows", group=0, first=0, **query), "a path of more than 3 bytes")()
     monkeypatch.setattr(table_listing, "MAX_MEMBERS", 4)
-    refused(lambda: table_listing.answer("facts", **asked), "x.parquet: 5 rows, expected at most 4")()
+    refused(lambda: table_listing.answer("facts", **query), "x.parquet: 5 rows, expected at most 4")()
 
 
-def test_a_row_group_that_unpacks_to_more_than_it_says_is_refused(tmp_path: Path) -> None:
-    """One picture of 64 KiB, 3,000 times: a dictionary makes some kilobytes of that."""
+def test_row_group_that_decompresses_to_more_than_declared_is_refused(tmp_path: Path) -> None:
+    """An image of 64 KiB occurs 3,000 times; with a dictionary, the file has only some kilobytes."""
     columns = {"image": pa.array([bytes(1 << 16)] * 3000, pa.binary()), "label": [1] * 3000}
     path = write_table(tmp_path / "x.parquet", columns, group=3000)
     assert path.stat().st_size < MB
-    with closing(Isolated("tests.hostile.dying")) as asked:
+    with closing(Isolated("tests.hostile.crashing")) as process:
         refused(
-            lambda: asked.ask("x", what="unpacks", file=str(path)), r"x.parquet: row group 0: takes more than \d+ bytes"
+            lambda: process.ask("x", action="read_table", file=str(path)),
+            r"x.parquet: row group 0: takes more than \d+ bytes",
         )()
 
 
-def test_what_dies_apart_is_an_error_here() -> None:
-    with closing(Isolated("tests.hostile.dying")) as asked:
-        assert asked.ask("x", what="é\udcff") == "é\udcff"
-        for what, error, told in (
-            ("fails", BuildError, "x: damaged"),
-            ("dies", BuildError, r"x: damaged: its reader crashed \(exit status -6\)"),
-            ("killed", Stopped, r"x: its reader was killed \(SIGKILL\); run the same command again with more memory"),
-            ("much", BuildError, "x: damaged: its reader crashed"),
+def test_death_of_isolated_process_is_an_error() -> None:
+    with closing(Isolated("tests.hostile.crashing")) as process:
+        assert process.ask("x", action="é\udcff") == "é\udcff"
+        for action, error, message in (
+            ("fail", BuildError, "x: damaged"),
+            ("abort", BuildError, r"x: damaged: its reader crashed \(exit status -6\)"),
+            ("kill", Stopped, r"x: its reader was killed \(SIGKILL\); run the same command again with more memory"),
+            ("allocate", BuildError, "x: damaged: its reader crashed"),
         ):
-            with pytest.raises(error, match=told):
-                asked.ask("x", what=what)
-        assert asked.ask("x", what="again") == "again"
-    told = r"x: could not be read in 0.1 s; run the same command again"
-    with closing(Isolated("tests.hostile.dying", 0.1)) as asked, pytest.raises(Stopped, match=told):
-        asked.ask("x", what="waits")
+            with pytest.raises(error, match=message):
+                process.ask("x", action=action)
+        assert process.ask("x", action="again") == "again"
+    message = r"x: could not be read in 0.1 s; run the same command again"
+    with closing(Isolated("tests.hostile.crashing", 0.1)) as process, pytest.raises(Stopped, match=message):
+        process.ask("x", action="hang")
 
 
-def test_an_isolated_process_outlives_the_thread_that_asked_first() -> None:
-    with closing(Isolated("tests.hostile.dying")) as asked:
-        first = threading.Thread(target=asked.ask, args=("x",), kwargs={"what": "first"})
+def test_isolated_process_outlives_the_thread_that_started_it() -> None:
+    with closing(Isolated("tests.hostile.crashing")) as process:
+        first = threading.Thread(target=process.ask, args=("x",), kwargs={"action": "first"})
         first.start()
         task = Path(f"/proc/self/task/{first.native_id}")
         first.join()
         while task.exists():  # the thread ends a little later than join()
             os.sched_yield()
-        assert asked.ask("x", what="second") == "second"
+        assert process.ask("x", action="second") == "second"
 
 
-def test_answers_belong_to_their_questions_after_an_interrupt_and_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(Isolated("tests.hostile.dying")) as asked:
+def test_answers_match_questions_after_an_interrupt_and_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(Isolated("tests.hostile.crashing")) as process:
         with monkeypatch.context() as patched:
-            patched.setattr(Child, "receive", interrupted)
+            patched.setattr(Child, "receive", interrupt)
             with pytest.raises(KeyboardInterrupt):
-                asked.ask("x", what="first")
-        assert asked.ask("x", what="second") == "second"
+                process.ask("x", action="first")
+        assert process.ask("x", action="second") == "second"
         with ThreadPoolExecutor(4) as threads:
             words = [str(number) for number in range(40)]
-            assert list(threads.map(lambda word: asked.ask("x", what=word), words)) == words
+            assert list(threads.map(lambda word: process.ask("x", action=word), words)) == words
 
 
-def interrupted(process: object) -> bytes:
+def interrupt(child: object) -> bytes:
     raise KeyboardInterrupt
 
 
-def _truncated(path: Path) -> Iterator[bytes]:
+def _truncations(path: Path) -> Iterator[bytes]:
+    """Yield about 24 prefixes of the file."""
     data = path.read_bytes()
     for size in range(0, len(data.rstrip(b"\0")), max(1, len(data) // 24)):
         yield data[:size]
 
 
 @pytest.mark.parametrize("form", ["tar", "tar.gz", "zip", "parquet"])
-def test_an_archive_cut_anywhere_fails_with_one_line(tmp_path: Path, form: str) -> None:
+def test_archive_truncated_anywhere_fails_with_an_error(tmp_path: Path, form: str) -> None:
     path = tmp_path / f"x.{form}"
     if form == "zip":
         path.write_bytes(zip_bytes({"ILSVRC/Data/CLS-LOC/train/n1/x.JPEG": b"picture"}, zipfile.ZIP_DEFLATED))
@@ -473,13 +467,13 @@ def test_an_archive_cut_anywhere_fails_with_one_line(tmp_path: Path, form: str) 
     else:
         write_tar(path, sample("x", b"picture", cls=1), "w" if form == "tar" else "w:gz")
     openers: dict[str, Callable[[], Any]] = {"zip": lambda: open_imagenet(path), "parquet": lambda: open_parquet(path)}
-    for data in _truncated(path):
+    for data in _truncations(path):
         path.write_bytes(data)
         with pytest.raises(DecodeonceError, match=r"x\."):
             list(openers.get(form, lambda: open_webdataset(str(path)))().entries())
 
 
-def test_truth_with_numbers_of_thousands_of_digits_is_refused(tmp_path: Path) -> None:
+def test_ground_truth_with_very_long_numbers_is_refused(tmp_path: Path) -> None:
     (tmp_path / "val").mkdir()
     (tmp_path / "val/ILSVRC2012_val_00000001.JPEG").write_bytes(b"x")
     (tmp_path / "ILSVRC2012_validation_ground_truth.txt").write_text("9" * 5000)

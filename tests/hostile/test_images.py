@@ -1,4 +1,4 @@
-"""Pictures made to do harm: what they cost is bounded, and at the worst they are rejects."""
+"""Hostile images use limited memory and time, and become a row or a reject."""
 
 from __future__ import annotations
 
@@ -38,12 +38,14 @@ def decode(data: bytes, **options: str) -> Row:
 
 @pytest.mark.parametrize("name", BOMBS)
 @pytest.mark.parametrize("exif", ["ignore", "apply"])
-def test_a_bomb_is_a_row_or_a_reject_within_the_bound(name: str, exif: str, recwarn: pytest.WarningsRecorder) -> None:
+def test_bomb_becomes_row_or_reject_within_the_memory_limit(
+    name: str, exif: str, recwarn: pytest.WarningsRecorder
+) -> None:
     before = resource.getrlimit(resource.RLIMIT_DATA)[0]
-    make, told = BOMBS[name]
+    make, error = BOMBS[name]
     need_format(name)
-    if told:
-        with pytest.raises(Undecodable, match=f"^({told})"):
+    if error:
+        with pytest.raises(Undecodable, match=f"^({error})"):
             decode(make(), exif=exif)
     else:
         decode(make(), exif=exif)
@@ -51,30 +53,31 @@ def test_a_bomb_is_a_row_or_a_reject_within_the_bound(name: str, exif: str, recw
     assert not recwarn.list
 
 
-def test_memory_up_to_the_bound_is_given_and_no_more() -> None:
+def test_memory_is_available_up_to_the_limit() -> None:
     if not can_allocate(IMAGE_BYTES + 2 * SPARE_BYTES):
-        pytest.skip("this machine does not give 6 GiB")
+        pytest.skip("needs 6 GiB of memory")
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    most = IMAGE_BYTES + SPARE_BYTES
+    limit = IMAGE_BYTES + SPARE_BYTES
     with limited_memory():
-        assert np.empty(most - 64 * MIB, np.uint8).nbytes
+        assert np.empty(limit - 64 * MIB, np.uint8).nbytes
         with pytest.raises(MemoryError):
-            np.empty(most + 64 * MIB, np.uint8)
+            np.empty(limit + 64 * MIB, np.uint8)
         with pytest.raises(MemoryError):
-            [np.empty(most // 8, np.uint8) for _ in range(9)]
+            [np.empty(limit // 8, np.uint8) for _ in range(9)]
         with limited_memory(2 * IMAGE_BYTES):
-            assert np.empty(most + 64 * MIB, np.uint8).nbytes
+            assert np.empty(limit + 64 * MIB, np.uint8).nbytes
         with pytest.raises(MemoryError):
-            np.empty(most + 64 * MIB, np.uint8)
+            np.empty(limit + 64 * MIB, np.uint8)
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
-# Far less than they take: what earlier tests of this process freed, malloc(3) may still have, and that is not limited.
+# These limits are far below what the images need: memory that earlier tests freed may still be held by malloc(3), and
+# using it again is not limited.
 @pytest.mark.parametrize(("progressive", "mebibytes"), [(False, 50), (True, 100)])
-def test_a_picture_that_takes_more_is_a_reject(
+def test_image_that_exceeds_the_memory_limit_is_rejected(
     progressive: bool, mebibytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """256 MB in NumPy; if it is progressive 384 in libjpeg, which calls the lack of memory damaged data."""
+    """Needs 256 MB in NumPy, and if progressive 384 MB in libjpeg, which reports too little memory as damaged data."""
     large = encoded(Image.new("RGB", (8000, 8000)), progressive=progressive, subsampling=0)
     decoder, entry = Decoder(Recipe(height=32, width=32)), Entry(b"x", 0, len(large), 0)
     monkeypatch.setattr(memory_limit, "SPARE_BYTES", 8 * MIB)
@@ -92,11 +95,11 @@ from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.entry import Entry
 decoder, data = Decoder(Recipe(height=32, width=32)), [open(path, "rb").read() for path in sys.argv[2:]]
-taken = int(open("/proc/self/statm").read().split()[5 if sys.argv[1] == "DATA" else 0]) * resource.getpagesize()
-resource.setrlimit(getattr(resource, "RLIMIT_" + sys.argv[1]), (taken + (60 << 20),) * 2)
-for picture in data:
+used = int(open("/proc/self/statm").read().split()[5 if sys.argv[1] == "DATA" else 0]) * resource.getpagesize()
+resource.setrlimit(getattr(resource, "RLIMIT_" + sys.argv[1]), (used + (60 << 20),) * 2)
+for image in data:
     try:
-        decoder.row(picture, Entry(b"x", 0, len(picture), 0))
+        decoder.row(image, Entry(b"x", 0, len(image), 0))
     except BaseException as error:
         print(type(error).__name__)
     else:
@@ -105,21 +108,21 @@ for picture in data:
 
 
 @pytest.mark.parametrize("limit", ["AS", pytest.param("DATA", marks=pytest.mark.long)])
-def test_what_the_users_own_limit_forbids_is_no_reject(tmp_path: Path, limit: str) -> None:
-    """Which rows a store has must not follow from where it was built."""
+def test_memory_limit_of_the_user_causes_no_reject(tmp_path: Path, limit: str) -> None:
+    """The rows of a store must not depend on the machine that builds it."""
     large, larger, cmyk = (Image.new(mode, (s, s)) for mode, s in (("RGB", 3000), ("RGB", 4500), ("CMYK", 3000)))
-    pictures = [encoded(large, "PNG"), encoded(larger), encoded(cmyk, progressive=True), JPEG, JPEG[:-2]]
-    for number, data in enumerate(pictures):
-        assert data is pictures[-1] or decode(data)
+    images = [encoded(large, "PNG"), encoded(larger), encoded(cmyk, progressive=True), JPEG, JPEG[:-2]]
+    for number, data in enumerate(images):
+        assert data is images[-1] or decode(data)
         (tmp_path / str(number)).write_bytes(data)
-    paths = [str(tmp_path / str(number)) for number in range(len(pictures))]
+    paths = [str(tmp_path / str(number)) for number in range(len(images))]
     command = [sys.executable, "-c", LIMITED, limit, *paths]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["MemoryError", "MemoryError", "MemoryError", "row", "Undecodable"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["MemoryError", "MemoryError", "MemoryError", "row", "Undecodable"]
 
 
-def ten_pictures(root: Path, hostile: bytes) -> Path:
-    """Nine pictures, and a tenth."""
+def write_ten_images(root: Path, hostile: bytes) -> Path:
+    """Write nine harmless images and hostile.jpg."""
     (root / "cat").mkdir(parents=True)
     for number in range(9):
         (root / f"cat/{number}.jpg").write_bytes(jpeg(40, 30, seed=number))
@@ -133,12 +136,12 @@ def assert_one_reject(out: Path, reason: str) -> None:
     assert (reject.source, reject.reason) == ("cat/hostile.jpg", reason)
 
 
-def test_scans_without_end_cost_one_reject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_with_very_many_scans_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_pool, "IMAGE_SECONDS", 0.2)
     monkeypatch.setattr(worker_pool, "TICK_SECONDS", 0.02)
-    endless = scans(4000, 60_000)  # 1 MB, 4000x4000 pixels, a minute
+    slow = scans(4000, 60_000)  # 1 MB, 4000x4000 pixels; decoding takes a minute
     build(
-        FolderSource(ten_pictures(tmp_path / "src", endless)),
+        FolderSource(write_ten_images(tmp_path / "src", slow)),
         tmp_path / "out",
         Recipe(height=8, width=8),
         Work(workers=1, max_bad="1"),
@@ -146,62 +149,68 @@ def test_scans_without_end_cost_one_reject(tmp_path: Path, monkeypatch: pytest.M
     assert_one_reject(tmp_path / "out", "the decoder took more than 0.2 s, 2 times")
 
 
-def test_a_picture_that_stops_its_worker_twice_is_a_reject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_that_stops_its_worker_twice_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_pool, "HANGING_SECONDS", 0.2)
     monkeypatch.setattr(worker_pool, "TICK_SECONDS", 0.1)
     build(
-        FolderSource(ten_pictures(tmp_path / "src", JPEG)),
+        FolderSource(write_ten_images(tmp_path / "src", JPEG)),
         tmp_path / "out",
-        Recipe(height=8, width=8, map=find_map("tests.hostile.dying:stops")),
+        Recipe(height=8, width=8, map=find_map("tests.hostile.crashing:stop_at_hostile_image")),
         Work(workers=1, max_bad="1"),
     )
     assert_one_reject(tmp_path / "out", "the decoder took more than 0.2 s, 2 times")
 
 
-# Workers run this when they begin: reading one file kills them, as a library that unpacks it might.
-DEADLY = """
+# Workers run this when they start. Reading hostile.jpg then kills them, as a library that decompresses it might.
+FATAL_READ = """
 import os
 from decodeonce.prep.sources import base
 read = base.read_range
-def deadly(fd, path, *where):
+def fatal_read(fd, path, *where):
     if path.endswith(b"hostile.jpg"):
         os.kill(os.getpid(), {signal})
     return read(fd, path, *where)
-base.read_range = deadly
+base.read_range = fatal_read
 """
 
 
 @pytest.fixture
-def deadly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Path]:
-    def prepared(number: int) -> Path:
-        (tmp_path / "site").mkdir()
-        (tmp_path / "site/sitecustomize.py").write_text(DEADLY.format(signal=int(number)))
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), *filter(None, sys.path)]))
-        return ten_pictures(tmp_path / "src", jpeg(40, 30))
+def fatal_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Path]:
+    """A function that creates a source with an image that kills its reader by a given signal."""
 
-    return prepared
+    def create(number: int) -> Path:
+        (tmp_path / "site").mkdir()
+        (tmp_path / "site/sitecustomize.py").write_text(FATAL_READ.format(signal=int(number)))
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), *filter(None, sys.path)]))
+        return write_ten_images(tmp_path / "src", jpeg(40, 30))
+
+    return create
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, pytest.param(signal.SIGABRT, marks=pytest.mark.long)])
-def test_a_sample_that_kills_who_reads_it_costs_one_reject(
-    tmp_path: Path, deadly: Callable[[int], Path], number: int
+def test_image_that_kills_its_reader_is_rejected(
+    tmp_path: Path, fatal_source: Callable[[int], Path], number: int
 ) -> None:
-    build(FolderSource(deadly(number)), tmp_path / "out", Recipe(height=8, width=8), Work(workers=1, max_bad="1"))
+    source = FolderSource(fatal_source(number))
+    build(source, tmp_path / "out", Recipe(height=8, width=8), Work(workers=1, max_bad="1"))
     assert_one_reject(tmp_path / "out", f"the decoder died with exit status -{int(number)}, 2 times")
 
 
 @pytest.mark.parametrize("number", [signal.SIGBUS, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
-def test_what_fails_beneath_a_read_is_no_reject(tmp_path: Path, deadly: Callable[[int], Path], number: int) -> None:
+def test_read_killed_by_the_system_causes_no_reject(
+    tmp_path: Path, fatal_source: Callable[[int], Path], number: int
+) -> None:
+    source = FolderSource(fatal_source(number))
     with pytest.raises(Stopped, match=f"workers keep dying .exit status -{int(number)}"):
-        build(FolderSource(deadly(number)), tmp_path / "out", Recipe(height=8, width=8), Work(workers=1, max_bad="1"))
+        build(source, tmp_path / "out", Recipe(height=8, width=8), Work(workers=1, max_bad="1"))
 
 
-def test_a_read_that_hangs_is_not_the_pictures_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_read_does_not_count_as_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from decodeonce.prep.build.worker_pool import Worker, WorkerSettings
 
     worker = Worker(WorkerSettings(str(tmp_path), 0, 1, fail_on_bad=False))
     heartbeat = worker.process.heartbeat
-    monkeypatch.setattr(worker_pool, "IMAGE_SECONDS", -1.0)  # at the second look
+    monkeypatch.setattr(worker_pool, "IMAGE_SECONDS", -1.0)  # so that the second check finds the limit passed
     try:
         heartbeat.start_reading(7)
         assert (heartbeat.decoding, heartbeat.reading) == (None, 7)
@@ -217,7 +226,7 @@ def test_a_read_that_hangs_is_not_the_pictures_fault(tmp_path: Path, monkeypatch
         worker.process.end()
 
 
-def test_damaged_exif_says_nothing(recwarn: pytest.WarningsRecorder) -> None:
-    broken = JPEG[:2] + segment(0xE1, b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01\x03\0") + JPEG[2:]
-    decode(broken, exif="apply")
+def test_damaged_exif_causes_no_warning(recwarn: pytest.WarningsRecorder) -> None:
+    damaged = JPEG[:2] + segment(0xE1, b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01\x03\0") + JPEG[2:]
+    decode(damaged, exif="apply")
     assert not recwarn.list

@@ -1,7 +1,7 @@
-"""A link in a store, build, part, export or job folder never leads a command to write, cut or remove elsewhere.
+"""No command follows a link in a store, build, part, export or job folder to write, truncate or remove files elsewhere.
 
-Each name in such a folder is replaced in turn by a link to a folder of somebody else, which holds a copy of what lay
-there. Every command that writes is run on it, and the foreign folder must stay as it was.
+The test replaces each file and folder in turn by a link to a copy of it in a foreign folder. It then runs every command
+that writes, and checks that the foreign folder is unchanged.
 """
 
 from __future__ import annotations
@@ -34,40 +34,40 @@ SUBMIT = "submit slurm build imagenet TREE HERE/out --tasks 2 --cpus 2 --size 64
 
 
 class Killed(BaseException):
-    """The end of a command in the middle of its work."""
+    """Raised in the middle of a command in place of a kill."""
 
 
-def killed_at(
-    where: object, name: str, call: Callable[[], object], when: Callable[..., bool] = lambda *a: True
+def kill_at(
+    module: object, name: str, call: Callable[[], object], when: Callable[..., bool] = lambda *args: True
 ) -> None:
-    """Run a command up to a call of `where.name`, which leaves what a kill would leave there."""
-    real = getattr(where, name)
+    """Run `call` until it calls `module.name`, and leave the files that a kill would leave at that point."""
+    real = getattr(module, name)
 
-    def call_or_die(*args: Any, **kwargs: Any) -> Any:
+    def call_or_raise(*args: Any, **kwargs: Any) -> Any:
         if when(*args):
             raise Killed
         return real(*args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch, suppress(Killed):
-        patch.setattr(where, name, call_or_die)
+        patch.setattr(module, name, call_or_raise)
         call()
 
 
 class Case(NamedTuple):
-    """A folder as commands leave it, the commands that go on from there, and the names that are the user's own."""
+    """A folder with unfinished work, the commands that continue it, and the names in it that belong to the user."""
 
-    found: Path
+    folder: Path
     commands: list[str]
-    own: set[str]
+    users: set[str]
 
     def names(self) -> list[str]:
-        """Every file and folder that decodeonce may make there."""
-        return sorted({str(path.relative_to(self.found)) for path in self.found.rglob("*")} - self.own)
+        """Return the files and folders that decodeonce may create there."""
+        return sorted({str(path.relative_to(self.folder)) for path in self.folder.rglob("*")} - self.users)
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six images in two classes. One is damaged, so that a finish has to move a row."""
+    """Six images in two classes. One is damaged, so that `finish` has to move a row."""
     root = make_tree(tmp_path_factory.mktemp("tree"), classes=2, per_class=3)
     (root / "train/n00000000/n00000000_1.JPEG").write_bytes(b"no picture")
     return root
@@ -89,9 +89,9 @@ def cases(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cas
         (damaged / ".repair").mkdir()
         (damaged / ".repair/left").write_bytes(b"by a kill")
         for path in damaged.iterdir():
-            # npy is repaired from the images, which do not have all that samples.tsv says, hdf5 from a copy
-            whole = {"store.json", "rejects.tsv", *(["samples.tsv"] if container == "npy" else [])}
-            if path.is_file() and path.name not in whole:
+            # The npy store is repaired from the images, which cannot restore samples.tsv; the hdf5 store, from a copy.
+            intact = {"store.json", "rejects.tsv", *(["samples.tsv"] if container == "npy" else [])}
+            if path.is_file() and path.name not in intact:
                 data = bytearray(path.read_bytes())
                 data[-1] ^= 1
                 path.write_bytes(data + b"too long")
@@ -100,14 +100,14 @@ def cases(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cas
     (base / "column/out/.repair").mkdir()
     (base / "column/out/.repair/left").write_bytes(b"by a kill")
     np.save(base / "score.npy", np.arange(len(store)))
-    killed_at(stage, "_publish", lambda: stage.stage_store(store, base / "part/out", rows=range(2)))
+    kill_at(stage, "_publish", lambda: stage.stage_store(store, base / "part/out", rows=range(2)))
     (base / "export").mkdir()
     exported = base / "export/out"
 
     def is_last(path: Path, dest: Path) -> bool:
         return dest == exported
 
-    killed_at(disk, "replace", lambda: export_store(store, exported, ExportSettings()), is_last)
+    kill_at(disk, "replace", lambda: export_store(store, exported, ExportSettings()), is_last)
     assert ExportPaths(exported).claim.exists()
     (base / "jobs").mkdir()
     prep_line(SUBMIT, tree, base, base / "jobs")
@@ -129,7 +129,7 @@ def cases(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cas
 
 
 def prep_line(line: str, tree: Path, base: Path, here: Path) -> Ended:
-    """Run a command with these folders in place of their names."""
+    """Run a command after replacing TREE, BASE and HERE by these folders."""
     for name, folder in {"TREE": tree, "BASE": base, "HERE": here}.items():
         line = line.replace(name, str(folder))
     return prep(*line.split())
@@ -139,17 +139,17 @@ CASES = ["planned", "worked", "damaged npy", "damaged hdf5", "column", "part", "
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_nothing_is_written_through_a_link(cases: dict[str, Case], name: str, tree: Path, tmp_path: Path) -> None:
+def test_no_command_writes_through_a_link(cases: dict[str, Case], name: str, tree: Path, tmp_path: Path) -> None:
     case = cases[name]
-    base = case.found.parent
+    base = case.folder.parent
     names = case.names()
     assert len(names) >= 4
-    shutil.copytree(case.found, tmp_path / "unlinked")
+    shutil.copytree(case.folder, tmp_path / "unlinked")
     assert not any(prep_line(line, tree, base, tmp_path / "unlinked").returncode for line in case.commands)
     for number, linked in enumerate(names):
         here, foreign = tmp_path / f"here{number}", tmp_path / f"foreign{number}"
-        shutil.copytree(case.found, here)
-        shutil.copytree(case.found, foreign)
+        shutil.copytree(case.folder, here)
+        shutil.copytree(case.folder, foreign)
         before = tree_bytes(foreign)
         if (here / linked).is_dir():
             shutil.rmtree(here / linked)
@@ -157,12 +157,12 @@ def test_nothing_is_written_through_a_link(cases: dict[str, Case], name: str, tr
             (here / linked).unlink()
         (here / linked).symlink_to(foreign / linked)
         results = [prep_line(line, tree, base, here) for line in case.commands]
-        codes, told = [result.returncode for result in results], "".join(result.stderr for result in results)
-        assert tree_bytes(foreign) == before, (linked, codes, told)
-        assert not any(codes) or "symbolic link" in told, (linked, codes, told)
+        codes, errors = [result.returncode for result in results], "".join(result.stderr for result in results)
+        assert tree_bytes(foreign) == before, (linked, codes, errors)
+        assert not any(codes) or "symbolic link" in errors, (linked, codes, errors)
 
 
-def test_every_private_folder_is_known_by_its_name(tmp_path: Path) -> None:
+def test_names_of_private_folders_are_recognised(tmp_path: Path) -> None:
     paths, export = StorePaths(tmp_path / "out"), ExportPaths(tmp_path / "out")
     for path in (paths.build, paths.staging, paths.repair, paths.jobs, export.work):
         assert PRIVATE_FOLDER.fullmatch(path.name), path
@@ -170,7 +170,7 @@ def test_every_private_folder_is_known_by_its_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("link", ["link", "mine.jobs/link", ".build/link"])
-def test_links_on_the_way_to_a_store_are_followed(tree: Path, tmp_path: Path, link: str) -> None:
+def test_links_in_the_path_of_a_store_are_followed(tree: Path, tmp_path: Path, link: str) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / link).parent.mkdir(exist_ok=True)
     (tmp_path / link).symlink_to(tmp_path / "disk")

@@ -1,4 +1,4 @@
-"""Modes: everything written follows the umask; what the user may not read stops a build and is no reject."""
+"""Files are written with the user's umask. An unreadable image stops a build; it does not become a reject."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.stores import make_store, random_images
 
 @pytest.fixture
 def umask(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[int]:
-    """The umask of this process and those that it starts, as the parameter says."""
+    """Set the umask of this process and its children to the parameter, and create a source."""
     (tmp_path / "src/cat").mkdir(parents=True)
     for number in range(4):
         (tmp_path / f"src/cat/{number}.jpg").write_bytes(jpeg(40, 30, seed=number))
@@ -45,7 +45,7 @@ def umask(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[int]:
 
 
 def assert_modes(top: Path, umask: int, *, least: int) -> None:
-    """Everything in `top`, hidden or not, but the source, has the mode that the umask leaves of 0664 or 0775."""
+    """Assert that all files and folders in `top`, except the source, have the mode 0664 or 0775 without the umask."""
     checked = 0
     for folder, folders, files in os.walk(top):
         if folder == str(top):
@@ -65,11 +65,11 @@ class Interrupted(Exception):
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o077], indirect=True, ids=oct)
-def test_all_that_is_written_has_the_users_modes(tmp_path: Path, umask: int) -> None:
+def test_written_files_follow_the_umask(tmp_path: Path, umask: int) -> None:
     source, recipe, out = FolderSource(tmp_path / "src"), Recipe(height=16, width=16), tmp_path / "deep/er/out"
     make_plan(source, out, recipe)
     work(out, Work(workers=1))
-    assert_modes(tmp_path, umask, least=10)  # as a kill leaves it
+    assert_modes(tmp_path, umask, least=10)  # the files that a kill would leave
     finish(out, Allowance.parse("0"))
     store = open_store(out)
     commands = [["prep", "plan"], ["prep", "work"], ["prep", "finish"]]
@@ -85,7 +85,7 @@ def test_all_that_is_written_has_the_users_modes(tmp_path: Path, umask: int) -> 
 
 
 @pytest.mark.parametrize("umask", [0o000], indirect=True, ids=oct)
-def test_the_modes_of_hdf5_shards_and_of_an_unfinished_export(tmp_path: Path, umask: int) -> None:
+def test_hdf5_shards_and_unfinished_exports_follow_the_umask(tmp_path: Path, umask: int) -> None:
     build(FolderSource(tmp_path / "src"), tmp_path / "out", Recipe(height=16, width=16, container="hdf5"))
     store = open_store(make_store(tmp_path / "store", random_images(300)))
 
@@ -94,14 +94,14 @@ def test_the_modes_of_hdf5_shards_and_of_an_unfinished_export(tmp_path: Path, um
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        export_store(store, tmp_path / "pictures", ExportSettings("folder"), progress=interrupt)
-    (tmp_path / "store").rename(tmp_path / "src/store")  # which a test made
+        export_store(store, tmp_path / "images", ExportSettings("folder"), progress=interrupt)
+    (tmp_path / "store").rename(tmp_path / "src/store")  # not checked: this test wrote it, not decodeonce
     assert_modes(tmp_path, umask, least=10)
 
 
-# Root without these is held to permission bits like everybody else.
-AS_A_USER = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all"] if os.geteuid() == 0 else []
-# Runs lines of words in one process: a line that begins with a mode changes that of a path, others are of `prep`.
+# Without these capabilities, root is subject to permission bits like other users.
+AS_USER = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all"] if os.geteuid() == 0 else []
+# Runs command lines in one process. A line that begins with a mode sets the mode of a path; others are run by `prep`.
 RUN = """
 import json, os, sys
 from decodeonce.cli import _run
@@ -115,8 +115,8 @@ for first, *others in json.loads(sys.argv[1]):
 print(json.dumps(codes))
 """
 ADVICE = "Permission denied; change its permissions and run the same command again"
-# What is forbidden by which mode, the source, and the path that the error names.
-FORBIDDEN = (
+# A path, its mode, the source that contains it, and the path that the error names.
+UNREADABLE = (
     ("tree/cat/0.jpg", 0o000, "folder tree", "tree/cat/0.jpg"),
     ("tree/cat", 0o000, "folder tree", "tree/cat"),
     ("tree/cat", 0o644, "folder tree", "tree/cat/0.jpg"),
@@ -134,9 +134,9 @@ FORBIDDEN = (
 
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two pictures in every form of source, below the current folder."""
-    pictures = [("cat", jpeg(24, 20, seed=0)), ("dog", jpeg(24, 20, seed=1))]
-    for number, (name, data) in enumerate(pictures):
+    """The current folder, which has two images as a source of every kind."""
+    encoded = [("cat", jpeg(24, 20, seed=0)), ("dog", jpeg(24, 20, seed=1))]
+    for number, (name, data) in enumerate(encoded):
         for folder in ("tree", "links"):
             (tmp_path / folder / name).mkdir(parents=True)
         (tmp_path / f"tree/{name}/{number}.jpg").write_bytes(data)
@@ -144,61 +144,61 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "xml").mkdir()
     (tmp_path / "xml/0.xml").write_text(XML.format("cat"))
     (tmp_path / "list.txt").write_text("tree/cat/0.jpg\ntree/dog/1.jpg\n")
-    write_tar(tmp_path / "tars/x.tar", [part for name, data in pictures for part in sample(name, data, cls=0)])
+    write_tar(tmp_path / "tars/x.tar", [part for name, data in encoded for part in sample(name, data, cls=0)])
     (tmp_path / "zips").mkdir()
-    files = {f"ILSVRC/Data/CLS-LOC/train/{name}/0.JPEG": data for name, data in pictures}
+    files = {f"ILSVRC/Data/CLS-LOC/train/{name}/0.JPEG": data for name, data in encoded}
     (tmp_path / "zips/x.zip").write_bytes(zip_bytes(files))
-    table = {"image": images([(data, None) for _, data in pictures]), "label": ["cat", "dog"]}
+    table = {"image": images([(data, None) for _, data in encoded]), "label": ["cat", "dog"]}
     write_table(tmp_path / "x.parquet", table)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def run_as_a_user(lines: list[list[str]]) -> tuple[list[int], list[str]]:
-    """The exit codes of these lines, see RUN, and the errors that they print, as one who may not read everything."""
-    command = [*AS_A_USER, sys.executable, "-c", RUN, json.dumps(lines)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended
-    errors = [line for line in ended.stderr.splitlines() if line.startswith(("prep: error: ", "prep: stopped: "))]
-    return json.loads(ended.stdout.splitlines()[-1]), errors
+def run_as_user(lines: list[list[str]]) -> tuple[list[int], list[str]]:
+    """Run lines (see RUN) without the right to read all files. Return the exit codes and the printed errors."""
+    command = [*AS_USER, sys.executable, "-c", RUN, json.dumps(lines)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result
+    errors = [line for line in result.stderr.splitlines() if line.startswith(("prep: error: ", "prep: stopped: "))]
+    return json.loads(result.stdout.splitlines()[-1]), errors
 
 
-def forbidding(path: str, mode: int, line: list[str]) -> list[list[str]]:
-    """The line, while the path has another mode."""
+def with_mode(path: str, mode: int, line: list[str]) -> list[list[str]]:
+    """Return lines that change the mode of a path, run `line`, and restore the mode."""
     return [[f"{mode:o}", path], line, [f"{stat.S_IMODE(os.stat(path).st_mode):o}", path]]
 
 
-def test_what_may_not_be_read_stops_a_plan_and_is_no_reject(sources: Path) -> None:
+def test_unreadable_path_stops_a_plan(sources: Path) -> None:
     lines = []
-    for path, mode, source, _ in FORBIDDEN:
+    for path, mode, source, _ in UNREADABLE:
         kind, src, *flags = source.replace("boxes ", f"boxes {sources}/").split()
-        lines += forbidding(path, mode, ["plan", kind, str(sources / src), "out", "--size", "8", *flags])
-    codes, errors = run_as_a_user(lines)
-    assert errors == [f"prep: error: {sources / named}: {ADVICE}" for _, _, _, named in FORBIDDEN]
-    assert codes == [1] * len(FORBIDDEN)
+        lines += with_mode(path, mode, ["plan", kind, str(sources / src), "out", "--size", "8", *flags])
+    codes, errors = run_as_user(lines)
+    assert errors == [f"prep: error: {sources / named}: {ADVICE}" for _, _, _, named in UNREADABLE]
+    assert codes == [1] * len(UNREADABLE)
     assert not (sources / "out").exists()
 
 
-def test_what_may_not_be_read_after_the_plan_stops_a_task_and_is_no_reject(sources: Path) -> None:
-    """With the permissions of before, the same command makes a store of all pictures."""
+def test_path_that_becomes_unreadable_after_the_plan_stops_a_task(sources: Path) -> None:
+    """When the permissions are restored, the same command builds a store of all images."""
     kinds = {"folder tree": ("tree/cat", 0o644, "tree/cat/0.jpg"), "webdataset tars": ("tars/x.tar", 0, "tars/x.tar")}
     flags = ["--max-bad", "100%", "--workers", "1"]
     lines = []
     for source, (path, mode, _) in kinds.items():
         kind, src = source.split()
         line = [kind, str(sources / src), kind, "--size", "8"]
-        lines += [["plan", *line], *forbidding(path, mode, ["work", kind, *flags]), ["build", *line, *flags]]
-    codes, errors = run_as_a_user(lines)
+        lines += [["plan", *line], *with_mode(path, mode, ["work", kind, *flags]), ["build", *line, *flags]]
+    codes, errors = run_as_user(lines)
     assert errors == [f"prep: error: {sources / named}: {ADVICE}" for _, _, named in kinds.values()]
     assert codes == [0, 1, 0] * len(kinds)
     for source in kinds:
         assert len(open_store(source.split()[0])) == 2
 
 
-def test_a_link_out_of_a_source_is_a_reject_whoever_builds(sources: Path) -> None:
+def test_link_to_an_unreadable_file_outside_is_rejected(sources: Path) -> None:
     (sources / "secret").mkdir(mode=0)
     (sources / "tree/cat/out.jpg").symlink_to(sources / "secret/x.jpg")
-    codes, errors = run_as_a_user([["plan", "folder", "tree", "out", "--size", "8"]])
+    codes, errors = run_as_user([["plan", "folder", "tree", "out", "--size", "8"]])
     assert (codes, errors) == ([0], [])
     (reject,) = read_rejects(sources / "out/.build/plan-rejects.tsv")
     assert reject.reason == OUTSIDE

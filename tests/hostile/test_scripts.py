@@ -1,4 +1,4 @@
-"""Generated scripts, run for real with names that would be commands; and what no module does."""
+"""Generated scripts do not execute hostile names, and no module executes or unpickles data."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ NAMES = [
     "\x1b]0;hacked\x07",
     "$HOME",
 ]
-# What stands in for the batch system and for prep: writes down how many arguments it has, from where, and what.
+# A replacement for the programs of batch systems and for prep, which records its folder, $STORE and arguments.
 RECORDER = '#!/bin/sh\nprintf "%s\\0" "$#" "$PWD" "$STORE" "$0" "$@" >> "$RECORD"\necho 7\n'
 
 
 class Recorder:
-    """Programs on a PATH of their own that write down their arguments."""
+    """A PATH of programs that record their arguments."""
 
     def __init__(self, folder: Path, *names: str) -> None:
         self._bin, self._record = folder / "bin", folder / "record"
@@ -63,14 +63,14 @@ class Recorder:
         return {"PATH": f"{self._bin}:/usr/bin:/bin", "RECORD": str(self._record), "HOME": "/nowhere"}
 
     def run(self, script: Path) -> list[list[str]]:
-        """Run a script with bash; returns of each program [folder, $STORE, its name, *arguments]."""
+        """Run a script with bash, and return [folder, $STORE, name, *arguments] of each program that it calls."""
         self._record.unlink(missing_ok=True)
         subprocess.run(["bash", script], env=self.env, check=True, stdin=subprocess.DEVNULL, capture_output=True)
-        written, calls = os.fsdecode(self._record.read_bytes()).split("\0"), []
-        while len(written) > 1:
-            count, folder, store, program = written[:4]
-            calls.append([folder, store, os.path.basename(program), *written[4 : 4 + int(count)]])
-            del written[: 4 + int(count)]
+        words, calls = os.fsdecode(self._record.read_bytes()).split("\0"), []
+        while len(words) > 1:
+            count, folder, store, program = words[:4]
+            calls.append([folder, store, os.path.basename(program), *words[4 : 4 + int(count)]])
+            del words[: 4 + int(count)]
         return calls
 
 
@@ -81,7 +81,7 @@ def recorder(tmp_path: Path) -> Recorder:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
-def test_no_name_is_a_command(tmp_path: Path, recorder: Recorder, scheduler: str, name: str) -> None:
+def test_scripts_do_not_execute_names(tmp_path: Path, recorder: Recorder, scheduler: str, name: str) -> None:
     folder = tmp_path / name
     folder.mkdir()
     out, words = folder / name, ["plan", "list", name, f"--classes={name}", "--map", name]
@@ -105,7 +105,7 @@ def test_no_name_is_a_command(tmp_path: Path, recorder: Recorder, scheduler: str
     assert not list(tmp_path.rglob("hacked"))
 
 
-def test_what_was_typed_arrives_whatever_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scripts_pass_arguments_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = '"; touch hacked; "\n$(touch hacked)`touch hacked`'
     folder = tmp_path / name
     make_tree(folder / name, classes=1, per_class=1)
@@ -116,11 +116,11 @@ def test_what_was_typed_arrives_whatever_it_is(tmp_path: Path, monkeypatch: pyte
     assert result.returncode == 0, result.stderr
     recorder = Recorder(tmp_path, "sbatch", "scontrol", "prep")
     jobs = folder / "-out.jobs"
-    for script in jobs.glob("*.slurm"):  # in place of the prep that stands there
-        called = shlex.quote(str(Path(sys.executable).with_name("prep")))
+    for script in jobs.glob("*.slurm"):  # make the scripts call the recorder instead of prep
+        program = shlex.quote(str(Path(sys.executable).with_name("prep")))
         text = script.read_text()
-        assert called in text
-        script.write_text(text.replace(called, "prep"))
+        assert program in text
+        script.write_text(text.replace(program, "prep"))
     plan, work, finish = (recorder.run(jobs / f"{name}.slurm")[0][3:] for name in ("plan", "array", "finish"))
     log = ["--log", f"{jobs}/logs/"]
     assert plan == ["plan", "folder", f"./{name}/train", "./-out", *log]
@@ -135,28 +135,28 @@ def test_what_was_typed_arrives_whatever_it_is(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     "value", ["a\nb", "a\n#SBATCH --wrap=x", "a b", '";x', "$(x)", "`x`", "a\\", "a;b", "a\tb", ""]
 )
-def test_a_name_that_would_leave_its_directive_is_refused(name: str, value: str) -> None:
+def test_name_that_would_break_out_of_its_directive_is_refused(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is .*expected a name without spaces"):
         Chain(tasks=1, cpus=1, **{name: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("key", ["name", "source", "launch", "queue_flag", "directives", "setup"])
-def test_a_line_end_in_a_profile_is_refused(key: str) -> None:
-    whole = {"name": '"n"', "scheduler": '"slurm"', "source": '"s"', "launch": '"l"'}
-    wrong = '"a\\n#SBATCH --wrap=x"'
-    profile = {**whole, key: f"[{wrong}]" if key in ("directives", "setup") else wrong}
+def test_line_end_in_a_profile_is_refused(key: str) -> None:
+    valid = {"name": '"n"', "scheduler": '"slurm"', "source": '"s"', "launch": '"l"'}
+    hostile = '"a\\n#SBATCH --wrap=x"'
+    profile = {**valid, key: f"[{hostile}]" if key in ("directives", "setup") else hostile}
     with pytest.raises(BuildError, match=f"own.toml: {key} is .*single.*line"):
         parse_site("".join(f"{name} = {value}\n" for name, value in profile.items()), "own.toml")
 
 
-def test_no_name_commands_a_terminal(tmp_path: Path) -> None:
+def test_names_are_printed_without_terminal_escapes(tmp_path: Path) -> None:
     name = "a\x1b]0;hacked\x07\x9b\u202e\r\udce9b"
     command = [sys.executable, "-m", "decodeonce.cli", "info", name]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert done.returncode == 1
-    assert done.stderr.endswith("\n")
-    assert done.stderr[:-1].isprintable()
-    assert r"a\x1b]0;hacked\x07\x9b\u202e" in done.stderr
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert result.returncode == 1
+    assert result.stderr.endswith("\n")
+    assert result.stderr[:-1].isprintable()
+    assert r"a\x1b]0;hacked\x07\x9b\u202e" in result.stderr
     assert printable("caf\u00e9 'x' 東") == "caf\u00e9 'x' 東"
 
 
@@ -164,7 +164,7 @@ MODULES = sorted(SRC.rglob("*.py"))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_command_in_an_error_can_be_pasted(tmp_path: Path, recorder: Recorder, name: str) -> None:
+def test_command_in_an_error_can_be_pasted(tmp_path: Path, recorder: Recorder, name: str) -> None:
     with pytest.raises(BuildError, match="status") as caught:
         Allowance.parse("0").check(1, 2, "a.jpg: empty file", Path(name))
     command = re.search("list them with `(prep status .*)`", str(caught.value))
@@ -174,12 +174,12 @@ def test_a_command_in_an_error_can_be_pasted(tmp_path: Path, recorder: Recorder,
     assert not list(tmp_path.rglob("hacked"))
 
 
-COMMAND = re.compile(r"\b(?:prep [a-z]+|bash) (?:[-\w]+ )*$")  # a value that follows is an argument in a command
-NO_PATHS = ("__version__", "profile.scheduler")
+COMMAND = re.compile(r"\b(?:prep [a-z]+|bash) (?:[-\w]+ )*$")  # text before a value that is an argument of a command
+NOT_PATHS = ("__version__", "profile.scheduler")
 
 
 def arguments_of_commands(tree: ast.AST) -> list[str]:
-    """The expressions that stand as arguments of commands in a module's texts."""
+    """Return the expressions that are arguments of commands in the f-strings of a module."""
     return [
         ast.unparse(value.value)
         for text in ast.walk(tree)
@@ -190,10 +190,10 @@ def arguments_of_commands(tree: ast.AST) -> list[str]:
     ]
 
 
-def test_every_path_in_a_command_of_a_message_is_quoted() -> None:
-    found = [(path, said) for path in MODULES for said in arguments_of_commands(ast.parse(path.read_bytes()))]
+def test_paths_in_commands_of_messages_are_quoted() -> None:
+    found = [(path, code) for path in MODULES for code in arguments_of_commands(ast.parse(path.read_bytes()))]
     assert len(found) > 10
-    assert [one for one in found if not one[1].startswith("quoted(") and one[1] not in NO_PATHS] == []
+    assert [(path, code) for path, code in found if not code.startswith("quoted(") and code not in NOT_PATHS] == []
 
 
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "dbm"}
@@ -201,7 +201,7 @@ UNSAFE_MODULES |= {"multiprocessing", "copyreg", "code", "pty"}
 
 
 def unsafe(tree: ast.AST) -> set[str]:
-    """What in a module would run or unpickle data."""
+    """Return the names of imports, calls and keywords in a module that could execute or unpickle data."""
     found = set()
     for node in ast.walk(tree):
         match node:
@@ -226,11 +226,11 @@ def unsafe(tree: ast.AST) -> set[str]:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SRC)))
-def test_no_module_unpickles_or_runs_data(path: Path) -> None:
+def test_no_module_unpickles_or_executes_data(path: Path) -> None:
     assert unsafe(ast.parse(path.read_bytes())) == set()
 
 
-def test_what_is_unsafe_is_found() -> None:
+def test_unsafe_code_is_found() -> None:
     lines: dict[str, str] = {
         "import pickle as p": "pickle",
         "from multiprocessing.connection import Pipe": "multiprocessing.connection",
@@ -242,6 +242,6 @@ def test_what_is_unsafe_is_found() -> None:
         "eval(x)": "eval",
         "torch.load(x)": "load",
     }
-    look: Callable[[str], set[str]] = lambda line: unsafe(ast.parse(line))  # noqa: E731
-    assert {line: look(line) for line in lines} == {line: {name} for line, name in lines.items()}
-    assert look("np.load(x, allow_pickle=False); subprocess.run(x, shell=False)") == set()
+    check: Callable[[str], set[str]] = lambda line: unsafe(ast.parse(line))  # noqa: E731
+    assert {line: check(line) for line in lines} == {line: {name} for line, name in lines.items()}
+    assert check("np.load(x, allow_pickle=False); subprocess.run(x, shell=False)") == set()

@@ -533,10 +533,10 @@ OTHERS = {
 }
 # Rows of the table that tests/hostile/test_images.py covers.
 HOSTILE = {
-    "damaged-exif": "test_damaged_exif_says_nothing",
-    "too-much-memory": "test_a_picture_that_takes_more_is_a_reject",
-    "endless": "test_scans_without_end_cost_one_reject",
-    "deadly": "test_a_sample_that_kills_who_reads_it_costs_one_reject",
+    "damaged-exif": "test_damaged_exif_causes_no_warning",
+    "too-much-memory": "test_image_that_exceeds_the_memory_limit_is_rejected",
+    "endless": "test_image_with_very_many_scans_is_rejected",
+    "deadly": "test_image_that_kills_its_reader_is_rejected",
 }
 
 

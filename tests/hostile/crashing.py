@@ -1,4 +1,4 @@
-"""What Isolated is asked in test_bounds.py: it dies as libraries do; and a map that stops its worker."""
+"""Code that crashes or hangs: the module that test_bounds.py runs in Isolated, and a map that stops its worker."""
 
 from __future__ import annotations
 
@@ -12,34 +12,33 @@ from decodeonce.prep.processes.isolated import MEMORY_BYTES, answer_questions
 from decodeonce.prep.sources.formats import tables
 
 
-def answer(what: str, file: str = "") -> object:
-    """Dies, waits, takes memory, reads a table with 64 MiB more than it says, fails or answers."""
-    if what == "dies":
+def answer(action: str, file: str = "") -> object:
+    """Abort, hang, allocate memory, read a table, raise an error, or return `action`."""
+    if action == "abort":
         os.abort()
-    if what == "killed":
+    if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    if what == "waits":
+    if action == "hang":
         signal.pause()
-    if what == "much":
+    if action == "allocate":
         return len(bytearray(MEMORY_BYTES))
-    if what == "unpacks":
+    if action == "read_table":  # with 64 MiB more than the file declares
         tables.MORE_BYTES, memory_limit.SPARE_BYTES = 64 << 20, 0
         with open(file, "rb") as opened:
             table = tables.open_table(file, opened.fileno())
         return len(tables.read_group(file, table, 0, ["image"]))
-    if what == "fails":
+    if action == "fail":
         raise BuildError("x: damaged")
-    print("this is no answer")
-    return what
+    print("text on standard output, which must not become part of the answer")
+    return action
 
 
 def main(arguments: list[str]) -> int:
-    """Answer questions."""
     return answer_questions(arguments, answer)
 
 
-def stops(pixels: Pixels, sample: MapSample) -> Pixels:
-    """Stop this process at the picture hostile.jpg, as a debugger would; all others stay as they are."""
+def stop_at_hostile_image(pixels: Pixels, sample: MapSample) -> Pixels:
+    """Stop this process, as a debugger would, if the image is hostile.jpg. Return other images unchanged."""
     if sample.source.endswith("hostile.jpg"):
         os.kill(os.getpid(), signal.SIGSTOP)
     return pixels
