@@ -1,4 +1,7 @@
-"""What pyproject.toml cannot say: README.md for a package index, where its links to other files lead nowhere."""
+"""The part of the metadata that pyproject.toml cannot express: README.md without links to other files.
+
+A package index shows README.md alone, so relative links would be broken there.
+"""
 
 import re
 from pathlib import Path
@@ -8,11 +11,11 @@ from setuptools import setup
 LINK = re.compile(r"!?\[([^]]+)\]\((?!https?:)([^)#]+)[^)]*\)")
 
 
-def told(link: re.Match[str]) -> str:
-    """A link to a file of the sources, or a picture, as words."""
+def link_as_text(link: re.Match[str]) -> str:
+    """Turn a link to a file of the sources, or an embedded image, into text."""
     text, path = link.groups()
     return text if path == text else f"{text} (`{path}`)"
 
 
 readme = (Path(__file__).parent / "README.md").read_text(encoding="utf-8")
-setup(long_description=LINK.sub(told, readme), long_description_content_type="text/markdown")
+setup(long_description=LINK.sub(link_as_text, readme), long_description_content_type="text/markdown")

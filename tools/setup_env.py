@@ -1,10 +1,10 @@
-"""Make `.venv` and install this project in it; under a second when nothing is to be done.
+"""Create `.venv` and install this project in it. It takes less than a second if `.venv` is up to date.
 
-The level says what for: demo (run it), test (run its tests, too) or dev (everything). A later run for a higher level
-adds to the same `.venv`.
+The level selects what is installed: demo (to run the project), test (to run its tests as well) or dev (everything).
+A later run with a higher level adds packages to the same `.venv`.
 
-pillow-simd is compiled for this machine's CPU. Where that cannot be, stock Pillow goes in, and a later run tries again;
-so it does where headers of WebP or TIFF have come since.
+pillow-simd is compiled for this machine's CPU. If that is not possible, stock Pillow is installed, and a later run
+tries again. If headers of WebP or TIFF have been installed since, a later run compiles pillow-simd again.
 """
 
 from __future__ import annotations
@@ -36,23 +36,26 @@ LOG = VENV / "setup.log"
 TEMPORARY = VENV / "tmp"
 LEVELS = ("demo", "test", "dev")  # extras of pyproject.toml
 STARTED = time.monotonic()
-# Seconds between two lines about a command that runs, where they do not go to a terminal.
+# Seconds between two progress lines of a running command, if standard output is not a terminal.
 REPORT_SECONDS = 15
-# What pip prints when it begins something.
+# Lines in which pip says what it starts to do.
 ACTION = re.compile(r"Collecting|Downloading|Processing|Preparing|Building|Installing|WARNING: Retrying")
 INPUTS = ("pyproject.toml", "constraints.txt", "tools/setup_env.py")
 PILS = ("pillow", "pillow-simd")
 BEST_PIL = "pillow-simd" if (sys.platform, platform.machine()) == ("linux", "x86_64") else "pillow"
-# Each of these would have pip install elsewhere than in .venv, or Python read modules from elsewhere.
+# Each of these makes pip install outside .venv, or makes Python import modules from outside it.
 MISLEADING = ("PYTHONHOME", "PYTHONPATH", "PIP_PREFIX", "PIP_ROOT", "PIP_TARGET", "PIP_USER")
 
 
 class SetupError(Exception):
-    """What went wrong and the next step, in one line."""
+    """A failed setup; the message says what went wrong and what to do."""
 
 
-class Piece(NamedTuple):
-    """One thing that compiling pillow-simd takes: C that needs it, its libraries, and the packages it comes in."""
+class BuildDependency(NamedTuple):
+    """A compiler or library that pillow-simd is compiled with.
+
+    `code` is C that compiles only with it, `libraries` are linker flags, `debian` and `fedora` name its packages.
+    """
 
     name: str
     code: str
@@ -61,39 +64,46 @@ class Piece(NamedTuple):
     fedora: str
 
 
-PIECES = (
-    Piece("a C compiler", "", "-lc", "gcc libc6-dev", "gcc"),
-    Piece("Python.h", "#include <Python.h>", "-lc", "python3-dev", "python3-devel"),
-    Piece("jpeglib.h", "#include <jpeglib.h>", "-ljpeg", "libjpeg-dev", "libjpeg-turbo-devel"),
-    Piece("zlib.h", "#include <zlib.h>", "-lz", "zlib1g-dev", "zlib-devel"),
+REQUIRED = (
+    BuildDependency("a C compiler", "", "-lc", "gcc libc6-dev", "gcc"),
+    BuildDependency("Python.h", "#include <Python.h>", "-lc", "python3-dev", "python3-devel"),
+    BuildDependency("jpeglib.h", "#include <jpeglib.h>", "-ljpeg", "libjpeg-dev", "libjpeg-turbo-devel"),
+    BuildDependency("zlib.h", "#include <zlib.h>", "-lz", "zlib1g-dev", "zlib-devel"),
 )
-# Formats that it can do without, by what PIL.features calls them: pillow-simd's own setup.py takes those it finds.
+# Optional formats, by their names in PIL.features. The setup.py of pillow-simd enables those whose headers it finds.
 OPTIONAL = {
-    "webp": Piece(
+    "webp": BuildDependency(
         "WebP",
         "#include <webp/encode.h>\n#include <webp/mux.h>\n#include <webp/demux.h>",
         "-lwebp -lwebpmux -lwebpdemux",
         "libwebp-dev",
         "libwebp-devel",
     ),
-    "libtiff": Piece("compressed TIFF", "#include <tiffio.h>", "-ltiff", "libtiff-dev", "libtiff-devel"),
+    "libtiff": BuildDependency("compressed TIFF", "#include <tiffio.h>", "-ltiff", "libtiff-dev", "libtiff-devel"),
 }
 
 
-class Past(NamedTuple):
-    """What runs with these pins found: whether pillow-simd failed to compile, and with which formats it was tried."""
+class EarlierRuns(NamedTuple):
+    """Results of earlier runs with the same pins.
+
+    `failed`: pillow-simd did not compile. `tried`: the optional formats that it was compiled again for.
+    """
 
     failed: bool = False
     tried: tuple[str, ...] = ()
 
 
 def say(text: str) -> None:
-    """One line for the person who waits."""
+    """Print one line of progress."""
     print(f"setup: {text}", flush=True)
 
 
 def run(*command: str | Path, venv: Path = VENV, **variables: str) -> None:
-    """Run a command, its output in the environment's log; raise SetupError with the lines that say why it failed."""
+    """Run a command and append its output to the environment's log.
+
+    Raises:
+        SetupError: If the command fails. The message has the lines of the output that say why.
+    """
     environment = {name: value for name, value in os.environ.items() if name not in MISLEADING} | variables
     path = venv / LOG.name
     with path.open("a+") as log:
@@ -104,29 +114,29 @@ def run(*command: str | Path, venv: Path = VENV, **variables: str) -> None:
         ) as process:
             show_progress(process, path, begin)
     if process.returncode:
-        why = "\n  ".join(telling_lines(output_since(path, begin)))
+        why = "\n  ".join(failure_lines(output_since(path, begin)))
         raise SetupError(f"{' '.join(map(str, command))} failed (exit {process.returncode}; log: {path}):\n  {why}")
 
 
 def output_since(log: Path, begin: int) -> list[str]:
-    """The lines that a log got since it had so many bytes."""
+    """Return the lines of a log after its first `begin` bytes."""
     lines = log.read_bytes()[begin:].decode(errors="replace").splitlines()
     return [line.strip() for line in lines if line.strip()]
 
 
-def telling_lines(lines: list[str]) -> list[str]:
-    """Those lines of a failed command's output that say why: pip's errors with the conflict they name, or the last."""
-    if "[end of output]" in lines:  # pip shows a failed compilation's output whole
+def failure_lines(lines: list[str]) -> list[str]:
+    """Return the lines of a failed command's output that say why: pip's errors and conflicts, or the last line."""
+    if "[end of output]" in lines:  # pip prints the whole output of a failed compilation
         return lines[: lines.index("[end of output]")][-5:]
     first = next((number for number, line in enumerate(lines) if line.startswith(("ERROR:", "E:"))), -1)
     lines = lines[first:]
     end = next((number for number, line in enumerate(lines) if line.startswith("To fix this")), len(lines))
-    # One of pip's lines lists every release that needs another Python.
+    # One of pip's lines can be very long: it lists every release that needs another Python.
     return [line if len(line) < 400 else f"{line[:100]} … {line[-250:]}" for line in lines[:end][:20]]
 
 
 def show_progress(process: subprocess.Popen[bytes], log: Path, begin: int) -> None:
-    """Wait for a process; show the elapsed time, the size of the environment and the last line of the log meanwhile."""
+    """Wait for a process and show the elapsed time, the size of the environment and pip's last action."""
     terminal, shown, cuda = sys.stdout.isatty(), time.monotonic(), False
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -135,7 +145,7 @@ def show_progress(process: subprocess.Popen[bytes], log: Path, begin: int) -> No
         lines = output_since(log, begin)
         if not cuda and any(re.match(r"(Collecting|Downloading) (nvidia|cuda)", line) for line in lines):
             cuda = True
-            say("pip found torch with CUDA only: about 2.5 GB to download, 5.5 GB in .venv")
+            say("pip found torch only with CUDA: it downloads about 2.5 GB, and .venv takes 5.5 GB")
         if terminal or time.monotonic() - shown >= REPORT_SECONDS:
             shown = time.monotonic()
             minutes, seconds = divmod(round(shown - STARTED), 60)
@@ -148,7 +158,7 @@ def show_progress(process: subprocess.Popen[bytes], log: Path, begin: int) -> No
 
 
 def megabytes(folder: Path) -> int:
-    """The size of a folder's files, without following links; files that vanish meanwhile count as none."""
+    """Return the size of a folder's files. Links are not followed, and files that disappear meanwhile count as 0."""
     total = 0
     for path, _, names in os.walk(folder):
         for name in names:
@@ -158,11 +168,15 @@ def megabytes(folder: Path) -> int:
 
 
 def pip(*arguments: str, venv: Path = VENV, **variables: str) -> None:
-    """Run pip in .venv, its build environments under the constraints too (newer releases have a variable for those)."""
+    """Run pip in `venv` with constraints.txt, in its isolated build environments as well.
+
+    Newer releases of pip read PIP_BUILD_CONSTRAINT for those.
+    """
     pins = {"PIP_CONSTRAINT": "constraints.txt", "PIP_BUILD_CONSTRAINT": "constraints.txt", "PIP_PROGRESS_BAR": "off"}
     python = venv / "bin" / "python"
     options = ("--disable-pip-version-check", "--no-input")
-    scratch = venv / TEMPORARY.name  # where downloads show in the size of the environment, and /tmp may be small
+    # Inside the environment, so that downloads count in its size, which is shown; and /tmp can be too small.
+    scratch = venv / TEMPORARY.name
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
     try:
@@ -181,8 +195,8 @@ def pip(*arguments: str, venv: Path = VENV, **variables: str) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def answer(code: str) -> str:
-    """What this code prints in .venv; "" where that does not run or the code fails."""
+def run_in_venv(code: str) -> str:
+    """Run Python code in .venv and return what it prints; "" if .venv does not work or the code fails."""
     try:
         return subprocess.run([PYTHON, "-Ic", code], capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
@@ -190,25 +204,31 @@ def answer(code: str) -> str:
 
 
 def read_stamp() -> dict[str, str]:
-    """What the last run that came to its end left."""
+    """Return what the last complete run recorded."""
     return dict(json.loads(STAMP.read_text())) if STAMP.exists() else {}
 
 
 def make_venv() -> None:
-    """Make .venv unless there is one that works; one copied here from elsewhere has the other place in its scripts."""
-    if answer("import pip; print(1)") and read_stamp().get("root", str(ROOT)) == str(ROOT):
+    """Create .venv unless a working one exists.
+
+    A .venv that was copied from another folder does not count, because its scripts contain the path of that folder.
+    """
+    if run_in_venv("import pip; print(1)") and read_stamp().get("root", str(ROOT)) == str(ROOT):
         return
     if not util.find_spec("ensurepip"):
-        raise SetupError("this Python cannot make environments; apt-get install python3-venv, then run make again")
+        raise SetupError("this Python cannot create environments; apt-get install python3-venv, then run make again")
     say(f"1/3 .venv with Python {platform.python_version()}")
     shutil.rmtree(VENV, ignore_errors=True)
     VENV.mkdir(exist_ok=True)
-    base = getattr(sys, "_base_executable", sys.executable)  # the running one may just have been removed
+    base = getattr(sys, "_base_executable", sys.executable)  # if it was that of .venv, sys.executable is removed now
     run(base, "-m", "venv", VENV)
 
 
-def live_pil() -> str:
-    """The one PIL installed in .venv, its compiled modules as they came; "" for none, for two, or for a mixture."""
+def installed_pil() -> str:
+    """Return the name of the PIL in .venv; "" if there is none, if there are two, or if a compiled module was changed.
+
+    Installing a second PIL overwrites files of the first. Its compiled modules then no longer match their hashes.
+    """
     sites = [str(site) for site in VENV.glob("lib/python3*/site-packages")]
     found = {name: dist for name in PILS for dist in metadata.distributions(name=name, path=sites)}
     if len(found) != 1:
@@ -224,100 +244,100 @@ def live_pil() -> str:
 
 
 def compiler() -> list[str]:
-    """The C compiler with its flags: for AVX2 where this CPU has it."""
+    """Return the C compiler with its flags; -mavx2 is one of them if this CPU has AVX2."""
     info = Path("/proc/cpuinfo")
     wide = info.exists() and "avx2" in info.read_text().split()
     return [*shlex.split(os.environ.get("CC") or "cc"), *(["-mavx2"] if wide else [])]
 
 
-def missing_pieces(pieces: Collection[Piece] = PIECES) -> list[Piece]:
-    """What is not there of what pillow-simd is compiled with; all of it where the compiler is not."""
-    include = answer("import sysconfig; print(sysconfig.get_path('include'))")
+def missing_dependencies(dependencies: Collection[BuildDependency] = REQUIRED) -> list[BuildDependency]:
+    """Return the dependencies of pillow-simd that are missing here; all of them if there is no compiler."""
+    include = run_in_venv("import sysconfig; print(sysconfig.get_path('include'))")
 
-    def compiles(*pieces: Piece) -> bool:
-        source = "\n".join(["#include <stdio.h>", *(piece.code for piece in pieces)])
+    def compiles(*dependencies: BuildDependency) -> bool:
+        source = "\n".join(["#include <stdio.h>", *(dependency.code for dependency in dependencies)])
         with tempfile.TemporaryDirectory() as scratch:
             command = [*compiler(), "-shared", "-fPIC", f"-I{include}", "-o", f"{scratch}/probe.so", "-x", "c", "-"]
-            command += [library for piece in pieces for library in piece.libraries.split()]
+            command += [library for dependency in dependencies for library in dependency.libraries.split()]
             try:
                 return not subprocess.run(command, input=source.encode(), capture_output=True).returncode
             except OSError:
                 return False
 
-    return [] if compiles(*pieces) else [piece for piece in pieces if not compiles(piece)]
+    return [] if compiles(*dependencies) else [one for one in dependencies if not compiles(one)]
 
 
-def apt_install(pieces: Collection[Piece]) -> None:
-    """Install the Debian packages of these."""
-    packages = " ".join(piece.debian for piece in pieces).split()
+def apt_install(dependencies: Collection[BuildDependency]) -> None:
+    """Install the Debian packages that contain these dependencies."""
+    packages = " ".join(dependency.debian for dependency in dependencies).split()
     say(f"apt-get install {' '.join(packages)}")
     run("apt-get", "update", "-q")
     run("apt-get", "install", "-qy", "--no-install-recommends", *packages, DEBIAN_FRONTEND="noninteractive")
 
 
-def cure(pieces: Collection[Piece]) -> str:
-    """What a person types to have these."""
-    debian, fedora = " ".join(piece.debian for piece in pieces), " ".join(piece.fedora for piece in pieces)
+def install_command(dependencies: Collection[BuildDependency]) -> str:
+    """Return the commands that install these dependencies, as a part of a message."""
+    debian, fedora = (" ".join(getattr(one, system) for one in dependencies) for system in ("debian", "fedora"))
     return f"apt-get install {debian} (Fedora, RHEL: dnf install {fedora}), then run make again"
 
 
-def choose_pil(live: str, *, apt: bool, failed: bool) -> str:
-    """The best PIL that can be installed here; if that is not the best there is, say why when it is installed."""
-    missing = missing_pieces() if BEST_PIL == "pillow-simd" else []
+def choose_pil(installed: str, *, apt: bool, failed: bool) -> str:
+    """Return the fastest PIL that can be installed here. If that is stock Pillow and it is new, print the reason."""
+    missing = missing_dependencies() if BEST_PIL == "pillow-simd" else []
     if missing and apt:
         apt_install(missing)
-        missing = missing_pieces()
+        missing = missing_dependencies()
     if not missing and not failed:
         return BEST_PIL
     why, remedy = f"pillow-simd did not compile (see {LOG})", f"remove {STAMP} and run make again"
     if missing:
-        why, remedy = f"pillow-simd needs {', '.join(piece.name for piece in missing)}", cure(missing)
-    if live != "pillow":
-        say(f"stock Pillow decodes and resizes 1.6 times slower than pillow-simd, but {why}. For pillow-simd: {remedy}")
+        why, remedy = f"pillow-simd needs {', '.join(one.name for one in missing)}", install_command(missing)
+    if installed != "pillow":
+        say(f"installing stock Pillow, which decodes and resizes 1.6 times slower: {why}. For pillow-simd: {remedy}")
     return "pillow"
 
 
-def formats_to_gain(*, apt: bool) -> tuple[str, ...]:
-    """The optional formats that the PIL of .venv does not read and that pillow-simd could be compiled with here."""
-    read = answer(f"from PIL import features; print(*filter(features.check, {list(OPTIONAL)}))").split()
-    wanted = {name: piece for name, piece in OPTIONAL.items() if name not in read}
-    missing = missing_pieces(wanted.values()) if wanted else []
+def formats_to_add(*, apt: bool) -> tuple[str, ...]:
+    """Return the optional formats that the PIL of .venv lacks and that pillow-simd could be compiled with here."""
+    supported = run_in_venv(f"from PIL import features; print(*filter(features.check, {list(OPTIONAL)}))").split()
+    wanted = {name: dependency for name, dependency in OPTIONAL.items() if name not in supported}
+    missing = missing_dependencies(wanted.values()) if wanted else []
     if missing and apt:
         apt_install(missing)
-        missing = missing_pieces(wanted.values())
-    return tuple(name for name, piece in wanted.items() if piece not in missing)
+        missing = missing_dependencies(wanted.values())
+    return tuple(name for name, dependency in wanted.items() if dependency not in missing)
 
 
-def settle_pil(*, apt: bool, changed: bool, past: Past) -> Past:
-    """Leave exactly one PIL in .venv, the best to be had; `changed`: the pins may have."""
-    live = live_pil()
-    wanted = BEST_PIL if live == BEST_PIL else choose_pil(live, apt=apt, failed=past.failed)
-    gain = formats_to_gain(apt=apt) if wanted == "pillow-simd" else ()
-    again = live == wanted and not set(gain) <= set(past.tried)
-    if live == wanted and not changed and not again:
-        return past
-    if live != wanted or again:
+def update_pil(*, apt: bool, changed: bool, earlier: EarlierRuns) -> EarlierRuns:
+    """Leave exactly one PIL in .venv, the fastest that can be installed; `changed`: the pins may have changed."""
+    installed = installed_pil()
+    wanted = BEST_PIL if installed == BEST_PIL else choose_pil(installed, apt=apt, failed=earlier.failed)
+    formats = formats_to_add(apt=apt) if wanted == "pillow-simd" else ()
+    recompile = installed == wanted and not set(formats) <= set(earlier.tried)
+    if installed == wanted and not changed and not recompile:
+        return earlier
+    if installed != wanted or recompile:
         say(f"3/3 {wanted}" + (", compiled for this CPU" if wanted == "pillow-simd" else ""))
-    if live != wanted:
+    if installed != wanted:
         pip("uninstall", "-y", *PILS)
-    # A wheel in pip's cache may come from another CPU, without AVX2 or with more than this one has.
+    # A wheel in pip's cache may be built for another CPU: without AVX2, or with instructions that this one lacks.
     options = ["--no-cache-dir", "--no-binary", "pillow-simd"] if wanted == "pillow-simd" else []
-    options += ["--force-reinstall", "--no-deps"] if again else []  # the old one stays where this fails
+    options += ["--force-reinstall", "--no-deps"] if recompile else []  # keeps the old one if the compilation fails
     try:
         pip("install", "--no-compile", *options, wanted, CC=shlex.join(compiler()))
     except SetupError:
         if wanted == "pillow":
             raise
-        return settle_pil(apt=apt, changed=True, past=Past(True, gain))
-    if live_pil() != wanted:
-        raise SetupError(f"{wanted} was installed, but another PIL lies over it; remove {VENV} and run make again")
-    if wanted == "pillow-simd" and (lacking := missing_pieces(OPTIONAL.values())):
-        say(f"pillow-simd without {', '.join(piece.name for piece in lacking)}, for which: {cure(lacking)}")
-    return past._replace(tried=gain or past.tried)
+        return update_pil(apt=apt, changed=True, earlier=EarlierRuns(True, formats))
+    if installed_pil() != wanted:
+        raise SetupError(f"{wanted} was installed, but another PIL overwrote it; remove {VENV} and run make again")
+    if wanted == "pillow-simd" and (lacking := missing_dependencies(OPTIONAL.values())):
+        say(f"pillow-simd lacks {', '.join(one.name for one in lacking)}; to add it: {install_command(lacking)}")
+    return earlier._replace(tried=formats or earlier.tried)
 
 
 def remake(make: Callable[[], None], *, stamp: Path, inputs: Iterable[Path]) -> int:
-    """Make another environment anew where any of these files changed since the stamp: exit code 0, or 1 as told."""
+    """Call `make` if any of the input files changed since `stamp` was written; return the exit code, 0 or 1."""
     digest = hashlib.sha256(b"".join([str(ROOT).encode(), *(path.read_bytes() for path in inputs)])).hexdigest()
     try:
         if not stamp.exists() or stamp.read_text() != digest:
@@ -330,7 +350,7 @@ def remake(make: Callable[[], None], *, stamp: Path, inputs: Iterable[Path]) -> 
 
 
 def main() -> int:
-    """Bring .venv up to date."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("level", nargs="?", choices=LEVELS, default=LEVELS[-1], help="what to install (default: dev)")
     parser.add_argument("--apt", action="store_true", help="install missing Debian packages with apt-get; needs root")
@@ -344,19 +364,20 @@ def main() -> int:
             torch = (
                 ""
                 if list(VENV.glob("lib/python3*/site-packages/torch"))
-                else "; with torch: 0.2 GB to download for CPUs only, 2.5 GB with CUDA"
+                else "; torch downloads 0.2 GB for CPUs only, 2.5 GB with CUDA"
             )
             say(f"2/3 packages for `{level}`{torch}")
-            pip("install", "--no-compile", "-e", f".[{level}]")  # Python compiles what is imported, in half the time
-        known = Past(stamp.get("failed") == inputs, () if changed else tuple(stamp.get("tried", "").split()))
-        past = settle_pil(apt=options.apt, changed=changed, past=known)
+            # Python compiles the modules that are imported later. That takes half the time of compiling all of them.
+            pip("install", "--no-compile", "-e", f".[{level}]")
+        earlier = EarlierRuns(stamp.get("failed") == inputs, () if changed else tuple(stamp.get("tried", "").split()))
+        earlier = update_pil(apt=options.apt, changed=changed, earlier=earlier)
     except SetupError as error:
         print(f"setup: error: {error}", file=sys.stderr)
         return 1
-    found = {"failed": inputs if past.failed else "", "tried": " ".join(past.tried)}
+    found = {"failed": inputs if earlier.failed else "", "tried": " ".join(earlier.tried)}
     STAMP.write_text(json.dumps({"root": str(ROOT), "inputs": inputs, "level": level, **found}))
     if changed:
-        say(f".venv is ready after {time.monotonic() - STARTED:.0f} s: {megabytes(VENV):,} MB, with {live_pil()}")
+        say(f".venv is ready after {time.monotonic() - STARTED:.0f} s: {megabytes(VENV):,} MB, with {installed_pil()}")
     return 0
 
 

@@ -1,6 +1,6 @@
-"""Put atheris, which the fuzz targets run on, beside .venv in `build/fuzz/atheris`: .venv itself stays as it is.
+"""Install atheris, which runs the fuzz targets, into `build/fuzz/atheris`. It leaves .venv unchanged.
 
-There are wheels of it for Linux and some releases of Python; where there is none a line says so.
+atheris has wheels for Linux and some releases of Python only. If none fits, an error says so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FOLDER = ROOT / "build" / "fuzz" / "atheris"
 
 
 def main() -> int:
-    """Install it where it is not; 1 where it cannot be had."""
+    """Install atheris unless it is installed; return 1 if that fails."""
     if (FOLDER / f"{ATHERIS.replace('==', '-')}.dist-info").is_dir():
         return 0
     shutil.rmtree(FOLDER, ignore_errors=True)
@@ -25,8 +25,8 @@ def main() -> int:
         pip("install", "--no-deps", "--only-binary", ":all:", "--target", str(FOLDER), ATHERIS)
     except SetupError:
         here = f"Python {platform.python_version()} on {sys.platform}, {platform.machine()}"
-        other = "another Python may have it (make PYTHON=python3.11 fuzz)"
-        print(f"setup: error: {ATHERIS} could not be installed for {here}; see {LOG}, {other}", file=sys.stderr)
+        other = "or try another Python: make PYTHON=python3.11 fuzz"
+        print(f"setup: error: could not install {ATHERIS} for {here}; see {LOG}, {other}", file=sys.stderr)
         return 1
     return 0
 

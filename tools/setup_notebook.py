@@ -1,6 +1,7 @@
-"""Make `build/notebook-venv`: Jupyter, matplotlib and the stock Pillow that it brings, beside what `.venv` has.
+"""Create `build/notebook-venv`, with Jupyter, matplotlib, stock Pillow and the packages of `.venv`.
 
-torch is large, and no PIL may lie over another: so all of .venv but its PIL is linked in, behind what is installed.
+The packages of .venv are linked instead of installed, because torch is large. Its PIL is left out, because installing a
+second PIL overwrites the first. Packages of the new environment take precedence over the linked ones.
 """
 
 from __future__ import annotations
@@ -23,16 +24,19 @@ NOT_SHARED = ("PIL", "pillow", "pip", "__", "_distutils", "distutils")
 
 
 def make_venv() -> None:
-    """A new environment, with what a notebook needs and .venv has not."""
-    say(f"making {VENV.relative_to(ROOT)}; it takes half a minute")
+    """Create the environment, with the packages that a notebook needs and .venv lacks."""
+    say(f"creating {VENV.relative_to(ROOT)}; it takes half a minute")
     shutil.rmtree(VENV, ignore_errors=True)
     VENV.mkdir(parents=True)
     run(sys.executable, "-m", "venv", VENV, venv=VENV)
     pip("install", *PACKAGES, venv=VENV, PIP_CONSTRAINT=" ".join(map(str, PINS)))
 
 
-def share() -> None:
-    """Links to what is in .venv now, and a .pth file, which Python reads after its own packages' folder."""
+def link_shared_packages() -> None:
+    """Link the packages that are in .venv now, and add the links' folder to the import path with a .pth file.
+
+    Python searches the folders of .pth files after site-packages.
+    """
     links, [own] = VENV / "shared", VENV.glob("lib/python3*/site-packages")
     shutil.rmtree(links, ignore_errors=True)
     links.mkdir()
@@ -43,10 +47,10 @@ def share() -> None:
 
 
 def main() -> int:
-    """Bring the environment up to date."""
+    """Run the command."""
     failed = remake(make_venv, stamp=STAMP, inputs=INPUTS)
     if not failed:
-        share()
+        link_shared_packages()
     return failed
 
 

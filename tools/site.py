@@ -1,4 +1,4 @@
-"""What the documentation's site needs of Sphinx beyond settings; an extension that docs/conf.py names."""
+"""A Sphinx extension for the documentation site; docs/conf.py loads it."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
 
-# Pages that lie outside of docs/, for code hosts look for them there, and the pages of docs/ that include them.
+# Pages outside docs/, where code hosts look for them, and the pages of docs/ that include them.
 INCLUDED = {"CHANGELOG": "changes", "CONTRIBUTING": "contributing", "README": "index"}
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Called by Sphinx."""
-    app.connect("include-read", lead_from_docs)
-    app.connect("doctree-read", lead_to_pages)
+    """Connect the handlers. Sphinx calls this function."""
+    app.connect("include-read", rebase_included_links)
+    app.connect("doctree-read", link_to_including_pages)
     app.connect("autodoc-process-signature", tidy_signature)
     app.connect("autodoc-process-docstring", list_parameters)
     return {"parallel_read_safe": True}
 
 
-def lead_from_docs(app: Sphinx, path: Path, page: str, content: list[str]) -> None:
-    """Have the relative links of ../CHANGELOG.md and the like begin where the page is that includes it."""
+def rebase_included_links(app: Sphinx, path: Path, page: str, content: list[str]) -> None:
+    """Make relative links in ../CHANGELOG.md and the other included pages relative to docs/."""
     if path.parent == Path(".."):
         content[0] = re.sub(r"\]\((?![a-z]+:|#)", "](../", content[0])
 
 
-def lead_to_pages(app: Sphinx, doctree: nodes.document) -> None:
-    """Have links to ../CHANGELOG.md and the like lead to the pages that include them.
+def link_to_including_pages(app: Sphinx, doctree: nodes.document) -> None:
+    """Point links to ../CHANGELOG.md and the other included pages at the pages of docs/ that include them.
 
-    Other files outside of docs/ become downloads, which is MyST's doing.
+    MyST turns links to other files outside docs/ into downloads.
     """
     root = Path(app.srcdir).parent
     for link in doctree.findall(addnodes.pending_xref):
@@ -47,28 +47,28 @@ def lead_to_pages(app: Sphinx, doctree: nodes.document) -> None:
 def tidy_signature(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str | None
 ) -> tuple[str | None, str | None]:
-    """Show `Store` where the page has `Store()`, a class that nobody makes; and ... for a default that is made."""
+    """Show `Store` instead of `Store()`, because users do not call that class, and ... for a default factory."""
     if what == "class" and signature == "()":
         return None, returns
     return signature and signature.replace("<factory>", "..."), returns
 
 
 def list_parameters(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Make a list of the sentences `name: what it is.` of a docstring, where it has several of them."""
+    """Turn the sentences `name: description.` of a docstring into a list, if a paragraph has several of them."""
     if what in ("class", "function", "method"):
         lines[:] = listed("\n".join(lines), parameters(obj)).splitlines()
 
 
 def parameters(obj: Any) -> set[str]:
-    """The names that a docstring may describe: parameters, and a dataclass's fields."""
+    """Return the names that a docstring can describe: parameters, and the fields of a dataclass."""
     fields = {field.name for field in dataclasses.fields(obj)} if dataclasses.is_dataclass(obj) else set()
     return {*inspect.signature(obj).parameters, *fields}
 
 
 def listed(text: str, names: Collection[str]) -> str:
-    """A docstring with a list of its parameters, if there are two or more in a paragraph.
+    """Return a docstring with its parameters as a list, if a paragraph describes two or more.
 
-    A sentence that begins with Raises ends the list.
+    A sentence that starts with Raises ends the list.
     """
     if not names:
         return text
@@ -83,7 +83,7 @@ def _listed(paragraph: str, begins: re.Pattern[str]) -> str:
     if sum(name is not None for name, _ in pairs) < 2:
         return paragraph
     parts = [head.strip()] if head.strip() else []
-    for name, told in pairs:
-        told = " ".join(told.split())
-        parts.append(told if name is None else f"* **{name}**: {told}")
+    for name, text in pairs:
+        text = " ".join(text.split())
+        parts.append(text if name is None else f"* **{name}**: {text}")
     return "\n\n".join(parts)
