@@ -1,4 +1,4 @@
-"""All benchmarks one after the other, on a drawn tree under build/: `make bench`."""
+"""Run all benchmarks in turn, on a generated tree in build/. `make bench` runs this script."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ SCRATCH = HERE.parent / "build"
 
 
 def run(*command: str | Path) -> None:
-    """Run a program of this Python, and say so."""
+    """Print a command and run it with this Python."""
     words = list(map(str, command))
     print("\n$ python", " ".join(words), flush=True)
     subprocess.run([sys.executable, *words], check=True, cwd=HERE.parent)
 
 
 def main() -> None:
-    """Benchmarks of builds, then of a store of the same pictures: loading, staging, augmenting, peers, a GPU."""
+    """Run the benchmarks of builds, then those of a store: loading, staging, augmenting, other loaders, a GPU."""
     tree, store = SCRATCH / "sample-imagenet", SCRATCH / "bench.store"
     SCRATCH.mkdir(exist_ok=True)
     if not tree.exists():

@@ -1,10 +1,10 @@
-"""What augmentation costs on a CPU: a random crop resized to 224x224, a random flip, and normalisation to float32.
+"""Measure augmentation on a CPU: a random crop resized to 224x224, a random flip, and normalisation to float32.
 
     python bench/augment.py [--batch-size 256] [--repeats 5] [--threads 1 2] [--json]
 
-The images are uint8 of 256x256 in memory. Three ways make the same kind of batch, in turn, with each number of threads:
-Augment; Pillow and NumPy, an image at a time; torchvision.transforms.v2, an image at a time (left out with a line if it
-cannot be imported). Figures are milliseconds of processor time and of wall time per image, medians of the repeats.
+The images are uint8 (256, 256, 3) in memory. Three arms make the same kind of batch, in turn, with each number of
+threads: Augment; Pillow and NumPy, one image at a time; torchvision.transforms.v2, one image at a time (left out if it
+is not installed). Results are milliseconds of processor time and of wall time per image, medians of the repeats.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ SIZE = 224
 Arm = Callable[[int], None]
 
 
-def ours(images: Tensor) -> Arm:
-    """The batch at once."""
+def augment_arm(images: Tensor) -> Arm:
+    """Augment a whole batch at once."""
     augment = Augment(RandomResizedCrop(SIZE), RandomFlip(), Normalize("imagenet"))
-    recycle_for(augment)  # as a Loader does
+    recycle_for(augment)  # a Loader does the same
     rows = torch.arange(len(images))
     batch = Batch(images, rows, rows, len(images), 0)
 
@@ -48,8 +48,8 @@ def ours(images: Tensor) -> Arm:
     return run
 
 
-def one_by_one(images: Tensor, make: Callable[[int], Tensor]) -> Arm:
-    """`make` for each image, in threads, into one batch."""
+def per_image_arm(images: Tensor, make: Callable[[int], Tensor]) -> Arm:
+    """Fill one batch with `make(row)` for each row, in threads."""
 
     def run(threads: int) -> None:
         batch = torch.empty((len(images), 3, SIZE, SIZE)).to(memory_format=torch.channels_last)
@@ -65,45 +65,45 @@ def one_by_one(images: Tensor, make: Callable[[int], Tensor]) -> Arm:
     return run
 
 
-def pillow(images: Tensor) -> Arm:
-    """Crop, resize and flip by Pillow, normalise by NumPy; the windows are those of ours."""
+def pillow_arm(images: Tensor) -> Arm:
+    """Crop, resize and flip with Pillow and normalise with NumPy. The crop windows are those of RandomResizedCrop."""
     windows = RandomResizedCrop(SIZE).windows(Draws(0, torch.arange(len(images))), *images.shape[1:3]).tolist()
     mean, std = (np.tile(np.float32(values), SIZE) for values in IMAGENET)
     scale, shift = 1 / std, -mean / std
-    pictures = [Image.fromarray(image) for image in images.numpy()]
+    pil_images = [Image.fromarray(image) for image in images.numpy()]
 
     def make(row: int) -> Tensor:
         top, left, height, width = windows[row]
         box = (left, top, left + width, top + height)
-        picture = pictures[row].resize((SIZE, SIZE), Image.Resampling.BILINEAR, box)
+        image = pil_images[row].resize((SIZE, SIZE), Image.Resampling.BILINEAR, box)
         if random.random() < 0.5:
-            picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        levels = np.asarray(picture).reshape(SIZE, -1) * scale + shift
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        levels = np.asarray(image).reshape(SIZE, -1) * scale + shift
         return torch.from_numpy(levels).view(SIZE, SIZE, 3).permute(2, 0, 1)
 
-    return one_by_one(images, make)
+    return per_image_arm(images, make)
 
 
-def torchvision(images: Tensor) -> Arm:
-    """Its transforms for tensors, in the order and with the types that its documentation advises for speed."""
+def torchvision_arm(images: Tensor) -> Arm:
+    """Use torchvision's transforms for tensors, in the order and with the dtypes that its documentation recommends."""
     from torchvision.transforms import v2
 
     steps: list[Any] = [v2.RandomResizedCrop(SIZE, antialias=True), v2.RandomHorizontalFlip()]
     steps += [v2.ToDtype(torch.float32, scale=True), v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
     transform = v2.Compose(steps)
     planes = images.permute(0, 3, 1, 2)
-    return one_by_one(images, lambda row: transform(planes[row]))
+    return per_image_arm(images, lambda row: transform(planes[row]))
 
 
 def measure(batch_size: int, repeats: int, counts: list[int]) -> dict[str, Any]:
-    """All of it."""
+    """Run all arms and return the facts to print."""
     here = conditions(batch_size, "in memory")
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (batch_size, 256, 256, 3), np.uint8))
-    arms = {"decodeonce": ours(images), f"Pillow {PIL.__version__}": pillow(images)}
+    arms = {"decodeonce": augment_arm(images), f"Pillow {PIL.__version__}": pillow_arm(images)}
     if importlib.util.find_spec("torchvision"):
         import torchvision as package
 
-        arms[f"torchvision {package.__version__}"] = torchvision(images)
+        arms[f"torchvision {package.__version__}"] = torchvision_arm(images)
     spent: dict[str, list[tuple[float, float]]] = {}
     for repeat in range(repeats + 1):
         for threads in counts:
@@ -112,7 +112,7 @@ def measure(batch_size: int, repeats: int, counts: list[int]) -> dict[str, Any]:
                 start, start_cpu = time.perf_counter(), time.process_time()
                 arm(threads)
                 took = time.process_time() - start_cpu, time.perf_counter() - start
-                if repeat:  # the first one touches memory and starts threads for the first time
+                if repeat:  # the first run is left out: it touches new memory and starts threads
                     spent.setdefault(f"{name}, {threads} threads", []).append(took)
     per_image = {
         name: [statistics.median(times) / batch_size * 1e3 for times in zip(*took, strict=True)]
@@ -122,23 +122,22 @@ def measure(batch_size: int, repeats: int, counts: list[int]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    asked = parser.parse_args()
-    facts = measure(asked.batch_size, asked.repeats, asked.threads)
-    if asked.json:
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    options = parser.parse_args()
+    facts = measure(options.batch_size, options.repeats, options.threads)
+    if options.json:
         print(json.dumps(facts))
         return
     print(heading(facts["conditions"]))
-    print(f"ms per image, {asked.repeats} repeats, batches of {asked.batch_size}")
+    print(f"ms per image, {options.repeats} repeats, batches of {options.batch_size}")
     for name, (processor, wall) in facts["ms_per_image"].items():
         print(f"{name:40s} {processor:7.3f} processor {wall:7.3f} wall")
     if not importlib.util.find_spec("torchvision"):
-        print("torchvision is not installed: left out")
+        print("torchvision is left out, because it is not installed")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""How fast a build decodes, beside bare simplejpeg and a plain builder on stock Pillow, in one run.
+"""Compare the decoding rate of a build with bare simplejpeg and with a plain builder on stock Pillow, in one run.
 
-    python bench/build.py [SRC] [--repeats 5] [--workers N] [--pictures 9000] [--json]
+    python bench/build.py [SRC] [--repeats 5] [--workers N] [--images 9000] [--json]
 
-SRC is a tree `train/<wnid>/*.JPEG`; without it a sample tree is drawn under build/. A smaller tree than --pictures is
-linked several times over, for blocks grow with the store: ImageNet's have 170 rows, those of 9,000 pictures 35. Each
-repeat runs the three in turn on the same pictures, warm, with the same number of processes. It prints medians, and
-ratios of these with their range over the repeats. The build's rate is that of its steady state: from its first durable
-block to its last.
+SRC is a tree `train/<wnid>/*.JPEG`; without it a sample tree is generated in build/. If SRC has fewer than --images,
+its images are linked several times, because blocks grow with the store: ImageNet's have 170 rows, those of 9,000 images
+have 35. Each repeat runs the three arms in turn on the same images, warm, with the same number of processes. It prints
+medians, and ratios of the medians with their range over the repeats. The rate of a build is its steady rate, from its
+first durable block to its last.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ STOCK = SCRATCH / "stock-pillow"
 BARE = """
 import sys, time
 import simplejpeg
-pictures = [open(path, "rb").read() for path in sys.stdin.read().splitlines()]
-for data in pictures[:50]:
+files = [open(path, "rb").read() for path in sys.stdin.read().splitlines()]
+for data in files[:50]:
     simplejpeg.decode_jpeg(data, strict=False)
 print("ready", flush=True)
 sys.stdin = open("/dev/null")
 start = time.perf_counter()
-for data in pictures:
+for data in files:
     simplejpeg.decode_jpeg(data, strict=False)
-print(len(pictures) / (time.perf_counter() - start), flush=True)
+print(len(files) / (time.perf_counter() - start), flush=True)
 """
 
 PLAIN = """
@@ -53,8 +53,8 @@ paths = sys.stdin.read().splitlines()
 store = np.lib.format.open_memmap(sys.argv[1], mode="w+", dtype=np.uint8, shape=(len(paths), 256, 256, 3))
 start = time.perf_counter()
 for row, path in enumerate(paths):
-    with Image.open(path) as picture:
-        image = picture.convert("RGB")
+    with Image.open(path) as file:
+        image = file.convert("RGB")
     w, h = image.size
     width, height = (256, int(256 * h / w)) if w <= h else (int(256 * w / h), 256)
     left, top = round((width - 256) / 2.0), round((height - 256) / 2.0)
@@ -65,10 +65,10 @@ print(len(paths) / (time.perf_counter() - start), flush=True)
 """
 
 
-def linked(source: Path, pictures: int, into: Path) -> Path:
-    """A tree of at least so many pictures: `source` itself, or hard links to its pictures under new names."""
+def link_images(source: Path, count: int, into: Path) -> Path:
+    """Return a tree of at least `count` images: `source`, or `into` filled with hard links under new names."""
     found = sorted(source.glob("train/*/*.JPEG"))
-    copies = -(-pictures // len(found))
+    copies = -(-count // len(found))
     if copies == 1:
         return source
     for path in found:
@@ -77,13 +77,13 @@ def linked(source: Path, pictures: int, into: Path) -> Path:
         for copy in range(copies):
             try:
                 os.link(path, folder / f"{copy}_{path.name}")
-            except OSError:  # another file system
+            except OSError:  # `into` is on another file system
                 shutil.copyfile(path, folder / f"{copy}_{path.name}")
     return into
 
 
 def plain_jpegs(source: Path) -> list[str]:
-    """The pictures that bare simplejpeg and a builder without any care can decode."""
+    """Return the paths of images that bare simplejpeg and a plain builder can decode."""
     import simplejpeg
 
     paths = []
@@ -95,15 +95,15 @@ def plain_jpegs(source: Path) -> list[str]:
 
 
 def stock_pillow() -> dict[str, str]:
-    """An environment in which `import PIL` is stock Pillow, whatever this one has."""
+    """Return environment variables with which `import PIL` imports stock Pillow."""
     if not (STOCK / "PIL").exists():
         command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(STOCK), "pillow"]
         subprocess.run(command, check=True)
     return {**os.environ, "PYTHONPATH": str(STOCK)}
 
 
-def side_by_side(script: str, paths: list[str], workers: int, arguments: list[str], env: dict[str, str]) -> float:
-    """Pictures a second of `workers` processes that each run the script on their share."""
+def parallel_rate(script: str, paths: list[str], workers: int, arguments: list[str], env: dict[str, str]) -> float:
+    """Run the script in `workers` processes, each on its share of `paths`; return their total images/s."""
     processes = []
     for worker in range(workers):
         command = [sys.executable, "-c", script, *[argument.format(worker) for argument in arguments]]
@@ -118,7 +118,7 @@ def side_by_side(script: str, paths: list[str], workers: int, arguments: list[st
 
 
 def steady_build(source: Path, out: Path, workers: int) -> dict[str, float]:
-    """A real build: pictures a second between its first and last block, and the largest worker's anonymous memory."""
+    """Run a build; return images/s between its first and last block, and the largest worker's anonymous memory."""
     from decodeonce.prep.build import Progress, Work, make_plan, work
     from decodeonce.prep.recipe import Recipe
     from decodeonce.prep.sources import open_imagenet
@@ -140,7 +140,7 @@ def steady_build(source: Path, out: Path, workers: int) -> dict[str, float]:
 
 
 def largest_child_anonymous() -> int:
-    """RssAnon of this process's largest child, in bytes."""
+    """Return the RssAnon of this process's largest child, in bytes."""
     found = 0
     children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
     for child in children:
@@ -153,16 +153,16 @@ def largest_child_anonymous() -> int:
 
 
 def measure(source: Path, workers: int, repeats: int) -> dict[str, Any]:
-    """Medians of the three rates over interleaved repeats, and their ratios."""
+    """Run interleaved repeats of the three arms; return their median rates and the ratios."""
     paths, stock = plain_jpegs(source), stock_pillow()
     here, runs = conditions(len(paths), "files in the page cache (warm)"), []
     for repeat in range(repeats + 1):
         with tempfile.TemporaryDirectory(dir=SCRATCH) as scratch:
-            bare = side_by_side(BARE, paths, workers, [], dict(os.environ))
+            bare = parallel_rate(BARE, paths, workers, [], dict(os.environ))
             built = steady_build(source, Path(scratch, "store"), workers)
             shutil.rmtree(Path(scratch, "store"))
-            plain = side_by_side(PLAIN, paths, workers, [f"{scratch}/{{}}.npy"], stock)
-        if repeat:  # the first warms the page cache
+            plain = parallel_rate(PLAIN, paths, workers, [f"{scratch}/{{}}.npy"], stock)
+        if repeat:  # the first run is left out: it warms the page cache
             runs.append((bare, built["rate"], plain, built["anonymous"]))
     bares, builds, plains, anonymous = zip(*runs, strict=True)
     return {
@@ -178,7 +178,6 @@ def measure(source: Path, workers: int, repeats: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure and print."""
     from decodeonce.host import usable_cores
     from decodeonce.prep.sample import write_sample_tree
 
@@ -186,7 +185,7 @@ def main() -> None:
     parser.add_argument("source", nargs="?", type=Path)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--workers", type=int, default=usable_cores())
-    parser.add_argument("--pictures", type=int, default=9000)
+    parser.add_argument("--images", type=int, default=9000)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     source = options.source or SCRATCH / "sample-imagenet"
@@ -194,7 +193,7 @@ def main() -> None:
     if not source.exists():
         write_sample_tree(source, workers=usable_cores())
     with tempfile.TemporaryDirectory(dir=SCRATCH) as tree:
-        facts = measure(linked(source, options.pictures, Path(tree)), options.workers, options.repeats)
+        facts = measure(link_images(source, options.images, Path(tree)), options.workers, options.repeats)
     if options.json:
         print(json.dumps(facts))
         return

@@ -1,15 +1,17 @@
-"""How fast batches come from a disk whose rows are not in memory, compared with the best that fio reads there.
+"""Compare the Loader's rates on a store that is not in memory with the fastest that fio reads from the same disk.
 
     python bench/cold.py [STORE] [--repeats 5] [--batch-size 256] [--seconds 3] [--apt] [--json]
 
-First fio reads the store's first shard with every engine, block size and queue depth, random and in order, for
---seconds each: libaio and io_uring past the page cache, and psync (a thread for each read) through it. The fastest
-are then repeated in turn with the Loader's epochs. The store's pages are dropped before each arm (posix_fadvise,
-which needs no root). The clock leaves out the start and the end of an epoch, as long as the Loader reads ahead: first
-nothing is ready, and last there is nothing left to ask for.
+First, fio reads the store's first shard with every engine, block size and queue depth, at random and in order, for
+--seconds each: libaio and io_uring bypass the page cache, and psync (one thread per read) reads through it. Then the
+fastest of these are repeated in turn with the Loader's epochs. The store's pages are dropped before each arm, with
+posix_fadvise, which does not need root.
 
-A ratio is that of the medians in the table; behind it is the range of the repeats. Without STORE, 8 GB of random rows
-are kept in build/cold.store. Needs fio: --apt installs it, as root.
+The start and the end of an epoch are not timed, for as many batches as the Loader reads ahead: at the start no batch is
+ready, and at the end the Loader has nothing left to request.
+
+Ratios are ratios of the medians in the table, followed by their range over the repeats. Without STORE, 8 GB of random
+rows are created in build/cold.store and kept. This script needs fio; --apt installs it, as root.
 """
 
 from __future__ import annotations
@@ -42,15 +44,15 @@ ROWS = 160 * 256
 DROPS = 50
 ENGINES = ("libaio", "io_uring", "psync")
 DEPTHS = (1, 4, 16, 64, 256)
-MOST_UNDER_WAY = 256 << 20  # bytes that one fio reads at a time
+MAX_IN_FLIGHT = 256 << 20  # bytes that one fio reads at a time
 SHUFFLES = ("full", "window", "none")
 READERS = ("pread", "mmap")
-FINALISTS = 3  # of each order's pattern, and of all
-RING = 5  # batches: a Loader's prefetch and two more
+FINALISTS = 3  # per access pattern, and overall
+SLOTS = 5  # of a Loader: its prefetch and two more
 
 
 class Reads(NamedTuple):
-    """A way for fio to read: rw ("randread" or "read"), engine, block size and number of reads under way."""
+    """Settings of fio: rw ("randread" or "read"), engine, block size and number of reads in flight."""
 
     rw: str
     engine: str
@@ -62,15 +64,15 @@ class Reads(NamedTuple):
         return f"{self.block >> 10:,} KiB {order}, {self.engine}, depth {self.depth}"
 
 
-class Pace(NamedTuple):
-    """What an epoch gave between its start and its end: bytes/s, and bytes that storage read for each of them."""
+class EpochRate(NamedTuple):
+    """Results of an epoch without its start and end: bytes/s, and bytes read from storage per byte of the store."""
 
     rate: float
     read: float
 
 
 def find_fio(*, install: bool) -> str:
-    """The version of fio, "" if it is missing and `install` is not set."""
+    """Return the version of fio; "" if it is missing. `install`: install it first."""
     if install and not shutil.which("fio"):
         for command in (["update", "-q"], ["install", "-qy", "--no-install-recommends", "fio"]):
             subprocess.run(["apt-get", *command], check=True, stdout=sys.stderr)
@@ -80,11 +82,11 @@ def find_fio(*, install: bool) -> str:
 
 
 COLD = "cold: no page of the store in memory when an epoch starts"
-NO_FIO = "fio is missing, and there is nothing to compare with. Run: apt-get install fio (or pass --apt, as root)"
+NO_FIO = "fio is missing, so there is nothing to compare with. Run: apt-get install fio (or pass --apt, as root)"
 
 
-def forget(store: Store) -> None:
-    """Drop the store's pages from the page cache; those that some process has mapped would stay."""
+def drop_pages(store: Store) -> None:
+    """Drop the store's pages from the page cache; exit if that fails. Pages that a process has mapped are kept."""
     for shard in store.manifest.shards:
         fd = os.open(store.paths.root / shard.file, os.O_RDONLY)
         os.fsync(fd)
@@ -92,25 +94,27 @@ def forget(store: Store) -> None:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             if is_cold(fd, shard.bytes // 2):
                 break
-            time.sleep(0.1)  # the kernel passes over pages that it is busy with
+            time.sleep(0.1)  # the kernel skips pages that are in use
         else:
-            raise SystemExit(f"{shard.file}: its pages cannot be dropped; does another process read it?")
+            raise SystemExit(
+                f"{shard.file}: cannot drop its pages. Stop other processes that read the store, and retry"
+            )
         os.close(fd)
 
 
 def is_cold(fd: int, offset: int) -> bool:
-    """Whether this byte of a file is not in memory."""
+    """Return whether this byte of a file is not in memory."""
     try:
         os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT)
     except BlockingIOError:
         return True
     except OSError as error:
-        raise SystemExit(f"this file system does not tell what is in memory: {error}") from error
+        raise SystemExit(f"this file system does not report which pages are in memory: {error}") from error
     return False
 
 
-def storage(folder: Path) -> str:
-    """The file system and the device that a folder lies on."""
+def storage_name(folder: Path) -> str:
+    """Return the file system and the device of a folder."""
     device = folder.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     for mount in Path("/proc/self/mountinfo").read_text().splitlines():
@@ -120,22 +124,22 @@ def storage(folder: Path) -> str:
     return "an unknown device"
 
 
-def own(file: str, key: str) -> int:
-    """A number that /proc has of this process."""
+def own_proc_value(file: str, key: str) -> int:
+    """Return a number from a file in /proc/self."""
     lines = Path("/proc/self", file).read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(key))
 
 
 def block_bytes(store: Store) -> tuple[int, int]:
-    """Bytes of a row and of a block, in whole pages, as reads past the page cache need."""
+    """Return the bytes of a row and of a block, rounded up to whole pages, as reads that bypass the page cache need."""
     row = store.manifest.row_bytes
     return -(-row // PAGE) * PAGE, -(-row * store.manifest.block_rows // PAGE) * PAGE
 
 
 def all_reads(store: Store) -> Iterator[Reads]:
-    """The sweep: every engine, block size and depth, at random and in order."""
+    """Yield all settings of the sweep: every engine, block size and depth, at random and in order."""
     row, block = block_bytes(store)
-    most = min(MOST_UNDER_WAY, store.manifest.shards[0].bytes // 4)
+    most = min(MAX_IN_FLIGHT, store.manifest.shards[0].bytes // 4)
     for rw, blocks in (("randread", (row, 1 << 20, block)), ("read", (1 << 20, block))):
         for engine in ENGINES:
             for size in sorted(set(blocks)):
@@ -145,7 +149,7 @@ def all_reads(store: Store) -> Iterator[Reads]:
 
 
 def has_pattern(store: Store, shuffle: str, reads: Reads) -> bool:
-    """Whether fio reads as the Loader does in this order: rows at random, blocks at random, or all in order."""
+    """Return whether fio reads like the Loader with this `shuffle`: random rows, random blocks, or all in order."""
     row, block = block_bytes(store)
     if shuffle == "none":
         return reads.rw == "read"
@@ -153,7 +157,7 @@ def has_pattern(store: Store, shuffle: str, reads: Reads) -> bool:
 
 
 def fio_rate(store: Store, reads: Reads, seconds: float) -> float:
-    """Bytes a second of fio on the first shard's rows, none of them twice, for so long at most."""
+    """Run fio on the rows of the first shard, for at most `seconds`; return bytes/s. It reads no row twice."""
     shard = store.manifest.shards[0]
     threads = reads.depth if reads.engine == "psync" else 1
     nbytes = (shard.bytes - DATA_OFFSET) // threads // reads.block * reads.block
@@ -162,13 +166,13 @@ def fio_rate(store: Store, reads: Reads, seconds: float) -> float:
     options += [f"--ioengine={reads.engine}", f"--runtime={seconds * 1000:.0f}ms", "--randrepeat=0"]
     options += [] if reads.engine == "psync" else ["--direct=1", f"--iodepth={reads.depth}"]
     command = ["fio", f"--filename={store.paths.root / shard.file}", *options, "--output-format=json"]
-    forget(store)
+    drop_pages(store)
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(json.loads(done.stdout)["jobs"][0]["read"]["bw_bytes"])
 
 
 def sweep(store: Store, seconds: float) -> dict[Reads, float]:
-    """The rates of all ways to read, once each; says on stderr which engines do not work here."""
+    """Measure all settings once; return their bytes/s. Engines that do not work here are reported on stderr."""
     rates: dict[Reads, float] = {}
     failed: set[str] = set()
     for reads in all_reads(store):
@@ -180,72 +184,72 @@ def sweep(store: Store, seconds: float) -> dict[Reads, float]:
             failed.add(reads.engine)
             print(f"fio cannot use {reads.engine} here: {error.stderr.strip()}", file=sys.stderr)
     if not rates:
-        raise SystemExit(f"{store.paths.root}: fio cannot read it")
+        raise SystemExit(f"{store.paths.root}: fio cannot read it with any engine")
     return rates
 
 
 def finalists(store: Store, rates: dict[Reads, float]) -> list[Reads]:
-    """The fastest of all ways to read, and of those with the pattern of each order."""
-    fastest = sorted(rates, key=rates.__getitem__, reverse=True)
-    chosen = fastest[:FINALISTS]
+    """Return the fastest settings overall and per access pattern of the Loader."""
+    by_rate = sorted(rates, key=rates.__getitem__, reverse=True)
+    chosen = by_rate[:FINALISTS]
     for shuffle in SHUFFLES:
-        chosen += [reads for reads in fastest if has_pattern(store, shuffle, reads)][:FINALISTS]
+        chosen += [reads for reads in by_rate if has_pattern(store, shuffle, reads)][:FINALISTS]
     return list(dict.fromkeys(chosen))
 
 
-def settling_batches(store: Store, batch_size: int, shuffle: str) -> int:
-    """How many batches the Loader reads ahead: so many are left out at the start and at the end of an epoch."""
+def read_ahead_batches(store: Store, batch_size: int, shuffle: str) -> int:
+    """Return how many batches the Loader reads ahead, rounded up."""
     row_bytes = store.manifest.row_bytes
-    ahead = AHEAD_BYTES + RING * batch_size * row_bytes
+    ahead = AHEAD_BYTES + SLOTS * batch_size * row_bytes
     if shuffle == "window":
         ahead += min(len(store), WINDOW_BLOCKS * store.manifest.block_rows) * row_bytes
     return -(-ahead // (batch_size * row_bytes))
 
 
-def pace(loader: Loader, store: Store, shuffle: str) -> Pace:
-    """Run one epoch; what it gave between its start and its end."""
-    ends = settling_batches(store, loader.batch_size, shuffle)
-    middle = len(loader) - 2 * ends
-    if middle <= 0:
-        found = f"{len(loader)} batches of {loader.batch_size}, expected more than {2 * ends}"
-        raise SystemExit(f"{store.paths.root}: an epoch has {found}; take a larger store or a smaller --batch-size")
+def timed_epoch(loader: Loader, store: Store, shuffle: str) -> EpochRate:
+    """Run one epoch and time it without its first and last batches (see the module's docstring)."""
+    untimed = read_ahead_batches(store, loader.batch_size, shuffle)
+    timed = len(loader) - 2 * untimed
+    if timed <= 0:
+        found = f"{len(loader)} batches of {loader.batch_size}, expected more than {2 * untimed}"
+        raise SystemExit(f"{store.paths.root}: an epoch has {found}; use a larger store or a smaller --batch-size")
     batches = iter(loader)
-    deque(islice(batches, ends), maxlen=0)
-    start, before = time.perf_counter(), own("io", "read_bytes")
-    deque(islice(batches, middle), maxlen=0)
-    seconds, read = time.perf_counter() - start, own("io", "read_bytes") - before
+    deque(islice(batches, untimed), maxlen=0)
+    start, before = time.perf_counter(), own_proc_value("io", "read_bytes")
+    deque(islice(batches, timed), maxlen=0)
+    seconds, read = time.perf_counter() - start, own_proc_value("io", "read_bytes") - before
     deque(batches, maxlen=0)
-    nbytes = middle * loader.batch_size * store.manifest.row_bytes
-    return Pace(nbytes / seconds, read / nbytes)
+    nbytes = timed * loader.batch_size * store.manifest.row_bytes
+    return EpochRate(nbytes / seconds, read / nbytes)
 
 
-def cold_epoch(store: Store, batch_size: int, shuffle: Any, reader: Any) -> Pace:
-    """The pace of one epoch of which nothing is in memory."""
-    forget(store)
+def cold_epoch(store: Store, batch_size: int, shuffle: Any, reader: Any) -> EpochRate:
+    """Drop the store's pages, then run and time one epoch."""
+    drop_pages(store)
     with Loader(store.paths.root, batch_size=batch_size, shuffle=shuffle, reader=reader) as loader:
-        return pace(loader, store, shuffle)
+        return timed_epoch(loader, store, shuffle)
 
 
 def measure(store: Store, batch_size: int, repeats: int, seconds: float) -> dict[str, Any]:
-    """The sweep, and the rates of fio's finalists and of the Loader, repeat by repeat."""
+    """Run the sweep, then repeat fio's finalists and the Loader in turn; return all rates."""
     once = sweep(store, seconds)
     fio: dict[Reads, list[float]] = {reads: [] for reads in finalists(store, once)}
-    loads: dict[tuple[str, str], list[Pace]] = {(order, reader): [] for order in SHUFFLES for reader in READERS}
+    loads: dict[tuple[str, str], list[EpochRate]] = {(order, reader): [] for order in SHUFFLES for reader in READERS}
     for _ in range(repeats):
         for reads, rates in fio.items():
             rates.append(fio_rate(store, reads, seconds))
-        for (shuffle, reader), paces in loads.items():
-            paces.append(cold_epoch(store, batch_size, shuffle, reader))
-    best = best_of(fio, list(fio))
+        for (shuffle, reader), epochs in loads.items():
+            epochs.append(cold_epoch(store, batch_size, shuffle, reader))
+    best = fastest(fio, list(fio))
     loader = {}
-    for (shuffle, reader), paces in loads.items():
-        rates = [found.rate for found in paces]
-        alike = best_of(fio, [reads for reads in fio if has_pattern(store, shuffle, reads)])
+    for (shuffle, reader), epochs in loads.items():
+        rates = [epoch.rate for epoch in epochs]
+        alike = fastest(fio, [reads for reads in fio if has_pattern(store, shuffle, reads)])
         loader[f'`shuffle="{shuffle}"`, {reader}'] = {
             "bytes_per_s": rates,
             "of_best": ratio(rates, fio[best]),
             "of_best_alike": ratio(rates, fio[alike]),
-            "read_per_byte": statistics.median(found.read for found in paces),
+            "read_per_byte": statistics.median(epoch.read for epoch in epochs),
         }
     return {
         "sweep": {str(reads): rate for reads, rate in once.items()},
@@ -255,20 +259,20 @@ def measure(store: Store, batch_size: int, repeats: int, seconds: float) -> dict
     }
 
 
-def best_of(rates: dict[Reads, list[float]], among: list[Reads]) -> Reads:
-    """The way to read that has the largest median."""
+def fastest(rates: dict[Reads, list[float]], among: list[Reads]) -> Reads:
+    """Return the settings with the largest median rate."""
     return max(among, key=lambda reads: statistics.median(rates[reads]))
 
 
 def rate_text(rates: list[float]) -> str:
-    """Rates as their median in GB/s, with the range."""
-    middle, least, most = (rate / 1e9 for rate in (statistics.median(rates), min(rates), max(rates)))
-    return f"{middle:.2f} ({least:.2f} to {most:.2f})"
+    """Format rates as their median in GB/s with the range: "1.20 (1.10 to 1.30)"."""
+    median, least, most = (rate / 1e9 for rate in (statistics.median(rates), min(rates), max(rates)))
+    return f"{median:.2f} ({least:.2f} to {most:.2f})"
 
 
 def table(facts: dict[str, Any]) -> str:
-    """The Markdown table of docs/benchmarks.md."""
-    lines = ["| | GB/s | over fio's best | over fio's best in this pattern | read per byte |", "|---|---|---|---|---|"]
+    """Return the table for docs/benchmarks.md."""
+    lines = ["| | GB/s | / fastest fio | / fastest fio with this pattern | read per byte |", "|---|---|---|---|---|"]
     for name, rates in sorted(facts["fio"].items(), key=lambda item: -statistics.median(item[1])):
         lines.append(f"| fio: {name} | {rate_text(rates)} | | | |")
     for name, found in facts["loader"].items():
@@ -280,26 +284,25 @@ def table(facts: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", type=Path, nargs="?")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--seconds", type=float, default=3, help="of each fio (default: 3)")
+    parser.add_argument("--seconds", type=float, default=3, help="seconds per run of fio (default: 3)")
     parser.add_argument("--apt", action="store_true", help="install fio if it is missing; needs root")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
-    asked = parser.parse_args()
-    version = find_fio(install=asked.apt)
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    options = parser.parse_args()
+    version = find_fio(install=options.apt)
     if not version:
         print(NO_FIO)
         return 0
-    store = open_store(asked.store or synthetic_store(SCRATCH / "cold.store", ROWS))
-    facts = {"conditions": conditions(len(store), COLD), "storage": f"{storage(store.paths.root)}, {version}"}
-    facts |= measure(store, asked.batch_size, asked.repeats, asked.seconds)
-    nbytes = len(store) * store.manifest.row_bytes
-    print(f"{heading(facts['conditions'])}{facts['storage']}; {nbytes / 1e9:.1f} GB per epoch, {asked.repeats} repeats")
-    print(f"The best of {len(facts['sweep'])} ways for fio to read: {facts['best']}\n\n{table(facts)}")
-    if asked.json:
+    store = open_store(options.store or synthetic_store(SCRATCH / "cold.store", ROWS))
+    facts = {"conditions": conditions(len(store), COLD), "storage": f"{storage_name(store.paths.root)}, {version}"}
+    facts |= measure(store, options.batch_size, options.repeats, options.seconds)
+    size = f"{len(store) * store.manifest.row_bytes / 1e9:.1f} GB per epoch"
+    print(f"{heading(facts['conditions'])}{facts['storage']}; {size}, {options.repeats} repeats")
+    print(f"The fastest of {len(facts['sweep'])} settings of fio: {facts['best']}\n\n{table(facts)}")
+    if options.json:
         print(json.dumps(facts))
     return 0
 

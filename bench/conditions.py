@@ -1,4 +1,4 @@
-"""What every benchmark prints about its run, and how it sums up the repeats."""
+"""The heading that every benchmark prints about its run, and the ratios of repeated measurements."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ def conditions(images: int, pages: str) -> dict[str, Any]:
 
 
 def heading(facts: dict[str, Any]) -> str:
-    """The same as three lines of text."""
+    """Format the result of conditions() as three lines of text."""
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     run = f"{facts['date']}, load {facts['load_average']:.1f}, {facts['images']:,} images, {facts['pages']}"
     return f"{facts['machine']}\n{versions}\n{run}\n"
 
 
 def ratio(values: Sequence[float], base: Sequence[float]) -> list[float]:
-    """The ratio of the medians, then the smallest and the largest ratio within one repeat."""
+    """Return the ratio of the medians, and the smallest and the largest ratio within one repeat."""
     repeats = [value / other for value, other in zip(values, base, strict=True)]
     return [statistics.median(values) / statistics.median(base), min(repeats), max(repeats)]
 
 
 def ratio_text(found: Sequence[float]) -> str:
-    """A ratio with its range: "0.72 (0.70 to 0.75)"."""
+    """Format a ratio with its range: "0.72 (0.70 to 0.75)"."""
     digits = 2 if min(found) >= 0.1 else 3
-    middle, least, most = (f"{value:.{digits}f}" for value in found)
-    return f"{middle} ({least} to {most})"
+    median, least, most = (f"{value:.{digits}f}" for value in found)
+    return f"{median} ({least} to {most})"
 
 
 def _processor() -> str:

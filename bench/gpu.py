@@ -1,15 +1,15 @@
-"""What an accelerator gets: transfers beside plain pinned copies, training beside a loop that is fed nothing new.
+"""Measure transfers to an accelerator, training from a store, and augmentation.
 
     python bench/gpu.py [STORE] [--batch-size 256] [--steps 60] [--repeats 5] [--json]
 
-One command, within five minutes on one GPU. Arms of a repeat run in turn; figures are medians, ratios are ratios of
-these with their range over the repeats. Without STORE, 4 GB of drawn rows are made in build/gpu.store. `--device cpu`
-only shows that it runs.
+It takes up to five minutes on one GPU. The arms of a repeat run in turn. Results are medians; ratios are ratios of the
+medians with their range over the repeats. Without STORE, 4 GB of random rows are created in build/gpu.store.
+`--device cpu` only shows that the script works.
 
-- host to device: the Loader's epochs over copies of as many bytes from one pinned buffer (aim: 0.95);
-- training: ResNet-50, bf16, images/s from the store over the same loop on one batch that stays on the device (0.99),
-  and the share of its steps that waited; the same again with cache="device", once all rows are there;
-- augment: images/s of RandomResizedCrop(224), RandomFlip and Normalize to bf16, beside training's.
+- Transfers: bytes/s of the Loader's epochs, compared with copies of as many bytes from one pinned buffer (goal: 0.95).
+- Training: images/s of ResNet-50 in bf16 from the store, compared with the same loop on one batch that stays on the
+  device (goal: 0.99), and the share of steps that waited. The same again with cache="device", when all rows are cached.
+- Augmentation: images/s of RandomResizedCrop(224), RandomFlip and Normalize to bf16.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ROWS = 80 * 256
 
 
 class Bench:
-    """One device, one store, one model."""
+    """The measurements for one device, store and model."""
 
     def __init__(self, store: Store, device: torch.device, batch_size: int, steps: int) -> None:
         self.device, self.batch_size, self.steps = device, batch_size, steps
@@ -58,7 +58,7 @@ class Bench:
         self.augment = Augment(RandomResizedCrop(224), RandomFlip(), Normalize(store, dtype=torch.bfloat16))
 
     def seconds(self, work: Callable[[], None]) -> float:
-        """How long it takes until the device has done it."""
+        """Return how long `work` takes, until the device has finished it."""
         self.finish()
         start = time.perf_counter()
         work()
@@ -66,12 +66,12 @@ class Bench:
         return time.perf_counter() - start
 
     def finish(self) -> None:
-        """Wait for the device."""
+        """Wait until the device has finished."""
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
 
     def copies(self) -> float:
-        """Bytes a second of plain pinned copies."""
+        """Return bytes/s of plain copies from pinned memory."""
 
         def work() -> None:
             for _ in range(self.steps):
@@ -80,7 +80,7 @@ class Bench:
         return self.steps * self.pinned.nbytes / self.seconds(work)
 
     def transfers(self) -> float:
-        """Bytes a second of the Loader's batches, an epoch's start included."""
+        """Return bytes/s of the Loader's batches, including the start of each epoch."""
 
         def work() -> None:
             for _ in self.batches("store"):
@@ -89,7 +89,7 @@ class Bench:
         return self.steps * self.pinned.nbytes / self.seconds(work)
 
     def training(self, feed: Callable[[], Iterator[Batch]]) -> float:
-        """Images a second of training on these batches."""
+        """Return images/s of training on these batches."""
 
         def work() -> None:
             for images, labels in feed():
@@ -98,7 +98,7 @@ class Bench:
         return self.steps * self.batch_size / self.seconds(work)
 
     def augmenting(self) -> float:
-        """Images a second of the augmentations alone."""
+        """Return images/s of augmentation alone."""
 
         def work() -> None:
             for _ in range(self.steps):
@@ -107,7 +107,7 @@ class Bench:
         return self.steps * self.batch_size / self.seconds(work)
 
     def train(self, images: Tensor, labels: Tensor) -> None:
-        """One step."""
+        """Run one training step."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type != "cpu"):
             loss = nn.functional.cross_entropy(self.model(images), labels)
         self.optimizer.zero_grad()
@@ -115,27 +115,27 @@ class Bench:
         self.optimizer.step()
 
     def batches(self, name: str) -> Iterator[Batch]:
-        """As many batches of a Loader as a measurement takes, of as many epochs."""
+        """Yield `self.steps` batches of a Loader, from several epochs if necessary."""
         left = self.steps
         while left:
             for _, batch in zip(range(left), self.loaders[name], strict=False):
                 yield batch
                 left -= 1
 
-    def same(self) -> Iterator[Batch]:
-        """One batch again and again."""
+    def same_batch(self) -> Iterator[Batch]:
+        """Yield one batch `self.steps` times."""
         return (self.constant for _ in range(self.steps))
 
 
 def measure(bench: Bench, repeats: int) -> dict[str, Any]:
-    """All of it."""
+    """Run all arms and return the facts to print."""
     while bench.loaders["cache"].stats()["cached_rows"] < len(bench.loaders["cache"]) * bench.batch_size:
         for _ in bench.loaders["cache"]:
             pass
     arms: dict[str, Callable[[], float]] = {
         "pinned copies, bytes/s": bench.copies,
         "Loader to the device, bytes/s": bench.transfers,
-        "training on one batch, images/s": lambda: bench.training(bench.same),
+        "training on one batch, images/s": lambda: bench.training(bench.same_batch),
         "training from the store, images/s": lambda: bench.training(lambda: bench.batches("store")),
         "training from the cache, images/s": lambda: bench.training(lambda: bench.batches("cache")),
         "augmenting, images/s": bench.augmenting,
@@ -147,7 +147,7 @@ def measure(bench: Bench, repeats: int) -> dict[str, Any]:
             before = bench.loaders["store"].stats()
             rate = arm()
             after = bench.loaders["store"].stats()
-            if not repeat:  # the first makes slots, and has kernels chosen and compiled
+            if not repeat:  # the first run is left out: it allocates slots, and selects and compiles kernels
                 continue
             rates[name].append(rate)
             if "from the store" in name:
@@ -167,7 +167,6 @@ def measure(bench: Bench, repeats: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", type=Path, nargs="?")
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -175,14 +174,15 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    asked = parser.parse_args()
-    if asked.device is None:
-        parser.exit(0, "torch finds no accelerator here: nothing is measured\n")
-    store = open_store(asked.store or synthetic_store(ROOT / "build" / "gpu.store", ROWS))
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    options = parser.parse_args()
+    if options.device is None:
+        parser.exit(0, "nothing is measured, because torch finds no accelerator here\n")
+    store = open_store(options.store or synthetic_store(ROOT / "build" / "gpu.store", ROWS))
     here = conditions(len(store), "rows in the page cache (warm)")
-    facts = {"conditions": here, **measure(Bench(store, asked.device, asked.batch_size, asked.steps), asked.repeats)}
-    if asked.json:
+    bench = Bench(store, options.device, options.batch_size, options.steps)
+    facts = {"conditions": here, **measure(bench, options.repeats)}
+    if options.json:
         print(json.dumps(facts))
         return
     print(heading(facts["conditions"]))

@@ -1,12 +1,14 @@
-"""How fast batches come out of a store, beside the copy that bounds them, in one run.
+"""Compare the Loader's rates with memory copies, and measure its memory and start times, in one run.
 
     python bench/loader.py STORE [--repeats 5] [--batch-size 256] [--json]
 
-Each repeat runs in turn, warm, over the same bytes: two threads of np.copyto from resident memory into the same kind
-of buffers as the Loader's; the Loader's epochs, for each shuffle and reader; with one thread and with two, epochs
-that check every row beside epochs that do not. Rates are medians; ratios to np.copyto, and of checked to unchecked
-epochs, are ratios of these with their range over the repeats. Then what a Loader adds to this process's memory with
-sparse stores of 1 and 10 GB, and how long one of 1,000 shards and 100 GB takes to open.
+Each repeat runs these arms in turn, warm, over the same bytes: two threads of np.copyto from memory into the same kind
+of buffers as the Loader's; the Loader's epochs, for each shuffle and reader; and epochs with and without verify=True,
+with one thread and with two. Rates are medians. Ratios to np.copyto, and of checked to unchecked epochs, are ratios of
+the medians with their range over the repeats.
+
+Then it measures how much memory a Loader adds to this process, with sparse stores of 1 and 10 GB, and how long it takes
+to open a store of 1,000 shards and 100 GB.
 """
 
 from __future__ import annotations
@@ -35,13 +37,13 @@ SIZES = {"1 GB": 10**9, "10 GB": 10**10}
 
 
 class Copies:
-    """Each of two threads copies its half of every batch; they do not wait for each other."""
+    """Copies of batches by two threads, each of which copies its half of every batch without waiting for the other."""
 
     def __init__(self, store: Store, batch_size: int, steps: int) -> None:
         shape = store.manifest.shape
         self.source = page_aligned_slot((steps * batch_size, *shape)).pixels
         store.take(np.arange(len(self.source)), out=self.source)
-        # As many as the Loader's ring has, so that the destinations are as cold.
+        # The Loader has as many slots, so the destinations are equally cold in the processor's caches.
         self.slots = [page_aligned_slot((batch_size, *shape)).pixels for _ in range(5)]
         self.batch_size, self.steps = batch_size, steps
 
@@ -60,19 +62,19 @@ class Copies:
 
 
 def drain(batches: Any) -> None:
-    """Take every batch and drop it."""
+    """Iterate over all batches."""
     for _ in batches:
         pass
 
 
 def anonymous_bytes() -> int:
-    """RssAnon of this process."""
+    """Return the RssAnon of this process, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
 
 def first_batch(path: Path, batch_size: int) -> float:
-    """Seconds from asking for a Loader to holding its first batch."""
+    """Return the seconds from creating a Loader to its first batch."""
     start = time.perf_counter()
     with Loader(path, batch_size=batch_size) as loader:
         next(iter(loader))
@@ -80,16 +82,16 @@ def first_batch(path: Path, batch_size: int) -> float:
 
 
 def memory_growth(path: Path, batch_size: int, reader: str) -> dict[str, float]:
-    """What an epoch adds to this process's anonymous memory, and how much of that is the ring."""
+    """Return how much anonymous memory an epoch adds to this process, and the bytes of the Loader's slots."""
     before = anonymous_bytes()
     with Loader(path, batch_size=batch_size, reader=reader) as loader:
         drain(loader)
-        ring = loader.stats()["slots"] * loader.stats()["bytes"] / loader.stats()["batches"]
-        return {"growth_bytes": anonymous_bytes() - before, "ring_bytes": ring}
+        slots = loader.stats()["slots"] * loader.stats()["bytes"] / loader.stats()["batches"]
+        return {"growth_bytes": anonymous_bytes() - before, "ring_bytes": slots}
 
 
 def memory(batch_size: int) -> dict[str, dict[str, float]]:
-    """The same for each size of a store and each reader."""
+    """Return memory_growth for each store size and reader."""
     stores = {
         name: synthetic_store(SCRATCH / f"sparse-{name.split()[0]}.store", nbytes // ROW_BYTES, sparse=True)
         for name, nbytes in SIZES.items()
@@ -102,7 +104,7 @@ def memory(batch_size: int) -> dict[str, dict[str, float]]:
 
 
 def opening(repeats: int) -> float:
-    """Seconds to open a store of 1,000 shards and 100 GB."""
+    """Return the median seconds to open a store of 1,000 shards and 100 GB."""
     path = synthetic_store(SCRATCH / "sparse-1000-shards.store", 10**11 // ROW_BYTES, shards=1000, sparse=True)
     seconds = []
     for _ in range(repeats):
@@ -113,9 +115,9 @@ def opening(repeats: int) -> float:
 
 
 def measure(path: Path, batch_size: int, repeats: int) -> dict[str, Any]:
-    """All of it."""
+    """Run all measurements and return the facts to print."""
     here = conditions(len(open_store(path)), "rows in the page cache (warm)")
-    drain(Loader(path, batch_size=batch_size))  # warm: page cache, imports, torch's first calls
+    drain(Loader(path, batch_size=batch_size))  # warms the page cache, imports modules, makes torch's first calls
     facts: dict[str, Any] = {"conditions": here, "memory": memory(batch_size), "open_1000_shards_s": opening(repeats)}
     facts["first_batch_s"] = statistics.median(first_batch(path, batch_size) for _ in range(repeats))
     store = open_store(path)
@@ -136,7 +138,7 @@ def measure(path: Path, batch_size: int, repeats: int) -> dict[str, Any]:
         for name, epoch in arms.items():
             start = time.perf_counter()
             epoch()
-            if repeat:  # the first one touches slots and mappings for the first time
+            if repeat:  # the first run is left out: it touches new slots and mappings
                 rates[name].append(nbytes / (time.perf_counter() - start))
     facts["bytes_per_s"] = {name: statistics.median(values) for name, values in rates.items()}
     facts["ratio_to_copyto"] = {name: ratio(values, rates["copyto"]) for name, values in rates.items()}
@@ -150,19 +152,18 @@ def measure(path: Path, batch_size: int, repeats: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", type=Path)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    asked = parser.parse_args()
-    facts = measure(asked.store, asked.batch_size, asked.repeats)
-    if asked.json:
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    options = parser.parse_args()
+    facts = measure(options.store, options.batch_size, options.repeats)
+    if options.json:
         print(json.dumps(facts))
         return
     print(heading(facts["conditions"]))
-    print(f"{facts['epoch_bytes'] / 1e9:.2f} GB an epoch, batches of {facts['batch_bytes'] / 1e6:.1f} MB")
+    print(f"{facts['epoch_bytes'] / 1e9:.2f} GB per epoch, batches of {facts['batch_bytes'] / 1e6:.1f} MB")
     for name, rate in facts["bytes_per_s"].items():
         samples, share = facts["samples_per_s"][name], ratio_text(facts["ratio_to_copyto"][name])
         print(f"{name:23s} {rate / 1e9:6.2f} GB/s {samples:9,.0f} rows/s {share} of copyto")
@@ -171,8 +172,8 @@ def main() -> None:
     print(f"first batch    {facts['first_batch_s'] * 1e3:6.1f} ms")
     print(f"open           {facts['open_1000_shards_s'] * 1e3:6.1f} ms (1,000 shards, 100 GB)")
     for name, memory_facts in facts["memory"].items():
-        growth, ring = memory_facts["growth_bytes"] / 1e6, memory_facts["ring_bytes"] / 1e6
-        print(f"{name:14s} {growth:6.1f} MB of anonymous memory more, of which the ring {ring:.1f} MB")
+        growth, slots = memory_facts["growth_bytes"] / 1e6, memory_facts["ring_bytes"] / 1e6
+        print(f"{name:14s} {growth:6.1f} MB of anonymous memory added, {slots:.1f} MB of it slots")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""How time, memory and bytes of plan and finish grow with the number of samples, and those of one task's start.
+"""Measure how time, memory and files of plan, finish and the start of a task grow with the number of samples.
 
     python bench/scale.py [--counts 1000000 10000000] [--classes 1000] [--scratch build] [--json]
 
-The real code on names, sizes and journals that are made up; the shards are sparse, so that ten million rows of 256x256
-(2 TB) take no disk. Each step runs in a process of its own; memory is what its resident memory peaked at above what it
-was before. As many tasks take part as give each 10,000 rows: what the start of one costs must not grow with the whole.
-Scratch files take some 300 bytes a sample and are removed. What larger counts would take is extrapolated, on a straight
-line through the two largest.
+It runs the real code on generated names, sizes and journals. The shards are sparse, so ten million rows of 256x256
+(2 TB) take no disk space. Each step runs in a new process. Memory is the peak of its resident memory minus the resident
+memory before the step. Each task has 10,000 rows: the cost of its start must not grow with the number of samples.
+Scratch files take about 300 bytes per sample and are removed. Values for larger counts are extrapolated on a straight
+line through the two largest counts.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from decodeonce.store.hashing import row_checksum
 SCRATCH = Path(__file__).resolve().parent.parent / "build"
 RECIPE = Recipe(shuffle_seed=0)
 TASK_ROWS = 10_000
-EVERY_REJECT, EVERY_ODDITY = 50_000, 30_000  # ImageNet has about that many
+ROWS_PER_REJECT, ROWS_PER_UNUSUAL = 50_000, 30_000  # about as in ImageNet
 LARGER = (14_000_000, 1_000_000_000)
 LABELS = {
-    "scan s": "of it listing",
-    "again s": "without imports",
+    "scan s": "listing time",
+    "again s": "time without imports",
     "s": "time",
-    "cpu s": "of it processor",
+    "cpu s": "processor time",
     "peak": "peak memory",
-    "anon": "of it anonymous",
+    "anon": "anonymous memory",
     "written": "files",
 }
 
 
-class MadeUp(Source):
-    """A source of so many samples with names as ImageNet's, and no file behind them."""
+class SyntheticSource(Source):
+    """A source with `count` sample names like ImageNet's, but no files."""
 
     kind = "folder"
 
@@ -64,15 +64,15 @@ class MadeUp(Source):
         self._count, self._classes = count, classes
 
     def facts(self) -> dict[str, Any]:
-        """Of a folder with one class, for nothing is read."""
+        """Return the facts of a folder with one class. No file is ever read."""
         return {"classes": ["n00000000"]}
 
     def classes(self) -> tuple[ImageClass, ...]:
-        """Classes named as wnids."""
+        """Return classes with wnids as names."""
         return tuple(ImageClass(f"n{label:08d}", "a thing, or another") for label in range(self._classes))
 
     def entries(self) -> Iterator[Entry]:
-        """All samples, class by class."""
+        """Yield all samples, class by class."""
         for label in range(self._classes):
             first, last = (self._count * k // self._classes for k in (label, label + 1))
             for number in range(last - first):
@@ -80,28 +80,28 @@ class MadeUp(Source):
                 yield Entry(name, label, 20_000 + number * 97 % 180_000, 1_339_000_000_123_456_789 + number)
 
     def read(self, entry: Entry) -> bytes:
-        """Never called."""
+        """Fail, because no sample is read."""
         raise AssertionError(entry.text)
 
 
 def resident(key: str = "VmRSS") -> int:
-    """A figure of /proc/self/status, in bytes."""
+    """Return a value of /proc/self/status, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
 
 class Meter:
-    """Measures what is done within it: seconds, and by how much resident memory peaked above what it was before.
+    """Measure a `with` block: seconds, and the peak of resident memory above its value before the block.
 
-    Anonymous memory (mapped files' pages left out, which the system may drop) is looked at every 20 ms. Beside other
-    jobs the processor's seconds say more than the clock's.
+    Anonymous memory is sampled every 20 ms. It does not include pages of mapped files, which the system can drop.
+    On a busy machine, processor seconds are more reliable than elapsed time.
     """
 
     def __enter__(self) -> Meter:
-        Path("/proc/self/clear_refs").write_text("5")  # begin VmHWM again
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, the peak
         self._before, self._anonymous_before = resident(), resident("RssAnon")
         self._anonymous, self._over = self._anonymous_before, threading.Event()
-        self._watch = threading.Thread(target=self._look)
+        self._watch = threading.Thread(target=self._sample)
         self._watch.start()
         self._start, self._cpu_start = time.perf_counter(), time.process_time()
         return self
@@ -113,14 +113,14 @@ class Meter:
         peak, anonymous = resident("VmHWM") - self._before, self._anonymous - self._anonymous_before
         self.found = {"s": seconds, "cpu s": cpu, "peak": float(peak), "anon": float(anonymous)}
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         while not self._over.wait(0.02):
             self._anonymous = max(self._anonymous, resident("RssAnon"))
 
 
 def measure_plan(out: Path, count: int, classes: int) -> dict[str, float]:
-    """Scan and write a plan, as `make_plan` does but for the shards."""
-    paths, source, decoders = StorePaths(out), MadeUp(count, classes), decoder_versions(RECIPE.container)
+    """Scan and write a plan like `make_plan`, but do not create shards."""
+    paths, source, decoders = StorePaths(out), SyntheticSource(count, classes), decoder_versions(RECIPE.container)
     paths.journals.mkdir(parents=True)
     with Meter() as meter:
         start = time.perf_counter()
@@ -130,8 +130,8 @@ def measure_plan(out: Path, count: int, classes: int) -> dict[str, float]:
     return {**meter.found, "scan s": scanned, "written": file_bytes(paths.build)}
 
 
-def do_blocks(out: Path, tasks: int) -> dict[str, float]:
-    """Sparse shards of full size, and for each task the journal of one process that did all of its blocks."""
+def write_journals(out: Path, tasks: int) -> dict[str, float]:
+    """Create sparse shards of full size, and one journal per task that records all of its blocks as completed."""
     plan = read_plan(StorePaths(out))
     blocks, zeros = plan.blocks, f"{row_checksum(bytes(plan.recipe.row_bytes)):016x}"
     for shard in range(blocks.place(plan.count - 1)[0] + 1):
@@ -144,8 +144,8 @@ def do_blocks(out: Path, tasks: int) -> dict[str, float]:
 
 
 def record_line(block: Block, zeros: str) -> bytes:
-    """What a worker writes of a block whose pixels are all zeros; some of its pictures are rejects or odd."""
-    bad = [row for row in range(block.first, block.last) if row % EVERY_REJECT == 7]
+    """Return the journal line of a block whose pixels are all zeros. Some of its images are rejects or unusual."""
+    bad = [row for row in range(block.first, block.last) if row % ROWS_PER_REJECT == 7]
     checksums, digests = [zeros] * block.rows, [f"{row * 0x9E3779B97F4A7C15 % 2**64:016x}" for row in range(block.rows)]
     sizes = [side for row in range(block.rows) for side in (500, 300 + row % 100)]
     for row in bad:
@@ -157,7 +157,7 @@ def record_line(block: Block, zeros: str) -> bytes:
         "".join(digests),
         sizes,
         rejects=[(row, "truncated: Premature end of JPEG file") for row in bad],
-        oddities=[(row, "CMYK") for row in range(block.first, block.last) if row % EVERY_ODDITY == 11],
+        oddities=[(row, "CMYK") for row in range(block.first, block.last) if row % ROWS_PER_UNUSUAL == 11],
         sums=[0] * 3,
         squares=[0] * 3,
     )
@@ -165,63 +165,63 @@ def record_line(block: Block, zeros: str) -> bytes:
 
 
 def measure_start(out: Path, tasks: int) -> dict[str, float]:
-    """All that `prep work` does of a task in the middle, of which no block is left to do."""
+    """Run `prep work` for a task in the middle whose blocks are all completed."""
     found = []
     for _ in range(6):
         with Meter() as meter:
             work(out, Work(task=tasks // 2, tasks=tasks))
         found.append(meter.found)
-    return {**found[0], "again s": statistics.median(again["s"] for again in found[1:])}  # the first imports Pillow
+    return {**found[0], "again s": statistics.median(later["s"] for later in found[1:])}  # the first imports Pillow
 
 
 def measure_status(out: Path) -> dict[str, float]:
-    """`prep status`."""
+    """Run `prep status`."""
     with Meter() as meter:
         read_status(out)
     return meter.found
 
 
 def measure_finish(out: Path) -> dict[str, float]:
-    """`prep finish`."""
+    """Run `prep finish`."""
     with Meter() as meter:
         finish(out, Allowance.parse("0.1%"))
     return {**meter.found, "written": sum(p.stat().st_size for p in out.iterdir() if not p.match("images-*"))}
 
 
 def file_bytes(folder: Path) -> int:
-    """The bytes of the files below a folder."""
+    """Return the total size of the files below a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def apart(step: Callable[..., dict[str, float]], *arguments: Any) -> dict[str, float]:
-    """Run a step in a fresh process, so that its memory is its own."""
+def in_new_process(step: Callable[..., dict[str, float]], *arguments: Any) -> dict[str, float]:
+    """Run a step in a new process, so that its memory can be measured."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(step, arguments)
 
 
 def measure(count: int, classes: int, scratch: Path) -> dict[str, dict[str, float]]:
-    """Every step for one count."""
+    """Measure every step for one number of samples."""
     tasks = max(1, count // TASK_ROWS)
     with tempfile.TemporaryDirectory(dir=scratch, prefix="scale-") as folder:
         out = Path(folder, "store")
         return {
-            "plan": apart(measure_plan, out, count, classes),
-            "journals": apart(do_blocks, out, tasks),
-            "a task's start": apart(measure_start, out, tasks),
-            "status": apart(measure_status, out),
-            "finish": apart(measure_finish, out),
+            "plan": in_new_process(measure_plan, out, count, classes),
+            "journals": in_new_process(write_journals, out, tasks),
+            "a task's start": in_new_process(measure_start, out, tasks),
+            "status": in_new_process(measure_status, out),
+            "finish": in_new_process(measure_finish, out),
         }
 
 
 def growth(found: dict[int, dict[str, dict[str, float]]], step: str, key: str) -> tuple[float, float]:
-    """(slope, intercept) of a figure over the number of samples, on the line through the two largest counts."""
+    """Return (slope, intercept) of a value over the number of samples, from the two largest counts."""
     less, more = sorted(found)[-2:]
     slope = (found[more][step][key] - found[less][step][key]) / (more - less)
     return slope, found[more][step][key] - slope * more
 
 
-def rows_of(found: dict[int, dict[str, dict[str, float]]]) -> Iterator[list[str]]:
-    """The table: a line for each figure of each step."""
+def table(found: dict[int, dict[str, dict[str, float]]]) -> Iterator[list[str]]:
+    """Yield the cells of the table, one line per value of each step."""
     counts = sorted(found)
     larger = [count for count in LARGER if count > counts[-1]] if len(counts) > 1 else []
     slopes = ["per sample", *(f"{count:,}?" for count in larger)] if len(counts) > 1 else []
@@ -237,27 +237,26 @@ def rows_of(found: dict[int, dict[str, dict[str, float]]]) -> Iterator[list[str]
 
 
 def amount(value: float, key: str) -> str:
-    """Seconds, or bytes as megabytes."""
+    """Format seconds, or bytes as megabytes."""
     return f"{value:,.2f} s" if key.endswith("s") else f"{value / 1e6:,.1f} MB"
 
 
 def main() -> None:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--counts", type=int, nargs="+", default=[1_000_000, 10_000_000], metavar="N")
     parser.add_argument("--classes", type=int, default=1000)
-    parser.add_argument("--scratch", type=Path, default=SCRATCH, help="a folder for temporary files (default: build)")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    asked = parser.parse_args()
-    asked.scratch.mkdir(parents=True, exist_ok=True)
-    here = conditions(max(asked.counts), "made-up names, sparse shards")
-    found = {count: measure(count, asked.classes, asked.scratch) for count in sorted(set(asked.counts))}
-    if asked.json:
+    parser.add_argument("--scratch", type=Path, default=SCRATCH, help="folder for temporary files (default: build)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    options = parser.parse_args()
+    options.scratch.mkdir(parents=True, exist_ok=True)
+    here = conditions(max(options.counts), "generated names, sparse shards")
+    found = {count: measure(count, options.classes, options.scratch) for count in sorted(set(options.counts))}
+    if options.json:
         print(json.dumps(found))
         return
     print(heading(here))
     print("Counts with a question mark are extrapolated.")
-    for cells in rows_of(found):
+    for cells in table(found):
         print(f"{cells[0]:34s}", *(f"{cell:>15s}" for cell in cells[1:]))
 
 

@@ -1,12 +1,12 @@
-"""How fast a build reads the tar of tars that ImageNet comes as, in place, beside the same files unpacked.
+"""Compare builds from ImageNet's original tar of tars with builds from the same files unpacked.
 
-    python bench/sources.py [SRC] [--repeats 5] [--workers N] [--pictures 9000] [--json]
+    python bench/sources.py [SRC] [--repeats 5] [--workers N] [--images 9000] [--json]
 
-SRC is a tree `train/<wnid>/*.JPEG`; without it a sample tree is drawn under build/. It is copied until it has
---pictures, and packed as ILSVRC2012_img_train.tar. Each repeat builds from the tree and from the tar in turn, first
-with both in memory, then with caches dropped (all of the kernel's where root may, else the files' own pages). A rate is
-over the whole of `work`, from its start to its last durable block; planning, which indexes the tar, is timed apart.
-It prints medians, and ratios of these with their range over the repeats.
+SRC is a tree `train/<wnid>/*.JPEG`; without it a sample tree is generated in build/. It is copied until it has
+--images, and packed as ILSVRC2012_img_train.tar. Each repeat builds from the tree and from the tar in turn, first
+with both in memory, then with caches dropped (all caches of the kernel as root, otherwise the pages of the files).
+Rates cover the whole of `work`, from its start to its last durable block. Planning, which indexes the tar, is timed
+separately. It prints medians, and ratios of the medians with their range over the repeats.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ SCRATCH = HERE.parent / "build"
 DROP = Path("/proc/sys/vm/drop_caches")
 
 
-def copied(source: Path, pictures: int, into: Path) -> Path:
-    """A tree of at least so many pictures, each a file of its own."""
+def copy_tree(source: Path, count: int, into: Path) -> Path:
+    """Copy images of `source` to `into`, several times if necessary, until there are at least `count` files."""
     found = sorted(source.glob("train/*/*.JPEG"))
-    for copy in range(-(-pictures // len(found))):
+    for copy in range(-(-count // len(found))):
         for path in found:
             folder = into / path.parent.relative_to(source)
             folder.mkdir(parents=True, exist_ok=True)
@@ -42,8 +42,8 @@ def copied(source: Path, pictures: int, into: Path) -> Path:
     return into
 
 
-def packed(tree: Path, into: Path) -> Path:
-    """The tree's train split as a tar of a tar for each class."""
+def pack_tree(tree: Path, into: Path) -> Path:
+    """Pack the tree's train split as a tar that has one tar per class; return the folder of it."""
     into.mkdir()
     with tarfile.open(into / "ILSVRC2012_img_train.tar", "w") as outer:
         for folder in sorted((tree / "train").iterdir()):
@@ -58,7 +58,7 @@ def packed(tree: Path, into: Path) -> Path:
 
 
 def warm(root: Path) -> None:
-    """Have every file below `root` in memory."""
+    """Read every file below `root` into memory."""
     for path in root.rglob("*"):
         if path.is_file():
             with open(path, "rb", buffering=0) as file:
@@ -67,7 +67,7 @@ def warm(root: Path) -> None:
 
 
 def cold(root: Path) -> None:
-    """Drop what is in memory of the files below `root`."""
+    """Drop the files below `root` from memory."""
     os.sync()
     if os.access(DROP, os.W_OK):
         DROP.write_text("3\n")
@@ -79,7 +79,7 @@ def cold(root: Path) -> None:
 
 
 def build_times(root: Path, workers: int, prepare: Callable[[Path], None]) -> tuple[float, float]:
-    """(seconds of planning, pictures a second of working) of a build from `root`; `prepare` is called before each."""
+    """Build from `root`; return the seconds of planning and the images/s of work. `prepare(root)` runs before each."""
     from decodeonce.prep.build import Work, make_plan, work
     from decodeonce.prep.recipe import Recipe
     from decodeonce.prep.sources import open_imagenet
@@ -97,7 +97,7 @@ def build_times(root: Path, workers: int, prepare: Callable[[Path], None]) -> tu
 
 
 def measure(tree: Path, tar: Path, workers: int, repeats: int) -> dict[str, Any]:
-    """Medians over interleaved repeats, a figure for each form and state of the caches."""
+    """Run interleaved repeats; return medians for tree and tar, warm and cold."""
     count = sum(1 for _ in tree.glob("train/*/*"))
     facts: dict[str, Any] = {"conditions": conditions(count, "files first in the page cache (warm), then cold")}
     for state, prepare in (("warm", warm), ("cold", cold)):
@@ -113,7 +113,6 @@ def measure(tree: Path, tar: Path, workers: int, repeats: int) -> dict[str, Any]
 
 
 def main() -> None:
-    """Measure and print."""
     from decodeonce.host import usable_cores
     from decodeonce.prep.sample import write_sample_tree
 
@@ -121,7 +120,7 @@ def main() -> None:
     parser.add_argument("source", nargs="?", type=Path)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--workers", type=int, default=usable_cores())
-    parser.add_argument("--pictures", type=int, default=9000)
+    parser.add_argument("--images", type=int, default=9000)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     source = options.source or SCRATCH / "sample-imagenet"
@@ -129,8 +128,8 @@ def main() -> None:
     if not source.exists():
         write_sample_tree(source, workers=usable_cores())
     with tempfile.TemporaryDirectory(dir=SCRATCH) as scratch:
-        tree = copied(source, options.pictures, Path(scratch, "tree"))
-        facts = measure(tree, packed(tree, Path(scratch, "tar")), options.workers, options.repeats)
+        tree = copy_tree(source, options.images, Path(scratch, "tree"))
+        facts = measure(tree, pack_tree(tree, Path(scratch, "tar")), options.workers, options.repeats)
     if options.json:
         print(json.dumps(facts))
         return

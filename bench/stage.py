@@ -1,11 +1,13 @@
-"""How fast a part of a store is staged, beside `cp` of the same bytes.
+"""Compare staging a store with `cp` of the same bytes.
 
     python bench/stage.py [STORE] [--repeats 5] [--disk build] [--json]
 
-To a folder on a disk and to /dev/shm, from memory (warm) and from the store's disk (cold: its pages dropped before each
-arm), the arms in turn: `cp`, which checks nothing and leaves the bytes in memory; on the disk `cp` and `sync`;
-stage_store of all rows, which hashes every row and is durable when it ends. Without STORE, 2 GB of drawn rows are kept
-in build/stage.store. Rates are medians; ratios are ratios of these, with their range over the repeats.
+Each arm copies to a folder on a disk and to /dev/shm, from memory (warm) and from the store's disk (cold: its pages are
+dropped before each arm). The arms run in turn: `cp`, which checks nothing and leaves the bytes in memory; `cp` and
+`sync`, to the disk only; and stage_store with all rows, which hashes every row and whose result is durable.
+
+Without STORE, 2 GB of random rows are created in build/stage.store and kept. Rates are medians; ratios are ratios of
+the medians with their range over the repeats.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cold import forget
+from cold import drop_pages
 from conditions import conditions, heading, ratio, ratio_text
 from synthetic import synthetic_store
 
@@ -34,19 +36,19 @@ ROWS = 40 * 256
 
 
 def copy(store: Store, dest: Path, *, sync: bool) -> None:
-    """All files, with cp."""
+    """Copy all files with cp; `sync`: wait until they are on the disk."""
     subprocess.run(["cp", "-r", str(store.paths.root), str(dest)], check=True)
     if sync:
         subprocess.run(["sync", "-f", str(dest)], check=True)
 
 
 def stage(store: Store, dest: Path) -> None:
-    """All rows."""
+    """Stage all rows."""
     stage_store(store, dest, rows=range(len(store)))
 
 
 def warm_up(store: Store) -> None:
-    """Have all of the store in memory."""
+    """Read the whole store into memory."""
     for shard in store.manifest.shards:
         with open(store.paths.root / shard.file, "rb") as file:
             while file.read(1 << 24):
@@ -54,7 +56,7 @@ def warm_up(store: Store) -> None:
 
 
 def rate(store: Store, arm: Callable[[Store, Path], None], dest: Path, prepare: Callable[[Store], None]) -> float:
-    """Bytes of rows a second, into a folder that is not there yet, on a disk that has nothing else to write."""
+    """Run one arm into a new folder and return bytes/s. Pending writes are flushed to the disk first."""
     shutil.rmtree(dest, ignore_errors=True)
     os.sync()
     prepare(store)
@@ -66,13 +68,13 @@ def rate(store: Store, arm: Callable[[Store, Path], None], dest: Path, prepare: 
 
 
 def measure(store: Store, disk: Path, repeats: int) -> dict[str, Any]:
-    """Rates of all arms, and each over that of `cp` and, on a disk, `sync`."""
+    """Run all arms; return their rates, and the ratios of staging to `cp` (on a disk, to `cp` and `sync`)."""
     here = conditions(len(store), "rows in the page cache (warm) or not (cold), as named below")
     arms = {"cp": partial(copy, sync=False), "cp, sync": partial(copy, sync=True), "stage": stage}
     places = {"disk": disk / "staged", "shm": Path("/dev/shm/decodeonce-staged")}
     cases = [
         (f"{heat}, {place}", prepare, dest, {k: v for k, v in arms.items() if place == "disk" or k != "cp, sync"})
-        for heat, prepare in (("warm", warm_up), ("cold", forget))
+        for heat, prepare in (("warm", warm_up), ("cold", drop_pages))
         for place, dest in places.items()
     ]
     rates: dict[str, dict[str, list[float]]] = {name: {arm: [] for arm in some} for name, _, _, some in cases}
@@ -89,23 +91,22 @@ def measure(store: Store, disk: Path, repeats: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", type=Path, nargs="?")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--disk", type=Path, default=SCRATCH, help="a folder on the disk to stage to")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
-    asked = parser.parse_args()
-    store = open_store(asked.store or synthetic_store(SCRATCH / "stage.store", ROWS, shards=2))
-    facts = measure(store, asked.disk, asked.repeats)
-    if asked.json:
+    parser.add_argument("--disk", type=Path, default=SCRATCH, help="folder on the disk to stage to (default: build)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    options = parser.parse_args()
+    store = open_store(options.store or synthetic_store(SCRATCH / "stage.store", ROWS, shards=2))
+    facts = measure(store, options.disk, options.repeats)
+    if options.json:
         print(json.dumps(facts))
         return
     print(heading(facts["conditions"]))
     print(f"{facts['bytes'] / 1e9:.1f} GB")
     for name, rates in facts["bytes_per_s"].items():
-        told = ", ".join(f"{arm} {value / 1e9:.2f}" for arm, value in rates.items())
-        print(f"{name:12s} GB/s: {told}; stage {ratio_text(facts['stage_over_cp'][name])} times as fast as cp")
+        text = ", ".join(f"{arm} {value / 1e9:.2f}" for arm, value in rates.items())
+        print(f"{name:12s} GB/s: {text}; stage / cp: {ratio_text(facts['stage_over_cp'][name])}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Stores of drawn rows, for what needs gigabytes of them: no pictures, no decoding, nothing but the format."""
+"""Stores of random rows, for benchmarks that need gigabytes. They are written without decoding images."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ CLASSES = 1000
 
 
 def synthetic_store(root: Path, rows: int, *, shards: int = 1, sparse: bool = False) -> Path:
-    """A store of `rows` random rows of 256x256 at `root`, made unless it is there; sparse: all zeros, and no disk used.
+    """Create a store of `rows` random rows of 256x256 at `root`, unless it exists, and return `root`.
 
-    Of a sparse one the checksums are zeros too: `prep verify` would find every row damaged.
+    `sparse`: all pixels are zeros and take no disk space. The checksums are zeros as well, so `prep verify` would
+    report every row as damaged.
     """
     if (root / "store.json").exists():
         return root
@@ -49,7 +50,7 @@ def synthetic_store(root: Path, rows: int, *, shards: int = 1, sparse: bool = Fa
         count=rows,
         shape=SHAPE,
         container="npy",
-        block_rows=block_rows_for(rows, ROW_BYTES),  # as `prep build` takes
+        block_rows=block_rows_for(rows, ROW_BYTES),  # the default of `prep build`
         shards=(),
         classes=tuple(ImageClass(str(label), "") for label in range(CLASSES)),
         pixel_mean=(127.5,) * 3,

@@ -1,4 +1,4 @@
-"""A Chromium without a window, for tests of pages."""
+"""A headless Chromium for tests of pages."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.packages import need
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """The Chromium that is there, or that root's apt-get installs; else the tests are skipped, with CI set they fail.
+    """Yield a headless Chromium, installed if necessary. If that fails, skip the tests, or let them fail in CI.
 
-    One at a time in a process, as a fixture of a module: Playwright allows no more.
+    Use it as a fixture of a module: Playwright allows one at a time in a process.
     """
     need({"chromium": "chromium"})
-    with TemporaryDirectory() as home, sync_playwright() as playwright:  # it leaves files in its user's folder
+    with TemporaryDirectory() as home, sync_playwright() as playwright:  # Chromium leaves files in the home folder
         environ: dict[str, str | float | bool] = {**os.environ, "HOME": home}
         program = shutil.which("chromium")
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"], env=environ)

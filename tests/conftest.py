@@ -1,4 +1,4 @@
-"""Options of every test run; the pictures and the store that tests read and never change."""
+"""Options of every test run, and the images and the store that tests share and must not change."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from tests.stores import make_store, random_images
 
 COUNT = 60
 
-# No deadline: on a busy machine with two cores an example's time says nothing. CI tries the same examples each time, so
-# that what it says of a change does not depend on chance; everywhere else each run tries new ones.
+# There is no deadline, because times on a busy machine with two cores mean nothing. CI tries the same examples in every
+# run, so that its result does not depend on chance. Other runs try new ones.
 settings.register_profile("decodeonce", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("decodeonce")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """On several processes the tests of a file stay together, for its fixtures' sake, and so do those of the
-    one Slurm and of the one GlusterFS.
+    """Run the tests of a file in one process, so that its fixtures are set up once.
 
-    Marks for that (xdist_group) are of no use: pytest 9.2 does not see what pytest-xdist 3.8 makes of them.
+    Tests that share one Slurm or one GlusterFS stay together as well. The mark xdist_group cannot be used for that:
+    pytest 9.2 ignores what pytest-xdist 3.8 makes of it.
     """
     from xdist.scheduler import LoadScopeScheduling
 
     scheduler = LoadScopeScheduling(config, log)
-    scheduler._split_scope = stays_together
+    scheduler._split_scope = group_of_test
     return scheduler if config.getoption("dist") == "loadgroup" else None
 
 
-def stays_together(nodeid: str) -> str:
-    """The name of a test's group: its file, or the folder whose files share one Slurm or one GlusterFS."""
+def group_of_test(nodeid: str) -> str:
+    """Return the name of a test's group: its file, or the folder whose files share one Slurm or one GlusterFS."""
     path = nodeid.partition("::")[0]
     return next((folder for folder in ("cluster", "netfs") if folder in path.split("/")), path)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How many crash points were tried, by kind (tests/crash)."""
+    """Print the number of crash points tried, by kind (tests/crash)."""
     tried = Counter[str]()
     for reports in terminalreporter.stats.values():
         for report in reports:
@@ -60,26 +60,26 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
-    return unskipped((yield))
+    return fail_if_skipped((yield))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
-    return unskipped((yield))
+    return fail_if_skipped((yield))
 
 
-def unskipped(report: Any) -> Any:
-    """The report of a test or a module; with CI set, one that was skipped failed, unless it needs an accelerator."""
+def fail_if_skipped(report: Any) -> Any:
+    """In CI, turn the report of a skipped test or module into a failure, unless it needs an accelerator."""
     if report.skipped and not hasattr(report, "wasxfail") and is_fatal(os.environ):
         why = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         if "accelerator" not in why:
-            report.outcome, report.longrepr = "failed", f"with CI set, nothing may be skipped ({why})"
+            report.outcome, report.longrepr = "failed", f"in CI, tests must not be skipped ({why})"
     return report
 
 
 @pytest.fixture(scope="session")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An ImageNet tree of 15 pictures in 3 classes, all of which can be rows."""
+    """An ImageNet tree of 15 valid images in 3 classes."""
     return make_tree(tmp_path_factory.mktemp("src"))
 
 
@@ -91,5 +91,5 @@ def images() -> NDArray[np.uint8]:
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory, images: NDArray[np.uint8]) -> Path:
-    """60 rows of 8x6x3 in shards of 25, 25 and 10, label row % 3."""
+    """A store of 60 rows of 8x6x3 in shards of 25, 25 and 10 rows; labels are row % 3."""
     return make_store(tmp_path_factory.mktemp("stores") / "s", images, shard_rows=25)

@@ -1,4 +1,4 @@
-"""Pictures made for tests: photograph-like enough to compress, small enough to be quick, some of them odd or broken."""
+"""Generated images for tests: they compress like photographs and are small. Some are unusual or damaged."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from PIL import Image, features
 
-# What PIL.features calls the libraries that a PIL can do without, by how the formats that need them begin.
+# Optional libraries of PIL, as PIL.features names them, by the start of the names of the formats that need them.
 OPTIONAL_FORMATS = {"WEBP": "webp", "TIFF": "libtiff"}
 
 
 def picture(width: int, height: int, *, seed: int = 0, mode: str = "RGB") -> Image.Image:
-    """A smooth picture with some noise, in the mode asked for."""
+    """Make a smooth image with some noise, in this mode."""
     rng = np.random.default_rng([seed, width, height])
     coarse = rng.integers(0, 256, (max(1, height // 16) + 1, max(1, width // 16) + 1, 3), dtype=np.uint8)
     smooth = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC), np.int16)
@@ -26,62 +26,62 @@ def picture(width: int, height: int, *, seed: int = 0, mode: str = "RGB") -> Ima
 
 
 def encoded(image: Image.Image, format: str = "JPEG", **options: Any) -> bytes:
-    """The picture as a file's bytes; JPEG quality 90 unless said otherwise."""
+    """Return an image as the bytes of a file. The default JPEG quality is 90."""
     out = io.BytesIO()
     image.save(out, format, **({"quality": 90} if format == "JPEG" else {}) | options)
     return out.getvalue()
 
 
 def jpeg(width: int = 60, height: int = 40, *, seed: int = 0, mode: str = "RGB", **options: Any) -> bytes:
-    """A JPEG's bytes."""
+    """Make the bytes of a JPEG."""
     return encoded(picture(width, height, seed=seed, mode=mode), **options)
 
 
 def marker_at(data: bytes, marker: int) -> int:
-    """Where the first segment of a JPEG with this marker (0xC0, ...) begins; segments before the first scan only."""
-    place = 2
-    while data[place + 1] != marker:
-        place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
-    return place
+    """Return the offset of the first segment of a JPEG with this marker (0xC0, ...), before the first scan."""
+    offset = 2
+    while data[offset + 1] != marker:
+        offset += 2 + int.from_bytes(data[offset + 2 : offset + 4], "big")
+    return offset
 
 
 def replaced(data: bytes, at: int, new: bytes) -> bytes:
-    """The bytes with `new` written over them at `at`."""
+    """Return the bytes with those from offset `at` overwritten by `new`."""
     return data[:at] + new + data[at + len(new) :]
 
 
 def without_segments(data: bytes, marker: int) -> bytes:
-    """A JPEG without its segments of this marker that stand before the first scan."""
-    kept, place = data[:2], 2
-    while data[place + 1] != 0xDA:
-        end = place + 2 + int.from_bytes(data[place + 2 : place + 4], "big")
-        kept += data[place:end] if data[place + 1] != marker else b""
-        place = end
-    return kept + data[place:]
+    """Return a JPEG without the segments of this marker before the first scan."""
+    kept, offset = data[:2], 2
+    while data[offset + 1] != 0xDA:
+        end = offset + 2 + int.from_bytes(data[offset + 2 : offset + 4], "big")
+        kept += data[offset:end] if data[offset + 1] != marker else b""
+        offset = end
+    return kept + data[offset:]
 
 
 def segment(marker: int, content: bytes) -> bytes:
-    """One segment of a JPEG."""
+    """Return a segment of a JPEG."""
     return struct.pack(">BBH", 0xFF, marker, len(content) + 2) + content
 
 
 def need_format(name: str) -> None:
-    """Skip a test whose format, or name that begins with it, the installed PIL was built without."""
+    """Skip the test if the installed PIL was built without this format; `name` may be any text that starts with it."""
     module = next((module for start, module in OPTIONAL_FORMATS.items() if name.upper().startswith(start)), "")
     if module and not features.check(module):
         pytest.skip(f"this PIL was built without {module}")
 
 
 def lossless_jpeg(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
-    """A lossless JPEG (SOF3, each sample's difference to its left neighbour) of (H, W, C) pixels; ITU T.81, annex H."""
+    """Encode (H, W, C) pixels as a lossless JPEG (SOF3, differences to the left neighbour); see ITU T.81, annex H."""
     height, width, channels = pixels.shape
     values = pixels.astype(int)
     left = np.roll(values, 1, axis=1)
-    left[1:, 0] = values[:-1, 0]  # in the first column the one above
+    left[1:, 0] = values[:-1, 0]  # the first column is predicted from the value above
     left[0, 0] = 128
     bits = ""
     for difference in (values - left).ravel().tolist():
-        size = abs(difference).bit_length()  # coded in four bits, then as many bits as it says
+        size = abs(difference).bit_length()  # coded in four bits, followed by `size` bits
         code = difference if difference > 0 else difference + 2**size - 1
         bits += f"{size:04b}" + (f"{code:0{size}b}" if size else "")
     bits += "1" * (-len(bits) % 8)
@@ -95,7 +95,7 @@ def lossless_jpeg(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
 
 
 def raw_png(samples: np.ndarray[Any, Any], colour_type: int, *, interlaced: bool = False) -> bytes:
-    """A PNG of (H, W, C) samples of 8 or 16 bits, of kinds that Pillow writes none of."""
+    """Encode (H, W, C) samples of 8 or 16 bits as a PNG of a kind that Pillow cannot write."""
     passes = [(0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1)]
     parts = [samples[top::down, left::across] for top, left, down, across in passes] if interlaced else [samples]
     wide = samples.dtype.newbyteorder(">")
@@ -108,12 +108,12 @@ def raw_png(samples: np.ndarray[Any, Any], colour_type: int, *, interlaced: bool
 
 
 def crc(chunk: bytes) -> bytes:
-    """The four bytes that close a PNG's chunk."""
+    """Return the four checksum bytes at the end of a PNG chunk."""
     return struct.pack(">I", zlib.crc32(chunk))
 
 
 def make_tree(root: Path, *, classes: int = 3, per_class: int = 5, split: str = "train", seed: int = 0) -> Path:
-    """Write root/<split>/n000000NN/*.JPEG with pictures of many sizes; returns root."""
+    """Write root/<split>/n000000NN/*.JPEG with images of many sizes; return root."""
     rng = np.random.default_rng(seed)
     for label in range(classes):
         folder = root / split / f"n{label:08d}"
@@ -126,7 +126,7 @@ def make_tree(root: Path, *, classes: int = 3, per_class: int = 5, split: str = 
 
 
 def reference_row(data: bytes, height: int, width: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """What torchvision's Resize(size) and CenterCrop(size) give on a PIL image, written with Pillow alone."""
+    """Return the row that torchvision's Resize(size) and CenterCrop(size) give for a PIL image, made with Pillow."""
     image = Image.open(io.BytesIO(data)).convert("RGB")
     w, h = image.size
     size = (width, int(width * h / w)) if width * h >= height * w else (int(height * w / h), height)
@@ -136,5 +136,5 @@ def reference_row(data: bytes, height: int, width: int) -> np.ndarray[Any, np.dt
 
 
 def tree_bytes(root: Path) -> dict[str, bytes]:
-    """Every file below root by its relative path."""
+    """Return the bytes of every file below `root` by relative path."""
     return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}

@@ -1,4 +1,4 @@
-"""Programs that some tests need, the Debian packages they come in, and installing those where that can be done."""
+"""Programs that some tests need, their Debian packages, and how to install those automatically."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from pathlib import Path
 
 import pytest
 
-# Daemons lie in sbin, which only root has on the path.
+# Daemons are in sbin folders, which other users than root do not have on their PATH.
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 LOCK = Path(tempfile.gettempdir()) / f"decodeonce-packages-{os.geteuid()}.lock"
 
-# Why a test that needs a package of the extra `dev` is skipped.
-NOT_DEV = "{} is not installed; .venv has only what `make test` needs, `make env` adds the rest"
-# `.ci/legs` runs some folders of tests without torch: their modules may import it only in tests marked so.
+# The reason to skip a test that needs a package of the extra `dev`.
+NOT_DEV = "{} is not installed; .venv has only the packages of `make test`. Run: make env"
+# `.ci/legs` runs some folders of tests without torch. Their modules must import it only in tests with this mark.
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
-Packages = Mapping[str, str]  # a package, and the program it is recognised by
+Packages = Mapping[str, str]  # maps a Debian package to a program that it contains
 
 
 def missing(packages: Packages, path: str = PATH) -> list[str]:
-    """The packages of which there is no program."""
+    """Return the packages whose programs are missing."""
     return [package for package, program in packages.items() if not _is_there(program, path)]
 
 
 def _is_there(program: str, path: str) -> bool:
     found = shutil.which(program, path=path)
-    # The qsub of a real PBS would submit to a real PBS.
+    # The qsub of a real PBS does not count: tests must not submit to a real PBS.
     return found is not None and (program != "qsub" or b"sbatch" in Path(found).read_bytes())
 
 
 def provide(packages: Packages, path: str = PATH, install: Callable[[list[str]], str] | None = None) -> str:
-    """Install what is missing if that is possible; returns "" if all is there now, else what to do about it."""
+    """Install missing packages if possible. Return "" if none is missing afterwards, otherwise what to do."""
     if not missing(packages, path):
         return ""
-    with alone():
+    with install_lock():
         if lacking := missing(packages, path):
             why = (install or apt_get)(lacking)
             lacking = missing(packages, path)
@@ -48,17 +48,17 @@ def provide(packages: Packages, path: str = PATH, install: Callable[[list[str]],
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """Be the only process of these tests that installs: a second apt-get would fail, for the first has its locks."""
+def install_lock() -> Iterator[None]:
+    """Let one test process install at a time. A second apt-get would fail, because the first holds apt's locks."""
     with open(LOCK, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def apt_get(packages: list[str]) -> str:
-    """Install packages; returns why their programs may still be missing."""
+    """Install packages with apt-get. Return the reason to report if their programs are still missing afterwards."""
     if os.geteuid() or not shutil.which("apt-get"):
-        return "tests that root runs do that themselves, where there is apt-get"
+        return "the tests do this automatically if root runs them on a system with apt-get"
     for arguments in (["update", "-q"], ["install", "-qy", "--no-install-recommends", *packages]):
         done = subprocess.run(
             ["apt-get", *arguments],
@@ -70,16 +70,16 @@ def apt_get(packages: list[str]) -> str:
         )
         if done.returncode:
             lines = [line for line in done.stdout.splitlines() if line.startswith("E:")] or done.stdout.splitlines()
-            return f"apt-get {arguments[0]}: {lines[0] if lines else 'nothing'} (exit {done.returncode})"
-    return "that was done, but their programs are not there"
+            return f"apt-get {arguments[0]}: {lines[0] if lines else 'no output'} (exit {done.returncode})"
+    return "they were installed, but their programs are still missing"
 
 
 def is_fatal(environ: Mapping[str, str]) -> bool:
-    """Whether a skipped test is a failure: in CI, except in runs that set ALLOW_SKIPS since they lack something."""
+    """Return whether a skipped test is a failure: in CI, except if ALLOW_SKIPS is set."""
     return bool(environ.get("CI")) and not environ.get("ALLOW_SKIPS")
 
 
 def need(packages: Packages) -> None:
-    """Have the programs of these packages be there; else the tests that need them are skipped, or fail with CI set."""
+    """Install the programs of these packages. If that fails, skip the test, or let it fail in CI."""
     if problem := provide(packages):
         (pytest.fail if is_fatal(os.environ) else pytest.skip)(problem)

@@ -1,4 +1,4 @@
-"""Small stores for tests, made from arrays with the store's own writer."""
+"""Small stores for tests, made from arrays with the package's own writer."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from decodeonce.store.writer import seal_store, shard_ranges, write_array, write
 
 
 def random_images(count: int, *, shape: tuple[int, int, int] = (8, 6, 3), seed: int = 0) -> NDArray[np.uint8]:
-    """(count, *shape) uint8 noise."""
+    """Return random images, uint8 (count, *shape)."""
     return np.random.default_rng(seed).integers(0, 256, (count, *shape), dtype=np.uint8)
 
 
 def pixel_statistics(images: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, rounded once: the same digits for every NumPy."""
+    """Return mean and standard deviation per channel, rounded only once so that all NumPy versions agree."""
     counts = [np.bincount(channel, minlength=256).tolist() for channel in images.reshape(-1, images.shape[3]).T]
     moments = [[sum(n * level**power for level, n in enumerate(c)) for power in (0, 1, 2)] for c in counts]
     return tuple(s / n for n, s, _ in moments), tuple(math.sqrt((n * q - s * s) / n**2) for n, s, q in moments)
@@ -41,7 +41,7 @@ def make_store(
     block_rows: int = 4,
     columns: Mapping[str, NDArray[Any]] | None = None,
 ) -> Path:
-    """Write a store of these images at `root` and return it; labels default to row % classes, a column is per row."""
+    """Write a store of these images at `root` and return `root`. Labels default to row % classes."""
     count = len(images)
     labels = np.arange(count) % classes if labels is None else labels
     shard_rows = shard_rows or count

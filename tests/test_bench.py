@@ -1,4 +1,4 @@
-"""Benchmarks that need what this machine may lack still run here, if for nothing but to run."""
+"""Benchmarks that need special hardware or much time run here with small settings, to show that they work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BENCH = Path(__file__).resolve().parent.parent / "bench"
 
 
 @pytest.mark.long
-def test_the_one_for_accelerators_runs_on_a_cpu(tmp_path: Path) -> None:
+def test_gpu_benchmark_runs_on_cpu(tmp_path: Path) -> None:
     store = make_store(tmp_path / "s", random_images(9, shape=(32, 32, 3)))
     options = ["--device", "cpu", "--batch-size", "2", "--steps", "1", "--repeats", "1", "--json"]
     command = [sys.executable, str(BENCH / "gpu.py"), str(store), *options]
@@ -28,17 +28,17 @@ def test_the_one_for_accelerators_runs_on_a_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_memory_of_plan_and_finish_stays_small_a_sample(tmp_path: Path) -> None:
+def test_plan_and_finish_use_little_memory_per_sample(tmp_path: Path) -> None:
     counts = 30_000, 200_000
     options = ["--counts", *map(str, counts), "--scratch", str(tmp_path), "--json"]
     command = [sys.executable, str(BENCH / "scale.py"), *options]
     found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     few, many = (found[str(count)] for count in counts)
-    a_sample = {
+    bytes_per_sample = {
         step: (many[step]["peak"] - few[step]["peak"]) / (counts[1] - counts[0]) for step in many if step != "journals"
     }
-    assert a_sample["plan"] < 200
-    assert a_sample["finish"] < 200  # most of it the plan's files, which are mapped
+    assert bytes_per_sample["plan"] < 200
+    assert bytes_per_sample["finish"] < 200  # mostly the files of the plan, which are memory-mapped
     assert (many["finish"]["anon"] - few["finish"]["anon"]) / (counts[1] - counts[0]) < 50
-    assert a_sample["a task's start"] < 20
+    assert bytes_per_sample["a task's start"] < 20
     assert not list(tmp_path.iterdir())

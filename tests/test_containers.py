@@ -1,4 +1,4 @@
-"""The recipes of containers say the same as each other, as the project and as the page about them."""
+"""The container recipes agree with each other, with the project and with the documentation."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ PREP = "/opt/decodeonce/bin/prep"
 
 
 def instructions() -> list[tuple[str, str]]:
-    """(FROM, its words) and so on, of the Dockerfile."""
+    """Return the instructions of the Dockerfile as (keyword, arguments)."""
     text = re.sub(r"^#.*\n", "", (ROOT / "containers" / "Dockerfile").read_text(), flags=re.MULTILINE)
     lines = [line for line in text.replace("\\\n", "").splitlines() if line]
     return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in lines)]
 
 
 def arguments() -> dict[str, str]:
-    """The defaults of the Dockerfile's ARGs."""
+    """Return the defaults of the ARG instructions of the Dockerfile."""
     found = [rest.partition("=") for word, rest in instructions() if word == "ARG"]
     return {name: value.strip('"') for name, _, value in found}
 
 
-def recipe() -> dict[str, str]:
-    """The sections of the Apptainer recipe, and what stands above them as ""."""
+def apptainer_sections() -> dict[str, str]:
+    """Return the sections of the Apptainer recipe by name. The lines above the first section are under ""."""
     parts = re.split(r"^%(\w+)\n", (ROOT / "containers" / "decodeonce.def").read_text(), flags=re.MULTILINE)
     return {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
 
 
 def copied() -> set[str]:
-    """What the Dockerfile takes from the sources."""
+    """Return the files and folders that the Dockerfile copies from the sources."""
     rests = [rest.split() for word, rest in instructions() if word == "COPY" and not rest.startswith("--from")]
     return {name for *names, _ in rests for name in names}
 
 
-def test_the_image_is_as_the_page_says() -> None:
+def test_dockerfile_matches_documentation() -> None:
     words = [word for word, _ in instructions()]
     assert set(words) == {"ARG", "COPY", "ENTRYPOINT", "ENV", "FROM", "LABEL", "RUN", "USER", "WORKDIR"}
     last = instructions()[len(words) - words[::-1].index("FROM") - 1 :]
@@ -54,13 +54,13 @@ def test_the_image_is_as_the_page_says() -> None:
     assert not [package for package in arguments()["PACKAGES"].split() if "gcc" in package or package.endswith("-dev")]
 
 
-def test_make_gives_the_image_its_version() -> None:
-    told = subprocess.run(["make", "-n", "image"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert f"-t decodeonce:{decodeonce.__version__} --build-arg VERSION={decodeonce.__version__} " in told
+def test_make_passes_version_to_image() -> None:
+    output = subprocess.run(["make", "-n", "image"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert f"-t decodeonce:{decodeonce.__version__} --build-arg VERSION={decodeonce.__version__} " in output
     assert decodeonce.__version__ not in (ROOT / "containers" / "Dockerfile").read_text()
 
 
-def test_what_is_copied_is_there_and_goes_into_the_context() -> None:
+def test_copied_files_exist_and_are_in_build_context() -> None:
     rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     allowed = {rule.removeprefix("!") for rule in rules if rule.startswith("!")}
     assert "*" in rules
@@ -71,26 +71,26 @@ def test_what_is_copied_is_there_and_goes_into_the_context() -> None:
     assert allowed == {name.partition("/")[0] for name in copied()}
 
 
-def test_both_recipes_do_the_same() -> None:
-    other = recipe()
-    assert {line.split()[0] for line in other["files"].splitlines() if line} == copied()
-    given = dict(line.strip().split("=", 1) for line in other["arguments"].splitlines() if line)
-    assert given == {name: arguments()[name] for name in ("MARCH", "EXTRAS", "TORCH_INDEX")}
-    assert f'build="{arguments()["BUILD_PACKAGES"]}"' in other["post"]
-    assert f'packages="{arguments()["PACKAGES"]}"' in other["post"]
-    assert arguments()["BASE"].endswith(re.findall(r"^From: (\S+)$", other[""], re.MULTILINE)[0])
+def test_dockerfile_and_apptainer_recipe_agree() -> None:
+    apptainer = apptainer_sections()
+    assert {line.split()[0] for line in apptainer["files"].splitlines() if line} == copied()
+    defaults = dict(line.strip().split("=", 1) for line in apptainer["arguments"].splitlines() if line)
+    assert defaults == {name: arguments()[name] for name in ("MARCH", "EXTRAS", "TORCH_INDEX")}
+    assert f'build="{arguments()["BUILD_PACKAGES"]}"' in apptainer["post"]
+    assert f'packages="{arguments()["PACKAGES"]}"' in apptainer["post"]
+    assert arguments()["BASE"].endswith(re.findall(r"^From: (\S+)$", apptainer[""], re.MULTILINE)[0])
     call = "sh containers/install.sh"
-    assert call in other["post"]
+    assert call in apptainer["post"]
     assert [rest for word, rest in instructions() if word == "RUN" and call in rest]
 
 
-def test_what_pillow_simd_is_compiled_with_is_installed() -> None:
-    pieces = [*setup_env.PIECES, *setup_env.OPTIONAL.values()]
-    wanted = {package for piece in pieces for package in piece.debian.split()}
+def test_build_dependencies_of_pillow_simd_are_installed() -> None:
+    dependencies = [*setup_env.REQUIRED, *setup_env.OPTIONAL.values()]
+    wanted = {package for dependency in dependencies for package in dependency.debian.split()}
     assert wanted <= set(arguments()["BUILD_PACKAGES"].split())
 
 
-def test_pins_that_are_left_on_a_centres_image_are_there() -> None:
+def test_pins_used_with_torch_of_base_image_exist() -> None:
     text = INSTALL.read_text()
     subprocess.run(["sh", "-n", INSTALL], check=True)
     [names] = re.findall(r"\^\(([a-z0-9|-]+)\)==", text)
@@ -100,7 +100,7 @@ def test_pins_that_are_left_on_a_centres_image_are_there() -> None:
 
 
 @pytest.mark.parametrize("name", site_names())
-def test_scripts_written_in_a_container_call_one(name: str, tmp_path: Path) -> None:
+def test_job_scripts_can_be_changed_to_run_in_container(name: str, tmp_path: Path) -> None:
     [change] = re.findall(r"^sed -i '(s#.*#)' \S+$", (ROOT / "docs" / "install.md").read_text(), re.MULTILINE)
     site = read_site(name)
     submit = write_scripts(

@@ -1,4 +1,4 @@
-"""What trouble of a file system becomes."""
+"""The exceptions and messages for file system errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from decodeonce.errors import BuildError, DecodeonceError, Stopped, failure_from
 
 
 @pytest.mark.parametrize(
-    ("code", "name", "kind", "told"),
+    ("code", "name", "kind", "message"),
     [
         (errno.EIO, "/data/a", Stopped, "/data/a: why; run the same command again"),
         (errno.ESTALE, b"/data/a", Stopped, "/data/a: why; run the same command again"),
@@ -25,16 +25,16 @@ from decodeonce.errors import BuildError, DecodeonceError, Stopped, failure_from
         (errno.EACCES, "/data/a", BuildError, "/data/a: why; change its permissions and run the same command again"),
     ],
 )
-def test_an_error_of_a_file_system_says_what_to_do(
-    code: int, name: str | bytes | None, kind: type[DecodeonceError], told: str
+def test_file_system_error_says_what_to_do(
+    code: int, name: str | bytes | None, kind: type[DecodeonceError], message: str
 ) -> None:
     failure = failure_from(OSError(code, "why", name), "OUT")
     assert type(failure) is kind
-    assert str(failure) == told
+    assert str(failure) == message
 
 
 @pytest.mark.parametrize("name", ["ENOTCONN", "ECONNABORTED", "ECONNRESET", "EHOSTDOWN", "ENETUNREACH", "EREMOTEIO"])
-def test_a_lost_server_is_a_passing_error(name: str) -> None:
+def test_lost_file_server_is_transient_error(name: str) -> None:
     failure = failure_from(OSError(getattr(errno, name), "why"), "OUT")
     assert str(failure) == "OUT: why; the file server may be down; run the same command again"
     assert isinstance(failure, Stopped)

@@ -1,4 +1,4 @@
-"""The example of training, run as its user would, on a tree and a store that are very small."""
+"""The training example, run from the command line on a very small tree and store."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from tests.images import make_tree
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "examples" / "train_resnet50.py"
 SIZE = 64
-PICTURES = 50  # six batches of 8, and two pictures that are left over
+IMAGES = 50  # six batches of 8, and two images left over
 
-# Where torch has CUDA and the machine is busy, importing it takes half a minute.
+# Importing a torch with CUDA on a busy machine takes half a minute.
 pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tree(tmp_path_factory.mktemp("imagenet"), classes=5, per_class=PICTURES // 5)
+    return make_tree(tmp_path_factory.mktemp("imagenet"), classes=5, per_class=IMAGES // 5)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def store(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def example() -> Iterator[ModuleType]:
-    """The script as a module."""
+    """Import the script as a module."""
     spec = importlib.util.spec_from_file_location("train_resnet50", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
@@ -59,7 +59,7 @@ def example() -> Iterator[ModuleType]:
 
 
 def train(source: Path, *arguments: object, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Run the script with batches of 8 pictures of 64x64."""
+    """Run the script with batches of 8 images of 64x64."""
     options = ("--batch-size", 8, "--size", SIZE, "--model", "small", *arguments)
     command = [sys.executable, *launcher, SCRIPT, source, *options]
     return subprocess.run(
@@ -74,7 +74,7 @@ def train(source: Path, *arguments: object, launcher: tuple[str, ...] = ()) -> s
 
 
 def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """What a run that ended well has printed."""
+    """Return the lines that a successful run printed."""
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -86,7 +86,7 @@ def images_per_second(printed: list[str]) -> int:
 
 
 @pytest.mark.long
-def test_jpegs_are_fed_and_an_epoch_is_begun_again(tree: Path, tmp_path: Path) -> None:
+def test_training_from_jpegs_restarts_its_epoch_on_resume(tree: Path, tmp_path: Path) -> None:
     checkpoint = tmp_path / "c.pt"
     options = ("--checkpoint", checkpoint, "--print-every", 4)
     printed = lines(train(tree, "--data", "jpeg-serial", *options, "--steps", 9))
@@ -103,7 +103,7 @@ def test_jpegs_are_fed_and_an_epoch_is_begun_again(tree: Path, tmp_path: Path) -
 
 
 @pytest.mark.long
-def test_a_store_is_resumed_where_it_was_left(store: Path, tmp_path: Path) -> None:
+def test_training_from_store_resumes_within_epoch(store: Path, tmp_path: Path) -> None:
     whole, parts, profile = tmp_path / "whole.pt", tmp_path / "parts.pt", tmp_path / "profile"
     printed = lines(train(store, "--checkpoint", whole, "--profile", profile))
     assert printed[0] == "store: 6 steps an epoch on each of 1 ranks, small on cpu"
@@ -120,7 +120,7 @@ def test_a_store_is_resumed_where_it_was_left(store: Path, tmp_path: Path) -> No
 
 
 def assert_trace(path: Path) -> None:
-    """A chrome trace of six steps, and of what the Loader's thread did meanwhile."""
+    """Check that this Chrome trace has six steps, and the Loader's copies in another thread."""
     events = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("ph") == "X"]
     steps = [event for event in events if event["name"].startswith("Optimizer.step")]
     assert len(steps) == 6
@@ -128,7 +128,7 @@ def assert_trace(path: Path) -> None:
 
 
 def assert_same(one: Any, other: Any) -> None:
-    """Equal to the last bit, the tensors too."""
+    """Compare nested dicts bit for bit, tensors included."""
     if isinstance(one, torch.Tensor):
         assert torch.equal(one, other)
     elif isinstance(one, dict):
@@ -139,7 +139,7 @@ def assert_same(one: Any, other: Any) -> None:
         assert one == other
 
 
-def test_a_checkpoint_that_fails_leaves_the_former_one(
+def test_failed_checkpoint_keeps_previous_one(
     example: ModuleType, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, model = tmp_path / "c.pt", torch.nn.Linear(2, 1)
@@ -147,7 +147,7 @@ def test_a_checkpoint_that_fails_leaves_the_former_one(
     example.save(path, 1, *training)
 
     def fail(state: object, file: BinaryIO) -> None:
-        file.write(b"half of it")
+        file.write(b"incomplete")
         raise OSError(errno.ENOSPC, "no room")
 
     monkeypatch.setattr(torch, "save", fail)
@@ -165,9 +165,9 @@ def test_two_ranks_train_together(store: Path, tmp_path: Path) -> None:
     assert torch.load(tmp_path / "c.pt")["step"] == 6
 
 
-def test_a_file_that_is_no_picture_ends_the_training(tmp_path: Path) -> None:
+def test_file_that_is_not_an_image_ends_training(tmp_path: Path) -> None:
     root = make_tree(tmp_path / "tree", per_class=8)
-    (root / "train/n00000001/n00000001_3.JPEG").write_bytes(b"no picture")
+    (root / "train/n00000001/n00000001_3.JPEG").write_bytes(b"not an image")
     done = train(root, "--data", "jpeg-threads", "--epochs", 1)
     assert done.returncode == 1
     assert "cannot identify image file" in done.stderr
@@ -175,12 +175,12 @@ def test_a_file_that_is_no_picture_ends_the_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["Jpegs", "JpegThreads"])
-def test_what_jpegs_are_fed_to_two_ranks(
+def test_two_ranks_get_disjoint_jpegs(
     example: ModuleType, tree: Path, store: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     opened = open_store(store)
     rows = {(i.tobytes(), int(label)) for i, label in zip(opened.images[:], opened.labels, strict=True)}
-    assert len(rows) == PICTURES
+    assert len(rows) == IMAGES
     monkeypatch.setenv("WORLD_SIZE", "2")
     seen: list[list[tuple[bytes, int]]] = [[], []]
     for epoch in range(2):
@@ -202,25 +202,25 @@ def feed_of(example: ModuleType, name: str, tree: Path, **settings: Any) -> Any:
     return getattr(example, name)(argparse.Namespace(source=tree, size=SIZE, threads=2, **settings))
 
 
-def test_the_threads_end_with_the_feed(example: ModuleType, tree: Path) -> None:
+def test_threads_end_with_feed(example: ModuleType, tree: Path) -> None:
     before = threading.active_count()
     with feed_of(example, "JpegThreads", tree, batch_size=2) as feed:
         batches = iter(feed)
         next(batches)
         assert threading.active_count() == before + 3
-        assert len(list(feed)) == PICTURES // 2  # ends the threads of the epoch that was left halfway
+        assert len(list(feed)) == IMAGES // 2  # a new epoch ends the threads of the unfinished one
         next(iter(feed))
     assert threading.active_count() == before
 
 
-def test_resnet50_is_that_of_the_paper(example: ModuleType) -> None:
+def test_resnet50_has_parameter_count_of_paper(example: ModuleType) -> None:
     model = example.resnet50(1000)
     assert sum(parameter.numel() for parameter in model.parameters()) == 25_557_032
     images = torch.randint(0, 256, (2, SIZE, SIZE, 3), dtype=torch.uint8)
     assert model(images).shape == (2, 1000)
 
 
-def test_pictures_are_normalised(example: ModuleType) -> None:
+def test_images_are_normalised(example: ModuleType) -> None:
     images = torch.tensor([0.485, 0.456, 0.406]).mul(255).round().to(torch.uint8).repeat(2, 16, 8, 1)
     normalised = example.Normalised()(images)
     assert normalised.shape == (2, 3, 16, 8)

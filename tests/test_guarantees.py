@@ -1,4 +1,4 @@
-"""No promise without a test: docs/guarantees.md names tests that are there, and every promise names one."""
+"""Every guarantee in docs/guarantees.md names at least one test, and all named tests exist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMED = re.compile(r"`([a-z_/]+\.py)::(test_[a-z0-9_]+)`")
 
 
 def promises() -> list[tuple[str, str, str]]:
-    """(section, promise, the cell of its tests) of each row of the page's tables."""
+    """Return (section, promise, cell with its tests) for each row of the tables."""
     found, section = [], ""
     for line in PAGE.read_text().splitlines():
         if line.startswith("## "):
@@ -30,13 +30,13 @@ def promises() -> list[tuple[str, str, str]]:
 
 @lru_cache
 def functions_of(name: str) -> set[str]:
-    """The test functions of a file below tests/."""
+    """Return the names of the test functions in a file below tests/."""
     tree = ast.parse((TESTS / name).read_text())
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
 @pytest.mark.parametrize(("section", "promise", "shown_by"), promises())
-def test_a_promise_names_tests_that_are_there(section: str, promise: str, shown_by: str) -> None:
+def test_guarantee_names_existing_tests(section: str, promise: str, shown_by: str) -> None:
     assert promise
     named = NAMED.findall(shown_by)
     assert named, f"no test is named for: {promise}"
@@ -46,5 +46,5 @@ def test_a_promise_names_tests_that_are_there(section: str, promise: str, shown_
         assert test in functions_of(name), f"{name} has no {test}"
 
 
-def test_every_section_promises_something() -> None:
+def test_every_section_has_guarantees() -> None:
     assert list(dict.fromkeys(section for section, _, _ in promises())) == SECTIONS

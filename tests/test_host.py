@@ -1,4 +1,4 @@
-"""Cores by affinity and cgroup, v1 and v2, from trees as Linux lays them out."""
+"""Cores, memory and file system facts of the host, read from fake cgroup trees (v1 and v2) and from this machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def test_the_smallest_quota_on_the_way_up_counts(tmp_path: Path) -> None:
+def test_smallest_cpu_quota_of_ancestors_applies(tmp_path: Path) -> None:
     write(tmp_path / "self", "0::/slice/job/step\n")
     write(tmp_path / "fs/slice/job/step/cpu.max", "max 100000\n")
     write(tmp_path / "fs/slice/job/cpu.max", "150000 100000\n")
@@ -33,7 +33,7 @@ def test_the_smallest_quota_on_the_way_up_counts(tmp_path: Path) -> None:
     assert cgroup_cores(tmp_path / "fs", tmp_path / "self") == 1.5
 
 
-def test_version_1_has_its_own_files(tmp_path: Path) -> None:
+def test_cpu_quota_is_read_from_cgroup_v1(tmp_path: Path) -> None:
     write(tmp_path / "self", "4:memory:/job\n3:cpu,cpuacct:/job\n")
     write(tmp_path / "fs/cpu/job/cpu.cfs_quota_us", "300000\n")
     write(tmp_path / "fs/cpu/job/cpu.cfs_period_us", "100000\n")
@@ -43,20 +43,20 @@ def test_version_1_has_its_own_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("own", ["0::/\n", "", "0::/gone\n"])
-def test_no_quota_is_none(tmp_path: Path, own: str) -> None:
+def test_missing_cpu_quota_is_none(tmp_path: Path, own: str) -> None:
     write(tmp_path / "self", own)
     assert cgroup_cores(tmp_path / "fs", tmp_path / "self") is None
     assert cgroup_cores(tmp_path / "fs", tmp_path / "nowhere") is None
 
 
-def test_the_affinity_mask_is_respected() -> None:
+def test_affinity_mask_is_respected() -> None:
     core = min(os.sched_getaffinity(0))
     script = f"import os; os.sched_setaffinity(0, [{core}]); import decodeonce.host as h; print(h.usable_cores())"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout == b"1\n"
     assert usable_cores() >= 1
 
 
-def test_what_the_kernel_takes_of_a_hint_is_the_devices(tmp_path: Path) -> None:
+def test_read_ahead_size_is_that_of_device(tmp_path: Path) -> None:
     found = read_ahead_bytes(tmp_path)
     assert found >= 128 << 10
     assert found % 1024 == 0
@@ -64,10 +64,10 @@ def test_what_the_kernel_takes_of_a_hint_is_the_devices(tmp_path: Path) -> None:
     setting = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
     if setting.exists():
         assert found == max(128 << 10, int(setting.read_text()) << 10)
-    assert read_ahead_bytes(Path("/proc")) == 128 << 10  # no device, no setting
+    assert read_ahead_bytes(Path("/proc")) == 128 << 10  # the default: /proc has no device
 
 
-def test_the_limit_of_open_files_is_raised_as_far_as_it_goes() -> None:
+def test_open_file_limit_is_raised_up_to_hard_limit() -> None:
     code = (
         "import resource; from decodeonce.host import allow_open_files; N = resource.RLIMIT_NOFILE\n"
         "resource.setrlimit(N, (600, 2000)); allow_open_files(80); print(resource.getrlimit(N))\n"
@@ -78,21 +78,21 @@ def test_the_limit_of_open_files_is_raised_as_far_as_it_goes() -> None:
     assert found.splitlines() == ["(600, 2000)", "(1512, 2000)", "(2000, 2000)"]
 
 
-def test_the_smallest_limit_of_memory_on_the_way_up_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smallest_memory_limit_of_ancestors_applies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "self", "0::/slice/job\n")
     write(tmp_path / "fs/slice/job/memory.max", "max\n")
     write(tmp_path / "fs/slice/memory.max", "4096000\n")
     assert cgroup_memory(tmp_path / "fs", tmp_path / "self") == 4096000
     write(tmp_path / "v1", "4:memory:/job\n3:cpu,cpuacct:/job\n")
     write(tmp_path / "fs/memory/job/memory.limit_in_bytes", "8192000\n")
-    write(tmp_path / "fs/memory/memory.limit_in_bytes", "9223372036854771712\n")  # what version 1 says for none
+    write(tmp_path / "fs/memory/memory.limit_in_bytes", "9223372036854771712\n")  # no limit in cgroup v1
     assert cgroup_memory(tmp_path / "fs", tmp_path / "v1") == 8192000
     assert cgroup_memory(tmp_path / "nowhere", tmp_path / "self") is None
     monkeypatch.setattr("decodeonce.host.cgroup_memory", lambda: 4096000)
     assert available_memory() == 4096000
 
 
-def test_what_lies_in_memory_is_what_the_system_mounted_so() -> None:
+def test_only_tmpfs_and_ramfs_are_in_memory() -> None:
     mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
     in_memory = [path for path, kind in mounts if kind in ("tmpfs", "ramfs") and os.path.isdir(path)]
     if not in_memory:

@@ -1,4 +1,4 @@
-"""Who says which rank this is."""
+"""Ranks and tasks from the environment variables of launchers and batch systems."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ TORCHRUN = {"RANK": "7", "WORLD_SIZE": "8"}
         (SLURM | {"SLURM_STEP_ID": "4294967290"}, Rank(0, 1, "no launcher")),  # the shell of salloc
     ],
 )
-def test_the_launcher_that_is_believed(environ: dict[str, str], expected: Rank) -> None:
+def test_launcher_that_takes_precedence(environ: dict[str, str], expected: Rank) -> None:
     assert find_rank(environ) == expected
 
 
-def test_the_environment_is_read_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_is_read_on_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*TORCHRUN, *OPEN_MPI, *PMI, *SLURM):
         monkeypatch.delenv(name, raising=False)
     assert str(find_rank()) == "rank 0 of 1 (no launcher)"
@@ -54,7 +54,7 @@ def test_the_environment_is_read_when_asked(monkeypatch: pytest.MonkeyPatch) -> 
         ({"PMI_RANK": "one", "PMI_SIZE": "2"}, "PMI_RANK is 'one', expected a whole number"),
     ],
 )
-def test_variables_that_make_no_sense(environ: dict[str, str], message: str) -> None:
+def test_invalid_rank_variables_are_rejected(environ: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         find_rank(environ)
 
@@ -71,8 +71,8 @@ def slurm_array(element: int, first: int = 0, step: int = 1, count: int = 8, las
 
 PBSDSH = r"pbsdsh numbers nodes, not processes; .* --task \$PBS_NODENUM --tasks NODES"
 ALONE = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "0"}
-FROM_A_SHELL_OF_SRUN = ALONE | {"SLURM_NTASKS": "4"}  # sbatch -n 4 typed there
-BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}  # of a batch script, which is one process
+FROM_A_SHELL_OF_SRUN = ALONE | {"SLURM_NTASKS": "4"}  # sbatch -n 4 was run in a shell started by srun
+BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}  # a batch script, which is one process
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}  # of a batch script, which i
         (slurm_array(3) | SLURM, None, (13, 32)),
         (slurm_array(3) | SLURM | PMI, None, (21, 48)),
         (slurm_array(3) | SLURM, 32, (13, 32)),
-        # one element sent again, of an array that had 16
+        # one element of an array of 16, submitted again
         (slurm_array(5, first=5, count=1), 16, (5, 16)),
         ({"PBS_ARRAY_INDEX": "3"}, 8, (3, 8)),
         ({"PBS_ARRAY_INDEX": "3", "PBS_TASKNUM": "1"}, 8, (3, 8)),
@@ -105,14 +105,14 @@ BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}  # of a batch script, which i
         ({"PBS_TASKNUM": "20000001", "PBS_NODENUM": "1", "PBS_ARRAY_INDEX": "3"}, 8, (3, 8)),
     ],
 )
-def test_the_task_of_arrays_and_the_ranks_in_them(
+def test_task_from_array_index_and_rank(
     environ: dict[str, str], tasks: int | None, expected: tuple[int, int] | None
 ) -> None:
     found = find_task(tasks, environ)
     assert (found and (found.task, found.tasks)) == expected
 
 
-def test_a_task_says_who_said_so() -> None:
+def test_task_names_its_origin() -> None:
     assert str(find_task(None, slurm_array(3) | SLURM)) == "task 13 of 32 (SLURM_ARRAY_TASK_ID=3, rank 1 of 4 (Slurm))"
     assert find_task(8, {"PBS_ARRAY_INDEX": "3"}) == Task(3, 8, "PBS_ARRAY_INDEX=3")
 
@@ -150,7 +150,7 @@ def test_a_task_says_who_said_so() -> None:
         (slurm_array(3) | OPEN_MPI, 15, "is task 17, expected one below 15"),
     ],
 )
-def test_tasks_that_make_no_sense(environ: dict[str, str], tasks: int | None, message: str) -> None:
+def test_invalid_task_variables_are_rejected(environ: dict[str, str], tasks: int | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         find_task(tasks, environ)
 
@@ -168,7 +168,7 @@ def test_tasks_that_make_no_sense(environ: dict[str, str], tasks: int | None, me
         (0, 2, 2, "", None),
     ],
 )
-def test_ranks_that_crowd_on_one_host_of_a_pbs_job(
+def test_all_ranks_on_one_host_of_pbs_job_are_reported(
     tmp_path: Path, rank: int, ranks: int, here: int, hosts: str, expected: str | None
 ) -> None:
     nodefile = tmp_path / "nodes"
@@ -183,7 +183,7 @@ def test_ranks_that_crowd_on_one_host_of_a_pbs_job(
 
 
 @given(ranks=st.integers(1, 5), elements=st.integers(1, 9), first=st.integers(0, 3), step=st.integers(1, 3))
-def test_every_task_of_an_array_is_somebodys(ranks: int, elements: int, first: int, step: int) -> None:
+def test_every_task_of_array_is_assigned_once(ranks: int, elements: int, first: int, step: int) -> None:
     found = [
         find_task(
             None,
@@ -197,7 +197,7 @@ def test_every_task_of_an_array_is_somebodys(ranks: int, elements: int, first: i
     assert [(task.task, task.tasks) for task in found if task] == [(task, whole) for task in range(whole)]
 
 
-def test_an_initialised_process_group_is_believed_first(tmp_path: Path) -> None:
+def test_initialised_process_group_takes_precedence(tmp_path: Path) -> None:
     torch_distributed = pytest.importorskip("torch.distributed")
     torch_distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     try:
@@ -207,13 +207,13 @@ def test_an_initialised_process_group_is_believed_first(tmp_path: Path) -> None:
     assert find_rank(TORCHRUN) == Rank(7, 8, "torchrun")
 
 
-def test_asking_does_not_import_torch() -> None:
+def test_finding_rank_does_not_import_torch() -> None:
     code = "import sys; from decodeonce.launch import find_rank; find_rank(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(("name", "value"), [("MPI_LOCALNRANKS", "x"), ("PBS_NODEFILE", "/"), ("PMI_RANK", "-")])
-def test_odd_variables_warn_of_nothing(name: str, value: str, tmp_path: Path) -> None:
+def test_invalid_variables_report_no_idle_hosts(name: str, value: str, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("a\nb\n")
     environ = {"PMI_RANK": "0", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "4", "PBS_NODEFILE": str(tmp_path / "hosts")}
     assert find_idle_hosts(environ)

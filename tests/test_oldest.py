@@ -1,4 +1,4 @@
-"""What `make test-oldest` installs is the oldest of everything that pyproject.toml allows."""
+"""`make test-oldest` installs the oldest versions that pyproject.toml allows."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
-# prep-pillow is another way to a PIL, which goes back further than pillow-simd, and not into the same environment.
+# prep-pillow is left out: it has another PIL, which cannot be in the same environment as pillow-simd.
 EXTRAS = ("prep", "parquet", "demo", "test", "dev")
-ABOVE = {"torch"}  # constraints-oldest.txt says why
+ABOVE = {"torch"}  # constraints-oldest.txt has the reason
 
 
-def floors() -> dict[str, Version]:
-    """The lowest version allowed of each distribution, where one is named, on the oldest-but-tried Python 3.11."""
+def lowest_versions() -> dict[str, Version]:
+    """Return the lowest allowed version of each distribution that has one, for Python 3.11."""
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [*project["dependencies"], *(line for extra in EXTRAS for line in project["optional-dependencies"][extra])]
     needs = [Requirement(line) for line in lines]
@@ -32,24 +32,24 @@ def floors() -> dict[str, Version]:
 
 
 def pins() -> dict[str, Version]:
-    """Of each distribution in constraints-oldest.txt the version."""
+    """Return the version of each distribution in constraints-oldest.txt."""
     lines = (ROOT / "constraints-oldest.txt").read_text().splitlines()
     return {
         canonicalize_name(n): Version(v) for n, v in (line.split("==") for line in lines if not line.startswith("#"))
     }
 
 
-def test_the_oldest_of_everything_is_what_is_tried() -> None:
-    allowed, tried = floors(), pins()
-    assert set(allowed) > {"numpy", "h5py", "torch", "pyarrow", "pytest", "simplejpeg"}
-    # 11.0.0.post0 is the first release of pillow-simd 11.
+def test_oldest_environment_pins_lowest_allowed_versions() -> None:
+    lowest, pinned = lowest_versions(), pins()
+    assert set(lowest) > {"numpy", "h5py", "torch", "pyarrow", "pytest", "simplejpeg"}
+    # Base versions are compared, because 11.0.0.post0 is the first release of pillow-simd 11.
     above = {
-        name for name, floor in allowed.items() if Version(tried[name].base_version) != Version(floor.base_version)
+        name for name, version in lowest.items() if Version(pinned[name].base_version) != Version(version.base_version)
     }
-    assert above == ABOVE & set(allowed)
-    assert all(tried[name] > allowed[name] for name in above)
+    assert above == ABOVE & set(lowest)
+    assert all(pinned[name] > lowest[name] for name in above)
 
 
-def test_why_a_version_is_above_its_floor_is_said() -> None:
+def test_pins_above_lowest_version_are_explained() -> None:
     head = [line for line in (ROOT / "constraints-oldest.txt").read_text().splitlines() if line.startswith("# - ")]
     assert {line.removeprefix("# - ").partition(":")[0] for line in head} == ABOVE

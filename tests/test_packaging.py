@@ -1,4 +1,4 @@
-"""What is installed: the pins, one PIL, and which part imports which. What is published: test_release.py."""
+"""Installation: pins, exactly one PIL, and imports between parts. See test_release.py for what is published."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PARTS = ("cli", "loader", "prep", "store")
 
 
 def pins() -> dict[str, set[str]]:
-    """Of each distribution in what this environment was made by the versions, one a range of Pythons."""
+    """Return the pinned versions of each distribution, one per range of Pythons, from the constraints used here."""
     found: dict[str, set[str]] = {}
     oldest = Path(sys.prefix).resolve() == setup_oldest.VENV.resolve()
     for line in (setup_oldest.PINS if oldest else ROOT / "constraints.txt").read_text().splitlines():
@@ -44,28 +44,28 @@ def pins() -> dict[str, set[str]]:
 
 
 def installed_needs(name: str, extra: str = "") -> Iterator[str]:
-    """What this environment has because of a distribution; the level of its setup decides what is there."""
+    """Yield the installed requirements of a distribution. The level of the setup decides which ones are installed."""
     for need in map(Requirement, metadata.requires(name) or ()):
         wanted = need.marker is None or need.marker.evaluate({"extra": extra})
         if wanted and next(iter(metadata.distributions(name=need.name)), None):
             yield canonicalize_name(need.name)
 
 
-def test_constraints_pin_all_that_development_installs() -> None:
-    assert {"pybind11", "pillow", "pillow-simd"} <= set(pins())  # not all installed
+def test_constraints_pin_every_development_package() -> None:
+    assert {"pybind11", "pillow", "pillow-simd"} <= set(pins())  # at most two of these three are installed
     seen = {"decodeonce"}
-    waiting = {need for extra in ("parquet", *setup_env.LEVELS) for need in installed_needs("decodeonce", extra)} - seen
-    assert "simplejpeg" in waiting
-    while waiting:
-        name = waiting.pop()
+    pending = {need for extra in ("parquet", *setup_env.LEVELS) for need in installed_needs("decodeonce", extra)} - seen
+    assert "simplejpeg" in pending
+    while pending:
+        name = pending.pop()
         seen.add(name)
-        waiting |= set(installed_needs(name)) - seen
+        pending |= set(installed_needs(name)) - seen
     assert seen - {"decodeonce"} <= set(pins())
     assert all(version.startswith("==") for versions in pins().values() for version in versions)
 
 
 @pytest.mark.parametrize("version", lock.declared())
-def test_every_declared_python_gets_one_release_of_each_package(version: str) -> None:
+def test_constraints_pin_one_release_per_declared_python(version: str) -> None:
     here = {"python_version": version, "python_full_version": f"{version}.2", "extra": ""}
     lines = [line for line in lock.LOCK.read_text().splitlines() if not line.startswith("#")]
     needs = [need for need in map(Requirement, lines) if need.marker is None or need.marker.evaluate(here)]
@@ -79,20 +79,20 @@ def test_every_declared_python_gets_one_release_of_each_package(version: str) ->
     assert all(need.specifier.contains(pinned[canonicalize_name(need.name)]) for need in wanted)
 
 
-def test_constraints_pin_the_torch_that_has_a_cpu_build() -> None:
+def test_constraints_pin_torch_with_cpu_build() -> None:
     assert pins()["torch"] == {"==2.13.0"}
 
 
-def test_root_links_lead_to_the_parts() -> None:
+def test_root_links_point_to_package_parts() -> None:
     if (ROOT / "PKG-INFO").exists():
-        pytest.skip("an unpacked sdist, which comes without them")
+        pytest.skip("an sdist does not contain the links")
     for part in PARTS:
-        link = ROOT / part  # in an unpacked zip a text file that holds the target
+        link = ROOT / part  # unpacking a zip turns the link into a text file with the target
         assert (os.readlink(link) if link.is_symlink() else link.read_text()) == f"src/decodeonce/{part}"
         assert (SRC / "decodeonce" / part / "__init__.py").is_file()
 
 
-def test_git_stores_the_root_links_as_links() -> None:
+def test_git_stores_root_links_as_symlinks() -> None:
     if not (ROOT / ".git").exists() or not shutil.which("git"):
         pytest.skip("not a git checkout")
     listed = subprocess.run(
@@ -106,64 +106,64 @@ def installed_pils() -> list[metadata.Distribution]:
     return [dist for name in setup_env.PILS for dist in metadata.distributions(name=name)]
 
 
-def test_one_pil_is_installed_and_live() -> None:
+def test_exactly_one_pil_is_installed() -> None:
     from PIL import _imaging
 
     [pil] = installed_pils()
     assert _imaging.__file__ is not None
-    live = Path(_imaging.__file__)
-    [recorded] = [file for file in pil.files or () if file.name == live.name]
-    assert Path(str(recorded.locate())).samefile(live)
+    imported_file = Path(_imaging.__file__)
+    [recorded] = [file for file in pil.files or () if file.name == imported_file.name]
+    assert Path(str(recorded.locate())).samefile(imported_file)
     assert recorded.hash is not None
-    digest = hashlib.new(recorded.hash.mode, live.read_bytes()).digest()
+    digest = hashlib.new(recorded.hash.mode, imported_file.read_bytes()).digest()
     assert recorded.hash.value == base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
-def test_make_compiled_pillow_simd_where_it_can_be() -> None:
+def test_pillow_simd_is_installed_if_it_can_be_compiled() -> None:
     if Path(sys.prefix).resolve() != setup_env.VENV.resolve():
-        pytest.skip("not the environment that make builds")
-    if setup_env.BEST_PIL == "pillow" or setup_env.missing_pieces():
-        pytest.skip("pillow-simd does not compile here")
+        pytest.skip("not run in .venv")
+    if setup_env.BEST_PIL == "pillow" or setup_env.missing_dependencies():
+        pytest.skip("pillow-simd cannot be compiled here")
     assert [pil.metadata["Name"] for pil in installed_pils()] == ["pillow-simd"]
-    assert setup_env.live_pil() == "pillow-simd"
+    assert setup_env.installed_pil() == "pillow-simd"
 
 
-def test_make_compiled_pillow_simd_with_the_formats_whose_headers_are_here() -> None:
-    if Path(sys.prefix).resolve() != setup_env.VENV.resolve() or setup_env.live_pil() != "pillow-simd":
-        pytest.skip("not a pillow-simd that make compiled")
-    assert setup_env.formats_to_gain(apt=False) == ()
+def test_pillow_simd_supports_formats_with_installed_headers() -> None:
+    if Path(sys.prefix).resolve() != setup_env.VENV.resolve() or setup_env.installed_pil() != "pillow-simd":
+        pytest.skip("not run in .venv with pillow-simd")
+    assert setup_env.formats_to_add(apt=False) == ()
 
 
-def test_pillow_simd_is_compiled_again_once_where_headers_have_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[tuple[str, ...]] = []
+def test_pillow_simd_is_compiled_again_once_for_new_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    pip_calls: list[tuple[str, ...]] = []
     monkeypatch.setattr(setup_env, "BEST_PIL", "pillow-simd")
-    monkeypatch.setattr(setup_env, "live_pil", lambda: "pillow-simd")
-    monkeypatch.setattr(setup_env, "answer", lambda code: "libtiff")
-    monkeypatch.setattr(setup_env, "missing_pieces", lambda pieces: [])
-    monkeypatch.setattr(setup_env, "pip", lambda *arguments, **variables: ran.append(arguments))
-    past = setup_env.settle_pil(apt=False, changed=False, past=setup_env.Past())
-    assert past == setup_env.Past(tried=("webp",))
-    assert "--force-reinstall" in ran[0]
-    assert setup_env.settle_pil(apt=False, changed=False, past=past) == past
-    assert len(ran) == 1
+    monkeypatch.setattr(setup_env, "installed_pil", lambda: "pillow-simd")
+    monkeypatch.setattr(setup_env, "run_in_venv", lambda code: "libtiff")
+    monkeypatch.setattr(setup_env, "missing_dependencies", lambda dependencies: [])
+    monkeypatch.setattr(setup_env, "pip", lambda *arguments, **variables: pip_calls.append(arguments))
+    earlier = setup_env.update_pil(apt=False, changed=False, earlier=setup_env.EarlierRuns())
+    assert earlier == setup_env.EarlierRuns(tried=("webp",))
+    assert "--force-reinstall" in pip_calls[0]
+    assert setup_env.update_pil(apt=False, changed=False, earlier=earlier) == earlier
+    assert len(pip_calls) == 1
 
 
-def test_missing_headers_of_formats_are_named_and_stop_nothing(
+def test_missing_format_headers_are_reported_but_not_fatal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(setup_env, "BEST_PIL", "pillow-simd")
-    monkeypatch.setattr(setup_env, "live_pil", lambda: "pillow-simd")
-    monkeypatch.setattr(setup_env, "answer", lambda code: "")
-    monkeypatch.setattr(setup_env, "missing_pieces", lambda pieces: list(pieces))
+    monkeypatch.setattr(setup_env, "installed_pil", lambda: "pillow-simd")
+    monkeypatch.setattr(setup_env, "run_in_venv", lambda code: "")
+    monkeypatch.setattr(setup_env, "missing_dependencies", lambda dependencies: list(dependencies))
     monkeypatch.setattr(setup_env, "pip", lambda *arguments, **variables: None)
-    assert setup_env.settle_pil(apt=False, changed=True, past=setup_env.Past()) == setup_env.Past()
-    assert (
-        "without WebP, compressed TIFF, for which: apt-get install libwebp-dev libtiff-dev" in capsys.readouterr().out
-    )
+    earlier = setup_env.EarlierRuns()
+    assert setup_env.update_pil(apt=False, changed=True, earlier=earlier) == earlier
+    output = capsys.readouterr().out
+    assert "lacks WebP, compressed TIFF; to add it: apt-get install libwebp-dev libtiff-dev" in output
 
 
 def imported(path: Path) -> Iterator[str]:
-    """Every module that a file imports anywhere in it, also as `package.name` for `from package import name`."""
+    """Yield every module that a file imports, and `package.name` for each `from package import name`."""
     package = path.relative_to(SRC).parent.parts if path.is_relative_to(SRC) else ()
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):
@@ -173,7 +173,7 @@ def imported(path: Path) -> Iterator[str]:
             module = ".".join((*base, *(node.module or "").split("."))).strip(".")
             yield module
             for alias in node.names:
-                # A name that the package itself imports when first used stands for where it comes from.
+                # The package imports some names lazily. They count as imports of the module that defines them.
                 lazy = vars(decodeonce)["_HOME"].get(alias.name) if module == "decodeonce" else None
                 yield lazy or f"{module}.{alias.name}"
 
@@ -186,7 +186,7 @@ def imported(path: Path) -> Iterator[str]:
         ("prep", ["decodeonce.loader", "decodeonce.cli", "torch"]),
     ],
 )
-def test_dependencies_point_one_way(part: str, forbidden: list[str]) -> None:
+def test_package_parts_do_not_import_forbidden_packages(part: str, forbidden: list[str]) -> None:
     paths = sorted((SRC / "decodeonce" / part).rglob("*.py"))
     assert paths
     for path in paths:
@@ -194,13 +194,13 @@ def test_dependencies_point_one_way(part: str, forbidden: list[str]) -> None:
         assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
 
 
-def test_modules_under_the_parts_import_none_of_them() -> None:
+def test_base_modules_import_no_package_part() -> None:
     for path in (SRC / "decodeonce").glob("*.py"):
         if path.name != "__init__.py":
             assert not [name for name in imported(path) if name.split(".")[1:2] and name.split(".")[1] in PARTS], path
 
 
-def test_nothing_imports_a_part_by_its_bare_name() -> None:
+def test_package_parts_are_not_imported_by_bare_name() -> None:
     for folder in ("src", "tests", "bench", "examples", "tools"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             wrong = [name for name in imported(path) if name.split(".")[0] in PARTS]
@@ -208,16 +208,16 @@ def test_nothing_imports_a_part_by_its_bare_name() -> None:
 
 
 def test_no_module_imports_a_test_module() -> None:
-    """What tests share is in a conftest.py or in a helper module; scripts in strings are looked at, too."""
+    """Shared code of tests belongs in a conftest.py or a helper module. Scripts in strings are checked as well."""
     pattern = re.compile(r"^.*\b(?:from|import) [^\n]*\btest_\w.*$", re.MULTILINE)
     for folder in ("src", "tests", "bench", "examples", "tools"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             found = pattern.findall(path.read_text())
-            assert not found, f"{path.relative_to(ROOT)}: {found}; move what is shared to a helper module"
+            assert not found, f"{path.relative_to(ROOT)}: {found}; move shared code to a helper module"
 
 
 def modules_after(code: str) -> set[str]:
-    """The modules that a fresh Python has loaded after this code."""
+    """Return the modules that a new Python process has loaded after running this code."""
     script = f"{code}\nimport sys\nprint(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT / "tests", capture_output=True, text=True, check=True
@@ -225,7 +225,7 @@ def modules_after(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_importing_the_package_loads_nothing_heavy() -> None:
+def test_importing_package_loads_no_heavy_modules() -> None:
     heavy = {"numpy", "torch", "h5py", "PIL", "xxhash", "tqdm", "typer", "jinja2"}
     assert not modules_after("import decodeonce") & heavy
 
@@ -235,25 +235,25 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     [
         ("store", {"torch", "PIL", "decodeonce.prep", "decodeonce.loader"}),
         ("loader", {"decodeonce.prep", "decodeonce.cli"}),
-        # Pillow and simplejpeg, too: without them `prep` has to be able to say so
+        # Pillow and simplejpeg included, so that `prep` can report that they are missing.
         ("prep", {"torch", "PIL", "simplejpeg", "pyarrow", "decodeonce.loader", "decodeonce.cli"}),
         ("cli", {"torch", "numpy", "PIL", "jinja2", "decodeonce.loader"}),
     ],
 )
-def test_importing_a_part_leaves_the_others_alone(part: str, unloaded: set[str]) -> None:
+def test_importing_a_part_does_not_load_others(part: str, unloaded: set[str]) -> None:
     loaded = modules_after(f"import decodeonce.{part}")
     assert f"decodeonce.{part}" in loaded
     assert not loaded & unloaded
 
 
-def test_importing_every_command_loads_no_template_engine() -> None:
+def test_importing_all_commands_loads_no_template_engine() -> None:
     loaded = modules_after("from decodeonce.cli.app import Prep\nfor make in Prep.lazy.values(): make()")
     assert "decodeonce.cli.report.command" in loaded
     assert not loaded & {"torch", "numpy", "PIL", "jinja2"}
 
 
-def test_a_failed_install_shows_the_conflict_that_pip_names() -> None:
-    told = """\
+def test_failed_install_shows_conflict_from_pip() -> None:
+    output = """\
 Collecting a==1
 ERROR: Cannot install a and b because these package versions have conflicting dependencies.
 The conflict is caused by:
@@ -263,28 +263,28 @@ To fix this you could try to:
 1. loosen the range of package versions you've specified
 ERROR: ResolutionImpossible: for help visit a page
 """
-    lines = setup_env.telling_lines(told.splitlines())
+    lines = setup_env.failure_lines(output.splitlines())
     assert lines[0].startswith("ERROR: Cannot install a and b")
     assert lines[-1] == "The user requested (constraint) a==2"
 
 
-def test_a_failed_compilation_shows_its_last_lines() -> None:
+def test_failed_compilation_shows_its_last_lines() -> None:
     lines = ["Building wheel", "gcc -c x.c", "error: command 'gcc' failed", "[end of output]", "ERROR: Failed"]
-    assert setup_env.telling_lines(lines)[-1] == "error: command 'gcc' failed"
+    assert setup_env.failure_lines(lines)[-1] == "error: command 'gcc' failed"
 
 
-def test_a_command_that_takes_long_says_so(
+def test_slow_command_shows_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(setup_env, "REPORT_SECONDS", 0)
     code = "import time; print('Downloading nvidia-x.whl (9 MB)', flush=True); time.sleep(1.5)"
     setup_env.run(sys.executable, "-c", code, venv=tmp_path)
-    told = capsys.readouterr().out
-    assert "MB in" in told
-    assert told.rstrip().endswith(": Downloading nvidia-x.whl (9 MB)")
-    assert "torch with CUDA only: about 2.5 GB to download" in told
+    output = capsys.readouterr().out
+    assert "MB in" in output
+    assert output.rstrip().endswith(": Downloading nvidia-x.whl (9 MB)")
+    assert "torch only with CUDA: it downloads about 2.5 GB" in output
 
 
-def test_a_failed_command_is_told_with_its_log(tmp_path: Path) -> None:
+def test_failed_command_error_names_log(tmp_path: Path) -> None:
     with pytest.raises(setup_env.SetupError, match=r"exit 3; log: .*setup\.log\):\n  why$"):
         setup_env.run(sys.executable, "-c", "print('why'); raise SystemExit(3)", venv=tmp_path)

@@ -1,4 +1,4 @@
-"""bench/peers: what a peer delivers is checked, what fails is a line, what is told is what was measured."""
+"""bench/peers: images from peers are checked, failing peers are reported, and tables show the measured values."""
 
 from __future__ import annotations
 
@@ -14,34 +14,33 @@ import pytest
 from bench.peers.harness.environments import find_python
 from bench.peers.harness.images import SAME_DECODER, decode, plain_tree
 from bench.peers.harness.journal import Journal
-from bench.peers.harness.judge import Delivered, Saved, fault, load, save
+from bench.peers.harness.judge import Delivered, Saved, find_fault, load, save
 from bench.peers.harness.measure import Peers, Run, by_rate, measure_builds, measure_loads
 from bench.peers.harness.peer import OURS, Peer, Source, load_peer, peer_names
 from bench.peers.harness.tables import markdown
+from tests.fake_peer import FAULTS
 from tests.images import jpeg, make_tree
-from tests.made_up_peer import LIES
 
-MADE_UP = "tests.made_up_peer"
+FAKE_PEER = "tests.fake_peer"
 SIZE, BATCH, WORKERS = 32, 2, 2
 
 
-def here(name: str, peer: Peer) -> Path:
-    """The Python of the tests, for every peer."""
+def own_python(name: str, peer: Peer) -> Path:
     return Path(sys.executable)
 
 
-def begin(scratch: Path, names: list[str], find: Any = here, *, repeats: int = 1, per_class: int = 4) -> Run:
-    """A run of a dozen images, next to as many that are no plain JPEGs."""
+def begin(scratch: Path, names: list[str], find: Any = own_python, *, repeats: int = 1, per_class: int = 4) -> Run:
+    """Set up a run with a dozen plain JPEGs, in a tree that also has three other files per class."""
     tree = scratch / "imagenet"
     if not tree.exists():
         make_tree(tree, classes=3, per_class=per_class)
         for folder in (tree / "train").iterdir():
             (folder / "cmyk.JPEG").write_bytes(jpeg(mode="CMYK"))
             (folder / "cut.JPEG").write_bytes((data := jpeg(200, 200))[:-500] + data[-2:])
-            (folder / "text.JPEG").write_text("no picture")
+            (folder / "text.JPEG").write_text("not an image")
     folder = plain_tree(tree, 3 * per_class, scratch)
     source = Source(folder / "tree", SIZE, BATCH, WORKERS)
-    peers = Peers(find, lambda which: scratch / "nowhere")  # both decoders are those of this Python
+    peers = Peers(find, lambda which: scratch / "nowhere")  # so both ways to decode use the packages of this Python
     peers.install(names)
     return Run(source, folder, repeats, 0.01, Journal(folder / "run.jsonl", {"of": "a test"}), peers)
 
@@ -56,37 +55,37 @@ FACTS = {
 
 
 @pytest.mark.long
-def test_what_is_wrong_is_left_out_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_failing_peers_are_left_out(tmp_path: Path) -> None:
     def find(name: str, peer: Peer) -> Path:
         if name != "hdf5":
             return Path(sys.executable)
         return find_python(name, replace(peer, over="nothing", requirements="/nowhere/h5py-9-py3.whl"), tmp_path)
 
-    run = begin(tmp_path, [OURS, "hdf5", MADE_UP], find)
+    run = begin(tmp_path, [OURS, "hdf5", FAKE_PEER], find)
     builds = measure_builds(run)
     loads = measure_loads(run, augmented=False)
     assert json.loads(json.dumps([builds, loads])) == [builds, loads]
-    ways = ["decodeonce", "decodeonce, stock Pillow", "made up", "made up, same decoder"]
+    ways = ["decodeonce", "decodeonce, stock Pillow", "fake peer", "fake peer, same decoder"]
     assert sorted(builds["rows"]) == ways
-    assert sorted(loads["rows"]) == ["decodeonce Loader", "honest"]
+    assert sorted(loads["rows"]) == ["correct", "decodeonce Loader"]
     for found in (*builds["rows"].values(), *loads["rows"].values()):
         [rate] = found["images_per_s"]
         assert rate > 0
         assert found["versions"]["numpy"] == np.__version__
     assert builds["images"] == loads["images"] == 12
-    assert builds["rows"]["made up"]["bytes"] == 12 * SIZE * SIZE * 3 + 12 * 8 + 2 * 128
-    assert loads["rows"]["honest"]["first_batch_s"] > 0
+    assert builds["rows"]["fake peer"]["bytes"] == 12 * SIZE * SIZE * 3 + 12 * 8 + 2 * 128
+    assert loads["rows"]["correct"]["first_batch_s"] > 0
 
     missing = run.peers.missing
-    assert list(missing) == ["HDF5 by h5py", *(f"wrong: {lie}" for lie in LIES)]
+    assert list(missing) == ["HDF5 by h5py", *(f"fault: {fault}" for fault in FAULTS)]
     assert not any("\n" in why for why in missing.values())
     assert "/nowhere/h5py-9-py3.whl" in missing["HDF5 by h5py"]
-    assert "other pixels or labels" in missing["wrong: labels"]
-    assert missing["wrong: pixels"] == "8 of 96 images have other pixels or labels, or came too often"
-    assert "times in an epoch, expected 32" in missing["wrong: batch"]
-    assert "its process ended with 7" in missing["wrong: ends"]
+    assert "wrong pixels or labels" in missing["fault: labels"]
+    assert missing["fault: pixels"] == "8 of 96 images have wrong pixels or labels, or came too often"
+    assert "times in an epoch, expected 32" in missing["fault: missing batch"]
+    assert "its process ended with exit code 7" in missing["fault: exit"]
 
-    # The same command again tries again what did not install, and measures nothing a second time.
+    # Running the same command again retries the failed installation and repeats no measurement.
     again = begin(tmp_path, [OURS, "hdf5"], find)
     assert measure_builds(again)["rows"] == {title: builds["rows"][title] for title in ways[:2]}
     assert measure_loads(again, augmented=False)["rows"] == {"decodeonce Loader": loads["rows"]["decodeonce Loader"]}
@@ -94,13 +93,13 @@ def test_what_is_wrong_is_left_out_and_the_rest_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_all_that_run_where_the_tests_do_deliver_the_images(tmp_path: Path) -> None:
+def test_peers_of_test_environment_deliver_all_images(tmp_path: Path) -> None:
     run = begin(tmp_path, [OURS, "memmap", "store_dataset", "threads", "torch_pillow"], repeats=2)
     builds, loads = measure_builds(run), measure_loads(run, augmented=False)
     assert run.peers.missing == {}
     assert len(builds["rows"]) == 4
     assert len(loads["rows"]) == 6
-    # Those of torchvision are not here: it is in an environment that these tests do not make.
+    # Arms with torchvision are left out, because the environment of these tests does not have it.
     del run.peers.peers["memmap"], run.peers.peers["store_dataset"], run.peers.peers["torch_pillow"]
     augmented = measure_loads(run, augmented=True)
     assert list(augmented["rows"]) == ["decodeonce Loader, Augment"]
@@ -110,7 +109,7 @@ def test_all_that_run_where_the_tests_do_deliver_the_images(tmp_path: Path) -> N
     assert all(f"| {name} |" in text for name in [*builds["rows"], *loads["rows"], *augmented["rows"]])
 
 
-def test_a_small_tree_gives_many_images_under_names_of_their_own(tmp_path: Path) -> None:
+def test_images_of_small_tree_are_linked_repeatedly(tmp_path: Path) -> None:
     make_tree(tmp_path / "imagenet", classes=2, per_class=2)
     tree = plain_tree(tmp_path / "imagenet", 11, tmp_path) / "tree"
     paths = [path for path in tree.glob("train/*/*.JPEG") if path.is_file()]
@@ -118,7 +117,7 @@ def test_a_small_tree_gives_many_images_under_names_of_their_own(tmp_path: Path)
     assert len({path.stat().st_ino for path in paths}) == 4
 
 
-def test_both_decoders_make_about_the_same_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_decoders_give_similar_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.JPEG"
     path.write_bytes(jpeg(90, 70))
     plain = decode(path, SIZE)
@@ -128,7 +127,7 @@ def test_both_decoders_make_about_the_same_row(tmp_path: Path, monkeypatch: pyte
     assert np.abs(fast.astype(int) - plain).max() <= 2
 
 
-def test_a_peer_is_a_file_that_names_all_it_needs_exactly() -> None:
+def test_peers_pin_their_requirements_exactly() -> None:
     names = peer_names()
     assert names[0] == OURS
     arms = [arm for name in names for arm in load_peer(name).arms]
@@ -142,7 +141,7 @@ def test_a_peer_is_a_file_that_names_all_it_needs_exactly() -> None:
 
 
 def saved(labels: list[int], images: Any, *, exact: bool, path: Path) -> Saved:
-    """What a peer that delivers these in batches of two leaves for its parent."""
+    """Return what the parent loads if a peer delivers these images in batches of two."""
     got = Delivered(SIZE, "exact" if exact else "about")
     for row in range(0, len(labels), 2):
         got.add(images[row : row + 2], labels[row : row + 2])
@@ -151,7 +150,7 @@ def saved(labels: list[int], images: Any, *, exact: bool, path: Path) -> Saved:
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_a_fault_of_any_kind_is_found(exact: bool, tmp_path: Path) -> None:
+def test_wrong_epochs_are_detected(exact: bool, tmp_path: Path) -> None:
     path = tmp_path / "delivered.npz"
     noise = np.random.default_rng(0).integers(0, 256, (6, 4, 4, 3), dtype=np.uint8)
     images = noise.repeat(SIZE // 4, 1).repeat(SIZE // 4, 2)
@@ -159,19 +158,19 @@ def test_a_fault_of_any_kind_is_found(exact: bool, tmp_path: Path) -> None:
     order = [5, 0, 3, 1, 4, 2] * 2
     labels = [int(row > 2) for row in order]
     twice = saved(labels, images[order], exact=exact, path=path)
-    assert fault(twice, right, 2) == ""
-    assert "label 0 came 6 times" in fault(twice, right, 1)
-    assert fault(saved(labels[::-1], images[order], exact=exact, path=path), right, 2)
-    other = [5, 0, 3, 1, 4, 1] * 2  # 1 in the place of 2
-    assert fault(saved(labels, images[other], exact=exact, path=path), right, 2).startswith("2 of 12 images")
+    assert find_fault(twice, right, 2) == ""
+    assert "label 0 came 6 times" in find_fault(twice, right, 1)
+    assert find_fault(saved(labels[::-1], images[order], exact=exact, path=path), right, 2)
+    other = [5, 0, 3, 1, 4, 1] * 2  # row 1 instead of row 2
+    assert find_fault(saved(labels, images[other], exact=exact, path=path), right, 2).startswith("2 of 12 images")
     dark = images // 2
-    assert fault(saved(labels, dark[order], exact=exact, path=path), right, 2).startswith("12 of 12 images")
+    assert find_fault(saved(labels, dark[order], exact=exact, path=path), right, 2).startswith("12 of 12 images")
     near = images[order] ^ 1
-    assert bool(fault(saved(labels, near, exact=exact, path=path), right, 2)) == exact
+    assert bool(find_fault(saved(labels, near, exact=exact, path=path), right, 2)) == exact
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_a_tree_may_repeat_an_image(exact: bool, tmp_path: Path) -> None:
+def test_tree_can_contain_an_image_twice(exact: bool, tmp_path: Path) -> None:
     path = tmp_path / "delivered.npz"
     noise = np.random.default_rng(0).integers(0, 256, (4, 4, 4, 3), dtype=np.uint8)
     images = noise.repeat(SIZE // 4, 1).repeat(SIZE // 4, 2)[[0, 0, 0, 1, 2, 3]]
@@ -179,25 +178,25 @@ def test_a_tree_may_repeat_an_image(exact: bool, tmp_path: Path) -> None:
     right = saved(labels, images, exact=exact, path=path)
     order = [3, 0, 5, 1, 2, 4]
     shuffled = [labels[row] for row in order]
-    assert fault(saved(shuffled, images[order], exact=exact, path=path), right, 1) == ""
-    once_too_often = images[[0, 0, 5, 1, 2, 4]]  # in the place of the one that is there once
-    assert fault(saved(shuffled, once_too_often, exact=exact, path=path), right, 1).startswith("1 of 6 images")
+    assert find_fault(saved(shuffled, images[order], exact=exact, path=path), right, 1) == ""
+    once_too_often = images[[0, 0, 5, 1, 2, 4]]  # row 0 instead of row 3, which is in the tree once
+    assert find_fault(saved(shuffled, once_too_often, exact=exact, path=path), right, 1).startswith("1 of 6 images")
 
 
-def test_images_may_have_channels_first(tmp_path: Path) -> None:
+def test_images_can_have_channels_first(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (2, SIZE, SIZE, 3), dtype=np.uint8)
     right = saved([0, 1], images, exact=True, path=tmp_path / "a.npz")
     planes = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
-    assert fault(saved([0, 1], planes, exact=True, path=tmp_path / "b.npz"), right, 1) == ""
+    assert find_fault(saved([0, 1], planes, exact=True, path=tmp_path / "b.npz"), right, 1) == ""
 
 
-def test_of_augmented_images_labels_shape_and_levels_are_checked(tmp_path: Path) -> None:
+def test_augmented_images_are_checked_for_labels_shape_and_mean(tmp_path: Path) -> None:
     right = saved([0, 1], np.zeros((2, SIZE, SIZE, 3), np.uint8), exact=False, path=tmp_path / "a.npz")
     for labels, expected in (([1, 0], ""), ([1, 1], "label 0 came 0 times")):
         got = Delivered(28, "augmented")
         got.add(np.zeros((2, 3, 28, 28), np.float32), labels)
         save(got, tmp_path / "b.npz")
-        assert fault(load(tmp_path / "b.npz"), right, 1)[: len(expected) or None] == expected
+        assert find_fault(load(tmp_path / "b.npz"), right, 1)[: len(expected) or None] == expected
     with pytest.raises(ValueError, match="about 0 after normalization"):
         Delivered(28, "augmented").add(np.full((2, 3, 28, 28), 128, np.float32), [0, 1])
     with pytest.raises(ValueError, match="expected float32"):
@@ -207,12 +206,12 @@ def test_of_augmented_images_labels_shape_and_levels_are_checked(tmp_path: Path)
 @pytest.mark.parametrize(
     "images", [np.zeros((2, SIZE, SIZE, 3), np.float32), np.zeros((2, SIZE, SIZE, 4), np.uint8), np.zeros(3, np.uint8)]
 )
-def test_batches_of_another_kind_are_refused(images: Any) -> None:
+def test_batches_of_wrong_type_or_shape_are_rejected(images: Any) -> None:
     with pytest.raises(ValueError, match="expected uint8"):
         Delivered(SIZE, "exact").add(images, [0, 1])
 
 
-def test_a_run_that_was_interrupted_goes_on_from_its_whole_lines(tmp_path: Path) -> None:
+def test_interrupted_run_resumes_from_complete_lines(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     journal = Journal(path, {"repeats": 5})
     journal.add("build a 0", {"seconds": 1.5})
@@ -226,7 +225,7 @@ def test_a_run_that_was_interrupted_goes_on_from_its_whole_lines(tmp_path: Path)
     assert Journal(path, {"repeats": 5}).found == {}
 
 
-def test_tables_are_right_for_given_figures() -> None:
+def test_tables_show_given_figures() -> None:
     versions = {"Python": "3.11.7", "numpy": "2.4.6"}
     built = {"decoder": "Pillow", "files": 3, "versions": versions}
     loaded = {"epoch_start_s": [0.001, 0.003, 0.002], "versions": versions, "note": "", "decodes": False}

@@ -1,4 +1,4 @@
-"""What an index is given: the archives' contents, metadata and page; that they install and run in a new environment."""
+"""The archives for a package index: contents, metadata, README page, and installs of them in new environments."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from readme_renderer.clean import clean
 ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
 LINKS = ("cli", "loader", "prep", "store")
-# What lies about in a folder that was worked in, and is no source.
-LITTER = (
+# Files that are often in a working folder and must not be packaged.
+UNTRACKED = (
     "build/demo/__init__.py",
     "dist/old.whl",
     ".venv/lib/module.py",
-    "shared/picture.JPEG",
+    "shared/image.JPEG",
     "examples/sample.store/images-00000.npy",
     "tests/__pycache__/a.pyc",
 )
-MADE = ("PKG-INFO", "setup.cfg", "src/decodeonce.egg-info/")
-PICTURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"II*\0", b"MM\0*")
+GENERATED = ("PKG-INFO", "setup.cfg", "src/decodeonce.egg-info/")
+IMAGE_SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"II*\0", b"MM\0*")
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 PLATFORMS = [(system, machine) for system in ("linux", "darwin") for machine in ("x86_64", "aarch64")]
 USER = """
@@ -57,20 +57,20 @@ def rows(path: str) -> int:
 
 
 class Built(NamedTuple):
-    """A copy of the sources, the names of all in it that were, and the archives."""
+    """A copy of the sources, and the archives built from it."""
 
     tree: Path
-    sources: set[str]
+    sources: set[str]  # names of the source files in it, without the untracked files
     sdist: Path
-    wheel: Path  # from the sdist
+    wheel: Path  # built from the sdist
     wheel_of_tree: Path
 
 
 def source_names() -> list[str]:
-    """Every file that git has, or would take; of an unpacked sdist all it came with."""
+    """Return all files that git tracks or would add; in an unpacked sdist, all files that it came with."""
     if not (ROOT / ".git").exists():
         lines = (SRC / "decodeonce.egg-info" / "SOURCES.txt").read_text().splitlines()
-        return [name for name in lines if not name.startswith(MADE)]
+        return [name for name in lines if not name.startswith(GENERATED)]
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return [name for name in listed.stdout.split("\0") if name]
@@ -78,7 +78,7 @@ def source_names() -> list[str]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The archives, built from a copy of the tree with litter in it."""
+    """Build the archives from a copy of the tree with untracked files in it."""
     tree, out = tmp_path_factory.mktemp("release") / "tree", tmp_path_factory.mktemp("dist")
     sources = set()
     for name in source_names():
@@ -88,9 +88,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
             sources.add(name)
     for part in LINKS:
         (tree / part).symlink_to(f"src/decodeonce/{part}")
-    for name in LITTER:
+    for name in UNTRACKED:
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        (tree / name).write_bytes(PICTURES[0])
+        (tree / name).write_bytes(IMAGE_SIGNATURES[0])
     run(sys.executable, "-m", "build", "--no-isolation", "-o", out, tree)
     run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "-o", out / "of-tree", tree)
     [sdist], [wheel], [of_tree] = out.glob("*.tar.gz"), out.glob("*.whl"), out.glob("of-tree/*.whl")
@@ -104,48 +104,48 @@ def wheel_contents(path: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def facts(built: Built) -> Message:
-    """The wheel's metadata."""
+    """Return the wheel's metadata."""
     [text] = [data for name, data in wheel_contents(built.wheel).items() if name.endswith(".dist-info/METADATA")]
     return Parser().parsestr(text.decode())
 
 
 @pytest.fixture(scope="module")
 def unpacked(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sdist as pip unpacks it."""
+    """Unpack the sdist as pip does."""
     folder = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(built.sdist) as archive:
-        assert all(member.isfile() or member.isdir() for member in archive), "a link is not unpacked everywhere"
+        assert all(member.isfile() or member.isdir() for member in archive), "some systems cannot unpack links"
         archive.extractall(folder)
     return folder / f"decodeonce-{decodeonce.__version__}"
 
 
-def test_the_sdist_holds_the_sources_and_nothing_else(built: Built, unpacked: Path) -> None:
+def test_sdist_contains_exactly_the_sources(built: Built, unpacked: Path) -> None:
     packed = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
     expected = {name for name in built.sources if name == ".dockerignore" or not name.startswith(".")}
-    assert {name for name in packed if not name.startswith(MADE)} == expected
+    assert {name for name in packed if not name.startswith(GENERATED)} == expected
     for name in expected:
         assert (unpacked / name).read_bytes() == (built.tree / name).read_bytes(), name
 
 
-def test_pictures_in_the_sdist_are_the_documentations_own(unpacked: Path) -> None:
+def test_images_in_sdist_belong_to_documentation(unpacked: Path) -> None:
     files = [path for path in unpacked.rglob("*") if path.is_file()]
-    pictures = {str(path.relative_to(unpacked)) for path in files if path.read_bytes().startswith(PICTURES)}
-    assert all(name.startswith("docs/") and (unpacked / name).stat().st_size < 200_000 for name in pictures), pictures
+    images = {str(path.relative_to(unpacked)) for path in files if path.read_bytes().startswith(IMAGE_SIGNATURES)}
+    assert all(name.startswith("docs/") and (unpacked / name).stat().st_size < 200_000 for name in images), images
     assert sum(path.stat().st_size for path in files) < 10_000_000
 
 
-def test_the_sdist_and_the_tree_give_the_same_wheel(built: Built) -> None:
+def test_sdist_and_tree_give_same_wheel(built: Built) -> None:
     assert wheel_contents(built.wheel) == wheel_contents(built.wheel_of_tree)
 
 
-def test_the_wheel_holds_the_package_and_nothing_else(built: Built) -> None:
+def test_wheel_contains_exactly_the_package(built: Built) -> None:
     packaged = {f"src/{name}" for name in wheel_contents(built.wheel) if ".dist-info/" not in name}
     assert packaged == {name for name in built.sources if name.startswith("src/")}
     data = {"py.typed", "prep/jobs/sites/polaris.toml", "cli/report/templates/style.css", "store/ilsvrc2012.tsv"}
     assert {f"src/decodeonce/{name}" for name in data} <= packaged
 
 
-def test_the_wheel_has_the_command_and_the_licenses(built: Built) -> None:
+def test_wheel_has_command_and_licenses(built: Built) -> None:
     contents = {name.partition(".dist-info/")[2]: data for name, data in wheel_contents(built.wheel).items()}
     assert contents["entry_points.txt"].decode().split("\n")[:3] == [
         "[console_scripts]",
@@ -156,7 +156,7 @@ def test_the_wheel_has_the_command_and_the_licenses(built: Built) -> None:
         assert contents[f"licenses/{name}"] == (ROOT / name).read_bytes()
 
 
-def test_there_is_one_version(built: Built, facts: Message, unpacked: Path) -> None:
+def test_version_is_the_same_everywhere(built: Built, facts: Message, unpacked: Path) -> None:
     assert facts["Version"] == decodeonce.__version__
     assert Parser().parsestr((unpacked / "PKG-INFO").read_text())["Version"] == decodeonce.__version__
     assert built.sdist.name == f"decodeonce-{decodeonce.__version__}.tar.gz"
@@ -166,20 +166,20 @@ def test_there_is_one_version(built: Built, facts: Message, unpacked: Path) -> N
     assert newest[1] == decodeonce.__version__.partition(".dev")[0]
 
 
-def test_the_wheel_says_licence_and_python(facts: Message) -> None:
+def test_wheel_metadata_has_license_and_python_version(facts: Message) -> None:
     assert facts["License-Expression"] == "Apache-2.0"
     assert facts["Requires-Python"] == ">=3.10"
 
 
 def needs(facts: Message, extra: str, system: str, machine: str) -> set[str]:
-    """What an install with this extra ("" for none) takes on such a machine."""
-    where = {"extra": extra, "sys_platform": system, "platform_machine": machine, "python_version": "3.11"}
+    """Return the requirements of an install with this extra ("" for none) on such a machine."""
+    environment = {"extra": extra, "sys_platform": system, "platform_machine": machine, "python_version": "3.11"}
     found = [Requirement(line) for line in facts.get_all("Requires-Dist") or []]
-    return {need.name for need in found if need.marker is None or need.marker.evaluate(where)}
+    return {need.name for need in found if need.marker is None or need.marker.evaluate(environment)}
 
 
 @pytest.mark.parametrize(("system", "machine"), PLATFORMS)
-def test_one_pil_at_most_comes_with_an_install(facts: Message, system: str, machine: str) -> None:
+def test_install_requires_at_most_one_pil(facts: Message, system: str, machine: str) -> None:
     plain = needs(facts, "", system, machine)
     assert plain == {"numpy", "torch", "h5py", "typer", "tqdm", "xxhash", "jinja2"}
     best = "pillow-simd" if (system, machine) == ("linux", "x86_64") else "pillow"
@@ -189,15 +189,15 @@ def test_one_pil_at_most_comes_with_an_install(facts: Message, system: str, mach
     assert not needs(facts, "dev", system, machine) & {"simplejpeg", "pillow-simd", "pillow"}
 
 
-def test_an_index_takes_both(built: Built) -> None:
-    told = run(sys.executable, "-m", "twine", "check", "--strict", built.sdist, built.wheel)
-    assert told.count("PASSED") == 2, told
+def test_twine_accepts_both_archives(built: Built) -> None:
+    output = run(sys.executable, "-m", "twine", "check", "--strict", built.sdist, built.wheel)
+    assert output.count("PASSED") == 2, output
 
 
-def test_an_index_shows_the_readme_with_no_link_that_leads_nowhere(facts: Message, unpacked: Path) -> None:
+def test_readme_on_index_has_no_broken_links(facts: Message, unpacked: Path) -> None:
     text, readme = str(facts.get_payload()), (ROOT / "README.md").read_text()
     assert facts["Description-Content-Type"] == "text/markdown"
-    page = clean(MarkdownIt("commonmark").enable("table").render(text))  # the index's own list of what may stand in it
+    page = clean(MarkdownIt("commonmark").enable("table").render(text))  # allows only the HTML that the index allows
     assert page is not None
     assert (page.count("<table>"), page.count("<pre>")) == (readme.count("\n|---"), len(FENCE.findall(readme)))
     assert not [target for target in re.findall(r'href="([^"]*)"', page) if not target.startswith("https://")]
@@ -212,18 +212,18 @@ def test_an_index_shows_the_readme_with_no_link_that_leads_nowhere(facts: Messag
 
 
 def new_venv(folder: Path) -> Path:
-    """A new environment; returns its Python."""
+    """Create an environment and return its Python."""
     run(sys.executable, "-m", "venv", folder)
     return folder / "bin" / "python"
 
 
 def install(python: Path, *what: object) -> None:
-    """What `pip install` does there."""
+    """Run `pip install` in the environment of this Python."""
     run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *what, cwd=python.parent)
 
 
 def check_install(python: Path, scratch: Path) -> None:
-    """The command and the package of an environment, far from the sources, on a store of nine rows."""
+    """Use the installed command and package on a store of nine rows, outside the sources."""
     store = make_store(scratch / "a.store", random_images(9))
     prep = python.with_name("prep")
     for name in ("prep", "decodeonce"):
@@ -235,13 +235,13 @@ def check_install(python: Path, scratch: Path) -> None:
         "import sys, decodeonce; s = decodeonce.open_store(sys.argv[1]);"
         "print(decodeonce.__file__, len(s), sum(b.valid for b in decodeonce.Loader(s, batch_size=2, tail='keep')))"
     )
-    place, *numbers = run(python, "-Ic", code, store, cwd=scratch).split()
-    assert Path(place).is_relative_to(python.parent.parent)
+    module, *numbers = run(python, "-Ic", code, store, cwd=scratch).split()
+    assert Path(module).is_relative_to(python.parent.parent)
     assert numbers == ["9", "9"]
 
 
 def check_types(python: Path, scratch: Path, *, torch: bool) -> None:
-    """mypy reads the installed package's own types: a wrong call is an error, a right one none."""
+    """Check that mypy uses the types of the installed package: it accepts a right call and reports a wrong one."""
     (scratch / "user.py").write_text(USER)
     skipped = "" if torch else "[mypy-torch.*,numpy.*]\nfollow_imports = skip\n"
     (scratch / "mypy.ini").write_text(f"[mypy]\nstrict = true\nwarn_unused_ignores = true\n{skipped}")
@@ -259,12 +259,12 @@ def check_types(python: Path, scratch: Path, *, torch: bool) -> None:
 
 
 @pytest.mark.long
-def test_the_wheel_runs_in_a_new_environment_beside_its_dependencies(built: Built, tmp_path: Path) -> None:
+def test_wheel_runs_in_new_environment_with_shared_dependencies(built: Built, tmp_path: Path) -> None:
     python = new_venv(tmp_path / "venv")
     install(python, "--no-deps", "--no-index", built.wheel)
     here = [path for path in sys.path if path.endswith("site-packages")]
     [own] = (tmp_path / "venv").glob("lib/python3*/site-packages")
-    # Paths alone: the .pth files there, one of which leads to the sources, are not read.
+    # A .pth file adds only paths. The .pth files in those folders are not read; one of them points to the sources.
     (own / "dependencies.pth").write_text("\n".join(here))
     check_install(python, tmp_path)
     check_types(python, tmp_path, torch=False)
@@ -272,7 +272,7 @@ def test_the_wheel_runs_in_a_new_environment_beside_its_dependencies(built: Buil
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
-def test_an_archive_installs_with_all_it_needs_and_builds_a_store(built: Built, tmp_path: Path, kind: str) -> None:
+def test_archive_installs_with_dependencies_and_builds_store(built: Built, tmp_path: Path, kind: str) -> None:
     python = new_venv(tmp_path / "venv")
     install(python, "-c", ROOT / "constraints.txt", f"decodeonce[prep,parquet] @ {getattr(built, kind).as_uri()}")
     check_install(python, tmp_path)
@@ -287,10 +287,10 @@ def test_an_archive_installs_with_all_it_needs_and_builds_a_store(built: Built, 
 
 
 @pytest.mark.long
-def test_the_sdist_is_enough_to_test_it(unpacked: Path) -> None:
+def test_tests_pass_in_unpacked_sdist(unpacked: Path) -> None:
     python = ("env", "ALLOW_SKIPS=1", f"PYTHONPATH={unpacked / 'src'}", sys.executable)
     assert run(*python, "-c", "import decodeonce as d; print(d.__file__)").startswith(str(unpacked))
-    told = run(
+    output = run(
         *python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/store", "tests/test_packaging.py", cwd=unpacked
     )
-    assert " passed" in told
+    assert " passed" in output

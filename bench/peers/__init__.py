@@ -1,5 +1,5 @@
-"""Other ways to feed the same pictures to training, a file each, beside this project: `python -m bench.peers --help`.
+"""Comparison of this project with other data loaders ("peers") on the same images: `python -m bench.peers --help`.
 
-A file names what it needs, says where its settings come from, and has a function that builds and one that loads.
-Another peer is one new file: what it defines is `PEER`, see harness/peer.py.
+Each peer is one file. It lists its requirements, says where its settings come from, and has functions that build and
+load. To add a peer, add a file that defines `PEER` (see harness/peer.py).
 """

@@ -1,20 +1,22 @@
-"""Compare other ways to feed training with this project: building 256x256 rows, and loading shuffled epochs of them.
+"""Compare this project with other data loaders: building 256x256 rows, and loading shuffled epochs.
 
-    python -m bench.peers [TREE] [--only NAME ...] [--repeats R] [--pictures N [N ...]] [--json FILE] [--plot FILE]
+    python -m bench.peers [TREE] [--only NAME ...] [--repeats R] [--images N [N ...]] [--json FILE] [--plot FILE]
 
-TREE is one like ImageNet's, `train/<wnid>/*.JPEG`; without it a sample is drawn. Everyone gets the same plain JPEGs of
-it, and two workers or threads. If TREE has fewer than --pictures, its images are linked several times. Each peer (a
-file in bench/peers) has an environment that is made here, exactly pinned, and each way of loading its own process.
+TREE is a tree like ImageNet's, `train/<wnid>/*.JPEG`; without it a sample tree is generated. All peers get the same
+plain JPEGs of TREE, and two workers or threads. If TREE has fewer than --images, its images are linked several times.
+Each peer (a file in bench/peers) has its own environment with exact versions, which is created automatically. Each way
+of loading runs in its own process.
 
-Building is timed from JPEGs to files on the disk, each build in a new process, in turn, for each number of --pictures:
-every peer as its documentation says, then with the decoder of this project; this project also with stock Pillow. What
-the first build wrote is checked. Loading: every way delivers one epoch, whose images and labels must be right; then
-it is timed over whole epochs, starts included, in turn, while the others sleep: without augmentation, then with random
-resized crop, flip and normalization. All files are in the page cache. Rows that were built come eight times an epoch,
-augmented ones twice.
+Building is timed from JPEGs to files on the disk, for each number of --images. Each build runs in a new process. Every
+peer builds as its documentation says, and then with this project's decoder; this project also builds with stock Pillow.
+The output of the first build is checked.
 
-A peer that cannot be installed or run is reported in a line, and the rest continues. Run the same command again to
-resume an interrupted run.
+For loading, each way first delivers one epoch, whose images and labels are checked. Then whole epochs are timed, starts
+included, in turn, while the other processes sleep: first without augmentation, then with random resized crop, flip and
+normalization. All files are in the page cache. An epoch has each built row eight times, or twice if augmented.
+
+Peers that cannot be installed or run are reported and left out. Run the same command again to resume an interrupted
+run.
 """
 
 from __future__ import annotations
@@ -45,65 +47,67 @@ MULTIPLE = BATCH * WORKERS
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("tree", nargs="?", type=Path, default=SAMPLE)
     others = [name for name in peer_names() if name != OURS]
     parser.add_argument("--only", nargs="+", default=others, choices=others, metavar="NAME", help=", ".join(others))
-    text = f"build so many images, one table each, rounded up to a multiple of {MULTIPLE} (default: 10240 1024)"
-    parser.add_argument("--pictures", type=int, nargs="+", default=[10240, 1024], metavar="N", help=text)
-    text = "load so many, likewise (default 2560, and no more than --pictures)"
-    parser.add_argument("--load-pictures", type=int, metavar="N", help=text)
+    text = f"build N images, one table per N; rounded up to a multiple of {MULTIPLE} (default: 10240 1024)"
+    parser.add_argument("--images", type=int, nargs="+", default=[10240, 1024], metavar="N", help=text)
+    text = f"load N images; rounded up to a multiple of {MULTIPLE} (default: 2560, but at most --images)"
+    parser.add_argument("--load-images", type=int, metavar="N", help=text)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="each repeat loads at least so long (default 1)")
-    parser.add_argument("--json", type=Path, default=SCRATCH / "peers.json", metavar="FILE", help="all figures")
-    parser.add_argument("--plot", type=Path, default=SCRATCH / "peers.svg", metavar="FILE")
-    parser.add_argument("--apt", action="store_true", help="install what peers need of Debian; needs root")
-    asked = parser.parse_args()
-    if min(asked.pictures) <= 0 or asked.repeats <= 0:
-        parser.error("--pictures and --repeats must be 1 or more")
-    asked.load_pictures = asked.load_pictures or min(2560, max(asked.pictures))
-    return asked
+    parser.add_argument("--seconds", type=float, default=1.0, help="load at least this long per repeat (default: 1)")
+    text = "write all results to FILE (default: build/peers/peers.json)"
+    parser.add_argument("--json", type=Path, default=SCRATCH / "peers.json", metavar="FILE", help=text)
+    text = "write the plot to FILE (default: build/peers/peers.svg)"
+    parser.add_argument("--plot", type=Path, default=SCRATCH / "peers.svg", metavar="FILE", help=text)
+    parser.add_argument("--apt", action="store_true", help="install the Debian packages of peers; needs root")
+    options = parser.parse_args()
+    if min(options.images) <= 0 or options.repeats <= 0:
+        parser.error("--images and --repeats must be 1 or more")
+    options.load_images = options.load_images or min(2560, max(options.images))
+    return options
 
 
-def begin(asked: argparse.Namespace, peers: Peers, count: int, what: str) -> Run:
-    """So many images, and what an interrupted run has measured of them."""
-    folder = plain_tree(asked.tree, -(-count // MULTIPLE) * MULTIPLE, SCRATCH)
+def begin(options: argparse.Namespace, peers: Peers, count: int, what: str) -> Run:
+    """Select the images of a run, and load the measurements of an interrupted one."""
+    folder = plain_tree(options.tree, -(-count // MULTIPLE) * MULTIPLE, SCRATCH)
     source = Source(folder / "tree", 256, BATCH, WORKERS)
     code = b"".join(path.read_bytes() for path in sorted(FOLDER.rglob("*.py")))
     journal = Journal(
-        folder / f"{what}.jsonl", settings(source, asked.repeats, asked.seconds, hashlib.sha256(code).hexdigest())
+        folder / f"{what}.jsonl", settings(source, options.repeats, options.seconds, hashlib.sha256(code).hexdigest())
     )
     if journal.found:
         say(f"resuming after {len(journal.found)} measurements of {journal.path}; remove it to start over")
-    return Run(source, folder, asked.repeats, asked.seconds, journal, peers)
+    return Run(source, folder, options.repeats, options.seconds, journal, peers)
 
 
 def draw(facts: Path, out: Path) -> None:
-    """The plot, by matplotlib in an environment of its own."""
+    """Draw the plot with matplotlib, which has its own environment."""
     plotter = Peer(title="plot", modules=(), distributions=(), requirements=REQUIREMENTS, over="nothing")
     try:
         python = find_python("plot", plotter)
     except SetupError as error:
-        say(f"no plot: {error}")
+        say(f"the plot is left out: {error}")
         return
     subprocess.run([python, "-m", "bench.peers.harness.plot", facts, out.resolve()], check=True, cwd=ROOT)
 
 
-def measure(asked: argparse.Namespace) -> dict[str, Any]:
-    """All runs; returns the facts that tables and plot are made from."""
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Run everything and return the facts for tables and plot."""
     peers = Peers(find_python, find_packages)
-    peers.install([OURS, *asked.only])
-    here = conditions(max(asked.pictures), "files in the page cache (warm)")
-    builds = [begin(asked, peers, count, "builds") for count in asked.pictures]
-    loads = begin(asked, peers, asked.load_pictures, "loads")
+    peers.install([OURS, *options.only])
+    here = conditions(max(options.images), "files in the page cache (warm)")
+    builds = [begin(options, peers, count, "builds") for count in options.images]
+    loads = begin(options, peers, options.load_images, "loads")
     arms = peers.peers[OURS].arms
     facts = {
         "conditions": here,
         **{"size": loads.source.size, "batch_size": BATCH, "workers": WORKERS},
-        **{"repeats": asked.repeats, "seconds": asked.seconds},
+        **{"repeats": options.repeats, "seconds": options.seconds},
         "ours": {"build": peers.peers[OURS].title, "load": arms[0].name, "augmented": arms[1].name},
         "builds": [measure_builds(run) for run in builds],
         "loads": measure_loads(loads, augmented=False),
@@ -116,21 +120,20 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-    """The command."""
-    asked = parse()
+    options = parse()
     try:
-        if not asked.tree.exists() and asked.tree == SAMPLE:
+        if not options.tree.exists() and options.tree == SAMPLE:
             subprocess.run([sys.executable, "-m", "decodeonce.cli", "sample", str(SAMPLE)], check=True)
-        if asked.apt:
-            apt_install(sorted({package for name in asked.only for package in load_peer(name).debian}))
-        facts = measure(asked)
+        if options.apt:
+            apt_install(sorted({package for name in options.only for package in load_peer(name).debian}))
+        facts = measure(options)
     except (SetupError, ArmError) as error:
         print(f"peers: error: {error}", file=sys.stderr)
         return 1
-    asked.json.parent.mkdir(parents=True, exist_ok=True)
-    asked.json.write_text(json.dumps(facts, indent=1) + "\n")
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(facts, indent=1) + "\n")
     print(markdown(facts))
-    draw(asked.json.resolve(), asked.plot)
+    draw(options.json.resolve(), options.plot)
     return 0
 
 

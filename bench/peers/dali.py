@@ -1,10 +1,11 @@
-"""NVIDIA DALI on the CPU, without a GPU: JPEG files decoded in its pipeline.
+"""NVIDIA DALI on the CPU: its pipeline decodes JPEG files.
 
-Settings from "Getting Started", "Pipeline" (`device_id=None`: no GPU), "fn.readers.file" and "fn.decoders.image" in its
-documentation: two threads, `shuffle_after_epoch`, which shuffles all of them, the default queue of two batches. EXIF
-turns no image. Augmentation is that of its ImageNet example: `image_random_crop`, resize, `crop_mirror_normalize`.
+Settings are from "Getting Started", "Pipeline" (`device_id=None`: no GPU), "fn.readers.file" and "fn.decoders.image" in
+its documentation: two threads, `shuffle_after_epoch`, which shuffles all files, and the default queue of two batches.
+EXIF rotation is ignored. Augmentation is that of its ImageNet example: `image_random_crop`, resize,
+`crop_mirror_normalize`.
 
-It is made for machines with GPUs, which decode there; on a few CPU cores it has little to offer, as its row says.
+DALI is made for GPUs, which can decode as well. On a few CPU cores it has little advantage, which its row notes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ NOTE = "made for GPUs, not for two CPU cores"
 
 
 def read(source: Source, folder: Path, *, augmented: bool = False) -> Callable[[], Batches]:
-    """A pipeline that would run on and on: no more is scheduled than an epoch's batches, for others are timed then."""
+    """Return epochs of a pipeline. Only the batches of an epoch are scheduled, so that DALI is idle between epochs.
+
+    Otherwise the pipeline would run ahead while other peers are timed.
+    """
     from nvidia.dali import fn, pipeline_def, types
 
     files = [str(path) for path, _ in source.files]
@@ -34,7 +38,7 @@ def read(source: Source, folder: Path, *, augmented: bool = False) -> Callable[[
     options = {"num_threads": source.workers, "device_id": None, "prefetch_queue_depth": AHEAD}
 
     @pipeline_def(batch_size=source.batch_size, **options)
-    def pictures() -> tuple[Any, Any]:
+    def images_and_labels() -> tuple[Any, Any]:
         data, label = fn.readers.file(files=files, labels=labels, shuffle_after_epoch=True)
         if augmented:
             image = fn.decoders.image_random_crop(data, device="cpu", output_type=types.RGB, adjust_orientation=False)
@@ -46,21 +50,21 @@ def read(source: Source, folder: Path, *, augmented: bool = False) -> Callable[[
         image = fn.resize(image, resize_shorter=size, interp_type=types.INTERP_LINEAR)
         return fn.crop(image, crop=(size, size)), label
 
-    line = pictures()
-    line.build()
-    batches, fresh = len(files) // source.batch_size, True
+    pipeline = images_and_labels()
+    pipeline.build()
+    batches, first_call = len(files) // source.batch_size, True
 
     def epoch() -> Iterator[tuple[Any, Any]]:
-        nonlocal fresh
+        nonlocal first_call
         scheduled = 0
         for number in range(batches):
             while scheduled < min(number + AHEAD, batches):
-                line.schedule_run()
-                scheduled += AHEAD if fresh else 1  # the first call of all fills the queue
-                fresh = False
-            images, numbers = line.share_outputs()
+                pipeline.schedule_run()
+                scheduled += AHEAD if first_call else 1  # the very first call fills the queue
+                first_call = False
+            images, numbers = pipeline.share_outputs()
             yield np.asarray(images.as_tensor()), np.asarray(numbers.as_tensor())
-            line.release_outputs()
+            pipeline.release_outputs()
 
     return epoch
 

@@ -1,7 +1,7 @@
-"""This project, in the environment that `make` makes: `prep build` with two processes, then the Loader.
+"""This project in .venv: `prep build` with two processes, then the Loader.
 
-Settings are its defaults but for the workers and the threads; `shuffle="full"` is every row at random. Augmentation is
-that of "Augmenting" in docs/training.md.
+Settings are the defaults, except for the number of workers and threads. `shuffle="full"` reads every row at random.
+Augmentation is that of "Augmenting" in docs/training.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from decodeonce.host import installed_version
 
 
 def build(source: Source, folder: Path) -> None:
-    """A store, as `prep build imagenet --workers 2` builds it."""
+    """Build a store like `prep build imagenet --workers 2`."""
     from decodeonce.prep.build import Work
     from decodeonce.prep.build import build as build_store
     from decodeonce.prep.recipe import Recipe
@@ -26,7 +26,7 @@ def build(source: Source, folder: Path) -> None:
 
 
 def read(source: Source, folder: Path, *, augmented: bool = False) -> Callable[[], Batches]:
-    """The Loader's epochs, one after the other."""
+    """Return epochs of the Loader."""
     import torch
 
     from decodeonce import Loader
@@ -44,7 +44,7 @@ PEER = Peer(
     modules=("torch", "decodeonce.loader"),
     build_modules=("decodeonce.prep",),
     distributions=("torch", "numpy", "simplejpeg", "pillow-simd", "pillow"),
-    # pillow-simd rounds some two values in a thousand to the level beside the one that Pillow takes.
+    # pillow-simd rounds about two values in a thousand to a level next to Pillow's.
     arms=(
         Arm("decodeonce Loader", read, exact=False),
         Arm("decodeonce Loader, Augment", partial(read, augmented=True), augmented=True),

@@ -1,11 +1,13 @@
-"""FFCV: a .beton of raw pictures.
+"""FFCV: a .beton file of raw images.
 
-Settings from "Working with Image Data" (`write_mode="raw"`), "Writing a dataset" (`from_indexed_dataset`, which decodes
-with Pillow in its workers), "Making an FFCV dataloader" and "Tuning Guide" (`os_cache=True` for what fits into memory,
-`OrderOption.RANDOM`) in its documentation. RGBImageField, because its decoder copies in parallel and NDArrayDecoder
-does not. Augmentation is that of its ImageNet example, with NormalizeImage before ToTensor, where it runs on a CPU. It
-makes its ring anew for every epoch, which a long epoch, of indices that come several times, hides as one of ImageNet
-would.
+Settings are from "Working with Image Data" (`write_mode="raw"`), "Writing a dataset" (`from_indexed_dataset`, which
+decodes with Pillow in its workers), "Making an FFCV dataloader" and "Tuning Guide" (`os_cache=True` for datasets that
+fit into memory, `OrderOption.RANDOM`) in its documentation. RGBImageField is used, because its decoder copies in
+parallel and NDArrayDecoder does not. Augmentation is that of its ImageNet example, with NormalizeImage before ToTensor,
+so that it runs on the CPU.
+
+FFCV allocates its buffers for every epoch. Long epochs, in which every index comes several times, hide that cost as an
+epoch of ImageNet would.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from bench.peers.harness.peer import Arm, Batches, Peer, Source
 from bench.peers.harness.vision import MEAN, STD
 
 
-class Pictures:
-    """What its writer asks for, from its own workers."""
+class IndexedImages:
+    """The indexed dataset that FFCV's writer reads in its workers."""
 
     def __init__(self, source: Source) -> None:
         self.files, self.size = source.files, source.size
@@ -36,17 +38,17 @@ class Pictures:
 
 
 def build(source: Source, folder: Path) -> None:
-    """One file."""
+    """Write one .beton file."""
     from ffcv.fields import IntField, RGBImageField
     from ffcv.writer import DatasetWriter
 
     fields = {"image": RGBImageField(write_mode="raw"), "label": IntField()}
     writer = DatasetWriter(str(folder / "rows.beton"), fields, num_workers=source.workers)
-    writer.from_indexed_dataset(Pictures(source))
+    writer.from_indexed_dataset(IndexedImages(source))
 
 
 def read(source: Source, folder: Path, *, augmented: bool = False) -> Callable[[], Batches]:
-    """Its Loader, with every index `copies` times in an epoch."""
+    """Return epochs of FFCV's Loader, with every index `copies` times."""
     from ffcv.fields.basics import IntDecoder
     from ffcv.fields.rgb_image import RandomResizedCropRGBImageDecoder, SimpleRGBImageDecoder
     from ffcv.loader import Loader, OrderOption

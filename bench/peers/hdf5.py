@@ -1,7 +1,7 @@
-"""h5py in torch's DataLoader, a sample at a time.
+"""h5py in torch's DataLoader, one sample at a time.
 
-Settings from "Datasets" and "Multiprocessing" in h5py's documentation: a contiguous dataset, a file opened in each
-process that reads. Two processes decode with Pillow, one writes, for an HDF5 file has one writer.
+Settings are from "Datasets" and "Multiprocessing" in h5py's documentation: a contiguous dataset, and a file opened in
+each reading process. Two processes decode with Pillow and one writes, because an HDF5 file has only one writer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bench.peers.memmap import epochs
 
 
 def build(source: Source, folder: Path) -> None:
-    """Two contiguous datasets."""
+    """Write a file with two contiguous datasets."""
     import h5py
 
     with h5py.File(folder / "rows.h5", "w") as file:
@@ -51,12 +51,12 @@ class Rows:
 
 
 def read(source: Source, folder: Path) -> Callable[[], Batches]:
-    """The default collate function makes the batches."""
+    """Return epochs of samples, batched by the default collate function."""
     return epochs(Rows(source, folder / "rows.h5"), source)
 
 
 def read_augmented(source: Source, folder: Path) -> Callable[[], Batches]:
-    """The same, augmented in the workers."""
+    """Return epochs of samples that are augmented in the workers."""
     return epochs(Rows(source, folder / "rows.h5", augmented_rows(source.crop)), source)
 
 

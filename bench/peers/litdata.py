@@ -1,8 +1,8 @@
-"""LitData: chunks of 64 MB of the tensor and its label, in a local folder.
+"""LitData: chunks of 64 MB with tensors and labels, in a local folder.
 
-Settings from its README: `optimize(chunk_bytes="64MB", num_workers=2)`, which decodes with Pillow in its workers, then
-StreamingDataset(shuffle=True) in a StreamingDataLoader, whose `transform` augments. It has no way to list a sample
-several times: a long epoch is several of its own.
+Settings are from its README: `optimize(chunk_bytes="64MB", num_workers=2)`, which decodes with Pillow in its workers,
+then StreamingDataset(shuffle=True) in a StreamingDataLoader, whose `transform` augments. A dataset cannot have a sample
+several times, so a long epoch is several of LitData's.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from bench.peers.harness.vision import augmented_rows
 
 
 def sample(size: int, file: tuple[str, int]) -> tuple[Any, int]:
-    """What it stores of a picture."""
+    """Decode the sample that is stored for an image."""
     import torch
 
     return torch.from_numpy(decode(Path(file[0]), size).copy()), file[1]
 
 
 def build(source: Source, folder: Path) -> None:
-    """Chunks and their index."""
+    """Write chunks and their index."""
     from litdata import optimize
 
     files = [(str(path), label) for path, label in source.files]
@@ -34,7 +34,7 @@ def build(source: Source, folder: Path) -> None:
 
 
 def read(source: Source, folder: Path, *, augmented: bool = False) -> Callable[[], Batches]:
-    """Epochs one after the other."""
+    """Return epochs of StreamingDataLoader."""
     from litdata import StreamingDataLoader, StreamingDataset
 
     options: dict[str, Any] = {"shuffle": True}

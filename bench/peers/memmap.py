@@ -1,6 +1,6 @@
-"""torch's DataLoader over a NumPy memory map: by sample, and by batch, which `__getitems__` of the dataset gathers.
+"""torch's DataLoader over a NumPy memory map: by sample, and by batch with `__getitems__` of the dataset.
 
-Settings from "torch.utils.data" in PyTorch's documentation (`__getitems__`, `collate_fn`, `persistent_workers`) and
+Settings are from "torch.utils.data" in PyTorch's documentation (`__getitems__`, `collate_fn`, `persistent_workers`) and
 "numpy.lib.format.open_memmap" in NumPy's. Two processes decode with Pillow, each into its own rows of the map.
 """
 
@@ -18,14 +18,14 @@ from bench.peers.harness.vision import augmented_rows
 
 
 def fill(share: int, shares: int, source: Source, path: Path) -> None:
-    """One process's rows."""
+    """Decode the rows of one process."""
     images = np.load(path, mmap_mode="r+")
     for row in range(share, len(source.files), shares):
         images[row] = decode(source.files[row][0], source.size)
 
 
 def build(source: Source, folder: Path) -> None:
-    """One array of pixels and one of labels."""
+    """Write an array of pixels and an array of labels."""
     shape = (len(source.files), *source.shape)
     np.lib.format.open_memmap(folder / "images.npy", "w+", np.uint8, shape).flush()
     np.save(folder / "labels.npy", np.array([label for _, label in source.files]))
@@ -33,7 +33,7 @@ def build(source: Source, folder: Path) -> None:
 
 
 class Rows:
-    """A map-style dataset over np.memmap, mapped in the worker, that has each row `copies` times."""
+    """A map-style dataset over np.memmap that has each row `copies` times. Each worker maps the files."""
 
     def __init__(self, source: Source, folder: Path, transform: Callable[[Any], Any] | None = None) -> None:
         self.folder, self.count, self.copies = folder, len(source.files), source.copies
@@ -44,7 +44,7 @@ class Rows:
         return self.count * self.copies
 
     def open(self) -> tuple[np.ndarray, np.ndarray]:
-        """Pixels and labels."""
+        """Return pixels and labels; map the files if necessary."""
         if self.images is None:
             self.images = np.load(self.folder / "images.npy", mmap_mode="r")
             self.labels = np.load(self.folder / "labels.npy")
@@ -60,7 +60,7 @@ class Rows:
 
 
 class RowsByBatch(Rows):
-    """The same, but a batch is gathered at once."""
+    """The same dataset, but it reads a batch at once."""
 
     def __getitems__(self, indices: list[int]) -> tuple[Any, Any]:
         import torch
@@ -70,13 +70,13 @@ class RowsByBatch(Rows):
         return torch.from_numpy(images[rows]), torch.from_numpy(labels[rows])
 
 
-def as_it_is(batch: Any) -> Any:
-    """Collates what is a batch already."""
+def return_batch(batch: Any) -> Any:
+    """Collate function for batches that are complete already."""
     return batch
 
 
 def epochs(dataset: Any, source: Source, **options: Any) -> Callable[[], Batches]:
-    """Shuffled epochs of torch's DataLoader, whose workers stay."""
+    """Return shuffled epochs of torch's DataLoader with persistent workers."""
     from torch.utils.data import DataLoader
 
     options = {"shuffle": True, "num_workers": source.workers, "persistent_workers": True, **options}
@@ -85,18 +85,18 @@ def epochs(dataset: Any, source: Source, **options: Any) -> Callable[[], Batches
 
 
 def read_by_sample(source: Source, folder: Path) -> Callable[[], Batches]:
-    """The default collate function makes the batches."""
+    """Return epochs of samples, batched by the default collate function."""
     return epochs(Rows(source, folder), source)
 
 
 def read_augmented(source: Source, folder: Path) -> Callable[[], Batches]:
-    """By sample, each with its own crop and flip."""
+    """Return epochs of samples, each with its own crop and flip."""
     return epochs(Rows(source, folder, augmented_rows(source.crop)), source)
 
 
 def read_by_batch(source: Source, folder: Path) -> Callable[[], Batches]:
-    """The dataset makes them."""
-    return epochs(RowsByBatch(source, folder), source, collate_fn=as_it_is)
+    """Return epochs of batches that the dataset reads."""
+    return epochs(RowsByBatch(source, folder), source, collate_fn=return_batch)
 
 
 PEER = Peer(

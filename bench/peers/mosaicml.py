@@ -1,9 +1,9 @@
-"""MosaicML Streaming: MDS shards of the array, its type and shape given once, in a local folder.
+"""MosaicML Streaming: MDS shards of arrays with fixed type and shape, in a local folder.
 
-Settings from "Dataset Format", "Parallel dataset conversion" (a folder for each process, then `merge_index`), "Main
-Concepts" (batch_size for the dataset, too) and "Replication and Sampling" in its documentation; `__getitem__` of a
-subclass augments. It asks for numpy<2.2, but runs with what constraints.txt has. Clients of cloud storage, which
-nothing here imports, are left out.
+Settings are from "Dataset Format", "Parallel dataset conversion" (one folder per process, then `merge_index`), "Main
+Concepts" (the dataset gets batch_size as well) and "Replication and Sampling" in its documentation. `__getitem__` of a
+subclass augments. The package requires numpy<2.2, but works with the numpy of constraints.txt. Clients of cloud storage
+are left out, because nothing here imports them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from bench.peers.harness.images import decode, in_shares
 from bench.peers.harness.peer import Arm, Batches, Peer, Source
 from bench.peers.harness.vision import augmented_rows
 
-# A part of it that nothing here needs imports torchvision, whose wheels do not fit a CPU build of torch.
+# streaming.vision is not needed here, but imports torchvision, whose wheels do not work with a CPU build of torch.
 sys.modules.setdefault("streaming.vision", ModuleType("streaming.vision"))
 
 
 def fill(share: int, shares: int, source: Source, folder: Path) -> None:
-    """One process's shards, of the default size."""
+    """Write the shards of one process, with the default size."""
     from streaming import MDSWriter
 
     shape = ",".join(map(str, source.shape))
@@ -34,7 +34,7 @@ def fill(share: int, shares: int, source: Source, folder: Path) -> None:
 
 
 def build(source: Source, folder: Path) -> None:
-    """A folder for each process, and the index over all."""
+    """Write one folder per process, and an index of all."""
     from streaming.base.util import merge_index
 
     in_shares(fill, source.workers, source, folder)
@@ -42,7 +42,7 @@ def build(source: Source, folder: Path) -> None:
 
 
 def read(source: Source, folder: Path, *, augmented: bool = False) -> Callable[[], Batches]:
-    """StreamingDataset without a remote, in a DataLoader."""
+    """Return epochs of a StreamingDataset without a remote, in a DataLoader."""
     from streaming import Stream, StreamingDataset
     from streaming.base.util import clean_stale_shared_memory
     from torch.utils.data import DataLoader
@@ -54,7 +54,7 @@ def read(source: Source, folder: Path, *, augmented: bool = False) -> Callable[[
             sample = super().__getitem__(at)
             return {**sample, "image": self.transform(sample["image"].copy())}
 
-    clean_stale_shared_memory()  # of a run that was killed
+    clean_stale_shared_memory()  # a run that was killed may have left some
     streams = [Stream(local=str(folder), repeat=source.copies)]
     dataset = (Augmented if augmented else StreamingDataset)(
         streams=streams, shuffle=True, batch_size=source.batch_size

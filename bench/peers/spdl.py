@@ -1,8 +1,8 @@
-"""SPDL: threads, no processes. JPEG files decoded by FFmpeg in its pipeline, and the rows of a NumPy memory map.
+"""SPDL, which uses threads instead of processes: JPEG files decoded by FFmpeg, and rows of a NumPy memory map.
 
-Settings from "Building a Pipeline", "Concurrency" and "High-Level Loading Functions" in its documentation: a stage with
-a concurrency, a sink that holds a few batches; `load_image_batch` decodes a few pictures a call, with the filters of
-`get_video_filter_desc(scale_mode="crop")`. The pipeline is built anew every epoch.
+Settings are from "Building a Pipeline", "Concurrency" and "High-Level Loading Functions" in its documentation: a stage
+with a concurrency, and a sink that holds a few batches. `load_image_batch` decodes several images per call, with the
+filters of `get_video_filter_desc(scale_mode="crop")`. Every epoch has a new pipeline.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ import numpy as np
 
 from bench.peers.harness.peer import Arm, Batches, Peer, Source
 
-PICTURES_A_CALL = 32
+IMAGES_PER_CALL = 32
 
 
 def pipeline(order: Iterable[Any], task: Callable[[Any], Any], workers: int, per_batch: int = 1) -> Iterator[Any]:
-    """One epoch: the task in threads, `per_batch` results at once."""
+    """Run `task` for each item in threads, and yield batches of `per_batch` results."""
     from spdl.pipeline import PipelineBuilder
 
     builder = PipelineBuilder().add_source(order).pipe(task, concurrency=workers)
-    builder = builder.aggregate(per_batch).pipe(joined) if per_batch > 1 else builder
-    with (line := builder.add_sink(3).build(num_threads=workers + (per_batch > 1))).auto_stop():
-        yield from line
+    builder = builder.aggregate(per_batch).pipe(concatenate) if per_batch > 1 else builder
+    with (batches := builder.add_sink(3).build(num_threads=workers + (per_batch > 1))).auto_stop():
+        yield from batches
 
 
-def joined(parts: list[tuple[Any, Any]]) -> tuple[Any, Any]:
-    """One batch of several parts."""
+def concatenate(parts: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+    """Join several parts to one batch."""
     images, labels = zip(*parts, strict=True)
     return np.concatenate(images), np.concatenate(labels)
 
 
 def read_jpeg(source: Source, folder: Path) -> Callable[[], Batches]:
-    """Files decoded in the loop."""
+    """Return epochs that decode files in the loop."""
     import spdl.io
 
     random = np.random.default_rng(0)
-    share = min(PICTURES_A_CALL, source.batch_size)
+    share = min(IMAGES_PER_CALL, source.batch_size)
     sides = {"scale_width": source.size, "scale_height": source.size, "scale_mode": "crop", "scale_algo": "bilinear"}
     filters = spdl.io.get_video_filter_desc(**sides, pix_fmt="rgb24")
 
@@ -56,7 +56,7 @@ def read_jpeg(source: Source, folder: Path) -> Callable[[], Batches]:
 
 
 def read_memmap(source: Source, folder: Path) -> Callable[[], Batches]:
-    """Batches gathered from a map in threads."""
+    """Return epochs that read batches from a memory map in threads."""
     import torch
 
     images, labels = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("images", "labels"))
@@ -85,5 +85,5 @@ PEER = Peer(
         spdl-core==0.8.0
         spdl-io==0.8.0
     """,
-    debian=("libavdevice59", "libavfilter8"),  # of FFmpeg, which it opens when it decodes
+    debian=("libavdevice59", "libavfilter8"),  # libraries of FFmpeg, which it loads to decode
 )

@@ -1,7 +1,7 @@
-"""This project's StoreDataset in torch's DataLoader, for those who keep their samplers and transforms on the CPU.
+"""This project's StoreDataset in torch's DataLoader, for users who keep their samplers and CPU transforms.
 
-Settings from "StoreDataset" in docs/training.md and "torch.utils.data" in PyTorch's documentation. A long epoch is
-several of its own.
+Settings are from "StoreDataset" in docs/training.md and "torch.utils.data" in PyTorch's documentation. A long epoch is
+several epochs of the DataLoader.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bench.peers.harness.vision import augmented_rows
 
 
 def read(source: Source, folder: Path, *, augmented: bool = False) -> Callable[[], Batches]:
-    """Shuffled epochs of torch's DataLoader, whose workers stay."""
+    """Return shuffled epochs of torch's DataLoader with persistent workers."""
     from torch.utils.data import DataLoader
 
     from decodeonce import StoreDataset

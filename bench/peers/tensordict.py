@@ -1,10 +1,10 @@
-"""tensordict: memory-mapped tensors of images and labels, read a batch at a time by one index.
+"""tensordict: memory-mapped tensors of images and labels, indexed a batch at a time.
 
-Settings from "Batched data loading with tensorclasses" in its documentation, the tutorial that loads ImageNet: a
-DataLoader of two workers and batches of 64 fills the tensors, which hold channels first; a DataLoader without workers
-gives the index of a whole batch to the tensordict, whose copy is on torch's own threads; a collate function pins the
-batch for a GPU, which a CPU has no use for, and augments all of it at once. Its crop is random and not resized. The
-tutorial does not shuffle; here it does. A long epoch is several of its own.
+Settings are from "Batched data loading with tensorclasses" in its documentation, the tutorial that loads ImageNet. A
+DataLoader with two workers and batches of 64 fills the tensors, with channels first. A DataLoader without workers then
+indexes the tensordict with a whole batch, and torch's threads copy it. A collate function augments the batch at once;
+the tutorial also pins it, which a CPU does not need. Its crop is random and not resized. Unlike the tutorial, this peer
+shuffles. A long epoch is several epochs of the DataLoader.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 
 from bench.peers.harness.peer import Arm, Batches, Peer, Source
 from bench.peers.harness.vision import MEAN, STD
-from bench.peers.torch_pillow import Pictures
+from bench.peers.torch_pillow import DecodedImages
 
 WRITE_BATCH = 64
 
 
-class Planes(Pictures):
-    """The same dataset with channels first, as torchvision's PILToTensor has them."""
+class ChannelsFirst(DecodedImages):
+    """The same dataset with channels first, like torchvision's PILToTensor."""
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         image, label = super().__getitem__(index)
@@ -30,7 +30,7 @@ class Planes(Pictures):
 
 
 def build(source: Source, folder: Path) -> None:
-    """A file of images and one of labels."""
+    """Write a file of images and a file of labels."""
     import torch
     from tensordict import TensorDict
     from torch.utils.data import DataLoader
@@ -40,14 +40,14 @@ def build(source: Source, folder: Path) -> None:
     targets = torch.zeros((), dtype=torch.int64).expand(count)
     rows = TensorDict({"images": images, "targets": targets}, batch_size=[count]).memmap_like(folder)
     first = 0
-    for images, targets in DataLoader(Planes(source), WRITE_BATCH, num_workers=source.workers):
+    for images, targets in DataLoader(ChannelsFirst(source), WRITE_BATCH, num_workers=source.workers):
         batch = TensorDict({"images": images, "targets": targets}, batch_size=[len(images)])
         rows[first : first + len(images)] = batch
         first += len(images)
 
 
 def augment(images: Any, size: int) -> Any:
-    """Normalize, crop at random and flip at random, a batch at once."""
+    """Normalize, randomly crop and randomly flip a batch."""
     import torch
 
     mean, std = (torch.tensor(values).view(3, 1, 1) * 255 for values in (MEAN, STD))
@@ -62,7 +62,7 @@ def augment(images: Any, size: int) -> Any:
 
 
 def read(source: Source, folder: Path, *, augmented: bool = False) -> Callable[[], Batches]:
-    """Shuffled epochs, one after the other."""
+    """Return shuffled epochs."""
     import torch
     from tensordict import TensorDict
     from torch.utils.data import DataLoader

@@ -1,10 +1,10 @@
-"""tf.data: JPEG files decoded in the loop, and TFRecords of raw 256x256 pixels, which TensorFlow decodes and resizes.
+"""tf.data: JPEG files decoded in the loop, and TFRecords of raw 256x256 pixels. TensorFlow decodes and resizes.
 
-Settings from "Better performance with the tf.data API" (parallel map and interleave, vectorised map, prefetch),
+Settings are from "Better performance with the tf.data API" (parallel map and interleave, vectorised map, prefetch),
 "TFRecord and tf.train.Example" and "tf.data.Options" in TensorFlow's documentation: `map` and `interleave` on two
-threads of a pool that is its own, AUTOTUNE for what is kept ahead, batches before parsing. `tf.image.resize` as it is,
-bilinear without antialiasing: less work than the others do. For augmentation
-`tf.image.sample_distorted_bounding_box`, an image at a time in `map`; of a JPEG only the crop is decoded.
+threads of a private pool, AUTOTUNE for prefetching, and batching before parsing. `tf.image.resize` has its default
+settings, bilinear without antialiasing, which is less work than the other peers do. Augmentation is
+`tf.image.sample_distorted_bounding_box`, one image at a time in `map`. Only the crop of a JPEG is decoded.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from bench.peers.harness.peer import Arm, Batches, Peer, Source
 from bench.peers.harness.vision import MEAN, STD
 
 SHARDS = 10
-BUFFER = 1000  # records that are shuffled, after shards are
+BUFFER = 1000  # size of the buffer that shuffles records; shards are shuffled first
 
 
 def decoded(source: Source, *, shuffled: bool) -> Any:
-    """A dataset of pictures and labels, decoded from the files on as many threads as there are workers."""
+    """Return a dataset of images and labels that decodes files on `workers` threads."""
     import tensorflow as tf
 
     paths = [str(path) for path, _ in source.files]
@@ -43,7 +43,7 @@ def decoded(source: Source, *, shuffled: bool) -> Any:
 
 
 def distorted(shape: Any, crop: Callable[[Any, Any], Any], size: int) -> Any:
-    """A random crop of an image of this shape, resized, flipped and normalized; `crop` cuts it out."""
+    """Return a random crop of an image of this shape, resized, flipped and normalized; `crop` reads the region."""
     import tensorflow as tf
 
     boxes = tf.constant([0.0, 0.0, 1.0, 1.0], shape=(1, 1, 4))
@@ -55,7 +55,7 @@ def distorted(shape: Any, crop: Callable[[Any, Any], Any], size: int) -> Any:
 
 
 def limited(dataset: Any, source: Source) -> Any:
-    """The dataset with a pool of as many threads as everyone has."""
+    """Limit the dataset to a pool of `workers` threads."""
     import tensorflow as tf
 
     options = tf.data.Options()
@@ -64,7 +64,7 @@ def limited(dataset: Any, source: Source) -> Any:
 
 
 def build(source: Source, folder: Path) -> None:
-    """Shards in turn, a record for each picture."""
+    """Write one record per image, to shards in turn."""
     import tensorflow as tf
 
     writers = [tf.io.TFRecordWriter(str(folder / f"{shard:05d}.tfrecord")) for shard in range(SHARDS)]
@@ -78,7 +78,7 @@ def build(source: Source, folder: Path) -> None:
 
 
 def read_records(source: Source, folder: Path) -> Callable[[], Batches]:
-    """Shards shuffled, then records within a buffer."""
+    """Return epochs with shuffled shards and a shuffle buffer of records."""
     import tensorflow as tf
 
     shards = sorted(map(str, folder.glob("*.tfrecord"))) * source.copies
@@ -97,7 +97,7 @@ def read_records(source: Source, folder: Path) -> Callable[[], Batches]:
 
 
 def read_records_augmented(source: Source, folder: Path) -> Callable[[], Batches]:
-    """The same, parsed and augmented a record at a time."""
+    """Return such epochs, parsed and augmented one record at a time."""
     import tensorflow as tf
 
     shards = sorted(map(str, folder.glob("*.tfrecord"))) * source.copies
@@ -116,7 +116,7 @@ def read_records_augmented(source: Source, folder: Path) -> Callable[[], Batches
 
 
 def read_jpeg_augmented(source: Source, folder: Path) -> Callable[[], Batches]:
-    """All paths shuffled, random crops decoded in the loop."""
+    """Return epochs of shuffled files, whose random crops are decoded in the loop."""
     import tensorflow as tf
 
     paths = [str(path) for path, _ in source.files]
@@ -135,7 +135,7 @@ def read_jpeg_augmented(source: Source, folder: Path) -> Callable[[], Batches]:
 
 
 def read_jpeg(source: Source, folder: Path) -> Callable[[], Batches]:
-    """All paths shuffled, files decoded in the loop."""
+    """Return epochs of shuffled files, decoded in the loop."""
     import tensorflow as tf
 
     dataset = decoded(source, shuffled=True).batch(source.batch_size).prefetch(tf.data.AUTOTUNE)
@@ -154,7 +154,7 @@ PEER = Peer(
     ),
     build=build,
     decoder="TensorFlow",
-    own_decoder="its graph decodes; Python in it runs one thread at a time",
+    own_decoder="its graph decodes, and Python functions in a graph run on one thread at a time",
     over="nothing",
     requirements="""
         tensorflow-cpu==2.21.0

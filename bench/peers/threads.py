@@ -1,7 +1,7 @@
-"""Worker threads with queues, as one writes them by hand: `--data jpeg-threads` of examples/train_resnet50.py.
+"""Hand-written worker threads with queues: `--data jpeg-threads` of examples/train_resnet50.py.
 
-Threads take paths and put pictures, decoded by Pillow, on a queue; one more makes batches of those, and puts them on
-another.
+Threads decode files with Pillow and put the images on a queue. Another thread makes batches and puts them on a second
+queue.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bench.peers.harness.peer import Arm, Batches, Peer, Source
 
 
 def read(source: Source, folder: Path) -> Callable[[], Batches]:
-    """The example's feed."""
+    """Return epochs of the example's feed."""
     from examples.train_resnet50 import JpegThreads
 
     options = Namespace(source=source.tree, batch_size=source.batch_size, size=source.size, threads=source.workers)

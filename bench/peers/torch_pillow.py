@@ -1,7 +1,7 @@
-"""torch's DataLoader over JPEG files, decoded by Pillow in its workers: what one writes first.
+"""torch's DataLoader over JPEG files, decoded by Pillow in its workers: the usual first solution.
 
-Settings from "torch.utils.data" in PyTorch's documentation and its ImageNet example: a map-style dataset, `shuffle`,
-worker processes, kept from epoch to epoch by `persistent_workers`.
+Settings are from "torch.utils.data" in PyTorch's documentation and its ImageNet example: a map-style dataset,
+`shuffle`, and worker processes that `persistent_workers` keeps between epochs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from bench.peers.harness.peer import Arm, Batches, Peer, Source
 from bench.peers.harness.vision import augmentation
 
 
-class Augmented:
-    """A map-style dataset: what the transforms of its ImageNet example make of a file, and a label."""
+class AugmentedImages:
+    """A map-style dataset of augmented images and labels, with the transforms of PyTorch's ImageNet example."""
 
     def __init__(self, source: Source) -> None:
         self.files, self.transform = source.files, augmentation(source.crop, pil=True)
@@ -33,8 +33,8 @@ class Augmented:
             return self.transform(file.convert("RGB")), label
 
 
-class Pictures:
-    """A map-style dataset: uint8 (size, size, 3) and a label."""
+class DecodedImages:
+    """A map-style dataset of images, uint8 (size, size, 3), and labels."""
 
     def __init__(self, source: Source) -> None:
         self.files, self.size = source.files, source.size
@@ -49,8 +49,8 @@ class Pictures:
         return torch.from_numpy(decode(path, self.size).copy()), label
 
 
-def read(source: Source, folder: Path, *, dataset: Callable[[Source], Any] = Pictures) -> Callable[[], Batches]:
-    """Shuffled epochs."""
+def read(source: Source, folder: Path, *, dataset: Callable[[Source], Any] = DecodedImages) -> Callable[[], Batches]:
+    """Return shuffled epochs."""
     from torch.utils.data import DataLoader
 
     options = {"shuffle": True, "num_workers": source.workers, "persistent_workers": True}
@@ -66,7 +66,7 @@ PEER = Peer(
         Arm("DataLoader, JPEG files by Pillow", read, decodes=True),
         Arm(
             "DataLoader, JPEG files by Pillow, torchvision",
-            partial(read, dataset=Augmented),
+            partial(read, dataset=AugmentedImages),
             decodes=True,
             augmented=True,
         ),

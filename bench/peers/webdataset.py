@@ -1,8 +1,8 @@
 """WebDataset: tars of raw 256x256 pixels and labels.
 
-Settings from its README, "Creating a WebDataset" and "WebDataset and DataLoader": `shardshuffle`, `shuffle(1000)`,
-batches made in the workers, `WebLoader(batch_size=None)`. Two processes decode with Pillow, each into tars of its own.
-Pixels are stored as their bytes, which is faster than its .npy.
+Settings are from its README, "Creating a WebDataset" and "WebDataset and DataLoader": `shardshuffle`, `shuffle(1000)`,
+batches made in the workers, `WebLoader(batch_size=None)`. Two processes decode with Pillow, each into its own tars.
+Pixels are stored as plain bytes, which is faster than .npy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.peers.harness.vision import augmented_rows
 
 
 def fill(share: int, shares: int, source: Source, folder: Path) -> None:
-    """One process's tars, of a batch each."""
+    """Write the tars of one process, one batch each."""
     import webdataset
 
     with webdataset.ShardWriter(f"{folder}/{share}-%05d.tar", maxcount=source.batch_size, verbose=0) as tars:
@@ -30,12 +30,12 @@ def fill(share: int, shares: int, source: Source, folder: Path) -> None:
 
 
 def build(source: Source, folder: Path) -> None:
-    """Tars in the folder."""
+    """Write tars to the folder."""
     in_shares(fill, source.workers, source, folder)
 
 
 def read(source: Source, folder: Path, *, augmented: bool = False) -> Callable[[], Batches]:
-    """Tars shuffled, then samples within a buffer."""
+    """Return epochs with shuffled tars and a shuffle buffer of samples."""
     import webdataset
 
     transform = augmented_rows(source.crop) if augmented else None

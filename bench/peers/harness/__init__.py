@@ -1,1 +1,1 @@
-"""What makes the peers' environments, runs them in turn, checks what they deliver, and tells the figures."""
+"""Create the environments of peers, run them in turn, check the images that they deliver, and print the results."""

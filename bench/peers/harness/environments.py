@@ -1,8 +1,8 @@
-"""Environments under build/peers/environments: one with torch, and one for each peer that needs more or other packages.
+"""Environments in build/peers/environments: one with torch, and one for each peer that needs more or other packages.
 
-A build with another decoder than the peer's own gets it from a folder of links to packages of another environment.
+For a build with another decoder than the peer's own, a folder of links to packages of another environment is used.
 
-A peer that does not install is left out in a line; a later run tries it again.
+If a peer cannot be installed, it is left out, and a later run tries again.
 """
 
 from __future__ import annotations
@@ -21,26 +21,30 @@ from tools.setup_env import ROOT, SetupError, run
 PLACE = ROOT / "build" / "peers" / "environments"
 PYTHON = Path("bin", "python")
 STAMP = "installed.txt"
-TORCHVISION = "torchvision==0.28.0"  # that of the torch in constraints.txt
+TORCHVISION = "torchvision==0.28.0"  # the release that fits the torch in constraints.txt
 Packages = Literal["ours", "stock"]
 
 
 def find_python(name: str, peer: Peer, place: Path = PLACE) -> Path:
-    """The Python to run a peer with, its environment made where it is not there; SetupError where that fails."""
+    """Return the Python of a peer's environment, which is created if necessary.
+
+    Raises:
+        SetupError: If it cannot be created.
+    """
     if peer.over == "here":
         return Path(sys.executable)
     if peer.over == "nothing":
-        return _made(place / name, peer.requirements, None)
-    base = _torch(place / "torch")
-    return _made(place / name, peer.requirements, base) if peer.requirements else base
+        return _peer_python(place / name, peer.requirements, None)
+    base = _torch_python(place / "torch")
+    return _peer_python(place / name, peer.requirements, base) if peer.requirements else base
 
 
 def find_packages(which: Packages, place: Path = PLACE) -> Path:
-    """A folder of links to this project's decoder ("ours"), or to stock Pillow ("stock"), for PYTHONPATH."""
+    """Return a folder for PYTHONPATH with links to this project's decoder ("ours") or to stock Pillow ("stock")."""
     if which == "ours":
         python, names = Path(sys.executable), {"simplejpeg", "pillow-simd", "pillow"}
     else:
-        python, names = _torch(place / "torch"), {"pillow"}
+        python, names = _torch_python(place / "torch"), {"pillow"}
     [site] = python.parent.parent.glob("lib/python3*/site-packages")
     folder = place / f"packages-{which}"
     shutil.rmtree(folder, ignore_errors=True)
@@ -52,12 +56,12 @@ def find_packages(which: Packages, place: Path = PLACE) -> Path:
     return folder
 
 
-def _torch(venv: Path) -> Path:
-    """torch, torchvision, stock Pillow and this project without [prep], as constraints.txt has them."""
+def _torch_python(venv: Path) -> Path:
+    """Return the Python of an environment with torch, torchvision, stock Pillow and this project without [prep]."""
     needed = {_name(line) for line in requires("decodeonce") or () if "extra ==" not in line}
     inputs = _pins({"pillow", *needed}) + TORCHVISION
-    if not _is_made(venv, inputs):
-        _say(f"making the environment {venv.name}: a minute, most of it for torch")
+    if not _is_complete(venv, inputs):
+        _say(f"creating the environment {venv.name}; it takes a minute, mostly for torch")
         _begin(venv)
         _install(venv, "-e", ".", "pillow", constraints="constraints.txt")
         _install(venv, "--no-deps", TORCHVISION, constraints="")
@@ -66,7 +70,7 @@ def _torch(venv: Path) -> Path:
 
 
 def _pins(names: set[str]) -> str:
-    """The lines of constraints.txt for these; others that change make no environment anew."""
+    """Return the lines of constraints.txt for these packages, so that other changes there do not recreate it."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     return "\n".join(line for line in lines if _name(line) in names)
 
@@ -75,24 +79,28 @@ def _name(requirement: str) -> str:
     return re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0].lower()
 
 
-def _made(venv: Path, requirements: str, base: Path | None) -> Path:
-    """A peer's own packages; those of `base` are there, too, behind its own."""
+def _peer_python(venv: Path, requirements: str, base: Path | None) -> Path:
+    """Return the Python of an environment with a peer's packages, which take precedence over those of `base`."""
     inputs = requirements + (_stamp(base.parent.parent).read_text() if base else "")
-    if not _is_made(venv, inputs):
-        _say(f"making the environment {venv.name}")
+    if not _is_complete(venv, inputs):
+        _say(f"creating the environment {venv.name}")
         _begin(venv)
-        # Exact as they are, and some of another release than the project's own tools have.
+        # Requirements are exact. Some differ from the releases in constraints.txt, so these are not used.
         _install(venv, "--no-deps", *requirements.split(), constraints="")
         if base:
-            [behind] = base.parent.parent.glob("lib/python3*/site-packages")
+            [shared] = base.parent.parent.glob("lib/python3*/site-packages")
             [own] = venv.glob("lib/python3*/site-packages")
-            (own / "base.pth").write_text(f"{behind}\n")
+            (own / "base.pth").write_text(f"{shared}\n")
         _end(venv, inputs)
     return venv / PYTHON
 
 
 def apt_install(packages: list[str]) -> None:
-    """Install Debian packages; SetupError where that fails."""
+    """Install Debian packages.
+
+    Raises:
+        SetupError: If that fails.
+    """
     log = PLACE / "apt"
     log.mkdir(parents=True, exist_ok=True)
     _say(f"apt-get install {' '.join(packages)}")
@@ -105,18 +113,19 @@ def _stamp(venv: Path) -> Path:
 
 
 def _digest(venv: Path, inputs: str) -> str:
-    """Of what went in, and of the place, which is written into scripts."""
+    """Return a digest of the inputs and of the path, which is written into scripts."""
     return hashlib.sha256(f"{venv}\n{sys.version}\n{inputs}".encode()).hexdigest()
 
 
-def _is_made(venv: Path, inputs: str) -> bool:
+def _is_complete(venv: Path, inputs: str) -> bool:
     return _stamp(venv).exists() and _stamp(venv).read_text() == _digest(venv, inputs)
 
 
 def _begin(venv: Path) -> None:
     shutil.rmtree(venv, ignore_errors=True)
     venv.mkdir(parents=True)
-    run(sys.executable, "-m", "venv", "--without-pip", venv, venv=venv)  # this Python's pip installs: seconds less
+    # Without pip: this Python's pip installs the packages, which saves seconds.
+    run(sys.executable, "-m", "venv", "--without-pip", venv, venv=venv)
 
 
 def _install(venv: Path, *what: str, constraints: str) -> None:

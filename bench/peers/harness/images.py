@@ -1,4 +1,4 @@
-"""The pictures that everyone is given, and the plain way to decode one: Pillow."""
+"""The images that all peers get, and a plain way to decode them with Pillow."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 Row = NDArray[np.uint8]
-SAME_DECODER = "PEERS_SAME_DECODER"  # set in the environment of such a process and of its workers
+SAME_DECODER = "PEERS_SAME_DECODER"  # set in the environment of processes that use this project's decoder
 
 
 def decode(path: Path, size: int) -> Row:
-    """A file as (size, size, 3): the shorter side resized to `size`, bilinear, and the square in its middle.
+    """Decode a file to (size, size, 3): resize the shorter side to `size`, bilinear, and crop the centre.
 
-    Pillow decodes it, or simplejpeg in a process that is to use this project's decoder.
+    Pillow decodes it, or simplejpeg if SAME_DECODER is set.
     """
     from PIL import Image
 
@@ -32,7 +32,7 @@ def decode(path: Path, size: int) -> Row:
         import simplejpeg
 
         pixels = simplejpeg.decode_jpeg(path.read_bytes(), "RGBX")
-        # No copy: pillow-simd resizes four channels as they are.
+        # This makes no copy: pillow-simd stores and resizes four channels per pixel.
         image = Image.frombuffer("RGBX", pixels.shape[1::-1], pixels, "raw", "RGBX", 0, 1)
     else:
         with Image.open(path) as file:
@@ -44,37 +44,37 @@ def decode(path: Path, size: int) -> Row:
 
 
 def decode_pair(file: tuple[Path, int], size: int) -> tuple[Row, int]:
-    """The same with its label."""
+    """Decode a file and return it with its label."""
     return decode(file[0], size), file[1]
 
 
 def decoded(files: Any, size: int, workers: int) -> Iterator[tuple[Row, int]]:
-    """All of them in order, decoded by so many processes, for a format that one process writes."""
+    """Decode files in `workers` processes and yield them in order, for formats that one process writes."""
     with multiprocessing.Pool(workers) as pool:
         yield from pool.imap(partial(decode_pair, size=size), files, chunksize=16)
 
 
 def in_shares(task: Callable[..., None], workers: int, *arguments: Any) -> None:
-    """Run task(share, workers, *arguments) in as many processes, for a format of which each writes a part."""
+    """Run task(share, workers, *arguments) in `workers` processes, for formats of which each process writes a part."""
     with multiprocessing.Pool(workers) as pool:
         pool.starmap(task, [(share, workers, *arguments) for share in range(workers)], chunksize=1)
 
 
 def plain_tree(tree: Path, count: int, scratch: Path) -> Path:
-    """A folder in `scratch` whose `tree` links `count` images of `tree`, drawn, all of them plain whole JPEGs.
+    """Return a folder in `scratch` with a subfolder `tree`, which links `count` random images of `tree`.
 
-    The odd ones, of which ImageNet has some thirty, stop several of the peers. If `tree` has fewer, each is linked
-    several times, under names of its own.
+    All of them are plain, undamaged JPEGs, because ImageNet's 30 or so unusual images stop several of the peers.
+    If `tree` has fewer than `count`, images are linked several times under different names.
     """
     found = sorted(tree.glob("train/*/*.JPEG"))
     names = "\n".join([str(count), str(tree.resolve()), *(str(path.relative_to(tree)) for path in found)])
-    folder = scratch / f"pictures-{hashlib.sha256(names.encode()).hexdigest()[:12]}"
+    folder = scratch / f"images-{hashlib.sha256(names.encode()).hexdigest()[:12]}"
     if not (folder / "tree").exists():
         part = folder / "tree.part"
         shutil.rmtree(part, ignore_errors=True)
         plain = list(_first_plain(random.Random(0).sample(found, len(found)), count))
         if not plain:
-            sys.exit(f"{tree}: {len(found)} images train/*/*.JPEG, none of them a plain JPEG")
+            sys.exit(f"{tree}: none of its {len(found)} files train/*/*.JPEG is a plain JPEG")
         for number in range(count):
             path, copy = plain[number % len(plain)], number // len(plain)
             _link(path, part / path.relative_to(tree).with_name(f"{copy}_{path.name}"))
@@ -89,7 +89,7 @@ def _first_plain(paths: list[Path], count: int) -> Iterator[Path]:
         if count == 0:
             return
         data = path.read_bytes()
-        with suppress(ValueError):  # which it raises for what is no whole JPEG
+        with suppress(ValueError):  # raised for files that are not valid JPEGs
             if simplejpeg.is_jpeg(data) and simplejpeg.decode_jpeg_header(data)[2] != "CMYK":
                 simplejpeg.decode_jpeg(data)
                 count -= 1
@@ -100,5 +100,5 @@ def _link(path: Path, to: Path) -> None:
     to.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(path.resolve(), to)
-    except OSError:  # another file system
+    except OSError:  # `to` is on another file system
         shutil.copyfile(path, to)

@@ -1,4 +1,4 @@
-"""Check that an arm delivers each image as often as the others, with its own label and its pixels."""
+"""Check that an arm delivers each image equally often, with its own label and the right pixels."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 Kind = Literal["exact", "about", "augmented"]
 
-GRID = 8  # a thumbnail's side
-NEAR = 8.0  # levels by which thumbnails of one picture may differ: other decoders, other filters
+GRID = 8  # side of a thumbnail
+TOLERANCE = 8.0  # mean difference in levels allowed between thumbnails of one image from other decoders or filters
 
 
 class Delivered:
-    """What came in an epoch: labels, and a mark of every image.
+    """Labels and marks of the images of an epoch.
 
-    The mark is a checksum of an exact image and a thumbnail of one that only has to be alike. Augmented images have
-    none: nothing says what they should be, except float32 numbers of about unit variance.
+    The mark of an image is a checksum if it must be exact, and a thumbnail if it must be similar. Augmented images have
+    no marks, because their pixels are random. They must be float32 with a mean of about 0.
     """
 
     def __init__(self, size: int, kind: Kind) -> None:
@@ -32,7 +32,7 @@ class Delivered:
         """Add one batch.
 
         Raises:
-            ValueError: If it is not uint8, or float32 if augmented, of shape (n, size, size, 3) or (n, 3, size, size).
+            ValueError: If it is not uint8 (float32 if augmented) of shape (n, size, size, 3) or (n, 3, size, size).
         """
         pixels = np.asarray(images)
         dtype = np.float32 if self.kind == "augmented" else np.uint8
@@ -50,40 +50,40 @@ class Delivered:
 
 
 class Saved(NamedTuple):
-    """The same from a file: int64 (n,), and uint64 (n,) or float32 (n, 192); no marks of augmented images."""
+    """Labels, int64 (n,), and marks, uint64 (n,) or float32 (n, 192), loaded from a file. Augmented: no marks."""
 
     labels: NDArray[np.int64]
     marks: NDArray[Any]
 
 
 def digest(row: NDArray[np.uint8]) -> int:
-    """A checksum of its bytes; everyone's Python has it, and of those it is the fastest."""
+    """Return a checksum of the bytes, with the fastest function that the Python of every peer has."""
     return zlib.crc32(row.data)
 
 
 def thumbnail(row: NDArray[np.uint8]) -> NDArray[Any]:
-    """Means of an 8x8 grid, (192,)."""
+    """Return the means of an 8x8 grid, float32 (192,)."""
     size = row.shape[0] // GRID
-    # Rows first, then columns: a mean over both at once takes fifteen times as long.
+    # Sum lines first, then columns: a mean over both at once takes fifteen times as long.
     lines = row[: size * GRID, : size * GRID].reshape(GRID, size, -1).sum(1, dtype=np.uint32)
     means: NDArray[Any] = lines.reshape(GRID, GRID, size, 3).sum(2).astype(np.float32) / size**2
     return means.ravel()
 
 
 def save(got: Delivered, path: Path) -> None:
-    """For the parent."""
+    """Write labels and marks to a file for the parent process."""
     marks = np.array(got.marks, np.uint64 if got.kind == "exact" else np.float32)
     np.savez(path, labels=np.array(got.labels, np.int64), marks=marks)
 
 
 def load(path: Path) -> Saved:
-    """What a child has saved."""
+    """Load what a child process has saved."""
     with np.load(path) as file:
         return Saved(file["labels"], file["marks"])
 
 
-def fault(got: Saved, expected: Saved, copies: int) -> str:
-    """What is wrong with an epoch compared with the right one, in which every image comes once; "" for nothing."""
+def find_fault(got: Saved, expected: Saved, copies: int) -> str:
+    """Compare an epoch with the expected one, where each image comes once; return what is wrong, "" if nothing is."""
     found = Counter(got.labels.tolist())
     right = Counter({label: copies * times for label, times in Counter(expected.labels.tolist()).items()})
     if found != right:
@@ -95,23 +95,24 @@ def fault(got: Saved, expected: Saved, copies: int) -> str:
         pairs = Counter(zip(got.labels.tolist(), got.marks.tolist(), strict=True))
         once = Counter(zip(expected.labels.tolist(), expected.marks.tolist(), strict=True))
         wrong = (pairs - Counter({pair: copies * times for pair, times in once.items()})).total()
-        return f"{wrong} of {len(got.labels)} images have other pixels or labels, or came too often" if wrong else ""
-    wrong = sum(_unlike(got, expected, label, copies) for label in right)
-    return f"{wrong} of {len(got.labels)} images are not like any that is still due" if wrong else ""
+        return f"{wrong} of {len(got.labels)} images have wrong pixels or labels, or came too often" if wrong else ""
+    wrong = sum(_count_unmatched(got, expected, label, copies) for label in right)
+    return f"{wrong} of {len(got.labels)} images are not similar to a remaining expected image" if wrong else ""
 
 
-def _unlike(got: Saved, expected: Saved, label: int, copies: int) -> int:
-    """How many images of a class are like none that is still due.
+def _count_unmatched(got: Saved, expected: Saved, label: int, copies: int) -> int:
+    """Return how many images of a class are not similar to any expected image that remains.
 
-    Each takes the nearest of those that are due, so that a tree may have the same image several times.
+    Each image is matched with the most similar expected image, which can be matched `copies` times. So a tree may
+    contain the same image several times.
     """
     wanted = expected.marks[expected.labels == label]
-    due = np.full(len(wanted), copies)
-    wrong = 0
+    remaining = np.full(len(wanted), copies)
+    unmatched = 0
     for mark in got.marks[got.labels == label]:
-        distances = np.where(due > 0, np.abs(wanted - mark).mean(1), np.inf)
+        distances = np.where(remaining > 0, np.abs(wanted - mark).mean(1), np.inf)
         nearest = int(distances.argmin())
-        alike = bool(distances[nearest] <= NEAR)
-        due[nearest] -= alike
-        wrong += not alike
-    return wrong
+        similar = bool(distances[nearest] <= TOLERANCE)
+        remaining[nearest] -= similar
+        unmatched += not similar
+    return unmatched

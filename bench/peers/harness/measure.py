@@ -1,4 +1,4 @@
-"""The runs: builds in turn, a check of what they wrote; then a check of what every arm delivers, and epochs in turn."""
+"""Run builds in turn and check their output; then check the images that every arm delivers, and time epochs in turn."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from typing import Any
 
 from bench.peers.harness.environments import Packages, SetupError
 from bench.peers.harness.journal import Journal
-from bench.peers.harness.judge import Kind, Saved, fault, load
+from bench.peers.harness.judge import Kind, Saved, find_fault, load
 from bench.peers.harness.peer import OURS, PILLOW, Arm, Peer, Source, load_peer
 from bench.peers.harness.runner import ArmError, Runner
 
 
 @dataclass
 class Peers:
-    """The peers of a command, their environments, and why some have no figures."""
+    """The peers of a run, their environments, and the reasons why some have no results."""
 
     find_python: Callable[[str, Peer], Path]
     find_packages: Callable[[Packages], Path]
     peers: dict[str, Peer] = field(default_factory=dict)
     pythons: dict[str, Path] = field(default_factory=dict)
     packages: dict[str, Path] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)  # the title of a peer, a build or an arm: why
+    missing: dict[str, str] = field(default_factory=dict)  # reasons by title of a peer, a build or an arm
 
     def install(self, names: Iterable[str]) -> None:
-        """Make the environments; those that fail are left out."""
+        """Create the environments. Leave out peers whose environment cannot be created."""
         self.pythons[PILLOW] = self.find_python(PILLOW, load_peer(PILLOW))
         self.packages = {"": Path(), "ours": self.find_packages("ours"), "stock": self.find_packages("stock")}
         for name in names:
@@ -44,19 +44,19 @@ class Peers:
                 self.leave_out(name, peer, peer.title, error)
 
     def leave_out(self, name: str, peer: Peer, title: str, error: Exception) -> None:
-        """Say why there are no figures, and go on; without this project there is nothing to compare with."""
+        """Report why there are no results. If this project fails, raise the error: there is nothing to compare with."""
         if name == OURS:
             raise error
-        why = " ".join(str(error).split())  # pip's takes lines
+        why = " ".join(str(error).split())  # errors of pip have several lines
         if peer.debian:
-            why += f"; it needs Debian's {' '.join(peer.debian)}, see --apt"
+            why += f"; it needs the Debian packages {' '.join(peer.debian)}: pass --apt to install them"
         self.missing[title] = why
-        say(f"{title}: left out: {why}")
+        say(f"{title} is left out: {why}")
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to build a peer's files; `packages` are imported instead of its environment's."""
+    """A way to build a peer's files. `packages` are imported instead of those in its environment."""
 
     name: str
     title: str
@@ -65,13 +65,13 @@ class Way:
 
     @property
     def key(self) -> str:
-        """For its folder and its measurements."""
+        """Name of its folder and of its measurements."""
         return f"{self.name}-{self.packages}" if self.packages else self.name
 
 
 @dataclass
 class Run:
-    """What is measured, and where: the images' folder also holds what is built of them, the logs and the journal."""
+    """Settings and folder of a run. The folder has the images, the built files, the logs and the journal."""
 
     source: Source
     folder: Path
@@ -81,18 +81,18 @@ class Run:
     peers: Peers
 
     def start(self, name: str, what: str, packages: str = "") -> Runner:
-        """A process of a peer's."""
+        """Start a process for a peer."""
         log = self.folder / "logs" / f"{re.sub('[^A-Za-z0-9]+', '-', f'{name} {what}')}.log"
         folder = self.peers.packages[packages] if packages else None
         return Runner(self.peers.pythons[name], name, self.source, log, folder)
 
     def files(self, key: str) -> Path:
-        """What a peer has built."""
+        """Return the folder that a peer has built."""
         return self.folder / "built" / key
 
     @cached_property
     def right(self) -> dict[Kind, Saved]:
-        """What every image is by stock Pillow: exactly, and about."""
+        """The expected images, decoded by stock Pillow, for exact and for similar images."""
         paths: dict[Kind, Path] = {"exact": self.folder / "exact.npz", "about": self.folder / "about.npz"}
         runner = self.start(PILLOW, "reference")
         try:
@@ -103,18 +103,18 @@ class Run:
         return {**found, "augmented": found["about"]}
 
     def images(self) -> dict[str, int]:
-        """How many, and their bytes."""
+        """Return the number of images and their bytes."""
         sizes = [path.stat().st_size for path, _ in self.source.files]
         return {"images": len(sizes), "jpeg_bytes": sum(sizes)}
 
 
 def say(text: str) -> None:
-    """For the person who waits."""
+    """Print progress."""
     print(text, file=sys.stderr, flush=True)
 
 
 def ways(peers: Peers) -> list[Way]:
-    """Each peer as its documentation says, then with this project's decoder; this project also with stock Pillow."""
+    """Return two ways per peer: as its documentation says and with this project's decoder (ours: stock Pillow)."""
     found = []
     for name, peer in peers.peers.items():
         if not peer.build:
@@ -128,9 +128,9 @@ def ways(peers: Peers) -> list[Way]:
 
 
 def measure_builds(run: Run) -> dict[str, Any]:
-    """Build in turn, each time from nothing. What the first build writes is checked, and all of it is removed."""
+    """Time all builds in turn, each into a new folder. Check the output of first builds, and remove all output."""
     for path, _ in run.source.files:
-        path.read_bytes()  # no build is the one that finds them cold
+        path.read_bytes()  # so that the files are in the page cache for every build
     found = ways(run.peers)
     for repeat in range(run.repeats):
         for way in [way for way in found if way.title not in run.peers.missing]:
@@ -154,7 +154,7 @@ def measure_builds(run: Run) -> dict[str, Any]:
 
 
 def _build(run: Run, way: Way) -> dict[str, Any]:
-    """One build, whose files replace an earlier one's."""
+    """Run a build. Its files replace those of an earlier build."""
     part = run.files(way.key).with_suffix(".part")
     shutil.rmtree(part, ignore_errors=True)
     runner = run.start(way.name, f"build {way.packages}", way.packages)
@@ -169,7 +169,7 @@ def _build(run: Run, way: Way) -> dict[str, Any]:
 
 
 def _check_build(run: Run, way: Way) -> None:
-    """Read what was built by the peer's first arm; ArmError if these are not the images."""
+    """Read built files with the peer's first arm; raise ArmError if the images are wrong."""
     arm = next(arm for arm in run.peers.peers[way.name].arms if not arm.augmented and not arm.decodes)
     runner = run.start(way.name, f"check {way.packages}")
     try:
@@ -179,7 +179,7 @@ def _check_build(run: Run, way: Way) -> None:
 
 
 def measure_loads(run: Run, *, augmented: bool) -> dict[str, Any]:
-    """Build what is read, check every arm that has not been measured, then time epochs of each in turn."""
+    """Build the files to read, check every arm that has not been measured, then time epochs of all arms in turn."""
     arms = [(name, arm) for name, peer in run.peers.peers.items() for arm in peer.arms if arm.augmented == augmented]
     runners: dict[tuple[str, Arm], Runner] = {}
     try:
@@ -205,12 +205,12 @@ def measure_loads(run: Run, *, augmented: bool) -> dict[str, Any]:
 
 
 def _files_of(run: Run, arm: Arm, name: str) -> Path:
-    """The files that an arm reads, built if they are not there; ArmError if they cannot be."""
+    """Return the folder that an arm reads, and build it if necessary; raise ArmError if that is not possible."""
     name = arm.files_of or name
     if not arm.decodes and not run.files(name).exists():
         peer = run.peers.peers.get(name)
         if peer is None:
-            raise ArmError(f"it reads what {name} builds, which is not there")
+            raise ArmError(f"it reads files built by {name}, which is left out")
         say(f"building for {arm.name}")
         _build(run, Way(name, peer.title, peer.decoder))
     return run.files(name)
@@ -227,23 +227,23 @@ def _load_in_turn(run: Run, runners: dict[tuple[str, Arm], Runner], repeat: int)
             run.peers.leave_out(name, run.peers.peers[name], arm.name, error)
             continue
         run.journal.add(f"load {arm.name} {repeat}", took)
-        rate = took["pictures"] / took["seconds"]
+        rate = took["images"] / took["seconds"]
         say(f"load {repeat + 1} of {run.repeats}: {arm.name}: {rate:,.0f} images/s")
 
 
 def _open(run: Run, runner: Runner, arm: Arm, files: Path, *, kind: Kind, once: bool) -> dict[str, Any]:
-    """An arm's first epoch; ArmError if what it delivers is not the images."""
+    """Open an arm and run its first epoch; raise ArmError if the images are wrong."""
     delivered = run.folder / "delivered.npz"
     versions = runner.ask(do="versions", to="load")
     opened = runner.ask(do="open", arm=arm.name, kind=kind, folder=str(files), delivered=str(delivered), once=once)
-    if why := fault(load(delivered), run.right[kind], opened["copies"]):
+    if why := find_fault(load(delivered), run.right[kind], opened["copies"]):
         raise ArmError(why)
     say(f"checked: {arm.name}")
     return {**versions, **opened}
 
 
 def by_rate(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The fastest first."""
+    """Sort rows by median rate, fastest first."""
     return dict(sorted(rows.items(), key=lambda item: -statistics.median(item[1]["images_per_s"])))
 
 
@@ -260,7 +260,7 @@ def _load_facts(run: Run, arm: Arm) -> dict[str, Any]:
     opened = run.journal.found[f"open {arm.name}"]
     took = [run.journal.found[f"load {arm.name} {repeat}"] for repeat in range(run.repeats)]
     return {
-        "images_per_s": [one["pictures"] / one["seconds"] for one in took],
+        "images_per_s": [one["images"] / one["seconds"] for one in took],
         "epoch_start_s": [start for one in took for start in one["starts"]],
         **{"first_batch_s": opened["first_batch_s"], "decodes": arm.decodes, "note": arm.note},
         "versions": opened["versions"],
@@ -268,5 +268,5 @@ def _load_facts(run: Run, arm: Arm) -> dict[str, Any]:
 
 
 def settings(source: Source, repeats: int, seconds: float, peers_digest: str) -> dict[str, Any]:
-    """What an earlier run's measurements must have in common with this one's to count for it."""
+    """Return the settings of a run. Measurements of an earlier run are used only if its settings are the same."""
     return {**json.loads(source.to_json()), "repeats": repeats, "seconds": seconds, "peers": peers_digest}

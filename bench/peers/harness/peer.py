@@ -1,4 +1,4 @@
-"""What a peer is, and what it is given."""
+"""The definition of a peer, and the images that it gets."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import Any
 from bench.peers.harness.judge import Kind
 
 FOLDER = Path(__file__).resolve().parent.parent
-OURS = "decodeonce"  # the peer that is this project: always there, the others are told beside it
-PILLOW = "torch_pillow"  # the one whose Pillow says what the pixels are
+OURS = "decodeonce"  # this project; it is always measured, and the others are compared with it
+PILLOW = "torch_pillow"  # the peer whose Pillow decodes the expected pixels
 
 Batches = Iterable[tuple[Any, Any]]  # uint8 (batch_size, size, size, 3) and labels (batch_size,): arrays or tensors
 
 
 @dataclass(frozen=True)
 class Source:
-    """The pictures: plain JPEGs, `tree/train/<wnid>/*.JPEG`, a whole number of batches for each worker.
+    """The images: plain JPEGs, `tree/train/<wnid>/*.JPEG`, enough for a whole number of batches per worker.
 
-    An epoch delivers each of them `copies` times, in batches of `batch_size`, shuffled.
+    An epoch delivers each image `copies` times, in shuffled batches of `batch_size`.
     """
 
     tree: Path
@@ -35,7 +35,7 @@ class Source:
 
     @cached_property
     def files(self) -> Sequence[tuple[Path, int]]:
-        """Every picture with its label, in an order drawn once, as one draws it before writing shards."""
+        """All images with their labels, shuffled once, as is usual before writing shards."""
         folders = sorted((self.tree / "train").iterdir())
         files = [(path, label) for label, folder in enumerate(folders) for path in sorted(folder.iterdir())]
         random.Random(0).shuffle(files)
@@ -43,21 +43,21 @@ class Source:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of one picture."""
+        """Shape of one image."""
         return self.size, self.size, 3
 
     @property
     def crop(self) -> int:
-        """The side of an augmented image: 224 for rows of 256."""
+        """Side of an augmented image: 224 for rows of 256."""
         return self.size * 7 // 8
 
     def to_json(self) -> str:
-        """For a peer's process."""
+        """Serialize the source for a peer's process."""
         return json.dumps(asdict(self) | {"tree": str(self.tree)})
 
     @staticmethod
     def from_json(text: str) -> Source:
-        """In a peer's process."""
+        """Parse the result of to_json()."""
         facts = json.loads(text)
         return Source(**facts | {"tree": Path(facts["tree"])})
 
@@ -67,50 +67,50 @@ Read = Callable[[Source, Path], Callable[[], Batches]]
 
 @dataclass(frozen=True)
 class Arm:
-    """One way of loading: `read` opens the files in a folder and returns what begins an epoch."""
+    """A way of loading. `read` opens the files in a folder and returns a function that starts an epoch."""
 
     name: str
     read: Read
-    decodes: bool = False  # in the loop: nothing was built
-    exact: bool = True  # pixels are Pillow's, bit for bit; else they only resemble them
-    augmented: bool = False  # random resized crop, flip and normalization to float32, as the peer's documentation does
-    files_of: str = ""  # the peer whose files it reads, where it has none of its own
-    note: str = ""  # what a reader has to know about its row
+    decodes: bool = False  # whether it decodes JPEGs in the loop instead of reading built files
+    exact: bool = True  # whether pixels are identical to Pillow's; otherwise they are similar
+    augmented: bool = False  # whether it crops, flips and normalizes to float32, as the peer's documentation does
+    files_of: str = ""  # name of another peer whose built files it reads
+    note: str = ""  # a note for its row in the table
 
     @property
     def kind(self) -> Kind:
-        """What its images are checked for."""
+        """How its images are checked."""
         return "augmented" if self.augmented else "exact" if self.exact else "about"
 
 
 @dataclass(frozen=True)
 class Peer:
-    """`requirements` are installed exactly as they stand, without a resolver, over the environment that `over` names.
+    """A data loader to compare with.
 
-    `over`: "torch", an environment with torch, stock Pillow and this project; "nothing"; "here", the Python that runs
-    this.
+    `requirements` are installed with exactly these versions, without a resolver, on top of the environment `over`:
+    "torch" has torch, stock Pillow and this project; "nothing" is empty; "here" is the running Python.
     """
 
     title: str
-    modules: tuple[str, ...]  # imported before any clock is started,
-    distributions: tuple[str, ...]  # whose versions are told
+    modules: tuple[str, ...]  # imported before timing starts
+    distributions: tuple[str, ...]  # packages whose versions are printed
     arms: tuple[Arm, ...] = ()
-    build_modules: tuple[str, ...] = ()  # or these, where a build needs less
-    build: Callable[[Source, Path], None] | None = None  # writes the files into an empty folder
-    decoder: str = ""  # what decodes while it builds
+    build_modules: tuple[str, ...] = ()  # imported instead of `modules` before a build, if set
+    build: Callable[[Source, Path], None] | None = None  # writes files into an empty folder
+    decoder: str = ""  # name of the decoder that it builds with
     own_decoder: str = ""  # why it cannot build with this project's decoder; "" if it can
     requirements: str = ""
     over: str = "torch"
-    debian: tuple[str, ...] = ()  # packages of the system that it needs besides
+    debian: tuple[str, ...] = ()  # Debian packages that it needs
 
 
 def peer_names() -> list[str]:
-    """All there are: this project, then the others by name."""
+    """Return the names of all peers, this project first."""
     names = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))
     return sorted(names, key=lambda name: name != OURS)
 
 
 def load_peer(name: str) -> Peer:
-    """The peer of a file here, or of a module by its dotted name; nothing that it needs is imported."""
+    """Return the peer of a file in bench/peers, or of a module given by its dotted name; import no requirements."""
     peer: Peer = importlib.import_module(name if "." in name else f"bench.peers.{name}").PEER
     return peer

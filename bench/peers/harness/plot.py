@@ -1,6 +1,6 @@
-"""A run's figures as a picture; runs where matplotlib is: `python -m bench.peers.harness.plot FACTS.json OUT.svg`.
+"""Plot the results of a run with matplotlib: `python -m bench.peers.harness.plot FACTS.json OUT.svg`.
 
-The ground is transparent and all text a grey that reads on white and on black.
+The background is transparent, and text is in a grey that is readable on white and on black.
 """
 
 from __future__ import annotations
@@ -28,18 +28,14 @@ GREY, OURS, BUILT, DECODED = "#7a7a7a", "#d9480f", "#3b82c4", "#8a63d2"
 
 
 def draw(axes: Any, found: dict[str, Any], title: str, ours: str) -> None:
-    """A line for each, its median as a dot and the repeats as a bar behind it, the first on top."""
-    for place, (name, one) in enumerate(reversed(found.items())):
+    """Draw one line per row, the first on top: the median as a dot, and the range of the repeats as a bar."""
+    for y, (name, one) in enumerate(reversed(found.items())):
         rates = one["images_per_s"]
-        middle = statistics.median(rates)
+        median = statistics.median(rates)
         colour = OURS if name == ours else DECODED if one.get("decodes") else BUILT
-        axes.plot(
-            [min(rates), max(rates)], [place, place], color=colour, linewidth=6, alpha=0.35, solid_capstyle="round"
-        )
-        axes.plot([middle], [place], "o", color=colour, markersize=8)
-        axes.annotate(
-            f"{middle:,.0f}", (max(rates), place), (8, 0), textcoords="offset points", va="center", color=colour
-        )
+        axes.plot([min(rates), max(rates)], [y, y], color=colour, linewidth=6, alpha=0.35, solid_capstyle="round")
+        axes.plot([median], [y], "o", color=colour, markersize=8)
+        axes.annotate(f"{median:,.0f}", (max(rates), y), (8, 0), textcoords="offset points", va="center", color=colour)
     axes.set_yticks(range(len(found)), list(reversed(found)))
     axes.set_ylim(-0.6, len(found) - 0.4)
     axes.margins(x=0.18)
@@ -51,7 +47,7 @@ def draw(axes: Any, found: dict[str, Any], title: str, ours: str) -> None:
 
 
 def plot(facts: dict[str, Any], out: Path) -> None:
-    """Three panels, one below the other."""
+    """Write a plot with three panels."""
     import matplotlib as mpl
 
     mpl.use("svg")

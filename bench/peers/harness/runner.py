@@ -1,4 +1,4 @@
-"""The parent's side of a peer's process: threads, memory and crashes of a peer stay its own."""
+"""Run a peer in a process of its own, so that its threads, memory and crashes do not affect others."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from typing import Any
 from bench.peers.harness.peer import FOLDER, Source
 
 ROOT = FOLDER.parent.parent
-PATIENCE = 3600.0  # seconds for any answer; building takes the longest
+TIMEOUT = 3600.0  # seconds for any answer; building takes the longest
 
 
 class ArmError(Exception):
-    """Why an arm has no figures, in one line."""
+    """An arm failed; the message is one line."""
 
 
 class Runner:
-    """A peer's process in its own environment; its output goes to the log."""
+    """A process in a peer's environment. Its output goes to the log."""
 
     def __init__(self, python: Path, peer: str, source: Source, log: Path, packages: Path | None = None) -> None:
-        """Start it; `packages` is a folder whose packages it imports instead of its environment's."""
+        """Start the process. It imports packages in the folder `packages` instead of those in its environment."""
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
         command = [str(python), "-m", "bench.peers.harness.serve", peer, source.to_json()]
@@ -45,28 +45,32 @@ class Runner:
             )
 
     def ask(self, **request: Any) -> dict[str, Any]:
-        """Its answer; ArmError where that is none."""
+        """Send a request and return the answer.
+
+        Raises:
+            ArmError: If the process reports an error, ends or does not answer in time.
+        """
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended, as will be seen
+        with suppress(BrokenPipeError):  # the process has ended; _line reports that
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()
         answer = json.loads(self._line())
         if "error" in answer:
-            raise ArmError(f"{answer['error']} (all of it in {self.log})")
+            raise ArmError(f"{answer['error']} (see {self.log})")
         return dict(answer)
 
     def _line(self) -> bytes:
         assert self.process.stdout is not None
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while time.monotonic() < deadline:
             if select.select([self.process.stdout], [], [], 0.5)[0] and (line := self.process.stdout.readline()):
                 return line
-            if self.process.poll() is not None:  # its workers may live on, and hold the pipe open
-                raise ArmError(f"its process ended with {self.process.returncode} (see {self.log})")
-        raise ArmError(f"no answer within {PATIENCE:.0f} s (see {self.log})")
+            if self.process.poll() is not None:  # its workers may still run and keep the pipe open
+                raise ArmError(f"its process ended with exit code {self.process.returncode} (see {self.log})")
+        raise ArmError(f"no answer within {TIMEOUT:.0f} s (see {self.log})")
 
     def close(self) -> None:
-        """End the process, then what it has left."""
+        """End the process, and kill processes that it left behind."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         with suppress(BrokenPipeError):

@@ -1,9 +1,9 @@
-"""A peer's process: it does what the parent asks for, line by line, and sleeps in between.
+"""The process of a peer: it answers requests of the parent and sleeps in between.
 
     python -m bench.peers.harness.serve PEER SOURCE
 
-Requests come as JSON on standard input, answers go as JSON to standard output; what a peer prints goes to the log,
-which is standard error.
+Requests are lines of JSON on standard input, and answers are lines of JSON on standard output. Output of the peer goes
+to standard error, which is the log.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from bench.peers.harness.images import SAME_DECODER, decoded
 from bench.peers.harness.judge import Delivered, save
 from bench.peers.harness.peer import Batches, Peer, Source, load_peer
 
-COPIES = 8  # a long epoch: at ImageNet's size, what its start costs is nothing
-AUGMENTED_COPIES = 2  # which take longer
+COPIES = 8  # makes epochs long, because with ImageNet's size the start of an epoch costs little
+AUGMENTED_COPIES = 2  # fewer, because augmentation takes longer
 
 
 def flush(folder: Path) -> None:
-    """Have every file on the disk, as a build that is to last would."""
+    """Flush every file to the disk, as a durable build does."""
     for path in folder.rglob("*"):
         if path.is_file():
             file = os.open(path, os.O_RDONLY)
@@ -46,14 +46,14 @@ def warm(folder: Path) -> None:
 
 
 class Server:
-    """What a process holds between requests: the peer, and the arm that was opened."""
+    """The requests that a process answers, with the arm that is open."""
 
     def __init__(self, peer: Peer, source: Source) -> None:
         self.peer, self.source = peer, source
-        self.begin: Callable[[], Batches] | None = None
+        self.start_epoch: Callable[[], Batches] | None = None
 
     def versions(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Of what the peer is made of; what this process needs is imported here."""
+        """Import the modules of the peer and return the versions of its packages."""
         building = request["to"] == "build"
         for module in (building and self.peer.build_modules) or self.peer.modules:
             importlib.import_module(module)
@@ -61,12 +61,12 @@ class Server:
         for name in self.peer.distributions:
             try:
                 found[name] = version(name)
-            except PackageNotFoundError:  # of several names that it may go by
+            except PackageNotFoundError:  # some packages have several possible names
                 continue
         return {"versions": found}
 
     def reference(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What every picture is by this process's Pillow, exactly and about, written down for the parent."""
+        """Decode all images with this process's Pillow, and save exact and similar marks for the parent."""
         exact, about = Delivered(self.source.size, "exact"), Delivered(self.source.size, "about")
         for row, label in decoded(self.source.files, self.source.size, self.source.workers):
             for right in (exact, about):
@@ -76,7 +76,7 @@ class Server:
         return {}
 
     def build(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Seconds from JPEGs to files on the disk, and their bytes."""
+        """Build the peer's files; return the seconds from JPEGs to files on the disk, and the size of the files."""
         folder = Path(request["folder"])
         if request["same_decoder"]:
             importlib.import_module("simplejpeg")
@@ -91,7 +91,7 @@ class Server:
         return {"seconds": seconds, "bytes": sum(sizes), "files": len(sizes)}
 
     def open(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Seconds to the first batch; all of the first epoch is written down for the parent to check."""
+        """Open an arm and save its first epoch for the parent to check; return the seconds to the first batch."""
         [arm] = [arm for arm in self.peer.arms if arm.name == request["arm"]]
         folder = Path(request["folder"])
         long = AUGMENTED_COPIES if arm.augmented else COPIES
@@ -99,43 +99,41 @@ class Server:
         warm(source.tree if arm.decodes else folder)
         got = Delivered(source.crop if arm.augmented else source.size, request["kind"])
         start = time.perf_counter()
-        self.begin = arm.read(source, folder)
+        self.start_epoch = arm.read(source, folder)
         first = 0.0
-        for images, labels in self.begin():
+        for images, labels in self.start_epoch():
             first = first or time.perf_counter() - start
             got.add(images, labels)
         save(got, Path(request["delivered"]))
         return {"first_batch_s": first, "copies": source.copies}
 
     def epochs(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Whole epochs, one at least, until so many seconds are over."""
-        assert self.begin is not None
-        pictures, starts = 0, list[float]()
+        """Run whole epochs, at least one, until the requested seconds have passed."""
+        assert self.start_epoch is not None
+        count, starts = 0, list[float]()
         began = now = time.perf_counter()
         while not starts or now - began < request["seconds"]:
-            for number, (images, _) in enumerate(self.begin()):
+            for number, (images, _) in enumerate(self.start_epoch()):
                 if number == 0:
                     starts.append(time.perf_counter() - now)
-                pictures += len(images)
+                count += len(images)
             now = time.perf_counter()
-        return {"pictures": pictures, "seconds": now - began, "starts": starts}
+        return {"images": count, "seconds": now - began, "starts": starts}
 
 
 def main() -> None:
-    """Answer until there is no further request."""
+    """Answer requests until standard input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     requests = os.fdopen(os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    multiprocessing.set_start_method(
-        "fork"
-    )  # as where peers' users run them on Linux, whatever newer Pythons begin with
+    multiprocessing.set_start_method("fork")  # the default on Linux that peers are written for; Python 3.14 changed it
     server = Server(load_peer(sys.argv[1]), Source.from_json(sys.argv[2]))
     for line in requests:
         request = json.loads(line)
         try:
             answer = getattr(server, request["do"])(request)
-        except BaseException as error:  # whatever it is, the parent waits for an answer
+        except BaseException as error:  # the parent waits for an answer in any case
             why = (str(error).strip() or "no reason given").splitlines()[0]
             answers.write(json.dumps({"error": f"{type(error).__name__}: {why}"}) + "\n")
             raise

@@ -1,4 +1,4 @@
-"""The facts of a run as Markdown."""
+"""Format the results of a run as Markdown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench.conditions import heading, ratio, ratio_text
 
 
 def build_table(found: dict[str, Any], ours: str) -> list[str]:
-    """A row for each way to build, and one for each peer that cannot use this project's decoder."""
+    """Return a row per way to build, and a row per peer that cannot use this project's decoder."""
     rows = found["rows"]
     lines = [
         f"{found['images']:,} images of {found['jpeg_bytes'] / found['images'] / 1e3:.0f} KB:",
@@ -25,7 +25,7 @@ def build_table(found: dict[str, Any], ours: str) -> list[str]:
 
 
 def load_table(found: dict[str, Any], ours: str, title: str) -> list[str]:
-    """A row for each arm."""
+    """Return a row per arm."""
     rows = found["rows"]
     lines = [
         f"| {title} | decodes in the loop | images/s | of decodeonce | first batch, ms | a later epoch's, ms |",
@@ -41,7 +41,7 @@ def load_table(found: dict[str, Any], ours: str, title: str) -> list[str]:
 
 
 def markdown(facts: dict[str, Any]) -> str:
-    """All tables, what ran in which version, and what did not run."""
+    """Return all tables, the versions, and what was left out."""
     ours, loads, augmented = facts["ours"], facts["loads"], facts["augmented"]
     lines = [
         heading(facts["conditions"]),

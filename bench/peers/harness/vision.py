@@ -1,7 +1,7 @@
-"""The augmentation that PyTorch's documentation gives, an image at a time in a DataLoader's workers.
+"""The augmentation of PyTorch's documentation, one image at a time in the workers of a DataLoader.
 
-Settings from "Transforms v2: Performance considerations" in torchvision's documentation: tensors, uint8 until the last
-steps, `antialias=True`.
+Settings are from "Transforms v2: Performance considerations" in torchvision's documentation: tensors, uint8 until the
+last steps, `antialias=True`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def augmentation(size: int, *, pil: bool = False) -> Callable[[Any], Any]:
-    """Random resized crop, flip and normalization of a tensor uint8 (3, H, W), or of a PIL image."""
+    """Return a random resized crop, flip and normalization for a uint8 tensor (3, H, W), or for a PIL image."""
     import torch
 
     if torch.version.cuda is None and "+" not in version("torchvision"):
-        # The usual wheel's library needs CUDA, and torchvision cannot be imported without these two operators of it.
+        # The library in the usual wheel needs CUDA. Without it, torchvision can be imported only if its operators nms
+        # and qnms are defined.
         for name in ("nms", "qnms"):
             torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     from torchvision.transforms import v2
@@ -35,7 +36,7 @@ def augmentation(size: int, *, pil: bool = False) -> Callable[[Any], Any]:
 
 
 def augmented_rows(size: int) -> Callable[[Any], Any]:
-    """The same of an array or tensor uint8 (H, W, 3)."""
+    """Return augmentation() for a uint8 array or tensor (H, W, 3)."""
     import torch
 
     transform = augmentation(size)

@@ -1,4 +1,4 @@
-"""A peer that tests/test_peers.py makes up: one arm delivers the pictures, the others do not."""
+"""A peer for tests/test_peers.py. One of its arms delivers the right images; each of the others has one fault."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from bench.peers.harness.peer import Arm, Batches, Peer, Source
 
 
 def build(source: Source, folder: Path) -> None:
-    """All pixels in one file, all labels in another."""
+    """Write all pixels to one file and all labels to another."""
     images, labels = zip(*decoded(source.files, source.size, source.workers), strict=True)
     np.save(folder / "images.npy", np.stack(images))
     np.save(folder / "labels.npy", labels)
 
 
-def read(source: Source, folder: Path, *, lie: str = "") -> Callable[[], Batches]:
-    """Shuffled epochs, with one fault or none."""
+def read(source: Source, folder: Path, *, fault: str = "") -> Callable[[], Batches]:
+    """Return shuffled epochs, with this fault if it is given."""
     images, labels = np.load(folder / "images.npy"), np.load(folder / "labels.npy")
-    if lie == "labels":
+    if fault == "labels":
         labels = np.roll(labels, 1)
-    elif lie == "pixels":
+    elif fault == "pixels":
         images[3, 7, 5, 1] ^= 1
 
     def epoch() -> Iterator[tuple[Any, Any]]:
         rows = np.random.default_rng(0).permutation(np.tile(np.arange(len(labels)), source.copies))
         for number, some in enumerate(rows.reshape(-1, source.batch_size)):
-            if lie == "ends" and number == 2:
+            if fault == "exit" and number == 2:
                 os._exit(7)
-            if lie != "batch" or number != 2:
+            if fault != "missing batch" or number != 2:
                 yield images[some], labels[some]
 
     return epoch
 
 
-LIES = ("labels", "pixels", "batch", "ends")
+FAULTS = ("labels", "pixels", "missing batch", "exit")
 
 PEER = Peer(
-    title="made up",
+    title="fake peer",
     modules=("numpy",),
     distributions=("numpy",),
-    arms=(Arm("honest", read), *(Arm(f"wrong: {lie}", partial(read, lie=lie)) for lie in LIES)),
+    arms=(Arm("correct", read), *(Arm(f"fault: {fault}", partial(read, fault=fault)) for fault in FAULTS)),
     build=build,
     decoder="Pillow",
 )

@@ -1,4 +1,4 @@
-"""How sizes and counts stand in messages, and names in commands."""
+"""Sizes, durations and counts in messages, and quoted names in commands."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from decodeonce.formatting import counted, duration_text, quoted, size_text
         (252_150_000_000, "252.15 GB"),
     ],
 )
-def test_a_size_that_is_not_nothing_never_reads_so(nbytes: int, text: str) -> None:
+def test_nonzero_size_is_never_shown_as_zero(nbytes: int, text: str) -> None:
     assert size_text(nbytes) == text
 
 
-def test_a_time_is_told_in_the_unit_that_people_would_take() -> None:
-    told = {0.4: "under a second", 1: "1 s", 119: "119 s", 120: "2 min", 7100: "118 min", 7200: "2.0 h"}
-    assert {seconds: duration_text(seconds) for seconds in told} == told
+def test_duration_is_shown_in_fitting_unit() -> None:
+    expected = {0.4: "under a second", 1: "1 s", 119: "119 s", 120: "2 min", 7100: "118 min", 7200: "2.0 h"}
+    assert {seconds: duration_text(seconds) for seconds in expected} == expected
 
 
-def test_one_of_a_thing_is_no_plural() -> None:
+def test_counted_noun_is_singular_for_one() -> None:
     assert [counted(number, "reject") for number in (0, 1, 2999)] == ["0 rejects", "1 reject", "2,999 rejects"]
     assert [counted(number, "class", "classes") for number in (1, 3)] == ["1 class", "3 classes"]
 
 
-def test_a_name_of_any_kind_can_be_pasted() -> None:
+def test_quoted_name_survives_shell() -> None:
     names = ["plain", "it's", "a\nb", "a\n\\n'b\x1b[1m", "é\u202e\x7f0", "$HOME `id`\t", "\udcff9", "\\", ""]
     words = [quoted(name) for name in names]
     assert all(word.isprintable() for word in words)
-    told = subprocess.run(["bash", "-c", f"printf '%s\\0' {' '.join(words)}"], capture_output=True, check=True)
-    assert told.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1] == names
+    done = subprocess.run(["bash", "-c", f"printf '%s\\0' {' '.join(words)}"], capture_output=True, check=True)
+    assert done.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1] == names

@@ -1,4 +1,4 @@
-"""The rooms of the code, and which of them imports which; docs/architecture.md draws them."""
+"""Which parts and subpackages of decodeonce import which; docs/architecture.md describes them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "decodeonce"
-# A new arrow needs a reason: less is what makes a room readable by itself.
-ROOMS = {
+# Add an import only for a good reason: with fewer imports, a subpackage can be read without the others.
+SUBPACKAGES = {
     "prep.entry": set[str](),
     "prep.recipe": set[str](),
     "prep.processes": set[str](),
@@ -31,7 +31,7 @@ PARTS = {
 
 
 def imports() -> Iterator[tuple[str, str]]:
-    """(importing module, imported module) of every import in the package."""
+    """Yield (importing module, imported module) for every import in the package."""
     modules = {".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in PACKAGE.rglob("*.py")}
     for path in PACKAGE.rglob("*.py"):
         name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
@@ -43,25 +43,25 @@ def imports() -> Iterator[tuple[str, str]]:
                 )
 
 
-def arrows(depth: int) -> dict[str, set[str]]:
-    """Which rooms each imports, a room being the first `depth` parts of a module's name."""
+def imports_by_package(depth: int) -> dict[str, set[str]]:
+    """Return what each package imports. A package is named by the first `depth` parts of a module's name."""
     found: dict[str, set[str]] = {}
-    for one, other in imports():
-        ends = [".".join(name.split(".")[:depth]) for name in (one, other)]
-        if ends[0] != ends[1]:
-            found.setdefault(ends[0], set()).add(ends[1])
+    for names in imports():
+        importing, imported = (".".join(name.split(".")[:depth]) for name in names)
+        if importing != imported:
+            found.setdefault(importing, set()).add(imported)
     return found
 
 
-def test_the_rooms_of_prep_import_what_they_may_and_there_is_no_cycle() -> None:
-    found = arrows(2)
-    prep = {room: {other for other in found.get(room, ()) if other.startswith("prep")} for room in ROOMS}
-    assert prep == ROOMS
-    assert {room for room in found if room.startswith("prep.")} <= {*ROOMS, "prep.__init__"}
-    assert list(TopologicalSorter(ROOMS).static_order())
-    assert sum(map(len, ROOMS.values())) <= 35
+def test_subpackages_of_prep_have_only_allowed_imports() -> None:
+    found = imports_by_package(2)
+    prep = {name: {other for other in found.get(name, ()) if other.startswith("prep")} for name in SUBPACKAGES}
+    assert prep == SUBPACKAGES
+    assert {name for name in found if name.startswith("prep.")} <= {*SUBPACKAGES, "prep.__init__"}
+    assert list(TopologicalSorter(SUBPACKAGES).static_order())  # raises CycleError
+    assert sum(map(len, SUBPACKAGES.values())) <= 35
 
 
-def test_the_parts_of_the_package_import_what_they_may() -> None:
-    found = arrows(1)
+def test_package_parts_have_only_allowed_imports() -> None:
+    found = imports_by_package(1)
     assert {part: found[part] for part in PARTS} == PARTS
