@@ -1,6 +1,6 @@
-"""What decodeonce does, from pictures to batches, with rates: `python examples/demo.py SRC [--scratch build]`.
+"""Build a store from images, load it and print rates: `python examples/demo.py SRC [--scratch build]`.
 
-SRC is an ImageNet tree (SRC/train/<wnid>/*.JPEG). `make demo` draws a small one and runs this on it.
+SRC is an ImageNet tree (SRC/train/<wnid>/*.JPEG). `make demo` generates a small one and runs this script on it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ import torch
 from decodeonce import Loader, Store, open_store
 
 BATCH = 256
-SMALL_STORE = 100_000  # rows; a larger store is not built again for a demonstration
-DECODED_PER_STEP = 1_500
+SMALL_STORE = 100_000  # rows; a larger store is not rebuilt by a second demo
+IMAGES_DECODED_IN_LOOP = 1_500
 
 
 def main() -> None:
-    """Build, look, load, and compare with decoding in the loop."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("source", type=Path)
     parser.add_argument("--scratch", type=Path, default=Path("build"))
@@ -36,64 +35,62 @@ def main() -> None:
     print(f"   {store.images.shape} uint8, {gbytes:.2f} GB, {len(store.classes)} classes")
     prep("show", root, "--out", options.scratch / "demo-sheet.png")
     loaded = load(root)
-    decoded = decode_per_step(options.source, store)
-    print(f"\nOne epoch from the store is {loaded / decoded:.0f} times as fast as decoding in the loop.")
-    print(f"Look at {options.scratch / 'demo-sheet.png'}; try `prep info {root}` and `prep verify {root}`.")
+    decoded = decode_in_loop(options.source, store)
+    print(f"\nAn epoch from the store is {loaded / decoded:.0f} times as fast as decoding in the loop.")
+    print(f"Open {options.scratch / 'demo-sheet.png'}. Try `prep info {root}` and `prep verify {root}`.")
 
 
 def prep(*arguments: str | Path) -> None:
-    """Run the command `prep` of this Python, and say so."""
+    """Print a `prep` command and run it with this Python."""
     words = list(map(str, arguments))
     print("\n$ prep", " ".join(words), flush=True)
     subprocess.run([sys.executable, "-m", "decodeonce.cli", *words], check=True)
 
 
 def build(source: Path, root: Path) -> None:
-    """Build the store, or go on with an unfinished one; a large finished one is kept."""
+    """Build the store, or resume an unfinished build. A large finished store is kept."""
     if (root / "store.json").exists() and len(open_store(root)) < SMALL_STORE:
         shutil.rmtree(root)
     if (root / "store.json").exists():
-        print(f"{root} is there already")
+        print(f"{root} exists already")
         return
     start = time.perf_counter()
     prep("build", "imagenet", source, root)
     seconds = time.perf_counter() - start
     rows = len(open_store(root))
-    print(f"   {rows} pictures decoded, written and flushed in {seconds:.1f} s: {rows / seconds:,.0f} pictures/s")
+    print(f"   {rows} images decoded and written to disk in {seconds:.1f} s: {rows / seconds:,.0f} images/s")
 
 
 def load(root: Path) -> float:
-    """Two shuffled epochs; returns the second one's pictures a second."""
+    """Load two shuffled epochs and return the images/s of the second one."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     print(f"\nLoader(store, batch_size={BATCH}, shuffle='full', device='{device}')")
     rate = 0.0
     with Loader(root, batch_size=BATCH, device=device, shuffle="full", seed=0, tail="keep") as loader:
         for epoch in range(2):
-            pictures, checksum, start = 0, 0, time.perf_counter()
+            count, checksum, start = 0, 0, time.perf_counter()
             for images, labels in loader:
-                pictures += len(images)
+                count += len(images)
                 checksum += int(labels.sum())
             if device == "cuda":
                 torch.cuda.synchronize()
             seconds = time.perf_counter() - start
-            rate = pictures / seconds
-            gbytes = pictures * images[0].numel() / 1e9 / seconds
-            print(
-                f"   epoch {epoch}: {pictures} pictures in {seconds:.2f} s: {rate:,.0f} pictures/s, {gbytes:.2f} GB/s"
-            )
+            rate = count / seconds
+            gbytes = count * images[0].numel() / 1e9 / seconds
+            print(f"   epoch {epoch}: {count} images in {seconds:.2f} s: {rate:,.0f} images/s, {gbytes:.2f} GB/s")
     return rate
 
 
-def decode_per_step(source: Path, store: Store) -> float:
-    """The same batches decoded step by step, as a training loop without a store does; returns pictures a second."""
+def decode_in_loop(source: Path, store: Store) -> float:
+    """Decode batches one by one, as a training loop without a store does, and return images/s."""
     from PIL import Image
 
     from decodeonce.prep.pixels.geometry import fit_to
 
     names = [sample.source for sample in store.samples]
-    names = random.Random(0).sample(names, min(DECODED_PER_STEP, len(names)))
+    names = random.Random(0).sample(names, min(IMAGES_DECODED_IN_LOOP, len(names)))
     height, width = store.images.shape[1:3]
-    print(f"\nDecoding per step, one process, Pillow: {len(names)} pictures of the same epoch")
+    print(f"\nDecoding {len(names)} of the same images in the loop, with Pillow in one process")
     start = time.perf_counter()
     for first in range(0, len(names), BATCH):
         rows = []
@@ -104,7 +101,7 @@ def decode_per_step(source: Path, store: Store) -> float:
             rows.append(np.asarray(image.resize((fit.width, fit.height), Image.Resampling.BILINEAR).crop(box)))
         torch.from_numpy(np.stack(rows))
     rate = len(names) / (time.perf_counter() - start)
-    print(f"   {rate:,.0f} pictures/s")
+    print(f"   {rate:,.0f} images/s")
     return rate
 
 

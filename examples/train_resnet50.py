@@ -1,13 +1,13 @@
-"""Train ResNet-50, fed in one of three ways; all else is the same, so that images/s tell them apart.
+"""Train ResNet-50 with one of three ways to load data, to compare their images/s.
 
     python examples/train_resnet50.py /data/imagenet --data jpeg-serial     # decode in the training loop
-    python examples/train_resnet50.py /data/imagenet --data jpeg-threads    # decode in threads, behind two queues
-    prep build imagenet /data/imagenet train.store                          # decode once
-    python examples/train_resnet50.py train.store --data store              # and never again
+    python examples/train_resnet50.py /data/imagenet --data jpeg-threads    # decode in threads with two queues
+    prep build imagenet /data/imagenet train.store                          # decode once, into a store
+    python examples/train_resnet50.py train.store --data store              # load the store
     torchrun --standalone --nproc-per-node 4 examples/train_resnet50.py train.store     # on four devices
 
-On many nodes, each with its part of the store on its own disk: train.slurm, train.pbs.
-It shows feeding: there is no augmentation, and the learning rate is constant.
+To train on several nodes, each with its part of the store on its own disk, use train.slurm or train.pbs.
+This example is about loading data: it has no augmentation and a constant learning rate.
 """
 
 from __future__ import annotations
@@ -34,57 +34,56 @@ from decodeonce import Loader, open_store
 from decodeonce.host import usable_cores
 from decodeonce.launch import find_rank
 
-File = tuple[Path, int]  # and its label
-Picture = tuple[NDArray[np.uint8], int]  # (H, W, C) and its label
-Batch = tuple[Tensor, Tensor]  # uint8 (B, H, W, C) and int64 (B,)
+File = tuple[Path, int]  # path and label
+Image = tuple[NDArray[np.uint8], int]  # pixels (H, W, C) and label
+Batch = tuple[Tensor, Tensor]  # images, uint8 (B, H, W, C), and labels, int64 (B,)
 
 
 def main() -> None:
-    """Find out which rank this is and what device it has; feed it, train it."""
     options = parse_options()
-    place = find_rank()  # torchrun's variables; srun's and mpiexec's too, where MASTER_ADDR and MASTER_PORT are set
+    # find_rank reads the variables of torchrun. Those of srun and mpiexec work if you set MASTER_ADDR and MASTER_PORT.
+    rank = find_rank()
     device = torch.device("cpu")
     if torch.accelerator.is_available():
-        local = int(os.environ.get("LOCAL_RANK", place.rank))
+        local = int(os.environ.get("LOCAL_RANK", rank.rank))
         torch.accelerator.set_device_index(local % torch.accelerator.device_count())
         device = torch.accelerator.current_accelerator() or device
-    if place.world_size > 1:
-        dist.init_process_group(rank=place.rank, world_size=place.world_size)
+    if rank.world_size > 1:
+        dist.init_process_group(rank=rank.rank, world_size=rank.world_size)
     feed, classes = make_feed(options, device)
     with feed:
         train(options, device, feed, classes)
-    if place.world_size > 1:
+    if rank.world_size > 1:
         dist.destroy_process_group()
         if device.type == "cpu":
-            # Threads of gloo's outlive that, and as Python ends, one run of 21 was aborted by them (torch 2.13).
+            # Threads of gloo keep running. They aborted one of 21 runs while Python was exiting (torch 2.13).
             sys.stdout.flush()
             os._exit(0)
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", type=Path, metavar="SRC", help="a store, or a tree SRC/train/<wnid>/*.JPEG")
-    parser.add_argument("--data", choices=["jpeg-serial", "jpeg-threads", "store"], default="store")
-    parser.add_argument("--model", choices=list(MODELS), help="default: resnet50 on an accelerator, else small")
-    parser.add_argument("--partition", choices=["global", "range"], default="global", help="range: for a staged part")
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=sys.maxsize, help="stop after so many, earlier runs' counted in")
-    parser.add_argument("--batch-size", type=int, default=256, help="images a step on each rank")
-    parser.add_argument("--size", type=int, default=256, help="side of a decoded picture; a store has its own")
-    parser.add_argument("--threads", type=int, help="that decode (jpeg-threads; default: the rank's share of cores)")
-    parser.add_argument("--lr", type=float, default=0.1, help="for 256 images a step; it grows with them")
-    parser.add_argument("--print-every", type=int, default=20, metavar="STEPS")
-    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="save here, and go on from here if it exists")
-    parser.add_argument("--checkpoint-every", type=int, default=500, metavar="STEPS")
-    parser.add_argument(
-        "--profile", type=Path, metavar="DIR", help="trace a few steps into it, for TensorBoard or Perfetto"
-    )
+    add = parser.add_argument
+    add("source", type=Path, metavar="SRC", help="a store, or a tree SRC/train/<wnid>/*.JPEG")
+    add("--data", choices=["jpeg-serial", "jpeg-threads", "store"], default="store", help="how to load data")
+    add("--model", choices=list(MODELS), help="model to train (default: resnet50 on an accelerator, small on a CPU)")
+    add("--partition", choices=["global", "range"], default="global", help="rows of each rank; range: for staged parts")
+    add("--epochs", type=int, default=2)
+    add("--steps", type=int, default=sys.maxsize, help="stop after this many steps, including those of earlier runs")
+    add("--batch-size", type=int, default=256, help="images per step and rank")
+    add("--size", type=int, default=256, help="side of decoded images in pixels; ignored for stores")
+    add("--threads", type=int, help="threads that decode, with jpeg-threads (default: the rank's share of cores)")
+    add("--lr", type=float, default=0.1, help="learning rate for 256 images per step; it is scaled with the batch size")
+    add("--print-every", type=int, default=20, metavar="STEPS")
+    add("--checkpoint", type=Path, metavar="FILE", help="save checkpoints to FILE, and resume from FILE if it exists")
+    add("--checkpoint-every", type=int, default=500, metavar="STEPS")
+    add("--profile", type=Path, metavar="DIR", help="write a trace of a few steps to DIR, for TensorBoard or Perfetto")
     return parser.parse_args()
 
 
 def train(options: argparse.Namespace, device: torch.device, feed: Feed, classes: int) -> None:
-    """All epochs, or --steps; from the checkpoint on, where there is one."""
+    """Train for --epochs or --steps; resume from the checkpoint if it exists."""
     ranks = find_rank().world_size
     name = options.model or ("small" if device.type == "cpu" else "resnet50")
     torch.manual_seed(0)
@@ -94,10 +93,10 @@ def train(options: argparse.Namespace, device: torch.device, feed: Feed, classes
     optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9, weight_decay=5e-5)
     step = resume(options.checkpoint, model, optimizer, feed)
     parallel = nn.parallel.DistributedDataParallel(model) if ranks > 1 else model
-    say(f"{options.data}: {len(feed)} steps an epoch on each of {ranks} ranks, {name} on {device}")
+    say(f"{options.data}: {len(feed)} steps per epoch, world size {ranks}, model {name} on {device}")
 
     def rate(since: tuple[int, float]) -> float:
-        """Images a second since this step and time, of all ranks."""
+        """Return the images/s of all ranks since this step and time."""
         return (step - since[0]) * options.batch_size * ranks / (time.perf_counter() - since[1])
 
     first = step + 1
@@ -114,7 +113,7 @@ def train(options: argparse.Namespace, device: torch.device, feed: Feed, classes
                 optimizer.step()
                 step += 1
                 if step == first:
-                    loss.item()  # waits for the device; before that a clock would tell nothing
+                    loss.item()  # waits for the device, so that timing starts after the first step
                     begun = printed = (step, time.perf_counter())
                 elif step % options.print_every == 0:
                     say(f"epoch {epoch} step {step}: loss {loss.item():.3f}, {rate(printed):.0f} images/s")
@@ -130,11 +129,11 @@ def train(options: argparse.Namespace, device: torch.device, feed: Feed, classes
                 say(f"limited by {feed.bottleneck()}")
     if device.type != "cpu":
         torch.accelerator.synchronize()
-    say(f"images/s: {rate(begun):.0f}")  # without the first step, in which everything is set up
+    say(f"images/s: {rate(begun):.0f}")  # without the first step, which includes initialisation
 
 
 def save(path: Path | None, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, feed: Feed) -> None:
-    """Rank 0 writes the checkpoint, so that whenever it is stopped there is a whole one."""
+    """Write the checkpoint on rank 0. It is replaced atomically, so a complete one exists at any time."""
     if path is None or find_rank().rank != 0:
         return
     state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict(), "feed": feed.state_dict()}
@@ -147,7 +146,7 @@ def save(path: Path | None, step: int, model: nn.Module, optimizer: torch.optim.
 
 
 def resume(path: Path | None, model: nn.Module, optimizer: torch.optim.Optimizer, feed: Feed) -> int:
-    """Go on from the checkpoint, if there is one, where every rank sees it; returns the steps that are done."""
+    """Load the checkpoint if it exists and return its number of steps. All ranks must be able to read it."""
     if path is None or not path.exists():
         return 0
     state = torch.load(path, map_location="cpu", weights_only=True)
@@ -156,20 +155,20 @@ def resume(path: Path | None, model: nn.Module, optimizer: torch.optim.Optimizer
     feed.load_state_dict(state["feed"])
     step, epoch, rows = state["step"], state["feed"]["epoch"], state["feed"]["rows_consumed"]
     exact = feed.state_dict()["rows_consumed"] == rows
-    say(f"resumed after step {step} in epoch {epoch}, {f'after {rows} rows of it' if exact else 'from its beginning'}")
+    say(f"resumed after step {step} in epoch {epoch} ({f'after {rows} rows' if exact else 'the epoch is restarted'})")
     return int(step)
 
 
 def say(text: str) -> None:
-    """Print it, once for all ranks."""
+    """Print on rank 0."""
     if find_rank().rank == 0:
         print(text, flush=True)
 
 
 def make_feed(options: argparse.Namespace, device: torch.device) -> tuple[Feed, int]:
-    """What --data asks for, and the number of classes.
+    """Return the feed for --data, and the number of classes.
 
-    Each `for` over a feed is an epoch, in which every rank has the same number of batches, of pictures of its own.
+    Each `for` loop over a feed is one epoch. All ranks have the same number of batches, with different images.
     """
     if options.data == "store":
         store = open_store(options.source)
@@ -177,19 +176,19 @@ def make_feed(options: argparse.Namespace, device: torch.device) -> tuple[Feed, 
         return loader, len(store.classes)
     feed = Jpegs(options) if options.data == "jpeg-serial" else JpegThreads(options)
     if len(feed) == 0:
-        sys.exit(f"{options.source}: {len(feed.files)} pictures do not make a batch of --batch-size for every rank")
+        sys.exit(f"{options.source}: {len(feed.files)} images are fewer than --batch-size times the number of ranks")
     return feed, feed.classes
 
 
 class Jpegs:
-    """Decodes in the training loop, one picture after the other."""
+    """A feed that decodes JPEGs in the training loop, one after the other."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         folders = sorted(path for path in (options.source / "train").iterdir() if path.is_dir())
         self.files = [(path, label) for label, folder in enumerate(folders) for path in sorted(folder.iterdir())]
         self.classes, self.batch_size, self.size = len(folders), options.batch_size, options.size
-        self.place = find_rank()
-        self.stride = self.batch_size * self.place.world_size  # pictures a step of all ranks
+        self.rank = find_rank()
+        self.stride = self.batch_size * self.rank.world_size  # images per step of all ranks
         self.epoch = self.steps_done = 0
 
     def __len__(self) -> int:
@@ -198,7 +197,7 @@ class Jpegs:
     def __iter__(self) -> Iterator[Batch]:
         generator = torch.Generator().manual_seed(self.epoch)  # the same order on every rank
         order = torch.randperm(len(self.files), generator=generator)[: len(self) * self.stride]
-        mine = order.view(len(self), self.place.world_size, self.batch_size)[:, self.place.rank]
+        mine = order.view(len(self), self.rank.world_size, self.batch_size)[:, self.rank.rank]
         self.steps_done = 0
         for batch in self.batches([self.files[index] for index in mine.flatten()]):
             self.steps_done += 1
@@ -207,7 +206,7 @@ class Jpegs:
             yield batch
 
     def batches(self, files: list[File]) -> Iterator[Batch]:
-        """Batches of these pictures."""
+        """Yield batches of these images."""
         for first in range(0, len(files), self.batch_size):
             yield stack([decode(*file, self.size) for file in files[first : first + self.batch_size]])
 
@@ -221,14 +220,14 @@ class Jpegs:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Nothing is open."""
+        """Do nothing, because no resources are open."""
 
 
 class JpegThreads(Jpegs):
-    """Threads take paths and put pictures on a queue; one more makes batches of those and puts them on another.
+    """A feed whose threads decode JPEGs and put them on a queue; another thread makes batches for a second queue.
 
-    Pillow lets other threads run while it decodes and resizes. A picture gets into the batch that is being made when it
-    is ready: batches differ from run to run, the pictures of an epoch do not.
+    Pillow releases the interpreter lock while it decodes and resizes. An image goes into the batch that is being made
+    when it is ready. So batches differ from run to run, but the images of an epoch do not.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -236,94 +235,98 @@ class JpegThreads(Jpegs):
         share = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self.threads = options.threads or max(1, share)
         self.running: list[threading.Thread] = []
-        self.ended: BaseException | None = None  # why all threads are to end
+        self.stop_reason: BaseException | None = None  # if set, all threads end
 
     def batches(self, files: list[File]) -> Iterator[Batch]:
-        self.end(RuntimeError("another epoch was begun"))
-        self.ended = None
+        self.stop(RuntimeError("a new epoch was started"))
+        self.stop_reason = None
         paths: SimpleQueue[File] = SimpleQueue()
-        pictures: Queue[Picture] = Queue(2 * self.batch_size)
+        images: Queue[Image] = Queue(2 * self.batch_size)
         batches: Queue[Batch] = Queue(2)
         for file in files:
             paths.put(file)
 
-        def make_pictures() -> None:
+        def decode_images() -> None:
             with suppress(Empty):
                 while True:
-                    self.put(pictures, decode(*paths.get_nowait(), self.size))
+                    self.put(images, decode(*paths.get_nowait(), self.size))
 
         def make_batches() -> None:
             for _ in range(len(self)):
-                self.put(batches, stack([self.get(pictures) for _ in range(self.batch_size)]))
+                self.put(batches, stack([self.get(images) for _ in range(self.batch_size)]))
 
-        for task in [make_batches] + [make_pictures] * self.threads:
+        for task in [make_batches] + [decode_images] * self.threads:
             self.running.append(threading.Thread(target=self.run, args=[task]))
             self.running[-1].start()
         for _ in range(len(self)):
             yield self.get(batches)
 
     def run(self, task: Callable[[], None]) -> None:
-        """Whatever goes wrong in a thread is raised in the training loop, where it waits for a batch."""
+        """Run a task. An error is raised in the training loop when that waits for a batch."""
         try:
             task()
         except BaseException as error:
-            self.ended = self.ended or error
+            self.stop_reason = self.stop_reason or error
 
     def put(self, queue: Queue[Any], item: Any) -> None:
-        """Wait for room, but not for ever: the training loop may be over (from Python 3.13 on see Queue.shutdown)."""
-        while self.ended is None:
+        """Put an item, but stop waiting when the threads are to end (since Python 3.13, Queue.shutdown does this)."""
+        while self.stop_reason is None:
             with suppress(Full):
                 return queue.put(item, timeout=0.1)
-        raise self.ended
+        raise self.stop_reason
 
     def get(self, queue: Queue[Any]) -> Any:
-        """Wait for an item, likewise."""
-        while self.ended is None:
+        """Get an item, but stop waiting when the threads are to end."""
+        while self.stop_reason is None:
             with suppress(Empty):
                 return queue.get(timeout=0.1)
-        raise self.ended
+        raise self.stop_reason
 
-    def end(self, why: BaseException) -> None:
-        """End the threads, wherever they are."""
-        self.ended = self.ended or why
+    def stop(self, reason: BaseException) -> None:
+        """End all threads."""
+        self.stop_reason = self.stop_reason or reason
         while self.running:
             self.running.pop().join()
 
     def __exit__(self, *exc: object) -> None:
-        self.end(RuntimeError("the feed was closed"))
+        self.stop(RuntimeError("the feed was closed"))
 
 
 Feed = Loader | Jpegs
 
 
-def decode(path: Path, label: int, size: int) -> Picture:
-    """A file as the row that `prep build` makes of it: the shorter side resized to `size`, the square in its middle."""
-    from PIL import Image, ImageFile  # not above: `--data store` needs no Pillow
+def decode(path: Path, label: int, size: int) -> Image:
+    """Decode an image to the same row as `prep build`: resize its shorter side to `size` and crop the centre."""
+    import PIL.Image  # imported here, because `--data store` does not need Pillow
+    import PIL.ImageFile
 
-    ImageFile.LOAD_TRUNCATED_IMAGES = True  # a file that was cut would end the training; `prep build` leaves it out
-    with record_function("decode"), Image.open(path) as file:
+    PIL.ImageFile.LOAD_TRUNCATED_IMAGES = True  # a truncated file must not end the training; `prep build` skips it
+    with record_function("decode"), PIL.Image.open(path) as file:
         image = file.convert("RGB")
         width, height = (side * size // min(image.size) for side in image.size)
         left, top = round((width - size) / 2), round((height - size) / 2)
-        image = image.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + size, top + size))
+        image = image.resize((width, height), PIL.Image.Resampling.BILINEAR).crop((left, top, left + size, top + size))
     return np.asarray(image), label
 
 
-def stack(pictures: list[Picture]) -> Batch:
-    """One batch."""
-    images, labels = zip(*pictures, strict=True)
+def stack(samples: list[Image]) -> Batch:
+    """Make a batch."""
+    images, labels = zip(*samples, strict=True)
     return torch.from_numpy(np.stack(images)), torch.tensor(labels)
 
 
 class Normalised(nn.Module):
-    """From uint8 (B, H, W, C) to float32 (B, C, H, W), channels_last as it lies, with ImageNet's mean and deviation."""
+    """Convert uint8 (B, H, W, C) to float32 (B, C, H, W) in channels_last, with ImageNet's mean and deviation.
+
+    `every`: use only every n-th pixel in both directions.
+    """
 
     mean: Tensor
     deviation: Tensor
 
     def __init__(self, every: int = 1) -> None:
         super().__init__()
-        self.every = every  # that many pixels one is looked at
+        self.every = every
         self.register_buffer("mean", 255 * torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1))
         self.register_buffer("deviation", 255 * torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1))
 
@@ -333,14 +336,14 @@ class Normalised(nn.Module):
 
 
 def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequential:
-    """A convolution and its batch norm."""
+    """Return a convolution and its batch norm."""
     layer = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
     nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     return nn.Sequential(layer, nn.BatchNorm2d(outputs))
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions beside a shortcut; the middle one has the stride (ResNet v1.5)."""
+    """Three convolutions and a shortcut. The middle convolution has the stride (ResNet v1.5)."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -354,7 +357,7 @@ class Bottleneck(nn.Module):
 
 
 def resnet50(classes: int) -> nn.Module:
-    """He et al., Deep Residual Learning for Image Recognition, table 1."""
+    """Return ResNet-50 of He et al., Deep Residual Learning for Image Recognition, table 1."""
     layers = [Normalised(), convolution(3, 64, 7, stride=2), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)]
     inputs = 64
     for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
@@ -365,7 +368,7 @@ def resnet50(classes: int) -> nn.Module:
 
 
 def small(classes: int) -> nn.Module:
-    """So little work, on every eighth pixel, that on a CPU too images/s shows the feeding."""
+    """Return a model so small that loading limits images/s even on a CPU. It uses every eighth pixel."""
     layers = [Normalised(every=8), convolution(3, 16, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten()]
     return nn.Sequential(*layers, nn.Linear(16 * 4 * 4, classes))
 
@@ -374,14 +377,14 @@ MODELS = {"resnet50": resnet50, "small": small}
 
 
 def make_profiler(folder: Path | None) -> AbstractContextManager[profile | None]:
-    """Traces the third to the eighth step into a file for each rank, the threads of the feed included."""
+    """Return a profiler that traces the third to the eighth step of each rank, including the feed's threads."""
     if folder is None:
         return nullcontext()
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"rank{find_rank().rank}.pt.trace.json"  # the name TensorBoard's profiler looks for
+    path = folder / f"rank{find_rank().rank}.pt.trace.json"  # the name that TensorBoard's profiler looks for
     try:
         every_thread = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-    except TypeError:  # a torch that is older than this option
+    except TypeError:  # older releases of torch do not have this option
         every_thread = None
     return profile(
         schedule=schedule(wait=1, warmup=1, active=6, repeat=1),

@@ -90,14 +90,14 @@ def test_training_from_jpegs_restarts_its_epoch_on_resume(tree: Path, tmp_path: 
     checkpoint = tmp_path / "c.pt"
     options = ("--checkpoint", checkpoint, "--print-every", 4)
     printed = lines(train(tree, "--data", "jpeg-serial", *options, "--steps", 9))
-    assert printed[0] == "jpeg-serial: 6 steps an epoch on each of 1 ranks, small on cpu"
+    assert printed[0] == "jpeg-serial: 6 steps per epoch, world size 1, model small on cpu"
     assert [line.split(":")[0] for line in printed[1:-1]] == ["epoch 0 step 4", "epoch 1 step 8"]
     assert images_per_second(printed) > 0
     assert torch.load(checkpoint)["feed"] == {"epoch": 1, "rows_consumed": 3 * 8}
 
     printed = lines(train(tree, "--data", "jpeg-threads", *options))
-    assert printed[0] == "resumed after step 9 in epoch 1, from its beginning"
-    assert printed[1] == "jpeg-threads: 6 steps an epoch on each of 1 ranks, small on cpu"
+    assert printed[0] == "resumed after step 9 in epoch 1 (the epoch is restarted)"
+    assert printed[1] == "jpeg-threads: 6 steps per epoch, world size 1, model small on cpu"
     assert images_per_second(printed) > 0
     assert (torch.load(checkpoint)["step"], torch.load(checkpoint)["feed"]["epoch"]) == (9 + 6, 2)
 
@@ -106,7 +106,7 @@ def test_training_from_jpegs_restarts_its_epoch_on_resume(tree: Path, tmp_path: 
 def test_training_from_store_resumes_within_epoch(store: Path, tmp_path: Path) -> None:
     whole, parts, profile = tmp_path / "whole.pt", tmp_path / "parts.pt", tmp_path / "profile"
     printed = lines(train(store, "--checkpoint", whole, "--profile", profile))
-    assert printed[0] == "store: 6 steps an epoch on each of 1 ranks, small on cpu"
+    assert printed[0] == "store: 6 steps per epoch, world size 1, model small on cpu"
     assert len([line for line in printed if line.startswith("limited by ")]) == 2
     assert images_per_second(printed) > 0
     assert_trace(profile / "rank0.pt.trace.json")
@@ -114,7 +114,7 @@ def test_training_from_store_resumes_within_epoch(store: Path, tmp_path: Path) -
     lines(train(store, "--checkpoint", parts, "--steps", 3))
     assert torch.load(parts)["feed"]["rows_consumed"] == 3 * 8
     printed = lines(train(store, "--checkpoint", parts))
-    assert printed[0] == "resumed after step 3 in epoch 0, after 24 rows of it"
+    assert printed[0] == "resumed after step 3 in epoch 0 (after 24 rows)"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["parts.pt", "profile", "whole.pt"]
     assert_same(torch.load(whole), torch.load(parts))
 
@@ -160,7 +160,7 @@ def test_two_ranks_train_together(store: Path, tmp_path: Path) -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     options = ("--checkpoint", tmp_path / "c.pt", "--checkpoint-every", 2)
     printed = lines(train(store, *options, launcher=launcher))
-    assert printed[0] == "store: 3 steps an epoch on each of 2 ranks, small on cpu"
+    assert printed[0] == "store: 3 steps per epoch, world size 2, model small on cpu"
     assert len([line for line in printed if line.startswith("images/s")]) == 1
     assert torch.load(tmp_path / "c.pt")["step"] == 6
 

@@ -99,7 +99,7 @@ def test_two_nodes_train_from_staged_parts(
     log = (cluster.jobs / f"{job}.out").read_text()
     for node, rows in enumerate(("rows 0..32", "rows 33..65")):
         assert f"part-{job}-{node}: {rows} of the 66 of {store}" in log
-    assert f"store: {STEPS} steps an epoch on each of 4 ranks, small on cpu" in log
+    assert f"store: {STEPS} steps per epoch, world size 4, model small on cpu" in log
     assert_same(read(Path(settings["CHECKPOINT"])), uninterrupted)
     assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == [
         f"rank{rank}.pt.trace.json" for rank in range(4)
