@@ -83,7 +83,7 @@ except CgroupError as error:
 def test_loader_stays_within_memory_bound_and_reads_with_pread(tmp_path: Path) -> None:
     limit = 450 << 20  # the interpreter with torch and the slots of 16 rows take 150; the store has 590 MB of rows
     found = json.loads(run_in_bench(BOUNDED, tmp_path / "sparse.store", str(limit)))
-    if isinstance(found, str):  # in CI as well: its machine may not allow cgroups
+    if isinstance(found, str):  # in CI as well: its machine might not allow cgroups
         pytest.skip(f"this test needs a memory cgroup, which only root can create: {found}")
     assert found["reader"] == "pread"  # so the limit of the cgroup was used: the machine itself has more memory
     assert found["anonymous"] < limit
