@@ -103,7 +103,7 @@ def test_part_with_all_rows_works_with_any_partition(store: Path, parts: Parts) 
     ],
 )
 def test_rank_without_its_rows_is_rejected_at_once(parts: Parts, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(StoreError, match=rf"0-of-2: a staged part, which holds rows 0\.\.29 of 60; {message}"):
+    with pytest.raises(StoreError, match=rf"0-of-2: a staged part that holds rows 0\.\.29 of 60; {message}"):
         Loader(parts[2][0], batch_size=2, **settings)
     with pytest.raises(StoreError, match=message):
         Loader(open_store(parts[2][0]), batch_size=2, cache=None, **settings)
