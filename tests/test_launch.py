@@ -120,8 +120,8 @@ def test_task_names_its_origin() -> None:
 @pytest.mark.parametrize(
     ("environ", "tasks", "message"),
     [
-        ({}, 8, "which of the 8 tasks this is: no launcher or job array"),
-        ({"PBS_TASKNUM": "1", "PBS_NODENUM": "0"}, 8, "which of the 8 tasks this is: no launcher or job array"),
+        ({}, 8, "which of the 8 tasks this is: found no launcher or job array"),
+        ({"PBS_TASKNUM": "1", "PBS_NODENUM": "0"}, 8, "which of the 8 tasks this is: found no launcher or job array"),
         ({"PBS_TASKNUM": "00000002", "PBS_NODENUM": "0"}, 4, PBSDSH),
         ({"PBS_TASKNUM": "0000000A", "PBS_NODENUM": "0"}, 10, PBSDSH),
         ({"PBS_TASKNUM": "20000001", "PBS_NODENUM": "1"}, 4, PBSDSH),
