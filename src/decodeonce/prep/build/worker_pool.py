@@ -142,7 +142,7 @@ class WorkerPool:
             self._selector.close()
         if self._queue:
             left = f"stopped after the current blocks, {len(self._queue)} of {count} are left"
-            raise Stopped(f"SIGUSR1: {left}; completed blocks are kept: run the same command again to continue")
+            raise Stopped(f"SIGUSR1: {left}; completed blocks are kept; run the same command again to resume")
 
     def _start_worker(self) -> None:
         worker = Worker(self._settings)
