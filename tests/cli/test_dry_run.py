@@ -153,7 +153,7 @@ def test_plan_with_other_recipe_is_the_error_of_a_build(tree: Path, tmp_path: Pa
 
 
 def test_missing_space_is_the_error_of_a_build(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dryrun, "need", lambda plan: Need(plan.count, 10**18, 13))
+    monkeypatch.setattr(dryrun, "space_needed", lambda plan: Need(plan.count, 10**18, 13))
     request = BuildRequest(FolderSource(tree / "train"), tmp_path / "out", Recipe(), Work(), dry_run=True, expect=None)
     printed = dry_run(request, partial(time_here, 1), 0.01)
     assert list(islice(printed, 5))[-1].endswith(": not enough, 1000000000.00 GB needed")
