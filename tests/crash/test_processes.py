@@ -109,7 +109,7 @@ def test_paused_build_has_no_rejects(tree: Path, reference: dict[str, bytes], tm
 def test_build_out_of_time_says_so_and_resumes(tree: Path, reference: dict[str, bytes], tmp_path: Path) -> None:
     status, stderr = build_and_signal(tree, tmp_path / "out", signal.SIGXCPU, lambda pid: pid)
     assert (status, stderr.count("\n")) == (75, 1)
-    assert stderr.startswith("prep: stopped: SIGXCPU; what is done is kept: run the same command again")
+    assert stderr.startswith("prep: stopped: SIGXCPU; completed work is kept; run the same command again")
     subprocess.run(command(tree, tmp_path / "out"), check=True)
     assert tree_bytes(tmp_path / "out") == reference
 

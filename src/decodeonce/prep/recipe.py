@@ -85,7 +85,7 @@ class Recipe:
         shard_size: Maximum size of a shard's rows in bytes, but at least one block. Default: 32 GiB.
         shuffle_seed: Permute the rows with this seed when the plan is made. None (default): keep the source's order.
         exif: EXIF rotation. "ignore" (default): keep pixels as stored; "apply": rotate images upright.
-        on_odd: What to do with a garbled JPEG that can still be decoded. "keep" (default) it as a row, or "reject" it.
+        on_damaged: Whether to "keep" (default) or "reject" a garbled JPEG that can still be decoded.
         scaled_decode: Let libjpeg-turbo decode large JPEGs at reduced size. Faster, but gives other pixels. Default:
             False.
         boxes: How to treat annotated boxes. None (default): ignore them.
