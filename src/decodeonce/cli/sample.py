@@ -1,4 +1,4 @@
-"""`prep sample`: draw a small tree like ImageNet to try the commands on."""
+"""`prep sample`: generate a small tree like ImageNet to try the commands on."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from decodeonce.cli.output import say
 
 def sample(
     dest: Annotated[Path, typer.Argument(help="Folder to create.", metavar="DEST")],
-    count: Annotated[int, option("Draw N images.", "N", min=50)] = 3000,
+    count: Annotated[int, option("Generate N images.", "N", min=50)] = 3000,
     classes: Annotated[int, option("Make N class folders.", "N", min=1, max=1000)] = 30,
-    seed: Annotated[int, option("Draw other images with another seed.", "N", min=0)] = 0,
+    seed: Annotated[int, option("Generate other images with another seed.", "N", min=0)] = 0,
     workers: Workers = None,
 ) -> None:
-    """Create a small tree like ImageNet's, of drawn images.
+    """Create a small tree like ImageNet's, of generated images.
 
     They cost as much to decode as photographs. Some are unusual or damaged.
     """

@@ -24,7 +24,7 @@ def report(
     """Write an HTML page about a store: classes, sizes, levels, images, rejects, recipe, checks.
 
     The page is a single file without scripts; it loads nothing from the network. A store of up to 2 GB is read and
-    checked in full. Of a larger store, a sample of rows is read, and the page states its size.
+    checked in full. From a larger store, only a sample of rows is read, and the page states its size.
     """
     from decodeonce.cli.progress import count_bar
     from decodeonce.cli.report.facts import gather
