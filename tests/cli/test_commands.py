@@ -324,8 +324,8 @@ def test_signal_stops_build_with_75_and_same_command_resumes(signal_: signal.Sig
     assert 0 < done < 21
     assert (status["state"], status["rows_per_s"], status["tasks"][0]["state"]) == ("stopped", 0, "stopped")
     shown = prep("status", tmp_path / "out").stdout
-    assert shown.startswith(f"state        stopped\nrows done    {done} of 21\n")
-    assert f"next         the same command again, or prep work {tmp_path}/out and then prep finish " in shown
+    assert shown.startswith(f"state          stopped\nrows done      {done} of 21\n")
+    assert f"next           the same command again, or prep work {tmp_path}/out and then prep finish " in shown
     again = prep(*command[3:])
     assert again.returncode == 0
     assert f"\nresuming: {done} of 21 rows are already done\n" in again.stdout
