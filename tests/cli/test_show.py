@@ -132,7 +132,7 @@ def test_damaged_checksums_are_reported_once(tmp_path: Path) -> None:
     (root / "checksums.npy").write_bytes(b"\0" * (root / "checksums.npy").stat().st_size)
     result = prep("show", root, "--out", tmp_path / "sheet.png")
     assert result.stderr.startswith(f"prep: note: {root}/checksums.npy: damaged: xxh3_64 is")
-    assert result.stderr.endswith("until then no row can be checked\n")
+    assert result.stderr.endswith("until then, no row can be checked\n")
     assert result.stderr.count("\n") == 1
 
 

@@ -110,10 +110,10 @@ def _read_rows(
     if len(sample) * store.manifest.row_bytes > ALL_BYTES:
         sample = set(evenly_spaced(store.rows, max(1, SAMPLE_BYTES // store.manifest.row_bytes)))
     checked = CheckedRows(store)
-    rows = Rows(Histogram(store.manifest.shape[2]), len(sample), trouble=checked.trouble)
+    rows = Rows(Histogram(store.manifest.shape[2]), len(sample), trouble=checked.problem)
     for row in sorted(sample | shown):
         pixels, damaged = checked.read(row)
-        rows.checked += not checked.trouble
+        rows.checked += not checked.problem
         if damaged:
             rows.damaged.append(row)
         elif row in sample and pixels is not None:
