@@ -180,9 +180,9 @@ def test_scaled_decoding_keeps_resolution_of_boxes(tmp_path: Path) -> None:
     ("change", "keep", "message"),
     [
         ("image", 0, r"1 changed \(first thing/b.png\)"),
-        ("<xmin>140</xmin>", 0, "other boxes"),
-        ("<xmin>140</xmin>", 2, "other boxes"),
-        ("<name>zebra</name>", 2, "other boxes"),
+        ("<xmin>140</xmin>", 0, "other classes, boxes"),
+        ("<xmin>140</xmin>", 2, "other classes, boxes"),
+        ("<name>zebra</name>", 2, "other classes, boxes"),
     ],
 )
 def test_error_says_what_changed_in_an_image_with_several_boxes(
