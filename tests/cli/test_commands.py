@@ -149,9 +149,7 @@ def test_work_gets_task_from_job_array_and_launcher(
 ) -> None:
     out = tmp_path / "out"
     assert prep("plan", "imagenet", tree, out, "--size", 24).returncode == 0
-    assert_fails(
-        prep("work", out, "--tasks", 4), 2, "the 4 tasks this is: found no launcher", "--task I --tasks N"
-    )
+    assert_fails(prep("work", out, "--tasks", 4), 2, "the 4 tasks this is: found no launcher", "--task I --tasks N")
     assert_fails(prep("work", out, "--task", 1), 2, "--task requires --tasks")
     monkeypatch.setenv("PBS_ARRAY_INDEX", "1")
     assert_fails(prep("work", out), 2, "PBS_ARRAY_INDEX=1, but no variable gives the size of the array")
