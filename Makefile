@@ -45,7 +45,7 @@ dist: env ## build what is uploaded to an index: dist/*.tar.gz, and the wheel ma
 release-check: env ## check the archives, their contents, and installs of them in new environments (minutes)
 	$(RUN) -m pytest -m "" --timeout 1800 tests/test_packaging.py tests/test_release.py tests/test_containers.py
 
-image: ## build a container image (ENGINE=docker; IMAGE_FLAGS="--build-arg MARCH=x86-64-v3": see docs/install.md)
+image: ## build a container image (ENGINE=docker; IMAGE_FLAGS="--build-arg MARCH=x86-64-v3": see docs/start/install.md)
 	$(or $(ENGINE),podman) build -f containers/Dockerfile -t decodeonce:$(VERSION) --build-arg VERSION=$(VERSION) \
 		$(IMAGE_FLAGS) .
 

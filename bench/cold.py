@@ -271,7 +271,7 @@ def rate_text(rates: list[float]) -> str:
 
 
 def table(facts: dict[str, Any]) -> str:
-    """Return the table for docs/benchmarks.md."""
+    """Return the table for docs/reference/benchmarks.md."""
     lines = ["| | GB/s | / fastest fio | / fastest fio with this pattern | read per byte |", "|---|---|---|---|---|"]
     for name, rates in sorted(facts["fio"].items(), key=lambda item: -statistics.median(item[1])):
         lines.append(f"| fio: {name} | {rate_text(rates)} | | | |")

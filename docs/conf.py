@@ -14,7 +14,7 @@ author = "The decodeonce authors"
 copyright = f"{author}, Apache-2.0"
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "tools.site"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_inline_tabs", "tools.site"]
 root_doc = "index"
 exclude_patterns = ["_static"]
 

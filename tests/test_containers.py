@@ -101,7 +101,7 @@ def test_pins_used_with_torch_of_base_image_exist() -> None:
 
 @pytest.mark.parametrize("name", site_names())
 def test_job_scripts_can_be_changed_to_run_in_container(name: str, tmp_path: Path) -> None:
-    [change] = re.findall(r"^sed -i '(s#.*#)' \S+$", (ROOT / "docs" / "install.md").read_text(), re.MULTILINE)
+    [change] = re.findall(r"^sed -i '(s#.*#)' \S+$", (ROOT / "docs" / "start" / "install.md").read_text(), re.MULTILINE)
     site = read_site(name)
     submit = write_scripts(
         tmp_path / "OUT", site, Chain(tasks=2, cpus=8, nodes=2, seconds=3600), [[PREP, "x"]] * 3, tmp_path

@@ -1,4 +1,4 @@
-"""Every guarantee in docs/guarantees.md names at least one test, and all named tests exist."""
+"""Every guarantee in docs/reference/guarantees.md names at least one test, and all named tests exist."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-PAGE = TESTS.parent / "docs" / "guarantees.md"
+PAGE = TESTS.parent / "docs" / "reference" / "guarantees.md"
 SECTIONS = ["Durability", "Determinism", "Detection", "Isolation"]
 NAMED = re.compile(r"`([a-z_/]+\.py)::(test_[a-z0-9_]+)`")
 

@@ -1,4 +1,4 @@
-"""Which parts and subpackages of decodeonce import which; docs/architecture.md describes them."""
+"""Which parts and subpackages of decodeonce import which; docs/contribute/architecture.md describes them."""
 
 from __future__ import annotations
 

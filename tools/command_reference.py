@@ -1,4 +1,4 @@
-"""Write docs/commands.md, the reference of all `prep` commands and flags, from the commands themselves.
+"""Write docs/reference/commands.md, the reference of all `prep` commands and flags, from the commands themselves.
 
 Run it with `python -m tools.command_reference`. A test fails if the page is out of date.
 """
@@ -16,7 +16,7 @@ import typer
 from decodeonce.cli.app import app
 from decodeonce.cli.examples import examples
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "commands.md"
 COMMAND = "python -m tools.command_reference"
 HEAD = f"""\
 # Commands

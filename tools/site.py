@@ -14,7 +14,7 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 
 # Pages outside docs/, where code hosts look for them, and the pages of docs/ that include them.
-INCLUDED = {"CHANGELOG": "changes", "CONTRIBUTING": "contributing", "README": "index"}
+INCLUDED = {"CHANGELOG": "contribute/changes", "CONTRIBUTING": "contribute/contributing", "README": "index"}
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -27,9 +27,10 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
 
 def rebase_included_links(app: Sphinx, path: Path, page: str, content: list[str]) -> None:
-    """Make relative links in ../CHANGELOG.md and the other included pages relative to docs/."""
+    """Make relative links in ../CHANGELOG.md and the other included pages relative to the including page."""
     if path.parent == Path(".."):
-        content[0] = re.sub(r"\]\((?![a-z]+:|#)", "](../", content[0])
+        up = "../" * (page.count("/") + 1)
+        content[0] = re.sub(r"\]\((?![a-z]+:|#)", f"]({up}", content[0])
 
 
 def link_to_including_pages(app: Sphinx, doctree: nodes.document) -> None:

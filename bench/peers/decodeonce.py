@@ -1,7 +1,7 @@
 """This project in .venv: `prep build` with two processes, then the Loader.
 
 Settings are the defaults, except for the number of workers and threads. `shuffle="full"` reads every row at random.
-Augmentation is that of "Augmenting" in docs/training.md.
+Augmentation is that of docs/how-to/augmentation.md.
 """
 
 from __future__ import annotations

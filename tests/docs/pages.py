@@ -14,8 +14,8 @@ from typing import NamedTuple
 from tools.setup_env import VENV
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-GENERATED = ROOT / "docs" / "commands.md"
-WRITTEN = [ROOT / "README.md", *sorted(set((ROOT / "docs").glob("*.md")) - {GENERATED})]
+GENERATED = ROOT / "docs" / "reference" / "commands.md"
+WRITTEN = [ROOT / "README.md", *sorted(set((ROOT / "docs").rglob("*.md")) - {GENERATED})]
 SHELL = ("", "sh", "bash", "console")  # languages of blocks with command lines
 FENCE = re.compile(r"( *)(`{3,})([^`\n]*)\n(.*?)^\1\2`* *$", re.MULTILINE | re.DOTALL)
 # An HTML comment before a block; readers of the page do not see it.
@@ -32,18 +32,24 @@ class Block(NamedTuple):
 
 
 def name_of(page: Path) -> str:
-    """Return the path of a page relative to the repository: docs/sources.md."""
+    """Return the path of a page relative to the repository: docs/contribute/sources.md."""
     return str(page.relative_to(ROOT))
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """Yield the code blocks of a page in order."""
-    text = page.read_text(encoding="utf-8")
+    """Yield the code blocks of a page in order, also those inside tabs."""
+    return _blocks(page.read_text(encoding="utf-8"), first_line=1)
+
+
+def _blocks(text: str, first_line: int) -> Iterator[Block]:
     for fence in FENCE.finditer(text):
         indent, _, language, content = fence.groups()
         content = "".join(line.removeprefix(indent) for line in content.splitlines(keepends=True))
         reason = NOT_RUN.search(text[: fence.start()])
-        line = text.count("\n", 0, fence.start(4)) + 1
+        line = text.count("\n", 0, fence.start(4)) + first_line
+        if language.startswith("{tab}"):
+            yield from _blocks(content, line)
+            continue
         yield Block(language.strip(), content, line, reason[1] if reason else "")
 
 

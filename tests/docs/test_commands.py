@@ -1,4 +1,4 @@
-"""Every command and flag is documented, documented ones exist, and docs/commands.md is up to date."""
+"""Every command and flag is documented, documented ones exist, and docs/reference/commands.md is up to date."""
 
 from __future__ import annotations
 

@@ -12,8 +12,9 @@ import pytest
 
 from tests.docs.pages import ROOT, name_of, prose
 
-FOLDERS = (".", "docs", "bench", "bench/peers", "containers", "examples")
+FOLDERS = (".", "bench", "bench/peers", "containers", "examples")
 PAGES = [page for folder in FOLDERS for page in sorted((ROOT / folder).glob("*.md"))]
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
 LINK = re.compile(r"!?\[[^\]]*\]\(\s*<?([^)\s>]+)>?[^)]*\)")
 EXTERNAL = re.compile(r"[a-z]+:|//")
 CODE = re.compile(r"(`+).+?\1", re.DOTALL)
@@ -57,4 +58,4 @@ def test_dead_links_are_found(tmp_path: Path) -> None:
 
 
 def test_pages_are_found() -> None:
-    assert {"README.md", "CHANGELOG.md", "docs/index.md", "docs/commands.md"} <= set(map(name_of, PAGES))
+    assert {"README.md", "CHANGELOG.md", "docs/index.md", "docs/reference/commands.md"} <= set(map(name_of, PAGES))

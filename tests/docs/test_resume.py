@@ -1,4 +1,4 @@
-"""Kill the two resumable scripts of docs/training.md with SIGKILL in every step, and resume them."""
+"""Kill the two resumable scripts of docs/how-to/multi-gpu-and-resume.md with SIGKILL in every step, and resume them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Runner:
 @pytest.fixture(scope="module", params=LINES)
 def runner(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Runner]:
     folder = tmp_path_factory.mktemp("runner")
-    scripts = [block.text for block in blocks(ROOT / "docs" / "training.md") if "os.replace" in block.text]
+    scripts = [block.text for block in blocks(ROOT / "docs" / "how-to" / "multi-gpu-and-resume.md") if "os.replace" in block.text]
     (text,) = [text for text in scripts if ("MixUp" in text) == (request.param == "augmented")]
     for pattern, replacement in {
         r"EPOCHS, EVERY, (\w+) = \d+, 100,": rf"EPOCHS, EVERY, \1 = {EPOCHS}, 1,",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from tools.site import listed
 pytestmark = pytest.mark.long
 
 DOCS = ROOT / "docs"
-# Only authors of containers use these names; docs/format.md is their documentation.
+# Only authors of containers use these names; docs/reference/format.md is their documentation.
 INTERNAL = {"Reject", "StorePaths"}
 # Elements wider than the window. Tables and code have their own scrollbars.
 TOO_WIDE = """[...document.querySelectorAll("article *")]
@@ -85,25 +86,27 @@ def test_site_loads_no_external_urls(site: Path) -> None:
 def test_every_page_can_be_reached_from_the_index(site: Path) -> None:
     seen, waiting = {"index.html"}, ["index.html"]
     while waiting:
-        for link in Urls(site / waiting.pop()).links:
-            name = link.partition("#")[0]
-            if name.endswith(".html") and ":" not in name and name not in seen:
+        page = waiting.pop()
+        for link in Urls(site / page).links:
+            target = link.partition("#")[0]
+            name = posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
+            if target.endswith(".html") and ":" not in target and name not in seen:
                 seen.add(name)
                 waiting.append(name)
-    assert {page.with_suffix(".html").name for page in DOCS.glob("*.md")} <= seen
+    assert {str(page.relative_to(DOCS).with_suffix(".html")) for page in DOCS.rglob("*.md")} <= seen
     assert {name for name in seen if not (site / name).exists()} == set()
 
 
 def test_links_out_of_docs_become_pages_or_downloads(site: Path) -> None:
-    assert any(link.startswith("changes.html") for link in Urls(site / "index.html").links)
+    assert any(link.startswith("changes.html") for link in Urls(site / "contribute" / "contributing.html").links)
     assert [path.name for path in site.glob("_downloads/*/train.slurm")] == ["train.slurm"]
-    links = [link for page in site.glob("*.html") for link in Urls(page).links]
-    assert not [link for link in links if link.startswith("..")]
+    links = [(page.parent, link) for page in site.rglob("*.html") for link in Urls(page).links if ":" not in link]
+    assert not [link for folder, link in links if not (folder / link).resolve().is_relative_to(site.resolve())]
 
 
 @pytest.mark.parametrize("module", [decodeonce, build, sources, store], ids=lambda module: module.__name__)
 def test_public_names_are_in_the_reference(module: Any) -> None:
-    text = (DOCS / "api.md").read_text()
+    text = (DOCS / "reference" / "python.md").read_text()
     documented = {name.rpartition(".")[2] for name in re.findall(r"^\.\. auto\w+:: ([\w.]+)", text, re.MULTILINE)}
     assert set(module.__all__) - INTERNAL <= documented
 
@@ -136,7 +139,7 @@ def test_site_can_be_read_and_searched_offline(site: Path, browser: Browser) -> 
 def test_no_page_scrolls_sideways_on_a_phone(site: Path, browser: Browser) -> None:
     page = browser.new_page(viewport={"width": 360, "height": 700})
     too_wide = {}
-    for path in sorted(site.glob("*.html")):
+    for path in sorted(site.rglob("*.html")):
         page.goto(f"file://{path}")
         too_wide[path.name] = page.evaluate(TOO_WIDE)
     assert {name: elements for name, elements in too_wide.items() if elements} == {}

@@ -1,4 +1,4 @@
-"""The limits of docs/sources.md on the size of inputs are enforced with little memory."""
+"""The limits of docs/contribute/sources.md on the size of inputs are enforced with little memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from tests.forms.parquet import images, write_table
 from tests.forms.webdataset import sample, write_tar
 from tests.images import replaced
 
-DOC = Path(__file__).resolve().parents[2] / "docs" / "sources.md"
+DOC = Path(__file__).resolve().parents[2] / "docs" / "contribute" / "sources.md"
 MB = 1 << 20
 HUGE = 10_000_000_000
 
@@ -102,7 +102,7 @@ def header(kind: bytes, size: int, name: str = "x.jpg") -> bytes:
 
 
 def bounds() -> dict[str, int]:
-    """Map "module.NAME" to the value of each constant of the modules in the table of docs/sources.md."""
+    """Map "module.NAME" to the value of each constant of the modules in the table of docs/contribute/sources.md."""
     modules = {"tar": tar, "member": member, "zipped": zipped, "lists": lists, "samples": samples, "tables": tables}
     modules |= {"labels": labels, "annotations": xml, "patterns": patterns}
     modules |= {"safe_open": safe_open, "isolated": isolated, "table_listing": table_listing}

@@ -40,7 +40,7 @@ def test_every_line_is_summed_for_some_checksum() -> None:
 
 
 def test_mean_and_std_match_rows_and_checksums(tmp_path: Path) -> None:
-    """Compute both with NumPy from the finished store, as docs/format.md defines them."""
+    """Compute both with NumPy from the finished store, as docs/reference/format.md defines them."""
     make_tree(tmp_path / "src", classes=2, per_class=3)
     build(
         open_imagenet(tmp_path / "src"), tmp_path / "store", Recipe(height=130, width=70), Work(workers=2, max_bad="2")

@@ -1,4 +1,4 @@
-"""Test every row of docs/unusual-images.md on a generated file: the resulting row, and the text in rejects.tsv."""
+"""Test every row of docs/reference/unusual-images.md on a generated file: the resulting row, and the text in rejects.tsv."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.images import (
     without_segments,
 )
 
-DOC = Path(__file__).resolve().parents[2] / "docs" / "unusual-images.md"
+DOC = Path(__file__).resolve().parents[2] / "docs" / "reference" / "unusual-images.md"
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 RED = Image.new("RGB", (50, 60), (250, 5, 5))
 # A synthetic image of 32x24 pixels, through jpegtran -arithmetic (libjpeg-turbo 2.1.5).
@@ -63,11 +63,11 @@ def pixels(row: Row) -> Pixels:
 
 
 def table() -> dict[str, tuple[str, str]]:
-    """Return, for each id in docs/unusual-images.md, the action ("", "kept" or "rejected") and text in rejects.tsv."""
+    """Return, for each id in docs/reference/unusual-images.md, the action ("", "kept" or "rejected") and text in rejects.tsv."""
     found = {}
     for line in DOC.read_text().splitlines():
         if row := re.fullmatch(
-            r"\| `([a-z0-9-]+)` \| [^|]+ \| [^|]+ \| (?:nothing|(kept|rejected): `([^`|]+)`) \|", line
+            r"\| `([a-z0-9-]+)` \| [^|]+ \| (?:nothing|(kept|rejected): `([^`|]+)`) \|", line
         ):
             found[row[1]] = (row[2] or "", row[3] or "")
     return found

@@ -192,7 +192,7 @@ def test_store_h5_has_every_class_name_in_valid_utf8() -> None:
 
 
 def test_code_on_format_page_reads_store(store: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "format.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert code.count('"train.store"') == code.count("row = 3\n") == 1
     for row in range(ROWS):
@@ -203,7 +203,7 @@ def test_code_on_format_page_reads_store(store: Path) -> None:
 
 
 def test_format_page_names_every_manifest_key(store: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "format.md").read_text()
     table = page.partition("## store.json")[2].partition("## Shards")[0]
     facts = json.loads((store / "store.json").read_bytes())
     lists = ("shards", "classes", "columns")

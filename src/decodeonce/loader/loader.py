@@ -58,7 +58,7 @@ class Loader:
             transferred once. Batches are the same. Needs a single rank or ``partition="range"``, and memory for all
             rows of the rank. Default: None, no cache.
         verify: If True, compare each row with its checksum when it is read. A damaged row raises StoreError at
-            ``next()``; the error names the row. See docs/verify-and-repair.md for the cost. Default: False.
+            ``next()``; the error names the row. See docs/how-to/verify-and-repair.md for the cost. Default: False.
 
     Attributes:
         batch_size: Rows per batch on each rank.
