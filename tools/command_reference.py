@@ -60,10 +60,20 @@ def page() -> str:
     found = dict(commands())
     times = Counter(row for path in found for row in flags(path, found[path]))
     shared = [row for row, number in times.items() if 2 * number > len(found)]
-    contents = [f"- [{path}]({anchor(path)}): {summary(one)}" for path, one in found.items() if path != "prep"]
-    head = [HEAD, *contents, f"\n## {SHARED}\n\n{table('flag', shared)}\n"]
+    head = [HEAD, f"## {SHARED}\n\n{bullets(shared)}\n"]
     known: dict[tuple[Row, ...], str] = {}
-    return "\n".join([*head, *(section(path, found, shared, known) for path in found)])
+    return "\n".join([*head, *(section(path, found, shared, known) for path in found if not twin(path, found))])
+
+
+def twin(path: str, found: Mapping[str, Any]) -> str:
+    """Return the member of an earlier group with the same name and flags, such as `prep build list`; "" if none."""
+    group, _, name = path.rpartition(" ")
+    for other in found:
+        if other == path:
+            return ""
+        if other.endswith(f" {name}") and group.count(" ") and flags(other, found[other]) == flags(path, found[path]):
+            return other
+    return ""
 
 
 def section(path: str, found: Mapping[str, Any], shared: Sequence[Row], known: dict[tuple[Row, ...], str]) -> str:
@@ -86,7 +96,10 @@ def section(path: str, found: Mapping[str, Any], shared: Sequence[Row], known: d
         parts.append(f"It has the same arguments and flags as [{known[rows]}]({anchor(known[rows])}).")
     else:
         known[rows] = path
-        parts += [table("argument", own_arguments), table("flag", own_flags)]
+        parts += [bullets([*own_arguments, *own_flags])]
+    if is_group and (twins := {twin(f"{path} {name}", found).rpartition(" ")[0] for name in members(command)} - {""}):
+        [other] = twins
+        parts.append(f"Its commands have the arguments and flags of those of [{other}]({anchor(other)}).")
     if not is_group:
         links = [f"[arguments and flags of {group}]({anchor(group)})"] if of_group else []
         links += [f"[{SHARED.lower()}]({anchor(SHARED)})"] if set(flags(path, command)) & set(shared) else []
@@ -137,11 +150,6 @@ def prose(command: Any) -> str:
     return "\n\n".join(" ".join(part.split()) for part in (command.help or "").split("\n\n"))
 
 
-def summary(command: Any) -> str:
-    """Return the first sentence of a command's help."""
-    return escaped(re.split(r"(?<=\.)\s", prose(command))[0])
-
-
 def row(name: str, text: str) -> Row:
     """Parse the two columns that --help prints: `--task I` and `The number. (default: 0)  [x>=0]`."""
     name, _, value = name.partition(" <")
@@ -169,15 +177,14 @@ def bounds_text(fact: str) -> str:
     return f"At most {most}." if least is None else f"{least} to {most}."
 
 
-def table(title: str, rows: Sequence[Row]) -> str:
-    """Return a Markdown table, or "" for no rows. If all arguments are required, the default column is left out."""
-    if not rows:
-        return ""
-    lines = [Row(title, "default", "description"), Row(*["---"] * 3), *rows]
-    plain = title == "argument" and all(row.default == "required" for row in rows)
-    cells = [(line.name, line.text) if plain else line for line in lines]
-    # In a table cell, a bar must be escaped even inside code.
-    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in cells)
+def bullets(rows: Sequence[Row]) -> str:
+    """Return a Markdown list of arguments and flags; "" for no rows."""
+    lines = []
+    for row in rows:
+        default = f" ({row.default})" if row.default and row.default != "required" else ""
+        required = " (required)" if row.default == "required" and row.name.startswith("`-") else ""
+        lines.append(f"- {row.name}{default}{required}: {row.text}")
+    return "\n".join(lines)
 
 
 def fenced(*lines: str) -> str:
