@@ -1,4 +1,4 @@
-"""Test every row of docs/reference/unusual-images.md on a generated file: the resulting row, and the text in rejects.tsv."""
+"""Test every row of docs/reference/unusual-images.md on a generated file: its row, and the text in rejects.tsv."""
 
 from __future__ import annotations
 
@@ -63,12 +63,10 @@ def pixels(row: Row) -> Pixels:
 
 
 def table() -> dict[str, tuple[str, str]]:
-    """Return, for each id in docs/reference/unusual-images.md, the action ("", "kept" or "rejected") and text in rejects.tsv."""
+    """Map each id of the page to its action ("", "kept" or "rejected") and its text in rejects.tsv."""
     found = {}
     for line in DOC.read_text().splitlines():
-        if row := re.fullmatch(
-            r"\| `([a-z0-9-]+)` \| [^|]+ \| (?:nothing|(kept|rejected): `([^`|]+)`) \|", line
-        ):
+        if row := re.fullmatch(r"\| `([a-z0-9-]+)` \| [^|]+ \| (?:nothing|(kept|rejected): `([^`|]+)`) \|", line):
             found[row[1]] = (row[2] or "", row[3] or "")
     return found
 
