@@ -1,7 +1,7 @@
 """This project's StoreDataset in torch's DataLoader, for users who keep their samplers and CPU transforms.
 
-Settings are from "Can I keep torch's DataLoader?" in docs/faq.md and "torch.utils.data" in PyTorch's documentation. A long epoch is
-several epochs of the DataLoader.
+Settings are from "Can I keep torch's DataLoader?" in docs/faq.md and "torch.utils.data" in PyTorch's documentation. A
+long epoch is several epochs of the DataLoader.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The TSV files of a store: UTF-8, a header line, one line per entry, backslash escapes and no quotes.
 
 Tab, newline, carriage return and backslash are written as \\t \\n \\r \\\\; a byte that is not valid UTF-8 as \\xNN.
-In Python, names are bytes decoded as UTF-8 with "surrogateescape", in every locale. docs/reference/format.md has the rules.
+In Python, names are bytes decoded as UTF-8 with "surrogateescape", in every locale. The rules are in
+docs/reference/format.md.
 """
 
 from __future__ import annotations

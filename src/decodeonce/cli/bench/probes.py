@@ -18,7 +18,7 @@ from decodeonce.loader.slots import page_aligned_slot
 from decodeonce.store.regular_files import read_at
 from decodeonce.store.shard_file import page_aligned_buffer
 
-# Concurrent reads that keep storage busy: 32 of single rows, 4 of long runs (docs/reference/benchmarks.md).
+# Concurrent reads that keep storage busy: 32 of single rows, 4 of long runs (docs/contribute/lab-notes.md).
 RANDOM_READERS, READERS = 32, 4
 SEQUENTIAL_BYTES = 8 << 20
 CHUNK = 256  # rows
