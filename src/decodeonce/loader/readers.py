@@ -154,7 +154,7 @@ class Reader:
         """A call that reads these rows ahead; None if the last check of a few rows found all in the page cache.
 
         Any thread can run the call. It is needed because a copying thread has a single read in progress, which is too
-        little for most storage: see docs/contribute/lab-notes.md. The call takes long if the queue of the storage is full,
+        little for most storage (docs/contribute/lab-notes.md). The call takes long if the queue of the storage is full,
         and because the kernel works page by page.
         """
         if not len(rows):
