@@ -14,17 +14,14 @@ from typing import Any, NamedTuple
 import typer
 
 from decodeonce.cli.app import app
-from decodeonce.cli.examples import examples
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "commands.md"
 COMMAND = "python -m tools.command_reference"
 HEAD = f"""\
 # Commands
 
-This page lists what `--help` or `-h` prints for each command. `{COMMAND}` generates it.
-
-Exit codes: 0 if the command succeeded; 1 if it failed, with a line that says what to do; 2 for a usage error; 75 if it
-stopped early and the same command resumes it.
+`prep COMMAND --help` prints the same, with examples. Members of a group also have the arguments and flags of the group.
+`{COMMAND}` generates this page.
 """
 SHARED = "Flags of most commands"
 NO_BOUND = 2**63 - 1  # Typer shows it for integers without an upper bound
@@ -100,13 +97,6 @@ def section(path: str, found: Mapping[str, Any], shared: Sequence[Row], known: d
     if is_group and (twins := {twin(f"{path} {name}", found).rpartition(" ")[0] for name in members(command)} - {""}):
         [other] = twins
         parts.append(f"Its commands have the arguments and flags of those of [{other}]({anchor(other)}).")
-    if not is_group:
-        links = [f"[arguments and flags of {group}]({anchor(group)})"] if of_group else []
-        links += [f"[{SHARED.lower()}]({anchor(SHARED)})"] if set(flags(path, command)) & set(shared) else []
-        if links:
-            parts.append(f"It also has the {' and the '.join(links)}.")
-        lines = examples(path.partition(" ")[2])
-        parts += ["Examples:", fenced(*lines)] if lines else []
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
