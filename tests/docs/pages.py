@@ -19,7 +19,7 @@ WRITTEN = [ROOT / "README.md", *sorted(set((ROOT / "docs").rglob("*.md")) - {GEN
 SHELL = ("", "sh", "bash", "console")  # languages of blocks with command lines
 FENCE = re.compile(r"( *)(`{3,})([^`\n]*)\n(.*?)^\1\2`* *$", re.MULTILINE | re.DOTALL)
 # An HTML comment before a block; readers of the page do not see it.
-NOT_RUN = re.compile(r"<!-- not run: (.+?) -->\s*\Z", re.DOTALL)
+NOT_RUN = re.compile(r"<!-- not run: ([^<>]+) -->\s*\Z")
 
 
 class Block(NamedTuple):
