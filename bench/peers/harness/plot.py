@@ -64,7 +64,7 @@ def plot(facts: dict[str, Any], out: Path) -> None:
     builds = facts["builds"][0]
     panels = {
         "build": (builds, f"Building {builds['images']:,} images at {facts['size']}x{facts['size']}, images/s"),
-        "load": (facts["loads"], "Loading, images/s on a log scale (purple: decoded in the loop)"),
+        "load": (facts["loads"], "Loading, images/s, log scale (purple: decoded in the loop)"),
         "augmented": (facts["augmented"], "Loading with crop, flip and normalization, images/s"),
     }
     heights = [len(found["rows"]) + 1 for found, _ in panels.values()]
