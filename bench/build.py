@@ -65,6 +65,18 @@ print(len(paths) / (time.perf_counter() - start), flush=True)
 """
 
 
+def find_tree(given: Path | None) -> Path:
+    """The tree that was given, or the sample tree under build/; drawn if it is not there."""
+    from decodeonce.host import usable_cores
+    from decodeonce.prep.sample import write_sample_tree
+
+    source = given or SCRATCH / "sample-imagenet"
+    SCRATCH.mkdir(exist_ok=True)
+    if not source.exists():
+        write_sample_tree(source, workers=usable_cores())
+    return source
+
+
 def linked(source: Path, pictures: int, into: Path) -> Path:
     """A tree of at least so many pictures: `source` itself, or hard links to its pictures under new names."""
     found = sorted(source.glob("train/*/*.JPEG"))
@@ -180,7 +192,6 @@ def measure(source: Path, workers: int, repeats: int) -> dict[str, Any]:
 def main() -> None:
     """Measure and print."""
     from decodeonce.host import usable_cores
-    from decodeonce.prep.sample import write_sample_tree
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("source", nargs="?", type=Path)
@@ -189,10 +200,7 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=9000)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    source = options.source or SCRATCH / "sample-imagenet"
-    SCRATCH.mkdir(exist_ok=True)
-    if not source.exists():
-        write_sample_tree(source, workers=usable_cores())
+    source = find_tree(options.source)
     with tempfile.TemporaryDirectory(dir=SCRATCH) as tree:
         facts = measure(linked(source, options.pictures, Path(tree)), options.workers, options.repeats)
     if options.json:

@@ -27,6 +27,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from build import find_tree
 from cold import (
     NO_FIO,
     SCRATCH,
@@ -43,7 +44,7 @@ from cold import (
     sweep,
 )
 from conditions import conditions, heading
-from soak import Looks, build_and_verify, print_growth, sample_tree, table, watch
+from soak import Looks, build_and_verify, print_growth, table, watch
 
 from decodeonce import Loader, open_store
 
@@ -142,7 +143,7 @@ def main() -> int:
     asked.fio = find_fio(install=asked.apt)
     if not asked.fio:
         print(NO_FIO, file=sys.stderr)
-    source = asked.source or sample_tree()
+    source = find_tree(asked.source)
     asked.scratch.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="larger-", dir=asked.scratch))
     try:

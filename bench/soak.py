@@ -28,7 +28,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from build import SCRATCH, linked
+from build import SCRATCH, find_tree, linked
 from conditions import conditions, heading
 
 # Of a build and its like the first seconds, in which they import and plan, are not compared.
@@ -204,18 +204,6 @@ def soak(source: Path, scratch: Path, asked: argparse.Namespace) -> dict[str, An
     return {"conditions": here, "processes": processes, "streamed": json.loads(output.splitlines()[-1])}
 
 
-def sample_tree() -> Path:
-    """The sample tree under build/, drawn unless it is there."""
-    source = SCRATCH / "sample-imagenet"
-    if not source.exists():
-        from decodeonce.host import usable_cores
-        from decodeonce.prep.sample import write_sample_tree
-
-        SCRATCH.mkdir(exist_ok=True)
-        write_sample_tree(source, workers=usable_cores())
-    return source
-
-
 def print_growth(facts: dict[str, Any], *, as_json: bool) -> bool:
     """Print what grew in which process, and all facts as JSON if asked; returns whether something grew."""
     growth = [sentence for name, looks in facts["processes"].items() for sentence in grown(name, looks)]
@@ -242,7 +230,7 @@ def main() -> int:
         print(json.dumps(stream(asked.stream, asked.seconds, asked.batch_size)))
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    source = asked.source or sample_tree()
+    source = find_tree(asked.source)
     asked.scratch.mkdir(exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="soak-", dir=asked.scratch))
     try:
