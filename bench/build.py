@@ -65,6 +65,18 @@ print(len(paths) / (time.perf_counter() - start), flush=True)
 """
 
 
+def find_tree(given: Path | None) -> Path:
+    """Return `given`, or the sample tree in build/; generate it if it does not exist."""
+    from decodeonce.host import usable_cores
+    from decodeonce.prep.sample import write_sample_tree
+
+    source = given or SCRATCH / "sample-imagenet"
+    SCRATCH.mkdir(exist_ok=True)
+    if not source.exists():
+        write_sample_tree(source, workers=usable_cores())
+    return source
+
+
 def link_images(source: Path, count: int, into: Path) -> Path:
     """Return a tree of at least `count` images: `source`, or `into` filled with hard links under new names."""
     found = sorted(source.glob("train/*/*.JPEG"))
@@ -179,7 +191,6 @@ def measure(source: Path, workers: int, repeats: int) -> dict[str, Any]:
 
 def main() -> None:
     from decodeonce.host import usable_cores
-    from decodeonce.prep.sample import write_sample_tree
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("source", nargs="?", type=Path)
@@ -188,10 +199,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=9000)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    source = options.source or SCRATCH / "sample-imagenet"
-    SCRATCH.mkdir(exist_ok=True)
-    if not source.exists():
-        write_sample_tree(source, workers=usable_cores())
+    source = find_tree(options.source)
     with tempfile.TemporaryDirectory(dir=SCRATCH) as tree:
         facts = measure(link_images(source, options.images, Path(tree)), options.workers, options.repeats)
     if options.json:

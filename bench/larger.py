@@ -28,6 +28,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from build import find_tree
 from cold import (
     NO_FIO,
     SCRATCH,
@@ -44,7 +45,7 @@ from cold import (
     timed_epoch,
 )
 from conditions import conditions, heading
-from soak import UsageOverTime, build_and_verify, print_growth, sample_tree, table, watch
+from soak import UsageOverTime, build_and_verify, print_growth, table, watch
 
 from decodeonce import Loader, open_store
 
@@ -142,7 +143,7 @@ def main() -> int:
     options.fio = find_fio(install=options.apt)
     if not options.fio:
         print(NO_FIO, file=sys.stderr)
-    source = options.source or sample_tree()
+    source = find_tree(options.source)
     options.scratch.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="larger-", dir=options.scratch))
     try:

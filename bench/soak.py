@@ -31,7 +31,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from build import SCRATCH, link_images
+from build import SCRATCH, find_tree, link_images
 from conditions import conditions, heading
 
 # The first seconds of a `prep` command are not compared, because it imports modules and plans then.
@@ -208,18 +208,6 @@ def soak(source: Path, scratch: Path, options: argparse.Namespace) -> dict[str, 
     return {"conditions": here, "processes": processes, "streamed": json.loads(output.splitlines()[-1])}
 
 
-def sample_tree() -> Path:
-    """Return the sample tree in build/; generate it if it does not exist."""
-    source = SCRATCH / "sample-imagenet"
-    if not source.exists():
-        from decodeonce.host import usable_cores
-        from decodeonce.prep.sample import write_sample_tree
-
-        SCRATCH.mkdir(exist_ok=True)
-        write_sample_tree(source, workers=usable_cores())
-    return source
-
-
 def print_growth(facts: dict[str, Any], *, as_json: bool) -> bool:
     """Print the growth of each process, and all facts as JSON if `as_json`; return whether a process grew."""
     growth = [message for name, samples in facts["processes"].items() for message in growth_messages(name, samples)]
@@ -245,7 +233,7 @@ def main() -> int:
         print(json.dumps(stream(options.stream, options.seconds, options.batch_size)))
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    source = options.source or sample_tree()
+    source = find_tree(options.source)
     options.scratch.mkdir(exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="soak-", dir=options.scratch))
     try:

@@ -24,10 +24,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from build import SCRATCH, find_tree
 from conditions import conditions, heading, ratio, ratio_text
 
-HERE = Path(__file__).resolve().parent
-SCRATCH = HERE.parent / "build"
 DROP = Path("/proc/sys/vm/drop_caches")
 
 
@@ -114,7 +113,6 @@ def measure(tree: Path, tar: Path, workers: int, repeats: int) -> dict[str, Any]
 
 def main() -> None:
     from decodeonce.host import usable_cores
-    from decodeonce.prep.sample import write_sample_tree
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("source", nargs="?", type=Path)
@@ -123,10 +121,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=9000)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    source = options.source or SCRATCH / "sample-imagenet"
-    SCRATCH.mkdir(exist_ok=True)
-    if not source.exists():
-        write_sample_tree(source, workers=usable_cores())
+    source = find_tree(options.source)
     with tempfile.TemporaryDirectory(dir=SCRATCH) as scratch:
         tree = copy_tree(source, options.images, Path(scratch, "tree"))
         facts = measure(tree, pack_tree(tree, Path(scratch, "tar")), options.workers, options.repeats)
