@@ -16,7 +16,7 @@ from PIL import Image, features
 OPTIONAL_FORMATS = {"WEBP": "webp", "TIFF": "libtiff"}
 
 
-def picture(width: int, height: int, *, seed: int = 0, mode: str = "RGB") -> Image.Image:
+def make_image(width: int, height: int, *, seed: int = 0, mode: str = "RGB") -> Image.Image:
     """Make a smooth image with some noise, in this mode."""
     rng = np.random.default_rng([seed, width, height])
     coarse = rng.integers(0, 256, (max(1, height // 16) + 1, max(1, width // 16) + 1, 3), dtype=np.uint8)
@@ -34,7 +34,7 @@ def encoded(image: Image.Image, format: str = "JPEG", **options: Any) -> bytes:
 
 def jpeg(width: int = 60, height: int = 40, *, seed: int = 0, mode: str = "RGB", **options: Any) -> bytes:
     """Make the bytes of a JPEG."""
-    return encoded(picture(width, height, seed=seed, mode=mode), **options)
+    return encoded(make_image(width, height, seed=seed, mode=mode), **options)
 
 
 def marker_at(data: bytes, marker: int) -> int:

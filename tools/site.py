@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import re
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("include-read", rebase_included_links)
     app.connect("doctree-read", link_to_including_pages)
     app.connect("autodoc-process-signature", tidy_signature)
-    app.connect("autodoc-process-docstring", list_parameters)
     return {"parallel_read_safe": True}
 
 
@@ -52,39 +48,3 @@ def tidy_signature(
     if what == "class" and signature == "()":
         return None, returns
     return signature and signature.replace("<factory>", "..."), returns
-
-
-def list_parameters(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Turn the sentences `name: description.` of a docstring into a list, if a paragraph has several of them."""
-    if what in ("class", "function", "method"):
-        lines[:] = listed("\n".join(lines), parameters(obj)).splitlines()
-
-
-def parameters(obj: Any) -> set[str]:
-    """Return the names that a docstring can describe: parameters, and the fields of a dataclass."""
-    fields = {field.name for field in dataclasses.fields(obj)} if dataclasses.is_dataclass(obj) else set()
-    return {*inspect.signature(obj).parameters, *fields}
-
-
-def listed(text: str, names: Collection[str]) -> str:
-    """Return a docstring with its parameters as a list, if a paragraph describes two or more.
-
-    A sentence that starts with Raises ends the list.
-    """
-    if not names:
-        return text
-    one = "|".join(map(re.escape, sorted(names)))
-    begins = re.compile(rf"(?:^|(?<=[.)]\s))((?:{one})(?:, (?:{one}))*): |(?<=\.\s)(?=Raises )")
-    return "\n\n".join(_listed(paragraph, begins) for paragraph in text.split("\n\n"))
-
-
-def _listed(paragraph: str, begins: re.Pattern[str]) -> str:
-    head, *rest = begins.split(paragraph)
-    pairs = list(zip(rest[::2], rest[1::2], strict=True))
-    if sum(name is not None for name, _ in pairs) < 2:
-        return paragraph
-    parts = [head.strip()] if head.strip() else []
-    for name, text in pairs:
-        text = " ".join(text.split())
-        parts.append(text if name is None else f"* **{name}**: {text}")
-    return "\n\n".join(parts)

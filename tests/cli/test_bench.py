@@ -289,7 +289,7 @@ def test_processes_decode_each_image_once_and_report_rejects(tree: Path) -> None
     pace = measure_pace(source, Recipe(height=24, width=24), runs, workers=2, seconds=60, part="decode")
     assert 1 <= len(pace.by_process) <= 2  # one may have finished before the other started
     assert (pace.total.images, pace.total.rejects) == (37, 1)
-    assert pace.total.first_reject == "n00000001/bad.JPEG: not a picture: begins with b'no pictu'"
+    assert pace.total.first_reject == "n00000001/bad.JPEG: not an image: begins with b'no pictu'"
     assert pace.total.bytes == sum(path.stat().st_size for path in tree.rglob("*.JPEG"))
     assert 0 < pace.total.decoding < pace.total.making
     assert pace.started == runs

@@ -25,7 +25,7 @@ from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.layout import ContainerName
 from decodeonce.store.table import REJECT_COLUMNS, Reject, line, reject_line
 from tests.command import assert_fails, prep
-from tests.images import encoded, jpeg, make_tree, picture, tree_bytes
+from tests.images import encoded, jpeg, make_image, make_tree, tree_bytes
 from tests.store.signing import replace_file, resign
 from tests.stores import make_store, random_images
 
@@ -62,7 +62,7 @@ def test_each_kind_has_its_own_and_the_shared_flags(verb: str) -> None:
         "folder": set(),
         "list": {"--root", "--column"},
         "webdataset": {"--column"},
-        "parquet": {"--picture-column", "--label-column", "--column"},
+        "parquet": {"--image-column", "--label-column", "--column"},
     }
     flag = re.compile(r"^  (?:-\w, )?(--[a-z-]+)", re.MULTILINE)
     flags = {kind: set(flag.findall(prep(verb, kind, "--help").stdout)) for kind in KINDS}
@@ -203,7 +203,7 @@ def test_dry_run_writes_nothing(tree: Path, tmp_path: Path) -> None:
 def test_folder_source_builds_class_folders(tmp_path: Path) -> None:
     for name in ("cats", "dogs"):
         (tmp_path / "src" / name).mkdir(parents=True)
-        (tmp_path / "src" / name / "1.png").write_bytes(encoded(picture(30, 20), "PNG"))
+        (tmp_path / "src" / name / "1.png").write_bytes(encoded(make_image(30, 20), "PNG"))
     (tmp_path / "order.txt").write_text("dogs\ncats\n")
     flags = ("--classes", tmp_path / "order.txt", "--format", "hdf5", "--size", 8, "--shuffle-seed", "none")
     assert prep("build", "folder", tmp_path / "src", tmp_path / "out", *flags).returncode == 0
@@ -295,7 +295,7 @@ def test_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
 )
 def test_signal_stops_build_with_75_and_same_command_resumes(signal_: signal.Signals, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
-    slow = encoded(picture(400, 400).resize((4000, 4000)), progressive=True)
+    slow = encoded(make_image(400, 400).resize((4000, 4000)), progressive=True)
     for number in range(6):
         (tree / f"train/n00000001/slow{number}.JPEG").write_bytes(slow)
     command = [sys.executable, "-m", "decodeonce.cli", "build", "imagenet", str(tree), str(tmp_path / "out")]

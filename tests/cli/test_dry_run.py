@@ -100,7 +100,7 @@ def test_undecodable_images_are_reported(tmp_path: Path) -> None:
     (tree / "train/n00000001/bad.JPEG").write_bytes(b"no picture")
     [basis] = [line for line in lines(FolderSource(tree / "train"), tmp_path / "out") if "estimate" in line]
     assert basis.endswith(
-        "; 1 of them cannot be decoded, first n00000001/bad.JPEG: not a picture: begins with b'no pictu'"
+        "; 1 of them cannot be decoded, first n00000001/bad.JPEG: not an image: begins with b'no pictu'"
     )
 
 

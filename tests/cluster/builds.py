@@ -11,7 +11,7 @@ from decodeonce.prep.build.status import read_status
 from decodeonce.store.hashing import hexdigest
 from tests.cluster.slurm import Cluster
 from tests.cluster.until import until
-from tests.images import encoded, picture, tree_bytes
+from tests.images import encoded, make_image, tree_bytes
 
 PREP = [sys.executable, "-m", "decodeonce.cli"]
 BLOCKS = 48
@@ -22,7 +22,7 @@ def make_slow_tree(root: Path) -> Path:
     for label in range(24):
         folder = root / "train" / f"n{label:08d}"
         folder.mkdir(parents=True)
-        image = picture(1100 + 10 * label, 900, seed=label)
+        image = make_image(1100 + 10 * label, 900, seed=label)
         for quality in range(50, 100, 5):
             (folder / f"{folder.name}_{quality}.JPEG").write_bytes(encoded(image, quality=quality))
     return root

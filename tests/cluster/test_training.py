@@ -179,6 +179,6 @@ def test_pbs_script_runs_with_qsub_of_slurm_wlm_torque(
     assert cluster.states(job) == ["COMPLETED"], printed
     assert cluster.facts(job)["JobName"] == "train"
     assert f"part-{job}: rows 0..65 of the 66 of {store}" in printed
-    assert f"store: {STEPS} steps an epoch on each of 4 ranks, small on cpu" in printed
+    assert f"store: {STEPS} steps per epoch, world size 4, model small on cpu" in printed
     assert_same(read(Path(settings["CHECKPOINT"])), uninterrupted)
     assert list(Path(settings["LOCAL"]).iterdir()) == []

@@ -17,7 +17,7 @@ from decodeonce.prep.build import Work, build
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from tests.cluster.until import until
-from tests.images import encoded, make_tree, picture, tree_bytes
+from tests.images import encoded, make_image, make_tree, tree_bytes
 
 SLOW = 6
 CPU_SECONDS = 2  # a worker's start takes half a second, a slow image about 0.3
@@ -27,7 +27,7 @@ CPU_SECONDS = 2  # a worker's start takes half a second, a slow image about 0.3
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four small images, and large progressive JPEGs that take a while to decode."""
     root = make_tree(tmp_path_factory.mktemp("slow"), classes=2, per_class=2)
-    slow = encoded(picture(400, 400).resize((4000, 4000)), progressive=True)
+    slow = encoded(make_image(400, 400).resize((4000, 4000)), progressive=True)
     for number in range(SLOW):
         (root / f"train/n00000001/slow{number}.JPEG").write_bytes(slow)
     return root

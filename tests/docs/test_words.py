@@ -1,7 +1,6 @@
 """Words and phrases that are not used in the documentation, the help texts and the messages of the package.
 
-Each rule says what to write instead. `python -m tests.docs.test_words` prints all that the rules find, and EXEMPT as it
-should be.
+Each rule says what to write instead. `python -m tests.docs.test_words` prints all that the rules find.
 """
 
 from __future__ import annotations
@@ -103,17 +102,6 @@ RULES = [
 # Patterns match whole words, in text whose runs of whitespace are single spaces.
 MATCHERS = [re.compile(rf"(?:(?<![\w-])|(?=[,;]))(?:{rule.pattern})(?!\w)", re.IGNORECASE) for rule in RULES]
 
-# Reasons in rejects.tsv: they are part of the store format and must not change.
-FORMAT_TEXTS = re.compile("broken JPEG: no picture in it|not a picture: begins with")
-
-# Places that are not yet rewritten. Do not add any; remove those that the test reports as clean.
-EXEMPT = {
-    "src/decodeonce/prep/pixels/user_map.py",
-    "src/decodeonce/prep/sources/base.py",
-    "src/decodeonce/prep/sources/formats/samples.py",
-    "src/decodeonce/prep/sources/formats/tables.py",
-}
-
 
 class Finding(NamedTuple):
     """Words to avoid, with their place and line."""
@@ -129,8 +117,8 @@ class Finding(NamedTuple):
 
 
 def findings(text: str, place: str = "", line: int = 0) -> Iterator[Finding]:
-    """Apply all rules to a paragraph, except to its inline code and to texts of the store format."""
-    text = FORMAT_TEXTS.sub("", " ".join(INLINE_CODE.sub("`code`", text.replace("\n", " ")).split()))
+    """Apply all rules to a paragraph, except to its inline code."""
+    text = " ".join(INLINE_CODE.sub("`code`", text.replace("\n", " ")).split())
     for rule, matcher in zip(RULES, MATCHERS, strict=True):
         for found in matcher.finditer(text):
             yield Finding(place, line, found[0], rule.instead)
@@ -192,13 +180,7 @@ def all_findings() -> tuple[Finding, ...]:
 
 
 def test_no_words_to_avoid_are_used() -> None:
-    found = [finding for finding in all_findings() if finding.place not in EXEMPT]
-    assert not found, "\n".join(map(str, found))
-
-
-def test_exempt_places_still_have_words_to_avoid() -> None:
-    clean = EXEMPT - {finding.place for finding in all_findings()}
-    assert not clean, f"these are clean now; remove them from EXEMPT in this file: {sorted(clean)}"
+    assert not all_findings(), "\n".join(map(str, all_findings()))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.example)
@@ -211,7 +193,7 @@ def test_rule_finds_its_example(rule: Rule) -> None:
     [
         "An odd number of rows; 3 or more, if there is no limit. It is no longer exempt.",
         "The build resumes automatically, unless another one runs. It takes as long as the first one.",
-        "Pass `--on-odd told`, ``picture`` or `anew`; the flags --picture-column and --told are not words.",
+        "Pass `--on-odd told`, ``picture`` or `anew`; the flags --picture-size and --told are not words.",
         "1,200 images/s per core, for images of 110 KB. Write `for x in y: a if b else c`.",
         "Offset 0 is that of the first row. Offsets of it follow. The part goes on the device.",
         "Lay out the page, so that nothing overlaps. There is no limit for images in memory.",
@@ -245,4 +227,3 @@ def test_help_of_commands_is_checked() -> None:
 
 if __name__ == "__main__":
     print(*all_findings(), sep="\n")
-    print("EXEMPT:", *(f'    "{place}",' for place in sorted({finding.place for finding in all_findings()})), sep="\n")

@@ -16,7 +16,7 @@ from decodeonce.prep.pixels import decode
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.recipe import BoxRules, Exif, Fit, OnDamaged, Recipe
 from tests.fuzz import Mutate
-from tests.images import encoded, jpeg, lossless_jpeg, picture, raw_png, segment
+from tests.images import encoded, jpeg, lossless_jpeg, make_image, raw_png, segment
 
 SIZE = (24, 16)
 MAX_PIXELS = 1 << 20  # instead of 179 million: images of that size take a second
@@ -36,30 +36,30 @@ def seeds() -> Iterator[bytes]:
         jpeg(9, 31, mode="L", exif=tags.tobytes()),
         jpeg(20, 20, mode="CMYK"),
         jpeg(33, 17, progressive=True, subsampling=0, comment=b"a"),
-        lossless_jpeg(np.asarray(picture(4, 3))),
-        encoded(picture(18, 12), "PNG"),
-        encoded(picture(18, 12, mode="P"), "PNG", transparency=3, exif=tags.tobytes()),
+        lossless_jpeg(np.asarray(make_image(4, 3))),
+        encoded(make_image(18, 12), "PNG"),
+        encoded(make_image(18, 12, mode="P"), "PNG", transparency=3, exif=tags.tobytes()),
         raw_png(np.arange(24, dtype=np.uint16).reshape(6, 4, 1), 0),
         raw_png(np.arange(96, dtype=np.uint16).reshape(6, 4, 4), 6, interlaced=True),
-        encoded(picture(18, 12), "GIF"),
-        encoded(picture(18, 12), "GIF", save_all=True, append_images=[picture(18, 12, seed=1)]),
-        encoded(picture(18, 12), "BMP"),
-        encoded(picture(18, 12, mode="P"), "BMP"),
-        encoded(picture(18, 12), "TIFF", compression="raw"),
-        encoded(picture(18, 12, mode="F"), "TIFF"),
-        encoded(picture(18, 12), "PPM"),
-        encoded(picture(18, 12, mode="1"), "PPM"),
-        encoded(picture(40, 30), "MPO", save_all=True, append_images=[picture(9, 9)]),
+        encoded(make_image(18, 12), "GIF"),
+        encoded(make_image(18, 12), "GIF", save_all=True, append_images=[make_image(18, 12, seed=1)]),
+        encoded(make_image(18, 12), "BMP"),
+        encoded(make_image(18, 12, mode="P"), "BMP"),
+        encoded(make_image(18, 12), "TIFF", compression="raw"),
+        encoded(make_image(18, 12, mode="F"), "TIFF"),
+        encoded(make_image(18, 12), "PPM"),
+        encoded(make_image(18, 12, mode="1"), "PPM"),
+        encoded(make_image(40, 30), "MPO", save_all=True, append_images=[make_image(9, 9)]),
         b"P3 2 1 255 1 2 3 4 5 6\n",
         b"P6 1 1 65535\n" + bytes(6),
     ]
     if features.check("webp"):
-        images.append(encoded(picture(18, 12), "WEBP"))
-        images.append(encoded(picture(18, 12, mode="RGBA"), "WEBP", lossless=True, exif=tags.tobytes()))
+        images.append(encoded(make_image(18, 12), "WEBP"))
+        images.append(encoded(make_image(18, 12, mode="RGBA"), "WEBP", lossless=True, exif=tags.tobytes()))
     if features.check("libtiff"):
-        images.append(encoded(picture(18, 12), "TIFF", compression="tiff_lzw"))
-        images.append(encoded(picture(18, 12, mode="1"), "TIFF", compression="group4"))
-        images.append(encoded(picture(18, 12), "TIFF", compression="jpeg"))
+        images.append(encoded(make_image(18, 12), "TIFF", compression="tiff_lzw"))
+        images.append(encoded(make_image(18, 12, mode="1"), "TIFF", compression="group4"))
+        images.append(encoded(make_image(18, 12), "TIFF", compression="jpeg"))
     for number, data in enumerate(images):
         yield bytes([number * 7 % len(CHOICES)]) + data
 

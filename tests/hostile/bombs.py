@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable
 from functools import cache
 
-from tests.images import crc, encoded, jpeg, picture, segment
+from tests.images import crc, encoded, jpeg, make_image, segment
 
 MIB = 1 << 20
 
@@ -44,7 +44,7 @@ def tiff(width: int, height: int, *tags: tuple[int, int, int], compression: int 
 
 def webp_canvas(width: int, height: int) -> bytes:
     """Return an animated WebP with one small frame on a canvas of this size."""
-    frame = encoded(picture(16, 16), "WEBP")[12:]
+    frame = encoded(make_image(16, 16), "WEBP")[12:]
     frame_header = bytes(6) + struct.pack("<I", 15)[:3] * 2 + b"\x10\0\0\0"
     canvas = b"\2\0\0\0" + struct.pack("<I", width - 1)[:3] + struct.pack("<I", height - 1)[:3]
     chunks = ((b"VP8X", canvas), (b"ANIM", bytes(6)), (b"ANMF", frame_header + frame))

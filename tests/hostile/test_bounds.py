@@ -219,7 +219,7 @@ def test_member_that_decompresses_to_too_much_is_rejected(tmp_path: Path) -> Non
         patched.setattr(base, "MAX_FILE_BYTES", MB)
         assert peak(lambda: list(open_webdataset(str(tmp_path)).entries())) < 6 * MB
         [entry] = open_webdataset(str(tmp_path)).entries()
-    assert entry.problem == f"{size - 2 * BLOCK} bytes, more than any picture has"
+    assert entry.problem == f"{size - 2 * BLOCK} bytes, more than any image has"
 
 
 def test_development_kit_is_read_in_little_memory(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_zip_member_is_not_decompressed_beyond_its_declared_size(tmp_path: Path)
         assert peak(call) < 3 * MB
     (tmp_path / "x.zip").write_bytes(replaced(data, central + 24, struct.pack("<L", MAX_FILE_BYTES + 1)))
     [found] = list_zip(tmp_path / "x.zip")
-    assert found.problem == "1073741825 bytes, more than any picture has"
+    assert found.problem == "1073741825 bytes, more than any image has"
 
 
 def test_very_long_line_is_not_read_to_its_end(tmp_path: Path) -> None:

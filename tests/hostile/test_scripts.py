@@ -175,7 +175,7 @@ def test_command_in_an_error_can_be_pasted(tmp_path: Path, recorder: Recorder, n
 
 
 COMMAND = re.compile(r"\b(?:prep [a-z]+|bash) (?:[-\w]+ )*$")  # text before a value that is an argument of a command
-NOT_PATHS = ("__version__", "profile.scheduler")
+NOT_PATHS = ("__version__", "profile.scheduler", "task")
 
 
 def arguments_of_commands(tree: ast.AST) -> list[str]:

@@ -29,7 +29,7 @@ from decodeonce.store.hashing import hexdigest
 from decodeonce.store.manifest import SmallFile, read_manifest
 from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, sample_line
 from tests import disks
-from tests.images import jpeg, picture, tree_bytes
+from tests.images import jpeg, make_image, tree_bytes
 from tests.store.signing import resign
 from tests.stores import make_store, random_images
 
@@ -117,7 +117,7 @@ def test_tars_follow_the_webdataset_layout(store: Path, uninterrupted: dict[str,
 
 @pytest.mark.parametrize(("quality", "subsampling", "tolerance"), [(95, 1, 4.0), (89, 2, 6.0)])
 def test_exported_jpegs_are_close_to_the_rows(tmp_path: Path, quality: int, subsampling: int, tolerance: float) -> None:
-    images = np.stack([np.asarray(picture(64, 48, seed=seed)) for seed in range(3)])
+    images = np.stack([np.asarray(make_image(64, 48, seed=seed)) for seed in range(3)])
     source = open_store(make_store(tmp_path / "store", images))
     export_store(source, tmp_path / "out", ExportSettings("folder", quality=quality))
     for row in range(3):

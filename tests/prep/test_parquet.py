@@ -123,7 +123,7 @@ def test_table_of_paths_without_bytes_has_only_problems(tmp_path: Path) -> None:
     [
         (
             {"x": [1], "label": [0]},
-            r"no column looks like images; .*--picture-column; the columns are x \(int64\), lab",
+            r"no column looks like images; .*--image-column; the columns are x \(int64\), lab",
         ),
         ({"a": [b"x"], "b": [b"x"], "label": [0]}, "no column looks like images"),
         ({"img": [b"x"], "jpg": [b"x"], "label": [0]}, r"several columns may hold images \(img, jpg\)"),
@@ -146,11 +146,11 @@ def test_error_for_missing_or_ambiguous_columns_lists_columns(
     ("named", "message"),
     [
         (
-            {"picture_column": "nope"},
-            r"--picture-column nope: no such column; the columns are image \(struct.*\), label \(string\)",
+            {"image_column": "nope"},
+            r"--image-column nope: no such column; the columns are image \(struct.*\), label \(string\)",
         ),
         ({"label_column": "nope"}, r"--label-column nope: no such column; the columns are image"),
-        ({"picture_column": "label"}, r"--picture-column label: cannot hold images, expected binary, or a struct"),
+        ({"image_column": "label"}, r"--image-column label: cannot hold images, expected binary, or a struct"),
         (
             {"label_column": "image"},
             r"--label-column image: cannot hold labels, expected integers or strings; the columns",
@@ -184,7 +184,7 @@ def test_many_labels_cause_no_warning_with_names_in_schema(tmp_path: Path) -> No
 
 def test_columns_can_be_named(tmp_path: Path) -> None:
     columns = {"mask": IMAGE_COLUMN, "photo": IMAGE_COLUMN, "fine": TEXTS, "coarse": ["pet"] * 5}
-    source = open_parquet(table(tmp_path, columns), picture_column="photo", label_column="fine")
+    source = open_parquet(table(tmp_path, columns), image_column="photo", label_column="fine")
     assert labels(source) == TEXTS
     assert "photo.bytes" in source.found
 

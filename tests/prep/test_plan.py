@@ -255,7 +255,7 @@ def test_plan_time_rejects_have_reasons(tmp_path: Path) -> None:
         "gone.JPEG": "No such file or directory (a dangling link)",
         "empty.JPEG": "empty file",
         "fifo.JPEG": "not a regular file",
-        "film.JPEG": "1073741825 bytes, more than any picture has",
+        "film.JPEG": "1073741825 bytes, more than any image has",
     }
     assert len(listing) == 6
 

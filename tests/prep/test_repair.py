@@ -37,7 +37,7 @@ from tests.forms.boxed import XML
 from tests.forms.folder import write_folder
 from tests.forms.form import Form, Pic
 from tests.forms.webdataset import write_tar
-from tests.images import jpeg, picture, tree_bytes
+from tests.images import jpeg, make_image, tree_bytes
 from tests.prep.building import build_in_process
 from tests.store.signing import replace_file, resign
 from tests.stores import make_store, random_images
@@ -186,7 +186,7 @@ def test_rows_of_every_recipe_are_repaired(
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.delitem(sys.modules, "rolling_map", raising=False)
         options = {**options, "map": find_map("rolling_map:f")}
-    exif = picture(1, 1).getexif()
+    exif = make_image(1, 1).getexif()
     exif[0x0112] = 6
     pics = [Pic(f"c{k % 2}", f"p{k}", jpeg(97 + 40 * k, 91 + 11 * k, seed=k, exif=exif)) for k in range(4)]
     tree = write_folder(tmp_path / "src", pics)

@@ -32,9 +32,9 @@ from tests.images import (
     encoded,
     jpeg,
     lossless_jpeg,
+    make_image,
     marker_at,
     need_format,
-    picture,
     raw_png,
     reference_row,
     replaced,
@@ -151,19 +151,19 @@ def grey_sixteen(format_: str) -> bytes:
 
 
 def animated(format_: str, **options: Any) -> bytes:
-    return encoded(picture(50, 60), format_, save_all=True, append_images=[picture(50, 60, seed=1)], **options)
+    return encoded(make_image(50, 60), format_, save_all=True, append_images=[make_image(50, 60, seed=1)], **options)
 
 
 def faded() -> Image.Image:
     """Return an image with a partly transparent alpha channel."""
-    image = picture(50, 60)
+    image = make_image(50, 60)
     image.putalpha(Image.linear_gradient("L").resize((50, 60)))
     return image
 
 
 def solid(format_: str, **options: Any) -> Callable[[], Pixels]:
     """Return a function that gives Pillow's row for an image saved by Pillow."""
-    return lambda: reference_row(encoded(picture(50, 60), format_, **options), 32, 32)
+    return lambda: reference_row(encoded(make_image(50, 60), format_, **options), 32, 32)
 
 
 def same_as(data: Callable[[], bytes]) -> Callable[[], Pixels]:
@@ -171,7 +171,7 @@ def same_as(data: Callable[[], bytes]) -> Callable[[], Pixels]:
 
 
 def drawn(seed: int = 0) -> Pixels:
-    return np.asarray(picture(32, 32, seed=seed))
+    return np.asarray(make_image(32, 32, seed=seed))
 
 
 def exif(orientation: int) -> bytes:
@@ -184,7 +184,7 @@ def cmyk_mpo() -> bytes:
     """Return two images in one file, the first of them CMYK."""
     if tuple(map(int, PIL.__version__.split(".")[:2])) < (11, 3):
         pytest.skip("Pillow before 11.3 reads such files, but truncates those that it writes")
-    return encoded(RED.convert("CMYK"), "MPO", save_all=True, append_images=[picture(9, 9)])
+    return encoded(RED.convert("CMYK"), "MPO", save_all=True, append_images=[make_image(9, 9)])
 
 
 def exif_with_thumbnail() -> bytes:
@@ -207,7 +207,7 @@ KEPT = {
     "arithmetic": Case(lambda: ARITHMETIC),
     "restart-markers": Case(lambda: jpeg(50, 60, restart_marker_blocks=1)),
     "sampling-411": Case(lambda: jpeg(50, 60, subsampling="4:1:1")),
-    "sampling-440": Case(lambda: simplejpeg.encode_jpeg(np.array(picture(50, 60)), colorsubsampling="440")),
+    "sampling-440": Case(lambda: simplejpeg.encode_jpeg(np.array(make_image(50, 60)), colorsubsampling="440")),
     "adobe-rgb": Case(lambda: flat(bare_rgb(), transform=0)),
     "rgb-by-ids": Case(lambda: with_ids(bare_rgb(), b"RGB")),
     "other-ids": Case(lambda: with_ids(PLAIN, b"\0\1\2"), like=same_as(lambda: PLAIN)),
@@ -234,39 +234,39 @@ KEPT = {
     "adobe-transform": Case(lambda: flat(PLAIN, transform=9), like=same_as(lambda: PLAIN)),
     "early-end-marker": Case(lambda: LARGE[: len(LARGE) // 2] + b"\xff\xd9"),
     "misnamed": Case(lambda: PLAIN, name="x.png"),
-    "png-named-jpeg": Case(lambda: encoded(picture(50, 60), "PNG")),
-    "png": Case(lambda: encoded(picture(50, 60), "PNG"), name="x.png"),
+    "png-named-jpeg": Case(lambda: encoded(make_image(50, 60), "PNG")),
+    "png": Case(lambda: encoded(make_image(50, 60), "PNG"), name="x.png"),
     "png-alpha": Case(lambda: encoded(faded(), "PNG"), name="x.png", like=solid("PNG")),
-    "png-grey": Case(lambda: encoded(picture(50, 60, mode="L"), "PNG"), name="x.png"),
+    "png-grey": Case(lambda: encoded(make_image(50, 60, mode="L"), "PNG"), name="x.png"),
     "png-grey-alpha": Case(lambda: encoded(faded().convert("LA"), "PNG"), name="x.png"),
-    "png-palette": Case(lambda: encoded(picture(50, 60).quantize(64), "PNG"), name="x.png"),
+    "png-palette": Case(lambda: encoded(make_image(50, 60).quantize(64), "PNG"), name="x.png"),
     "png-palette-alpha": Case(
-        lambda: encoded(picture(50, 60).quantize(64), "PNG", transparency=bytes(range(64))),
+        lambda: encoded(make_image(50, 60).quantize(64), "PNG", transparency=bytes(range(64))),
         name="x.png",
-        like=same_as(lambda: encoded(picture(50, 60).quantize(64), "PNG")),
+        like=same_as(lambda: encoded(make_image(50, 60).quantize(64), "PNG")),
     ),
-    "png-black-white": Case(lambda: encoded(picture(50, 60, mode="1"), "PNG"), name="x.png"),
+    "png-black-white": Case(lambda: encoded(make_image(50, 60, mode="1"), "PNG"), name="x.png"),
     "png-grey-16": Case(lambda: grey_sixteen("PNG"), name="x.png", like=lambda: upper_bytes(1)),
     "png-rgb-16": Case(lambda: raw_png(sixteen_bits(3), 2), name="x.png", like=lambda: upper_bytes(3)),
     "png-rgba-16": Case(lambda: raw_png(sixteen_bits(4), 6), name="x.png", like=lambda: upper_bytes(4)),
     "png-interlaced": Case(lambda: raw_png(drawn(), 2, interlaced=True), name="x.png", like=drawn),
     "png-animated": Case(lambda: animated("PNG"), name="x.png", like=solid("PNG")),
-    "png-without-end": Case(lambda: encoded(picture(50, 60), "PNG")[:-12], name="x.png", like=solid("PNG")),
-    "gif": Case(lambda: encoded(picture(50, 60), "GIF"), name="x.gif"),
+    "png-without-end": Case(lambda: encoded(make_image(50, 60), "PNG")[:-12], name="x.png", like=solid("PNG")),
+    "gif": Case(lambda: encoded(make_image(50, 60), "GIF"), name="x.gif"),
     "gif-animated": Case(lambda: animated("GIF"), name="x.gif", like=solid("GIF")),
-    "webp": Case(lambda: encoded(picture(50, 60), "WEBP"), name="x.webp"),
-    "webp-lossless": Case(lambda: encoded(picture(32, 32), "WEBP", lossless=True), name="x.webp", like=drawn),
+    "webp": Case(lambda: encoded(make_image(50, 60), "WEBP"), name="x.webp"),
+    "webp-lossless": Case(lambda: encoded(make_image(32, 32), "WEBP", lossless=True), name="x.webp", like=drawn),
     "webp-alpha": Case(lambda: encoded(faded(), "WEBP"), name="x.webp"),
     "webp-animated": Case(lambda: animated("WEBP", lossless=True), name="x.webp", like=solid("WEBP", lossless=True)),
-    "bmp": Case(lambda: encoded(picture(32, 32), "BMP"), name="x.bmp", like=drawn),
-    "tiff": Case(lambda: encoded(picture(32, 32), "TIFF"), name="x.tif", like=drawn),
+    "bmp": Case(lambda: encoded(make_image(32, 32), "BMP"), name="x.bmp", like=drawn),
+    "tiff": Case(lambda: encoded(make_image(32, 32), "TIFF"), name="x.tif", like=drawn),
     "tiff-compressed": Case(
-        lambda: encoded(picture(32, 32), "TIFF", compression="tiff_lzw"), name="x.tiff", like=drawn
+        lambda: encoded(make_image(32, 32), "TIFF", compression="tiff_lzw"), name="x.tiff", like=drawn
     ),
     "tiff-pages": Case(lambda: animated("TIFF"), name="x.tif", like=solid("TIFF")),
     "tiff-cmyk": Case(lambda: encoded(RED.convert("CMYK"), "TIFF"), name="x.tif"),
     "tiff-16": Case(lambda: grey_sixteen("TIFF"), name="x.tif", like=lambda: upper_bytes(1)),
-    "ppm": Case(lambda: encoded(picture(32, 32), "PPM"), name="x.ppm", like=drawn),
+    "ppm": Case(lambda: encoded(make_image(32, 32), "PPM"), name="x.ppm", like=drawn),
     "pgm-16": Case(lambda: grey_sixteen("PPM"), name="x.pgm", like=lambda: upper_bytes(1)),
     "png-pixel-bomb": Case(BOMBS["png-pixels"][0], name="x.png"),
     "one-pixel": Case(lambda: jpeg(1, 1)),
@@ -299,10 +299,10 @@ def test_image_becomes_a_row(id_: str) -> None:
 
 REJECTED: dict[str, Callable[[], bytes]] = {
     "empty": lambda: b"",
-    "no-picture": lambda: b"<!DOCTYPE html><html><body>404</body></html>",
+    "not-an-image": lambda: b"<!DOCTYPE html><html><body>404</body></html>",
     "unread-format": lambda: b"\0\0\0\x20ftypavif\0\0\0\0avifmif1" + bytes(100),
     "jpeg-header-only": lambda: PLAIN[:100],
-    "jpeg-without-picture": lambda: b"\xff\xd8\xff\xd9",
+    "jpeg-without-image": lambda: b"\xff\xd8\xff\xd9",
     "missing-end-marker": lambda: PLAIN[:-2],
     "twelve-bits": lambda: with_frame(PLAIN, kind=0xC1, bits=12),
     "lossless-grey": lambda: lossless_jpeg(drawn()[..., :1]),
@@ -330,7 +330,7 @@ REJECTED: dict[str, Callable[[], bytes]] = {
 
 def png_of_size(width: int, height: int) -> bytes:
     """Return a PNG with this size in its header."""
-    data = replaced(encoded(picture(8, 8), "PNG"), 16, struct.pack(">II", width, height))
+    data = replaced(encoded(make_image(8, 8), "PNG"), 16, struct.pack(">II", width, height))
     return replaced(data, 29, crc(data[12:29]))
 
 
@@ -350,7 +350,7 @@ def test_cmyk_polarity(id_: str) -> None:
 
 @pytest.mark.parametrize("id_", ["adobe-rgb", "rgb-by-ids", "other-ids", "sampling-440", "sampling-411"])
 def test_colors_match_the_encoded_image(id_: str) -> None:
-    error = pixels(decode(KEPT[id_].make())).astype(int) - reference_row(encoded(picture(50, 60), "PNG"), 32, 32)
+    error = pixels(decode(KEPT[id_].make())).astype(int) - reference_row(encoded(make_image(50, 60), "PNG"), 32, 32)
     assert np.abs(error).mean() < 6
 
 
@@ -372,7 +372,7 @@ def test_jpeg_truncated_anywhere_is_rejected(mode: str, options: dict[str, Any])
 def test_other_formats_truncated_anywhere_are_rejected(format_: str, options: dict[str, Any]) -> None:
     if format_ != "TIFF":  # not compressed here
         need_format(format_)
-    whole = encoded(picture(64, 48), format_, **options)
+    whole = encoded(make_image(64, 48), format_, **options)
     for share in range(1, 100):
         with pytest.raises(Undecodable, match=r"^(truncated|broken|not a picture: begins)"):
             decode(whole[: len(whole) * share // 100])
@@ -454,11 +454,11 @@ def test_error_after_a_warning_is_rejected() -> None:
 @pytest.mark.parametrize("format_", ["JPEG", "PNG", "WEBP"])
 def test_exif_rotation_is_applied_only_on_request(orientation: int, format_: str) -> None:
     need_format(format_)
-    data = encoded(picture(90, 50), format_, exif=exif(orientation))
+    data = encoded(make_image(90, 50), format_, exif=exif(orientation))
     upright = encoded(ImageOps.exif_transpose(Image.open(io.BytesIO(data))), "PNG")
     name = f"x.{format_.lower()}"
     np.testing.assert_array_equal(pixels(decode(data, name, exif="apply")), reference_row(upright, 32, 32))
-    plain = encoded(picture(90, 50), format_)
+    plain = encoded(make_image(90, 50), format_)
     np.testing.assert_array_equal(pixels(decode(data, name)), reference_row(plain, 32, 32))
     assert decode(data, name, exif="apply").oddity == decode(data, name).oddity == ""
 
@@ -466,8 +466,8 @@ def test_exif_rotation_is_applied_only_on_request(orientation: int, format_: str
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("setting", ["ignore", "apply"])
 def test_tiff_orientation_is_applied_once(orientation: int, setting: str) -> None:
-    data = encoded(picture(90, 50), "TIFF", tiffinfo={0x0112: orientation})
-    tags = encoded(picture(90, 50), exif=exif(orientation), quality=100)
+    data = encoded(make_image(90, 50), "TIFF", tiffinfo={0x0112: orientation})
+    tags = encoded(make_image(90, 50), exif=exif(orientation), quality=100)
     turned = ImageOps.exif_transpose(Image.open(io.BytesIO(tags)))
     row = decode(data, "x.tif", exif=setting)
     assert (row.width, row.height) == turned.size
@@ -477,7 +477,7 @@ def test_tiff_orientation_is_applied_once(orientation: int, setting: str) -> Non
 
 
 def test_pillow_without_webp_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = encoded(picture(50, 60), "WEBP") if features.check("webp") else b"RIFF\x64\0\0\0WEBPVP8 " + bytes(100)
+    data = encoded(make_image(50, 60), "WEBP") if features.check("webp") else b"RIFF\x64\0\0\0WEBPVP8 " + bytes(100)
     monkeypatch.setattr("PIL.WebPImagePlugin.SUPPORTED", False)
     monkeypatch.setattr("PIL.features.check", lambda name: False)
     assert_rejected(data, "webp-not-built", name="x.webp")
@@ -486,7 +486,7 @@ def test_pillow_without_webp_names_the_package_to_install(monkeypatch: pytest.Mo
 
 def test_pillow_without_libtiff_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     need_format("TIFF")
-    data = encoded(picture(50, 60), "TIFF", compression="tiff_lzw")
+    data = encoded(make_image(50, 60), "TIFF", compression="tiff_lzw")
     monkeypatch.delattr("PIL.Image.core.libtiff_decoder")
     assert_rejected(data, "tiff-not-built", name="x.tif")
     assert "libtiff-dev" in failure_reasons.NO_TIFF

@@ -22,7 +22,7 @@ from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.sources import FolderSource
 from decodeonce.store import open_store
 from decodeonce.store.table import Reject, read_rejects
-from tests.images import encoded, jpeg, picture, reference_row
+from tests.images import encoded, jpeg, make_image, reference_row
 
 MODULE = """
 import numpy as np
@@ -127,7 +127,7 @@ def test_exception_of_map_is_the_reject_reason(module: Path, src: Path, tmp_path
 
 @pytest.mark.parametrize(
     ("function", "reason"),
-    [("wrong", r"returned float32 \(48, 90, 3\), expected uint8"), ("empty", "returned an empty picture")],
+    [("wrong", r"returned float32 \(48, 90, 3\), expected uint8"), ("empty", "returned an empty image")],
 )
 def test_result_that_is_not_an_image_is_rejected(
     module: Path, src: Path, tmp_path: Path, function: str, reason: str
@@ -205,7 +205,7 @@ def test_conflicting_settings_are_errors(module: Path) -> None:
 def test_map_receives_grey_and_palette_as_rgb(module: Path, tmp_path: Path) -> None:
     (tmp_path / "src/x").mkdir(parents=True)
     (tmp_path / "src/x/grey.jpg").write_bytes(jpeg(50, 50, mode="L"))
-    (tmp_path / "src/x/palette.png").write_bytes(encoded(picture(50, 50).quantize(16), "PNG"))
+    (tmp_path / "src/x/palette.png").write_bytes(encoded(make_image(50, 50).quantize(16), "PNG"))
     store = open_store(build_with_map(tmp_path / "src", tmp_path / "out", "inverted"))
     for row, sample in enumerate(store.samples):
         pixels = 255 - np.asarray(

@@ -62,7 +62,7 @@ def test_label_is_in_cls_txt_or_json(tmp_path: Path, parts: dict[str, object], l
         ([("k.jpg", IMAGE), ("k.json", b'["label"]')], b"k.jpg", "no label"),
         ([("k.jpg", IMAGE), ("k.txt", b"x" * (1 << 17))], b"k.jpg", "no label"),
         ([("k.cls", b"1"), ("k.mask.png", IMAGE)], b"k.cls", "no jpg, jpeg or png in the sample"),
-        ([("k.jpg", IMAGE), ("k.jpg", IMAGE), ("k.cls", b"1")], b"k.jpg", "two pictures in the sample"),
+        ([("k.jpg", IMAGE), ("k.jpg", IMAGE), ("k.cls", b"1")], b"k.jpg", "two images in the sample"),
         ([("k.jpg", b""), ("k.cls", b"1")], b"k.jpg", "empty file"),
         ([("k.jpg", IMAGE), ("k.cls", b"-1")], b"k.jpg", "label -1, expected 0 or more"),
     ],

@@ -21,14 +21,14 @@ from decodeonce.prep.build.worker_pool import Worker, WorkerPool, WorkerSettings
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet, open_webdataset
 from decodeonce.store.table import read_rejects
-from tests.images import encoded, jpeg, make_tree, picture
+from tests.images import encoded, jpeg, make_image, make_tree
 
 
 @pytest.fixture(scope="module")
 def slow_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eight small images, and a large progressive JPEG that takes a while to decode."""
     root = make_tree(tmp_path_factory.mktemp("slow"), classes=2, per_class=4)
-    large = picture(500, 500).resize((5000, 5000))
+    large = make_image(500, 500).resize((5000, 5000))
     (root / "train/n00000001/slow.JPEG").write_bytes(encoded(large, progressive=True, quality=95))
     return root
 

@@ -10,7 +10,7 @@ from decodeonce.cli.report.facts import Facts, gather
 from decodeonce.store import open_store
 from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Reject, Sample, line, reject_line, sample_line
 from tests.command import prep
-from tests.images import encoded, jpeg, picture, replaced
+from tests.images import encoded, jpeg, make_image, replaced
 from tests.store.signing import Facts as ManifestFacts
 from tests.store.signing import replace_file, resign
 from tests.stores import make_store, random_images
@@ -35,7 +35,7 @@ def make_hostile_tree(root: Path) -> Path:
     for number, name in enumerate(ATTACKS):
         (root / name).mkdir(parents=True)
         (root / name / "script>.jpg").write_bytes(jpeg(60 + 40 * number, 300, seed=number))
-        (root / name / f"{name[:20]}.png").write_bytes(encoded(picture(40, 50, mode="L"), "PNG"))
+        (root / name / f"{name[:20]}.png").write_bytes(encoded(make_image(40, 50, mode="L"), "PNG"))
     (root / ATTACKS[0] / "script><b>.jpg").write_bytes(jpeg(300, 200)[:-4000])
     (root / ATTACKS[1] / "<i>.jpg").write_bytes(b"<script>window.attacked=5</script>")
     return root

@@ -24,7 +24,7 @@ from decodeonce.prep.pixels.geometry import fit_to
 from decodeonce.store import Reject, open_store, stage_store
 from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Sample, line, reject_line, sample_line
 from tests.forms.webdataset import write_tar
-from tests.images import encoded, jpeg, picture
+from tests.images import encoded, jpeg, make_image
 from tests.report import crashing_decoder
 from tests.report.stores import gather_facts, make_store_of_many_classes
 from tests.store.signing import replace_file, resign
@@ -219,7 +219,7 @@ def test_decodable_part_of_a_reject_is_shown(tmp_path: Path) -> None:
     files = {
         "a/cut.jpg": whole[: len(whole) * 3 // 4],
         "a/b.jpg": b"<html>",
-        "c.png": encoded(picture(60, 30), "PNG")[:-300],
+        "c.png": encoded(make_image(60, 30), "PNG")[:-300],
     }
     decoded = decode_files(tmp_path, files)
     assert sorted(decoded) == ["a/cut.jpg", "c.png"]
@@ -240,7 +240,7 @@ def test_reject_in_an_archive_is_found(tmp_path: Path) -> None:
 
 
 def test_image_that_crashes_its_decoder_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bomb = bytearray(encoded(picture(9, 9), "PNG"))
+    bomb = bytearray(encoded(make_image(9, 9), "PNG"))
     bomb[16:24] = b"\0\0\x9c\x40\0\0\x9c\x40"  # 40,000 x 40,000 pixels
     files = {"bomb.png": bytes(bomb), "empty": b""}
     assert decode_files(tmp_path / "a", files) == {}

@@ -9,7 +9,7 @@ prep build folder images images.store --format hdf5 --shard-size 10GB
 prep build list train.tsv train.store --root /data/images
 prep build list train.csv train.store --column score --column token_ids
 prep build webdataset 'shards/train-{0000..0147}.tar' train.store --dry-run
-prep build parquet /data/imagenet-1k train.store --picture-column image
+prep build parquet /data/imagenet-1k train.store --image-column image
 prep plan imagenet /data/imagenet train.store --size 256
 prep work train.store --task 3 --tasks 16
 srun prep work train.store --log logs/

@@ -13,7 +13,7 @@ ContainerName = Literal["npy", "hdf5"]  # defined here because recipe and comman
 # Folders that commands create for their own use: in a store, next to an export, next to a store.
 PRIVATE_FOLDER = re.compile(r"\.(build|stage|repair)|\..+\.export|.+\.jobs", re.DOTALL)
 # The folders inside private folders. The last alternative matches the class folders of an export.
-INSIDE_PRIVATE = re.compile(r"|journals|scratch|pictures(/[^/]+)?", re.DOTALL)
+INSIDE_PRIVATE = re.compile(r"|journals|scratch|images(/[^/]+)?", re.DOTALL)
 # The arrays that a build writes; other .npy files are columns of the user's own.
 BUILT_ARRAY = re.compile(r"(images-\d+|labels|checksums|boxes|box_count|box_labels)\.npy")
 
@@ -74,11 +74,11 @@ def verify_command(root: Path) -> str:
 
 def repair_advice(path: Path) -> str:
     """The next step for a damaged file of a store or staged part. `prep repair` cannot rebuild an added column."""
-    store = quoted(str(path.parent))
+    store = str(path.parent)
     if path.suffix == ".npy" and not BUILT_ARRAY.fullmatch(path.name):
-        add = f"prep column add {store} {quoted(path.stem)} FILE.npy"
+        add = f"prep column add {quoted(store)} {quoted(path.stem)} FILE.npy"
         return f"restore it from a copy of the store, or add its numbers again: `{add}`"
-    return f"run `prep repair {store} --from SRC`"
+    return f"run `prep repair {quoted(store)} --from SRC`"
 
 
 def missing_advice(folder: Path) -> str:

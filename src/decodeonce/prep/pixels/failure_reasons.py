@@ -44,7 +44,7 @@ def reason(data: bytes, error: Exception) -> str:
     found = format_of(data)
     if not found:
         name = _unread(data)
-        return f"{name}, which is not read" if name else f"not a picture: begins with {data[:8]!r}"
+        return f"{name}, which is not read" if name else f"not an image: begins with {data[:8]!r}"
     complaint = str(error) or type(error).__name__
     if found == "WEBP" and not features.check("webp"):
         return NO_WEBP
@@ -81,7 +81,7 @@ def _special_jpeg(data: bytes) -> str:
     frame = _frame_at(data)
     marker = None if frame is None else data[frame + 1]
     if marker in (START_OF_SCAN, END_OF_IMAGE):
-        return "broken JPEG: no picture in it"
+        return "broken JPEG: no image in it"
     if frame is None or frame + 10 > len(data):
         return "truncated: ends within the JPEG header"
     bits, height, width, channels = struct.unpack_from(">BHHB", data, frame + 4)

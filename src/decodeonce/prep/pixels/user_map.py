@@ -130,5 +130,5 @@ def apply_map(function: MapFunction, pixels: Pixels, sample: MapSample) -> Pixel
         found = f"{made.dtype} {made.shape}" if isinstance(made, np.ndarray) else type(made).__name__
         raise MapError(f"returned {found}, expected uint8 (H, W, 3) or None")
     if not made.size:
-        raise MapError(f"returned an empty picture, {made.shape}")
+        raise MapError(f"returned an empty image, {made.shape}")
     return np.ascontiguousarray(made)

@@ -336,7 +336,7 @@ def size_problem(size: int) -> str:
     """Return why a file of this size cannot be an image, or "" if it can."""
     if size == 0:
         return "empty file"
-    return f"{size} bytes, more than any picture has" if size > MAX_FILE_BYTES else ""
+    return f"{size} bytes, more than any image has" if size > MAX_FILE_BYTES else ""
 
 
 def stem_of(name: bytes) -> bytes:

@@ -136,7 +136,7 @@ class ParquetSource(LabelledSource):
 def open_parquet(
     src: str | Path,
     *,
-    picture_column: Annotated[str, "Read images from this column. (default: the only one)", "NAME"] = "",
+    image_column: Annotated[str, "Read images from this column. (default: the only one)", "NAME"] = "",
     label_column: Annotated[str, "Read labels from this column. (default: the only one)", "NAME"] = "",
     column: Annotated[
         list[str] | None, "Keep this column of numbers, or of lists of numbers; repeatable.", "NAME"
@@ -150,7 +150,7 @@ def open_parquet(
 
     Args:
         src: A Parquet file, a folder that holds the files of one split, or a pattern with braces or wildcards.
-        picture_column: Name of the column of images, binary or a struct with binary `bytes`; default "": the only one.
+        image_column: Name of the column of images, binary or a struct with binary `bytes`; default "": the only one.
         label_column: Name of the column of labels, integers or strings; default "": the only one.
         column: Names of columns of numbers, or of lists of numbers, to keep in the store; default None: none.
         classes: Class names in label order; default None: the names in the schema if it has them. Otherwise labels that
@@ -162,11 +162,11 @@ def open_parquet(
             cannot be recognised.
 
     Example:
-        >>> source = open_parquet("imagenet-1k/data/train-*.parquet", picture_column="image", label_column="label")
+        >>> source = open_parquet("imagenet-1k/data/train-*.parquet", image_column="image", label_column="label")
     """
     root, names = find_files(os.fspath(src), (".parquet",), deep=True, follow_links=follow_links)
     if os.path.isdir(src):
         check_one_split(root, names)
     files = SourceFiles(root, [source_file(root, name) for name in names])
-    columns = ask_about(files, 0, "columns", image=picture_column, label=label_column, numbers=column or [])
+    columns = ask_about(files, 0, "columns", image=image_column, label=label_column, numbers=column or [])
     return ParquetSource(root, files=files.files, columns=columns, classes=classes)

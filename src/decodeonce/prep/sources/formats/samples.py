@@ -71,7 +71,7 @@ def _sample(parts: Iterator[tuple[bytes, Member]], read: Callable[[Member], byte
                 fields = _fields(data)
     assert first is not None
     main = image[1] if image else first
-    problem = "two pictures in the sample" if duplicate else main.problem
+    problem = "two images in the sample" if duplicate else main.problem
     if image is None:
         problem = "no jpg, jpeg or png in the sample"
     label_from = LABELS[rank].decode() if label else ""

@@ -12,9 +12,9 @@ from decodeonce.prep.sources.formats.tables import Columns, pyarrow
 
 IMAGE_COLUMNS = ("image", "img", "picture", "jpg", "jpeg", "png")
 LABEL_COLUMNS = ("label", "labels", "class", "cls", "fine_label", "target", "category", "class_name")
-# The content and the types of the columns that --picture-column and --label-column choose.
+# The content and the types of the columns that --image-column and --label-column choose.
 EXPECTED = {
-    "picture": ("images", "binary, or a struct with binary `bytes`"),
+    "image": ("images", "binary, or a struct with binary `bytes`"),
     "label": ("labels", "integers or strings"),
 }
 EXPECTED_NUMBERS = "expected integers, floats or booleans, or lists of these"
@@ -32,7 +32,7 @@ def find_columns(path: str, schema: Any, *, image: str = "", label: str = "", nu
     known = coded or [name for name in labels if name.lower() in LABEL_COLUMNS]
     if image:
         likely = [name for name, leaves in images.items() if image in (name, leaves[0])]
-    chosen = _choose(path, schema, "picture", likely, image)
+    chosen = _choose(path, schema, "image", likely, image)
     known = [name for name in labels if name == label] if label else known
     for name in numbers:
         _check_numbers(path, schema, name)

@@ -24,7 +24,7 @@ GROUP_TIMES, MORE_BYTES = 6, 4 << 30
 DAMAGED = (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError)
 
 
-NO_BYTES = "the picture's bytes are not in the table"
+NO_BYTES = "the bytes of the image are not in the table"
 
 
 class Columns(NamedTuple):
