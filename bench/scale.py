@@ -157,7 +157,7 @@ def record_line(block: Block, zeros: str) -> bytes:
         "".join(digests),
         sizes,
         rejects=[(row, "truncated: Premature end of JPEG file") for row in bad],
-        oddities=[(row, "CMYK") for row in range(block.first, block.last) if row % ROWS_PER_UNUSUAL == 11],
+        unusual=[(row, "CMYK") for row in range(block.first, block.last) if row % ROWS_PER_UNUSUAL == 11],
         sums=[0] * 3,
         squares=[0] * 3,
     )

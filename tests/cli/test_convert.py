@@ -93,5 +93,5 @@ def test_signal_stops_convert_with_75_and_same_command_resumes(tmp_path: Path) -
     with pytest.raises(BuildError, match="planned with a different recipe: height is 320, the plan says 640"):
         convert([large], tmp_path / "out", Conversion(size=(320, 320)))
     assert prep(*command[3:]).returncode == 0
-    convert([large], tmp_path / "undisturbed", workers=2)
-    assert tree_bytes(tmp_path / "out") == tree_bytes(tmp_path / "undisturbed")
+    convert([large], tmp_path / "uninterrupted", workers=2)
+    assert tree_bytes(tmp_path / "out") == tree_bytes(tmp_path / "uninterrupted")

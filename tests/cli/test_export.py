@@ -115,8 +115,8 @@ def test_signal_stops_export_with_75_and_same_command_resumes(store: Path, tmp_p
     assert os.listdir(tmp_path) == [".out.export"]
     assert prep(*command[1:]).returncode == 0
     assert os.listdir(tmp_path) == ["out"]
-    prep("export", store, tmp_path / "undisturbed", *command[4:])
-    assert tree_bytes(out) == tree_bytes(tmp_path / "undisturbed")
+    prep("export", store, tmp_path / "uninterrupted", *command[4:])
+    assert tree_bytes(out) == tree_bytes(tmp_path / "uninterrupted")
 
 
 def test_help_imports_no_numpy() -> None:

@@ -92,7 +92,7 @@ def test_scaled_decode_keeps_at_least_twice_the_size() -> None:
 @pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
 def test_extreme_shapes_resize_only_the_kept_region(fit: str) -> None:
     row = decode(encoded(Image.new("RGB", (60000, 2), (10, 200, 30)), "PNG"), "x.png", fit=fit, height=64, width=64)
-    assert ("extreme shape" in row.oddity) == (fit == "crop")
+    assert ("extreme shape" in row.unusual) == (fit == "crop")
     assert tuple(pixels(row, 64, 64)[31, 32]) == (10, 200, 30)
 
 

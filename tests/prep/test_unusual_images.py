@@ -293,8 +293,8 @@ def test_image_becomes_a_row(id_: str) -> None:
     expected = case.like() if case.like else reference_row(data, 32, 32)
     np.testing.assert_array_equal(got[:32, :32], expected)
     action, text = documented(id_)
-    assert action == ("kept" if row.oddity else "")
-    assert text.fullmatch(row.oddity), row.oddity
+    assert action == ("kept" if row.unusual else "")
+    assert text.fullmatch(row.unusual), row.unusual
 
 
 REJECTED: dict[str, Callable[[], bytes]] = {
@@ -405,7 +405,7 @@ def garble_anywhere(data: bytes) -> tuple[int, int]:
         kept += 1
         assert row.pixels != before.pixels
         np.testing.assert_array_equal(pixels(row), reference_row(bytes(garbled), 32, 32))
-        assert not row.oddity or documented("garbled")[1].fullmatch(row.oddity)
+        assert not row.unusual or documented("garbled")[1].fullmatch(row.unusual)
     return kept, rejected
 
 
@@ -422,12 +422,12 @@ def garbled_jpeg() -> bytes:
     The position of these bytes depends on the libjpeg-turbo that encoded it.
     """
     made = (replaced(LARGE, at, bytes(4)) for at in range(len(LARGE) // 2, len(LARGE)))
-    return next(data for data in made if decode(data).oddity)
+    return next(data for data in made if decode(data).unusual)
 
 
 def test_garbled_data_are_rejected_on_request() -> None:
     row = decode(garbled_jpeg())
-    assert documented("garbled")[1].fullmatch(row.oddity)
+    assert documented("garbled")[1].fullmatch(row.unusual)
     with pytest.raises(Undecodable, match="garbled: "):
         decode(garbled_jpeg(), on_damaged="reject")
 
@@ -460,7 +460,7 @@ def test_exif_rotation_is_applied_only_on_request(orientation: int, format_: str
     np.testing.assert_array_equal(pixels(decode(data, name, exif="apply")), reference_row(upright, 32, 32))
     plain = encoded(make_image(90, 50), format_)
     np.testing.assert_array_equal(pixels(decode(data, name)), reference_row(plain, 32, 32))
-    assert decode(data, name, exif="apply").oddity == decode(data, name).oddity == ""
+    assert decode(data, name, exif="apply").unusual == decode(data, name).unusual == ""
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

@@ -71,7 +71,7 @@ class Row:
         pixels: H*W*3 bytes.
         width: Width of the source image in pixels.
         height: Height of the source image in pixels.
-        oddity: What is unusual about the image, for rejects.tsv; "" for nothing.
+        unusual: What is unusual about the image, for rejects.tsv; "" for nothing.
         digest: xxh3_64 of the encoded image, 16 hexadecimal digits.
         turn: EXIF orientation that was applied; 1 for none.
         box: Pixel box for samples.tsv; "" for the whole image.
@@ -80,7 +80,7 @@ class Row:
     pixels: bytes
     width: int
     height: int
-    oddity: str
+    unusual: str
     digest: str
     turn: int = 1
     box: str = ""

@@ -135,7 +135,7 @@ class _Finisher:
         for record in journals.records(range(len(plan.blocks))):
             self._rejects += record.rejects
             self._left_out += record.left_out
-            self._oddities += record.oddities
+            self._oddities += record.unusual
             self._crashes += record.crashes
             self._sums += np.array(record.sums, object)
             self._squares += np.array(record.squares, object)

@@ -42,7 +42,7 @@ class BlockRecord:
         left_out: (planned row, text) of the rows that the user's map left out.
         turns: (planned row, EXIF orientation) of the rows that were rotated or flipped.
         boxes: (planned row, text for samples.tsv) of the rows that are boxes.
-        oddities: (planned row, text for rejects.tsv) of unusual images that were kept.
+        unusual: (planned row, text for rejects.tsv) of unusual images that were kept.
         sums: Sum of the pixel values per channel, as in PixelSums.
         squares: Sum of the squared pixel values per channel, as in PixelSums.
         crashes: Number of rows whose image killed its decoder.
@@ -56,7 +56,7 @@ class BlockRecord:
     left_out: list[tuple[int, str]] = field(default_factory=list)
     turns: list[tuple[int, int]] = field(default_factory=list)
     boxes: list[tuple[int, str]] = field(default_factory=list)
-    oddities: list[tuple[int, str]] = field(default_factory=list)
+    unusual: list[tuple[int, str]] = field(default_factory=list)
     sums: list[int] = field(default_factory=list)
     squares: list[int] = field(default_factory=list)
     crashes: int = 0
@@ -77,7 +77,7 @@ def journal_line(record: BlockRecord, round_: int, at: float) -> bytes:
 def _parse(encoded: bytes, path: Path) -> BlockRecord:
     try:
         facts = json.loads(encoded.split(b"\t")[3])
-        for name in ("rejects", "left_out", "oddities", "turns", "boxes"):
+        for name in ("rejects", "left_out", "unusual", "turns", "boxes"):
             facts[name] = [(row, said) for row, said in facts[name]]
         return BlockRecord(**facts)
     except (ValueError, TypeError, LookupError, RecursionError):

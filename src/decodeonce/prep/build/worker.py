@@ -39,7 +39,7 @@ class RowFacts(NamedTuple):
     digest: str = NO_HASH
     width: int = 0
     height: int = 0
-    oddity: str = ""
+    unusual: str = ""
     reject: str = ""
     left_out: str = ""
     turn: int = 1
@@ -80,7 +80,7 @@ class BlockDecoder:
             left_out=[(number, row.left_out) for number, row in zip(numbers, rows, strict=True) if row.left_out],
             turns=[(number, row.turn) for number, row in zip(numbers, rows, strict=True) if row.turn != 1],
             boxes=[(number, row.box) for number, row in zip(numbers, rows, strict=True) if row.box],
-            oddities=[(number, row.oddity) for number, row in zip(numbers, rows, strict=True) if row.oddity],
+            unusual=[(number, row.unusual) for number, row in zip(numbers, rows, strict=True) if row.unusual],
             sums=sums.sums(),
             squares=sums.squares(),
             crashes=sum(number in poison for number in numbers),
@@ -109,7 +109,7 @@ class BlockDecoder:
         view[:] = done.pixels
         checksum = row_checksum(done.pixels)
         sums.add(done.pixels, checksum)
-        facts = done.digest, done.width, done.height, done.oddity
+        facts = done.digest, done.width, done.height, done.unusual
         return RowFacts(f"{checksum:016x}", *facts, turn=done.turn, box=done.box)
 
 

@@ -80,7 +80,7 @@ class DecodedImage:
         width: Width of the source in pixels, as stored.
         height: Height of the source in pixels, as stored.
         format: Pillow's name of the format.
-        oddity: What is unusual about the image; "" for nothing.
+        unusual: What is unusual about the image; "" for nothing.
         box: The part that was cut out, in pixels of the source; None for the whole image.
         turn: EXIF orientation that was then applied; 1 for none.
     """
@@ -89,7 +89,7 @@ class DecodedImage:
     width: int
     height: int
     format: str
-    oddity: str = ""
+    unusual: str = ""
     box: PixelBox | None = None
     turn: int = 1
 
@@ -148,10 +148,10 @@ class Decoder:
         fit = fit_to(self._recipe.fit, size, self._row)
         extreme = fit.width * fit.height > MAX_RESIZED_PIXELS
         image = self._resize_region(image, fit) if extreme else self._resize(image, fit)
-        oddity = _join(decoded.oddity, _misnamed(decoded.format, entry.text), "extreme shape" if extreme else "")
+        unusual = _join(decoded.unusual, _misnamed(decoded.format, entry.text), "extreme shape" if extreme else "")
         packed = image.tobytes("raw", "RGB")
         box = ",".join(map(str, decoded.box)) if decoded.box else ""
-        return Row(packed, decoded.width, decoded.height, oddity, hexdigest(data), decoded.turn, box)
+        return Row(packed, decoded.width, decoded.height, unusual, hexdigest(data), decoded.turn, box)
 
     def decode(self, data: bytes, box: Box | None = None) -> DecodedImage:
         """Decode an image, or a box of it, to RGB or RGBX; rotate it upright if the recipe says so.
@@ -200,15 +200,15 @@ class Decoder:
         if colours not in ("YCbCr", "RGB", "Gray"):
             return None
         _check_size(width, height)
-        oddity = "grey" if colours == "Gray" else ""
+        unusual = "grey" if colours == "Gray" else ""
         try:
             pixels = self._jpeg_pixels(data, width, height, self._least_size(width, height, box, turn))
         except ValueError as error:
             image, damage = self._decode_damaged(data, str(error))
-            return DecodedImage(image, width, height, "JPEG", _join(oddity, damage))
+            return DecodedImage(image, width, height, "JPEG", _join(unusual, damage))
         decoded_height, decoded_width = pixels.shape[:2]
         image = Image.frombuffer("RGBX", (decoded_width, decoded_height), pixels, "raw", "RGBX", 0, 1)
-        return DecodedImage(image, width, height, "JPEG", oddity)
+        return DecodedImage(image, width, height, "JPEG", unusual)
 
     def _jpeg_pixels(self, data: bytes, width: int, height: int, least: tuple[int, int]) -> NDArray[np.uint8]:
         nbytes = 4 * width * height
@@ -330,8 +330,8 @@ def _converted(image: Image.Image) -> DecodedImage:
         raise Undecodable(REJECTED_MODES[image.mode])
     if image.mode.startswith("I"):
         return DecodedImage(_upper_bytes(image).convert("RGB"), width, height, format_, "16 bit")
-    oddity = _join(UNUSUAL_MODES.get(image.mode, ""), "16 bit" if deep else "")
-    return DecodedImage(image.convert("RGB"), width, height, format_, oddity)
+    unusual = _join(UNUSUAL_MODES.get(image.mode, ""), "16 bit" if deep else "")
+    return DecodedImage(image.convert("RGB"), width, height, format_, unusual)
 
 
 def _upper_bytes(image: Image.Image) -> Image.Image:
@@ -372,5 +372,5 @@ def _misnamed(found: str, name: str) -> str:
     return f"{found} named {suffix}" if SUFFIX_FORMATS.get(suffix.lower(), found) != found else ""
 
 
-def _join(*oddities: str) -> str:
-    return ", ".join(filter(None, oddities))
+def _join(*unusual: str) -> str:
+    return ", ".join(filter(None, unusual))
