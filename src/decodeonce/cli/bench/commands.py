@@ -77,7 +77,7 @@ def load(
     batch_size: Annotated[int, option("Load batches of N rows.", "N", min=1)] = 256,
     gpu_rate: Annotated[
         float, option("Compare with a training step that takes X images/s.", "X", min=0.001, max=1e9)
-    ] = 3000,
+    ] = 2500,
     reader: Annotated[
         Reader, option("Choose how the Loader reads. auto: let it choose; pread: read calls; mmap: memory map.")
     ] = "auto",
