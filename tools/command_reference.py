@@ -20,11 +20,12 @@ COMMAND = "python -m tools.command_reference"
 HEAD = f"""\
 # Commands
 
-`prep COMMAND --help` prints the same, with examples. Members of a group also have the arguments and flags of the group.
+`prep COMMAND --help` says more, with examples. Members of a group also have the arguments and flags of the group.
 `{COMMAND}` generates this page.
 """
 SHARED = "Flags of most commands"
-NO_BOUND = 2**63 - 1  # Typer shows it for integers without an upper bound
+REPEATED = "Arguments and flags of several commands"
+MOST_TIMES = 2  # rows of more commands are explained once
 
 
 class Row(NamedTuple):
@@ -57,9 +58,13 @@ def page() -> str:
     found = dict(commands())
     times = Counter(row for path in found for row in flags(path, found[path]))
     shared = [row for row, number in times.items() if 2 * number > len(found)]
-    head = [HEAD, f"## {SHARED}\n\n{bullets(shared)}\n"]
+    paths = [path for path in found if not twin(path, found)]
+    distinct = dict.fromkeys(tuple(own_rows(path, found, shared)) for path in paths)
+    times = Counter(row for rows in distinct for row in rows)
+    repeated = [row for row, number in times.items() if number > MOST_TIMES]
+    head = [HEAD, f"## {SHARED}\n\n{bullets(shared)}\n", f"## {REPEATED}\n\n{bullets(repeated)}\n"]
     known: dict[tuple[Row, ...], str] = {}
-    return "\n".join([*head, *(section(path, found, shared, known) for path in found if not twin(path, found))])
+    return "\n".join([*head, *(section(path, found, shared, repeated, known) for path in paths)])
 
 
 def twin(path: str, found: Mapping[str, Any]) -> str:
@@ -73,31 +78,44 @@ def twin(path: str, found: Mapping[str, Any]) -> str:
     return ""
 
 
-def section(path: str, found: Mapping[str, Any], shared: Sequence[Row], known: dict[tuple[Row, ...], str]) -> str:
-    """Return the section of one command.
+def section(
+    path: str,
+    found: Mapping[str, Any],
+    shared: Sequence[Row],
+    repeated: Sequence[Row],
+    known: dict[tuple[Row, ...], str],
+) -> str:
+    """Return the section of one command, which only names the rows in `repeated`.
 
-    Rows that all members of a group share are listed only in the group's section. `known` maps the rows of each
-    earlier section to its path, so that a section with the same rows links to it.
+    `known` maps the rows of each earlier section to its path, so that a section with the same rows links to it.
     """
-    command, group = found[path], path.rpartition(" ")[0]
-    of_group = [*common(group, found, arguments), *common(group, found, flags)] if group else []
-    is_group = bool(members(command))
-    own_arguments = [*arguments(path, command), *(common(path, found, arguments) if is_group else [])]
-    own_flags = [*flags(path, command), *(common(path, found, flags) if is_group else [])]
-    own_arguments, own_flags = (
-        [row for row in rows if row not in (*shared, *of_group)] for rows in (own_arguments, own_flags)
-    )
-    rows = (*own_arguments, *own_flags)
-    parts = [f"## {path}", escaped(prose(command)), fenced(usage(path, command))]
+    command, rows = found[path], tuple(own_rows(path, found, shared))
+    parts = [f"## {path}", escaped(prose(command)), f"`{usage(path, command)}`"]
     if len(rows) > 4 and rows in known:
         parts.append(f"It has the same arguments and flags as [{known[rows]}]({anchor(known[rows])}).")
     else:
         known[rows] = path
-        parts += [bullets([*own_arguments, *own_flags])]
-    if is_group and (twins := {twin(f"{path} {name}", found).rpartition(" ")[0] for name in members(command)} - {""}):
+        named = [f"`{flag_name(row)}`" for row in rows if row in repeated and flag_name(row).startswith("--")]
+        parts.append(bullets([row for row in rows if row not in repeated]))
+        parts.append(f"[Also]({anchor(REPEATED)}) {', '.join(named)}." if named else "")
+    twins = {twin(f"{path} {name}", found).rpartition(" ")[0] for name in members(command)} - {""}
+    if twins:
         [other] = twins
         parts.append(f"Its commands have the arguments and flags of those of [{other}]({anchor(other)}).")
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def own_rows(path: str, found: Mapping[str, Any], shared: Sequence[Row]) -> list[Row]:
+    """Return the arguments and flags that the section of a command lists.
+
+    Rows that all members of a group share belong to the group.
+    """
+    command, group = found[path], path.rpartition(" ")[0]
+    of_group = [*common(group, found, arguments), *common(group, found, flags)] if group else []
+    rows = []
+    for rows_of in (arguments, flags):
+        rows += [*rows_of(path, command), *(common(path, found, rows_of) if members(command) else [])]
+    return [row for row in rows if row not in (*shared, *of_group)]
 
 
 def common(group: str, found: Mapping[str, Any], rows_of: Callable[[str, Any], list[Row]]) -> list[Row]:
@@ -136,8 +154,13 @@ def usage(path: str, command: Any) -> str:
 
 
 def prose(command: Any) -> str:
-    """Return a command's help, unwrapped, with one line per paragraph."""
-    return "\n\n".join(" ".join(part.split()) for part in (command.help or "").split("\n\n"))
+    """Return the first paragraph of a command's help, unwrapped."""
+    return " ".join((command.help or "").split("\n\n")[0].split())
+
+
+def flag_name(row: Row) -> str:
+    """Return the name of an argument or flag without its value: --rows."""
+    return row.name.split("`")[1].split()[0]
 
 
 def row(name: str, text: str) -> Row:
@@ -152,19 +175,7 @@ def row(name: str, text: str) -> Row:
     default = f"`{defaults[0]}`" if defaults else "required" if "required" in facts else ""
     if found := re.search(r" ?\(default: ([^)]*)\)", text):
         default, text = escaped(found[1]), text.replace(found[0], "")
-    bounds = [bound for fact in facts if (bound := bounds_text(fact))]
-    return Row(name, default, escaped(" ".join([text, *bounds])))
-
-
-def bounds_text(fact: str) -> str:
-    """Describe a bound such as `1<=x<=9` in words; return "" if `fact` is not a bound."""
-    found = re.fullmatch(r"(?:(\d+)<=x|x>=(\d+))?(?:x?<=(\d+))?", fact)
-    if not fact or found is None:
-        return ""
-    least, most = found[1] or found[2], found[3]
-    if most is None or int(most) >= NO_BOUND:
-        return f"At least {least}."
-    return f"At most {most}." if least is None else f"{least} to {most}."
+    return Row(name, default, escaped(text))
 
 
 def bullets(rows: Sequence[Row]) -> str:
@@ -175,11 +186,6 @@ def bullets(rows: Sequence[Row]) -> str:
         required = " (required)" if row.default == "required" and row.name.startswith("`-") else ""
         lines.append(f"- {row.name}{default}{required}: {row.text}")
     return "\n".join(lines)
-
-
-def fenced(*lines: str) -> str:
-    """Return a fenced code block."""
-    return "\n".join(["```", *lines, "```"])
 
 
 def escaped(text: str) -> str:
