@@ -18,7 +18,7 @@
 # This notebook reads a store with NumPy only, shows its images and their colours, and measures how fast it loads.
 #
 # `make notebook` runs it in its own environment and writes the result to `build/notebook`. To run it elsewhere, install
-# Jupyter and run `pip install "decodeonce[prep-pillow]" matplotlib`. Set the store with the environment variable
+# Jupyter and, in a checkout, run `pip install ".[prep-pillow]" matplotlib`. Set the store with the environment variable
 # `STORE=/path/to/train.store`, or as a path in the next cell. If it does not exist, a small store is built.
 
 # %%

@@ -87,7 +87,7 @@ def test_broken_environment_is_bad_with_advice(site: Path, tmp_path: Path) -> No
     assert (code, facts["ok"]) == (1, False)
     both = "pillow-simd 12.0.0.post1 and pillow 12.0.0 are both installed and overwrite each other"
     fix = "pip uninstall -y pillow pillow-simd, then pip install "
-    assert finding_of(facts, "one pil") == ("bad", both, f'{fix}"decodeonce[prep]"')
+    assert finding_of(facts, "one pil") == ("bad", both, f'{fix}".[prep]"')
     live = "pillow-simd 12.0.0.post1, SSE4 (installed over each other)"
     assert finding_of(facts, "pillow") == ("warn", live, 'see "one pil"')
     level, found, advice = finding_of(facts, "torch")
@@ -100,7 +100,7 @@ def test_broken_environment_is_bad_with_advice(site: Path, tmp_path: Path) -> No
     assert (level, found.partition(": ")[0], advice) == (
         "bad",
         "Pillow cannot be imported",
-        f'{fix}"decodeonce[prep]"',
+        f'{fix}".[prep]"',
     )
     assert finding_of(facts, "launcher")[1] == "RANK=5 WORLD_SIZE=2"
     impossible = "RANK is 5 and WORLD_SIZE 2, expected 0 <= RANK < WORLD_SIZE"
@@ -111,14 +111,14 @@ def test_broken_environment_is_bad_with_advice(site: Path, tmp_path: Path) -> No
 
 def test_pil_advice_installs_a_fitting_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a PIL built only for SSE4, for one whose files are missing, and for none."""
-    fix = 'pip uninstall -y pillow pillow-simd, then pip install "decodeonce[prep]"'
+    fix = 'pip uninstall -y pillow pillow-simd, then pip install ".[prep]"'
     monkeypatch.setattr(pil, "_packages_that_need_pillow", list)
     monkeypatch.setattr(pil, "_has_compiler", lambda: True)
     monkeypatch.setattr(pil, "_cpu_flags", lambda: {"avx2"})
     for live, level, advice in (
         (Pillow("pillow-simd", "12.0.0.post1", "SSE4", ("pillow-simd",)), "warn", pil.FOR_AVX2),
         (Pillow("", "", "", ("pillow-simd",)), "bad", fix),
-        (Pillow("", "", "", ()), "warn", 'pip install "decodeonce[prep]"'),
+        (Pillow("", "", "", ()), "warn", 'pip install ".[prep]"'),
     ):
         monkeypatch.setattr("decodeonce.prep.pixels.versions.find_pillow", lambda live=live: live)
         check = pil.pillow()
@@ -133,7 +133,7 @@ def test_without_compiler_stock_pillow_is_advised(monkeypatch: pytest.MonkeyPatc
     for live in (Pillow("pillow", "12.0.0", "no SIMD", ("pillow",)), Pillow("", "", "", ())):
         monkeypatch.setattr("decodeonce.prep.pixels.versions.find_pillow", lambda live=live: live)
         advice = pil.pillow().advice
-        assert '"decodeonce[prep-pillow]"' in advice
+        assert '".[prep-pillow]"' in advice
         assert "uninstall" not in advice
 
 
@@ -167,7 +167,7 @@ def test_two_pils_advice_compiles_with_same_flags(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(pil, "_has_compiler", lambda: True)
     live = Pillow("", "", "AVX2", ("pillow-simd",))
     monkeypatch.setattr("decodeonce.prep.pixels.versions.find_pillow", lambda: live)
-    assert 'CC="cc -mavx2" pip install --no-cache-dir --no-binary pillow-simd "decodeonce[prep]"' in pil.pillow().advice
+    assert 'CC="cc -mavx2" pip install --no-cache-dir --no-binary pillow-simd ".[prep]"' in pil.pillow().advice
 
 
 def test_package_with_failing_import_is_bad(site: Path) -> None:
@@ -221,9 +221,9 @@ def test_pillow_is_advised_if_another_package_needs_it(site: Path, monkeypatch: 
     install(site, "similar", "1.0", needs="pillow-avif-plugin")
     install(site, "pillow", "1.0")
     install(site, "pillow-simd", "1.0.post1")
-    assert pil.one_pil().advice.endswith('"decodeonce[prep]"')
+    assert pil.one_pil().advice.endswith('".[prep]"')
     install(site, "torchvision", "1.0", needs="pillow!=8.3.*,>=5.3.0")
-    assert pil.one_pil().advice.endswith('"decodeonce[prep-pillow]" (torchvision needs pillow)')
+    assert pil.one_pil().advice.endswith('".[prep-pillow]" (torchvision needs pillow)')
 
 
 def test_limits_are_reported(site: Path) -> None:

@@ -48,7 +48,7 @@ def need_pillow(what: str) -> None:
     try:
         import PIL.Image  # noqa: F401
     except ImportError:
-        raise DecodeonceError(f'Pillow is needed to {what}; run: pip install "decodeonce[prep-pillow]"') from None
+        raise DecodeonceError(f"Pillow is needed to {what}; run: pip install pillow") from None
 
 
 def thumbnail(pixels: NDArray[np.uint8]) -> Image:

@@ -22,7 +22,7 @@ FOR_AVX2 = f"{CC}{RECOMPILE} {FINISH_FIRST}"
 # In this order, Pillow stays installed if the compilation fails.
 TO_SIMD = "pip wheel --no-deps --no-cache-dir pillow-simd && pip uninstall -y pillow && pip install pillow_simd-*.whl"
 NO_COMPILER = (
-    'keep it: this is what "decodeonce[prep-pillow]" installs. '
+    'keep it: this is what ".[prep-pillow]" installs. '
     "pillow-simd resizes in a third of the time, but needs a C compiler, and none was found"
 )
 # For each name in PIL.features: the format, and the packages on Debian and on Fedora.
@@ -112,8 +112,8 @@ def _install(found: Pillow) -> str:
 def _fitting_extra() -> str:
     """Return the extra to install: pillow-simd only if there is a compiler and no package requires Pillow by name."""
     if needed := _packages_that_need_pillow():
-        return f'"decodeonce[prep-pillow]" ({needed[0]} needs pillow)'
-    return '"decodeonce[prep]"' if _has_compiler() else '"decodeonce[prep-pillow]" (no C compiler found)'
+        return f'".[prep-pillow]" ({needed[0]} needs pillow)'
+    return '".[prep]"' if _has_compiler() else '".[prep-pillow]" (no C compiler found)'
 
 
 def _has_compiler() -> bool:

@@ -146,7 +146,7 @@ def open_parquet(
 ) -> ParquetSource:
     """Read Parquet files of Hugging Face. SRC is a file, a folder, or a pattern with braces or wildcards.
 
-    Columns are recognised by their types and names. Requires pyarrow: pip install "decodeonce[parquet]".
+    Columns are recognised by their types and names. Requires pyarrow.
 
     Args:
         src: A Parquet file, a folder that holds the files of one split, or a pattern with braces or wildcards.

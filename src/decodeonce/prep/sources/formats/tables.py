@@ -44,7 +44,7 @@ def pyarrow() -> Any:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise BuildError('reading Parquet requires pyarrow; run: pip install "decodeonce[parquet]"') from None
+        raise BuildError("reading Parquet requires pyarrow; run: pip install pyarrow") from None
     return pyarrow
 
 
