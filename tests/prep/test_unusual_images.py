@@ -374,7 +374,7 @@ def test_other_formats_truncated_anywhere_are_rejected(format_: str, options: di
         need_format(format_)
     whole = encoded(make_image(64, 48), format_, **options)
     for share in range(1, 100):
-        with pytest.raises(Undecodable, match=r"^(truncated|broken|not a picture: begins)"):
+        with pytest.raises(Undecodable, match=r"^(truncated|broken|not an image: begins)"):
             decode(whole[: len(whole) * share // 100])
 
 
