@@ -59,7 +59,7 @@ def check_mergeable(stores: Sequence[tuple[Path, Manifest]]) -> None:
         if columns != other_columns:
             raise BuildError(
                 f"{path} has {columns}, {other_path} has {other_columns}; "
-                "stores can be merged only if they have the same columns"
+                "stores can be merged only if they have the same columns: change one with `prep column add` or `remove`"
             )
     if first.shape[2] != 3:
         raise BuildError(f"{path}: rows are {shape_text(first.shape)}; only rows with 3 channels can be converted")
