@@ -33,6 +33,6 @@ def sample(
             dest, count=count, classes=classes, seed=seed, workers=workers or usable_cores(), progress=bar.update
         )
     say(
-        f"{dest}: {tree.images} images in {tree.classes} classes, {tree.bytes / tree.images / 1e3:.0f} KB and "
-        f"{tree.pixels / tree.images:.0f} pixels each on average"
+        f"{dest}: {tree.images:,} images in {tree.classes:,} classes, {tree.bytes / tree.images / 1e3:.0f} KB and "
+        f"{tree.pixels / tree.images:,.0f} pixels each on average"
     )
