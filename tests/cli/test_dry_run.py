@@ -90,7 +90,7 @@ def test_empty_source_is_the_error_of_a_build(tmp_path: Path) -> None:
         with pytest.raises(BuildError) as error:
             lines(source, tmp_path / "out")
         assert str(error.value) == str(of_a_build.value)
-    with pytest.raises(BuildError, match=r"1 image was tried and none can be decoded, for example n0/1\.JPEG: not a "):
+    with pytest.raises(BuildError, match=r"1 image was tried and none can be decoded, for example n0/1\.JPEG: not an "):
         lines(FolderSource(tmp_path / "broken/train"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -53,7 +53,7 @@ def strings() -> tuple[str, ...]:
     return tuple(text for path in sorted(PACKAGE.rglob("*.py")) for text in constants(path.read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize("message", messages(prose(PAGE)))
+@pytest.mark.parametrize("message", list(messages(prose(PAGE))))
 def test_message_of_page_is_in_the_package(message: str) -> None:
     assert pieces(message), f"quote more of this message: it has no piece of {SHORTEST} characters"
     missing = [piece for piece in pieces(message) if not any(piece in text for text in strings())]

@@ -501,10 +501,10 @@ def test_pixels_equal_cropped_box(tmp_path: Path) -> None:
     from decodeonce.prep.build import Work, build
     from decodeonce.prep.recipe import Recipe
     from decodeonce.store import open_store
-    from tests.images import picture
+    from tests.images import make_image
 
     annotated = AnnotatedTree(tmp_path, f"{FISH}_1")
-    image = picture(100, 80)
+    image = make_image(100, 80)
     image.save(annotated.src / "train" / FISH / f"{FISH}_1.JPEG", "PNG")
     annotated.annotate(f"{FISH}_1.xml", xml(("dog", (10, 20, 30, 40)), (SHARK, (50, 10, 70, 30))))
     source = BoxedSource(FolderSource(annotated.src / "train"), annotated.boxes, BoxRules())
