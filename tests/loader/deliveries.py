@@ -12,10 +12,21 @@ import pytest
 
 import decodeonce.loader.delivery as delivery_module
 import decodeonce.loader.loader as loader_module
-from decodeonce import Loader
+from decodeonce import Batch, Loader
 from decodeonce.loader.delivery import Delivery
 
-Contents = list[tuple[list[int], int, list[int], bytes]]
+Content = tuple[list[int], int, list[int], bytes]
+Contents = list[Content]
+
+# The lines of StreamDelivery that wait, or make the allocator wait.
+WAITS = (
+    "stream.wait_event(sent.ready)",
+    "slot.copied.synchronize()",
+    "self._device.keep(tensor, stream)",
+    "self._stream.wait_event(self._begun)",
+)
+# The line of CachedDelivery that makes the allocator wait.
+CACHE_WAIT = "device.keep(self._cache, self._stream)"
 
 
 @contextmanager
@@ -36,8 +47,11 @@ def delivery_without(line: str, kind: str = "StreamDelivery") -> Any:
     return vars(mutant)[kind]
 
 
+def content(batch: Batch) -> Content:
+    """The rows, valid rows, labels and pixels of a batch on any device."""
+    return batch.rows.tolist(), batch.valid, batch.labels.tolist(), batch.images.cpu().numpy().tobytes()
+
+
 def contents(loader: Loader, epochs: int) -> Contents:
-    """The rows, valid rows, labels and pixels of each batch."""
-    return [
-        (b.rows.tolist(), b.valid, b.labels.tolist(), b.images.numpy().tobytes()) for _ in range(epochs) for b in loader
-    ]
+    """The contents of each batch."""
+    return [content(batch) for _ in range(epochs) for batch in loader]

@@ -16,7 +16,7 @@ from decodeonce import Loader
 from decodeonce.loader.delivery import CachedDelivery, HostDevice
 from decodeonce.loader.settings import Tail
 from tests.conftest import COUNT
-from tests.loader.deliveries import Contents, contents, delivery_without, replace_delivery
+from tests.loader.deliveries import CACHE_WAIT, WAITS, Contents, contents, delivery_without, replace_delivery
 from tests.loader.fake_device import FakeDevice, raw_bytes
 
 BATCH = 7
@@ -123,15 +123,7 @@ def test_late_device_gives_the_same_batches(store: Path) -> None:
     assert epochs_on_late_device(store) == epochs_on_cpu(store)
 
 
-@pytest.mark.parametrize(
-    "wait",
-    [
-        "stream.wait_event(sent.ready)",
-        "slot.copied.synchronize()",
-        "self._device.keep(tensor, stream)",
-        "device.keep(self._cache, self._stream)",
-    ],
-)
+@pytest.mark.parametrize("wait", [*WAITS[:3], CACHE_WAIT])  # there is no transform here that needs the fourth
 def test_every_wait_is_necessary(store: Path, wait: str) -> None:
     assert epochs_on_late_device(store, delivery_without(wait, "CachedDelivery")) != epochs_on_cpu(store)
 

@@ -17,7 +17,7 @@ import decodeonce.loader.delivery as delivery_module
 from decodeonce import Batch, Loader
 from decodeonce.loader.delivery import Device, find_device
 from tests.conftest import COUNT
-from tests.loader.deliveries import delivery_without, replace_delivery
+from tests.loader.deliveries import WAITS, delivery_without, replace_delivery
 from tests.loader.fake_device import FakeDevice, raw_bytes
 
 BATCH = 4
@@ -82,15 +82,7 @@ def test_transforms_run_between_copy_and_consumer(store: Path) -> None:
     assert_batches_equal(train(store, transform=add_constant), store, added=7)
 
 
-@pytest.mark.parametrize(
-    "wait",
-    [
-        "stream.wait_event(sent.ready)",
-        "slot.copied.synchronize()",
-        "self._device.keep(tensor, stream)",
-        "self._stream.wait_event(self._begun)",
-    ],
-)
+@pytest.mark.parametrize("wait", WAITS)
 def test_every_wait_is_necessary(store: Path, wait: str) -> None:
     with pytest.raises(AssertionError):
         assert_batches_equal(train(store, delivery_without(wait), add_constant), store, added=7)

@@ -1,0 +1,140 @@
+"""Augmentations on the device give the results of the host: bit-identical if only moved, else within a level."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from decodeonce import Batch, Loader
+from decodeonce.loader.augment import (
+    Augment,
+    CenterCrop,
+    CutMix,
+    Draws,
+    MixUp,
+    Normalize,
+    RandomCrop,
+    RandomFlip,
+    RandomResizedCrop,
+    Step,
+)
+from tests.gpu.consumer import consume, on_host
+from tests.loader.meta_device import batch_of
+from tests.stores import random_images
+
+COUNT = 64
+
+
+@pytest.fixture(params=[("highest", 1), ("high", 2)], ids=["highest", "high"])
+def levels(request: pytest.FixtureRequest) -> Iterator[int]:
+    """The levels by which a resized pixel may differ, with the precision of products that permits it.
+
+    Training scripts use both. With "high", the products have factors of 10 bits (TF32): 255 loses up to 0.75 in two of
+    them, and the code for a CPU rounds by up to 0.5 between them.
+    """
+    precision, levels = request.param
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    yield levels
+    torch.set_float32_matmul_precision(before)
+
+
+def noise(height: int = 40, width: int = 36) -> Tensor:
+    return torch.from_numpy(random_images(COUNT, shape=(height, width, 3)))
+
+
+def on_both(device: torch.device, *steps: Step, images: Tensor | None = None) -> tuple[Batch, Batch]:
+    """A batch that is augmented on the host, and one that is augmented on the device and then copied to the host."""
+    batch, augment = batch_of(noise() if images is None else images, epoch=1), Augment(*steps, seed=4)
+    on_device = augment(batch.to(device))
+    assert {tensor.device for tensor in on_device.tensors()} == {device}
+    assert on_device.images.is_contiguous(memory_format=torch.channels_last)
+    return augment(batch), on_device.to("cpu")
+
+
+def largest_difference(first: Tensor, second: Tensor) -> float:
+    assert (first.shape, first.dtype) == (second.shape, second.dtype)
+    return float((first.double() - second.double()).abs().max())
+
+
+def test_random_numbers_are_bit_identical(device: torch.device) -> None:
+    rows = torch.from_numpy(np.random.default_rng(0).integers(0, 2**62, 10_000))
+    for key in (0, 5, 2**63, 2**64 - 1):
+        assert torch.equal(Draws(key, rows.to(device)).uniform(22).cpu(), Draws(key, rows).uniform(22))
+
+
+@pytest.mark.parametrize("size", [(256, 256), (180, 320), (321, 100), (8, 6), (1, 1)])
+def test_windows_are_bit_identical(device: torch.device, size: tuple[int, int]) -> None:
+    rows = torch.arange(20_000)
+    step = RandomResizedCrop(9)
+    assert torch.equal(step.windows(Draws(5, rows.to(device)), *size).cpu(), step.windows(Draws(5, rows), *size))
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [CenterCrop(20)],
+        [RandomCrop((20, 17))],
+        [RandomFlip()],
+        [CutMix(1.0, 3)],
+        [RandomCrop(30), RandomFlip(), CenterCrop((21, 9))],
+    ],
+)
+def test_moved_pixels_are_bit_identical(device: torch.device, steps: list[Step]) -> None:
+    expected, found = on_both(device, *steps)
+    assert torch.equal(found.images, expected.images)
+    assert torch.allclose(found.labels.double(), expected.labels.double(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (70, 33), (9, 110), (224, 224), (1, 5)])
+def test_resized_pixels_are_close(device: torch.device, levels: int, size: tuple[int, int]) -> None:
+    expected, found = on_both(device, RandomResizedCrop(size))
+    assert largest_difference(found.images, expected.images) <= levels
+    assert abs(float((found.images.double() - expected.images.double()).mean())) < levels / 4
+
+
+def test_resized_floats_are_close(device: torch.device) -> None:
+    expected, found = on_both(device, Normalize("imagenet"), RandomResizedCrop(24))
+    assert largest_difference(found.images, expected.images) < 1e-4
+
+
+def test_white_stays_white(device: torch.device, levels: int) -> None:
+    white = torch.full((COUNT, 40, 36, 3), 255, dtype=torch.uint8)
+    _, found = on_both(device, RandomResizedCrop(24), images=white)
+    assert found.images.min() >= 256 - levels
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_normalized_pixels_are_close(device: torch.device, dtype: torch.dtype) -> None:
+    expected, found = on_both(device, RandomFlip(), Normalize("imagenet", dtype=dtype))
+    assert found.images.dtype == dtype
+    assert torch.allclose(found.images, expected.images, rtol=torch.finfo(dtype).eps, atol=2e-6)
+
+
+def test_mixed_pixels_differ_by_at_most_one_level(device: torch.device) -> None:
+    expected, found = on_both(device, MixUp(0.4, 3))
+    assert largest_difference(found.images, expected.images) <= 1
+    assert largest_difference(found.labels, expected.labels) < 1e-6
+
+
+def test_boxes_are_bit_identical(device: torch.device) -> None:
+    corners = np.random.default_rng(0).uniform(0, 30, (COUNT, 5, 2))
+    boxes = torch.from_numpy(np.concatenate([corners, corners + 6], 2).astype(np.float32))
+    columns = {"boxes": boxes, "box_labels": torch.ones((COUNT, 5), dtype=torch.int64)}
+    batch = dataclasses.replace(batch_of(noise(), epoch=1), columns=columns)
+    augment = Augment(RandomResizedCrop((31, 27)), RandomFlip(), RandomCrop(25), CenterCrop(20), seed=4)
+    expected, found = augment(batch).columns, augment(batch.to(device)).columns
+    for name in columns:
+        assert torch.equal(found[name].cpu(), expected[name])
+
+
+def test_augmenting_loader_gives_the_batches_of_the_host(larger: Path, device: torch.device) -> None:
+    augment = Augment(RandomCrop(48), RandomFlip(), seed=4)
+    with Loader(larger, batch_size=64, seed=1, device=device, transform=augment) as loader:
+        assert consume(loader, 3, device) == on_host(larger, 3, batch_size=64, seed=1, transform=augment)

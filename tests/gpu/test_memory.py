@@ -1,0 +1,68 @@
+"""Memory of the device and pinned memory of the host do not grow over 200 epochs, and a closed Loader keeps none."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from decodeonce import Loader
+from decodeonce.loader.augment import Augment, Normalize, RandomFlip, RandomResizedCrop
+from tests.gpu.consumer import weigh
+
+BATCH = 128
+# torch's cuBLAS keeps up to 32 MiB for each pair of a stream and a thread's handle. An epoch's new thread can get a
+# second handle, if the thread of the epoch before has not returned its own yet.
+WORKSPACES = 2**26
+# A leak of one batch of images per epoch would be 283 MB in 180 epochs; one of labels 0.2 MB, and more if pinned.
+SETTINGS: dict[str, tuple[dict[str, Any], int]] = {
+    "copies": ({}, 0),
+    "cache": ({"cache": "device"}, 0),
+    "augmentation": ({"transform": Augment(RandomResizedCrop(48), RandomFlip(), Normalize("imagenet"))}, WORKSPACES),
+}
+# Pinned labels whose copies are not known to be done yet. Each takes 1 KiB.
+PINNED = 2**16
+# Two of the segments in which torch's allocator takes memory of this size from the device.
+SEGMENTS = 40 * 2**20
+
+
+def run(loader: Loader, epochs: int) -> tuple[int, int, int]:
+    """Run epochs; return bytes of device memory in use, bytes that torch reserved of it, and pinned bytes."""
+    for _ in range(epochs):
+        for batch in loader:
+            weigh(batch.images)
+            del batch
+    torch.accelerator.synchronize()
+    pinned: int = torch.cuda.host_memory_stats()["allocated_bytes.current"]
+    return torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), pinned
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.cuda, "host_memory_stats"), reason="counting the pinned memory of an accelerator needs torch 2.7"
+)
+@pytest.mark.parametrize(("settings", "spare"), SETTINGS.values(), ids=SETTINGS)
+def test_memory_does_not_grow_over_200_epochs(
+    larger: Path, cuda: torch.device, settings: dict[str, Any], spare: int
+) -> None:
+    with Loader(larger, batch_size=BATCH, device=cuda, **settings) as loader:
+        before = run(loader, 20)
+        after = run(loader, 180)
+    assert after[0] <= before[0] + spare
+    assert after[1] <= before[1] + spare + SEGMENTS
+    assert after[2] <= before[2] + PINNED
+
+
+@pytest.mark.parametrize("cache", [None, "device"])
+def test_closed_loader_frees_the_memory_of_the_device(larger: Path, cuda: torch.device, cache: Any) -> None:
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    for steps in (0, 1, 3, 8):
+        with Loader(larger, batch_size=BATCH, device=cuda, cache=cache) as loader:
+            batches = iter(loader)
+            kept = [next(batches) for _ in range(steps)]
+            assert torch.cuda.memory_allocated() >= before + steps * BATCH * 64 * 64 * 3
+        del kept
+        assert torch.cuda.memory_allocated() == before
