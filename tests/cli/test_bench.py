@@ -22,21 +22,14 @@ from hypothesis import strategies as st
 
 from decodeonce import cli
 from decodeonce.cli.bench import commands, epochs, sample
+from decodeonce.cli.bench.build_results import BuildRates, build_lines, build_verdict
 from decodeonce.cli.bench.epochs import LoaderSettings, find_share, run_loader
 from decodeonce.cli.bench.kinds import find_source
 from decodeonce.cli.bench.load import measure_load
+from decodeonce.cli.bench.load_results import load_lines, load_verdict
 from decodeonce.cli.bench.pages import COLD, FilePosition, held_share, make_cold
 from decodeonce.cli.bench.probes import random_rows, read_rate, rows_in_order, transfer_rate
-from decodeonce.cli.bench.results import (
-    WHAT,
-    BuildRates,
-    build_lines,
-    build_verdict,
-    limit_of,
-    load_lines,
-    load_verdict,
-    table,
-)
+from decodeonce.cli.bench.results import WHAT, limit_of, table
 from decodeonce.cli.bench.sample import Run, fair_runs, measure_pace
 from decodeonce.cli.bench.trial import scratch_folder, trial_rate, write_rate
 from decodeonce.host import is_in_memory
@@ -217,6 +210,11 @@ def check_facts(facts: dict[str, Any], rows: int) -> None:
     assert (facts["batch_size"], facts["fits_memory"], facts["transfer_bytes_per_s"]) == (4, True, None)
     assert facts["limits"] == "memory"
     assert facts["slot_bytes"] == 5 * 4 * facts["row_bytes"]
+    assert facts["loader_host_bytes_per_s"] == facts["loader_warm_bytes_per_s"]
+    assert (facts["transfer_over_copies"], facts["why_no_steps"]) == (None, "")
+    assert facts["steps_waited"] == facts["steps"] >= 5
+    assert facts["processor_s_per_step"] > 0
+    assert facts["sentence"].endswith(f"{facts['steps']:,} of {facts['steps']:,} training steps waited for a batch")
     assert (facts["first_epoch_limits"] is None) == bool(facts["why_not_cold"])
     output = "\n".join(load_lines(facts))
     assert f"{rows} rows of 12.29 KB, " in output
@@ -228,6 +226,8 @@ def test_batch_size_is_limited_by_store_and_training_can_be_the_limit(store: Pat
     assert (facts["batch_size"], facts["reader"], facts["threads"]) == (60, "pread", 1)
     assert facts["limits"] == "training"
     assert facts["sentence"].startswith("Every epoch is limited by the training step, at 0 images/s")
+    assert facts["why_no_steps"] == "the rows are a single batch; pass a smaller --batch-size"
+    assert "training step waited" not in facts["sentence"]
 
 
 def test_failed_read_is_an_error(store: Path) -> None:
@@ -410,6 +410,7 @@ def test_load_prints_table_and_sentence(store: Path, monkeypatch: pytest.MonkeyP
     lines = result.stdout.splitlines()
     assert lines[-1].startswith("Every epoch is limited by the training step, at 1 images/s")
     assert "training step (--gpu-rate)" in "\n".join(lines)
+    assert "waits of training steps were not measured: a step of 8 s is too long to try several" in "\n".join(lines)
 
 
 @pytest.mark.parametrize(

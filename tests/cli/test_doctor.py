@@ -209,7 +209,7 @@ def test_torch_that_prints_or_exits_is_understood(
     version = "from types import SimpleNamespace\n__version__, version = '9.9', SimpleNamespace(cuda=None, hip=None)\n"
     (site / "torch.py").write_text(f"{version}{code}\n")
     monkeypatch.setenv("PYTHONPATH", str(site))
-    monkeypatch.setattr(software, "_gpus", lambda: "")
+    monkeypatch.setattr(software, "device_files", lambda: "")
     found = software.torch()
     assert (found.level, expected in found.found) == (level, True), found
 
@@ -234,7 +234,7 @@ def test_limits_are_reported(site: Path) -> None:
     assert finding_of(facts, "open files")[:2] == ("warn", "600, up to 600")
     assert finding_of(facts, "address space")[:2] == ("warn", "ulimit -v 8.59 GB, ulimit -d unlimited")
     assert finding_of(facts, "torch")[2].startswith('see "address space"; if that does not help, reinstall it')
-    assert finding_of(facts, "locked memory")[1] == "ulimit -l 65.54 KB"
+    assert finding_of(facts, "pinned memory")[1].startswith("ulimit -l 65.54 KB, ")
     whole = os.cpu_count() or 1
     level, found, _ = finding_of(facts, "cores")
     assert (level, found.partition(",")[0]) == ("warn" if whole > 1 else "ok", f"1 of {whole} usable (affinity 1")

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from decodeonce.cli.bench.build_results import BuildRates, build_verdict
 from decodeonce.cli.bench.pages import FilePosition, make_cold
-from decodeonce.cli.bench.results import BuildRates, build_verdict
 from decodeonce.cli.bench.sample import Pace, Run, fair_runs, measure_pace
 from decodeonce.cli.bench.trial import scratch_folder, trial_rate, write_rate
 from decodeonce.errors import BuildError

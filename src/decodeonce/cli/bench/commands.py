@@ -11,6 +11,7 @@ from decodeonce.cli import parse
 from decodeonce.cli.command import Group, LoggedCommand, new_app
 from decodeonce.cli.options import JsonFlag, Size, Src, StoreArgument, Workers, option
 from decodeonce.cli.output import print_json, say
+from decodeonce.errors import DecodeonceError
 from decodeonce.prep.sources import KINDS
 
 BUILD_SECONDS, LOAD_SECONDS = 4.0, 3.0  # per probe; each command runs several
@@ -56,8 +57,8 @@ def build(
     if not out.is_dir():
         raise typer.BadParameter(f"--out {out}: no such folder; expected the folder that will hold the store")
     from decodeonce.cli.bench.build import measure_build
+    from decodeonce.cli.bench.build_results import build_lines
     from decodeonce.cli.bench.kinds import find_source
-    from decodeonce.cli.bench.results import build_lines
     from decodeonce.prep.recipe import Recipe
 
     source = find_source(kind, src)
@@ -91,11 +92,13 @@ def load(
 
     The store is dropped from the page cache to measure cold reads; other jobs that use it must read it again.
     """
-    from decodeonce.cli.bench.epochs import LoaderSettings
-    from decodeonce.cli.bench.load import measure_load
-    from decodeonce.cli.bench.results import load_lines
-    from decodeonce.loader.delivery import find_device
-
+    try:
+        from decodeonce.cli.bench.epochs import LoaderSettings
+        from decodeonce.cli.bench.load import measure_load
+        from decodeonce.cli.bench.load_results import load_lines
+        from decodeonce.loader.delivery import find_device
+    except ImportError as error:
+        raise DecodeonceError(f"a package of the Loader cannot be imported: {error}; run: prep doctor") from None
     try:
         find_device(device)
     except (ValueError, RuntimeError) as error:  # torch raises these for an invalid device name

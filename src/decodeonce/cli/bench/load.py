@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
@@ -11,7 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from decodeonce.cli.bench.epochs import SLOTS, LoaderSettings, Share, find_share, run_loader
+from decodeonce.cli.bench.epochs import (
+    SLOTS,
+    LoaderSettings,
+    Share,
+    find_share,
+    open_device,
+    open_loader,
+    run_loader,
+)
+from decodeonce.cli.bench.load_results import load_summary
 from decodeonce.cli.bench.pages import CHECKED, FilePosition, make_cold
 from decodeonce.cli.bench.probes import (
     RANDOM_READERS,
@@ -22,32 +31,37 @@ from decodeonce.cli.bench.probes import (
     rows_in_order,
     transfer_rate,
 )
-from decodeonce.cli.bench.results import load_verdict
-from decodeonce.formatting import size_text
+from decodeonce.cli.bench.steps import run_steps, why_no_steps
 from decodeonce.host import available_memory
-from decodeonce.loader.delivery import Device, find_device
+from decodeonce.loader.delivery import find_device
 from decodeonce.loader.read_ahead import AHEAD_BYTES
 from decodeonce.loader.readers import ShardFiles
 from decodeonce.store import open_store
 
 WARM_BYTES = 1 << 30  # the most rows, in bytes, for warm measurements
-COLD_FACTS = (
+MAYBE_NOT_MEASURED = (
     "random_read_cold_bytes_per_s",
     "sequential_read_cold_bytes_per_s",
     "loader_cold_bytes_per_s",
     "loader_cold_waits_for",
     "first_batch_cold_s",
+    "transfer_bytes_per_s",
+    "transfer_over_copies",
+    "steps",
+    "steps_waited",
+    "step_wait_s",
+    "processor_s_per_step",
 )
 
 
 def measure_load(path: Path, how: LoaderSettings, gpu_rate: float, seconds: float) -> dict[str, Any]:
     """Measure everything that `--json` prints, in bytes/s and images/s ("samples"); None means not measured."""
     bench = LoadBench(path, how, seconds)
-    bench.facts["gpu_samples_per_s"] = gpu_rate
     bench.measure_cold()
-    from_memory = bench.measure_warm()
+    bench.measure_warm()
     bench.measure_bounds()
-    return {**bench.facts, **bench.verdict(from_memory)}
+    bench.measure_steps(gpu_rate)
+    return {**bench.facts, **load_summary(bench.facts)}
 
 
 class LoadBench:
@@ -72,7 +86,7 @@ class LoadBench:
             "fits_memory": self._fits,
             "batch_size": self._how.batch_size,
             "device": str(self._device),
-            **dict.fromkeys(COLD_FACTS),
+            **dict.fromkeys(MAYBE_NOT_MEASURED),
         }
 
     def measure_cold(self) -> None:
@@ -94,12 +108,8 @@ class LoadBench:
         self.facts["first_batch_cold_s"] = epoch.first_batch_s
         self.facts["peak_anon_bytes"] = epoch.peak_anon_bytes
 
-    def measure_warm(self) -> float:
-        """Measure the same for as many rows as can be read into memory in a few seconds.
-
-        Returns:
-            Bytes/s of batches that stay on the host.
-        """
+    def measure_warm(self) -> None:
+        """Measure the same for as many rows as can be read into memory in a few seconds, and batches on the host."""
         share, seconds = self._warm_share(), self._seconds
         self._read(random=False, rows=share.rows, seconds=4 * seconds)
         run_loader(self._store, self._how, share, epochs=1)  # maps the shards
@@ -110,52 +120,42 @@ class LoadBench:
                 random=False, rows=share.rows, seconds=seconds / 2, again=True
             ),
             "loader_warm_bytes_per_s": found.bytes_per_s,
+            "loader_host_bytes_per_s": found.bytes_per_s,
             "loader_warm_waits_for": found.waits_for,
             "first_batch_s": found.first_batch_s,
             "peak_anon_bytes": max(found.peak_anon_bytes, self.facts.get("peak_anon_bytes", 0)),
             "slot_bytes": found.stats["slots"] * self._batch_bytes,
             **{name: found.stats[name] for name in ("reader", "why", "threads")},
         }
-        if self._device.type == "cpu":
-            return found.bytes_per_s
-        return run_loader(self._store, replace(self._how, device="cpu"), share, seconds).bytes_per_s
+        if self._device.type != "cpu":
+            on_host = run_loader(self._store, replace(self._how, device="cpu"), share, seconds)
+            self.facts["loader_host_bytes_per_s"] = on_host.bytes_per_s
 
     def measure_bounds(self) -> None:
         """Measure plain copies in memory and, unless the device is the host, transfers to the device."""
         shape = (self._how.batch_size, *self._store.manifest.shape)
         most = min(WARM_BYTES // 2, (self._memory or WARM_BYTES) // 8, self._bytes)
-        on_host = self._device.type == "cpu"
-        self.facts |= {
-            "memcpy_bytes_per_s": copy_rate(shape, max(2, most // self._batch_bytes), self._seconds / 2),
-            "transfer_bytes_per_s": None if on_host else transfer_rate(Device(self._device), shape, self._seconds / 2),
-        }
+        self.facts["memcpy_bytes_per_s"] = copy_rate(shape, max(2, most // self._batch_bytes), self._seconds / 2)
+        if self._device.type != "cpu":
+            copies = transfer_rate(open_device(self._how.device), shape, self._seconds / 2)
+            self.facts["transfer_bytes_per_s"] = copies
+            self.facts["transfer_over_copies"] = self.facts["loader_warm_bytes_per_s"] / copies
 
-    def verdict(self, from_memory: float) -> dict[str, Any]:
-        """Find what limits training, and the steady rates: those of cold reads if memory does not hold the rows."""
-        facts, row_bytes = self.facts, self._row_bytes
-        warm = {"memory": from_memory / row_bytes, "training": facts["gpu_samples_per_s"]}
-        if facts["transfer_bytes_per_s"] is not None:
-            warm["transfer"] = facts["transfer_bytes_per_s"] / row_bytes
-        cold, cold_rate = {}, facts["loader_cold_bytes_per_s"] or facts["random_read_cold_bytes_per_s"]
-        if cold_rate is not None:
-            busy = (facts["loader_cold_waits_for"] or "").startswith("copy")
-            cold["processor" if busy else "storage"] = cold_rate / row_bytes
-        room = f"{size_text(self._bytes)} of rows do not fit into {size_text(self._memory or 0)} of memory"
-        found = load_verdict(warm, cold, fits=self._fits, why_warm=facts["why_not_cold"], room=room)
-        steady = facts["loader_warm_bytes_per_s"] if self._fits or cold_rate is None else cold_rate
-        return {
-            "samples_per_s": steady / row_bytes,
-            "bytes_per_s": steady,
-            "limits": found.limits,
-            "first_epoch_limits": found.first_epoch_limits or None,
-            "sentence": found.sentence,
-        }
+    def measure_steps(self, gpu_rate: float) -> None:
+        """Measure waits and processor time of training steps at `gpu_rate` images/s, with the rows of measure_warm."""
+        step_s = self._how.batch_size / gpu_rate
+        self.facts |= {"gpu_samples_per_s": gpu_rate, "step_s": step_s}
+        with open_loader(self._store, self._how, self._warm_share()) as loader:
+            self.facts["why_no_steps"] = why = why_no_steps(loader, step_s, self._seconds)
+            if why:
+                return
+            self.facts |= asdict(run_steps(loader, open_device(self._how.device), step_s, self._seconds))
 
     def _warm_share(self) -> Share:
         limits = [WARM_BYTES, (self._memory or WARM_BYTES) // 4]
         if (cold_rate := self.facts["random_read_cold_bytes_per_s"]) is not None:
             limits.append(int(cold_rate * 2 * self._seconds))
-        least = 2 * self._how.batch_size + 1  # so that each equal share has a batch
+        least = 4 * self._how.batch_size + 1  # so that each equal share has two batches
         return find_share(self._store.rows, len(self._store), max(least, min(limits) // self._row_bytes))
 
     def _drop(self) -> str:

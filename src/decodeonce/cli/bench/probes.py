@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from itertools import count
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -99,7 +101,10 @@ def copy_rate(shape: Shape, batches: int, seconds: float) -> float:
 
 
 def transfer_rate(device: Device, shape: Shape, seconds: float) -> float:
-    """Copy batches from page-locked memory to the device on a separate stream for about `seconds`; return bytes/s."""
+    """Copy batches from page-locked memory to the device on a separate stream for about `seconds`; return bytes/s.
+
+    A copy is queued before the previous ones are done, so that the device never waits for this thread.
+    """
     slots = [device.pinned(shape) for _ in range(TRANSFER_SLOTS)]
     consumers = device.current_stream()
     device.set_stream(device.stream())
@@ -107,12 +112,16 @@ def transfer_rate(device: Device, shape: Shape, seconds: float) -> float:
         for slot in slots:  # the first uploads allocate
             device.upload(slot)
         device.record().synchronize()
-        sent, start = 0, time.perf_counter()
-        while not sent or time.perf_counter() - start < seconds:
-            for slot in slots:
-                device.upload(slot)
-            device.record().synchronize()
-            sent += sum(slot.nbytes for slot in slots)
-        return sent / (time.perf_counter() - start)
+        copied: deque[Any] = deque()
+        start = time.perf_counter()
+        for sent in count(1):
+            device.upload(slots[sent % TRANSFER_SLOTS])
+            copied.append(device.record())
+            if time.perf_counter() - start >= seconds:
+                break
+            if len(copied) == TRANSFER_SLOTS:
+                copied.popleft().synchronize()
+        copied[-1].synchronize()
+        return sent * slots[0].nbytes / (time.perf_counter() - start)
     finally:
         device.set_stream(consumers)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from decodeonce.cli.doctor import machine, pil, software
+from decodeonce.cli.doctor import devices, machine, pil, software
 from decodeonce.cli.doctor.check import IMPORT_ERRORS, Finding, bad
 from decodeonce.cli.doctor.storage import check_path
 from decodeonce.cli.options import JsonFlag
@@ -33,7 +33,9 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "memory": machine.memory,
     "address space": machine.address_space,
     "open files": machine.open_files,
-    "locked memory": machine.locked_memory,
+    "pinned memory": devices.pinned_memory,
+    "gpu driver": devices.gpu_driver,
+    "numa nodes": devices.numa_nodes,
     "launcher": machine.launcher,
     "rank": machine.rank,
     "task": machine.task,

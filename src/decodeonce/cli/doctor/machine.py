@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-from pathlib import Path
 
 from decodeonce import launch
 from decodeonce.cli.doctor.check import Finding, bad, ok, warn
@@ -14,7 +13,6 @@ from decodeonce.host import available_memory, cgroup_cores, cgroup_memory, usabl
 FEW_CORES = 4
 LITTLE_MEMORY, WORKER_MEMORY = 1 << 30, 100 << 20
 FEW_FILES = 1024  # enough for a store of 100 GB in small shards and the other files of a program
-PINNED = 1 << 30
 NO_LIMIT = 1 << 60  # cgroup v1 reports a number just below 2**63 if there is no limit
 
 
@@ -60,17 +58,6 @@ def open_files() -> Finding:
     found = f"{_limit(soft, str(soft))}, up to {_limit(hard, str(hard))}"
     if hard != resource.RLIM_INFINITY and hard < FEW_FILES:
         return warn(found, f"ask your administrator to raise nofile in limits.conf to {FEW_FILES} or more")
-    return ok(found)
-
-
-def locked_memory() -> Finding:
-    """Check the limit of locked memory; the driver of AMD counts pinned memory, that of NVIDIA does not."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    found = f"ulimit -l {_limit(soft, size_text(soft))}"
-    if soft != resource.RLIM_INFINITY and soft < PINNED and Path("/dev/kfd").exists():
-        return warn(
-            found, "run: ulimit -l unlimited; batches are pinned, and ROCm counts pinned memory towards this limit"
-        )
     return ok(found)
 
 

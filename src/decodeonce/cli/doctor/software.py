@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from decodeonce.cli.doctor.check import IMPORT_ERRORS, Finding, bad, ok, warn
+from decodeonce.cli.doctor.gpus import device_files
 from decodeonce.cli.doctor.machine import address_space
 from decodeonce.host import installed_version
 
@@ -74,7 +75,7 @@ def torch() -> Finding:
         again = f"reinstall it: {TORCH_PAGE}"
         advice = again if address_space().level == "ok" else f'see "address space"; if that does not help, {again}'
         return bad(f"{version}, import fails: {problem}", advice)
-    return torch_check(json.loads(answers[-1].removeprefix(ANSWER)), _gpus())
+    return torch_check(json.loads(answers[-1].removeprefix(ANSWER)), device_files())
 
 
 def torch_check(found: dict[str, Any], gpus: str) -> Finding:
@@ -94,11 +95,6 @@ def torch_check(found: dict[str, Any], gpus: str) -> Finding:
         return warn(f"{build}: built without {gpus} support", f"install a torch for this GPU: {TORCH_PAGE}")
     newer = f"install a newer driver, or a torch for this driver: {TORCH_PAGE}"
     return bad(f"{build}: cannot use the {gpus} of this machine{': ' if warning else ''}{warning}", newer)
-
-
-def _gpus() -> str:
-    """Return whose GPUs the kernel knows; "" for none or unknown."""
-    return "NVIDIA GPUs" if Path("/dev/nvidia0").exists() else "AMD GPUs" if Path("/dev/kfd").exists() else ""
 
 
 def simplejpeg() -> Finding:
