@@ -62,7 +62,7 @@ def note(rates: Rates, case: str, base: float, ours: float) -> None:
 
 
 def serve(pipe: Connection, path: Path, batch_size: int) -> None:
-    """Run epochs until the pipe ends: receive an arm and a number of threads, send the times of start and end."""
+    """Run epochs until None is received: receive an arm and its threads, send the times of start and end."""
     store = open_store(path)
     copies = Copies(store, batch_size, len(store) // batch_size)
     loaders: dict[int, Loader] = {}

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from conditions import conditions, heading, ratio, ratio_text
 from gpu_arms import Bench
-from streams import draw, hidden_share, read_lanes
+from streams import draw, hidden_share, read_streams
 from synthetic import synthetic_store
 from training import ROOT, TRACED_STEPS, Run
 
@@ -123,9 +123,9 @@ def main() -> None:
     bench = Bench(store, options.device, options.batch_size, options.steps)
     facts: dict[str, Any] = {"conditions": here}
     if options.trace:  # before the measurements, so that none is lost if the profiler does not work
-        lanes = read_lanes(bench.training.trace(bench.batches("from the store", TRACED_STEPS)))
-        options.trace.write_text(draw(lanes), encoding="utf-8")
-        facts["copies_under_compute"] = hidden_share(lanes)
+        streams = read_streams(bench.training.trace(bench.batches("from the store", TRACED_STEPS)))
+        options.trace.write_text(draw(streams), encoding="utf-8")
+        facts["copies_under_compute"] = hidden_share(streams)
     facts |= measure(bench, options.repeats)
     if options.json:
         print(json.dumps(facts))

@@ -74,7 +74,9 @@ def measure(training: Training, task: Task, repeats: int) -> dict[str, Any]:
     for name, open_feed in FEEDS.items():
         try:
             feeds[name] = open_feed(task)
-            training.run(feeds[name]())  # not counted: it starts workers, selects kernels and warms the page cache
+            found = training.run(feeds[name]())  # not counted: it starts workers, selects kernels, warms the page cache
+            if found["images"] != len(task.source.files):
+                raise RuntimeError(f"an epoch had {found['images']} images, expected {len(task.source.files)}")
         except (ImportError, OSError, RuntimeError) as error:
             if name == OURS:
                 raise

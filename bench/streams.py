@@ -10,9 +10,11 @@ The background is transparent, and text is in a grey that is readable on white a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 KINDS = {"kernel": "compute", "gpu_memcpy": "copies", "gpu_memset": "compute"}  # by the category of an event
+STEP = {"cat": "gpu_user_annotation", "name": "ProfilerStep#"}
 COLOURS = {"compute": "#3b82c4", "copies": "#d9480f"}
 GREY = "#767676"
 WIDTH, MARGIN, TITLE, LANE, GAP = 960, 12, 22, 30, 12  # pixels
@@ -22,13 +24,25 @@ Span = tuple[float, float]  # start and end in milliseconds since the first even
 Lane = dict[str, list[Span]]  # spans by kind
 
 
-def read_lanes(trace: dict[str, Any]) -> dict[int, Lane]:
-    """Return the work of each stream by its number. The consumer's stream, which computes longest, comes first.
+@dataclass(frozen=True)
+class Streams:
+    """The work of each stream by its number; the consumer's stream, which computes longest, comes first.
+
+    `steps` are the times in milliseconds at which it begins a step of the profiler.
+    """
+
+    lanes: dict[int, Lane]
+    steps: list[float]
+
+
+def read_streams(trace: dict[str, Any]) -> Streams:
+    """Read a Chrome trace.
 
     Raises:
         ValueError: If the trace has no work of a device.
     """
-    events = [event for event in trace["traceEvents"] if event.get("ph") == "X" and event.get("cat") in KINDS]
+    spans = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+    events = [event for event in spans if event.get("cat") in KINDS]
     if not events:
         raise ValueError("the trace has no work of a device; record it on a GPU, with its activities")
     first = min(event["ts"] for event in events)
@@ -37,20 +51,24 @@ def read_lanes(trace: dict[str, Any]) -> dict[int, Lane]:
         lane = lanes.setdefault(int(event["args"]["stream"]), {kind: [] for kind in COLOURS})
         start = (event["ts"] - first) / 1e3
         lane[KINDS[event["cat"]]].append((start, start + event["dur"] / 1e3))
-    return dict(sorted(lanes.items(), key=lambda lane: -total(merged(lane[1]["compute"]))))
+    lanes = dict(sorted(lanes.items(), key=lambda lane: -total(merged(lane[1]["compute"]))))
+    marks = [event for event in spans if event.get("cat") == STEP["cat"] and event["name"].startswith(STEP["name"])]
+    consumer = next(iter(lanes))
+    return Streams(lanes, sorted((event["ts"] - first) / 1e3 for event in marks if event["tid"] == consumer))
 
 
-def hidden_share(lanes: dict[int, Lane]) -> float:
+def hidden_share(streams: Streams) -> float:
     """Return the share of the time of copies on side streams in which the consumer's stream was busy."""
-    consumer, *others = lanes.values()
+    consumer, *others = streams.lanes.values()
     busy = merged([*consumer["compute"], *consumer["copies"]])
     copies = merged([span for lane in others for span in lane["copies"]])
     common = sum(max(0.0, min(end, stop) - max(start, begin)) for start, end in copies for begin, stop in busy)
     return common / total(copies) if copies else 0.0
 
 
-def draw(lanes: dict[int, Lane]) -> str:
-    """Return an SVG image. Gaps narrower than a pixel are not shown."""
+def draw(streams: Streams) -> str:
+    """Return an SVG image. Gaps narrower than a pixel are not shown; dashed lines are starts of steps."""
+    lanes = streams.lanes
     length = max(end for lane in lanes.values() for spans in lane.values() for _, end in spans)
     scale = (WIDTH - 2 * MARGIN) / length
     bottom = len(lanes) * (TITLE + LANE + GAP)
@@ -62,10 +80,14 @@ def draw(lanes: dict[int, Lane]) -> str:
     ]
     for number, (stream, lane) in enumerate(lanes.items()):
         top = number * (TITLE + LANE + GAP)
-        name = "the consumer's stream" if number == 0 else "a side stream"
-        lines.append(f'<text x="{MARGIN}" y="{top + 16}">Stream {stream}, {name}: {summary(lane)}</text>')
+        name = "a side stream" if number else "the consumer's stream"
+        steps = "; dashed lines: starts of steps" if streams.steps and not number else ""
+        lines.append(f'<text x="{MARGIN + 4}" y="{top + 16}">Stream {stream}, {name}: {summary(lane)}{steps}</text>')
         lines += bars(lane, top + TITLE, scale)
     lines += axis(length, scale, bottom)
+    for start in streams.steps:
+        x = MARGIN + start * scale
+        lines.append(f'<path stroke="{GREY}" stroke-dasharray="4 3" d="M{x:.1f} {TITLE}V{bottom}"/>')
     return "\n".join([*lines, "</svg>", ""])
 
 

@@ -67,10 +67,14 @@ class Training:
         """Train on all batches; return what it took.
 
         Returns:
+            - images: number of images.
             - images_per_s: includes the start of the epoch, if `batches` is an epoch.
             - device_waits: share of the time in which the device had finished a step and had no batch for the next one.
             - cores: processor seconds of this process and its workers per second.
             - processor_s_per_step: the same seconds per step.
+
+        Raises:
+            RuntimeError: If there is no batch.
         """
         self.finish()
         count, marks = 0, [self._mark()]
@@ -82,8 +86,11 @@ class Training:
             count += len(images)
         self.finish()
         seconds, processor = time.perf_counter() - start, processor_seconds() - processor
+        if not count:
+            raise RuntimeError("an epoch had no batch")
         waits = [self._between(*marks[index : index + 2]) for index in range(0, len(marks) - 1, 2)]
         return {
+            "images": count,
             "images_per_s": count / seconds,
             "device_waits": sum(waits) / seconds,
             "cores": processor / seconds,

@@ -101,7 +101,7 @@ def _decodes_with_simplejpeg(path: Path) -> bool:
     data = path.read_bytes()
     if plain := simplejpeg.is_jpeg(data) and simplejpeg.decode_jpeg_header(data)[2] != "CMYK":
         simplejpeg.decode_jpeg(data)
-    return plain
+    return bool(plain)
 
 
 def _decodes_with_pillow(path: Path) -> bool:
