@@ -25,6 +25,7 @@ def main() -> None:
         run("-m", "decodeonce.cli", "sample", tree)
     run(HERE / "build.py", tree)
     run(HERE / "sources.py", tree)
+    run(HERE / "cores.py", tree)
     if not (store / "store.json").exists():
         run("-m", "decodeonce.cli", "build", "imagenet", tree, store)
     run(HERE / "loader.py", store)
@@ -33,6 +34,7 @@ def main() -> None:
     run(HERE / "augment.py")
     run("-m", "bench.peers", tree)
     run(HERE / "gpu.py")
+    run(HERE / "gpu_peers.py", tree)
 
 
 if __name__ == "__main__":

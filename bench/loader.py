@@ -37,7 +37,7 @@ SIZES = {"1 GB": 10**9, "10 GB": 10**10}
 
 
 class Copies:
-    """Copies of batches by two threads, each of which copies its half of every batch without waiting for the other."""
+    """Copies of batches by threads, each of which copies its share of every batch without waiting for the others."""
 
     def __init__(self, store: Store, batch_size: int, steps: int) -> None:
         shape = store.manifest.shape
@@ -47,15 +47,16 @@ class Copies:
         self.slots = [page_aligned_slot((batch_size, *shape)).pixels for _ in range(5)]
         self.batch_size, self.steps = batch_size, steps
 
-    def epoch(self) -> None:
-        threads = [threading.Thread(target=self._copy, args=(number,)) for number in range(THREADS)]
+    def epoch(self, count: int = THREADS) -> None:
+        """Copy all batches with `count` threads."""
+        threads = [threading.Thread(target=self._copy, args=(number, count)) for number in range(count)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
-    def _copy(self, number: int) -> None:
-        part = slice(number * self.batch_size // THREADS, (number + 1) * self.batch_size // THREADS)
+    def _copy(self, number: int, count: int) -> None:
+        part = slice(number * self.batch_size // count, (number + 1) * self.batch_size // count)
         for step in range(self.steps):
             batch = self.source[step * self.batch_size : (step + 1) * self.batch_size]
             np.copyto(self.slots[step % len(self.slots)][part], batch[part])

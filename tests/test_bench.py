@@ -6,25 +6,64 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.images import make_tree
 from tests.stores import make_store, random_images
 
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 
 
+ON_CPU = ["--device", "cpu", "--batch-size", "2", "--repeats", "1", "--json"]
+
+
+def run(script: str, *arguments: str | Path) -> dict[str, Any]:
+    """Run a benchmark and return the facts that it prints."""
+    command = [sys.executable, str(BENCH / script), *map(str, arguments)]
+    facts: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return facts
+
+
 @pytest.mark.long
 def test_gpu_benchmark_runs_on_cpu(tmp_path: Path) -> None:
     store = make_store(tmp_path / "s", random_images(9, shape=(32, 32, 3)))
-    options = ["--device", "cpu", "--batch-size", "2", "--steps", "1", "--repeats", "1", "--json"]
-    command = [sys.executable, str(BENCH / "gpu.py"), str(store), *options]
-    facts = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    facts = run("gpu.py", store, *ON_CPU, "--steps", "1")
     assert (facts["device"], facts["batch_size"]) == ("cpu", 2)
-    assert len(facts["rates"]) == 6
-    assert all(rate > 0 for rate in facts["rates"].values())
-    assert 0 <= facts["share_of_steps_that_waited"] <= 1
+    assert len(facts["runs"]) == 9
+    for name in ("one batch", "from the store", "from the cache", "one augmented batch", "with Augment"):
+        found = facts["runs"][name]
+        assert found["images_per_s"] > 0
+        assert 0 <= found["device_waits"] < 1
+        assert found["processor_s_per_step"] > 0
+        assert 0 <= found.get("steps_waited", 0) <= 1
+    assert list(facts["of_one_batch"]) == ["from the store", "with Augment", "from the cache"]
+    assert facts["runs"]["first batch"]["seconds"] > 0
     assert facts["bottleneck"]
+
+
+@pytest.mark.long
+def test_gpu_benchmark_of_peers_runs_on_cpu(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "imagenet", classes=2, per_class=2)
+    facts = run("gpu_peers.py", tree, *ON_CPU, "--steps", "3", "--scratch", tmp_path / "scratch")
+    feeds = {"decodeonce Loader", "DataLoader, memory map, prefetcher", "DataLoader, JPEG files, prefetcher"}
+    assert feeds | {"one batch on the device"} <= set(facts["runs"])
+    assert not feeds & set(facts["missing"])
+    assert all(run["images_per_s"] > 0 and run["cores"] > 0 for run in facts["runs"].values())
+
+
+@pytest.mark.long
+def test_benchmark_of_cores_compares_each_number_of_workers(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "imagenet", classes=3, per_class=20)
+    options = ["--images", "60", "--rows", "12", "--batch-size", "4", "--repeats", "1", "--json"]
+    facts = run("cores.py", tree, *options, "--scratch", tmp_path / "scratch")
+    assert {"1"} <= set(facts["builds"]) <= {"1", "2", "4", "8", "16"}
+    assert {"1 | 1"} <= set(facts["loads"])
+    for rates in [*facts["builds"].values(), *facts["loads"].values()]:
+        assert [len(rates["base"]), len(rates["ours"])] == [1, 1]
+        assert rates["base"][0] > 0
+        assert rates["ours"][0] > 0
 
 
 @pytest.mark.long

@@ -117,6 +117,18 @@ def test_images_of_small_tree_are_linked_repeatedly(tmp_path: Path) -> None:
     assert len({path.stat().st_ino for path in paths}) == 4
 
 
+@pytest.mark.parametrize("installed", [True, False])
+def test_only_plain_images_are_linked(installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.peers.harness.images.find_spec", lambda package: installed or None)  # of simplejpeg
+    folder = make_tree(tmp_path / "imagenet", classes=1, per_class=2) / "train" / "n00000000"
+    (folder / "cmyk.JPEG").write_bytes(jpeg(mode="CMYK"))
+    (folder / "cut.JPEG").write_bytes(jpeg(200, 200)[:-500])
+    (folder / "text.JPEG").write_text("not an image")
+    tree = plain_tree(tmp_path / "imagenet", 4, tmp_path) / "tree"
+    found = sorted(path.name.partition("_")[2] for path in tree.glob("train/*/*.JPEG"))
+    assert found == ["n00000000_0.JPEG"] * 2 + ["n00000000_1.JPEG"] * 2
+
+
 def test_both_decoders_give_similar_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.JPEG"
     path.write_bytes(jpeg(90, 70))

@@ -1,4 +1,4 @@
-"""NVIDIA DALI on the CPU: its pipeline decodes JPEG files.
+"""NVIDIA DALI: its pipeline decodes JPEG files, on the CPU or on a GPU (for bench/gpu_peers.py).
 
 Settings are from "Getting Started", "Pipeline" (`device_id=None`: no GPU), "fn.readers.file" and "fn.decoders.image" in
 its documentation: two threads, `shuffle_after_epoch`, which shuffles all files, and the default queue of two batches.
@@ -21,7 +21,38 @@ from bench.peers.harness.peer import Arm, Batches, Peer, Source
 from bench.peers.harness.vision import MEAN, STD
 
 AHEAD = 2  # batches
+READER = "files"
 NOTE = "made for GPUs, not for two CPU cores"
+
+
+def make_pipeline(source: Source, *, augmented: bool = False, device_id: int | None = None) -> Any:
+    """Return a pipeline that decodes on the CPU, or on the GPU with number `device_id` ("mixed")."""
+    from nvidia.dali import fn, pipeline_def, types
+
+    files = [str(path) for path, _ in source.files]
+    labels = [label for _, label in source.files]
+    size = source.size
+
+    options = {"num_threads": source.workers, "device_id": device_id, "prefetch_queue_depth": AHEAD}
+    decoder = {"device": "cpu" if device_id is None else "mixed", "output_type": types.RGB, "adjust_orientation": False}
+
+    @pipeline_def(batch_size=source.batch_size, **options)
+    def images_and_labels() -> tuple[Any, Any]:
+        data, label = fn.readers.file(files=files, labels=labels, shuffle_after_epoch=True, name=READER)
+        label = label if device_id is None else label.gpu()
+        if augmented:
+            image = fn.decoders.image_random_crop(data, **decoder)
+            image = fn.resize(image, size=(source.crop, source.crop), interp_type=types.INTERP_LINEAR)
+            mean, std = ([255 * value for value in values] for values in (MEAN, STD))
+            flip = fn.random.coin_flip(probability=0.5)
+            return fn.crop_mirror_normalize(image, dtype=types.FLOAT, mean=mean, std=std, mirror=flip), label
+        image = fn.decoders.image(data, **decoder)
+        image = fn.resize(image, resize_shorter=size, interp_type=types.INTERP_LINEAR)
+        return fn.crop(image, crop=(size, size)), label
+
+    pipeline = images_and_labels()
+    pipeline.build()
+    return pipeline
 
 
 def read(source: Source, folder: Path, *, augmented: bool = False) -> Callable[[], Batches]:
@@ -29,30 +60,8 @@ def read(source: Source, folder: Path, *, augmented: bool = False) -> Callable[[
 
     Otherwise the pipeline would run ahead while other peers are timed.
     """
-    from nvidia.dali import fn, pipeline_def, types
-
-    files = [str(path) for path, _ in source.files]
-    labels = [label for _, label in source.files]
-    size = source.size
-
-    options = {"num_threads": source.workers, "device_id": None, "prefetch_queue_depth": AHEAD}
-
-    @pipeline_def(batch_size=source.batch_size, **options)
-    def images_and_labels() -> tuple[Any, Any]:
-        data, label = fn.readers.file(files=files, labels=labels, shuffle_after_epoch=True)
-        if augmented:
-            image = fn.decoders.image_random_crop(data, device="cpu", output_type=types.RGB, adjust_orientation=False)
-            image = fn.resize(image, size=(source.crop, source.crop), interp_type=types.INTERP_LINEAR)
-            mean, std = ([255 * value for value in values] for values in (MEAN, STD))
-            flip = fn.random.coin_flip(probability=0.5)
-            return fn.crop_mirror_normalize(image, dtype=types.FLOAT, mean=mean, std=std, mirror=flip), label
-        image = fn.decoders.image(data, device="cpu", output_type=types.RGB, adjust_orientation=False)
-        image = fn.resize(image, resize_shorter=size, interp_type=types.INTERP_LINEAR)
-        return fn.crop(image, crop=(size, size)), label
-
-    pipeline = images_and_labels()
-    pipeline.build()
-    batches, first_call = len(files) // source.batch_size, True
+    pipeline = make_pipeline(source, augmented=augmented)
+    batches, first_call = len(source.files) // source.batch_size, True
 
     def epoch() -> Iterator[tuple[Any, Any]]:
         nonlocal first_call
@@ -67,6 +76,16 @@ def read(source: Source, folder: Path, *, augmented: bool = False) -> Callable[[
             pipeline.release_outputs()
 
     return epoch
+
+
+def read_on_gpu(source: Source, device_id: int) -> Callable[[], Batches]:
+    """Return epochs that are decoded on a GPU, as in "PyTorch Plugin API reference" and its ResNet-50 example."""
+    from nvidia.dali.plugin.pytorch import DALIClassificationIterator, LastBatchPolicy
+
+    pipeline = make_pipeline(source, device_id=device_id)
+    policy = {"last_batch_policy": LastBatchPolicy.DROP, "auto_reset": True}
+    batches = DALIClassificationIterator(pipeline, reader_name=READER, **policy)
+    return lambda: ((batch["data"], batch["label"]) for [batch] in batches)
 
 
 PEER = Peer(

@@ -47,18 +47,22 @@ def build(source: Source, folder: Path) -> None:
     writer.from_indexed_dataset(IndexedImages(source))
 
 
-def read(source: Source, folder: Path, *, augmented: bool = False) -> Callable[[], Batches]:
-    """Return epochs of FFCV's Loader, with every index `copies` times."""
+def read(source: Source, folder: Path, *, augmented: bool = False, device: Any = None) -> Callable[[], Batches]:
+    """Return epochs of FFCV's Loader, with every index `copies` times. `device`: its ToDevice copies batches there."""
     from ffcv.fields.basics import IntDecoder
     from ffcv.fields.rgb_image import RandomResizedCropRGBImageDecoder, SimpleRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
-    from ffcv.transforms import NormalizeImage, RandomHorizontalFlip, ToTensor, ToTorchImage
+    from ffcv.transforms import NormalizeImage, RandomHorizontalFlip, ToDevice, ToTensor, ToTorchImage
 
     image: list[Any] = [SimpleRGBImageDecoder(), ToTensor()]
     if augmented:
         mean, std = (np.array(values) * 255 for values in (MEAN, STD))
         image = [RandomResizedCropRGBImageDecoder((source.crop, source.crop)), RandomHorizontalFlip()]
         image += [NormalizeImage(mean, std, np.float32), ToTensor(), ToTorchImage()]
+    label: list[Any] = [IntDecoder(), ToTensor()]
+    if device is not None:
+        image.append(ToDevice(device, non_blocking=True))
+        label.append(ToDevice(device, non_blocking=True))
     loader = Loader(
         str(folder / "rows.beton"),
         source.batch_size,
@@ -66,7 +70,7 @@ def read(source: Source, folder: Path, *, augmented: bool = False) -> Callable[[
         os_cache=True,
         order=OrderOption.RANDOM,
         indices=np.tile(np.arange(len(source.files), dtype="uint64"), source.copies),
-        pipelines={"image": image, "label": [IntDecoder(), ToTensor()]},
+        pipelines={"image": image, "label": label},
     )
     return lambda: loader
 

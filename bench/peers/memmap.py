@@ -35,9 +35,9 @@ def build(source: Source, folder: Path) -> None:
 class Rows:
     """A map-style dataset over np.memmap that has each row `copies` times. Each worker maps the files."""
 
-    def __init__(self, source: Source, folder: Path, transform: Callable[[Any], Any] | None = None) -> None:
-        self.folder, self.count, self.copies = folder, len(source.files), source.copies
-        self.transform = transform
+    def __init__(self, folder: Path, copies: int = 1, transform: Callable[[Any], Any] | None = None) -> None:
+        self.folder, self.copies, self.transform = folder, copies, transform
+        self.count = len(np.load(folder / "labels.npy", mmap_mode="r"))
         self.images: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -86,17 +86,17 @@ def epochs(dataset: Any, source: Source, **options: Any) -> Callable[[], Batches
 
 def read_by_sample(source: Source, folder: Path) -> Callable[[], Batches]:
     """Return epochs of samples, batched by the default collate function."""
-    return epochs(Rows(source, folder), source)
+    return epochs(Rows(folder, source.copies), source)
 
 
 def read_augmented(source: Source, folder: Path) -> Callable[[], Batches]:
     """Return epochs of samples, each with its own crop and flip."""
-    return epochs(Rows(source, folder, augmented_rows(source.crop)), source)
+    return epochs(Rows(folder, source.copies, augmented_rows(source.crop)), source)
 
 
 def read_by_batch(source: Source, folder: Path) -> Callable[[], Batches]:
     """Return epochs of batches that the dataset reads."""
-    return epochs(RowsByBatch(source, folder), source, collate_fn=return_batch)
+    return epochs(RowsByBatch(folder, source.copies), source, collate_fn=return_batch)
 
 
 PEER = Peer(

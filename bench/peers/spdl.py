@@ -2,12 +2,14 @@
 
 Settings are from "Building a Pipeline", "Concurrency" and "High-Level Loading Functions" in its documentation: a stage
 with a concurrency, and a sink that holds a few batches. `load_image_batch` decodes several images per call, with the
-filters of `get_video_filter_desc(scale_mode="crop")`. Every epoch has a new pipeline.
+filters of `get_video_filter_desc(scale_mode="crop")`. Every epoch has a new pipeline. For a GPU (bench/gpu_peers.py), a
+thread of its own copies batches with `transfer_tensor_h2d`, as in "Pipeline Parallelism".
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,19 @@ from bench.peers.harness.peer import Arm, Batches, Peer, Source
 IMAGES_PER_CALL = 32
 
 
-def pipeline(order: Iterable[Any], task: Callable[[Any], Any], workers: int, per_batch: int = 1) -> Iterator[Any]:
-    """Run `task` for each item in threads, and yield batches of `per_batch` results."""
+def pipeline(
+    order: Iterable[Any],
+    task: Callable[[Any], Any],
+    workers: int,
+    per_batch: int = 1,
+    copier: ThreadPoolExecutor | None = None,
+) -> Iterator[Any]:
+    """Run `task` for each item in threads, and yield batches of `per_batch` results. `copier` copies them to a GPU."""
     from spdl.pipeline import PipelineBuilder
 
     builder = PipelineBuilder().add_source(order).pipe(task, concurrency=workers)
     builder = builder.aggregate(per_batch).pipe(concatenate) if per_batch > 1 else builder
+    builder = builder.pipe(copy_to_gpu, executor=copier) if copier else builder
     with (batches := builder.add_sink(3).build(num_threads=workers + (per_batch > 1))).auto_stop():
         yield from batches
 
@@ -34,7 +43,17 @@ def concatenate(parts: list[tuple[Any, Any]]) -> tuple[Any, Any]:
     return np.concatenate(images), np.concatenate(labels)
 
 
-def read_jpeg(source: Source, folder: Path) -> Callable[[], Batches]:
+def copy_to_gpu(batch: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Copy a batch to the GPU through pinned memory, on the stream of this thread."""
+    import spdl.io
+    import torch
+
+    images, labels = batch
+    copied: tuple[Any, Any] = spdl.io.transfer_tensor_h2d((torch.as_tensor(images), torch.as_tensor(labels)))
+    return copied
+
+
+def read_jpeg(source: Source, folder: Path, copier: ThreadPoolExecutor | None = None) -> Callable[[], Batches]:
     """Return epochs that decode files in the loop."""
     import spdl.io
 
@@ -50,12 +69,12 @@ def read_jpeg(source: Source, folder: Path) -> Callable[[], Batches]:
 
     def epoch() -> Iterator[tuple[Any, Any]]:
         order = random.permutation(len(source.files)).reshape(-1, share).tolist()
-        return pipeline(order, load, source.workers, source.batch_size // share)
+        return pipeline(order, load, source.workers, source.batch_size // share, copier)
 
     return epoch
 
 
-def read_memmap(source: Source, folder: Path) -> Callable[[], Batches]:
+def read_memmap(source: Source, folder: Path, copier: ThreadPoolExecutor | None = None) -> Callable[[], Batches]:
     """Return epochs that read batches from a memory map in threads."""
     import torch
 
@@ -67,7 +86,7 @@ def read_memmap(source: Source, folder: Path) -> Callable[[], Batches]:
 
     def epoch() -> Iterator[tuple[Any, Any]]:
         order = random.permutation(np.tile(np.arange(len(labels)), source.copies))
-        return pipeline(order.reshape(-1, source.batch_size), gather, source.workers)
+        return pipeline(order.reshape(-1, source.batch_size), gather, source.workers, copier=copier)
 
     return epoch
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT, SHELL, blocks, is_pinned
+from tests.docs.pages import ROOT, SHELL, blocks
 
 PAGE = ROOT / "docs" / "start" / "tutorial.md"
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -62,8 +62,6 @@ def assert_shown(shown: str, printed: str) -> None:
 
 @pytest.mark.long
 def test_commands_of_tutorial_print_what_it_shows(tmp_path: Path) -> None:
-    if not is_pinned("pillow-simd"):
-        pytest.skip("the sizes of the generated images depend on Pillow; those of the page are of the pinned version")
     printed, shown = "", 0
     for block in blocks(PAGE):
         if block.text == TRAIN:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import multiprocessing
 import os
 import random
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -83,17 +85,35 @@ def plain_tree(tree: Path, count: int, scratch: Path) -> Path:
 
 
 def _first_plain(paths: list[Path], count: int) -> Iterator[Path]:
-    import simplejpeg
-
+    is_plain = _decodes_with_simplejpeg if find_spec("simplejpeg") else _decodes_with_pillow
     for path in paths:
         if count == 0:
             return
-        data = path.read_bytes()
         with suppress(ValueError):  # raised for files that are not valid JPEGs
-            if simplejpeg.is_jpeg(data) and simplejpeg.decode_jpeg_header(data)[2] != "CMYK":
-                simplejpeg.decode_jpeg(data)
+            if is_plain(path):
                 count -= 1
                 yield path
+
+
+def _decodes_with_simplejpeg(path: Path) -> bool:
+    import simplejpeg
+
+    data = path.read_bytes()
+    if plain := simplejpeg.is_jpeg(data) and simplejpeg.decode_jpeg_header(data)[2] != "CMYK":
+        simplejpeg.decode_jpeg(data)
+    return bool(plain)
+
+
+def _decodes_with_pillow(path: Path) -> bool:
+    from PIL import Image
+
+    data = io.BytesIO(path.read_bytes())
+    try:
+        with Image.open(data) as image:
+            image.load()
+            return image.format == "JPEG" and image.mode != "CMYK"
+    except OSError as error:  # Pillow's error for damaged images and other formats
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _link(path: Path, to: Path) -> None:

@@ -1,0 +1,100 @@
+"""The arms of bench/gpu.py: copies, transfers, augmentation and training on one device from one store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from training import Run, Training
+
+from decodeonce import Batch, Loader, Store
+from decodeonce.loader.augment import Augment, Normalize, RandomFlip, RandomResizedCrop
+
+
+class Bench:
+    """The measurements for one device and store."""
+
+    def __init__(self, store: Store, device: torch.device, batch_size: int, steps: int) -> None:
+        self.store, self.batch_size, self.steps = store, batch_size, steps
+        self.training = Training(device)
+        self.augment = Augment(RandomResizedCrop(224), RandomFlip(), Normalize(store, dtype=torch.bfloat16))
+        self.loaders = {
+            "from the store": self.loader(),
+            "with Augment": self.loader(transform=self.augment),
+            "from the cache": self.loader(cache="device", partition="range"),
+        }
+        self.constant = next(iter(self.loaders["from the store"]))
+        shape = self.constant.images.shape
+        self.pinned = torch.empty(shape, dtype=torch.uint8, pin_memory=device.type != "cpu")
+        self.target = torch.empty(shape, dtype=torch.uint8, device=device)
+
+    def loader(self, **settings: Any) -> Loader:
+        """Create a Loader."""
+        return Loader(self.store, batch_size=self.batch_size, device=self.training.device, **settings)
+
+    def timed(self, work: Callable[[], None]) -> float:
+        """Return how long `work` takes, until the device has finished it."""
+        self.training.finish()
+        start = time.perf_counter()
+        work()
+        self.training.finish()
+        return time.perf_counter() - start
+
+    def copies(self) -> Run:
+        """Copy the bytes of an epoch from one buffer in pinned memory."""
+        steps = len(self.loaders["from the store"])
+
+        def work() -> None:
+            for _ in range(steps):
+                self.target.copy_(self.pinned, non_blocking=True)
+
+        return {"bytes_per_s": steps * self.pinned.nbytes / self.timed(work)}
+
+    def transfers(self) -> Run:
+        """Load an epoch, including its start. A part of an epoch would also transfer batches that nobody gets."""
+        loader = self.loaders["from the store"]
+
+        def work() -> None:
+            for _ in loader:
+                pass
+
+        return {"bytes_per_s": len(loader) * self.pinned.nbytes / self.timed(work)}
+
+    def first_batch(self) -> Run:
+        """Open the store again, and load its first batch."""
+        self.training.finish()
+        start = time.perf_counter()
+        with Loader(self.store.paths.root, batch_size=self.batch_size, device=self.training.device) as loader:
+            next(iter(loader))
+            self.training.finish_stream()
+            return {"seconds": time.perf_counter() - start}
+
+    def augmenting(self) -> Run:
+        """Augment one batch."""
+
+        def work() -> None:
+            for _ in range(self.steps):
+                self.augment(self.constant)
+
+        return {"images_per_s": self.steps * self.batch_size / self.timed(work)}
+
+    def same_batch(self, batch: Batch) -> Run:
+        """Train on one batch."""
+        return self.training.run(batch for _ in range(self.steps))
+
+    def train(self, name: str) -> Run:
+        """Train on the batches of a Loader."""
+        before = self.loaders[name].stats()
+        run = self.training.run(self.batches(name, self.steps))
+        after = self.loaders[name].stats()
+        waited = [stats["waited_batch_share"] * stats["batches"] for stats in (before, after)]
+        return {**run, "steps_waited": (waited[1] - waited[0]) / (after["batches"] - before["batches"])}
+
+    def batches(self, name: str, steps: int) -> Iterator[Batch]:
+        """Yield `steps` batches of a Loader, from several epochs if necessary."""
+        while steps:
+            for _, batch in zip(range(steps), self.loaders[name], strict=False):
+                yield batch
+                steps -= 1

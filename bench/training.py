@@ -1,0 +1,135 @@
+"""The training step of the GPU benchmarks, and what a run of steps takes: ResNet-50 in bf16 and channels_last."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import profile, schedule
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "examples"))
+
+from train_resnet50 import resnet50  # noqa: E402
+
+CLASSES = 1000
+SKIPPED_STEPS, DRAWN_STEPS = 4, 3  # the first steps of an epoch transfer the batches ahead
+TRACED_STEPS = SKIPPED_STEPS + DRAWN_STEPS
+Batches = Iterable[Iterable[Tensor]]  # images and labels on the device
+Run = dict[str, float]
+
+
+class Training:
+    """A model on a device. Images are uint8 (B, H, W, C), or (B, C, H, W) if they are normalized already."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.on_cpu = device, device.type == "cpu"
+        torch.backends.cudnn.benchmark = True
+        model = resnet50(CLASSES).to(device).to(memory_format=torch.channels_last)
+        self.normalize, self.layers = model[0], model[1:]
+        self.optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+    @property
+    def name(self) -> str:
+        """Name of the device."""
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else str(self.device)
+
+    def step(self, images: Tensor, labels: Tensor) -> None:
+        """Queue one training step on the current stream."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=not self.on_cpu):
+            pixels = self.normalize(images) if images.dtype == torch.uint8 else images
+            # The weights are float32. On a CPU, there is no autocast that would convert normalized images.
+            loss = nn.functional.cross_entropy(self.layers(pixels.float() if self.on_cpu else pixels), labels)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+    def finish(self) -> None:
+        """Wait until the device has finished."""
+        if not self.on_cpu:
+            torch.accelerator.synchronize(self.device)
+
+    def finish_stream(self) -> None:
+        """Wait until the device has finished the work of the current stream."""
+        if not self.on_cpu:
+            torch.accelerator.current_stream(self.device).synchronize()
+
+    def run(self, batches: Batches) -> Run:
+        """Train on all batches; return what it took.
+
+        Returns:
+            - images: number of images.
+            - images_per_s: includes the start of the epoch, if `batches` is an epoch.
+            - device_waits: share of the time in which the device had finished a step and had no batch for the next one.
+            - cores: processor seconds of this process and its workers per second.
+            - processor_s_per_step: the same seconds per step.
+
+        Raises:
+            RuntimeError: If there is no batch.
+        """
+        self.finish()
+        count, marks = 0, [self._mark()]
+        start, processor = time.perf_counter(), processor_seconds()
+        for images, labels in batches:
+            marks.append(self._mark())  # the batch can be used: the loader has let this stream wait for its copy
+            self.step(images, labels)
+            marks.append(self._mark())
+            count += len(images)
+        self.finish()
+        seconds, processor = time.perf_counter() - start, processor_seconds() - processor
+        if not count:
+            raise RuntimeError("an epoch had no batch")
+        waits = [self._between(*marks[index : index + 2]) for index in range(0, len(marks) - 1, 2)]
+        return {
+            "images": count,
+            "images_per_s": count / seconds,
+            "device_waits": sum(waits) / seconds,
+            "cores": processor / seconds,
+            "processor_s_per_step": processor / len(waits),
+        }
+
+    def trace(self, batches: Batches) -> dict[str, Any]:
+        """Train on TRACED_STEPS batches; return the Chrome trace of the last DRAWN_STEPS steps."""
+        plan = schedule(wait=SKIPPED_STEPS - 1, warmup=1, active=DRAWN_STEPS, repeat=1)
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "trace.json")
+            with profile(schedule=plan, on_trace_ready=lambda found: found.export_chrome_trace(str(file))) as profiler:
+                for images, labels in batches:
+                    self.step(images, labels)
+                    profiler.step()
+            return dict(json.loads(file.read_text()))
+
+    def _mark(self) -> Any:
+        """Mark this place in the work of the current stream; on a CPU, it is the current time.
+
+        See https://docs.pytorch.org/docs/stable/generated/torch.Event.html.
+        """
+        if self.on_cpu:
+            return time.perf_counter()
+        event = torch.Event(self.device, enable_timing=True)
+        event.record()
+        return event
+
+    def _between(self, first: Any, second: Any) -> float:
+        """Return the seconds between two marks."""
+        return float(second - first if self.on_cpu else first.elapsed_time(second) / 1e3)
+
+
+def processor_seconds() -> float:
+    """Return the processor time so far of this process and its worker processes."""
+    return time.process_time() + sum(map(_worker_seconds, multiprocessing.active_children()))
+
+
+def _worker_seconds(worker: Any) -> float:
+    """Return the processor time of a running process, from fields 14 and 15 of proc_pid_stat(5)."""
+    fields = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
