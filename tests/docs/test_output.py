@@ -1,0 +1,62 @@
+"""Commands whose output pages show, with the numbers of one machine, print the same lines here, with other numbers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.command import prep
+from tests.docs.pages import ROOT, blocks
+from tests.images import make_tree
+from tests.stores import make_store, random_images
+
+SHOWN = {
+    "prep bench load train.store": "docs/how-to/find-the-bottleneck.md",
+    "prep bench build imagenet": "docs/how-to/find-the-bottleneck.md",
+    "prep doctor": "docs/reference/command-line.md",
+}
+ROWS = 2560  # fewer rows, and there are too few steps to try
+
+
+def shown(command: str) -> str:
+    """Return the output that a page shows for a command."""
+    words = command.split()[:3]
+    texts = [block.text for block in blocks(ROOT / SHOWN[command])]
+    if command == "prep doctor":
+        return next(text for text in texts if text.startswith("ok "))
+    return texts[next(index for index, text in enumerate(texts) if text.split()[:3] == words) + 1]
+
+
+def labels(output: str) -> set[str]:
+    """Return what lines say before their first number: "Loader, cold"; the words of a verdict do not count."""
+    lines = [line for line in output.splitlines() if line.strip() != "..."]
+    verdict = next((index for index, line in enumerate(lines) if " is limited by " in line), len(lines))
+    level = re.compile(r"(ok|warn|bad) +")
+    found = {re.split(r"  |\d", level.sub("", line.strip()))[0].strip(" -:") for line in lines[:verdict]}
+    return {*found, "VERDICT"} if verdict < len(lines) else found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with train.store and imagenet/."""
+    root = tmp_path_factory.mktemp("shown")
+    make_store(root / "train.store", images=random_images(ROWS, shape=(64, 64, 3)))
+    make_tree(root / "imagenet")
+    return root
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", SHOWN)
+def test_lines_of_output_are_printed(command: str, folder: Path) -> None:
+    expected, printed = shown(command), prep(*command.split()[1:], cwd=folder).stdout
+    expected = expected.replace("/data/imagenet", "imagenet").replace("/scratch/me", str(folder))
+    assert labels(expected) <= labels(printed), printed
+
+
+def test_labels() -> None:
+    output = (
+        "2 rows\n  MB/s  images/s\nrow reads, cold  1,2  3\nok    one pil  none\n...\nEvery epoch is limited by x\nmore"
+    )
+    assert labels(output) == {"", "MB/s", "row reads, cold", "one pil", "VERDICT"}
