@@ -33,6 +33,7 @@ myst_enable_extensions: list[str] = []
 highlight_language = "none"
 
 autodoc_member_order = "bysource"
+napoleon_use_ivar = True  # an attribute called bytes must not become the target of links to the type
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True  # show dtype=torch.float32 as in the source

@@ -25,7 +25,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
 def rebase_included_links(app: Sphinx, path: Path, page: str, content: list[str]) -> None:
     """Make relative links in ../CHANGELOG.md and the other included pages relative to the including page."""
     if path.parent == Path(".."):
-        up = "../" * (page.count("/") + 1)
+        up = "../" * (app.env.docname.count("/") + 1)  # MyST passes only the last part of the name as `page`
         content[0] = re.sub(r"\]\((?![a-z]+:|#)", f"]({up}", content[0])
 
 

@@ -116,7 +116,8 @@ def test_parameters_are_a_list(site: Path) -> None:
     _, _, loader = page.partition('id="decodeonce.Loader"')
     fields, _, _ = loader.partition('id="decodeonce.Loader.')
     listed = re.findall(r"<li><p><strong>(\w+)</strong>", fields)
-    assert listed == list(inspect.signature(decodeonce.Loader).parameters)
+    parameters = list(inspect.signature(decodeonce.Loader).parameters)
+    assert listed[: len(parameters)] == parameters  # attributes follow
 
 
 @pytest.fixture(scope="module")

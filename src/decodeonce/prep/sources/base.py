@@ -102,7 +102,7 @@ class Source(ABC):
 
     @property
     def keeps_order(self) -> bool:
-        """Whether rows keep the source's order unless a shuffle seed is given; default: only with a `read_unit`."""
+        """Whether rows keep the source's order unless a shuffle seed is given. By default, only with a `read_unit`."""
         return bool(self.read_unit)
 
     @property
