@@ -41,10 +41,14 @@ def link_to_including_pages(app: Sphinx, doctree: nodes.document) -> None:
             link["reftarget"] = INCLUDED.get(Path(name).name, name)
 
 
+# NumPy's ArrayLike is an alias, which signatures show in full.
+ARRAY_LIKE = re.compile(r"_Buffer \| _SupportsArray.*?_NestedSequence\[complex \| bytes \| str\]")
+
+
 def tidy_signature(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str | None
 ) -> tuple[str | None, str | None]:
-    """Show `Store` instead of `Store()`, because users do not call that class, and ... for a default factory."""
+    """Show `Store` instead of `Store()`, which users do not call, `ArrayLike`, and ... for a default factory."""
     if what == "class" and signature == "()":
         return None, returns
-    return signature and signature.replace("<factory>", "..."), returns
+    return signature and ARRAY_LIKE.sub("ArrayLike", signature.replace("<factory>", "...")), returns
