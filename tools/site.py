@@ -42,7 +42,7 @@ def link_to_including_pages(app: Sphinx, doctree: nodes.document) -> None:
 
 
 # NumPy's ArrayLike is an alias, which signatures show in full.
-ARRAY_LIKE = re.compile(r"_Buffer \| _SupportsArray.*?_NestedSequence\[complex \| bytes \| str\]")
+ARRAY_LIKE = re.compile(r"[~\w.]*_Buffer \| .*?_NestedSequence\[complex \| bytes \| str\]")
 
 
 def tidy_signature(
