@@ -90,7 +90,7 @@ def section(
     `known` maps the rows of each earlier section to its path, so that a section with the same rows links to it.
     """
     command, rows = found[path], tuple(own_rows(path, found, shared))
-    parts = [f"## {path}", escaped(prose(command)), f"`{usage(path, command)}`"]
+    parts = [f"## {path}", escaped(prose(command)), usage(path, command)]
     if len(rows) > 4 and rows in known:
         parts.append(f"It has the same arguments and flags as [{known[rows]}]({anchor(known[rows])}).")
     else:
@@ -146,11 +146,10 @@ def _rows(path: str, command: Any, kind: str) -> list[Row]:
 
 
 def usage(path: str, command: Any) -> str:
-    """Return the usage line: `prep build KIND SRC OUT [FLAGS]`."""
+    """Return a command with its arguments: `prep build folder SRC OUT`; "" for a group."""
     params = command.get_params(typer.Context(command, info_name=path))
     words = [path, *(param.metavar or param.name.upper() for param in params if param.param_type_name == "argument")]
-    last = f"{command.member.upper()} ..." if members(command) else "[FLAGS]"
-    return " ".join(words if words[-1].endswith(last) else [*words, last])
+    return "" if members(command) else f"`{' '.join(words)}`"
 
 
 def prose(command: Any) -> str:
