@@ -471,6 +471,34 @@ def test_ctrl_c_interrupts_waiting_for_a_batch(store: Path, thread: str) -> None
     assert done.stderr.endswith("KeyboardInterrupt\n")
 
 
+INTERRUPTED_WHILE_DROPPING = """
+import _thread, operator, signal, sys, weakref
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT in processes started with &
+from decodeonce import Loader
+from decodeonce.loader.augment import Augment, RandomResizedCrop
+
+transform = Augment(RandomResizedCrop(512)) if sys.argv[2] == "augmented" else None  # 3 MB; 1 MB or less is not reused
+with Loader(sys.argv[1], batch_size=4, transform=transform) as loader:
+    batches = iter(loader)
+    for _ in range(8):
+        held = [next(batches)]
+        dropped = weakref.ref(held[0])
+        try:
+            # list() calls both in C. So the signal arrives before the batch is dropped, and Python can handle it only
+            # in code that dropping runs, or after list().
+            list(map(operator.methodcaller("__call__"), [_thread.interrupt_main, held.clear]))
+        except KeyboardInterrupt:
+            print("interrupted", dropped() is None)
+"""
+
+
+@pytest.mark.parametrize("kind", ["plain", "augmented"])
+def test_ctrl_c_interrupts_dropping_a_batch(store: Path, kind: str) -> None:
+    command = [sys.executable, "-c", INTERRUPTED_WHILE_DROPPING, str(store), kind]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted True\n" * 8, "")
+
+
 def test_exit_during_an_epoch_prints_nothing(store: Path) -> None:
     code = (
         "import sys; from decodeonce import Loader; "

@@ -49,6 +49,15 @@ def test_all_slots_are_used_before_one_is_reused() -> None:
     assert free.made == 3
 
 
+def test_slots_are_reused_if_the_user_always_holds_more_of_them_than_are_kept() -> None:
+    free = make_slots(2)
+    held = [free.lend(free.take(), 2) for _ in range(5)]
+    for _ in range(20):
+        del held[0]
+        held.append(free.lend(free.take(), 2))
+    assert free.made == 5
+
+
 def test_closed_slots_free_memory() -> None:
     free = make_slots(2)
     slots = [free.take(), free.take()]
@@ -59,11 +68,25 @@ def test_closed_slots_free_memory() -> None:
     assert [slot() for slot in references] == [None, None]
 
 
+def test_lent_slots_free_memory_if_closed_or_surplus() -> None:
+    free = make_slots(1)
+    lent = [free.lend(free.take(), 2) for _ in range(3)]
+    pixels = [weakref.ref(array.base) for array in lent]
+    while lent:
+        lent.pop()
+    assert [array() is None for array in pixels] == [False, True, True]
+    last = free.lend(free.take(), 2)
+    free.close()
+    assert pixels[0]() is not None
+    del last
+    assert pixels[0]() is None
+
+
 def test_kept_slots_are_replaced_and_surplus_slots_are_freed() -> None:
     free = make_slots(2)
     slots = [free.take() for _ in range(5)]
     assert free.made == 5
     for slot in slots:
         free.give_back(slot)
-    assert [free.take() for _ in range(3)][:2] == slots[:2]
+    assert [free.take() for _ in range(3)][:2] == slots[-2:]
     assert free.made == 6

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import mmap
 import weakref
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -13,10 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from decodeonce.loader.pool import Pool
+
 # malloc itself reuses smaller blocks.
 _LARGE = 2**20
-# Unused blocks, oldest first. An augmented batch needs three. If there are more than four, the oldest is dropped.
-_free: deque[mmap.mmap] = deque(maxlen=4)
+# Unused blocks. An augmented batch needs three.
+_free: Pool[mmap.mmap] = Pool(4)
 _users: set[object] = set()
 
 
@@ -43,7 +44,8 @@ def recycled(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     buffer = _take(nbytes)
     # The tensor and its views keep this array alive. When the array is collected, it gives the memory back.
     lent = np.ndarray(nbytes, np.uint8, buffer=buffer)
-    weakref.finalize(lent, _give_back, buffer).atexit = False
+    if _users:
+        _free.lend(buffer, lent)
     return torch.from_numpy(lent).view(dtype).view(shape)
 
 
@@ -62,16 +64,11 @@ def _end(token: object) -> None:
         _free.clear()
 
 
-def _give_back(buffer: mmap.mmap) -> None:
-    if _users:
-        _free.append(buffer)
-
-
 def _take(nbytes: int) -> mmap.mmap:
-    """A free block of this size, or a new one. Methods of a deque are atomic, so threads need no lock."""
+    """A free block of this size, or a new one."""
     for _ in range(len(_free)):
         with suppress(IndexError):  # another thread took the last one
-            buffer = _free.popleft()
+            buffer = _free.pop()
             if len(buffer) == nbytes:
                 return buffer
             _free.append(buffer)

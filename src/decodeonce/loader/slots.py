@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import weakref
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -15,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from decodeonce.loader.memory import page_aligned
+from decodeonce.loader.pool import Pool
 
 Pixels = NDArray[np.uint8]
 
@@ -52,28 +51,25 @@ class Slots:
     def __init__(self, make: Callable[[], Slot], size: int) -> None:
         self._make = make
         self._size = size
-        self._free: deque[Slot] = deque()
+        self._free: Pool[Slot] = Pool(size)
         self.made = 0
 
     def take(self) -> Slot:
         """The slot that has been free for the longest time, or a new one."""
         if self.made >= self._size:
             with suppress(IndexError):
-                return self._free.popleft()
+                return self._free.pop()
         self.made += 1
         return self._make()
 
     def give_back(self, slot: Slot) -> None:
         """Mark the slot as free."""
-        # No lock: finalizers call this in the thread that drops the last reference or collects garbage, and that thread
-        # may already hold any lock. deque.append is atomic. A race can only keep one slot too many, which is harmless.
-        if len(self._free) < self._size:
-            self._free.append(slot)
+        self._free.append(slot)
 
     def close(self) -> None:
         """Drop all free slots now, and every other slot when it is given back."""
-        self._size = 0
         self._free.clear()
+        self._free = Pool(0)
 
     def lend(self, slot: Slot, rows: int) -> Pixels:
         """The first `rows` rows of the slot, as an array that gives the slot back when its last reference is gone.
@@ -84,6 +80,5 @@ class Slots:
         """
         pixels = slot.pixels
         lent: Pixels = np.ndarray((rows, *pixels.shape[1:]), np.uint8, buffer=pixels.data)
-        # Not at exit: no one takes slots then.
-        weakref.finalize(lent, self.give_back, slot).atexit = False
+        self._free.lend(slot, lent)
         return lent
