@@ -6,7 +6,7 @@
   processes, as in bench/build.py. TREE is a tree `train/<wnid>/*.JPEG`, whose images are linked until there are
   --images; without it a sample tree is generated in build/.
 - Loading: epochs of the Loader with 1 to 8 threads, and in 1 to 4 processes at once on the same store, compared with
-  np.copyto in as many threads and processes, as in bench/loader.py. The store has --rows random rows.
+  np.copyto in as many threads and processes, as in bench/copies.py. The store has --rows random rows.
 
 No more workers and threads are used than this process may use cores. The arms of a repeat run in turn, warm. Rates are
 medians; ratios are ratios of the medians with their range over the repeats.
@@ -29,11 +29,11 @@ from typing import Any
 
 from build import BARE, find_tree, link_images, parallel_rate, plain_jpegs, steady_build
 from conditions import conditions, heading, ratio, ratio_text
+from copies import Copies, drain
 from synthetic import ROW_BYTES, synthetic_store
 
 from decodeonce import Loader, open_store
 from decodeonce.host import usable_cores
-from loader import Copies, drain
 
 SCRATCH = Path(__file__).resolve().parent.parent / "build"
 WORKERS, THREADS, PROCESSES = (1, 2, 4, 8, 16), (1, 2, 4, 8), (1, 2, 4)

@@ -16,56 +16,21 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from conditions import conditions, heading, ratio, ratio_text
+from copies import Copies, drain
 from synthetic import ROW_BYTES, synthetic_store
 
-from decodeonce import Loader, Store, open_store
-from decodeonce.loader.slots import page_aligned_slot
+from decodeonce import Loader, open_store
 
-THREADS = 2
 SCRATCH = Path(__file__).resolve().parent.parent / "build"
 CHECKED = ", checked"
 SIZES = {"1 GB": 10**9, "10 GB": 10**10}
-
-
-class Copies:
-    """Copies of batches by threads, each of which copies its share of every batch without waiting for the others."""
-
-    def __init__(self, store: Store, batch_size: int, steps: int) -> None:
-        shape = store.manifest.shape
-        self.source = page_aligned_slot((steps * batch_size, *shape)).pixels
-        store.take(np.arange(len(self.source)), out=self.source)
-        # The Loader has as many slots, so the destinations are equally cold in the processor's caches.
-        self.slots = [page_aligned_slot((batch_size, *shape)).pixels for _ in range(5)]
-        self.batch_size, self.steps = batch_size, steps
-
-    def epoch(self, count: int = THREADS) -> None:
-        """Copy all batches with `count` threads."""
-        threads = [threading.Thread(target=self._copy, args=(number, count)) for number in range(count)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    def _copy(self, number: int, count: int) -> None:
-        part = slice(number * self.batch_size // count, (number + 1) * self.batch_size // count)
-        for step in range(self.steps):
-            batch = self.source[step * self.batch_size : (step + 1) * self.batch_size]
-            np.copyto(self.slots[step % len(self.slots)][part], batch[part])
-
-
-def drain(batches: Any) -> None:
-    """Iterate over all batches."""
-    for _ in batches:
-        pass
 
 
 def anonymous_bytes() -> int:

@@ -141,7 +141,7 @@ def test_failed_plan_cancels_the_chain(cluster: Cluster, tree: Path, tmp_path: P
     cluster.wait(*jobs)
     assert cluster.states(jobs[0]) == ["FAILED"]
     assert [set(cluster.states(job)) for job in jobs[1:]] == [{"CANCELLED"}] * 3
-    assert "mine is in it; choose another OUT" in logs(out, "plan-*.log")
+    assert "it contains mine; choose another OUT" in logs(out, "plan-*.log")
 
 
 def test_chain_is_not_submitted_if_slurm_refuses_a_job(cluster: Cluster, tree: Path, tmp_path: Path) -> None:

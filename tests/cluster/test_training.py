@@ -98,7 +98,7 @@ def test_two_nodes_train_from_staged_parts(
     assert cluster.states(job) == ["COMPLETED"], cluster.output()
     log = (cluster.jobs / f"{job}.out").read_text()
     for node, rows in enumerate(("rows 0..32", "rows 33..65")):
-        assert f"part-{job}-{node}: {rows} of the 66 of {store}" in log
+        assert f"part-{job}-{node}: staging {rows} of the 66 rows of {store}" in log
     assert f"store: {STEPS} steps per epoch, world size 4, model small on cpu" in log
     assert_same(read(Path(settings["CHECKPOINT"])), uninterrupted)
     assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == [
@@ -178,7 +178,7 @@ def test_pbs_script_runs_with_qsub_of_slurm_wlm_torque(
     printed = log.read_text()
     assert cluster.states(job) == ["COMPLETED"], printed
     assert cluster.facts(job)["JobName"] == "train"
-    assert f"part-{job}: rows 0..65 of the 66 of {store}" in printed
+    assert f"part-{job}: staging rows 0..65 of the 66 rows of {store}" in printed
     assert f"store: {STEPS} steps per epoch, world size 4, model small on cpu" in printed
     assert_same(read(Path(settings["CHECKPOINT"])), uninterrupted)
     assert list(Path(settings["LOCAL"]).iterdir()) == []
