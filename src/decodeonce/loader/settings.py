@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from inspect import Signature, signature
 from typing import Any, Concatenate, Literal, ParamSpec, get_args
 
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import NDArray
 
 from decodeonce.host import usable_cores
 from decodeonce.launch import Rank, check_rank, find_rank
@@ -20,6 +20,8 @@ Shuffle = Literal["full", "window", "none"]
 PartitionKind = Literal["global", "range"]
 Tail = Literal["drop", "pad", "keep"]
 ReaderName = Literal["auto", "pread", "mmap"]
+# ArrayLike would fill three lines of help(Loader).
+RowNumbers = Sequence[int] | NDArray[Any] | torch.Tensor
 StoreLike = str | os.PathLike[str] | Store
 
 P = ParamSpec("P")
@@ -48,7 +50,7 @@ class Settings:
     store: StoreLike
     _: KW_ONLY
     batch_size: int
-    rows: ArrayLike | None = None
+    rows: RowNumbers | None = None
     device: str | torch.device = "cpu"
     shuffle: Shuffle = "full"
     partition: PartitionKind = "global"
