@@ -98,7 +98,7 @@ def loads(path: Path, batch_size: int, repeats: int) -> Rates:
     pipes, children = [], []
     for _ in range(most):
         pipe, other = context.Pipe()
-        children.append(context.Process(target=serve, args=(other, path, batch_size)))
+        children.append(context.Process(target=serve, args=(other, path, batch_size), daemon=True))
         children[-1].start()
         other.close()  # so that receiving fails if the child ends
         pipes.append(pipe)
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--scratch", type=Path, default=SCRATCH, help="folder for stores (default: build)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     options = parser.parse_args()
-    facts: dict[str, Any] = {"conditions": conditions(options.images, "files in the page cache (warm)")}
+    facts: dict[str, Any] = {"conditions": conditions(options.rows, "rows and files in the page cache (warm)")}
     store = synthetic_store(options.scratch / f"random-{options.rows}.store", options.rows)
     facts["loads"] = loads(store, options.batch_size, options.repeats)
     if find_spec("simplejpeg"):
@@ -148,9 +148,16 @@ def main() -> None:
     print(table(facts["loads"], "processes | threads each | np.copyto, GB/s | Loader, GB/s", 1e9, 1))
     print()
     if "builds" in facts:
-        print(table(facts["builds"], "workers | bare simplejpeg, images/s | prep build, images/s", 1, 0))
+        print(
+            table(
+                facts["builds"],
+                f"workers, {options.images:,} images | bare simplejpeg, images/s | prep build, images/s",
+                1,
+                0,
+            )
+        )
     else:
-        print('building is left out: simplejpeg is not installed; run: pip install "decodeonce[prep]"')
+        print("building is left out: simplejpeg is not installed; run: pip install simplejpeg")
 
 
 if __name__ == "__main__":

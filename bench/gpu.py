@@ -42,7 +42,7 @@ BASES = {"from the store": "one batch", "with Augment": "one augmented batch", "
 def measure(bench: Bench, repeats: int) -> dict[str, Any]:
     """Run all arms and return the facts to print."""
     cache = bench.loaders["from the cache"]
-    while cache.stats()["cached_rows"] < len(cache) * bench.batch_size:
+    while cache.stats()["cached_rows"] < cache.count:
         for _ in cache:
             pass
     augmented = next(iter(bench.loaders["with Augment"]))

@@ -69,7 +69,7 @@ class Training:
         Returns:
             - images: number of images.
             - images_per_s: includes the start of the epoch, if `batches` is an epoch.
-            - device_waits: share of the time in which the device had finished a step and had no batch for the next one.
+            - device_waits: share of the time between the end of a step on the device and the start of the next one.
             - cores: processor seconds of this process and its workers per second.
             - processor_s_per_step: the same seconds per step.
 
@@ -116,7 +116,7 @@ class Training:
         if self.on_cpu:
             return time.perf_counter()
         event = torch.Event(self.device, enable_timing=True)
-        event.record()
+        event.record(torch.accelerator.current_stream(self.device))
         return event
 
     def _between(self, first: Any, second: Any) -> float:

@@ -25,7 +25,7 @@ from decodeonce.cli.bench import commands, epochs, sample
 from decodeonce.cli.bench.build_results import BuildRates, build_lines, build_verdict
 from decodeonce.cli.bench.epochs import LoaderSettings, find_share, run_loader
 from decodeonce.cli.bench.kinds import find_source
-from decodeonce.cli.bench.load import measure_load
+from decodeonce.cli.bench.load import LoadBench, measure_load
 from decodeonce.cli.bench.load_results import load_lines, load_verdict
 from decodeonce.cli.bench.pages import COLD, FilePosition, held_share, make_cold
 from decodeonce.cli.bench.probes import random_rows, read_rate, rows_in_order, transfer_rate
@@ -187,6 +187,18 @@ def test_pages_in_use_stay_and_are_reported(tmp_path: Path) -> None:
     if is_in_memory(tmp_path):
         pytest.skip("this is a memory file system")
     assert make_cold(places) == "100% of the pages stayed in memory, probably because another process uses them"
+
+
+def test_pages_of_every_shard_are_dropped(tmp_path: Path) -> None:
+    if is_in_memory(tmp_path):
+        pytest.skip("this is a memory file system")
+    path = make_store(tmp_path / "store", random_images(200, shape=(64, 64, 3)), shard_rows=2)
+    shards = sorted(path.glob("images-*.npy"))
+    assert len(shards) == 100  # more than the positions that are checked
+    for shard in shards:
+        shard.read_bytes()
+    assert LoadBench(path, LoaderSettings(4, "cpu", "auto", None), 1).drop_pages() == ""
+    assert held_share([FilePosition(shard, shard.stat().st_size // 2) for shard in shards]) == 0
 
 
 def test_store_is_measured(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,6 +182,13 @@ def test_package_with_failing_import_is_bad(site: Path) -> None:
     assert finding_of(facts, "cores")[0] in ("ok", "warn")
 
 
+def test_torch_that_takes_too_long_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software, "TORCH_SECONDS", 0)
+    finding = software.torch()
+    assert finding.level == "bad"
+    assert finding.found.endswith(", its import did not end within 0 s")
+
+
 @pytest.mark.parametrize(
     "fails", ["raise RuntimeError('of another API')", "(", "raise SystemError('no exception set')"]
 )

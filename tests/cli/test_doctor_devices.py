@@ -77,7 +77,7 @@ def test_gpu_without_a_fitting_driver_is_a_warning(driver: str, found: str, tmp_
     ],
 )
 def test_driver_is_found_without_a_pci_bus(version: str, tmp_path: Path) -> None:
-    write(tmp_path / "dev/nvidia0")
+    write(tmp_path / "dev/nvidia3")
     write(tmp_path / "proc/driver/nvidia/version", f"NVRM version: {version}")
     assert gpu_driver(tmp_path) == ok("NVIDIA GPUs, driver nvidia 580.159.03, not on the PCI bus")
 

@@ -16,7 +16,7 @@ from decodeonce.loader.settings import ReaderName
 from decodeonce.store import Store
 
 MEMORY_SECONDS = 0.02  # between two readings of the memory of this process
-SLOTS = 6  # the most batches that a Loader prepares at once
+WARM_UP_BATCHES = 6  # more than a Loader has slots, so that each slot was written once
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,15 @@ class LoaderSettings:
 
 @dataclass(frozen=True)
 class Epochs:
-    """Measured epochs: bytes/s of pixels, seconds to the first batch, and the Loader's stats() and bottleneck()."""
+    """Measured epochs.
+
+    Attributes:
+        bytes_per_s: Bytes of pixels per second.
+        first_batch_s: Seconds to the first batch.
+        peak_anon_bytes: The most anonymous memory that this process had.
+        stats: The Loader's stats().
+        waits_for: The Loader's bottleneck().
+    """
 
     bytes_per_s: float
     first_batch_s: float
@@ -95,7 +103,7 @@ def run_loader(
     """
     device, began = open_device(how.device), time.perf_counter()
     with open_loader(store, how, share) as loader:
-        skipped = SLOTS if epochs is None else 0
+        skipped = WARM_UP_BATCHES if epochs is None else 0
         first, peak, looked, taken = 0.0, anonymous_bytes(), 0.0, 0
         start = now = time.perf_counter()
         for number, batch in enumerate(_batches(loader, epochs)):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from decodeonce.cli.bench.epochs import (
-    SLOTS,
+    WARM_UP_BATCHES,
     LoaderSettings,
     Share,
     find_share,
@@ -92,15 +92,15 @@ class LoadBench:
     def measure_cold(self) -> None:
         """Measure plain reads and a first epoch, each after dropping the store from the page cache."""
         run_loader(self._path, replace(self._how, batch_size=1), self._all, 0.0)  # the first calls of torch are slow
-        self.facts["why_not_cold"] = self._drop()
+        self.facts["why_not_cold"] = self.drop_pages()
         if self.facts["why_not_cold"]:
             return
         random = self._read(random=True, rows=self._store.rows)
         self.facts["random_read_cold_bytes_per_s"] = random
-        if not self._drop():
+        if not self.drop_pages():
             self.facts["sequential_read_cold_bytes_per_s"] = self._read(random=False, rows=self._store.rows)
-        needed = SLOTS * self._batch_bytes + 2 * AHEAD_BYTES
-        if random * self._seconds < min(needed, self._bytes) or self._drop():
+        needed = WARM_UP_BATCHES * self._batch_bytes + 2 * AHEAD_BYTES
+        if random * self._seconds < min(needed, self._bytes) or self.drop_pages():
             return  # in this time, the Loader would not get past its first batches
         epoch = run_loader(self._path, self._how, self._all, 2 * self._seconds, epochs=1)
         self.facts["loader_cold_bytes_per_s"] = epoch.bytes_per_s
@@ -158,9 +158,11 @@ class LoadBench:
         least = 4 * self._how.batch_size + 1  # so that each equal share has two batches
         return find_share(self._store.rows, len(self._store), max(least, min(limits) // self._row_bytes))
 
-    def _drop(self) -> str:
+    def drop_pages(self) -> str:
         """Drop the store from the page cache; return "", or why its pages stay in memory."""
-        rows = np.array(self._store.rows[:: -(-len(self._store.rows) // CHECKED)])
+        held, shards = self._store.rows, self._store.manifest.shards
+        step = min(-(-len(held) // CHECKED), *(shard.rows for shard in shards[:-1]), len(held))
+        rows = np.array([*held[::step], held[-1]])  # at least one of every shard
         with closing(ShardFiles(self._store)) as files:
             spans = [span for row in rows for span in files.spans(row[None])]
             return make_cold(

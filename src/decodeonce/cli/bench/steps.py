@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from decodeonce.cli.bench.epochs import SLOTS
+from decodeonce.cli.bench.epochs import WARM_UP_BATCHES
 from decodeonce.formatting import duration_text
 from decodeonce.loader import Batch, Loader
 from decodeonce.loader.delivery import Device
@@ -46,7 +46,7 @@ def run_steps(loader: Loader, device: Device, step_s: float, seconds: float) -> 
     waits: list[float] = []
     start = asked = processor = 0.0
     # `_` holds the batch during its step, as training does.
-    for number, (place, _) in enumerate(_batches(loader), 1 - SLOTS):
+    for number, (place, _) in enumerate(_batches(loader), 1 - WARM_UP_BATCHES):
         device.record().synchronize()
         now = time.perf_counter()
         if number < 1:  # the first write to a slot is slow, and batches that were prepared before would hide waits

@@ -69,4 +69,5 @@ def read_text(path: Path) -> str:
 
 def device_files(root: Path = ROOT) -> str:
     """Return whose GPUs have files in /dev: NVIDIA, AMD or "" for none or unknown."""
-    return NVIDIA if (root / "dev/nvidia0").exists() else AMD if (root / "dev/kfd").exists() else ""
+    nvidia = any((root / "dev").glob("nvidia[0-9]*"))  # a container may have only the second one
+    return NVIDIA if nvidia else AMD if (root / "dev/kfd").exists() else ""

@@ -67,8 +67,9 @@ def torch() -> Finding:
             cwd="/",  # a torch.py in the current folder must not be imported
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        found = f"{version}, cannot be checked: {error}".partition(" '-c'")[0]
-        return bad(found, "check memory, process limits and the file system of torch")
+        late = f"its import did not end within {TORCH_SECONDS} s"
+        problem = late if isinstance(error, subprocess.TimeoutExpired) else f"it cannot be checked: {error}"
+        return bad(f"{version}, {problem}", "check memory, process limits and the file system of torch")
     answers = [line for line in answer.stdout.splitlines() if line.startswith(ANSWER)]  # torch may print, too
     if answer.returncode or not answers:
         problem = (answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"])[-1]
