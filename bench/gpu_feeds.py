@@ -61,17 +61,22 @@ def jpegs(task: Task) -> Epochs:
     """Decode JPEG files in the workers of torch's DataLoader, with simplejpeg if it is installed."""
     from bench.peers.torch_pillow import DecodedImages
 
-    if find_spec("simplejpeg"):
-        os.environ[SAME_DECODER] = "1"  # for the workers
-    return data_loader(DecodedImages(task.source), task)
+    return data_loader(
+        DecodedImages(task.source), task, worker_init_fn=use_simplejpeg if find_spec("simplejpeg") else None
+    )
 
 
-def data_loader(dataset: Any, task: Task) -> Epochs:
+def use_simplejpeg(worker: int) -> None:
+    """Have a worker of torch's DataLoader decode with simplejpeg."""
+    os.environ[SAME_DECODER] = "1"
+
+
+def data_loader(dataset: Any, task: Task, **options: Any) -> Epochs:
     """Return epochs of torch's DataLoader with pinned memory, and a prefetcher.
 
     See "Memory Pinning" in https://docs.pytorch.org/docs/stable/data.html.
     """
-    options = {"shuffle": True, "num_workers": task.source.workers, "persistent_workers": True}
+    options |= {"shuffle": True, "num_workers": task.source.workers, "persistent_workers": True}
     loader = DataLoader(dataset, task.source.batch_size, pin_memory=task.device.type != "cpu", **options)
     return lambda: prefetched(loader, task.device)
 
