@@ -190,6 +190,7 @@ def test_loader_limits_at_its_own_rate(host: float, copies: float, reached: floa
 def test_device_is_measured(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Loader's batches stay on the host, which `find_device` calls a GPU."""
     monkeypatch.setattr(load, "find_device", lambda _: torch.device("cuda", 0))
+    monkeypatch.setattr(load, "open_device", lambda _: HostDevice(HOST))
     how = LoaderSettings(batch_size=4, device="cpu", reader="auto", threads=None)
     facts = measure_load(store, how, 1e9, 0.02)
     assert facts["device"] == "cuda:0"

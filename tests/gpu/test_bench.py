@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from decodeonce.cli.bench import commands
-from decodeonce.cli.bench.epochs import LoaderSettings, find_share, open_device, open_loader, run_loader
+from decodeonce.cli.bench.epochs import LoaderSettings, find_share, open_loader, run_loader
 from decodeonce.cli.bench.load import measure_load
 from decodeonce.cli.bench.load_results import load_lines
 from decodeonce.cli.bench.probes import transfer_rate
 from decodeonce.cli.bench.steps import run_steps
 from decodeonce.cli.doctor.devices import gpu_driver, numa_nodes, pinned_memory
+from decodeonce.loader.delivery import find_device, open_device
 from tests.command import prep, prep_process
 from tests.stores import make_store, random_images
 
@@ -63,7 +64,7 @@ def test_first_batch_and_steps_wait_for_copies(
     store: Path, how: LoaderSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When the time of a batch is taken, the consumer's stream has nothing left to do."""
-    device = open_device(how.device)
+    device = open_device(find_device(how.device))
     idle: list[bool] = []
     record = type(device).record
 
@@ -87,7 +88,7 @@ def test_first_batch_and_steps_wait_for_copies(
 
 def test_plain_copies_leave_the_current_stream(how: LoaderSettings) -> None:
     before = torch.accelerator.current_stream()
-    assert transfer_rate(open_device(how.device), (BATCH, 64, 64, 3), 0.05) > 0
+    assert transfer_rate(open_device(find_device(how.device)), (BATCH, 64, 64, 3), 0.05) > 0
     assert torch.accelerator.current_stream() == before
 
 

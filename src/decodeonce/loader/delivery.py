@@ -295,13 +295,18 @@ def make_delivery(
     device: torch.device, shape: Shape, prefetch: int, transform: Transform | None, cached: range | Rows | None
 ) -> Delivery:
     """Create the delivery to a device, with slots of `shape`. `cached`: rows to keep in device memory, or None."""
-    target = (HostDevice if device.type == "cpu" else Device)(device)
+    target = open_device(device)
     if cached is not None:
         return CachedDelivery(shape, target, transform, cached)
     if device.type != "cpu":
         return StreamDelivery(shape, target, transform)
     # Up to `prefetch` batches are ready or in progress. The user holds one batch while the next is received.
     return Delivery(Slots(partial(page_aligned_slot, shape), prefetch + 2), transform)
+
+
+def open_device(device: torch.device) -> Device:
+    """Return the device as the loader uses it."""
+    return (HostDevice if device.type == "cpu" else Device)(device)
 
 
 def find_device(device: str | torch.device) -> torch.device:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from decodeonce.loader import Batch, Loader
-from decodeonce.loader.delivery import Device, HostDevice, find_device
+from decodeonce.loader.delivery import find_device, open_device
 from decodeonce.loader.settings import ReaderName
 from decodeonce.store import Store
 
@@ -72,12 +72,6 @@ class Epochs:
     waits_for: str
 
 
-def open_device(name: str) -> Device:
-    """Return the device of this name as the Loader uses it. Raises ValueError if this machine does not have it."""
-    device = find_device(name)
-    return (HostDevice if device.type == "cpu" else Device)(device)
-
-
 def open_loader(store: Store | Path, how: LoaderSettings, share: Share) -> Loader:
     """Return a Loader of the rows of a share."""
     return Loader(
@@ -101,7 +95,7 @@ def run_loader(
     Without `epochs`, the rate excludes the first batches, because the first write to new memory can take longest: 1.6 s
     for a slot of 0.4 GB, then 0.02 s.
     """
-    device, began = open_device(how.device), time.perf_counter()
+    device, began = open_device(find_device(how.device)), time.perf_counter()
     with open_loader(store, how, share) as loader:
         skipped = WARM_UP_BATCHES if epochs is None else 0
         first, peak, looked, taken = 0.0, anonymous_bytes(), 0.0, 0

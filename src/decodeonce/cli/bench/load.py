@@ -16,7 +16,6 @@ from decodeonce.cli.bench.epochs import (
     LoaderSettings,
     Share,
     find_share,
-    open_device,
     open_loader,
     run_loader,
 )
@@ -33,7 +32,7 @@ from decodeonce.cli.bench.probes import (
 )
 from decodeonce.cli.bench.steps import run_steps, why_no_steps
 from decodeonce.host import available_memory
-from decodeonce.loader.delivery import find_device
+from decodeonce.loader.delivery import find_device, open_device
 from decodeonce.loader.read_ahead import AHEAD_BYTES
 from decodeonce.loader.readers import ShardFiles
 from decodeonce.store import open_store
@@ -137,7 +136,7 @@ class LoadBench:
         most = min(WARM_BYTES // 2, (self._memory or WARM_BYTES) // 8, self._bytes)
         self.facts["memcpy_bytes_per_s"] = copy_rate(shape, max(2, most // self._batch_bytes), self._seconds / 2)
         if self._device.type != "cpu":
-            copies = transfer_rate(open_device(self._how.device), shape, self._seconds / 2)
+            copies = transfer_rate(open_device(self._device), shape, self._seconds / 2)
             self.facts["transfer_bytes_per_s"] = copies
             self.facts["transfer_over_copies"] = self.facts["loader_warm_bytes_per_s"] / copies
 
@@ -149,7 +148,7 @@ class LoadBench:
             self.facts["why_no_steps"] = why = why_no_steps(loader, step_s, self._seconds)
             if why:
                 return
-            self.facts |= asdict(run_steps(loader, open_device(self._how.device), step_s, self._seconds))
+            self.facts |= asdict(run_steps(loader, open_device(self._device), step_s, self._seconds))
 
     def _warm_share(self) -> Share:
         limits = [WARM_BYTES, (self._memory or WARM_BYTES) // 4]
