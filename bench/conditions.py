@@ -6,7 +6,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,13 @@ def heading(facts: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     run = f"{facts['date']}, load {facts['load_average']:.1f}, {facts['images']:,} images, {facts['pages']}"
     return f"{facts['machine']}\n{versions}\n{run}\n"
+
+
+def medians(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, dict[str, float]]:
+    """Return the median of each figure over the runs of each name."""
+    return {
+        name: {key: statistics.median(run[key] for run in found) for key in found[0]} for name, found in runs.items()
+    }
 
 
 def ratio(values: Sequence[float], base: Sequence[float]) -> list[float]:

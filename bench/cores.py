@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from build import BARE, find_tree, link_images, parallel_rate, plain_jpegs, steady_build
+from build import BARE, SCRATCH, find_tree, link_images, parallel_rate, plain_jpegs, steady_build
 from conditions import conditions, heading, ratio, ratio_text
 from copies import Copies, drain
 from synthetic import ROW_BYTES, synthetic_store
@@ -35,7 +35,6 @@ from synthetic import ROW_BYTES, synthetic_store
 from decodeonce import Loader, open_store
 from decodeonce.host import usable_cores
 
-SCRATCH = Path(__file__).resolve().parent.parent / "build"
 WORKERS, THREADS, PROCESSES = (1, 2, 4, 8, 16), (1, 2, 4, 8), (1, 2, 4)
 EPOCHS = 5  # per measurement: one of 2 GB takes only 30 ms with eight threads
 Rates = dict[str, dict[str, list[float]]]  # by case and arm
@@ -148,14 +147,8 @@ def main() -> None:
     print(table(facts["loads"], "processes | threads each | np.copyto, GB/s | Loader, GB/s", 1e9, 1))
     print()
     if "builds" in facts:
-        print(
-            table(
-                facts["builds"],
-                f"workers, {options.images:,} images | bare simplejpeg, images/s | prep build, images/s",
-                1,
-                0,
-            )
-        )
+        head = f"workers, {options.images:,} images | bare simplejpeg, images/s | prep build, images/s"
+        print(table(facts["builds"], head, 1, 0))
     else:
         print("building is left out: simplejpeg is not installed; run: pip install simplejpeg")
 

@@ -21,17 +21,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from conditions import conditions, heading, ratio, ratio_text
+from conditions import conditions, heading, medians, ratio, ratio_text
+from copies import drain
 from gpu_arms import Bench
 from streams import draw, hidden_share, read_streams
 from synthetic import synthetic_store
-from training import ROOT, TRACED_STEPS, Run
+from training import ROOT, TRACED_STEPS, Run, parse_options
 
 from decodeonce import open_store
 
@@ -43,8 +42,7 @@ def measure(bench: Bench, repeats: int) -> dict[str, Any]:
     """Run all arms and return the facts to print."""
     cache = bench.loaders["from the cache"]
     while cache.stats()["cached_rows"] < cache.count:
-        for _ in cache:
-            pass
+        drain(cache)
     augmented = next(iter(bench.loaders["with Augment"]))
     arms: dict[str, Callable[[], Run]] = {
         "pinned copies": bench.copies,
@@ -70,10 +68,7 @@ def measure(bench: Bench, repeats: int) -> dict[str, Any]:
     return {
         "device": bench.training.name,
         "batch_size": bench.batch_size,
-        "runs": {
-            name: {key: statistics.median(run[key] for run in found) for key in found[0]}
-            for name, found in runs.items()
-        },
+        "runs": medians(runs),
         "transfer_over_copies": over("Loader", "pinned copies", "bytes_per_s"),
         "of_one_batch": {name: over(name, base, "images_per_s") for name, base in BASES.items()},
         "bottleneck": bench.loaders["from the store"].bottleneck(),
@@ -106,16 +101,8 @@ def table(facts: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", type=Path, nargs="?")
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    parser.add_argument("--device", type=torch.device, default=found)
-    parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--trace", type=Path, metavar="FILE.svg", help="draw the streams of the device during training")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
-    options = parser.parse_args()
-    if options.device is None:
-        parser.exit(0, "nothing is measured, because torch finds no accelerator here\n")
+    options = parse_options(parser)
     if options.trace and options.device.type == "cpu":
         parser.error("--trace draws the streams of a device, and a CPU has none; leave it out, or run on a GPU")
     store = open_store(options.store or synthetic_store(ROOT / "build" / "gpu.store", ROWS))

@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import statistics
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,9 +29,9 @@ from typing import Any
 
 import torch
 from build import find_tree
-from conditions import conditions, heading, ratio, ratio_text
+from conditions import conditions, heading, medians, ratio, ratio_text
 from synthetic import synthetic_store
-from training import ROOT, Batches, Run, Training
+from training import ROOT, Batches, Run, Training, parse_options
 
 sys.path.insert(0, str(ROOT))
 
@@ -95,11 +94,8 @@ def measure(training: Training, task: Task, repeats: int) -> dict[str, Any]:
         for name, epoch in feeds.items():
             runs[name].append(training.run(epoch()))
     rates = {name: [run["images_per_s"] for run in found] for name, found in runs.items()}
-    medians = {
-        name: {key: statistics.median(run[key] for run in found) for key in found[0]} for name, found in runs.items()
-    }
     ratios = {name: ratio(rate, rates[OURS]) for name, rate in rates.items()}
-    return {"device": training.name, "runs": medians, "of_decodeonce": ratios, "missing": missing}
+    return {"device": training.name, "runs": medians(runs), "of_decodeonce": ratios, "missing": missing}
 
 
 def table(facts: dict[str, Any]) -> str:
@@ -116,16 +112,8 @@ def table(facts: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tree", type=Path, nargs="?")
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    parser.add_argument("--device", type=torch.device, default=found)
-    parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--scratch", type=Path, default=SCRATCH, help="folder for files (default: build/gpu-peers)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
-    options = parser.parse_args()
-    if options.device is None:
-        parser.exit(0, "nothing is measured, because torch finds no accelerator here\n")
+    options = parse_options(parser)
     task = prepare(options)
     here = conditions(len(open_store(task.store)), "files in the page cache (warm)")
     facts = {"conditions": here, **measure(Training(options.device), task, options.repeats)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import os
@@ -26,6 +27,20 @@ SKIPPED_STEPS, DRAWN_STEPS = 4, 3  # the first steps of an epoch transfer the ba
 TRACED_STEPS = SKIPPED_STEPS + DRAWN_STEPS
 Batches = Iterable[Iterable[Tensor]]  # images and labels on the device
 Run = dict[str, float]
+
+
+def parse_options(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Add the flags that all benchmarks on a device have, and parse. Without a device, say so and exit with 0."""
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    parser.add_argument("--device", type=torch.device, default=found)
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    options = parser.parse_args()
+    if options.device is None:
+        parser.exit(0, "nothing is measured, because torch finds no accelerator here\n")
+    return options
 
 
 class Training:
