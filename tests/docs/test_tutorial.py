@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.command import run
 from tests.docs.pages import ROOT, SHELL, blocks
 
 PAGE = ROOT / "docs" / "start" / "tutorial.md"
@@ -20,22 +21,6 @@ STEPS_LEFT = re.compile(r"(\d+) of (\d+) steps left")
 LOSS = re.compile(r"\d+\.\d{3}$", re.MULTILINE)  # differs from run to run
 # A line of output that the page shows, but no command prints.
 TREE_LINE = re.compile(r"^(photos/|  (cat|dog)/ .*)$")
-
-
-def run(folder: Path, *command: str) -> str:
-    """Run a command and return its output."""
-    ended = subprocess.run(
-        command,
-        cwd=folder,
-        env=os.environ | {"PATH": PATH},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout
-    return ended.stdout
 
 
 def train_until(folder: Path, line: re.Pattern[str]) -> str:
@@ -69,16 +54,16 @@ def test_commands_of_tutorial_print_what_it_shows(tmp_path: Path) -> None:
         if block.language == "python":
             (tmp_path / "train.py").write_text(block.text)
             if "Loader" not in block.text:
-                run(tmp_path, sys.executable, "train.py")
+                run(sys.executable, "train.py", cwd=tmp_path)
         elif block.language in SHELL:
-            printed = run(tmp_path, "bash", "-ec", block.text)
+            printed = run("bash", "-ec", block.text, cwd=tmp_path, PATH=PATH)
         elif block.text.endswith("^C\n"):
             printed = train_until(tmp_path, re.compile("epoch 0, (10|5|0) "))
             assert_shown(block.text.removesuffix("^C\n"), printed)
         elif not TREE_LINE.match(block.text.splitlines()[0]):
             if block.text.startswith("resuming"):
                 [left, steps] = STEPS_LEFT.findall(printed)[-1]  # Ctrl-C may come a few steps later
-                printed = run(tmp_path, sys.executable, "train.py")
+                printed = run(sys.executable, "train.py", cwd=tmp_path)
                 assert printed.startswith(f"resuming epoch 0, {left} of {steps} steps left\n")
                 assert_shown(block.text.partition("\n")[2] if left == "10" else "", printed)
             else:
