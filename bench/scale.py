@@ -22,11 +22,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from conditions import conditions, heading
 
 from decodeonce.prep.build import Work, finish, work
 from decodeonce.prep.build.blocks import Block
-from decodeonce.prep.build.journal import BlockRecord, journal_line
+from decodeonce.prep.build.journal import FACTS, BlockRecord, journal_line
 from decodeonce.prep.build.max_bad import Allowance
 from decodeonce.prep.build.plan import plan_facts, read_plan, write_plan
 from decodeonce.prep.build.scan import scan
@@ -133,7 +134,7 @@ def measure_plan(out: Path, count: int, classes: int) -> dict[str, float]:
 def write_journals(out: Path, tasks: int) -> dict[str, float]:
     """Create sparse shards of full size, and one journal per task that records all of its blocks as completed."""
     plan = read_plan(StorePaths(out))
-    blocks, zeros = plan.blocks, f"{row_checksum(bytes(plan.recipe.row_bytes)):016x}"
+    blocks, zeros = plan.blocks, row_checksum(bytes(plan.recipe.row_bytes))
     for shard in range(blocks.place(plan.count - 1)[0] + 1):
         with open(plan.paths.shard(shard, ".npy"), "wb") as file:
             file.truncate(blocks.place(blocks.shard_rows - 1)[1] + plan.recipe.row_bytes)
@@ -143,19 +144,16 @@ def write_journals(out: Path, tasks: int) -> dict[str, float]:
     return {"written": file_bytes(plan.paths.journals)}
 
 
-def record_line(block: Block, zeros: str) -> bytes:
+def record_line(block: Block, zeros: int) -> bytes:
     """Return the journal line of a block whose pixels are all zeros. Some of its images are rejects or unusual."""
     bad = [row for row in range(block.first, block.last) if row % ROWS_PER_REJECT == 7]
-    checksums, digests = [zeros] * block.rows, [f"{row * 0x9E3779B97F4A7C15 % 2**64:016x}" for row in range(block.rows)]
-    sizes = [side for row in range(block.rows) for side in (500, 300 + row % 100)]
-    for row in bad:
-        at = row - block.first
-        checksums[at], digests[at], sizes[2 * at : 2 * at + 2] = "0" * 16, "0" * 16, [0, 0]
+    facts = np.zeros(block.rows, FACTS)
+    for row in range(block.rows):
+        facts[row] = zeros, row * 0x9E3779B97F4A7C15 % 2**64, 500, 300 + row % 100, 1
+    facts[np.array(bad, int) - block.first] = np.zeros((), FACTS)
     record = BlockRecord(
         block.index,
-        "".join(checksums),
-        "".join(digests),
-        sizes,
+        facts,
         rejects=[(row, "truncated: Premature end of JPEG file") for row in bad],
         unusual=[(row, "CMYK") for row in range(block.first, block.last) if row % ROWS_PER_UNUSUAL == 11],
         sums=[0] * 3,

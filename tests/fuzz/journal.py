@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
+import numpy as np
+
 from decodeonce.errors import BuildError
-from decodeonce.prep.build.journal import BlockRecord, Journals, journal_line
+from decodeonce.prep.build.journal import FACTS, BlockRecord, Journals, journal_line
 from tests.fuzz.scratch import scratch
 
 FOLDER = scratch("journal")
@@ -15,9 +17,7 @@ FILE = FOLDER / "0of1-host-1-00000000.log"
 
 def seeds() -> Iterator[bytes]:
     """Yield the lines of two blocks, one of them twice, and the same with the last line truncated."""
-    record = BlockRecord(
-        0, "0" * 32, "f" * 32, [3, 4, 5, 6], rejects=[(1, "broken")], sums=[1, 2, 3], squares=[1, 2, 3]
-    )
+    record = BlockRecord(0, np.ones(2, FACTS), rejects=[(1, "broken")], sums=[1, 2, 3], squares=[1, 2, 3])
     lines = journal_line(record, 0, 1.5) + journal_line(BlockRecord(1), 0, 2.5) + journal_line(BlockRecord(1), 1, 3.5)
     yield lines
     yield lines[:-9]

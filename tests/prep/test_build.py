@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import pytest
 
 from decodeonce.errors import BuildError, Stopped, StoreError
 from decodeonce.prep.build import Work, build, finish, make_plan, work
-from decodeonce.prep.build.journal import BlockRecord, Journal, Journals
+from decodeonce.prep.build.journal import FACTS, Journal, Journals
 from decodeonce.prep.build.max_bad import Allowance
 from decodeonce.prep.build.plan import Plan
 from decodeonce.prep.build.status import read_status
@@ -254,7 +255,7 @@ def test_block_with_contradicting_journals_is_redone(tree: Path, reference: dict
     decode_all(tree, out)
     journals = Journals(StorePaths(out).journals)
     record = journals.record(4)
-    Journal(StorePaths(out).journals, 9, 10).append(BlockRecord(**{**vars(record), "checksums": "f" * 16}), 0)
+    Journal(StorePaths(out).journals, 9, 10).append(replace(record, facts=np.zeros(1, FACTS)), 0)
     with pytest.raises(BuildError, match="1 of 15 blocks are not done"):
         finish(out, ALL)
     work(out, Work(max_bad="2"))

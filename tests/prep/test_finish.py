@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decodeonce.prep.build import finish
-from decodeonce.prep.build.journal import BlockRecord, Journal
+from decodeonce.prep.build.journal import FACTS, BlockRecord, Journal
 from decodeonce.prep.build.max_bad import Allowance
 from decodeonce.prep.build.plan import Plan, plan_facts, write_plan
 from decodeonce.prep.build.scan import scan
@@ -58,10 +58,10 @@ def decode_all(out: Path, rejects: set[int]) -> Plan:
             shard.truncate(block.offset)
             shard.writelines(bytes(size) if row in rejects else pixels(row, size) for row in rows)
         bad = [(row, "bad") for row in rows if row in rejects]
-        checksums = "".join(f"{0 if row in rejects else row_checksum(pixels(row, size)):016x}" for row in rows)
-        digests = "".join(f"{0 if row in rejects else row:016x}" for row in rows)
-        sizes = [side for row in rows for side in ((0, 0) if row in rejects else (1000 + row, 2000 + row))]
-        journal.append(BlockRecord(block.index, checksums, digests, sizes, bad, sums=[0] * 3, squares=[0] * 3), 0)
+        facts = np.zeros(block.rows, FACTS)
+        for row in set(rows) - rejects:
+            facts[row - block.first] = row_checksum(pixels(row, size)), row, 1000 + row, 2000 + row, 1
+        journal.append(BlockRecord(block.index, facts, bad, sums=[0] * 3, squares=[0] * 3), 0)
     journal.close()
     return plan
 

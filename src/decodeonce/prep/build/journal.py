@@ -9,6 +9,7 @@ such as `3of16-`, so that a task reads only the journals that can hold blocks of
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -16,8 +17,11 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError, add_path_to_errors
 from decodeonce.store import disk
@@ -28,19 +32,27 @@ from decodeonce.store.hashing import hexdigest
 # for each record would cost one or two round trips on a parallel file system.
 OPEN_FILES = 256
 
+# What a build records about a row. All zeros describe a row without pixels.
+FACTS = np.dtype(
+    [
+        ("checksum", "<u8"),  # of the row's bytes
+        ("digest", "<u8"),  # of the encoded image
+        ("width", "<i4"),  # of the source image in pixels
+        ("height", "<i4"),
+        ("turn", "<i4"),  # EXIF orientation that was applied; 1 for none
+    ]
+)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class BlockRecord:
     """The record of one block.
 
     Attributes:
         block: Index of the block.
-        checksums: 16 hexadecimal digits per planned row: the checksum of the row's bytes. Zeros for rejects.
-        digests: 16 hexadecimal digits per planned row: the digest of the encoded image. Zeros for rejects.
-        sizes: Width and height of each planned row's source image in pixels. Zeros for rejects.
+        facts: One record of dtype FACTS per planned row.
         rejects: (planned row, reason) of the rejects.
         left_out: (planned row, text) of the rows that the user's map left out.
-        turns: (planned row, EXIF orientation) of the rows that were rotated or flipped.
         boxes: (planned row, text for samples.tsv) of the rows that are boxes.
         unusual: (planned row, text for rejects.tsv) of unusual images that were kept.
         sums: Sum of the pixel values per channel, as in PixelSums.
@@ -49,12 +61,9 @@ class BlockRecord:
     """
 
     block: int
-    checksums: str = ""
-    digests: str = ""
-    sizes: list[int] = field(default_factory=list)
+    facts: NDArray[np.void] = field(default_factory=lambda: np.empty(0, FACTS))
     rejects: list[tuple[int, str]] = field(default_factory=list)
     left_out: list[tuple[int, str]] = field(default_factory=list)
-    turns: list[tuple[int, int]] = field(default_factory=list)
     boxes: list[tuple[int, str]] = field(default_factory=list)
     unusual: list[tuple[int, str]] = field(default_factory=list)
     sums: list[int] = field(default_factory=list)
@@ -69,17 +78,18 @@ class BlockRecord:
 
 def journal_line(record: BlockRecord, round_: int, at: float) -> bytes:
     """Return the line of a record, written `at` seconds since 1970."""
-    facts = json.dumps(asdict(record), separators=(",", ":")).encode()
-    head = b"%d\t%d\t%.3f\t%s" % (record.block, round_, at, facts)
+    fields = {**vars(record), "facts": base64.b64encode(record.facts.tobytes()).decode()}
+    head = b"%d\t%d\t%.3f\t%s" % (record.block, round_, at, json.dumps(fields, separators=(",", ":")).encode())
     return b"%s\t%s\n" % (head, hexdigest(head).encode())
 
 
 def _parse(encoded: bytes, path: Path) -> BlockRecord:
     try:
-        facts = json.loads(encoded.split(b"\t")[3])
-        for name in ("rejects", "left_out", "unusual", "turns", "boxes"):
-            facts[name] = [(row, said) for row, said in facts[name]]
-        return BlockRecord(**facts)
+        fields = json.loads(encoded.split(b"\t")[3])
+        fields["facts"] = np.frombuffer(base64.b64decode(fields["facts"], validate=True), FACTS)
+        for name in ("rejects", "left_out", "boxes", "unusual"):
+            fields[name] = [(row, said) for row, said in fields[name]]
+        return BlockRecord(**fields)
     except (ValueError, TypeError, LookupError, RecursionError):
         advice = "remove this file and run the same command again to decode its blocks again"
         raise BuildError(f"{path}: has a record of another decodeonce release; {advice}") from None

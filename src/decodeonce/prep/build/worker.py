@@ -7,17 +7,20 @@ journal. The heartbeat holds the row that is being read or decoded.
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import numpy as np
 
 from decodeonce.errors import Stopped, failure_from
 from decodeonce.prep.build.blocks import Block
-from decodeonce.prep.build.journal import BlockRecord, Journal
+from decodeonce.prep.build.journal import FACTS, BlockRecord, Journal
 from decodeonce.prep.build.max_bad import reject_error
 from decodeonce.prep.build.pixel_sums import PixelSums
 from decodeonce.prep.build.plan import Plan, read_plan, removed_error
-from decodeonce.prep.entry import Entry, LeftOut, Undecodable
+from decodeonce.prep.entry import Entry, LeftOut, Row, Undecodable
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.pixels.memory_limit import limited_memory
 from decodeonce.prep.processes.child import Parent
@@ -28,22 +31,6 @@ from decodeonce.store.hashing import row_checksum
 from decodeonce.store.manifest import read_manifest
 from decodeonce.store.shard_file import ShardFile, page_aligned_buffer
 from decodeonce.store.writer import trim_shards
-
-NO_HASH = "0" * 16
-
-
-class RowFacts(NamedTuple):
-    """What a block's record says about one row; the defaults describe a row without pixels."""
-
-    checksum: str = NO_HASH
-    digest: str = NO_HASH
-    width: int = 0
-    height: int = 0
-    unusual: str = ""
-    reject: str = ""
-    left_out: str = ""
-    turn: int = 1
-    box: str = ""
 
 
 class BlockDecoder:
@@ -64,53 +51,41 @@ class BlockDecoder:
             poison: Rows whose images kill their decoder, with the reason to reject them.
             buffer: Receives the rows; the bytes of rejects stay unchanged.
         """
-        size = self._plan.recipe.row_bytes
-        numbers = range(block.first, block.last)
-        rows = []
-        sums = PixelSums(self._plan.recipe.shape)
-        for number, entry in zip(numbers, self._plan.entries(block.first, block.last), strict=True):
-            start = (number - block.first) * size
-            rows.append(self._row(number, entry, poison.get(number), buffer[start : start + size], sums))
-        return BlockRecord(
-            block.index,
-            checksums="".join(row.checksum for row in rows),
-            digests="".join(row.digest for row in rows),
-            sizes=[side for row in rows for side in (row.width, row.height)],
-            rejects=[(number, row.reject) for number, row in zip(numbers, rows, strict=True) if row.reject],
-            left_out=[(number, row.left_out) for number, row in zip(numbers, rows, strict=True) if row.left_out],
-            turns=[(number, row.turn) for number, row in zip(numbers, rows, strict=True) if row.turn != 1],
-            boxes=[(number, row.box) for number, row in zip(numbers, rows, strict=True) if row.box],
-            unusual=[(number, row.unusual) for number, row in zip(numbers, rows, strict=True) if row.unusual],
-            sums=sums.sums(),
-            squares=sums.squares(),
-            crashes=sum(number in poison for number in numbers),
-        )
+        size, sums = self._plan.recipe.row_bytes, PixelSums(self._plan.recipe.shape)
+        record = BlockRecord(block.index, np.zeros(block.rows, FACTS))
+        for index, entry in enumerate(self._plan.entries(block.first, block.last)):
+            number = block.first + index
+            try:
+                row = self._row(number, entry, poison.get(number))
+            except (Undecodable, LeftOut) as reason:
+                self._heartbeat.idle()
+                if isinstance(reason, Undecodable) and self._fail_on_bad:
+                    raise reject_error(f"{entry.text}: {reason}") from None
+                lines = record.left_out if isinstance(reason, LeftOut) else record.rejects
+                lines.append((number, str(reason)))
+                continue
+            self._heartbeat.idle()
+            buffer[index * size : (index + 1) * size] = row.pixels
+            checksum = row_checksum(row.pixels)
+            sums.add(row.pixels, checksum)
+            record.facts[index] = checksum, int(row.digest, 16), row.width, row.height, row.turn
+            if row.box:
+                record.boxes.append((number, row.box))
+            if row.unusual:
+                record.unusual.append((number, row.unusual))
+        crashes = sum(number in poison for number in range(block.first, block.last))
+        return replace(record, sums=sums.sums(), squares=sums.squares(), crashes=crashes)
 
-    def _row(self, number: int, entry: Entry, poison: str | None, view: memoryview, sums: PixelSums) -> RowFacts:
-        name = entry.text
+    def _row(self, number: int, entry: Entry, poison: str | None) -> Row:
+        if poison:
+            raise Undecodable(poison)
         try:
-            if poison:
-                raise Undecodable(poison)
             self._heartbeat.start_reading(number)
             data = self._source.read(entry)
             self._heartbeat.start_decoding(number)  # remains if the image kills this process, also by an exception
-            done = self._maker.row(data, entry)
+            return self._maker.row(data, entry)
         except MemoryError:
-            raise Stopped(f"{name}: out of memory; run the same command again with fewer --workers") from None
-        except Undecodable as reason:
-            self._heartbeat.idle()
-            if self._fail_on_bad:
-                raise reject_error(f"{name}: {reason}") from None
-            return RowFacts(reject=str(reason))
-        except LeftOut as reason:
-            self._heartbeat.idle()
-            return RowFacts(left_out=str(reason))
-        self._heartbeat.idle()
-        view[:] = done.pixels
-        checksum = row_checksum(done.pixels)
-        sums.add(done.pixels, checksum)
-        facts = done.digest, done.width, done.height, done.unusual
-        return RowFacts(f"{checksum:016x}", *facts, turn=done.turn, box=done.box)
+            raise Stopped(f"{entry.text}: out of memory; run the same command again with fewer --workers") from None
 
 
 class BlockWriter:
