@@ -29,8 +29,7 @@ from decodeonce.prep.build import Work, finish, work
 from decodeonce.prep.build.blocks import Block
 from decodeonce.prep.build.journal import FACTS, BlockRecord, journal_line
 from decodeonce.prep.build.max_bad import Allowance
-from decodeonce.prep.build.plan import plan_facts, read_plan, write_plan
-from decodeonce.prep.build.scan import scan
+from decodeonce.prep.build.plan import plan_facts, read_plan, scan, write_plan
 from decodeonce.prep.build.status import read_status
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.pixels.versions import decoder_versions

@@ -36,8 +36,7 @@ from decodeonce.host import is_in_memory
 from decodeonce.loader.delivery import HostDevice
 from decodeonce.loader.partition import make_partition
 from decodeonce.loader.readers import ShardFiles
-from decodeonce.prep.build.plan import read_plan
-from decodeonce.prep.build.scan import scan
+from decodeonce.prep.build.plan import read_plan, scan
 from decodeonce.prep.entry import Entry, Row
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import FolderSource, ListSource
@@ -287,7 +286,7 @@ def test_sample_is_evenly_spaced_or_complete(tree: Path) -> None:
 def test_sample_of_read_units_starts_with_units(tmp_path: Path) -> None:
     source = PLAIN_FORMS["webdataset-gzip"].make(tmp_path, PICS)
     listing = scan(source)
-    units: list[int] = listing.units.tolist()
+    units: list[int] = listing.samples.rows["unit"].tolist()
     assert len(set(units)) > 1
     runs = fair_runs(source, listing, 0, rows=1, most=100)
     assert sorted((run.entries[0].unit, len(run.entries), run.unit_rows) for run in runs) == [
@@ -349,7 +348,7 @@ def test_trial_builds_the_sample(tree: Path, tmp_path: Path) -> None:
     assert made is None or made > 0
     plan = read_plan(StorePaths(tmp_path / "out"))
     assert (plan.count, plan.blocks.block_rows, plan.recipe) == (50, 6, recipe)
-    assert {plan.entry(row).name for row in range(50)} == {entry.name for entry in entries}
+    assert {plan.samples.entry(row).name for row in range(50)} == {entry.name for entry in entries}
 
 
 def test_scratch_files_are_removed(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from decodeonce.cli import submit
 from decodeonce.cli.kinds import BuildRequest
 from decodeonce.errors import BuildError, DecodeonceError, Stopped
 from decodeonce.prep.build import Work, build, make_plan
-from decodeonce.prep.build.scan import scan
+from decodeonce.prep.build.plan import scan
 from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.sources import (
     BoxedSource,
@@ -413,7 +413,7 @@ def test_names_in_archives_are_not_used_as_paths(tmp_path: Path, make: Callable[
 
 def test_scan_keeps_hostile_names_unchanged(tmp_path: Path) -> None:
     write_tar(tmp_path / "x.tar", [part for name in HOSTILE[:2] for part in sample(name, IMAGE, cls="k")])
-    assert bytes(scan(open_webdataset(str(tmp_path))).names) == b"x.tar/../../evil.jpgx.tar/etc/evil.jpg"
+    assert bytes(scan(open_webdataset(str(tmp_path))).samples.names) == b"x.tar/../../evil.jpgx.tar/etc/evil.jpg"
 
 
 def test_lost_server_behind_a_link_to_src_causes_no_reject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

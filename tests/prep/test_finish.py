@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from decodeonce.prep.build import finish
 from decodeonce.prep.build.journal import FACTS, BlockRecord, Journal
 from decodeonce.prep.build.max_bad import Allowance
-from decodeonce.prep.build.plan import Plan, plan_facts, write_plan
-from decodeonce.prep.build.scan import scan
+from decodeonce.prep.build.plan import Plan, plan_facts, scan, write_plan
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source
@@ -75,7 +74,7 @@ def pixels(row: int, size: int) -> bytes:
 def test_every_row_matches_plan_and_journal(tmp_path_factory: pytest.TempPathFactory, rejects: set[int]) -> None:
     out = tmp_path_factory.mktemp("finish") / "store"
     plan = decode_all(out, rejects)
-    entries = plan.entries(0, COUNT)
+    entries = plan.samples.entries(0, COUNT)
     kept = COUNT - len(rejects)
     tails = iter([row for row in range(kept, COUNT) if row not in rejects])
     planned = [next(tails) if row in rejects else row for row in range(kept)]

@@ -17,10 +17,15 @@ from hypothesis import strategies as st
 
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.build import Work, make_plan, work
-from decodeonce.prep.build.plan import PLAN_VERSION, plan_facts, read_plan, write_facts, write_plan
-from decodeonce.prep.build.plan_diff import changes
-from decodeonce.prep.build.row_order import shuffled
-from decodeonce.prep.build.scan import scan
+from decodeonce.prep.build.plan import (
+    PLAN_VERSION,
+    plan_facts,
+    read_plan,
+    scan,
+    shuffled,
+    write_facts,
+    write_plan,
+)
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe
@@ -57,9 +62,9 @@ def test_plan_lists_every_sample_once(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
     plan = make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
     again = read_plan(StorePaths(tmp_path / "out"))
-    entries = again.entries(0, again.count)
+    entries = again.samples.entries(0, again.count)
     assert {tree / os.fsdecode(entry.name) for entry in entries} == set(tree.glob("train/*/*.JPEG"))
-    assert [again.entry(row) for row in range(again.count)] == entries
+    assert [again.samples.entry(row) for row in range(again.count)] == entries
     assert plan.facts["recipe"] == again.facts["recipe"]
     for entry in entries:
         facts = (tree / os.fsdecode(entry.name)).stat()
@@ -344,7 +349,7 @@ def test_summarizing_changes_takes_less_than_200_bytes_per_sample(tmp_path: Path
     listing, more = scan(_Synthetic(count)), scan(_Synthetic(count + 2))
     plan = write_plan(paths, listing, plan_facts(_Synthetic(count), listing, SMALL, {}))
     tracemalloc.start()
-    summary = changes(plan, more)
+    summary = plan.samples.changes_in(more.samples)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert summary == f"2 new (first train/n01440764/n01440764_{count}.JPEG)"
@@ -389,4 +394,4 @@ def test_damaged_plan_file_is_named_without_its_content(tmp_path: Path, content:
     plan = make_plan(open_imagenet(make_tree(tmp_path / "src")), tmp_path / "out", SMALL)
     plan.paths.plan_rows.write_bytes(content)
     with pytest.raises(BuildError, match=r"plan-rows\.npy: damaged; remove .*out and build again$"):
-        _ = read_plan(plan.paths).rows
+        _ = read_plan(plan.paths).samples

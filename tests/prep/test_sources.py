@@ -14,8 +14,7 @@ import pytest
 
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.build import Work, build, make_plan
-from decodeonce.prep.build.plan import read_plan
-from decodeonce.prep.build.scan import scan
+from decodeonce.prep.build.plan import read_plan, scan
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import SOURCES, Source, open_source
@@ -67,11 +66,11 @@ def test_second_listing_equals_first(source: Source) -> None:
     assert list(source.entries()) == list(source.entries())
 
 
-def test_listing_returns_entries_at_any_positions(source: Source) -> None:
+def test_listing_returns_the_entries(source: Source) -> None:
     entries = list(source.entries())
     listing = scan(source, max(len(entry.boxes) for entry in entries))
-    positions = np.array([3, 0, len(entries) - 1, 3])
-    assert listing.entries(positions) == [entries[position] for position in positions]
+    assert listing.samples.entries(0, len(entries)) == entries
+    assert listing.samples.entry(3) == entries[3]
 
 
 def test_holder_is_the_file_with_the_bytes(form: Form, source: Source) -> None:
@@ -155,7 +154,7 @@ def test_seed_permutes_samples_or_whole_units(form: Form, source: Source, tmp_pa
     units = [entry.unit for entry in source.entries()]
     plan = make_plan(source, tmp_path / "out", Recipe(height=16, width=16, shuffle_seed=3))
     names = [entry.text for entry in source.entries()]
-    order = [names.index(plan.entry(row).text) for row in range(plan.count)]
+    order = [names.index(plan.samples.entry(row).text) for row in range(plan.count)]
     assert sorted(order) == list(range(len(PICS)))
     if source.read_unit:
         runs = [unit for k, unit in enumerate(units[i] for i in order) if k == 0 or unit != units[order[k - 1]]]

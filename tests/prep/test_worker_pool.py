@@ -41,7 +41,7 @@ def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
 def planned(tree: Path, out: Path) -> tuple[WorkerPool, int]:
     """Make a plan; return a pool for all of its blocks, and the row of the slow image."""
     plan = make_plan(open_imagenet(tree), out, Recipe(height=1024, width=1024))
-    (slow,) = [row for row in range(plan.count) if plan.entry(row).name.endswith(b"slow.JPEG")]
+    (slow,) = [row for row in range(plan.count) if plan.samples.entry(row).name.endswith(b"slow.JPEG")]
     queue = BlockQueue(range(len(plan.blocks)), {})
     return WorkerPool(WorkerSettings(str(out), 0, 1, fail_on_bad=False), 2, queue, {}), slow
 

@@ -21,9 +21,16 @@ from decodeonce.prep.build.free_space import (
 )
 from decodeonce.prep.build.max_bad import Allowance
 from decodeonce.prep.build.output_dir import check_output_dir
-from decodeonce.prep.build.plan import Plan, plan_facts, read_plan
-from decodeonce.prep.build.plan_diff import check_matches_plan
-from decodeonce.prep.build.scan import Listing, check_expected, check_listing, scan
+from decodeonce.prep.build.plan import (
+    Listing,
+    Plan,
+    check_expected,
+    check_listing,
+    check_matches_plan,
+    plan_facts,
+    read_plan,
+    scan,
+)
 from decodeonce.prep.jobs.base import clock
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.processes.child import ChildDied

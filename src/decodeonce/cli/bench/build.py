@@ -17,7 +17,7 @@ from decodeonce.formatting import counted, duration_text
 from decodeonce.host import usable_cores
 from decodeonce.prep.build.blocks import block_rows_for
 from decodeonce.prep.build.output_dir import check_output_dir
-from decodeonce.prep.build.scan import check_listing, scan
+from decodeonce.prep.build.plan import check_listing, scan
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.processes.child import ChildDied

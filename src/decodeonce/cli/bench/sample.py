@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.errors import Stopped
-from decodeonce.prep.build.row_order import row_order
-from decodeonce.prep.build.scan import Listing
+from decodeonce.prep.build.plan import Listing, row_order
 from decodeonce.prep.entry import Entry, LeftOut, Undecodable, name_bytes, name_text
 from decodeonce.prep.pixels.memory_limit import limited_memory
 from decodeonce.prep.processes.child import Parent
@@ -55,7 +54,7 @@ def fair_runs(
     """
     order = row_order(listing, seed, by_unit=bool(source.read_unit))
     if source.read_unit:
-        firsts = np.append(0, np.flatnonzero(np.diff(listing.units[order])) + 1)
+        firsts = np.append(0, np.flatnonzero(np.diff(listing.samples.rows["unit"][order])) + 1)
         picked = _evenly(len(firsts), most)
         starts, unit_rows = firsts[picked], np.diff(np.append(firsts, len(order)))[picked]
         ends = starts + np.minimum(unit_rows, UNIT_ROWS)
@@ -64,7 +63,7 @@ def fair_runs(
         ends, unit_rows = np.minimum(starts + rows, np.append(starts[1:], len(order))), np.zeros_like(starts)
     mixed = np.random.default_rng(0).permutation(len(starts))
     spans = [order[starts[i] : ends[i]] for i in mixed]
-    entries = iter(listing.entries(np.concatenate(spans)))
+    entries = map(listing.samples.entry, np.concatenate(spans).tolist())
     return [
         Run(list(islice(entries, len(span))), rows) for span, rows in zip(spans, unit_rows[mixed].tolist(), strict=True)
     ]

@@ -17,7 +17,7 @@ def block_spans(plan: Plan, blocks: Sequence[int]) -> dict[int, Span]:
     """Return the read units that hold the rows of each block; empty if samples are read one at a time."""
     if not plan.facts["source"]["read_unit"]:
         return {}
-    units = plan.rows["unit"]
+    units = plan.samples.rows["unit"]
     return {b: (int(units[plan.blocks[b].first]), int(units[plan.blocks[b].last - 1])) for b in blocks}
 
 

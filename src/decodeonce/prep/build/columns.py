@@ -44,7 +44,9 @@ class Columns:
         if column in self._numbers:
             values: NDArray[Any] = self._plan.column_values(self._numbers[column])[self._planned[chunk]]
             return values
-        return self._source.column_values(column, [self._plan.entry(row) for row in self._planned[chunk].tolist()])
+        return self._source.column_values(
+            column, [self._plan.samples.entry(row) for row in self._planned[chunk].tolist()]
+        )
 
     def _boxes(self, chunk: slice) -> NDArray[np.float64]:
         placed = self._placed(chunk)
@@ -64,7 +66,7 @@ class Columns:
         rows at once: 2 µs per row, where one row at a time takes 25 µs.
         """
         recipe, facts = self._plan.recipe, self._facts[chunk][["width", "height", "turn"]].tolist()
-        boxes, fits = np.array(self._plan.boxes[self._planned[chunk]]), np.empty((len(facts), 1, 4))
+        boxes, fits = np.array(self._plan.samples.boxes[self._planned[chunk]]), np.empty((len(facts), 1, 4))
         for index, (width, height, turn) in enumerate(facts):
             fit = fit_to(recipe.fit, upright((width, height), turn), (recipe.width, recipe.height))
             fits[index] = fit.width, fit.height, fit.left, fit.top

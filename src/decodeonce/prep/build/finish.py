@@ -24,7 +24,7 @@ from decodeonce.prep.build.max_bad import Allowance
 from decodeonce.prep.build.pixel_sums import summed_lines
 from decodeonce.prep.build.plan import Plan, read_plan
 from decodeonce.prep.entry import name_bytes, name_text
-from decodeonce.store import Column, Manifest, Reject, StorePaths
+from decodeonce.store import Column, Manifest, StorePaths
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.durable import remove_file, remove_tree, sync_folder
 from decodeonce.store.hashing import row_checksum
@@ -130,7 +130,7 @@ class _Finisher:
 
     def finish(self, allowance: Allowance) -> Manifest:
         plan, paths, count = self._plan, self._paths, self._count
-        rejects = [*plan.rejects, *(Reject(plan.entry(row).text, why, "rejected") for row, why in self._rejects)]
+        rejects = [*plan.rejects, *(plan.reject(row, reason) for row, reason in self._rejects)]
         allowance.check(len(rejects), plan.candidates, str(rejects[0]) if rejects else "", paths.root)
         if not count:
             command = f"prep status {quoted(str(paths.root))}"
@@ -183,7 +183,7 @@ class _Finisher:
         return (slice(first, min(first + CHUNK_ROWS, self._count)) for first in range(0, self._count, CHUNK_ROWS))
 
     def _labels(self) -> Iterator[NDArray[np.int64]]:
-        labels = self._plan.rows["label"]
+        labels = self._plan.samples.rows["label"]
         return (labels[self._planned[chunk]].astype(np.int64) for chunk in self._chunks())
 
     def _column(self, column: Column) -> Iterator[NDArray[Any]]:
@@ -193,10 +193,10 @@ class _Finisher:
         yield line(SAMPLE_COLUMNS)
         names = [escape(cls.name) for cls in self._plan.classes]
         for chunk in self._chunks():
-            values, planned = self._plan.values(chunk.start, chunk.stop), self._planned[chunk].tolist()
+            values, planned = self._plan.samples.values(chunk.start, chunk.stop), self._planned[chunk].tolist()
             for row, tail in enumerate(planned, chunk.start):
                 if tail != row:
-                    values[row - chunk.start] = self._plan.values(tail, tail + 1)[0]
+                    values[row - chunk.start] = self._plan.samples.values(tail, tail + 1)[0]
             facts = self._facts[chunk][["width", "height", "digest"]].tolist()
             yield b"".join(
                 escaped_sample_line(
@@ -217,7 +217,7 @@ class _Finisher:
     def _reject_lines(self) -> Iterator[bytes]:
         found = [*self._plan.rejects, *self._plan.source().carried_rejects()]
         for rows, action in ((self._rejects, "rejected"), (self._left_out, "left out"), (self._unusual, "kept")):
-            found += [Reject(self._plan.entry(row).text, reason, action) for row, reason in rows]
+            found += [self._plan.reject(row, reason, action) for row, reason in rows]
         yield line(REJECT_COLUMNS)
         yield from map(reject_line, sorted(found, key=lambda r: (name_bytes(r.source), r.action, r.reason)))
 

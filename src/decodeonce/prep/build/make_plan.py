@@ -12,9 +12,18 @@ from decodeonce.formatting import quoted
 from decodeonce.host import network_file_system
 from decodeonce.prep.build.free_space import check_free_space, find_storage, space_needed
 from decodeonce.prep.build.output_dir import check_output_dir, clear_leftovers, is_built, reserve_shards
-from decodeonce.prep.build.plan import Plan, plan_facts, read_plan, write_facts, write_plan
-from decodeonce.prep.build.plan_diff import check_matches_plan
-from decodeonce.prep.build.scan import Listing, check_expected, check_listing, scan
+from decodeonce.prep.build.plan import (
+    Listing,
+    Plan,
+    check_expected,
+    check_listing,
+    check_matches_plan,
+    plan_facts,
+    read_plan,
+    scan,
+    write_facts,
+    write_plan,
+)
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source

@@ -1,6 +1,7 @@
 """The plan: which sample goes to which row. It does not change once decoding starts.
 
-The files of a plan are in OUT/.build, all in row order:
+`scan` lists a source as one table, with a record per sample. A plan is the same table in row order, as files in
+OUT/.build:
 
 - plan-rows.npy: one record per row.
 - plan-names.bin: the names of the samples, concatenated.
@@ -15,9 +16,12 @@ Arrays are memory-mapped, so that a task reads only its own rows.
 from __future__ import annotations
 
 import errno
-import io
 import json
+import logging
+import math
 import os
+import struct
+from array import array
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -25,16 +29,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.formatting import quoted
+from decodeonce.formatting import counted, quoted
 from decodeonce.prep.build.blocks import Blocks
-from decodeonce.prep.build.row_order import row_order
-from decodeonce.prep.build.scan import Listing, boxes_of
-from decodeonce.prep.entry import Entry
-from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.entry import Box, Entry, name_text
+from decodeonce.prep.recipe import Recipe, differences
 from decodeonce.prep.sources import Source, open_source
+from decodeonce.prep.sources.formats.numbers import NumberColumn
+from decodeonce.splitmix import GOLDEN, mix
 from decodeonce.store import Column, ImageClass, Reject, StorePaths
 from decodeonce.store.durable import write_atomic
 from decodeonce.store.layout import missing_advice
@@ -43,7 +48,7 @@ from decodeonce.store.signed import canonical, digest_of
 from decodeonce.store.table import REJECT_COLUMNS, line, read_rejects, reject_line
 from decodeonce.store.writer import write_array
 
-PLAN_VERSION = 4
+PLAN_VERSION = 5
 ROW = np.dtype(
     [
         ("label", "<i4"),
@@ -55,7 +60,191 @@ ROW = np.dtype(
         ("place", "<i8"),
     ]
 )
+PACKED = struct.Struct("<iiqqqiq")  # a record of dtype ROW
+AS_BYTES = np.dtype(f"V{ROW.itemsize}")  # how plan-rows.npy stores it
 CHUNK = 1 << 13
+# Listings are compared by hashes of 16 bytes per sample. Python objects would take 700 bytes, 10 GB for 14 million.
+HASHES = np.dtype([("name", "<u8"), ("facts", "<u8")])
+hash_of = xxhash.xxh3_64_intdigest
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A table of samples, in the source's order or in row order.
+
+    Attributes:
+        rows: One record of dtype ROW per sample.
+        names: The bytes of all names, in the order of the samples.
+        boxes: (samples, K, 4) float64; NaN for missing boxes. Empty without boxes.
+    """
+
+    rows: NDArray[np.void]
+    names: NDArray[np.uint8]
+    boxes: NDArray[np.float64]
+
+    def entry(self, row: int) -> Entry:
+        """Return one sample."""
+        return self.entries(row, row + 1)[0]
+
+    def entries(self, first: int, last: int) -> list[Entry]:
+        """Return the samples [first, last)."""
+        places = self.rows[first:last][["unit", "place"]].tolist()
+        boxes = [_boxes_of(held) for held in self.boxes[first:last].tolist()] if len(self.boxes) else [()] * len(places)
+        return [
+            Entry(*values, unit=unit, place=place, boxes=held)
+            for values, (unit, place), held in zip(self.values(first, last), places, boxes, strict=True)
+        ]
+
+    def values(self, first: int, last: int) -> list[tuple[bytes, int, int, int]]:
+        """Return (name, label, size, mtime_ns) of samples [first, last): faster than `entries` for millions of rows."""
+        records = self.rows[first:last].tolist()
+        start, end = records[0][2], records[-1][2] + records[-1][1]
+        names = self.names[start:end].tobytes()
+        return [
+            (names[at - start : at - start + length], label, size, mtime_ns)
+            for label, length, at, size, mtime_ns, _, _ in records
+        ]
+
+    def _names_and_hashes(self) -> Iterator[tuple[bytes, int, int]]:
+        """Yield the name of each sample, its hash, and a hash of what may change under this name."""
+        for first in range(0, len(self.rows), CHUNK):
+            for name, _, size, mtime_ns in self.values(first, min(first + CHUNK, len(self.rows))):
+                yield name, hash_of(name), hash_of(b"%d %d" % (size, mtime_ns))
+
+    def changes_in(self, found: Samples) -> str:
+        """Summarize how other samples differ from these, with the first change of each kind."""
+        planned, now = self._hashes(), found._hashes()
+        _, here, there = np.intersect1d(planned["name"], now["name"], assume_unique=True, return_indices=True)
+        parts = [
+            found._count("new", np.setdiff1d(now["name"], planned["name"], assume_unique=True)),
+            self._count("gone", np.setdiff1d(planned["name"], now["name"], assume_unique=True)),
+            self._count("changed", planned["name"][here[planned["facts"][here] != now["facts"][there]]]),
+        ]
+        return "; ".join(filter(None, parts)) or "the same images with other classes, boxes, values, places or rejects"
+
+    def _hashes(self) -> NDArray[np.void]:
+        """Return one record of dtype HASHES per name, sorted: an image with several boxes has several samples."""
+        hashes = np.fromiter((each[1:] for each in self._names_and_hashes()), HASHES, len(self.rows))
+        return hashes[np.unique(hashes["name"], return_index=True)[1]]
+
+    def _count(self, kind: str, names: NDArray[np.uint64]) -> str:
+        if not len(names):
+            return ""
+        wanted = set(names.tolist())
+        first = min(name for name, hashed, _ in self._names_and_hashes() if hashed in wanted)
+        return f"{len(names)} {kind} (first {name_text(first)})"
+
+
+def _boxes_of(held: list[list[float]]) -> tuple[Box, ...]:
+    """Return a sample's boxes without the missing ones, which are NaN."""
+    return tuple((box[0], box[1], box[2], box[3]) for box in held if box[0] == box[0])  # NaN != NaN
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A scanned source: its samples in its own order, and those that cannot become rows.
+
+    Attributes:
+        samples: The samples that can become rows.
+        box_labels: (samples, K) int32, indexes into `box_classes`; -1 for missing boxes.
+        box_classes: Class names of the boxes, sorted.
+        columns: The columns in the source's `column_names`, each with its values (samples, ...).
+        rejects: Samples that cannot become rows.
+        digest: Covers class, size, name, boxes and values of every candidate, and whether it can become a row.
+        frozen: Covers the same and the modification times and places.
+    """
+
+    samples: Samples
+    box_labels: NDArray[np.int32]
+    box_classes: tuple[str, ...]
+    columns: tuple[tuple[Column, NDArray[Any]], ...]
+    rejects: tuple[Reject, ...]
+    digest: str
+    frozen: str
+
+    def __len__(self) -> int:
+        return len(self.samples.rows)
+
+    @property
+    def candidates(self) -> int:
+        """Number of samples and plan-time rejects together: the total for --max-bad."""
+        return len(self) + len(self.rejects)
+
+
+def scan(source: Source, boxes: int = 0) -> Listing:
+    """List a source once, and log its warnings.
+
+    Memory per sample is 44 bytes, the name, 36 bytes for each of `boxes` boxes, and 8 bytes for each numeric value.
+    """
+    rows, names, rejects, held_boxes, no_boxes = bytearray(), bytearray(), [], array("d"), (math.nan,) * (4 * boxes)
+    own = [NumberColumn(name) for name in source.column_names]
+    held_numbers, seen_names = array("i"), dict[str, int]()
+    digest, frozen = xxhash.xxh3_64(), xxhash.xxh3_64()
+    for entry in source.entries():
+        fact = b"%d\t%d\t%s%s\n" % (entry.label, entry.size, entry.name, _other_facts(entry))
+        digest.update(fact)
+        frozen.update(b"%d\t%d\t%d\t%s" % (entry.mtime_ns, entry.unit, entry.place, fact))
+        if entry.problem:
+            rejects.append(Reject(entry.text, entry.problem, "rejected"))
+            continue
+        place = (entry.size, entry.mtime_ns, entry.unit, entry.place)
+        rows += PACKED.pack(entry.label, len(entry.name), len(names), *place)
+        names += entry.name
+        for column, value in zip(own, entry.values, strict=True):
+            column.append(value)
+        if boxes:
+            flat = [side for box in entry.boxes[:boxes] for side in box]
+            held_boxes.extend([*flat, *no_boxes[len(flat) :]])
+            numbers = [seen_names.setdefault(name, len(seen_names)) for name in entry.box_names[:boxes]]
+            held_numbers.extend([*numbers, *[-1] * (boxes - len(numbers))])
+    for doubt in source.doubts(len(rows) // PACKED.size):
+        logging.getLogger("decodeonce").warning("%s: %s", source.root, doubt)
+    box_classes = tuple(sorted(seen_names))
+    label_of = {name: label for label, name in enumerate(box_classes)}
+    labels = np.array([*(label_of[name] for name in seen_names), -1], np.int32)  # the index -1 gives the label -1
+    count = len(rows) // PACKED.size
+    return Listing(
+        samples=Samples(
+            np.frombuffer(rows, ROW),
+            np.frombuffer(names, np.uint8),
+            np.frombuffer(held_boxes, np.float64).reshape(count, boxes, 4),
+        ),
+        box_labels=labels[np.frombuffer(held_numbers, np.int32)].reshape(count, boxes),
+        box_classes=box_classes,
+        columns=tuple(column.to_column() for column in own),
+        rejects=tuple(rejects),
+        digest=digest.hexdigest(),
+        frozen=frozen.hexdigest(),
+    )
+
+
+def _other_facts(entry: Entry) -> bytes:
+    """Return the entry's boxes and values for the digest, or a mark if it has a problem.
+
+    The problem's text is not part of the digest, because operating systems word errors differently.
+    """
+    if entry.problem:
+        return b"\t!"
+    boxes = [",".join(map(repr, box)) for box in entry.boxes] + [ascii(name) for name in entry.box_names]
+    return "".join(f"\t{fact}" for fact in (*boxes, *entry.values)).encode()
+
+
+def check_expected(source: Source, found: int, expect: int | None) -> None:
+    """Raise BuildError unless a source lists the expected number of images."""
+    if expect is not None and found != expect:
+        what = f"{counted(found, 'image')} found in {counted(len(source.classes()), 'class', 'classes')}"
+        raise BuildError(
+            f"{source.root}: {what}, but --expect is {expect}; look for missing or new files (an unreachable file "
+            "server hides its files), or pass the right number"
+        )
+
+
+def check_listing(source: Source, listing: Listing) -> None:
+    """Raise BuildError if a source has no sample that can become a row."""
+    if not len(listing):
+        tried = f"; all {listing.candidates} candidates are rejects, first "
+        why = f"{tried}{listing.rejects[0]}" if listing.rejects else ""
+        raise BuildError(f"{source.root}: no images found{why}; read as {source.found}")
 
 
 @dataclass(frozen=True)
@@ -106,16 +295,13 @@ class Plan:
         return list(read_rejects(self.paths.plan_rejects))
 
     @cached_property
-    def rows(self) -> NDArray[np.void]:
-        """One record of dtype ROW per planned row, memory-mapped."""
-        return self._mapped(self.paths.plan_rows)
-
-    @cached_property
-    def boxes(self) -> NDArray[np.float64]:
-        """The boxes of each planned row, (count, K, 4) float64, NaN for missing ones; empty without boxes."""
-        if not self.recipe.boxes_per_row:
-            return np.empty((0, 0, 4))
-        return self._mapped(self.paths.plan_boxes)
+    def samples(self) -> Samples:
+        """The samples in row order, memory-mapped."""
+        names = np.empty(0, np.uint8)
+        if self.paths.plan_names.stat().st_size:  # rows of a store have no names; an empty file cannot be mapped
+            names = np.memmap(self.paths.plan_names, np.uint8, "r")
+        boxes = self._mapped(self.paths.plan_boxes) if self.recipe.boxes_per_row else np.empty((0, 0, 4))
+        return Samples(self._mapped(self.paths.plan_rows).view(ROW), names, boxes)
 
     @cached_property
     def box_labels(self) -> NDArray[np.int32]:
@@ -138,34 +324,9 @@ class Plan:
             raise BuildError(f"{path}: damaged; remove {quoted(str(self.paths.root))} and build again") from None
         return array
 
-    @cached_property
-    def _names(self) -> NDArray[np.uint8]:
-        if not self.paths.plan_names.stat().st_size:  # rows of a store have no names; an empty file cannot be mapped
-            return np.empty(0, np.uint8)
-        return np.memmap(self.paths.plan_names, np.uint8, "r")
-
-    def entry(self, row: int) -> Entry:
-        """Return the sample planned for a row."""
-        return self.entries(row, row + 1)[0]
-
-    def entries(self, first: int, last: int) -> list[Entry]:
-        """Return the samples planned for the rows [first, last)."""
-        places = self.rows[first:last][["unit", "place"]].tolist()
-        boxes = [boxes_of(held) for held in self.boxes[first:last].tolist()] if len(self.boxes) else [()] * len(places)
-        return [
-            Entry(*values, unit=unit, place=place, boxes=held)
-            for values, (unit, place), held in zip(self.values(first, last), places, boxes, strict=True)
-        ]
-
-    def values(self, first: int, last: int) -> list[tuple[bytes, int, int, int]]:
-        """Return (name, label, size, mtime_ns) for rows [first, last): faster than `entries` for millions of rows."""
-        records = self.rows[first:last].tolist()
-        start, end = records[0][2], records[-1][2] + records[-1][1]
-        names = self._names[start:end].tobytes()
-        return [
-            (names[at - start : at - start + length], label, size, mtime_ns)
-            for label, length, at, size, mtime_ns, _, _ in records
-        ]
+    def reject(self, row: int, reason: str, action: str = "rejected") -> Reject:
+        """Return the line of rejects.tsv for the sample of a planned row."""
+        return Reject(self.samples.entry(row).text, reason, action)
 
     def source(self) -> Source:
         """Open the source that this plan was made from."""
@@ -236,14 +397,16 @@ def write_plan(paths: StorePaths, listing: Listing, facts: dict[str, Any]) -> Pl
     """Write the files of a plan, plan.json last."""
     seed, by_unit = facts["recipe"]["shuffle_seed"], bool(facts["source"]["read_unit"])
     order = row_order(listing, seed, by_unit=by_unit)
-    write_atomic(paths.plan_names, _names_in_order(listing, order))
-    write_atomic(paths.plan_rows, _rows_in_order(listing, order))
-    if listing.boxes.size:
-        _write_in_order(paths.plan_boxes, listing.boxes, order)
+    chunks = [order[first : first + CHUNK] for first in range(0, len(order), CHUNK)]
+    write_atomic(paths.plan_names, (_names(listing, chunk) for chunk in chunks))
+    write_array(paths.plan_rows, order.shape, AS_BYTES, _rows(listing, chunks))
+    arrays = [(paths.plan_column(number), values) for number, (_, values) in enumerate(listing.columns)]
+    if listing.samples.boxes.size:
+        arrays.append((paths.plan_boxes, listing.samples.boxes))
     if Recipe.from_facts(facts["recipe"]).kept_boxes:
-        _write_in_order(paths.plan_box_labels, listing.box_labels, order)
-    for number, (_, values) in enumerate(listing.columns):
-        _write_in_order(paths.plan_column(number), values, order)
+        arrays.append((paths.plan_box_labels, listing.box_labels))
+    for path, values in arrays:
+        write_array(path, values.shape, values.dtype, map(values.__getitem__, chunks))
     write_atomic(paths.plan_rejects, [line(REJECT_COLUMNS), *map(reject_line, listing.rejects)])
     return write_facts(paths, facts)
 
@@ -254,36 +417,78 @@ def write_facts(paths: StorePaths, facts: dict[str, Any]) -> Plan:
     return Plan(paths, facts)
 
 
-def _write_in_order(path: Path, values: NDArray[Any], order: NDArray[np.int64]) -> None:
-    parts = (values[order[first : first + CHUNK]] for first in range(0, len(order), CHUNK))
-    write_array(path, values.shape, values.dtype, parts)
+def _names(listing: Listing, chunk: NDArray[np.int64]) -> bytes:
+    """Return the names of the samples at these positions of the source's order, concatenated."""
+    names = listing.samples.names.data
+    spans = listing.samples.rows[chunk][["name_start", "name_bytes"]].tolist()
+    return b"".join(names[start : start + length] for start, length in spans)
 
 
-def _names_in_order(listing: Listing, order: NDArray[np.int64]) -> Iterator[bytes]:
-    names = memoryview(listing.names)
-    ends = listing.name_bytes.astype(np.int64)
-    np.cumsum(ends, out=ends)
-    for first in range(0, len(order), CHUNK):
-        picked = order[first : first + CHUNK]
-        lengths = listing.name_bytes[picked].tolist()
-        yield b"".join(names[end - size : end] for end, size in zip(ends[picked].tolist(), lengths, strict=True))
-
-
-def _rows_in_order(listing: Listing, order: NDArray[np.int64]) -> Iterator[bytes]:
-    header = io.BytesIO()
-    facts = {"descr": np.lib.format.dtype_to_descr(ROW), "fortran_order": False, "shape": (len(order),)}
-    np.lib.format.write_array_header_1_0(header, facts)
-    yield header.getvalue()
+def _rows(listing: Listing, chunks: list[NDArray[np.int64]]) -> Iterator[NDArray[np.void]]:
+    """Yield the records of the samples at these positions, with the starts of names that follow each other."""
     start = 0
-    for first in range(0, len(order), CHUNK):
-        picked = order[first : first + CHUNK]
-        rows = np.empty(len(picked), ROW)
-        rows["label"], rows["size"], rows["mtime_ns"] = (
-            column[picked] for column in (listing.labels, listing.sizes, listing.mtimes_ns)
-        )
-        rows["unit"], rows["place"] = listing.units[picked], listing.places[picked]
-        rows["name_bytes"] = listing.name_bytes[picked]
+    for chunk in chunks:
+        rows = listing.samples.rows[chunk]
         ends = start + np.cumsum(rows["name_bytes"], dtype=np.int64)
         rows["name_start"] = ends - rows["name_bytes"]
         start = int(ends[-1])
-        yield rows.tobytes()
+        yield rows.view(AS_BYTES)
+
+
+def shuffled(count: int, seed: int | None) -> NDArray[np.int64]:
+    """Return the source positions in row order, sorted by a hash of position and seed.
+
+    The result is the same on every machine and NumPy version: the hash is a bijection, so keys are unique and any
+    sorting algorithm gives the same order. Takes 16 bytes per sample.
+    """
+    if seed is None:
+        return np.arange(count)
+    start = np.uint64(xxhash.xxh3_64_intdigest(b"%d" % seed))
+    keys = np.arange(count, dtype=np.uint64)
+    for first in range(0, count, CHUNK):
+        part = keys[first : first + CHUNK]
+        part[:] = mix(part * np.uint64(GOLDEN) + start)
+    return np.argsort(keys)
+
+
+def row_order(listing: Listing, seed: int | None, *, by_unit: bool) -> NDArray[np.int64]:
+    """Return the source positions in row order; `by_unit` permutes whole read units and keeps the order within one."""
+    if seed is None or not by_unit or not len(listing):
+        return shuffled(len(listing), seed)
+    units = listing.samples.rows["unit"]
+    ranks = np.argsort(shuffled(int(units.max()) + 1, seed))
+    return np.argsort(ranks[units], kind="stable")
+
+
+def check_matches_plan(plan: Plan, listing: Listing, facts: dict[str, Any]) -> None:
+    """Raise BuildError unless `facts` match the plan; only the location of the source may differ."""
+    if plan.facts["recipe"] != facts["recipe"]:
+        raise BuildError(
+            f"{plan.paths.root}: planned with a different recipe: "
+            f"{'; '.join(differences(facts['recipe'], plan.facts['recipe']))}; use the plan's settings, or remove OUT "
+            "and build again"
+        )
+    columns = [[column["name"] for column in some["columns"]] for some in (facts, plan.facts)]
+    if columns[0] != columns[1]:
+        asked, there = (", ".join(names) or "none" for names in columns)
+        message = f"planned with the columns {there}, but this command asks for {asked}"
+        advice = "pass the plan's --column, or remove OUT and build again"
+        raise BuildError(f"{plan.paths.root}: {message}; {advice}")
+    planned, found = plan.facts["source"], facts["source"]
+    if planned["frozen"] != found["frozen"]:
+        summary, out = plan.samples.changes_in(listing.samples), plan.paths.root
+        if planned["root"] != found["root"]:
+            raise BuildError(
+                f"{out}: planned from {planned['root']} ({planned['kind']}), but SRC is {found['root']} "
+                f"({found['kind']}): {summary}; pass the planned SRC, or remove OUT and build again"
+            )
+        raise BuildError(
+            f"{planned['root']}: the source changed since the plan: {summary}; restore it, or remove {out} and build "
+            "again"
+        )
+    if plan.facts["classes"] != facts["classes"] or planned["kind"] != found["kind"]:
+        raise BuildError(
+            f"{plan.paths.root}: planned as {planned['kind']} with {len(plan.facts['classes'])} classes, now "
+            f"{found['kind']} with {len(facts['classes'])}, or class names differ; pass the same source, or remove OUT "
+            "and build again"
+        )

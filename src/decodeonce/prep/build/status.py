@@ -84,7 +84,7 @@ class Status:
 def done_rejects(plan: Plan, journals: Journals, blocks: Iterable[int]) -> list[Reject]:
     """Return the rejects in those of `blocks` that are done."""
     return [
-        Reject(plan.entry(row).text, reason, "rejected")
+        plan.reject(row, reason)
         for record in journals.records(block for block in blocks if block in journals)
         for row, reason in record.rejects
     ]

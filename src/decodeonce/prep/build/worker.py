@@ -25,7 +25,7 @@ from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.pixels.memory_limit import limited_memory
 from decodeonce.prep.processes.child import Parent
 from decodeonce.prep.processes.heartbeat import Heartbeat
-from decodeonce.store import Reject, StorePaths
+from decodeonce.store import StorePaths
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.manifest import read_manifest
@@ -53,7 +53,7 @@ class BlockDecoder:
         """
         size, sums = self._plan.recipe.row_bytes, PixelSums(self._plan.recipe.shape)
         record = BlockRecord(block.index, np.zeros(block.rows, FACTS))
-        for index, entry in enumerate(self._plan.entries(block.first, block.last)):
+        for index, entry in enumerate(self._plan.samples.entries(block.first, block.last)):
             number = block.first + index
             try:
                 row = self._row(number, entry, poison.get(number))
@@ -111,7 +111,7 @@ class BlockWriter:
             trim_shards(self._plan.paths, read_manifest(self._plan.paths.manifest))
             raise Stopped(f"{self._plan.paths.root}: another process finished the build")
         self._journal.append(record, round_)
-        rejects = [Reject(self._plan.entry(row).text, reason, "rejected") for row, reason in record.rejects]
+        rejects = [self._plan.reject(row, reason) for row, reason in record.rejects]
         report = {"block": block.index, "rows": block.rows, "bytes": written, "rejects": len(rejects)}
         return {**report, "first_reject": str(rejects[0]) if rejects else ""}
 
