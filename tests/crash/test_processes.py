@@ -82,7 +82,7 @@ def test_worker_killed_alone_is_replaced(
 
 IMPATIENT = """
 from decodeonce.cli import main
-from decodeonce.prep.build import worker_pool as pool
+from decodeonce.prep.build import pool
 pool.IMAGE_SECONDS, pool.HANGING_SECONDS, pool.TICK_SECONDS, pool.STRIKES = 2.0, 2.0, 0.02, 1
 main()
 """

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from decodeonce.errors import Stopped
-from decodeonce.prep.build import Work, build, worker_pool
+from decodeonce.prep.build import Work, build, pool
 from decodeonce.prep.entry import Entry, Row, Undecodable
 from decodeonce.prep.pixels import decode as decode_module
 from decodeonce.prep.pixels import memory_limit
@@ -137,8 +137,8 @@ def assert_one_reject(out: Path, reason: str) -> None:
 
 
 def test_image_with_very_many_scans_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_pool, "IMAGE_SECONDS", 0.2)
-    monkeypatch.setattr(worker_pool, "TICK_SECONDS", 0.02)
+    monkeypatch.setattr(pool, "IMAGE_SECONDS", 0.2)
+    monkeypatch.setattr(pool, "TICK_SECONDS", 0.02)
     slow = scans(4000, 60_000)  # 1 MB, 4000x4000 pixels; decoding takes a minute
     build(
         FolderSource(write_ten_images(tmp_path / "src", slow)),
@@ -150,8 +150,8 @@ def test_image_with_very_many_scans_is_rejected(tmp_path: Path, monkeypatch: pyt
 
 
 def test_image_that_stops_its_worker_twice_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_pool, "HANGING_SECONDS", 0.2)
-    monkeypatch.setattr(worker_pool, "TICK_SECONDS", 0.1)
+    monkeypatch.setattr(pool, "HANGING_SECONDS", 0.2)
+    monkeypatch.setattr(pool, "TICK_SECONDS", 0.1)
     build(
         FolderSource(write_ten_images(tmp_path / "src", JPEG)),
         tmp_path / "out",
@@ -206,11 +206,11 @@ def test_read_killed_by_the_system_causes_no_reject(
 
 
 def test_hanging_read_does_not_count_as_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from decodeonce.prep.build.worker_pool import Worker, WorkerSettings
+    from decodeonce.prep.build.pool import Worker, WorkerSettings
 
     worker = Worker(WorkerSettings(str(tmp_path), 0, 1, fail_on_bad=False))
     heartbeat = worker.process.heartbeat
-    monkeypatch.setattr(worker_pool, "IMAGE_SECONDS", -1.0)  # so that the second check finds the limit passed
+    monkeypatch.setattr(pool, "IMAGE_SECONDS", -1.0)  # so that the second check finds the limit passed
     try:
         heartbeat.start_reading(7)
         assert (heartbeat.decoding, heartbeat.reading) == (None, 7)

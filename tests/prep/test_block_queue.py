@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decodeonce.prep.build import make_plan
-from decodeonce.prep.build.block_queue import BlockQueue, block_spans
+from decodeonce.prep.build.pool import BlockQueue, block_spans
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import FolderSource
 from tests.images import make_tree

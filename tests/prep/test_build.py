@@ -233,7 +233,7 @@ def test_second_of_two_concurrent_plans_finds_the_first(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, source, recipe = tmp_path / "store", open_imagenet(tree), Recipe(**LARGE_ROWS)
-    build_module = sys.modules["decodeonce.prep.build.make_plan"]  # as an attribute, this name is the function
+    build_module = sys.modules["decodeonce.prep.build.build"]  # as an attribute, this name is the function
     write, plans = vars(build_module)["write_plan"], ThreadPoolExecutor(2)
     later: list[Future[Plan]] = []
 

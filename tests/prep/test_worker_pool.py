@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from decodeonce.errors import Stopped
-from decodeonce.prep.build import Work, finish, make_plan, work, worker_pool
-from decodeonce.prep.build.block_queue import BlockQueue
+from decodeonce.prep.build import Work, finish, make_plan, work
+from decodeonce.prep.build import pool as pool_module
 from decodeonce.prep.build.journal import Journals
 from decodeonce.prep.build.max_bad import Allowance
+from decodeonce.prep.build.pool import BlockQueue, Worker, WorkerPool, WorkerSettings, processor_seconds
 from decodeonce.prep.build.status import read_status
-from decodeonce.prep.build.worker_pool import Worker, WorkerPool, WorkerSettings, processor_seconds
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet, open_webdataset
 from decodeonce.store.table import read_rejects
@@ -35,7 +35,7 @@ def slow_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_pool, "TICK_SECONDS", 0.02)
+    monkeypatch.setattr(pool_module, "TICK_SECONDS", 0.02)
 
 
 def planned(tree: Path, out: Path) -> tuple[WorkerPool, int]:
@@ -78,7 +78,7 @@ def test_worker_killed_from_outside_loses_no_image(slow_tree: Path, tmp_path: Pa
 def test_image_that_takes_too_long_is_rejected(
     slow_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_pool, "IMAGE_SECONDS", 0.1)
+    monkeypatch.setattr(pool_module, "IMAGE_SECONDS", 0.1)
     make_plan(open_imagenet(slow_tree), tmp_path / "out", Recipe(height=64, width=64))
     work(tmp_path / "out", Work(workers=1, max_bad="1"))
     (reject,) = read_status(tmp_path / "out").rejects
@@ -89,7 +89,7 @@ def test_image_that_takes_too_long_is_rejected(
 def test_decoder_without_processor_time_gets_the_longer_limit(
     slow_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_pool, "IMAGE_SECONDS", 0.1)
+    monkeypatch.setattr(pool_module, "IMAGE_SECONDS", 0.1)
     pool, slow = planned(slow_tree, tmp_path / "out")
     running = pool.run()
     held = next(worker for _ in running for worker in pool.workers if worker.row == slow)
@@ -98,7 +98,7 @@ def test_decoder_without_processor_time_gets_the_longer_limit(
     while time.monotonic() < stopped + 0.5:
         next(running)
     assert held in pool.workers
-    monkeypatch.setattr(worker_pool, "HANGING_SECONDS", 0.1)
+    monkeypatch.setattr(pool_module, "HANGING_SECONDS", 0.1)
     while held in pool.workers:
         next(running)
     assert held.limit_passed == 0.1

@@ -90,7 +90,7 @@ def test_error_names_differences_from_finished_store(
 def test_plan_does_not_touch_store_finished_meanwhile(
     tree: Path, recipe: Recipe, expected_files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, source = sys.modules["decodeonce.prep.build.make_plan"], open_imagenet(tree)
+    module, source = sys.modules["decodeonce.prep.build.build"], open_imagenet(tree)
     check, out, calls = vars(module)["check_output_dir"], tmp_path / "store", 0
 
     def check_then_finish(*arguments: Any) -> None:

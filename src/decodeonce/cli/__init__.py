@@ -119,7 +119,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 def _stop_after_blocks(number: int, frame: FrameType | None) -> None:
     """Finish the blocks in progress and start no others; without worker processes, stop as for the other signals."""
-    if not _call_imported("prep.build.worker_pool", "stop_after_blocks"):
+    if not _call_imported("prep.build.pool", "stop_after_blocks"):
         _stop(number, frame)
 
 

@@ -1,16 +1,149 @@
-"""Build a store in one call: plan, decode, finish."""
+"""Make the plan of a build, and build a store in one call: plan, decode, finish."""
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from decodeonce.errors import BuildError
+from decodeonce.formatting import quoted
+from decodeonce.host import network_file_system
 from decodeonce.prep.build.finish import finish
-from decodeonce.prep.build.make_plan import plan_unless_built
-from decodeonce.prep.build.task import Progress, Work, work
+from decodeonce.prep.build.free_space import check_free_space, find_storage, space_needed
+from decodeonce.prep.build.output_dir import check_output_dir, clear_leftovers, is_built, reserve_shards
+from decodeonce.prep.build.plan import (
+    Listing,
+    Plan,
+    check_expected,
+    check_listing,
+    check_matches_plan,
+    plan_facts,
+    read_plan,
+    scan,
+    write_facts,
+    write_plan,
+)
+from decodeonce.prep.build.work import Progress, Work, work
+from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source
-from decodeonce.store import Manifest
+from decodeonce.store import Manifest, StorePaths
+from decodeonce.store.durable import make_folder, sync_folder
+from decodeonce.store.layout import missing_advice
+from decodeonce.store.locks import locked
+from decodeonce.store.shard_file import PAGE
+
+
+def make_plan(source: Source, out: Path, recipe: Recipe, expect: int | None = None) -> Plan:
+    """Scan a source, assign every sample to a row, and reserve the space of the shards.
+
+    If `out` already has a plan for the same source, recipe and decoders, return that plan.
+
+    Args:
+        source: The images and their labels.
+        out: Folder of the store.
+        recipe: The settings that decide the store's bytes.
+        expect: Required number of images in the source, rejects included. None: any number.
+
+    Returns:
+        The plan, which is also written to `out`.
+
+    Raises:
+        BuildError: `out` has a different plan, a finished store or other files; the source does not list `expect`
+            images, or no image; or there is too little free space.
+    """
+    paths = StorePaths(out)
+    check_output_dir(paths, source)
+    decoders = decoder_versions(recipe.container)
+    if paths.plan.exists():
+        sync_folder(paths.build)  # the process that wrote the plan may have been killed before this
+        if (plan := _stamped_plan(paths, source, recipe.facts(decoders))) is not None:
+            check_expected(source, plan.candidates, expect)
+            return plan
+    listing = scan(source, recipe.boxes_per_row)
+    check_expected(source, listing.candidates, expect)
+    facts = plan_facts(source, listing, recipe, decoders)
+    if not paths.plan.exists():
+        check_listing(source, listing)
+    make_folder(paths.root)
+    with locked(paths.build):  # if two processes plan at once, the second finds the first one's plan
+        make_folder(paths.build)  # reports it if the folder is not writable
+        planned = paths.plan.exists()  # before check_output_dir: a finish writes store.json, then removes the plan
+        check_output_dir(paths, source)
+        if planned:
+            plan = read_plan(paths)
+            check_matches_plan(plan, listing, facts)
+            same_place = all(plan.facts["source"][key] == facts["source"][key] for key in ("root", "facts"))
+            return plan if same_place else write_facts(paths, facts)
+        return _new_plan(paths, listing, facts)
+
+
+def _stamped_plan(paths: StorePaths, source: Source, recipe: dict[str, Any]) -> Plan | None:
+    """Return the plan if the source's stamp shows that it still matches, so that an archive is indexed only once."""
+    plan = read_plan(paths)
+    found = {"kind": source.kind, "root": os.path.abspath(source.root), "stamp": source.stamp()}
+    same = found["stamp"] is not None and found == {key: plan.facts["source"][key] for key in found}
+    return plan if same and plan.facts["recipe"] == recipe else None
+
+
+def _new_plan(paths: StorePaths, listing: Listing, facts: dict[str, Any]) -> Plan:
+    if paths.journals.is_dir() and any(paths.journals.iterdir()):  # a plan is written before any journal
+        advice = f"{missing_advice(paths.build)}remove {quoted(str(paths.root))} and build again"
+        raise BuildError(f"{paths.plan}: missing, although blocks of this build are done; {advice}")
+    clear_leftovers(paths)
+    plan = Plan(paths, facts)
+    check_free_space(paths.root, find_storage(paths.root), space_needed(plan))
+    _warn_of_shared_pages(plan)
+    make_folder(paths.journals)
+    try:
+        reserve_shards(plan)
+        return write_plan(paths, listing, facts)
+    except OSError:  # such as a full disk: release the space that was reserved
+        if not paths.plan.exists():  # without locks on the file system, another process may have written a plan
+            clear_leftovers(paths)
+        raise
+
+
+def _warn_of_shared_pages(plan: Plan) -> None:
+    # NFS clients write back whole pages: two nodes that write to the same page may undo each other's bytes.
+    block_bytes = plan.blocks.block_rows * plan.recipe.row_bytes
+    place = plan.paths.root.absolute().parent
+    if block_bytes % PAGE and place.exists() and network_file_system(place) == "NFS":
+        logging.getLogger("decodeonce").warning(
+            "%s: on NFS, and blocks of %d bytes share pages; decode on one node only, or choose a --size whose rows "
+            "fill whole pages (a multiple of 32 does)",
+            plan.paths.root,
+            block_bytes,
+        )
+
+
+def plan_unless_built(source: Source, out: Path, recipe: Recipe, expect: int | None = None) -> Plan | None:
+    """Make the plan as `make_plan` does, unless `out` already is the finished store.
+
+    Args:
+        source: The images and their labels.
+        out: Folder of the store.
+        recipe: The settings that decide the store's bytes.
+        expect: Required number of images in the source, rejects included. None: any number.
+
+    Returns:
+        The plan, or None if `out` is the finished store of this source and recipe.
+
+    Raises:
+        BuildError: As `make_plan` and `is_built`.
+        StoreError: `out` is a damaged store.
+    """
+    if is_built(source, out, recipe, expect):
+        return None
+    try:
+        return make_plan(source, out, recipe, expect)
+    except (BuildError, OSError):
+        if not is_built(source, out, recipe, expect):
+            raise
+        return None
 
 
 def build(

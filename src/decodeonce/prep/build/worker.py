@@ -1,4 +1,4 @@
-"""The worker process that decodes blocks, started by worker_pool.py.
+"""The worker process that decodes blocks, started by pool.py.
 
 An order names a block, its round, and the rows known to kill decoders. A report says that a block is durable and in the
 journal. The heartbeat holds the row that is being read or decoded.
@@ -16,9 +16,8 @@ import numpy as np
 
 from decodeonce.errors import Stopped, failure_from
 from decodeonce.prep.build.blocks import Block
-from decodeonce.prep.build.journal import FACTS, BlockRecord, Journal
+from decodeonce.prep.build.journal import FACTS, BlockRecord, Journal, PixelSums
 from decodeonce.prep.build.max_bad import reject_error
-from decodeonce.prep.build.pixel_sums import PixelSums
 from decodeonce.prep.build.plan import Plan, read_plan, removed_error
 from decodeonce.prep.entry import Entry, LeftOut, Row, Undecodable
 from decodeonce.prep.pixels.decode import Decoder
