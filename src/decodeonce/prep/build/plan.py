@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.errors import BuildError, Stopped
+from decodeonce.errors import BuildError, Stopped, StoreError
 from decodeonce.formatting import quoted
 from decodeonce.prep.build.blocks import Blocks
 from decodeonce.prep.build.row_order import row_order
@@ -103,7 +103,13 @@ class Plan:
     @cached_property
     def rejects(self) -> list[Reject]:
         """The samples that were rejected when the plan was made."""
-        return list(read_rejects(self.paths.plan_rejects))
+        try:
+            rejects = list(read_rejects(self.paths.plan_rejects))
+        except StoreError:
+            rejects = []
+        if [reject.action for reject in rejects] != ["rejected"] * self.rejected:  # the last field shows a cut line
+            raise self._damaged(self.paths.plan_rejects)
+        return rejects
 
     @cached_property
     def rows(self) -> NDArray[np.void]:
@@ -135,14 +141,22 @@ class Plan:
         try:
             array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
         except ValueError:  # its text would quote the file's content
-            raise BuildError(f"{path}: damaged; remove {quoted(str(self.paths.root))} and build again") from None
+            raise self._damaged(path) from None
+        if len(array) != self.count:
+            raise self._damaged(path)
         return array
 
     @cached_property
     def _names(self) -> NDArray[np.uint8]:
-        if not self.paths.plan_names.stat().st_size:  # rows of a store have no names; an empty file cannot be mapped
-            return np.empty(0, np.uint8)
-        return np.memmap(self.paths.plan_names, np.uint8, "r")
+        last = self.rows[-1]
+        nbytes = int(last["name_start"]) + int(last["name_bytes"])
+        if self.paths.plan_names.stat().st_size != nbytes:
+            raise self._damaged(self.paths.plan_names)
+        # All names may be empty, and an empty file cannot be mapped.
+        return np.memmap(self.paths.plan_names, np.uint8, "r") if nbytes else np.empty(0, np.uint8)
+
+    def _damaged(self, path: Path) -> BuildError:
+        return BuildError(f"{path}: damaged; remove {quoted(str(self.paths.root))} and build again")
 
     def entry(self, row: int) -> Entry:
         """Return the sample planned for a row."""
