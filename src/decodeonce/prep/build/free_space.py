@@ -171,8 +171,7 @@ def _output(*command: str) -> str | None:
 
 def space_needed(plan: Plan) -> Need:
     """Return what a build will write: rows, plan and journals (about 200 bytes per row, 60 per box), and files."""
-    shards = plan.blocks.place(plan.count - 1)[0] + 1
     numbers = sum(int(column.dtype[2:]) * math.prod(column.shape) for column in plan.columns)
     other_bytes = 200 + 60 * plan.recipe.boxes_per_row + 2 * numbers  # numbers are in the plan and in the store
-    files = shards + OTHER_FILES + 2 * len(plan.columns)
+    files = plan.blocks.shards + OTHER_FILES + 2 * len(plan.columns)
     return Need(plan.count, plan.count * (plan.recipe.row_bytes + other_bytes), files)
