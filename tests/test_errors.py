@@ -20,7 +20,8 @@ from decodeonce.errors import BuildError, DecodeonceError, Stopped, failure_from
             errno.EFBIG,
             None,
             BuildError,
-            "OUT: why; choose a smaller --shard-size or another file system, and run the same command again",
+            "OUT: why; raise `ulimit -f`, or choose a smaller --shard-size or another file system, and run the same "
+            "command again",
         ),
         (errno.EACCES, "/data/a", BuildError, "/data/a: why; change its permissions and run the same command again"),
     ],

@@ -68,7 +68,7 @@ def failure_from(error: OSError, at: object) -> BuildError | Stopped:
     elif error.errno in PERMISSION_ERRORS:
         advice = "change its permissions"
     elif error.errno == errno.EFBIG:
-        advice = "choose a smaller --shard-size or another file system,"
+        advice = "raise `ulimit -f`, or choose a smaller --shard-size or another file system,"
     return BuildError(f"{what}; {advice} and run the same command again")
 
 

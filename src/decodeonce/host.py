@@ -92,6 +92,18 @@ def network_file_system(path: Path) -> str | None:
     return NETWORK_FILE_SYSTEMS.get(_file_system(path))
 
 
+def free_space(path: Path) -> tuple[int | None, int | None]:
+    """Free bytes, and the number of files that can be created, on the file system of `path`.
+
+    None means that no limit is known: the file system reports a total of 0, or more free than in total. CephFS reports
+    -1 free files, and 0 bytes in total before its manager runs.
+    """
+    facts = os.statvfs(path)
+    known = ((facts.f_bavail, facts.f_blocks, facts.f_frsize), (facts.f_favail, facts.f_files, 1))
+    nbytes, files = (free * unit if total * unit and 0 <= free <= total else None for free, total, unit in known)
+    return nbytes, files
+
+
 def is_in_memory(path: Path) -> bool:
     """Whether `path` is on a memory file system such as /dev/shm."""
     return _file_system(path) in MEMORY_FILE_SYSTEMS

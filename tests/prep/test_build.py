@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from decodeonce.store import StorePaths, open_store, verify_store
 from decodeonce.store.layout import ContainerName
 from decodeonce.store.table import read_rejects
 from tests import disks
+from tests.command import prep
 from tests.images import jpeg, make_tree, reference_row, tree_bytes
 
 # Rows of 3 MB: one row per block, two blocks per shard, so that two rejects empty a whole shard.
@@ -388,3 +390,66 @@ def test_killed_finish_rejects_another_source(tmp_path: Path, monkeypatch: pytes
     manifest = build(open_imagenet(one), out, recipe, Work(workers=1))
     assert not (out / ".build").exists()
     assert manifest.count == 9
+
+
+@pytest.mark.parametrize("cut", [500_000, 0, None])
+def test_shard_cut_before_finish_is_an_error_and_its_advice_restores_every_row(tmp_path: Path, cut: int | None) -> None:
+    tree = make_tree(tmp_path / "src")
+    flags = ("--size", 256, "--shard-size", 1 << 20)
+    for name in ("whole", "out"):
+        assert prep("plan", "imagenet", tree, tmp_path / name, *flags).returncode == 0
+        assert prep("work", tmp_path / name).returncode == 0
+    out, shard = tmp_path / "out", tmp_path / "out/images-00001.npy"
+    size = shard.stat().st_size
+    assert prep("finish", tmp_path / "whole").returncode == 0
+    if cut is None:  # a shard that grew loses nothing
+        os.truncate(shard, size + 5000)
+        assert prep("finish", out).returncode == 0
+        assert tree_bytes(out) == tree_bytes(tmp_path / "whole")
+        return
+    os.truncate(shard, cut)
+    before = tree_bytes(out)
+    failed = prep("finish", out)
+    assert failed.returncode == 1
+    assert f"{shard}: {cut} bytes, expected {size}: it was cut" in failed.stderr
+    assert f"`truncate -s {size} {shard}`, finish the build, then run `prep repair {out} --from SRC`" in failed.stderr
+    assert tree_bytes(out) == before
+    os.truncate(shard, size)
+    assert prep("finish", out).returncode == 0
+    assert prep("repair", out, "--from", tree).returncode == 0
+    assert tree_bytes(out) == tree_bytes(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda path: path.unlink(), "No such file or directory, although it was listed before; put it back"),
+        (lambda path: (path.unlink(), path.mkdir()), "Is a directory; fix this and run"),
+        (lambda path: (path.unlink(), path.symlink_to(path)), "Too many levels of symbolic links; replace the link"),
+        (lambda path: path.write_bytes(b""), "changed since the plan was made"),
+    ],
+)
+def test_image_that_is_lost_after_planning_exits_with_1(
+    tmp_path: Path, change: Callable[[Path], object], expected: str
+) -> None:
+    tree, out = make_tree(tmp_path / "src"), tmp_path / "out"
+    assert prep("plan", "imagenet", tree, out, "--size", 16).returncode == 0
+    image = tree / "train/n00000001/n00000001_0.JPEG"
+    change(image)
+    failed = prep("work", out)
+    assert failed.returncode == 1
+    assert f"prep: error: {image}: {expected}" in failed.stderr
+
+
+def test_file_size_limit_of_libhdf5_exits_with_1(tmp_path: Path) -> None:
+    tree, out = make_tree(tmp_path / "src"), tmp_path / "out"
+    assert prep("plan", "imagenet", tree, out, "--size", 128, "--format", "hdf5").returncode == 0
+    assert prep("work", out).returncode == 0
+    code = "import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (99999, 99999)); "
+    code += "runpy.run_module('decodeonce.cli', run_name='__main__')"
+    failed = subprocess.run(
+        [sys.executable, "-c", code, "finish", str(out)], capture_output=True, text=True, check=False
+    )
+    assert failed.returncode == 1
+    assert "File too large" in failed.stderr
+    assert "raise `ulimit -f`" in failed.stderr

@@ -28,6 +28,7 @@ from decodeonce.prep.sources import BoxedSource, FolderSource, open_imagenet
 from decodeonce.store import open_store, stage_store, verify_store
 from decodeonce.store.select import Selection
 from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, read_rejects, sample_line
+from tests.command import prep
 from tests.images import jpeg, make_tree, tree_bytes
 from tests.store.signing import replace_file, resign
 from tests.stores import make_store, random_images
@@ -476,3 +477,11 @@ def test_killed_conversion_resumes_to_the_same_bytes(npy: Path, hdf5: Path, tmp_
     if not (tmp_path / "out/store.json").exists() or (tmp_path / "out/.build").exists():
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     assert tree_bytes(tmp_path / "out") == tree_bytes(hdf5)
+
+
+def test_column_that_claims_huge_shape_is_an_error(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", random_images(4), columns={"w": np.zeros((4, 2), "<f4")})
+    resign(store, lambda facts: facts["columns"][0].update(shape=[2**40]))
+    failed = prep("convert", store, tmp_path / "out")
+    assert failed.returncode == 1, failed.stderr
+    assert f"{store}/w.npy: not an npy file of dtype <f4 and shape (4, {2**40})" in failed.stderr

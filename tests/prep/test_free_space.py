@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from decodeonce.cli.doctor.storage import room
 from decodeonce.errors import BuildError
+from decodeonce.host import free_space as free_space_of
 from decodeonce.prep.build import free_space
 from decodeonce.prep.build.free_space import (
     Need,
@@ -21,6 +23,9 @@ from decodeonce.prep.build.free_space import (
     find_storage,
     stripe_advice,
 )
+from tests.command import prep
+from tests.disks import reporting_disk
+from tests.images import make_tree
 
 # As printed by lfs 2.15 (`lfs quota -q`, which breaks lines after long names) and quota 4.06 (--no-wrap --raw-grace).
 LFS_QUOTA = "/lustre/scratch/a-rather-long-name\n  1048576  0  3145728  -  90  0  100  -\n"
@@ -77,6 +82,42 @@ def test_find_storage_on_real_file_system(tmp_path: Path) -> None:
 def test_too_little_space_is_an_error(storage: Storage, message: str) -> None:
     with pytest.raises(BuildError, match=message):
         check_free_space(Path("/d/out"), storage, Need(7, 10**9, 20))
+
+
+CEPHFS = (1000, 500, 500, 8, -1)  # 16.2 through ceph-fuse
+NO_MANAGER = (0, 0, 0, 8, -1)
+
+
+@pytest.mark.parametrize(("figures", "free"), [(CEPHFS, 500 * 4096), (NO_MANAGER, None)])
+def test_figures_of_cephfs_do_not_stop_a_build(
+    figures: tuple[int, int, int, int, int], free: int | None, tmp_path: Path
+) -> None:
+    tree = make_tree(tmp_path / "src", per_class=1)
+    with reporting_disk(tmp_path, figures) as disk:
+        storage = find_storage(disk / "out")
+        assert (storage.kind, storage.free_bytes, storage.free_files) == ("FUSE", free, None)
+        assert "unlimited files free" in room(storage).found
+        assert prep("build", "imagenet", tree, disk / "out", "--dry-run", "--size", 24).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("figures", "free"),
+    [
+        ((10, 4, 10, 4), (4 * 512, 4)),
+        ((10, 0, 10, 0), (0, 0)),
+        ((10, 11, 10, 11), (None, None)),
+        ((10, -1, 10, -1), (None, None)),
+        ((10, 2**64 - 1, 8, 2**64 - 1), (None, None)),
+        ((0, 0, 0, 0), (None, None)),
+    ],
+)
+def test_senseless_figures_mean_no_limit(
+    figures: tuple[int, int, int, int], free: tuple[int | None, int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks, room, files, more = figures
+    facts = os.statvfs_result((4096, 512, blocks, room, room, files, more, more, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: facts)
+    assert free_space_of(Path("/")) == free
 
 
 def test_exactly_enough_space_passes() -> None:

@@ -7,6 +7,7 @@ import threading
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from decodeonce.prep.sources import FolderSource, Source, open_imagenet, paralle
 from decodeonce.prep.sources.base import file_entry
 from decodeonce.prep.sources.links import Links
 from decodeonce.store import ImageClass, StorePaths
+from tests.command import prep
 from tests.images import jpeg, make_tree, tree_bytes
 
 SMALL = Recipe(height=16, width=16, shuffle_seed=0)
@@ -111,7 +113,7 @@ def test_image_changed_after_plan_stops_the_task(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
     make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
     (tree / "train/n00000001/n00000001_0.JPEG").write_bytes(jpeg())
-    with pytest.raises(Stopped, match=r"n00000001_0.JPEG: changed since the plan"):
+    with pytest.raises(BuildError, match=r"n00000001_0.JPEG: changed since the plan"):
         work(tmp_path / "out")
 
 
@@ -395,3 +397,26 @@ def test_damaged_plan_file_is_named_without_its_content(tmp_path: Path, content:
     plan.paths.plan_rows.write_bytes(content)
     with pytest.raises(BuildError, match=r"plan-rows\.npy: damaged; remove .*out and build again$"):
         _ = read_plan(plan.paths).samples
+
+
+PLAN_FILES = ["plan-names.bin", "plan-rows.npy", "plan-rejects.tsv", "plan.json"]
+
+
+@pytest.mark.parametrize(
+    ("command", "name"), [*product(["work", "finish"], PLAN_FILES), ("finish", "plan-column-0.npy")]
+)
+@pytest.mark.parametrize("part", [0, 0.9])
+def test_plan_file_cut_before_a_step_is_named(tmp_path: Path, name: str, part: float, command: str) -> None:
+    listed = [f"{number}.jpg\t0\t{number}" for number in range(9)]
+    (tmp_path / "list.tsv").write_text("\n".join(["path\tlabel\tweight", *listed]))
+    for number in range(8):
+        (tmp_path / f"{number}.jpg").write_bytes(jpeg())
+    out = tmp_path / "out"
+    flags = ("--size", 16, "--column", "weight")
+    assert prep("plan", "list", tmp_path / "list.tsv", out, *flags).returncode == 0
+    if command == "finish":
+        assert prep("work", out, "--max-bad", 1).returncode == 0
+    cut = out / ".build" / name
+    os.truncate(cut, int(cut.stat().st_size * part))
+    failed = prep(command, out, "--max-bad", 1)
+    assert (failed.returncode, failed.stderr) == (1, f"prep: error: {cut}: damaged; remove {out} and build again\n")

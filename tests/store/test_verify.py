@@ -342,3 +342,12 @@ def test_shard_larger_than_one_read(tmp_path: Path, threads: int) -> None:
     for row in (7, 8, 19):
         flip(store / "images-00000.npy", DATA_OFFSET + row * 1_000_000 + 999_999, 7)
     assert verify_store(store, threads=threads).bad_rows == [(7, 8), (19, 19)]
+
+
+@pytest.mark.parametrize("name", ["samples.tsv", "rejects.tsv"])
+@pytest.mark.parametrize("garbage", [b"header\n\x93garbage\n", b"\0" * 99 + b"\n1\n2", b"header\n0\t1\t2\t3\n"])
+def test_signed_table_that_cannot_be_parsed_is_bad(store: Path, name: str, garbage: bytes) -> None:
+    replace_file(store, name, garbage)
+    report = verify_store(store)
+    assert facts(report) == damaged(files=[name])
+    assert report.problems[0].endswith("; restore it from a copy of the store, or build the store again")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,6 +26,9 @@ from decodeonce.cli.options import (
 )
 from decodeonce.cli.output import print_json, say, show_facts
 from decodeonce.formatting import counted, duration_text, quoted, size_text
+
+# C0 without tab and newline, DEL, and C1 in UTF-8
+CONTROLS = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 
 if TYPE_CHECKING:
     from decodeonce.prep.build.status import Status, TaskStatus
@@ -214,8 +218,7 @@ def ls(store: StoreArgument, names: ClassOption = None, match: MatchOption = Non
 
     selected, opened = selection(names, match, rows), open_store(store)
     lines = _with_descriptions(opened, _lines(opened, selected))
-    shown = map(_escaped, lines) if sys.stdout.isatty() else lines
-    sys.stdout.buffer.writelines(shown)
+    sys.stdout.buffer.writelines(map(_escaped if sys.stdout.isatty() else _without_controls, lines))
     sys.stdout.buffer.flush()
 
 
@@ -242,6 +245,11 @@ def _escaped(line: bytes) -> bytes:
     """Escape the bytes of a line that a terminal would act on; names may contain them."""
     fields = line.decode("utf-8", "surrogateescape").rstrip("\n").split("\t")
     return ("\t".join(map(printable, fields)) + "\n").encode("utf-8", "backslashreplace")
+
+
+def _without_controls(line: bytes) -> bytes:
+    """Escape only control characters: a pipe may lead to a terminal, or to a program that needs the names."""
+    return CONTROLS.sub(lambda control: b"\\x%02x" % control[0][-1], line)
 
 
 def show(

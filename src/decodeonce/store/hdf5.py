@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,8 +57,9 @@ class Hdf5Container:
                 raise StoreError(f"libhdf5 put the rows at byte {offset}, expected {size}; use --format npy")
             with open(template, "rb") as laid_out:
                 return laid_out.read(size)
-        except RuntimeError as error:  # libhdf5 raises this, without an errno, for a file that it cannot extend
-            raise OSError(errno.EIO, str(error), name) from error
+        except RuntimeError as error:  # for a file that libhdf5 cannot extend; only the text holds the errno
+            code = re.search(r"errno = (\d+)", str(error))
+            raise OSError(int(code[1]) if code else errno.EIO, str(error), name) from error
         finally:
             template.unlink()
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from decodeonce.errors import StageError, StoreError
 from decodeonce.formatting import size_text
+from decodeonce.host import free_space
 from decodeonce.store import disk
 from decodeonce.store.checks import check_file, check_shard
 from decodeonce.store.copying import copy_rows
@@ -190,9 +191,8 @@ def _check_space(manifest: Manifest, root: Path, rows: range) -> None:
     needed = len(rows) * manifest.row_bytes
     needed += sum(s.data_offset for s in manifest.shards) + sum(f.bytes for f in manifest.files.values())
     present = sum(entry.stat().st_blocks * 512 for entry in os.scandir(root) if entry.is_file())
-    disk = os.statvfs(root)
-    free = disk.f_bavail * disk.f_frsize
-    if disk.f_blocks and needed - present > free:  # a tmpfs without a limit reports 0 blocks
+    free, _ = free_space(root)
+    if free is not None and needed - present > free:
         raise StageError(
             f"{root}: {size_text(free)} free, {size_text(needed - present)} needed for {rows_text(rows)} "
             f"of {manifest.count}; make room, or stage fewer rows on each node"

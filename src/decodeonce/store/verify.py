@@ -26,6 +26,7 @@ from decodeonce.store.pieces import Piece, pieces
 from decodeonce.store.reader import Store
 from decodeonce.store.regular_files import read_at, reading
 from decodeonce.store.shard_file import page_aligned_buffer
+from decodeonce.store.table import read_rejects
 
 Checksums = NDArray[np.uint64]
 
@@ -153,7 +154,7 @@ def _unreadable_is_bad(path: Path) -> Iterator[None]:
 def bad_files(paths: StorePaths, manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Yield (name, problem) for each file that does not match the manifest. For shards, check header and size only.
 
-    Also report files that match the manifest but are not the arrays that a reader expects.
+    Also report files that match the manifest but do not have the contents that a reader expects.
     """
     store = Store(paths, manifest)
     for name, facts in manifest.files.items():
@@ -161,7 +162,7 @@ def bad_files(paths: StorePaths, manifest: Manifest) -> Iterator[tuple[str, str]
         try:
             with _unreadable_is_bad(file):
                 check_file(file, facts)
-                _check_arrays(store, name)
+                _check_contents(store, name)
         except StoreError as error:
             yield name, str(error)
     for shard in manifest.shards:
@@ -174,12 +175,19 @@ def bad_files(paths: StorePaths, manifest: Manifest) -> Iterator[tuple[str, str]
             yield shard.file, str(error)
 
 
-def _check_arrays(store: Store, name: str) -> None:
-    """Raise StoreError unless the file `name` holds the array that the store reads from it."""
+def _check_contents(store: Store, name: str) -> None:
+    """Raise StoreError unless the file `name` holds the array or table that the store reads from it."""
     if name == store.paths.checksums.name:
         _ = store.checksums
     elif name == store.paths.labels.name:
         _ = store.labels
+    elif name in (store.paths.samples.name, store.paths.rejects.name):
+        try:
+            for _ in store.samples if name == store.paths.samples.name else read_rejects(store.paths.rejects):
+                pass
+        except StoreError as error:  # its advice is to verify the store
+            what = str(error).rpartition("; ")[0]
+            raise StoreError(f"{what}; restore it from a copy of the store, or build the store again") from None
     for column in store.manifest.columns:
         if column.file == name:
             store.column(column)

@@ -14,7 +14,7 @@ from decodeonce.cli.bench.sample import Pace, Run, fair_runs, measure_pace
 from decodeonce.cli.bench.trial import scratch_folder, trial_rate, write_rate
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, duration_text
-from decodeonce.host import usable_cores
+from decodeonce.host import free_space, usable_cores
 from decodeonce.prep.build.blocks import block_rows_for
 from decodeonce.prep.build.output_dir import check_output_dir
 from decodeonce.prep.build.plan import check_listing, scan
@@ -98,8 +98,8 @@ def _measure_writes(
     """Write blocks to a scratch folder, then build some rows in it."""
     block_rows = block_rows_for(facts["samples"], recipe.row_bytes)
     with scratch_folder(folder) as scratch:
-        disk = os.statvfs(scratch)
-        room = min(SCRATCH_BYTES, disk.f_bavail * disk.f_frsize // 4)
+        free, _ = free_space(scratch)
+        room = SCRATCH_BYTES if free is None else min(SCRATCH_BYTES, free // 4)
         block_bytes, workers = block_rows * recipe.row_bytes, facts["workers"]
         written = write_rate(scratch, block_bytes, room, writers=workers, seconds=seconds)
         rows = max(1, min(int(facts["make_samples_per_s"] * 1.5 * seconds), room // recipe.row_bytes))

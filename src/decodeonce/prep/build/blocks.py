@@ -66,6 +66,11 @@ class Blocks:
         first = index * self.block_rows
         return Block(index, first, min(first + self.block_rows, self.count), *self.place(first))
 
+    @property
+    def shards(self) -> int:
+        """Number of shards."""
+        return math.ceil(self.count / self.shard_rows)
+
     def place(self, row: int) -> tuple[int, int]:
         """Return the shard of a row and the byte offset in it."""
         shard, inside = divmod(row, self.shard_rows)

@@ -20,6 +20,7 @@ from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
 from decodeonce.prep.build.journal import FACTS, Journals, summed_lines
 from decodeonce.prep.build.max_bad import Allowance
+from decodeonce.prep.build.output_dir import check_shard
 from decodeonce.prep.build.plan import Plan, read_plan
 from decodeonce.prep.entry import name_bytes, name_text
 from decodeonce.prep.pixels.geometry import fit_to, turned_box, upright
@@ -75,6 +76,8 @@ def _finish_planned(paths: StorePaths, allowance: Allowance) -> Manifest:
     """Write everything up to store.json. The plan's mappings end with this call, so that NFS releases their files."""
     plan, journals = read_plan(paths), Journals(paths.journals)
     _check_complete(plan, journals)
+    for index in range(plan.blocks.shards):
+        check_shard(plan, index)
     return _Finisher(plan, journals).finish(allowance)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, quoted, size_text
-from decodeonce.host import network_file_system
+from decodeonce.host import free_space, network_file_system
 from decodeonce.prep.build.plan import Plan
 
 OTHER_FILES = 12  # of the finished store and of the plan, without the shards
@@ -47,14 +47,14 @@ class Storage:
     Args:
         place: The folder.
         kind: Name of a network file system; None for a local one.
-        free_bytes: Free bytes.
+        free_bytes: Free bytes; None for no known limit.
         free_files: Number of files that can be created; None for no limit.
         quotas: The quotas that apply.
     """
 
     place: Path
     kind: str | None
-    free_bytes: int
+    free_bytes: int | None
     free_files: int | None
     quotas: tuple[Quota, ...]
 
@@ -63,10 +63,8 @@ def find_storage(out: Path) -> Storage:
     """Return the storage of a store at `out`; the folder need not exist yet."""
     resolved = Path(os.path.realpath(out))  # a link may lead to another file system, or to itself
     place = next(path for path in (resolved, *resolved.parents) if path.exists())
-    disk = os.statvfs(place)
     kind = network_file_system(place)
-    files = disk.f_favail if disk.f_files else None  # 0: the file system has no limit
-    return Storage(place, kind, disk.f_bavail * disk.f_frsize, files, tuple(_quotas(place, kind)))
+    return Storage(place, kind, *free_space(place), tuple(_quotas(place, kind)))
 
 
 def check_free_space(out: Path, storage: Storage, need: Need) -> None:
@@ -105,7 +103,8 @@ def _limits(storage: Storage) -> list[tuple[str, int | None, int | None]]:
     """Return (sentence, free bytes, free files) of the file system and of each quota; None means no limit."""
     files = "" if storage.free_files is None else f" and {storage.free_files} files"
     kind = storage.kind or "a local file system"
-    place = f"{storage.place}: {kind}, {size_text(storage.free_bytes)}{files} free"
+    room = "unlimited bytes" if storage.free_bytes is None else size_text(storage.free_bytes)
+    place = f"{storage.place}: {kind}, {room}{files} free"
     limits: list[tuple[str, int | None, int | None]] = [(place, storage.free_bytes, storage.free_files)]
     for quota in storage.quotas:
         room = "any size" if quota.free_bytes is None else size_text(quota.free_bytes)
@@ -172,8 +171,7 @@ def _output(*command: str) -> str | None:
 
 def space_needed(plan: Plan) -> Need:
     """Return what a build will write: rows, plan and journals (about 200 bytes per row, 60 per box), and files."""
-    shards = plan.blocks.place(plan.count - 1)[0] + 1
     numbers = sum(int(column.dtype[2:]) * math.prod(column.shape) for column in plan.columns)
     other_bytes = 200 + 60 * plan.recipe.boxes_per_row + 2 * numbers  # numbers are in the plan and in the store
-    files = shards + OTHER_FILES + 2 * len(plan.columns)
+    files = plan.blocks.shards + OTHER_FILES + 2 * len(plan.columns)
     return Need(plan.count, plan.count * (plan.recipe.row_bytes + other_bytes), files)

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from decodeonce.errors import BuildError, add_path_to_errors
-from decodeonce.formatting import counted
+from decodeonce.formatting import counted, quoted
 from decodeonce.prep.build.plan import Listing, Plan, check_expected, scan
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe, differences
@@ -18,6 +18,7 @@ from decodeonce.store.columns import column_file
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.durable import empty_folder, remove_file, reserve, sync_folder
 from decodeonce.store.locks import LOCK
+from decodeonce.store.manifest import DATA_OFFSET
 from decodeonce.store.signed import canonical
 from decodeonce.store.table import read_rejects
 
@@ -113,18 +114,37 @@ def clear_leftovers(paths: StorePaths) -> None:
     empty_folder(paths.build, keep=LOCK)
 
 
+def planned_shard(plan: Plan, index: int) -> tuple[Path, int]:
+    """Return the path of a shard and its size in bytes until the store is finished."""
+    rows = min(plan.blocks.shard_rows, plan.count - index * plan.blocks.shard_rows)
+    suffix = CONTAINERS[plan.recipe.container].suffix
+    return plan.paths.shard(index, suffix), DATA_OFFSET + rows * plan.recipe.row_bytes
+
+
+def check_shard(plan: Plan, index: int) -> None:
+    """Raise BuildError if a shard was cut since it was reserved. A longer one is cut when the store is finished."""
+    path, size = planned_shard(plan, index)
+    found = path.stat().st_size
+    if found < size:
+        out = quoted(str(plan.paths.root))
+        raise BuildError(
+            f"{path}: {found} bytes, expected {size}: it was cut after decoding began, so rows are lost; remove {out} "
+            f"and build again, or rebuild only the lost rows: run `truncate -s {size} {quoted(str(path))}`, finish "
+            f"the build, then run `prep repair {out} --from SRC`"
+        )
+
+
 def reserve_shards(plan: Plan) -> None:
     """Create every shard at its planned size, and reserve its space if the file system supports that."""
-    blocks, suffix = plan.blocks, CONTAINERS[plan.recipe.container].suffix
-    for index in range(blocks.place(plan.count - 1)[0] + 1):
-        last_row = min((index + 1) * blocks.shard_rows, plan.count) - 1
-        size = blocks.place(last_row)[1] + plan.recipe.row_bytes
-        path = plan.paths.shard(index, suffix)
+    for index in range(plan.blocks.shards):
+        path, size = planned_shard(plan, index)
         fd = disk.open_file(path, os.O_RDWR | os.O_CREAT)
         try:
             if not reserve(fd, size, path):
                 with add_path_to_errors(path):
                     disk.ftruncate(fd, size)
+            with add_path_to_errors(path):
+                disk.fsync(fd)  # a power loss must not leave it shorter than check_shard expects
         finally:
             disk.close(fd)
     sync_folder(plan.paths.root)

@@ -32,7 +32,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from decodeonce.errors import BuildError, Stopped
+from decodeonce.errors import BuildError, Stopped, StoreError
 from decodeonce.formatting import counted, quoted
 from decodeonce.prep.build.blocks import Blocks
 from decodeonce.prep.entry import Box, Entry, name_text
@@ -292,16 +292,25 @@ class Plan:
     @cached_property
     def rejects(self) -> list[Reject]:
         """The samples that were rejected when the plan was made."""
-        return list(read_rejects(self.paths.plan_rejects))
+        try:
+            rejects = list(read_rejects(self.paths.plan_rejects))
+        except StoreError:
+            rejects = []
+        if [reject.action for reject in rejects] != ["rejected"] * self.rejected:  # the last field shows a cut line
+            raise self._damaged(self.paths.plan_rejects)
+        return rejects
 
     @cached_property
     def samples(self) -> Samples:
         """The samples in row order, memory-mapped."""
-        names = np.empty(0, np.uint8)
-        if self.paths.plan_names.stat().st_size:  # rows of a store have no names; an empty file cannot be mapped
-            names = np.memmap(self.paths.plan_names, np.uint8, "r")
+        rows = self._mapped(self.paths.plan_rows).view(ROW)
+        nbytes = int(rows[-1]["name_start"]) + int(rows[-1]["name_bytes"])
+        if self.paths.plan_names.stat().st_size != nbytes:
+            raise self._damaged(self.paths.plan_names)
+        # All names may be empty, and an empty file cannot be mapped.
+        names = np.memmap(self.paths.plan_names, np.uint8, "r") if nbytes else np.empty(0, np.uint8)
         boxes = self._mapped(self.paths.plan_boxes) if self.recipe.boxes_per_row else np.empty((0, 0, 4))
-        return Samples(self._mapped(self.paths.plan_rows).view(ROW), names, boxes)
+        return Samples(rows, names, boxes)
 
     @cached_property
     def box_labels(self) -> NDArray[np.int32]:
@@ -321,8 +330,13 @@ class Plan:
         try:
             array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
         except ValueError:  # its text would quote the file's content
-            raise BuildError(f"{path}: damaged; remove {quoted(str(self.paths.root))} and build again") from None
+            raise self._damaged(path) from None
+        if len(array) != self.count:
+            raise self._damaged(path)
         return array
+
+    def _damaged(self, path: Path) -> BuildError:
+        return BuildError(f"{path}: damaged; remove {quoted(str(self.paths.root))} and build again")
 
     def reject(self, row: int, reason: str, action: str = "rejected") -> Reject:
         """Return the line of rejects.tsv for the sample of a planned row."""

@@ -90,10 +90,9 @@ def work(out: Path, how: Work | None = None, progress: Callable[[Progress], None
         progress: Called about once per second.
 
     Raises:
-        Stopped: Make the same call again. A file system failed temporarily, a source file is missing, workers keep
-            dying, or SIGUSR1 arrived.
-        BuildError: The build cannot continue until something changes. For example, the rejects of the plan and of this
-            share exceed `max_bad`. (`finish` checks the rejects of all shares.)
+        Stopped: Make the same call again. A file system failed temporarily, workers keep dying, or SIGUSR1 arrived.
+        BuildError: The build cannot continue until something changes. For example, an image is missing, or the rejects
+            of the plan and of this share exceed `max_bad`. (`finish` checks the rejects of all shares.)
     """
     paths = StorePaths(out)
     if paths.manifest.exists():

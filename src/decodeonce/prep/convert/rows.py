@@ -38,6 +38,7 @@ class StoreRows:
         names = [path.name for path in (paths.samples, paths.rejects, paths.checksums)]
         for name in [*names, *(column.file for column in self.manifest.columns)]:
             check_file(paths.root / name, self.manifest.files[name])
+        _ = self.store.columns  # raises StoreError if a file does not have the shape that the manifest states
 
     def read(self, row: int) -> bytes:
         """Return the bytes of a row; raise StoreError if they do not match its checksum."""

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from decodeonce.errors import (
-    PERMISSION_ERRORS,
-    TRANSIENT_ERRORS,
     BuildError,
     Stopped,
     failure_from,
@@ -26,6 +24,7 @@ from decodeonce.prep.entry import Entry, RowMaker
 from decodeonce.prep.sources.links import OUTSIDE, Links
 from decodeonce.prep.sources.safe_open import open_regular
 from decodeonce.store import disk
+from decodeonce.store.layout import missing_advice
 from decodeonce.store.manifest import Column, ImageClass
 
 if TYPE_CHECKING:
@@ -166,8 +165,9 @@ class Source(ABC):
             entry: A sample from `entries`, restored from the plan.
 
         Raises:
-            Stopped: If the file is missing, has changed since it was listed, or cannot be read now.
-            BuildError: If the user must act first, for example if the file may not be read.
+            Stopped: If the file system fails, so that the same command may succeed later.
+            BuildError: If the user must act first: the file is missing, has changed since it was listed, or may not
+                be read.
             Undecodable: If these bytes alone are damaged. The text is the reason in rejects.tsv.
         """
 
@@ -225,8 +225,9 @@ def read_file(root: Path, entry: Entry, links: Links | None = None) -> bytes:
         links: Which links may be followed; default None allows all.
 
     Raises:
-        Stopped: If the file is missing, has changed since it was listed, or the file system fails.
-        BuildError: If the file may not be read, or is a link that `links` forbids.
+        Stopped: If the file system fails.
+        BuildError: If the file is missing, has changed since it was listed, may not be read, or is a link that `links`
+            forbids.
     """
     path = os.path.join(os.fsencode(root), entry.name)
     fd = open_listed(path, entry.size, entry.mtime_ns, links)
@@ -247,7 +248,7 @@ def mtime_of(facts: os.stat_result) -> int:
 
 
 def open_listed(path: bytes, size: int, mtime_ns: int, links: Links | None = None) -> int:
-    """Open a file; raise Stopped unless it has the size and mtime that were listed."""
+    """Open a file; raise BuildError unless it has the size and mtime that were listed."""
     try:
         fd = open_regular(path) if links is None else links.open(path)
         facts = os.fstat(fd)
@@ -255,7 +256,7 @@ def open_listed(path: bytes, size: int, mtime_ns: int, links: Links | None = Non
         raise _read_failure(path, error) from None
     if (facts.st_size, mtime_of(facts)) != (size, mtime_ns):
         disk.close(fd)
-        raise Stopped(
+        raise BuildError(
             f"{os.fsdecode(path)}: changed since the plan was made (now "
             f"{_describe_version(facts.st_size, mtime_of(facts))}; then {_describe_version(size, mtime_ns)}); "
             "restore the file, or remove OUT and build again"
@@ -281,9 +282,11 @@ def read_range(fd: int, path: bytes, offset: int, size: int) -> bytes:
 def _read_failure(path: bytes, error: OSError) -> BuildError | Stopped:
     if error.errno == errno.EXDEV:  # Links.open raised it for a link that leads out of SRC: a rerun would not help
         return BuildError(f"{os.fsdecode(path)}: {error.strerror}")
-    if error.errno in TRANSIENT_ERRORS | PERMISSION_ERRORS:
-        return failure_from(error, path)
-    return Stopped(f"{os.fsdecode(path)}: {error.strerror}; make it readable and run the same command again")
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        name = Path(os.fsdecode(path))
+        advice = f"{missing_advice(name.parent)}put it back, or remove OUT and build again"
+        return BuildError(f"{name}: {error.strerror}, although it was listed before; {advice}")
+    return failure_from(error, path)
 
 
 def file_entry(root: Path, name: bytes, label: int, links: Links | None = None) -> Entry:

@@ -45,7 +45,7 @@ def source_file(root: Path, name: str, links: Links | None = None) -> SourceFile
 
 
 class SourceFiles:
-    """The numbered files of a source. Reading raises Stopped if a file is missing, has changed or cannot be read.
+    """The numbered files of a source. Reading raises BuildError if a file is missing or has changed.
 
     Up to `OPEN_FILES` files stay open. An instance must be used by one thread only.
     """
