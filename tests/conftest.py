@@ -25,6 +25,22 @@ settings.register_profile("decodeonce", deadline=None, derandomize="CI" in os.en
 settings.load_profile("decodeonce")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests that the file $PASSED_TESTS names, because an earlier run has passed them."""
+    file = Path(os.environ.get("PASSED_TESTS", os.devnull))
+    passed = set(file.read_text().splitlines()) if file.exists() else set()
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
+    items[:] = [item for item in items if item.nodeid not in passed]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Add the tests that passed to the file $PASSED_TESTS, so that CI runs each test once."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if "PASSED_TESTS" in os.environ and reporter is not None and "PYTEST_XDIST_WORKER" not in os.environ:
+        with open(os.environ["PASSED_TESTS"], "a") as file:
+            file.writelines(f"{report.nodeid}\n" for report in reporter.stats.get("passed", ()))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Run the tests of a file in one process, so that its fixtures are set up once.
