@@ -12,10 +12,10 @@ unexport PYTHONPATH PYTHONHOME
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 20
 
-demo: env-demo $(if $(IMAGENET),,$(SAMPLE).done) ## build a small store and load it, printing rates (IMAGENET=/path: from your own tree)
+demo: env-demo $(if $(IMAGENET),,$(SAMPLE).done) ## build and load a small store (IMAGENET=/path: of your tree)
 	$(RUN) examples/demo.py "$(or $(IMAGENET),$(SAMPLE))"
 
-test: env-test ## run the tests (5 minutes): every module, command and guarantee once
+test: env-test ## run the tests (5 minutes): each module and guarantee once
 	$(RUN) -m pytest -n 2 --dist loadgroup
 
 lint: env ## run ruff and mypy
@@ -26,10 +26,10 @@ lint: env ## run ruff and mypy
 docs: env ## build the documentation site, build/docs/index.html
 	$(RUN) -m sphinx -W --keep-going -n -E -q -d build/doctrees docs build/docs
 
-linkcheck: env ## check the documentation's links to other sites (needs a network)
+linkcheck: env ## check links to other sites (needs a network)
 	$(RUN) -m sphinx -W --keep-going -q -b linkcheck -d build/doctrees docs build/linkcheck
 
-notebook: env ## run examples/inspect_store.ipynb (STORE=/path: on that store)
+notebook: env ## run the notebook (STORE=/path: on that store)
 	$(RUN) -m tools.setup_notebook
 	@mkdir -p build/notebook
 	@cp examples/inspect_store.ipynb build/notebook
@@ -37,52 +37,51 @@ notebook: env ## run examples/inspect_store.ipynb (STORE=/path: on that store)
 		build/notebook-venv/bin/jupyter-execute --inplace build/notebook/inspect_store.ipynb
 	@echo 'Open build/notebook/inspect_store.ipynb'
 
-dist: env ## build what is uploaded to an index: dist/*.tar.gz, and the wheel made from it
+dist: env ## build what is uploaded to an index: sdist and wheel
 	@rm -rf dist
 	$(RUN) -m build --no-isolation
 	$(RUN) -m twine check --strict dist/*
 
-release-check: env ## check the archives, their contents, and installs of them in new environments (minutes)
+release-check: env ## check the archives, and install them (minutes)
 	$(RUN) -m pytest -m "" --timeout 1800 tests/test_packaging.py tests/test_release.py tests/test_containers.py
 
-image: ## build a container image (ENGINE=docker; IMAGE_FLAGS="--build-arg MARCH=x86-64-v3": see docs/start/install.md)
+image: ## build a container image (flags: docs/start/install.md)
 	$(or $(ENGINE),podman) build -f containers/Dockerfile -t decodeonce:$(VERSION) --build-arg VERSION=$(VERSION) \
 		$(IMAGE_FLAGS) .
 
-bench: env ## run all benchmarks, other loaders included (the first run installs those: 10 minutes)
+bench: env ## run all benchmarks (the first run installs for 10 minutes)
 	$(RUN) bench/all.py
 
-peers: env ## compare building and loading with other loaders: 70 minutes (the first run installs those: 10 minutes)
+peers: env ## compare with other loaders: 70 minutes
 	$(RUN) -m bench.peers
 
-test-all: env ## run all tests: crash points, hostile input, Slurm, network file systems, examples, documentation
+test-all: env ## run all tests: crashes, hostile input, Slurm, documentation
 	$(RUN) -m pytest -n 2 --dist loadgroup -m "" --timeout 1800
 
-fuzz: env ## fuzz every reader and decoder: 30 minutes (SECONDS=10: seconds per target)
+fuzz: env ## fuzz all readers: 30 minutes (SECONDS=10: per target)
 	$(RUN) -m tests.fuzz.run $(if $(SECONDS),--seconds $(SECONDS))
 
-test-oldest: env ## run the tests on the oldest versions that pyproject.toml allows (the first run installs those: minutes)
+test-oldest: env ## run the tests on the oldest allowed packages (minutes)
 	$(RUN) -m tools.setup_oldest
 	build/oldest-venv/bin/python -m pytest
 
-soak: env ## look for leaks: build, verify and stream 10 GB for half an hour (SECONDS=60: a minute), then load in little memory
+soak: env ## look for leaks for half an hour (SECONDS=60: a minute)
 	$(RUN) bench/soak.py --seconds $(or $(SECONDS),1800)
 	$(RUN) bench/bounded.py
 
 clean: ## remove all that these targets made, except .venv
 	rm -rf build .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-lock: env ## resolve pyproject.toml into constraints.txt, for every declared Python
+lock: env ## resolve pyproject.toml into constraints.txt
 	$(RUN) -m tools.lock
 
-lock-check: env ## check that constraints.txt resolves on every declared Python, without installing anything
+lock-check: env ## check that constraints.txt resolves on every Python
 	$(RUN) -m tools.lock --check
 
 # setup_env.py runs every time, because it is quick. Since the last run, headers or a second Pillow may have been installed.
-env: env-dev
+env: env-dev ## install everything for development into .venv
 env-demo env-test env-dev:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-		{ echo 'setup: error: Python 3.10 or newer is needed: make PYTHON=python3.11 ...' >&2; exit 1; }
+	@$(PYTHON) tools/check_machine.py
 	@$(PYTHON) tools/setup_env.py $(@:env-%=%)
 
 # If the tree has no .done file, drawing it was interrupted.

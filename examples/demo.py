@@ -5,7 +5,13 @@ SRC is an ImageNet tree (SRC/train/<wnid>/*.JPEG). `make demo` generates a small
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__":  # before the imports, which take seconds: Ctrl-C ends this without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import argparse
+import os
 import random
 import shutil
 import subprocess
@@ -24,6 +30,7 @@ IMAGES_DECODED_IN_LOOP = 1_500
 
 
 def main() -> None:
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # each line at once in a pipe, too
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("source", type=Path)
     parser.add_argument("--scratch", type=Path, default=Path("build"))
@@ -37,14 +44,16 @@ def main() -> None:
     loaded = load(root)
     decoded = decode_in_loop(options.source, store)
     print(f"\nAn epoch from the store is {loaded / decoded:.0f} times as fast as decoding in the loop.")
-    print(f"Open {options.scratch / 'demo-sheet.png'}. Try `prep info {root}` and `prep verify {root}`.")
+    command = os.path.relpath(Path(sys.executable).with_name("prep"))
+    print(f"Open {options.scratch / 'demo-sheet.png'}, and try:\n   {command} info {root}\n   {command} verify {root}")
 
 
 def prep(*arguments: str | Path) -> None:
     """Print a `prep` command and run it with this Python."""
     words = list(map(str, arguments))
-    print("\n$ prep", " ".join(words), flush=True)
-    subprocess.run([sys.executable, "-m", "decodeonce.cli", *words], check=True)
+    print("\n$ prep", " ".join(words))
+    if code := subprocess.call([sys.executable, "-m", "decodeonce.cli", *words]):
+        sys.exit(code)  # prep has said why
 
 
 def build(source: Path, root: Path) -> None:

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +20,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import decodeonce
-from tools import lock, setup_env, setup_oldest
+from tests.disks import small_disk
+from tests.terminal import Terminal
+from tools import check_machine, lock, setup_env, setup_oldest
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -159,7 +162,8 @@ def test_missing_format_headers_are_reported_but_not_fatal(
     earlier = setup_env.EarlierRuns()
     assert setup_env.update_pil(apt=False, changed=True, earlier=earlier) == earlier
     output = capsys.readouterr().out
-    assert "lacks WebP, compressed TIFF; to add it: apt-get install libwebp-dev libtiff-dev" in output
+    assert "lacks WebP, compressed TIFF. To add it, run one of these commands" in output
+    assert "\n    apt-get install libwebp-dev libtiff-dev\n" in output
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -273,16 +277,155 @@ def test_failed_compilation_shows_its_last_lines() -> None:
     assert setup_env.failure_lines(lines)[-1] == "error: command 'gcc' failed"
 
 
-def test_slow_command_shows_progress(
+def test_slow_command_shows_each_action_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(setup_env, "REPORT_SECONDS", 0)
-    code = "import time; print('Downloading nvidia-x.whl (9 MB)', flush=True); time.sleep(1.5)"
+    monkeypatch.setattr(setup_env, "CUDA_GB", 0.01)
+    code = "import time; print('Downloading nvidia-x.whl (9 MB)', flush=True); time.sleep(3.5)"
     setup_env.run(sys.executable, "-c", code, venv=tmp_path)
     output = capsys.readouterr().out
-    assert "MB in" in output
-    assert output.rstrip().endswith(": Downloading nvidia-x.whl (9 MB)")
-    assert "torch only with CUDA: it downloads about 2.5 GB" in output
+    assert "torch only with CUDA: it downloads 2.5 GB" in output
+    [line] = [line for line in output.splitlines() if "MB in" in line]
+    assert line.endswith(": Downloading nvidia-x.whl (9 MB)")
+
+
+def test_cuda_build_is_stopped_if_the_disk_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup_env, "CUDA_GB", 1e9)
+    code = "import time; print('Collecting nvidia-cublas', flush=True); time.sleep(600)"
+    with pytest.raises(setup_env.SetupError, match=r"needs 1e\+09 GB of disk, downloads included"):
+        setup_env.run(sys.executable, "-c", code, venv=tmp_path)
+
+
+def copied_project(folder: Path) -> Path:
+    """Copy what an installation reads before it starts pip."""
+    shutil.copytree(ROOT / "tools", folder / "tools", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = ["make", f"PYTHON={sys.executable}", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_installation_on_small_disk_names_needed_size_first(tmp_path: Path) -> None:
+    with small_disk(tmp_path, "10m") as disk:
+        done = make(copied_project(disk), "env-demo")
+        assert not (disk / ".venv").exists()
+    assert done.stderr.startswith(
+        f"setup: error: {disk}/.venv needs 1.2 GB of disk, downloads included, and 0.0 GB are"
+    )
+    assert done.stdout == ""
+
+
+def test_command_that_fills_the_disk_names_needed_size(tmp_path: Path) -> None:
+    with small_disk(tmp_path, "1m") as disk:
+        code = f"open({str(disk / 'x')!r}, 'wb', 0).write(bytes(2_000_000)) == 2_000_000 or exit(1)"
+        with pytest.raises(setup_env.SetupError) as caught:
+            setup_env.run(sys.executable, "-c", code, venv=disk)
+    sizes = "1.2 GB with a CPU build of torch, 8 GB with PyPI's build for CUDA"
+    assert str(caught.value).endswith(f"The disk is full, or a quota is reached. disk needs {sizes}.")
+
+
+@pytest.mark.parametrize(
+    ("declared", "python", "expected"),
+    [
+        (">=3.10,<3.15", "3.9.18", "decodeonce needs Python 3.10 to 3.14, and this is 3.9.18. Run: make PYTHON="),
+        (">=3.10,<3.15", "2.7.18", "3.10 to 3.14"),
+        (">=3.10,<3.15", "3.15.0a1", "3.10 to 3.14"),
+        (">=3.10,<3.15", "4.0.0", "3.10 to 3.14"),
+        (">=3.10", "3.9.18", "3.10 or newer"),
+    ],
+)
+def test_python_outside_declared_range_is_named(declared: str, python: str, expected: str) -> None:
+    assert expected in check_machine.reason(f'[project]\nrequires-python = "{declared}"\n', python, "Linux")
+
+
+def test_declared_pythons_are_accepted_on_linux_only() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    for version in lock.declared():
+        assert check_machine.reason(project, f"{version}.1", "Linux") == ""
+        assert "Linux only, and this is Darwin" in check_machine.reason(project, f"{version}.1", "Darwin")
+
+
+def test_make_names_unsupported_python_before_it_installs_anything(tmp_path: Path) -> None:
+    """With a range that excludes this Python, and with an old Python if there is one."""
+    project = copied_project(tmp_path) / "pyproject.toml"
+    declared = re.sub(r"(?m)^requires-python = .*", 'requires-python = ">=3.8,<3.9"', project.read_text())
+    project.write_text(declared)
+    olds = [python for n in (6, 7, 8, 9) for python in (Path.home() / ".pyenv/versions").glob(f"3.{n}.*/bin/python3")]
+    for python in [Path(sys.executable), *olds]:
+        if "/3.8." not in str(python):
+            done = make(tmp_path, f"PYTHON={python}", "env-demo")
+            first, *rest = done.stderr.splitlines()
+            assert first.startswith("setup: error: decodeonce needs Python 3.8 to 3.8, and this is 3.")
+            assert len(rest) == 1  # of make
+            assert not (tmp_path / ".venv").exists()
+
+
+def test_interrupted_installation_prints_one_line(tmp_path: Path) -> None:
+    """While .venv is created, which is before anything is downloaded."""
+    with Terminal("make", f"PYTHON={sys.executable}", "env-demo", cwd=copied_project(tmp_path)) as terminal:
+        terminal.read_until("1/3 .venv")
+        terminal.write(b"\x03")
+        after = terminal.read_until(None)
+    lines = [line for line in after.replace("^C", "").replace("\r", "\n").splitlines() if line.strip("\x1b[K")]
+    assert [line for line in lines if "make: ***" not in line] == [
+        "\x1b[Ksetup: stopped; run the same command again to resume"
+    ]
+
+
+def test_message_replaces_progress_line_and_wraps_between_words(tmp_path: Path) -> None:
+    code = (
+        "from tools.setup_env import say; print('progress', end='', flush=True); "
+        "say('a ' + 'word-with-hyphens ' * 5 + 'end:\\n    ' + 'command ' * 12)"
+    )
+    with Terminal(sys.executable, "-c", code, cwd=ROOT) as terminal:
+        shown = terminal.read_until(None)
+    assert shown.startswith("progress\r\x1b[Ksetup: a word-with-hyphens ")
+    first, second, third = shown.removeprefix("progress\r\x1b[K").splitlines()
+    assert len(first) <= 80
+    assert second.startswith("  word-with-hyphens")
+    assert third == "    " + "command " * 12
+
+
+def fake_torch(folder: Path, version: str) -> str:
+    """Write an index with one empty wheel of torch, and return its URL."""
+    page = folder / "torch"
+    page.mkdir(parents=True)
+    info = f"torch-{version}.dist-info"
+    with zipfile.ZipFile(page / f"torch-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    (page / "index.html").write_text(f'<a href="torch-{version}-py3-none-any.whl">torch-{version}-py3-none-any.whl</a>')
+    return folder.as_uri()
+
+
+def test_extra_index_gives_cpu_build_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip prefers version+cpu to the same version of the first index, and constraints.txt accepts it."""
+    [version] = (specifier.removeprefix("==") for specifier in pins()["torch"])
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_FIND_LINKS", "")
+    monkeypatch.setenv("PIP_INDEX_URL", fake_torch(tmp_path / "first", version))
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", fake_torch(tmp_path / "extra", f"{version}+cpu"))
+    python = tmp_path / "bin/python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    setup_env.pip("download", "--no-deps", "--dest", str(tmp_path / "got"), "torch", venv=tmp_path)
+    assert [path.name for path in (tmp_path / "got").iterdir()] == [f"torch-{version}+cpu-py3-none-any.whl"]
+
+
+def test_make_help_lists_every_public_target_in_80_columns() -> None:
+    done = make(ROOT, "help")
+    lines = done.stdout.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    [phony] = re.findall(r"^\.PHONY: (.*?[^\\])$", (ROOT / "Makefile").read_text(), re.MULTILINE | re.DOTALL)
+    targets = {name for name in phony.split() if name not in ("\\", "env-demo", "env-test", "env-dev")}
+    assert {line.split()[1] for line in lines} == targets
 
 
 def test_failed_command_error_names_log(tmp_path: Path) -> None:

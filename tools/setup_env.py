@@ -9,9 +9,15 @@ tries again. If headers of WebP or TIFF have been installed since, a later run c
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__":  # before the imports, so that Ctrl-C during them prints no traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import argparse
 import base64
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -22,6 +28,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Collection, Iterable
 from importlib import metadata, util
@@ -36,8 +43,13 @@ LOG = VENV / "setup.log"
 TEMPORARY = VENV / "tmp"
 LEVELS = ("demo", "test", "dev")  # extras of pyproject.toml
 STARTED = time.monotonic()
-# Seconds between two progress lines of a running command, if standard output is not a terminal.
+# If standard output is not a terminal, a running command's new action is printed at most once in this time.
 REPORT_SECONDS = 15
+CLEAR_LINE = "\r\x1b[K"
+# GB of disk that an installation takes, downloads included, with a CPU build of torch and with CUDA.
+CPU_GB, CUDA_GB = 1.2, 8.0
+SIZES = f"{CPU_GB:g} GB with a CPU build of torch, {CUDA_GB:g} GB with PyPI's build for CUDA"
+FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
 # Lines in which pip says what it starts to do.
 ACTION = re.compile(r"Collecting|Downloading|Processing|Preparing|Building|Installing|WARNING: Retrying")
 INPUTS = ("pyproject.toml", "constraints.txt", "tools/setup_env.py")
@@ -93,9 +105,17 @@ class EarlierRuns(NamedTuple):
     tried: tuple[str, ...] = ()
 
 
-def say(text: str) -> None:
-    """Print one line of progress."""
-    print(f"setup: {text}", flush=True)
+def say(text: str, *, err: bool = False) -> None:
+    """Print a message, over the progress line if there is one; wrap it on a terminal, except commands (4 spaces)."""
+    stream = sys.stderr if err else sys.stdout
+    lines = f"setup: {text}".splitlines()
+    if stream.isatty():
+        fill = textwrap.TextWrapper(
+            shutil.get_terminal_size().columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        ).fill
+        lines = [line if line.startswith("    ") else fill(line) for line in lines]
+        lines[0] = CLEAR_LINE + lines[0]
+    print("\n".join(lines), file=stream, flush=True)
 
 
 def run(*command: str | Path, venv: Path = VENV, **variables: str) -> None:
@@ -112,10 +132,25 @@ def run(*command: str | Path, venv: Path = VENV, **variables: str) -> None:
         with subprocess.Popen(
             command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
         ) as process:
-            show_progress(process, path, begin)
+            try:
+                show_progress(process, path, begin)
+            finally:  # if the user pressed Ctrl-C, or the disk is too small
+                process.terminate()
+                process.wait()
     if process.returncode:
         why = "\n  ".join(failure_lines(output_since(path, begin)))
+        if any(text in why for text in FULL) or shutil.disk_usage(venv).free < 50e6:
+            why += f"\n  The disk is full, or a quota is reached. {venv.name} needs {SIZES}."
         raise SetupError(f"{' '.join(map(str, command))} failed (exit {process.returncode}; log: {path}):\n  {why}")
+
+
+def check_disk(gbytes: float, venv: Path = VENV) -> None:
+    """Raise SetupError if less than this is free for the environment, which may have some packages already."""
+    available = shutil.disk_usage(venv if venv.exists() else ROOT).free / 1e9 + megabytes(venv) / 1e3
+    if available < gbytes:
+        raise SetupError(
+            f"{venv} needs {gbytes:g} GB of disk, downloads included, and {available:.1f} GB are available"
+        )
 
 
 def output_since(log: Path, begin: int) -> list[str]:
@@ -137,7 +172,7 @@ def failure_lines(lines: list[str]) -> list[str]:
 
 def show_progress(process: subprocess.Popen[bytes], log: Path, begin: int) -> None:
     """Wait for a process and show the elapsed time, the size of the environment and pip's last action."""
-    terminal, shown, cuda = sys.stdout.isatty(), time.monotonic(), False
+    terminal, printed, shown, cuda = sys.stdout.isatty(), time.monotonic(), "", False
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(1)
@@ -145,16 +180,20 @@ def show_progress(process: subprocess.Popen[bytes], log: Path, begin: int) -> No
         lines = output_since(log, begin)
         if not cuda and any(re.match(r"(Collecting|Downloading) (nvidia|cuda)", line) for line in lines):
             cuda = True
-            say("pip found torch only with CUDA: it downloads about 2.5 GB, and .venv takes 5.5 GB")
-        if terminal or time.monotonic() - shown >= REPORT_SECONDS:
-            shown = time.monotonic()
-            minutes, seconds = divmod(round(shown - STARTED), 60)
-            text = f"setup:   {minutes}:{seconds:02}, {megabytes(log.parent):,} MB in {log.parent.name}: "
-            text += next(filter(ACTION.match, reversed(lines)), "")
+            check_disk(CUDA_GB, log.parent)
+            say(
+                f"pip found torch only with CUDA: it downloads 2.5 GB and needs {CUDA_GB:g} GB of disk. "
+                "To use a CPU build, press Ctrl-C and see docs/start/install.md"
+            )
+        action = next(filter(ACTION.match, reversed(lines)), "")
+        if terminal or (action != shown and time.monotonic() - printed >= REPORT_SECONDS):
+            printed, shown = time.monotonic(), action
+            minutes, seconds = divmod(round(printed - STARTED), 60)
+            text = f"setup:   {minutes}:{seconds:02}, {megabytes(log.parent):,} MB in {log.parent.name}: {action}"
             text = text[: shutil.get_terminal_size().columns - 1 if terminal else 160]
-            print(f"\r\x1b[K{text}" if terminal else text, end="" if terminal else "\n", flush=True)
+            print(CLEAR_LINE + text if terminal else text, end="" if terminal else "\n", flush=True)
     if terminal:
-        print("\r\x1b[K", end="", flush=True)
+        print(CLEAR_LINE, end="", flush=True)
 
 
 def megabytes(folder: Path) -> int:
@@ -172,25 +211,15 @@ def pip(*arguments: str, venv: Path = VENV, **variables: str) -> None:
 
     Newer releases of pip read PIP_BUILD_CONSTRAINT for those.
     """
-    pins = {"PIP_CONSTRAINT": "constraints.txt", "PIP_BUILD_CONSTRAINT": "constraints.txt", "PIP_PROGRESS_BAR": "off"}
-    python = venv / "bin" / "python"
-    options = ("--disable-pip-version-check", "--no-input")
+    pins = {"PIP_CONSTRAINT": "constraints.txt", "PIP_BUILD_CONSTRAINT": "constraints.txt"}
+    options = {"PIP_PROGRESS_BAR": "off", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
     # Inside the environment, so that downloads count in its size, which is shown; and /tmp can be too small.
     scratch = venv / TEMPORARY.name
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
+    python = venv / "bin" / "python"
     try:
-        run(
-            python,
-            "-m",
-            "pip",
-            *arguments[:1],
-            *options,
-            *arguments[1:],
-            venv=venv,
-            TMPDIR=str(scratch),
-            **{**pins, **variables},
-        )
+        run(python, "-m", "pip", *arguments, venv=venv, **{"TMPDIR": str(scratch), **pins, **options, **variables})
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -204,8 +233,10 @@ def run_in_venv(code: str) -> str:
 
 
 def read_stamp() -> dict[str, str]:
-    """Return what the last complete run recorded."""
-    return dict(json.loads(STAMP.read_text())) if STAMP.exists() else {}
+    """Return what the last complete run recorded; nothing if a full disk cut that short."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        return dict(json.loads(STAMP.read_text()))
+    return {}
 
 
 def make_venv() -> None:
@@ -213,10 +244,15 @@ def make_venv() -> None:
 
     A .venv that was copied from another folder does not count, because its scripts contain the path of that folder.
     """
-    if run_in_venv("import pip; print(1)") and read_stamp().get("root", str(ROOT)) == str(ROOT):
+    # pip's list of files is installed last. It is missing if creating .venv was interrupted.
+    if run_in_venv("from importlib import metadata; print(len(metadata.files('pip')))") and read_stamp().get(
+        "root", str(ROOT)
+    ) == str(ROOT):
         return
     if not util.find_spec("ensurepip"):
-        raise SetupError("this Python cannot create environments; apt-get install python3-venv, then run make again")
+        raise SetupError(
+            "this Python cannot create environments. Run this, then make again:\n    apt-get install python3-venv"
+        )
     say(f"1/3 .venv with Python {platform.python_version()}")
     shutil.rmtree(VENV, ignore_errors=True)
     VENV.mkdir(exist_ok=True)
@@ -276,9 +312,9 @@ def apt_install(dependencies: Collection[BuildDependency]) -> None:
 
 
 def install_command(dependencies: Collection[BuildDependency]) -> str:
-    """Return the commands that install these dependencies, as a part of a message."""
+    """Return the commands that install these dependencies, as the end of a message."""
     debian, fedora = (" ".join(getattr(one, system) for one in dependencies) for system in ("debian", "fedora"))
-    return f"apt-get install {debian} (Fedora, RHEL: dnf install {fedora}), then run make again"
+    return f"run one of these commands, then make again:\n    apt-get install {debian}\n    dnf install {fedora}"
 
 
 def choose_pil(installed: str, *, apt: bool, failed: bool) -> str:
@@ -289,11 +325,11 @@ def choose_pil(installed: str, *, apt: bool, failed: bool) -> str:
         missing = missing_dependencies()
     if not missing and not failed:
         return BEST_PIL
-    why, remedy = f"pillow-simd did not compile (see {LOG})", f"remove {STAMP} and run make again"
+    why, remedy = f"pillow-simd did not compile (see {LOG})", f"run this, then make again:\n    rm {STAMP}"
     if missing:
         why, remedy = f"pillow-simd needs {', '.join(one.name for one in missing)}", install_command(missing)
     if installed != "pillow":
-        say(f"installing stock Pillow, which decodes and resizes 1.6 times slower: {why}. For pillow-simd: {remedy}")
+        say(f"installing stock Pillow, which decodes and resizes 1.6 times slower: {why}. To compile it, {remedy}")
     return "pillow"
 
 
@@ -317,7 +353,7 @@ def update_pil(*, apt: bool, changed: bool, earlier: EarlierRuns) -> EarlierRuns
     if installed == wanted and not changed and not recompile:
         return earlier
     if installed != wanted or recompile:
-        say(f"3/3 {wanted}" + (", compiled for this CPU" if wanted == "pillow-simd" else ""))
+        say(f"3/3 {wanted}" + (", compiled for this CPU: 1 to 10 minutes" if wanted == "pillow-simd" else ""))
     if installed != wanted:
         pip("uninstall", "-y", *PILS)
     # A wheel in pip's cache may be built for another CPU: without AVX2, or with instructions that this one lacks.
@@ -332,21 +368,60 @@ def update_pil(*, apt: bool, changed: bool, earlier: EarlierRuns) -> EarlierRuns
     if installed_pil() != wanted:
         raise SetupError(f"{wanted} was installed, but another PIL overwrote it; remove {VENV} and run make again")
     if wanted == "pillow-simd" and (lacking := missing_dependencies(OPTIONAL.values())):
-        say(f"pillow-simd lacks {', '.join(one.name for one in lacking)}; to add it: {install_command(lacking)}")
+        say(f"pillow-simd lacks {', '.join(one.name for one in lacking)}. To add it, {install_command(lacking)}")
     return earlier._replace(tried=formats or earlier.tried)
 
 
-def remake(make: Callable[[], None], *, stamp: Path, inputs: Iterable[Path]) -> int:
-    """Call `make` if any of the input files changed since `stamp` was written; return the exit code, 0 or 1."""
-    digest = hashlib.sha256(b"".join([str(ROOT).encode(), *(path.read_bytes() for path in inputs)])).hexdigest()
+def exit_code(install: Callable[[], None]) -> int:
+    """Call `install` and return the exit code. A failure or Ctrl-C prints one message."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        if not stamp.exists() or stamp.read_text() != digest:
-            make()
+        install()
     except SetupError as error:
-        print(f"setup: error: {error}", file=sys.stderr)
+        say(f"error: {error}", err=True)
         return 1
-    stamp.write_text(digest)
+    except OSError as error:
+        full = f" {VENV} needs {SIZES}." if error.strerror in FULL else ""
+        say(f"error: {error}.{full}", err=True)
+        return 1
+    except KeyboardInterrupt:
+        say("stopped; run the same command again to resume", err=True)
+        return 130
     return 0
+
+
+def remake(make: Callable[[], None], *, stamp: Path, inputs: Iterable[Path]) -> int:
+    """Call `make` if any of the input files changed since `stamp` was written; return the exit code."""
+    digest = hashlib.sha256(b"".join([str(ROOT).encode(), *(path.read_bytes() for path in inputs)])).hexdigest()
+    if stamp.exists() and stamp.read_text() == digest:
+        return 0
+    code = exit_code(make)
+    if not code:
+        stamp.write_text(digest)
+    return code
+
+
+def install(level: str, *, apt: bool) -> None:
+    """Bring .venv up to date with this level, or with its own if that is higher."""
+    inputs = hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in INPUTS)).hexdigest()
+    if no_torch := not list(VENV.glob("lib/python3*/site-packages/torch")):
+        check_disk(CPU_GB)
+    make_venv()
+    stamp = read_stamp()
+    level = max(level, stamp.get("level", LEVELS[0]), key=LEVELS.index)
+    if changed := (stamp.get("inputs"), stamp.get("level")) != (inputs, level):
+        torch = f": pip downloads 0.2 GB, or 2.5 GB with CUDA, and needs {SIZES}" if no_torch else ""
+        say(f"2/3 packages for `{level}`{torch}")
+        if platform.machine() != "x86_64":
+            say(f"note: decodeonce was tested on x86-64 only, and this CPU is {platform.machine()}")
+        # Python compiles the modules that are imported later. That takes half the time of compiling all of them.
+        pip("install", "--no-compile", "-e", f".[{level}]")
+    earlier = EarlierRuns(stamp.get("failed") == inputs, () if changed else tuple(stamp.get("tried", "").split()))
+    earlier = update_pil(apt=apt, changed=changed, earlier=earlier)
+    found = {"failed": inputs if earlier.failed else "", "tried": " ".join(earlier.tried)}
+    STAMP.write_text(json.dumps({"root": str(ROOT), "inputs": inputs, "level": level, **found}))
+    if changed:
+        say(f".venv is ready after {time.monotonic() - STARTED:.0f} s: {megabytes(VENV):,} MB, with {installed_pil()}")
 
 
 def main() -> int:
@@ -355,30 +430,7 @@ def main() -> int:
     parser.add_argument("level", nargs="?", choices=LEVELS, default=LEVELS[-1], help="what to install (default: dev)")
     parser.add_argument("--apt", action="store_true", help="install missing Debian packages with apt-get; needs root")
     options = parser.parse_args()
-    inputs = hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in INPUTS)).hexdigest()
-    try:
-        make_venv()
-        stamp = read_stamp()
-        level = max(options.level, stamp.get("level", LEVELS[0]), key=LEVELS.index)
-        if changed := (stamp.get("inputs"), stamp.get("level")) != (inputs, level):
-            torch = (
-                ""
-                if list(VENV.glob("lib/python3*/site-packages/torch"))
-                else "; torch downloads 0.2 GB for CPUs only, 2.5 GB with CUDA"
-            )
-            say(f"2/3 packages for `{level}`{torch}")
-            # Python compiles the modules that are imported later. That takes half the time of compiling all of them.
-            pip("install", "--no-compile", "-e", f".[{level}]")
-        earlier = EarlierRuns(stamp.get("failed") == inputs, () if changed else tuple(stamp.get("tried", "").split()))
-        earlier = update_pil(apt=options.apt, changed=changed, earlier=earlier)
-    except SetupError as error:
-        print(f"setup: error: {error}", file=sys.stderr)
-        return 1
-    found = {"failed": inputs if earlier.failed else "", "tried": " ".join(earlier.tried)}
-    STAMP.write_text(json.dumps({"root": str(ROOT), "inputs": inputs, "level": level, **found}))
-    if changed:
-        say(f".venv is ready after {time.monotonic() - STARTED:.0f} s: {megabytes(VENV):,} MB, with {installed_pil()}")
-    return 0
+    return exit_code(lambda: install(options.level, apt=options.apt))
 
 
 if __name__ == "__main__":

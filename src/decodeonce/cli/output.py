@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import typer
 
-from decodeonce.cli import log, printable
+from decodeonce.cli import fitted, log
 
 _quiet = False
 
@@ -35,15 +36,16 @@ def is_quiet() -> bool:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print a line, escaped for terminals, and log it. Errors (`err`) are printed with --quiet, too."""
+    """Print a line, escaped and wrapped for terminals, and log it. Errors (`err`) are printed with --quiet, too."""
     log.message(text)
     if err or not _quiet:
-        typer.echo(printable(text), err=err)
+        typer.echo(fitted(text, sys.stderr if err else sys.stdout), err=err)
 
 
 def say_marked(mark: str, colour: str, text: str) -> None:
     """Print a line that starts with `mark`, coloured if the output is a terminal that wants colours."""
-    typer.echo(f"{typer.style(f'{mark:<4}', fg=colour)}  {printable(text)}")
+    line = fitted(f"{mark:<4}  {text}", sys.stdout)
+    typer.echo(typer.style(line[:4], fg=colour) + line[4:])
 
 
 def colour_wanted() -> bool | None:
