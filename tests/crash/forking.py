@@ -13,7 +13,7 @@ from importlib import import_module
 from itertools import pairwise
 from types import ModuleType
 
-from decodeonce.prep.processes import spawn as real
+from decodeonce.prep.processes import child
 
 START_HOOKS: list[Callable[[], None]] = []  # each worker calls these when it starts
 
@@ -38,7 +38,7 @@ class Forked:
 
 
 def fork(module: str, fds: Sequence[int]) -> Forked:
-    """Start `main(arguments)` of a module like spawn.spawn."""
+    """Start `main(arguments)` of a module like child.spawn."""
     pid = os.fork()
     if not pid:
         _child_main(import_module(module), fds)
@@ -63,7 +63,5 @@ def _child_main(module: ModuleType, fds: Sequence[int]) -> None:
 
 
 def install() -> None:
-    """Make all modules of prep start their workers with `fork`."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("decodeonce.") and getattr(module, "spawn", None) is real.spawn and module is not real:
-            setattr(module, "spawn", fork)  # noqa: B010
+    """Make prep start its workers with `fork`."""
+    vars(child)["spawn"] = fork

@@ -8,7 +8,7 @@ from decodeonce.prep.build import finish, make_plan
 from decodeonce.prep.build.journal import Journal
 from decodeonce.prep.build.max_bad import Allowance
 from decodeonce.prep.build.worker import BlockDecoder, BlockWriter
-from decodeonce.prep.processes.heartbeat import Heartbeat
+from decodeonce.prep.processes.child import Heartbeat
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source
 from decodeonce.store.shard_file import page_aligned_buffer

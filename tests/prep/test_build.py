@@ -205,7 +205,7 @@ def test_block_written_again_after_finish_changes_no_row(
     tree: Path, reference: dict[str, bytes], tmp_path: Path
 ) -> None:
     from decodeonce.prep.build.worker import BlockDecoder, BlockWriter
-    from decodeonce.prep.processes.heartbeat import Heartbeat
+    from decodeonce.prep.processes.child import Heartbeat
     from decodeonce.store.shard_file import page_aligned_buffer
 
     out = tmp_path / "store"

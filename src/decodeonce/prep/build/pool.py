@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import selectors
 import signal
 import time
 from collections import Counter
@@ -16,7 +15,7 @@ import numpy as np
 
 from decodeonce.errors import Stopped
 from decodeonce.prep.build.plan import Plan
-from decodeonce.prep.processes.child import child_of
+from decodeonce.prep.processes.child import child_of, wait_for
 from decodeonce.store.images import runs
 
 CUT_SEARCH = 64  # blocks to search on each side of a run's middle for a place to cut
@@ -192,7 +191,6 @@ class WorkerPool:
     def __init__(self, settings: WorkerSettings, size: int, queue: BlockQueue, rounds: dict[int, int]) -> None:
         self.workers: set[Worker] = set()
         self._settings, self._size, self._queue, self._rounds = settings, size, queue, rounds
-        self._selector = selectors.DefaultSelector()
         self._strikes: Counter[int] = Counter()
         self._poison: dict[int, str] = {}
         self._idle_deaths = 0
@@ -213,8 +211,9 @@ class WorkerPool:
                 self._start_worker()
             # Do not wait for a worker that is still starting when no block is left.
             while self.workers and (self._queue or any(worker.blocks for worker in self.workers)):
-                for key, _ in self._selector.select(TICK_SECONDS):
-                    yield from self._hear(key.data)
+                by_process = {worker.process: worker for worker in self.workers}
+                for process in wait_for(by_process, TICK_SECONDS):
+                    yield from self._hear(by_process[process])
                 if time.monotonic() - looked >= TICK_SECONDS:  # reports may arrive a thousand times per second
                     looked = time.monotonic()
                     for worker in self.workers:
@@ -224,20 +223,16 @@ class WorkerPool:
             for worker in self.workers:
                 worker.process.end()
             self.workers.clear()
-            self._selector.close()
         if self._queue:
             left = f"stopped after the current blocks, {len(self._queue)} of {count} are left"
             raise Stopped(f"SIGUSR1: {left}; completed blocks are kept; run the same command again to resume")
 
     def _start_worker(self) -> None:
-        worker = Worker(self._settings)
-        self.workers.add(worker)
-        self._selector.register(worker.process.socket, selectors.EVENT_READ, worker)
+        self.workers.add(Worker(self._settings))
 
     def _hear(self, worker: Worker) -> Iterator[dict[str, Any]]:
         messages = worker.process.receive()
         if messages is None:
-            self._selector.unregister(worker.process.socket)
             self.workers.remove(worker)
             if self._died(worker) and self._queue and not _ending:
                 self._start_worker()

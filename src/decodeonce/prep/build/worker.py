@@ -22,8 +22,7 @@ from decodeonce.prep.build.plan import Plan, read_plan, removed_error
 from decodeonce.prep.entry import Entry, LeftOut, Row, Undecodable
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.pixels.memory_limit import limited_memory
-from decodeonce.prep.processes.child import Parent
-from decodeonce.prep.processes.heartbeat import Heartbeat
+from decodeonce.prep.processes.child import Heartbeat, Parent
 from decodeonce.store import StorePaths
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.hashing import row_checksum

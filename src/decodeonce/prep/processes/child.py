@@ -1,27 +1,121 @@
-"""The protocol between a process and its workers: JSON messages, one per line, through a socket per worker.
+"""Start worker processes and talk to them: JSON messages, one per line, through a socket per worker.
 
-The parent process has a `Child` per worker. In the worker, `main` opens the other end as a `Parent`.
+The parent process has a `Child` per worker. In the worker, `main` opens the other end as a `Parent`. A page of memory
+that both share, and that outlives the worker, holds the row it is working on.
+
+Workers are plain subprocesses of this Python, with this process's import path. multiprocessing is not used, because it
+would fork a program with threads or import the user's script a second time.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import os
+import select
 import signal
 import socket
+import struct
+import subprocess
+import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
 from decodeonce import errors
 from decodeonce.errors import DecodeonceError
-from decodeonce.prep.processes.heartbeat import Heartbeat
-from decodeonce.prep.processes.spawn import end_with_parent, signals_held, spawn
+
+# `python -m` would put the current folder first on the import path. With Python's default threshold of 700, garbage is
+# collected 60 times while a worker imports its modules, which takes 20 ms of 200.
+START = """
+import gc, sys
+from importlib import import_module
+gc.set_threshold(20_000)
+sys.path[:] = sys.argv[1].split("\\n")
+sys.exit(import_module(sys.argv[2]).main(sys.argv[3:]))
+"""
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_ROW = struct.Struct("<q")
 
 _alive: set[int] = set()
 _started_early: dict[str, list[Child]] = defaultdict(list)
+
+
+class Heartbeat:
+    """The page of the descriptor `fd`: which row is being read or decoded, if any."""
+
+    def __init__(self, fd: int) -> None:
+        self._page = mmap.mmap(fd, _ROW.size)
+
+    @staticmethod
+    def new_fd() -> int:
+        """Return the descriptor of a new page, for a process to inherit."""
+        fd = os.memfd_create("heartbeat")
+        os.truncate(fd, _ROW.size)
+        return fd
+
+    def start_reading(self, row: int) -> None:
+        """Record that this planned row is being read."""
+        _ROW.pack_into(self._page, 0, -row - 1)
+
+    def start_decoding(self, row: int) -> None:
+        """Record that this planned row is being decoded."""
+        _ROW.pack_into(self._page, 0, row + 1)
+
+    def idle(self) -> None:
+        """Record that no row is being read or decoded."""
+        _ROW.pack_into(self._page, 0, 0)
+
+    @property
+    def decoding(self) -> int | None:
+        """The planned row that is being decoded, if any."""
+        (stored,) = _ROW.unpack_from(self._page, 0)
+        return stored - 1 if stored > 0 else None
+
+    @property
+    def reading(self) -> int | None:
+        """The planned row that is being read, if any."""
+        (stored,) = _ROW.unpack_from(self._page, 0)
+        return -stored - 1 if stored < 0 else None
+
+    def close(self) -> None:
+        """Unmap the page."""
+        self._page.close()
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Block SIGINT and SIGUSR1 in this block; a process that is started in it keeps them blocked.
+
+    These signals reach the whole process group or every process of a job. Only the parent should handle them.
+    """
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR1})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+
+
+def spawn(module: str, fds: Sequence[int]) -> subprocess.Popen[bytes]:
+    """Start a process that runs `main` of a module with the inherited descriptors `fds` as arguments."""
+    return subprocess.Popen(
+        [sys.executable, "-c", START, "\n".join(sys.path), module, *map(str, fds)],
+        stdin=subprocess.DEVNULL,
+        pass_fds=fds,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+    )
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it ends.
+
+    A closed socket ends a worker only at its next message, which a worker that hangs never sends.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 class ChildDied(Exception):
@@ -59,7 +153,7 @@ class Child:
             self.socket.sendall(_encoded(message))
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """Return the messages that have arrived; call this when `socket` is readable.
+        """Return the messages that have arrived; call this for a child that `wait_for` returned.
 
         Returns:
             The complete messages, or None if the process has ended.
@@ -117,6 +211,15 @@ def child_of(module: str) -> Child:
     """Return a process that runs `main` of a module: a process from `started_early`, or a new one."""
     early = _started_early[module]
     return early.pop() if early else Child(module)
+
+
+def wait_for(children: Collection[Child], seconds: float | None = None) -> list[Child]:
+    """Return the children with messages to `receive`, or that have ended; wait up to `seconds` for one (None: ever)."""
+    poll = select.poll()
+    for child in children:
+        poll.register(child.socket, select.POLLIN)
+    ready = {fd for fd, _ in poll.poll(None if seconds is None else 1000 * seconds)}
+    return [child for child in children if child.socket.fileno() in ready]
 
 
 def kill_children() -> None:

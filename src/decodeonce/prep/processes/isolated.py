@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import selectors
 import signal
 import threading
 import weakref
@@ -12,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep.processes.child import Child, Parent
+from decodeonce.prep.processes.child import Child, Parent, wait_for
 
 MEMORY_BYTES = 8 << 30  # limit for such a process; labels and paths of a row group take megabytes
 ANSWER_SECONDS = 600.0  # the labels of a row group of 100,000 rows take less than one second
@@ -52,14 +51,12 @@ class Isolated:
             self._child = Child(self._module)
             self._end = weakref.finalize(self, self._child.end)
         self._child.send(question)
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._child.socket, selectors.EVENT_READ)
-            while selector.select(self._seconds):
-                messages = self._child.receive()
-                if messages is None:
-                    raise _death(path, self._child.wait())
-                if messages:
-                    return messages[0]["report"]
+        while wait_for([self._child], self._seconds):
+            messages = self._child.receive()
+            if messages is None:
+                raise _death(path, self._child.wait())
+            if messages:
+                return messages[0]["report"]
         raise Stopped(f"{path}: could not be read in {self._seconds:.4g} s; run the same command again")
 
     def close(self) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import selectors
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from decodeonce.prep.processes.child import Child, ChildDied
+from decodeonce.prep.processes.child import Child, ChildDied, wait_for
 
 
 def run_workers(module: str, count: int, task: Any, orders: Iterator[Any], take: Callable[[Any], None]) -> None:
@@ -26,25 +25,23 @@ def run_workers(module: str, count: int, task: Any, orders: Iterator[Any], take:
         ChildDied: A process died.
     """
     children: list[Child] = []
-    with selectors.DefaultSelector() as selector:
-        try:
-            for _ in range(count):
-                children.append(Child(module))
-                selector.register(children[-1].socket, selectors.EVENT_READ, children[-1])
-                children[-1].send(task)
-            while selector.get_map():
-                for key, _ in selector.select():
-                    child: Child = key.data
-                    messages = child.receive()
-                    if messages is None:
-                        selector.unregister(key.fileobj)
-                        if status := child.wait():
-                            raise ChildDied(status)
-                    for message in messages or ():
-                        if "report" in message:
-                            take(message["report"])
-                        else:
-                            child.send(next(orders, None))
-        finally:
-            for child in children:
-                child.end()
+    try:
+        for _ in range(count):
+            children.append(Child(module))
+            children[-1].send(task)
+        running = set(children)
+        while running:
+            for child in wait_for(running):
+                messages = child.receive()
+                if messages is None:
+                    running.remove(child)
+                    if status := child.wait():
+                        raise ChildDied(status)
+                for message in messages or ():
+                    if "report" in message:
+                        take(message["report"])
+                    else:
+                        child.send(next(orders, None))
+    finally:
+        for child in children:
+            child.end()
