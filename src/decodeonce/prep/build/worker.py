@@ -16,7 +16,7 @@ from decodeonce.prep.build.blocks import Block
 from decodeonce.prep.build.journal import BlockRecord, Journal
 from decodeonce.prep.build.max_bad import reject_error
 from decodeonce.prep.build.pixel_sums import PixelSums
-from decodeonce.prep.build.plan import Plan, read_plan, removed_error
+from decodeonce.prep.build.plan import Plan, read_plan
 from decodeonce.prep.entry import Entry, LeftOut, Undecodable
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.pixels.memory_limit import limited_memory
@@ -26,6 +26,7 @@ from decodeonce.store import Reject, StorePaths
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.manifest import read_manifest
+from decodeonce.store.regular_files import REPLACED
 from decodeonce.store.shard_file import ShardFile, page_aligned_buffer
 from decodeonce.store.writer import trim_shards
 
@@ -188,5 +189,7 @@ def main(arguments: list[str]) -> int:
             journal = Journal(plan.paths.journals, settings["task"], settings["tasks"])
             serve(parent, plan, decoder, BlockWriter(plan, journal))
         except OSError as error:
-            raise removed_error(error, out) or failure_from(error, out) from None
+            if error.errno in REPLACED:
+                raise  # `work` finds out whether another process removed or finished the build
+            raise failure_from(error, out) from None
     return 0
