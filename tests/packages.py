@@ -79,7 +79,7 @@ def is_fatal(environ: Mapping[str, str]) -> bool:
     return bool(environ.get("CI")) and not environ.get("ALLOW_SKIPS")
 
 
-def need(packages: Packages) -> None:
+def need(packages: Packages, path: str = PATH) -> None:
     """Install the programs of these packages. If that fails, skip the test, or let it fail in CI."""
-    if problem := provide(packages):
+    if problem := provide(packages, path):
         (pytest.fail if is_fatal(os.environ) else pytest.skip)(problem)

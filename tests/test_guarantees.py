@@ -11,7 +11,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 PAGE = TESTS.parent / "docs" / "reference" / "guarantees.md"
-SECTIONS = ["Durability", "Determinism", "Detection", "Isolation"]
+SECTIONS = ["Durability", "Determinism", "Detection", "Without locks between nodes", "Isolation"]
 NAMED = re.compile(r"`([a-z_/]+\.py)::(test_[a-z0-9_]+)`")
 
 

@@ -17,6 +17,7 @@ import pytest
 from decodeonce.cli import doctor
 from decodeonce.cli.doctor import machine, pil, software, storage
 from decodeonce.cli.doctor.check import Finding, ok
+from decodeonce.cli.doctor.locks import locks
 from decodeonce.prep.build import free_space
 from decodeonce.prep.build.free_space import Quota, Storage
 from decodeonce.prep.pixels.versions import Pillow
@@ -64,7 +65,7 @@ def test_this_environment_is_ok() -> None:
     assert {check["level"] for check in facts["checks"]} <= {"ok", "warn"}
     assert all(bool(check["advice"]) == (check["level"] != "ok") for check in facts["checks"])
     assert len(facts["problems"]) == sum(check["level"] != "ok" for check in facts["checks"])
-    assert len(facts["checks"]) == len(doctor.CHECKS) + 4
+    assert len(facts["checks"]) == len(doctor.CHECKS) + 5
     assert facts["usable_cores"] >= 1
     assert facts["pillow"].startswith("pillow")
     keys = {"decodeonce", "python", "numpy", "torch", "h5py", "xxhash", "simplejpeg", "available_memory_gb"}
@@ -384,10 +385,31 @@ def test_unreachable_path_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(free_space, "find_storage", stale)
     found = storage.check_path(tmp_path)
-    assert [finding.level for finding in found.values()] == ["bad"] * 4
+    assert [finding.level for finding in found.values()] == ["bad"] * 5
     assert found["file system"].found == f"{tmp_path}: Stale file handle"
 
 
 def test_link_to_itself_is_not_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     assert storage.check_path(tmp_path / "loop/x")["room"].found.startswith(f"{tmp_path}: ")
+
+
+@pytest.mark.parametrize(
+    ("mount", "level", "expected"),
+    [
+        ("rw - nfs4 server:/home rw,vers=4.2,local_lock=none", "ok", "nfs4: no mount option restricts locks"),
+        ("rw - nfs server:/home rw,nolock,local_lock=all", "warn", "nfs mounted with local_lock=all: locks do not"),
+        ("rw - lustre mds:/work rw,localflock", "warn", "lustre mounted with localflock: locks do not exclude"),
+        ("rw - lustre mds:/work rw,flock", "ok", "lustre: no mount option"),
+        ("rw - fuse.sshfs server:/home rw,user_id=0", "warn", "fuse.sshfs: locks do not exclude other nodes"),
+    ],
+)
+def test_locks_that_do_not_exclude_other_nodes_are_reported(
+    mount: str, level: str, expected: str, tmp_path: Path
+) -> None:
+    device = tmp_path.stat().st_dev
+    mountinfo = tmp_path / "mountinfo"
+    mountinfo.write_text(f"1 0 9:9 / / rw - ext4 /dev/x rw\n2 1 {os.major(device)}:{os.minor(device)} / /m {mount}\n")
+    check = locks(tmp_path, mountinfo)
+    assert (check.level, bool(check.advice)) == (level, level == "warn")
+    assert check.found.startswith(f"{tmp_path}: {expected}")

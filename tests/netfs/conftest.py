@@ -1,4 +1,4 @@
-"""A GlusterFS volume that all tests of this folder share. It is started for the first test that uses it."""
+"""A GlusterFS volume and two sshfs mounts. Each is started for the first test that uses it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.netfs import sshfs
 from tests.netfs.gluster import PACKAGES, Gluster, running
 from tests.packages import is_fatal, need
 
@@ -40,3 +41,13 @@ def gluster(volume: Gluster) -> Iterator[Gluster]:
 def nodes(gluster: Gluster) -> list[Path]:
     """The volume as it is mounted on two nodes."""
     return [node.mount for node in gluster.nodes]
+
+
+@pytest.fixture(scope="session")
+def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[sshfs.Mount]]:
+    """Two sshfs mounts of one folder; skipped like GlusterFS."""
+    if os.geteuid() or not os.access("/dev/fuse", os.W_OK):
+        (pytest.fail if is_fatal(os.environ) else pytest.skip)("mounting sshfs requires root and /dev/fuse")
+    need(sshfs.PACKAGES, sshfs.PATH)
+    with sshfs.mounted_twice(tmp_path_factory.mktemp("sshfs")) as mounts:
+        yield mounts

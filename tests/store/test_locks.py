@@ -47,7 +47,7 @@ def test_lock_that_stays_stale_is_an_error(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(errno.ESTALE, "Stale file handle")
 
     monkeypatch.setattr(fcntl, "flock", stale)
-    monkeypatch.setattr(locks, "LOCK_TRIES", 3)
+    monkeypatch.setattr(locks, "LOCK_SECONDS", 0.05)
     opened = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="Stale file handle"), locked(tmp_path / ".repair"):
         pass

@@ -28,6 +28,7 @@ def run_build(request: BuildRequest) -> None:
     from decodeonce.cli.progress import build_progress
     from decodeonce.prep import build as builds
     from decodeonce.store import StorePaths
+    from decodeonce.store.network import patient
 
     check_alone(SHARED)
     say_found(request)
@@ -35,7 +36,8 @@ def run_build(request: BuildRequest) -> None:
         return say_dry_run(request)
     was_finished = StorePaths(request.out).manifest.exists()
     with build_progress() as progress:
-        manifest = builds.build(request.source, request.out, request.recipe, request.work, progress, request.expect)
+        args = (request.source, request.out, request.recipe, request.work, progress, request.expect)
+        manifest = patient(request.out, builds.build, *args)
     if was_finished:
         return say_built(request.out)
     _say_finished(request.out, manifest)
@@ -44,13 +46,14 @@ def run_build(request: BuildRequest) -> None:
 def run_plan(request: BuildRequest) -> None:
     """Write the plan, reserve the space and print the next command."""
     from decodeonce.prep import build as builds
+    from decodeonce.store.network import patient
 
     check_alone(SHARED)
     say_found(request)
     if request.dry_run:
         return say_dry_run(request)
     say_storage(request.out)
-    plan = builds.plan_unless_built(request.source, request.out, request.recipe, request.expect)
+    plan = patient(request.out, builds.plan_unless_built, request.source, request.out, request.recipe, request.expect)
     if plan is None:
         return say_built(request.out)
     found = f"{counted(plan.candidates, 'image')} found in {counted(len(plan.classes), 'class', 'classes')}"
@@ -139,6 +142,7 @@ def work(
     from decodeonce.launch import find_idle_hosts
     from decodeonce.prep import build as builds
     from decodeonce.store import StorePaths
+    from decodeonce.store.network import patient
 
     share = _share(task, tasks)
     with parse.usage_errors():
@@ -150,7 +154,7 @@ def work(
     if task is None and (idle := find_idle_hosts()):
         say(f"warning: {idle}", err=True)
     with build_progress() as progress:
-        builds.work(out, how, progress)
+        patient(out, builds.work, out, how, progress)
     if StorePaths(out).manifest.exists():
         return say_built(out)
     say(f"{out}: task {share.task} of {share.tasks} is done; after all tasks, run: prep finish {quoted(str(out))}")
@@ -174,11 +178,12 @@ def finish(out: Planned, max_bad: MaxBad = DEFAULT_MAX_BAD) -> None:
     from decodeonce.prep import build as builds
     from decodeonce.prep.build.max_bad import Allowance
     from decodeonce.store import StorePaths
+    from decodeonce.store.network import patient
 
     with parse.usage_errors():
         allowance = Allowance.parse(max_bad)
     was_finished = StorePaths(out).manifest.exists()
-    manifest = builds.finish(out, allowance)  # this also completes a finish that was killed
+    manifest = patient(out, builds.finish, out, allowance)  # this also completes a finish that was killed
     if was_finished:
         return say_built(out)
     _say_finished(out, manifest)

@@ -39,11 +39,14 @@ def export(
     from decodeonce.prep.export.export import export_store
     from decodeonce.prep.export.images import SHARD_ROWS, ExportSettings
     from decodeonce.store import open_store
+    from decodeonce.store.network import patient
 
     opened = open_store(store)
     settings = ExportSettings(form, quality=quality, shard_rows=shard_rows or SHARD_ROWS)
     with count_bar("images", total=len(opened)) as bar:
-        done = export_store(opened, dest, settings, workers=workers or usable_cores(), progress=bar.update)
+        done = patient(
+            dest, export_store, opened, dest, settings, workers=workers or usable_cores(), progress=bar.update
+        )
     unsorted = form == "folder" and not done.sorted_classes
     order = f"; labels do not follow the sorted names: to build from it, pass --classes {dest / 'classes.txt'}"
     classes = counted(done.classes, "class", "classes")

@@ -30,9 +30,10 @@ def repair(store: StoreArgument, source: FromOption = None) -> None:
     """
     from decodeonce.cli.progress import count_bar
     from decodeonce.prep.repair.repair import repair_store
+    from decodeonce.store.network import patient
 
     with count_bar("rows") as bar:
-        done = repair_store(store, source, progress=bar.update)
+        done = patient(store, repair_store, store, source, progress=bar.update)
     if done.rows:  # otherwise it is not a store, or its manifest cannot be read
         say(f"{store}: {_outcome(done)}")
     for sentence in done.unrepaired:

@@ -35,6 +35,7 @@ def stage(
     part, parts, who = _share(rank, world_size, node_rank, node_count)
     from decodeonce.cli.progress import count_bar
     from decodeonce.store import open_store, part_rows, stage_store
+    from decodeonce.store.network import patient
     from decodeonce.store.part import rows_text
     from decodeonce.store.stage import THREADS
 
@@ -43,7 +44,7 @@ def stage(
     say(f"{dest}: staging {rows_text(rows)} of the {len(opened)} rows of {store}, for {who}")
     started = time.monotonic()
     with count_bar("rows", total=len(rows)) as bar:
-        staged = stage_store(opened, dest, rows=rows, threads=threads or THREADS, progress=bar.update)
+        staged = patient(dest, stage_store, opened, dest, rows=rows, threads=threads or THREADS, progress=bar.update)
     seconds = max(time.monotonic() - started, 1e-3)
     if staged.finished:  # jobs start with this command, so it does not read the rows again
         verify = f"prep verify {quoted(str(dest))}"

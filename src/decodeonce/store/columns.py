@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 
 from decodeonce.errors import StoreError
 from decodeonce.formatting import quoted
-from decodeonce.store.durable import empty_folder, make_folder, remove_file, write_atomic
+from decodeonce.store import disk
+from decodeonce.store.durable import empty_folder, make_folder, remove_file, sync_folder, write_atomic
 from decodeonce.store.hashing import file_chunks, file_hexdigest
 from decodeonce.store.layout import StorePaths
-from decodeonce.store.locks import LOCK, locked
+from decodeonce.store.locks import LOCK, claimed, locked
 from decodeonce.store.manifest import (
     BOX_COLUMNS,
     BOX_LABELS,
@@ -33,6 +34,7 @@ from decodeonce.store.manifest import (
     parse_manifest,
     read_manifest,
 )
+from decodeonce.store.network import CACHE_SECONDS, Patience, on_network
 from decodeonce.store.regular_files import read_regular, reading
 from decodeonce.store.signed import sign
 from decodeonce.store.writer import write_array
@@ -92,32 +94,34 @@ def add_column(path: str | os.PathLike[str], name: str, values: NDArray[Any]) ->
     if dtype.kind not in "biuf" or dtype.itemsize > 8 or dtype.hasobject:
         expected = "expected numbers of at most 8 bytes; for text, store its token ids"
         raise ValueError(f"column {name!r}: values of dtype {values.dtype}, {expected}")
-    with _changing(path) as (paths, manifest, facts):
-        if values.shape[:1] != (manifest.count,) or 0 in values.shape:
-            expected = f"expected one entry for each of the {manifest.count} rows of {paths.root}"
+    with _alone(path) as paths:
+        count = read_manifest(paths.manifest).count
+        if values.shape[:1] != (count,) or 0 in values.shape:
+            expected = f"expected one entry for each of the {count} rows of {paths.root}"
             raise ValueError(f"column {name!r}: values of shape {values.shape}, {expected}")
         column = Column(name, file, dtype.str, values.shape[1:])
-        is_new = column not in manifest.columns
-        if is_new and (file in manifest.files or name in [known.name for known in manifest.columns]):
-            raise _name_taken_error(paths, name)
-        target = paths.root / file
-        existing = None if is_new else manifest.files[file]
-        if is_new and os.path.lexists(target):  # left by a killed call, or the user's own file
-            existing = SmallFile(target.stat().st_size, file_hexdigest(file_chunks(target)))
         rows = max(1, COPIED_AT_ONCE // (dtype.itemsize * math.prod(column.shape)))
-        written = write_array(
-            target,
-            values.shape,
-            dtype,
-            (values[first : first + rows] for first in range(0, manifest.count, rows)),
-            scratch=paths.repair,
-            expected=existing,
-            otherwise=str(_name_taken_error(paths, name)),
-        )
-        if is_new:
-            facts["columns"].append(asdict(column))
-            facts["files"][file] = asdict(written)
-            _write_manifest(paths, facts)
+        parts = (values[first : first + rows] for first in range(0, count, rows))
+        prepared, target = paths.repair / file, paths.root / file
+        try:
+            written = write_array(prepared, values.shape, dtype, parts)
+            with _changing(paths) as (manifest, facts):
+                is_new = column not in manifest.columns
+                existing = manifest.files.get(file)
+                if is_new and os.path.lexists(target):  # left by a killed call, or the user's own file
+                    existing = SmallFile(target.stat().st_size, file_hexdigest(file_chunks(target)))
+                taken = is_new and (file in manifest.files or name in [known.name for known in manifest.columns])
+                if taken or existing not in (None, written):
+                    raise _name_taken_error(paths, name)
+                disk.replace(prepared, target)
+                sync_folder(paths.root)
+                if is_new:
+                    facts["columns"].append(asdict(column))
+                    facts["files"][file] = asdict(written)
+                    _write_manifest(paths, facts)
+        finally:
+            with suppress(OSError):  # report the first error
+                remove_file(prepared)
     return column
 
 
@@ -132,7 +136,7 @@ def remove_column(path: str | os.PathLike[str], name: str) -> None:
         StoreError: If `path` is not a store, or has no column with this name.
         OSError: If the disk fails.
     """
-    with _changing(path) as (paths, manifest, facts):
+    with _alone(path) as paths, _changing(paths) as (manifest, facts):
         files = [column.file for column in manifest.columns if column.name == name]
         if not files:
             names = ", ".join(column.name for column in manifest.columns) or "none"
@@ -150,8 +154,8 @@ def remove_column(path: str | os.PathLike[str], name: str) -> None:
 
 
 @contextmanager
-def _changing(path: str | os.PathLike[str]) -> Iterator[tuple[StorePaths, Manifest, dict[str, Any]]]:
-    """Hold the lock that repairs also take. Yield the manifest twice: parsed, and as JSON with unknown keys."""
+def _alone(path: str | os.PathLike[str]) -> Iterator[StorePaths]:
+    """Hold the lock that repairs also take, if the file system has locks."""
     paths = StorePaths(Path(path))
     read_manifest(paths.manifest)  # raises an error that describes the path if it is not a store
     if paths.part.exists():
@@ -159,8 +163,29 @@ def _changing(path: str | os.PathLike[str]) -> Iterator[tuple[StorePaths, Manife
     with locked(paths.repair, waits_for="another `prep repair` or `prep column`"):
         make_folder(paths.repair)  # fails on a read-only file system, where `locked` does nothing
         empty_folder(paths.repair, keep=LOCK)  # remove what a killed run left
+        yield paths
+
+
+@contextmanager
+def _changing(paths: StorePaths) -> Iterator[tuple[Manifest, dict[str, Any]]]:
+    """Yield the manifest twice: parsed, and as JSON with unknown keys. No other node changes it meanwhile.
+
+    The lock of a network file system may exclude nobody. There, the exclusive creation of a file admits one process at
+    a time. The file is named after the manifest that is to be replaced, because a node may cache the name of a file
+    that another has removed. So the manifest is read again once the file is there.
+    """
+    patience = Patience(CACHE_SECONDS)
+    while True:
         encoded = read_regular(paths.manifest)
-        yield paths, parse_manifest(encoded, paths.manifest), json.loads(encoded)
+        manifest = parse_manifest(encoded, paths.manifest)
+        claim = paths.repair / f"{LOCK}-{manifest.digest}"
+        with claimed(claim) if on_network(paths.root) else nullcontext(True) as is_ours:
+            if is_ours and read_regular(paths.manifest) == encoded:
+                yield manifest, json.loads(encoded)
+                return
+        if not patience.wait():
+            advice = "if none is running on any node, remove this file and run the same command again"
+            raise StoreError(f"{claim}: another `prep column` is changing the store, or was killed; {advice}")
 
 
 def _write_manifest(paths: StorePaths, facts: dict[str, Any]) -> None:

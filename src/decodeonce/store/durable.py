@@ -169,10 +169,10 @@ def remove_tree(path: Path) -> None:
         disk.rmdir(path)
 
 
-def empty_folder(path: Path, *, keep: str = "") -> None:
-    """Remove everything in a folder except the name `keep`. Links are removed, not followed."""
+def empty_folder(path: Path, *, keep: str | tuple[()] = ()) -> None:
+    """Remove everything in a folder except names that start with `keep`. Links are removed, not followed."""
     with os.scandir(path) as listing:
-        items = [item for item in listing if item.name != keep]
+        items = [item for item in listing if not item.name.startswith(keep)]
     for item in items:
         if item.is_dir(follow_symlinks=False):
             remove_tree(Path(item.path))

@@ -6,17 +6,17 @@ import errno
 import fcntl
 import logging
 import os
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from decodeonce.store import disk
-from decodeonce.store.durable import make_folder
+from decodeonce.store.durable import make_folder, remove_file
+from decodeonce.store.network import CACHE_SECONDS, Patience, on_network
 from decodeonce.store.regular_files import REPLACED
 
 LOCK = "lock"  # file name in the locked folder
-LOCK_TRIES = 1000  # ten seconds
+LOCK_SECONDS = 10.0  # how long a local folder may be removed by others before it can be locked
 _LOCK_UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 _UNWRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM}
 
@@ -42,9 +42,29 @@ def locked(folder: Path, *, waits_for: str = "") -> Iterator[None]:
                 disk.rmdir(folder)
 
 
+@contextmanager
+def claimed(path: Path) -> Iterator[bool]:
+    """Create the file `path` and remove it at the end. Yield False if another process has created it.
+
+    This excludes other nodes even if their locks do not. But the file stays if its process is killed, so it is for
+    work of milliseconds.
+    """
+    try:
+        disk.close(disk.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.EPERM):  # EPERM: sshfs, if its cache does not have the file yet
+            raise
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        remove_file(path)
+
+
 def _lock(folder: Path, waits_for: str) -> int | None:
     """Lock the folder's lock file and return its descriptor, or None if the folder is not writable."""
-    path, tries = folder / LOCK, 0
+    path, patience = folder / LOCK, _patience(folder)
     while True:
         with ExitStack() as opened:
             try:
@@ -52,7 +72,7 @@ def _lock(folder: Path, waits_for: str) -> int | None:
                 fd = disk.open_file(path, os.O_RDWR | os.O_CREAT)
                 opened.callback(disk.close, fd)
                 if _waited_for_lock(fd, folder, waits_for):
-                    tries = 0
+                    patience = _patience(folder)
                 if os.path.samestat(os.fstat(fd), os.lstat(path)):
                     opened.pop_all()
                     return fd
@@ -62,10 +82,12 @@ def _lock(folder: Path, waits_for: str) -> int | None:
         if error.errno in _UNWRITABLE and folder.parent.is_dir():
             return None
         # Another process has just removed the file or the folder, or another node has just created them.
-        tries += 1
-        if error.errno not in REPLACED or tries > LOCK_TRIES:
+        if error.errno not in REPLACED or not patience.wait():
             raise error
-        time.sleep(0.01)
+
+
+def _patience(folder: Path) -> Patience:
+    return Patience(CACHE_SECONDS if on_network(folder) else LOCK_SECONDS)
 
 
 def _waited_for_lock(fd: int, folder: Path, waits_for: str) -> bool:

@@ -34,8 +34,6 @@ def write_array(
     parts: Iterable[NDArray[Any]],
     *,
     scratch: Path | None = None,
-    expected: SmallFile | None = None,
-    otherwise: str = "",
 ) -> SmallFile:
     """Write consecutive arrays as one npy file of `shape`, one array in memory at a time. See `write_small`."""
 
@@ -44,7 +42,7 @@ def write_array(
         for part in parts:
             yield np.ascontiguousarray(part, dtype).tobytes()
 
-    return write_small(path, chunks(), scratch=scratch, expected=expected, otherwise=otherwise)
+    return write_small(path, chunks(), scratch=scratch)
 
 
 def write_small(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from decodeonce.cli.doctor.check import IMPORT_ERRORS, Finding, bad, ok, warn
+from decodeonce.cli.doctor.locks import locks
 from decodeonce.formatting import size_text
 
 if TYPE_CHECKING:
@@ -42,13 +43,14 @@ def check_path(path: Path) -> dict[str, Finding]:
         "file system": file_system(found),
         "room": room(found),
         "abilities": abilities(found),
+        "locks": locks(found.place),
         "stripes": stripes(found, path),
     }
 
 
 def unusable(path: Path, error: str) -> dict[str, Finding]:
     """Return the findings for a path that cannot be checked."""
-    unknown = dict.fromkeys(("room", "abilities", "stripes"), bad(f"{path}: unknown", 'see "file system"'))
+    unknown = dict.fromkeys(("room", "abilities", "locks", "stripes"), bad(f"{path}: unknown", 'see "file system"'))
     return {"file system": bad(f"{path}: {error}", "choose another path, or fix this"), **unknown}
 
 

@@ -34,6 +34,7 @@ from decodeonce.store import Manifest, StorePaths
 from decodeonce.store.durable import make_folder, sync_folder
 from decodeonce.store.layout import missing_advice
 from decodeonce.store.locks import locked
+from decodeonce.store.network import missing_error
 from decodeonce.store.shard_file import PAGE
 
 
@@ -92,7 +93,8 @@ def _stamped_plan(paths: StorePaths, source: Source, recipe: dict[str, Any]) -> 
 def _new_plan(paths: StorePaths, listing: Listing, facts: dict[str, Any]) -> Plan:
     if paths.journals.is_dir() and any(paths.journals.iterdir()):  # a plan is written before any journal
         advice = f"{missing_advice(paths.build)}remove {quoted(str(paths.root))} and build again"
-        raise BuildError(f"{paths.plan}: missing, although blocks of this build are done; {advice}")
+        what = f"{paths.plan}: missing, although blocks of this build are done; {advice}"
+        raise BuildError(what) from missing_error(paths.plan)
     clear_leftovers(paths)
     plan = Plan(paths, facts)
     check_free_space(paths.root, find_storage(paths.root), space_needed(plan))

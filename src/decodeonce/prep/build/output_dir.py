@@ -19,6 +19,7 @@ from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.durable import empty_folder, remove_file, reserve, sync_folder
 from decodeonce.store.locks import LOCK
 from decodeonce.store.manifest import DATA_OFFSET
+from decodeonce.store.network import missing_error
 from decodeonce.store.signed import canonical
 from decodeonce.store.table import read_rejects
 
@@ -103,7 +104,8 @@ def check_output_dir(paths: StorePaths, source: Source) -> None:
     begun = paths.build.exists() and os.listdir(paths.build) != [LOCK]
     if foreign or (not begun and {path.name for path in paths.root.iterdir()} - {paths.build.name}):
         found = f"it contains {foreign[0].name}" if foreign else "it is not empty"
-        raise BuildError(f"{paths.root}: not an unfinished build: {found}; choose another OUT")
+        cause = None if foreign else missing_error(paths.build)
+        raise BuildError(f"{paths.root}: not an unfinished build: {found}; choose another OUT") from cause
 
 
 def clear_leftovers(paths: StorePaths) -> None:

@@ -18,7 +18,7 @@ from decodeonce.errors import Stopped, failure_from
 from decodeonce.prep.build.blocks import Block
 from decodeonce.prep.build.journal import FACTS, BlockRecord, Journal, PixelSums
 from decodeonce.prep.build.max_bad import reject_error
-from decodeonce.prep.build.plan import Plan, read_plan, removed_error
+from decodeonce.prep.build.plan import Plan, read_plan
 from decodeonce.prep.entry import Entry, LeftOut, Row, Undecodable
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.pixels.memory_limit import limited_memory
@@ -27,6 +27,7 @@ from decodeonce.store import StorePaths
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.manifest import read_manifest
+from decodeonce.store.regular_files import REPLACED
 from decodeonce.store.shard_file import ShardFile, page_aligned_buffer
 from decodeonce.store.writer import trim_shards
 
@@ -161,5 +162,7 @@ def main(arguments: list[str]) -> int:
             journal = Journal(plan.paths.journals, settings["task"], settings["tasks"])
             serve(parent, plan, decoder, BlockWriter(plan, journal))
         except OSError as error:
-            raise removed_error(error, out) or failure_from(error, out) from None
+            if error.errno in REPLACED:
+                raise  # `work` finds out whether another process removed or finished the build
+            raise failure_from(error, out) from None
     return 0

@@ -102,6 +102,7 @@ def export_store(
             if renamed or not claimed:
                 _begin(paths, facts, folders, [cls.name for cls in source.classes])
             _write_blocks(source, paths, settings, workers, progress or (lambda rows: None))
+            _check_all_written(source, paths, settings)
             disk.replace(paths.images, paths.dest)
         # If an earlier run did the rename, it may have been killed before this sync, so sync in any case.
         sync_folder(paths.work.parent)
@@ -215,6 +216,12 @@ def _write_blocks(
     with closing(ImageWriter(source, paths, settings, progress)) as writer:
         for block in left:
             writer.write(block)
+
+
+def _check_all_written(source: Store, paths: ExportPaths, settings: ExportSettings) -> None:
+    """Raise Stopped if another export emptied the folders meanwhile, as may happen without locks."""
+    if len(set(Journals(paths.journals).blocks())) < -(-len(source) // settings.block_rows(source)):
+        raise Stopped(f"{paths.work}: another export to {paths.dest} removed images; run the same command again")
 
 
 def main(arguments: list[str]) -> int:

@@ -1,0 +1,161 @@
+"""Errors that pass on network file systems, and changes by two nodes whose locks do not exclude each other."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from decodeonce.errors import Stopped, StoreError
+from decodeonce.prep.export import export
+from decodeonce.prep.export.images import ExportPaths, ExportSettings
+from decodeonce.store import add_column, columns, disk, locks, network, open_store, remove_column, verify_store, writer
+from decodeonce.store.durable import empty_folder
+from decodeonce.store.locks import LOCK
+from decodeonce.store.network import patient
+from tests.stores import make_store, random_images
+
+COUNT = 20
+SCORES = np.arange(COUNT)
+
+
+@pytest.fixture
+def as_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All folders are on sshfs, where flock(2) excludes no other node. A thread would stand for a node."""
+    monkeypatch.setattr(network, "network_file_system", lambda path: "FUSE")
+    monkeypatch.setattr(fcntl, "flock", lambda fd, operation: None)
+
+
+def failing(path: Path, times: int) -> tuple[Callable[[], int], list[int]]:
+    """Return a function that cannot open `path` the first times, and a list that its calls are added to."""
+    calls: list[int] = []
+
+    def call() -> int:
+        calls.append(len(calls))
+        if len(calls) <= times:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+        return len(calls)
+
+    return call, calls
+
+
+def test_missing_file_on_local_disk_is_reported_at_once(tmp_path: Path) -> None:
+    call, calls = failing(tmp_path / "store.json", 2)
+    with pytest.raises(FileNotFoundError):
+        patient(tmp_path, call)
+    assert len(calls) == 1
+
+
+@pytest.mark.usefixtures("as_network")
+def test_call_is_repeated_until_network_shows_the_file(tmp_path: Path) -> None:
+    call, _ = failing(tmp_path / "store.json", 2)
+    assert patient(tmp_path, call) == 3
+
+
+@pytest.mark.usefixtures("as_network")
+def test_missing_file_of_another_folder_is_reported_at_once(tmp_path: Path) -> None:
+    call, calls = failing(tmp_path / "source/0.jpg", 2)
+    with pytest.raises(FileNotFoundError):
+        patient(tmp_path / "store", call)
+    assert len(calls) == 1
+
+
+@pytest.mark.usefixtures("as_network")
+def test_file_that_stays_missing_stops_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "CACHE_SECONDS", 0.05)
+    call, calls = failing(tmp_path / "store.json", 1000)
+    with pytest.raises(Stopped, match=r"store.json: No such file or directory; .*; run the same command again$"):
+        patient(tmp_path, call)
+    assert 2 < len(calls) < 8  # pauses of 10, 15, 22 and 34 ms
+
+
+@pytest.mark.usefixtures("as_network")
+@pytest.mark.parametrize("change", ["add", "remove"])
+def test_change_by_another_node_during_an_add_is_kept(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, write_array = (
+        make_store(tmp_path / "s", random_images(COUNT), columns={"weight": SCORES}),
+        writer.write_array,
+    )
+
+    def write_and_change(*args: Any, **kwargs: Any) -> Any:
+        written = write_array(*args, **kwargs)
+        monkeypatch.setattr(columns, "write_array", write_array)
+        add_column(store, "other", SCORES) if change == "add" else remove_column(store, "weight")
+        return written
+
+    monkeypatch.setattr(columns, "write_array", write_and_change)
+    patient(store, add_column, store, "score", SCORES + 1)
+    assert [*open_store(store).columns] == (["weight", "other", "score"] if change == "add" else ["score"])
+    assert verify_store(store).ok
+
+
+@pytest.mark.usefixtures("as_network")
+def test_manifest_that_another_node_replaces_before_the_claim_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, claimed = make_store(tmp_path / "s", random_images(COUNT)), locks.claimed
+
+    def claimed_late(path: Path) -> Any:
+        monkeypatch.setattr(columns, "claimed", claimed)
+        before = (store / ".repair/score.npy").read_bytes()
+        add_column(store, "other", SCORES)
+        (store / ".repair").mkdir(exist_ok=True)
+        (store / ".repair/score.npy").write_bytes(before)  # which the other call removed
+        return claimed(path)
+
+    monkeypatch.setattr(columns, "claimed", claimed_late)
+    add_column(store, "score", SCORES + 1)
+    assert [*open_store(store).columns] == ["other", "score"]
+    assert verify_store(store).ok
+
+
+@pytest.mark.usefixtures("as_network")
+def test_claim_of_a_killed_process_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make_store(tmp_path / "s", random_images(COUNT))
+    monkeypatch.setattr(columns, "CACHE_SECONDS", 0.05)
+    claim = store / f".repair/{LOCK}-{open_store(store).manifest.digest}"
+    claim.parent.mkdir()
+    claim.touch()
+    with pytest.raises(StoreError, match=rf"^{claim}: .*; if none is running on any node, remove this file"):
+        add_column(store, "score", SCORES)
+    assert [*open_store(store).columns] == []
+    claim.unlink()
+    add_column(store, "score", SCORES)
+
+
+@pytest.mark.usefixtures("as_network")
+def test_claim_that_sshfs_cannot_create_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, open_file = make_store(tmp_path / "s", random_images(COUNT)), disk.open_file
+    refused: list[Path] = []
+
+    def as_sshfs(path: Path, flags: int) -> int:
+        if path.name.startswith(f"{LOCK}-") and not refused:
+            refused.append(path)
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+        return open_file(path, flags)
+
+    monkeypatch.setattr(disk, "open_file", as_sshfs)
+    add_column(store, "score", SCORES)
+    assert refused
+    assert verify_store(store).ok
+
+
+def test_export_emptied_by_another_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, write = open_store(make_store(tmp_path / "s", random_images(COUNT))), export._write_blocks
+    dest = tmp_path / "images"
+
+    def write_and_empty(*args: Any) -> None:
+        write(*args)
+        empty_folder(ExportPaths(dest).journals)
+
+    monkeypatch.setattr(export, "_write_blocks", write_and_empty)
+    with pytest.raises(Stopped, match="another export"):
+        export.export_store(store, dest, ExportSettings("folder"))
+    assert not dest.exists()
