@@ -1,4 +1,4 @@
-"""`make test-oldest` installs the oldest versions that pyproject.toml allows."""
+"""`make test-oldest` installs the oldest Python and packages that pyproject.toml allows."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from tools import lock
+from tools.setup_env import SetupError
+from tools.setup_oldest import find_python
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -18,15 +24,15 @@ else:
 ROOT = Path(__file__).resolve().parent.parent
 # prep-pillow is left out: it has another PIL, which cannot be in the same environment as pillow-simd.
 EXTRAS = ("prep", "parquet", "demo", "test", "dev")
-ABOVE = {"torch"}  # constraints-oldest.txt has the reason
+OLDEST = lock.declared()[0]
 
 
 def lowest_versions() -> dict[str, Version]:
-    """Return the lowest allowed version of each distribution that has one, for Python 3.11."""
+    """Return the lowest allowed version of each distribution that has one, for the oldest Python."""
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [*project["dependencies"], *(line for extra in EXTRAS for line in project["optional-dependencies"][extra])]
     needs = [Requirement(line) for line in lines]
-    here = [need for need in needs if need.marker is None or need.marker.evaluate({"python_version": "3.11"})]
+    here = [need for need in needs if need.marker is None or need.marker.evaluate({"python_version": OLDEST})]
     lowest = {canonicalize_name(n.name): [s.version for s in n.specifier if s.operator == ">="] for n in here}
     return {name: Version(versions[0]) for name, versions in lowest.items() if versions}
 
@@ -43,13 +49,23 @@ def test_oldest_environment_pins_lowest_allowed_versions() -> None:
     lowest, pinned = lowest_versions(), pins()
     assert set(lowest) > {"numpy", "h5py", "torch", "pyarrow", "pytest", "simplejpeg"}
     # Base versions are compared, because 11.0.0.post0 is the first release of pillow-simd 11.
-    above = {
+    assert [
         name for name, version in lowest.items() if Version(pinned[name].base_version) != Version(version.base_version)
-    }
-    assert above == ABOVE & set(lowest)
-    assert all(pinned[name] > lowest[name] for name in above)
+    ] == []
 
 
-def test_pins_above_lowest_version_are_explained() -> None:
-    head = [line for line in (ROOT / "constraints-oldest.txt").read_text().splitlines() if line.startswith("# - ")]
-    assert {line.removeprefix("# - ").partition(":")[0] for line in head} == ABOVE
+def test_oldest_python_is_the_lowest_that_is_allowed() -> None:
+    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert SpecifierSet(project["requires-python"]) == SpecifierSet(f">={OLDEST},<3.15")
+    assert f"on Python {OLDEST}." in (ROOT / "constraints-oldest.txt").read_text()
+
+
+def test_missing_python_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(SetupError, match=r"^the oldest versions need Python 3\.10, and python3\.10 is not installed"):
+        find_python("3.10")
+    python = tmp_path / ".pyenv" / "versions" / "3.10.9" / "bin" / "python3"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    assert find_python("3.10") == str(python)

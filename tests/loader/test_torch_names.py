@@ -115,10 +115,6 @@ def test_cpu_streams_have_the_methods_but_no_events() -> None:
     event.synchronize()
     with pytest.raises(RuntimeError, match=r"(?i)cpu backend doesn't support events"):
         stream.record_event()
-    with pytest.raises(RuntimeError, match=r"[Aa]ccelerator"):
-        Device(CPU).record()
-    with pytest.raises(RuntimeError, match=r"[Aa]ccelerator"):
-        Device(CPU).set_stream(stream)
 
 
 REACHED = """\

@@ -265,13 +265,17 @@ class Decoder:
             canvas = Image.new(image.mode, self._row)
             canvas.paste(image.resize((fit.width, fit.height), self._filter), (-fit.left, -fit.top))
             return canvas
-        if fit.width > row_width:
-            # Pillow resizes horizontally, then vertically, with bytes in between. Crop in between, so that the vertical
-            # pass skips the columns that the crop drops: same bytes, 0.22 ms instead of 0.28 ms.
+        # Pillow resizes horizontally, then vertically, with bytes in between. Crop in between, so that the vertical
+        # pass skips the columns that the crop drops: same bytes, 0.22 ms instead of 0.28 ms. If the image is more than
+        # twice as tall as wide, Pillow 13 resizes it vertically first.
+        if fit.width > row_width and image.height <= 2 * image.width:
             image = image.resize((fit.width, image.height), self._filter)
             image = image.crop((fit.left, 0, fit.left + row_width, image.height))
-        image = image.resize((row_width, fit.height), self._filter)
-        return image.crop((0, fit.top, row_width, fit.top + row_height)) if fit.height > row_height else image
+            fit = replace(fit, width=row_width, left=0)
+        image = image.resize((fit.width, fit.height), self._filter)
+        if image.size == self._row:
+            return image
+        return image.crop((fit.left, fit.top, fit.left + row_width, fit.top + row_height))
 
     def _resize_region(self, image: Image.Image, fit: Fit) -> Image.Image:
         across, down = image.width / fit.width, image.height / fit.height
