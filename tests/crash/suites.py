@@ -10,12 +10,12 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
+from mmap import PAGESIZE  # tmpfs counts these pages: 4 KiB, or 64 KiB on some aarch64 kernels
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from decodeonce.store import disk
-from decodeonce.store.shard_file import PAGE
 from tests.crash import forking
 from tests.crash.double import KINDS, Double, Fault
 from tests.crash.points import Crasher, Ended, Failure, run_command, run_in_child
@@ -126,14 +126,14 @@ class Suites:
         return self._sizes("not reserved", _without_fallocate)
 
     def _sizes(self, what: str, prepare: Callable[[], None]) -> Iterator[tuple[str, Point]]:
-        largest = sum(-(-len(data) // PAGE) for data in self._crasher.expected.values()) + SPARE_PAGES
+        largest = sum(-(-len(data) // PAGESIZE) for data in self._crasher.expected.values()) + SPARE_PAGES
         for pages in range(2, largest):
             yield f"a disk of {pages} pages, {what}", partial(self._fill, pages, prepare)
 
     def _fill(self, pages: int, prepare: Callable[[], None]) -> str:
         crasher, sandbox = self._crasher, self._crasher.target.sandbox
         crasher.clear()
-        tmpfs = ["mount", "-t", "tmpfs", "-o", f"size={pages * PAGE}", "tmpfs", str(sandbox)]
+        tmpfs = ["mount", "-t", "tmpfs", "-o", f"size={pages * PAGESIZE}", "tmpfs", str(sandbox)]
         subprocess.run(tmpfs, check=True, capture_output=True)
         try:
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import sys
 import threading
 import tracemalloc
 from collections.abc import Iterator
@@ -299,6 +301,20 @@ def test_threads_on_network_file_system_list_the_same(tmp_path: Path, monkeypatc
         assert list(open_imagenet(tree).entries()) == expected
     assert sum(bool(entry.problem) for entry in expected) == 3
     assert threading.main_thread() not in threads
+
+
+@pytest.mark.parametrize(
+    ("size", "page", "warns"),
+    [(24, 4096, False), (24, 65536, True), (64, 65536, False), (1025, 4096, True), (1025, 65536, True)],
+)
+def test_nfs_warns_if_blocks_share_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, size: int, page: int, warns: bool
+) -> None:
+    tree = make_tree(tmp_path / "src")
+    monkeypatch.setattr(sys.modules[make_plan.__module__], "network_file_system", lambda place: "NFS")
+    monkeypatch.setattr(mmap, "PAGESIZE", page)
+    make_plan(open_imagenet(tree), tmp_path / "out", Recipe(height=size, width=size))
+    assert any("share pages" in message for message in caplog.messages) == warns
 
 
 def test_failing_stat_in_a_thread_stops_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -110,13 +111,16 @@ def _new_plan(paths: StorePaths, listing: Listing, facts: dict[str, Any]) -> Pla
 
 
 def _warn_of_shared_pages(plan: Plan) -> None:
-    # NFS clients write back whole pages: two nodes that write to the same page may undo each other's bytes.
+    # NFS clients write back whole pages: two nodes that write to one page may undo each other's bytes. Direct writes
+    # bypass the page cache, but only whole pages of 4 KiB are written that way. If blocks fill whole pages, their other
+    # writes share none, unless the kernel's pages are larger: 64 KiB on some aarch64 machines.
     block_bytes = plan.blocks.block_rows * plan.recipe.row_bytes
+    written_alone = block_bytes if mmap.PAGESIZE <= PAGE else plan.recipe.row_bytes
     place = plan.paths.root.absolute().parent
-    if block_bytes % PAGE and place.exists() and network_file_system(place) == "NFS":
+    if written_alone % PAGE and place.exists() and network_file_system(place) == "NFS":
         logging.getLogger("decodeonce").warning(
             "%s: on NFS, and blocks of %d bytes share pages; decode on one node only, or choose a --size whose rows "
-            "fill whole pages (a multiple of 32 does)",
+            "fill whole pages (a multiple of 64 does)",
             plan.paths.root,
             block_bytes,
         )
