@@ -2,14 +2,20 @@
 
 Threads exchange everything through SimpleQueues. Their `put` can interrupt a `put` or `get` of the same thread, so it
 is safe in finalizers, which run in any thread that drops the last reference or collects garbage.
+
+Python handles Ctrl-C between any two steps of Python code in the main thread. If that is code of a finalizer, Python
+prints KeyboardInterrupt and continues. So the main thread runs no Python code when an epoch is dropped, and it starts
+a thread and records this in a single call of C functions (`Filler.start`).
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
 import weakref
+from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -54,7 +60,7 @@ class Progress:
 class Epoch(Iterator[Batch]):
     """Iterate over the `steps` batches of an epoch, `stride` rows each.
 
-    Its threads end when the epoch is over or is garbage-collected.
+    Its threads start when the filler is started. They end when the epoch is over or is garbage-collected.
     """
 
     def __init__(self, filler: Filler, progress: Progress, *, steps: int, stride: int) -> None:
@@ -63,9 +69,6 @@ class Epoch(Iterator[Batch]):
         self.ended = ""  # the reason why it yields no more batches
         self._process = os.getpid()
         self._since = time.perf_counter()
-        # The filler does not refer to the epoch. A dropped epoch is collected, and this ends its threads.
-        # This also runs at exit: a thread that is inside torch when the interpreter ends can crash the process.
-        weakref.finalize(self, filler.stop)
         if not steps:
             progress.advance(0, last=True)
 
@@ -124,7 +127,7 @@ class Epoch(Iterator[Batch]):
 
 
 class Filler:
-    """A thread that fills slots ahead of the consumer.
+    """A thread that fills slots ahead of the consumer, from `start` until `stop` or until its epoch is gone.
 
     `ready` contains the batches, or the exception that ended the thread. At most `prefetch` batches are ready or in
     progress. Call `allow_one` for each batch taken from `ready`.
@@ -138,13 +141,23 @@ class Filler:
         self.delivery, self.meter = delivery, meter
         self._in_progress: deque[Filled] = deque()
         self._parts: SimpleQueue[tuple[Part, SimpleQueue[Result]] | None] = SimpleQueue()
-        self._allowances: SimpleQueue[None] = SimpleQueue()
+        self._allowances: SimpleQueue[object] = SimpleQueue()
         self._stopped = False
         for _ in range(prefetch):
             self.allow_one()
-        self._running = threading.Lock()
-        self._running.acquire()
-        self._thread = LoaderThread(self._run, "filler")
+        self._ended = False
+        self._end: SimpleQueue[None] = SimpleQueue()
+        self._process = os.getpid()
+        self._started: list[int] = []
+        self._epoch: Callable[[], Epoch | None] = lambda: None
+
+    def start(self, epoch: Epoch) -> None:
+        """Start the thread. It also ends when `epoch`, to which it does not refer, is gone."""
+        # The callback only wakes the thread, which then ends after its current batch.
+        self._epoch = weakref.ref(epoch, self._allowances.put)
+        # After Ctrl-C inside Thread.start(), nobody would know whether a thread was started, and dropping a Thread runs
+        # Python code (threading._dangling). So the main thread starts one without a Thread, which starts the filler's.
+        self._started.extend(map(start_new_thread, [self._start_thread], [()]))
 
     def allow_one(self) -> None:
         """Allow the thread to start one more batch."""
@@ -161,20 +174,28 @@ class Filler:
         # A finalizer can call this in any thread. A thread of the Loader must not wait: the filler may wait for it.
         if isinstance(threading.current_thread(), LoaderThread):
             return
-        # join() alone is not enough: if Ctrl-C interrupts it, CPython before 3.13 then treats the thread as ended.
-        if self._thread.is_alive():  # False in a forked child, where no thread would release the lock
-            while not self._running.acquire(timeout=POLL_SECONDS):
-                pass
-            self._running.release()
-            self._thread.join()
+        if self._started and self._process == os.getpid():  # a forked child has no thread that could end
+            # Ctrl-C between acquire() and release() would keep a lock locked, and join() would then treat the thread as
+            # ended (CPython before 3.13). A flag cannot be lost; the queue only ends the wait early.
+            while not self._ended:
+                with suppress(Empty):
+                    self._end.get(timeout=POLL_SECONDS)
         with suppress(Empty):
             while True:
                 self.ready.get_nowait()
         self.ready.put(RuntimeError("this epoch was ended by another thread"))  # wakes a thread that waits in get()
 
+    def _start_thread(self) -> None:
+        try:
+            LoaderThread(self._run, "filler")
+        except BaseException as error:  # the system allows no more threads
+            self.ready.put(error)
+            self._finish()
+
     def _run(self) -> None:
         copying: list[threading.Thread] = []
         try:
+            running_fillers.add(self)
             for number in range(self._reader.threads):
                 copying.append(LoaderThread(self._copy, f"copy-{number}"))
             self.delivery.enter()
@@ -190,7 +211,12 @@ class Filler:
             while self._in_progress:  # the copying threads have ended, so their slots are free
                 self.delivery.slots.give_back(self._in_progress.popleft().slot)
             del self._reader
-            self._running.release()
+            running_fillers.discard(self)
+            self._finish()
+
+    def _finish(self) -> None:
+        self._ended = True
+        self._end.put(None)
 
     def _fill(self) -> None:
         for step in self._steps:
@@ -200,7 +226,7 @@ class Filler:
                 while self._in_progress:
                     self._hand_over()
                 self._allowances.get()
-            if self._stopped:
+            if self._must_stop():
                 return
             self._begin(step)
             if len(self._in_progress) == BATCHES_IN_PROGRESS:
@@ -252,8 +278,11 @@ class Filler:
                 done.put(error)
 
     def _unless_stopped(self, hint: Part) -> None:
-        if not self._stopped:
+        if not self._must_stop():
             hint()
+
+    def _must_stop(self) -> bool:
+        return self._stopped or self._epoch() is None
 
 
 class LoaderThread(threading.Thread):
@@ -262,3 +291,13 @@ class LoaderThread(threading.Thread):
     def __init__(self, target: Callable[[], None], name: str) -> None:
         super().__init__(target=target, name=f"decodeonce-{name}", daemon=True)
         self.start()
+
+
+running_fillers: set[Filler] = set()
+
+
+@atexit.register
+def stop_all() -> None:
+    """End all threads at exit: one that is inside torch when the interpreter ends can crash the process."""
+    for filler in list(running_fillers):
+        filler.stop()

@@ -166,8 +166,8 @@ class Loader:
         filler = Filler(steps, self._reader, self._delivery, self._meter, prefetch)
         count, stride = self._partition.steps(start.rows_consumed), self._partition.stride
         epoch = Epoch(filler, self._progress, steps=count, stride=stride)
-        self._filler = filler
-        self._epoch = weakref.ref(epoch)
+        self._filler, self._epoch = filler, weakref.ref(epoch)
+        filler.start(epoch)  # last: from here on, close() and the end of the epoch end its threads
         return epoch
 
     def __enter__(self) -> Loader:
