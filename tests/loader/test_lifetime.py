@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import gc
 import inspect
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import DataLoader
 
 from decodeonce import Batch, Loader, StoreError, open_store
 from decodeonce.loader.delivery import make_delivery
@@ -426,6 +430,35 @@ def test_transform_must_return_a_batch(store: Path) -> None:
     loader = Loader(store, batch_size=4, transform=lambda batch: batch.images)  # type: ignore[arg-type, return-value]
     with loader, pytest.raises(TypeError, match="transform returned Tensor, expected a Batch"):
         next(iter(loader))
+
+
+def parts_of(loader: Loader) -> list[object]:
+    """Everything a user or torch could try to send to a process: it holds slots."""
+    slots = loader._delivery.slots
+    return [loader, iter(loader), slots, slots.take()]
+
+
+@pytest.mark.parametrize("send", [copy.copy, copy.deepcopy, pickle.dumps, ForkingPickler.dumps])
+@pytest.mark.parametrize("part", range(4))
+def test_nothing_that_holds_slots_can_be_copied(store: Path, send: Callable[[object], object], part: int) -> None:
+    advice = "create the Loader in the process that uses it, and give a DataLoader with workers a StoreDataset"
+    with (
+        Loader(store, batch_size=4) as loader,
+        pytest.raises(TypeError, match=f"cannot be pickled or copied: {advice}"),
+    ):
+        send(parts_of(loader)[part])
+
+
+@pytest.mark.filterwarnings("ignore:Got pickle error")
+def test_workers_of_a_data_loader_refuse_a_loader(store: Path) -> None:
+    with Loader(store, batch_size=4) as loader:
+        next(iter(loader))
+        data: Any = loader
+        workers = DataLoader(data, num_workers=1, multiprocessing_context="spawn")
+        with pytest.raises(TypeError, match="create the Loader in the process that uses it"):
+            iter(workers)
+        loader.set_epoch(0)
+        assert len(list(loader)) == COUNT // 4
 
 
 def test_epoch_raises_after_a_fork(store: Path) -> None:

@@ -28,6 +28,7 @@ from decodeonce.loader.delivery import Delivery, Filled, Result, Sent
 from decodeonce.loader.meter import Meter, mark, timed
 from decodeonce.loader.partition import Step
 from decodeonce.loader.readers import Part, Reader
+from decodeonce.loader.slots import refuse_to_copy
 
 # The user's thread waits with a timeout. A signal that another thread receives, or that arrives just before a wait
 # begins, does not end the wait, so Ctrl-C would have to wait for the batch. Python handles signals between two waits.
@@ -71,6 +72,8 @@ class Epoch(Iterator[Batch]):
         self._since = time.perf_counter()
         if not steps:
             progress.advance(0, last=True)
+
+    __reduce__ = refuse_to_copy
 
     def end(self, why: str) -> None:
         """End the threads. Requesting another batch then raises an error with the reason `why`."""

@@ -17,6 +17,7 @@ from decodeonce.loader.partition import Step, find_rows, make_partition, plan_st
 from decodeonce.loader.read_ahead import blocks_ahead, rows_ahead, windows_fit
 from decodeonce.loader.readers import Reader, ShardFiles, make_reader
 from decodeonce.loader.settings import Settings, StoreLike, check_whole, with_parameters_of
+from decodeonce.loader.slots import refuse_to_copy
 from decodeonce.store import Store, open_store
 from decodeonce.store.hashing import hexdigest
 
@@ -122,6 +123,8 @@ class Loader:
     def __repr__(self) -> str:
         size = f"{self.count} rows, {self.batch_size} per step on rank {self.rank} of {self.world_size}"
         return f"<Loader {self._root}: {size}; epoch {self.epoch}, {self.steps_left} of {len(self)} steps left>"
+
+    __reduce__ = refuse_to_copy
 
     def __len__(self) -> int:
         """The number of steps of a whole epoch. It is the same on every rank, and also when the next epoch is resumed.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -18,6 +18,17 @@ from decodeonce.loader.pool import Pool
 Pixels = NDArray[np.uint8]
 
 
+def refuse_to_copy(self: object) -> NoReturn:
+    """The `__reduce__` of what works only in its own process: pickle, copy and deepcopy raise TypeError.
+
+    torch would move the memory of a slot to another address when it sends the slot to a process.
+    """
+    raise TypeError(
+        f"a {type(self).__name__} of decodeonce cannot be pickled or copied: create the Loader in the process that "
+        "uses it, and give a DataLoader with workers a StoreDataset"
+    )
+
+
 class Slot:
     """A batch-sized buffer, uint8 (B, H, W, C), as a tensor (`memory`) and as an array (`pixels`).
 
@@ -28,6 +39,8 @@ class Slot:
         self.memory = memory
         self.pixels: Pixels = memory.numpy()
         self.copied: Any = None
+
+    __reduce__ = refuse_to_copy
 
 
 def page_aligned_slot(shape: tuple[int, ...]) -> Slot:
@@ -53,6 +66,8 @@ class Slots:
         self._size = size
         self._free: Pool[Slot] = Pool(size)
         self.made = 0
+
+    __reduce__ = refuse_to_copy
 
     def take(self) -> Slot:
         """The slot that has been free for the longest time, or a new one."""
