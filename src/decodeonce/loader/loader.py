@@ -16,7 +16,7 @@ from decodeonce.loader.order import WindowOrder, derive_key, make_order
 from decodeonce.loader.partition import Step, find_rows, make_partition, plan_steps
 from decodeonce.loader.read_ahead import blocks_ahead, rows_ahead, windows_fit
 from decodeonce.loader.readers import Reader, ShardFiles, make_reader
-from decodeonce.loader.settings import Settings, StoreLike, check_whole, with_parameters_of
+from decodeonce.loader.settings import Settings, StoreLike, whole, with_parameters_of
 from decodeonce.loader.slots import refuse_to_copy
 from decodeonce.store import Store, open_store
 from decodeonce.store.hashing import hexdigest
@@ -195,7 +195,7 @@ class Loader:
         Args:
             epoch: Number of the epoch that the next ``for`` loop runs, 0 or more.
         """
-        check_whole(0, epoch=epoch)
+        epoch = whole("epoch", epoch, 0)
         if epoch != self._progress.next.epoch:
             self._progress.next = Position(epoch, 0)
         running = self._running()
@@ -225,22 +225,25 @@ class Loader:
                 converted copy of the same rows counts as the same store. Default: False.
 
         Raises:
-            ValueError: If store, rows, seed, shuffle, partition or count differ, or the world size with "range". The
-                message names what differs.
+            ValueError: If `state` is not the state of a Loader, or if store, rows, seed, shuffle, partition or count
+                differ, or the world size with "range". The message names what differs.
         """
         expected = self._identity()
-        store = expected.pop("store")
         if self._settings.partition == "range":
             expected["world_size"] = self.world_size
-        if differing := [f"{k} {state[k]!r}, here {v!r}" for k, v in expected.items() if state.get(k, v) != v]:
+        source = "expected what state_dict() of a Loader returned"
+        if not isinstance(state, Mapping):
+            raise ValueError(f"the state is {repr(state)[:100]}, {source}")
+        # Only states of window orders have block_rows. Without it, the state is from a different Loader.
+        if missing := {"epoch", "rows_consumed", *expected} - {"block_rows"} - set(state):
+            raise ValueError(f"the state has no {', '.join(sorted(missing))}; {source}")
+        store = expected.pop("store")
+        if differing := [f"{k} {state.get(k)!r}, here {v!r}" for k, v in expected.items() if state.get(k) != v]:
             raise ValueError(f"the state is from a different Loader: {'; '.join(differing)}")
-        if missing := {"epoch", "rows_consumed", "store", *expected} - set(state):
-            raise ValueError(f"this is not the state of a Loader: {', '.join(sorted(missing))} missing")
         if state["store"] != store and not other_store:
             found = f"its rows have digest {state['store']!r}, those of {self._root} have {store!r}"
             raise ValueError(f"the state is from a different store: {found}; to resume anyway, pass other_store=True")
-        position = Position(state["epoch"], state["rows_consumed"])
-        check_whole(0, epoch=position.epoch, rows_consumed=position.rows_consumed)
+        position = Position(*(whole(name, state[name], 0) for name in ("epoch", "rows_consumed")))
         if position.rows_consumed > (count := len(self._partition.rows)):
             raise ValueError(f"rows_consumed is {position.rows_consumed}, expected at most {count}")
         self._end_epoch("load_state_dict() was called")

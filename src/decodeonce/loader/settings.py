@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from inspect import Signature, signature
-from typing import Any, Concatenate, Literal, ParamSpec, get_args
+from typing import Any, Concatenate, Literal, ParamSpec, SupportsIndex, get_args
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -69,12 +71,14 @@ class Settings:
         for name, choices in CHOICES.items():
             if (value := getattr(self, name)) not in choices:
                 raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}")
-        check_whole(1, batch_size=self.batch_size, prefetch=self.prefetch, threads=self.copying_threads())
-        check_whole(None, seed=self.seed)
+        for name, least in {"batch_size": 1, "prefetch": 1, "threads": 1, "seed": None}.items():
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, whole(name, value, least))
         if (self.rank is None) != (self.world_size is None):
             raise ValueError(f"rank is {self.rank!r} and world_size {self.world_size!r}, expected both or neither")
         if self.rank is not None and self.world_size is not None:
-            check_whole(None, rank=self.rank, world_size=self.world_size)
+            for name in ("rank", "world_size"):
+                object.__setattr__(self, name, whole(name, getattr(self, name)))
             check_rank(self.rank, self.world_size)
 
     def copying_threads(self) -> int:
@@ -88,12 +92,19 @@ class Settings:
         return Rank(self.rank, self.world_size, "given")
 
 
-def check_whole(least: int | None, /, **values: object) -> None:
-    """Raise ValueError unless all values are whole numbers and, if `least` is given, at least `least`."""
-    for name, value in values.items():
-        if not isinstance(value, int) or isinstance(value, bool) or (least is not None and value < least):
-            bound = "" if least is None else f" of {least} or more"
-            raise ValueError(f"{name} is {value!r}, expected a whole number{bound}")
+def whole(name: str, value: object, least: int | None = None) -> int:
+    """Return a whole number of any type as an int. ValueError unless it is one, of `least` or more if that is given."""
+    bound = "" if least is None else f" of {least} or more"
+    error = ValueError(f"{name} is {value!r}, expected a whole number{bound}")
+    if isinstance(value, bool | np.bool_) or not isinstance(value, SupportsIndex):
+        raise error
+    try:
+        number = operator.index(value)
+    except TypeError:  # an array or tensor that is not a single whole number
+        raise error from None
+    if least is not None and number < least:
+        raise error
+    return number
 
 
 def with_parameters_of(settings: Callable[P, object]) -> Callable[[Method], Callable[Concatenate[Any, P], None]]:
