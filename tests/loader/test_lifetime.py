@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import gc
-import inspect
 import os
 import pickle
 import signal
@@ -26,11 +25,10 @@ from torch.utils.data import DataLoader
 
 from decodeonce import Batch, Loader, StoreError, open_store
 from decodeonce.loader.delivery import make_delivery
-from decodeonce.loader.epoch import Epoch, Filler, LoaderThread, Progress
+from decodeonce.loader.epoch import Epoch, Filler, LoaderThread, Positions
 from decodeonce.loader.meter import Meter
-from decodeonce.loader.partition import Step
-from decodeonce.loader.readers import MmapReader, Part, Reader, ShardFiles
-from decodeonce.loader.settings import ReaderName, Settings
+from decodeonce.loader.partition import StepRows
+from decodeonce.loader.readers import Call, MmapReader, Reader, ReaderName, ShardFiles
 from decodeonce.store import add_column
 from tests.conftest import COUNT
 from tests.stores import make_store, random_images
@@ -161,19 +159,19 @@ class CustomBaseException(BaseException):
     """An exception that `except Exception` does not catch."""
 
 
-STEP = Step(np.arange(4), 4, 0)
+STEP = StepRows(np.arange(4), 4, 0)
 epochs: list[Epoch] = []  # keeps the epochs of fillers; a filler whose epoch is gone ends
 
 
-def make_filler(store: Path, steps: Iterable[Step], parts: Callable[..., list[Part]] | None = None) -> Filler:
-    """A started filler of batches of 4 rows on the host, whose reader has the method `parts`."""
+def make_filler(store: Path, steps: Iterable[StepRows], calls: Callable[..., list[Call]] | None = None) -> Filler:
+    """A started filler of batches of 4 rows on the host, whose reader has the method `calls`."""
     opened = open_store(store)
     reader = MmapReader(opened, ShardFiles(opened), 1)
-    if parts is not None:
-        vars(reader)["parts"] = parts
+    if calls is not None:
+        vars(reader)["calls"] = calls
     delivery = make_delivery(torch.device("cpu"), (4, 8, 6, 3), 3, None, None)
     filler = Filler(steps, reader, delivery, Meter(), prefetch=3)
-    epochs.append(Epoch(filler, Progress(), steps=1, stride=4))
+    epochs.append(Epoch(filler, Positions(), steps=1, stride=4))
     filler.start(epochs[-1])
     return filler
 
@@ -181,7 +179,7 @@ def make_filler(store: Path, steps: Iterable[Step], parts: Callable[..., list[Pa
 def test_closing_wakes_a_thread_that_waits_for_a_batch(store: Path) -> None:
     planning, proceed = threading.Event(), threading.Event()
 
-    def steps() -> Iterator[Step]:
+    def steps() -> Iterator[StepRows]:
         yield STEP
         planning.set()
         proceed.wait()
@@ -210,8 +208,8 @@ def test_requesting_a_batch_after_the_end_raises(store: Path) -> None:
         assert isinstance(filler.ready.get_nowait(), RuntimeError)
 
 
-def make_parts(*calls: Callable[[], object]) -> Callable[..., list[Part]]:
-    """The method `parts` of a reader: one of `calls` per step, then calls that do nothing."""
+def make_calls(*calls: Callable[[], object]) -> Callable[..., list[Call]]:
+    """The method `calls` of a reader: one of `calls` per step, then calls that do nothing."""
     left = iter(calls)
     return lambda rows, out: [next(left, lambda: None)]
 
@@ -226,7 +224,7 @@ def test_finalizer_can_end_an_epoch_in_a_thread_that_the_filler_waits_for(store:
         fillers[0].stop()
         done.set()
 
-    fillers.append(make_filler(store, [STEP] * 5, make_parts(collect)))
+    fillers.append(make_filler(store, [STEP] * 5, make_calls(collect)))
     created.set()
     assert done.wait(30)
     fillers[0].stop()  # a Loader calls this when it is closed or starts a new epoch
@@ -289,7 +287,7 @@ def test_queued_hints_are_skipped_when_an_epoch_ends(store: Path, monkeypatch: p
         proceed.wait()
 
     steps = [dataclasses.replace(STEP, hints=hints) for hints in ([np.arange(1)], [np.arange(2)] * 50, [])]
-    filler = make_filler(store, steps, make_parts(read))
+    filler = make_filler(store, steps, make_calls(read))
     reading.wait()
     filler.request_stop()
     proceed.set()
@@ -332,7 +330,7 @@ def test_steps_that_fail_to_start_give_their_slot_back(store: Path, monkeypatch:
     with Loader(store, batch_size=4, prefetch=2) as loader:
         for _ in range(8):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Reader, "parts", fail)
+                patch.setattr(Reader, "calls", fail)
                 with pytest.raises(StoreError, match="a shard is missing"):
                     list(loader)
         drain(loader)
@@ -622,17 +620,6 @@ def test_stats_count_yielded_batches(store: Path) -> None:
 def test_invalid_arguments_are_rejected(store: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Loader(store, **{"batch_size": 4, **settings})
-
-
-def test_loader_shows_the_parameters_of_settings(store: Path) -> None:
-    shown = inspect.signature(Loader).parameters.values()
-    assert [(p.name, p.default) for p in shown] == [
-        (p.name, p.default) for p in inspect.signature(Settings).parameters.values()
-    ]
-    with pytest.raises(TypeError, match="unexpected keyword argument 'shufle'"):
-        Loader(store, batch_size=4, shufle="none")  # type: ignore[call-arg]
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Settings(store, batch_size=4).seed = 1  # type: ignore[misc]
 
 
 def test_rank_and_world_size_come_from_the_launcher(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

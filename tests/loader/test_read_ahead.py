@@ -15,12 +15,19 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from decodeonce import Loader, open_store
-from decodeonce.loader import read_ahead, readers
-from decodeonce.loader.order import WINDOW_BLOCKS, WindowOrder, derive_key
-from decodeonce.loader.partition import Step, make_partition, plan_steps
-from decodeonce.loader.read_ahead import AHEAD_BYTES, blocks_ahead, rows_ahead, windows_fit
-from decodeonce.loader.readers import CHECK_EVERY, CHECKED_ROWS, Reader, ShardFiles
-from decodeonce.loader.settings import ReaderName, Shuffle
+from decodeonce.loader import partition as partition_module
+from decodeonce.loader import readers
+from decodeonce.loader.order import WINDOW_BLOCKS, Shuffle, WindowOrder, derive_key
+from decodeonce.loader.partition import (
+    AHEAD_BYTES,
+    StepRows,
+    blocks_ahead,
+    make_partition,
+    plan_steps,
+    rows_ahead,
+    windows_fit,
+)
+from decodeonce.loader.readers import CHECK_EVERY, CHECKED_ROWS, Reader, ReaderName, ShardFiles
 from tests.conftest import COUNT
 from tests.stores import make_store, random_images
 
@@ -29,7 +36,7 @@ ROW_BYTES = 8 * 6 * 3
 
 @given(st.lists(st.integers(1, 300), max_size=60), st.sampled_from([1, ROW_BYTES, 196608, AHEAD_BYTES]))
 def test_steps_are_yielded_after_enough_later_rows_are_requested(sizes: list[int], row_bytes: int) -> None:
-    steps = [Step(np.arange(size), size, number) for number, size in enumerate(sizes)]
+    steps = [StepRows(np.arange(size), size, number) for number, size in enumerate(sizes)]
     requested: list[int] = []
     numbers = []
     for step in rows_ahead(iter(steps), row_bytes):
@@ -82,7 +89,7 @@ def test_windows_fit_if_two_fit_into_half_of_the_memory(blocks: int, monkeypatch
     order = WindowOrder(8 * blocks, 8, derive_key(5))
     twice = 2 * min(blocks, 2 * WINDOW_BLOCKS) * 8 * ROW_BYTES
     for memory, fit in ((twice, True), (twice - 1, False), (None, True)):
-        monkeypatch.setattr(read_ahead, "available_memory", lambda memory=memory: memory)
+        monkeypatch.setattr(partition_module, "available_memory", lambda memory=memory: memory)
         assert windows_fit(order, ROW_BYTES) is fit
 
 
@@ -261,7 +268,7 @@ def test_rows_are_requested_instead_of_blocks_if_windows_do_not_fit(
     cold_store: tuple[Path, NDArray[np.uint8]], requested: Requests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, images = cold_store
-    monkeypatch.setattr(read_ahead, "available_memory", lambda: 2 * images.nbytes - 2)
+    monkeypatch.setattr(partition_module, "available_memory", lambda: 2 * images.nbytes - 2)
     with Loader(path, batch_size=4, shuffle="window") as loader:
         for batch in loader:
             assert np.array_equal(batch.images.numpy(), images[batch.rows.numpy()])

@@ -24,11 +24,11 @@ from functools import partial
 from queue import Empty, SimpleQueue
 
 from decodeonce.loader.batch import Batch
+from decodeonce.loader.buffers import refuse_to_copy
 from decodeonce.loader.delivery import Delivery, Filled, Result, Sent
 from decodeonce.loader.meter import Meter, mark, timed
-from decodeonce.loader.partition import Step
-from decodeonce.loader.readers import Part, Reader
-from decodeonce.loader.slots import refuse_to_copy
+from decodeonce.loader.partition import StepRows
+from decodeonce.loader.readers import Call, Reader
 
 # The user's thread waits with a timeout. A signal that another thread receives, or that arrives just before a wait
 # begins, does not end the wait, so Ctrl-C would have to wait for the batch. Python handles signals between two waits.
@@ -45,7 +45,7 @@ class Position:
     rows_consumed: int
 
 
-class Progress:
+class Positions:
     """The position of training (`now`), and the position where the next `for` loop starts (`next`)."""
 
     def __init__(self) -> None:
@@ -64,14 +64,13 @@ class Epoch(Iterator[Batch]):
     Its threads start when the filler is started. They end when the epoch is over or is garbage-collected.
     """
 
-    def __init__(self, filler: Filler, progress: Progress, *, steps: int, stride: int) -> None:
-        self._filler, self._progress, self._meter = filler, progress, filler.meter
-        self.number, self.left, self._stride = progress.now.epoch, steps, stride
+    def __init__(self, filler: Filler, positions: Positions, *, steps: int, stride: int) -> None:
+        self._filler, self._positions, self._meter = filler, positions, filler.meter
+        self.number, self.left, self._stride = positions.now.epoch, steps, stride
         self.ended = ""  # the reason why it yields no more batches
-        self._process = os.getpid()
         self._since = time.perf_counter()
         if not steps:
-            progress.advance(0, last=True)
+            positions.advance(0, last=True)
 
     __reduce__ = refuse_to_copy
 
@@ -86,7 +85,7 @@ class Epoch(Iterator[Batch]):
             raise StopIteration
         if self.ended:
             raise RuntimeError(f"this epoch has ended: {self.ended}")
-        if os.getpid() != self._process:
+        if self._filler.forked():
             raise RuntimeError("this epoch was started before a fork and has no threads here; start a new one")
         try:
             sent = self._wait()
@@ -103,17 +102,6 @@ class Epoch(Iterator[Batch]):
                 raise RuntimeError("transform raised StopIteration") from error
             raise
 
-    def _receive(self, sent: Sent) -> Batch:
-        self._filler.allow_one()
-        batch = self._filler.delivery.receive(sent)
-        self.left -= 1
-        self._progress.advance(self._stride, last=not self.left)
-        meter, now = self._meter, time.perf_counter()
-        meter.batches += 1
-        meter.rows += sent.rows
-        meter.seconds, self._since = meter.seconds + now - self._since, now
-        return batch
-
     def _wait(self) -> Sent | BaseException:
         self._meter.ready += self._filler.ready.qsize()
         with suppress(Empty):
@@ -128,6 +116,17 @@ class Epoch(Iterator[Batch]):
         self._meter.waits += 1
         return sent
 
+    def _receive(self, sent: Sent) -> Batch:
+        self._filler.allow_one()
+        batch = self._filler.delivery.receive(sent)
+        self.left -= 1
+        self._positions.advance(self._stride, last=not self.left)
+        meter, now = self._meter, time.perf_counter()
+        meter.batches += 1
+        meter.rows += sent.rows
+        meter.seconds, self._since = meter.seconds + now - self._since, now
+        return batch
+
 
 class Filler:
     """A thread that fills slots ahead of the consumer, from `start` until `stop` or until its epoch is gone.
@@ -136,31 +135,36 @@ class Filler:
     progress. Call `allow_one` for each batch taken from `ready`.
     """
 
-    def __init__(self, steps: Iterable[Step], reader: Reader, delivery: Delivery, meter: Meter, prefetch: int) -> None:
+    def __init__(
+        self, steps: Iterable[StepRows], reader: Reader, delivery: Delivery, meter: Meter, prefetch: int
+    ) -> None:
+        self.delivery, self.meter = delivery, meter
         self.ready: SimpleQueue[Sent | BaseException] = SimpleQueue()
+        self.epoch: Callable[[], Epoch | None] = lambda: None
         self._steps = steps
         # The thread deletes the reader when it ends, so that files are unmapped even if the user keeps the iterator.
         self._reader = reader
-        self.delivery, self.meter = delivery, meter
         self._in_progress: deque[Filled] = deque()
-        self._parts: SimpleQueue[tuple[Part, SimpleQueue[Result]] | None] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[Call, SimpleQueue[Result]] | None] = SimpleQueue()
         self._allowances: SimpleQueue[object] = SimpleQueue()
-        self._stopped = False
         for _ in range(prefetch):
             self.allow_one()
-        self._ended = False
-        self._end: SimpleQueue[None] = SimpleQueue()
         self._process = os.getpid()
         self._started: list[int] = []
-        self._epoch: Callable[[], Epoch | None] = lambda: None
+        self._stopped = self._ended = False
+        self._end: SimpleQueue[None] = SimpleQueue()
 
     def start(self, epoch: Epoch) -> None:
         """Start the thread. It also ends when `epoch`, to which it does not refer, is gone."""
         # The callback only wakes the thread, which then ends after its current batch.
-        self._epoch = weakref.ref(epoch, self._allowances.put)
+        self.epoch = weakref.ref(epoch, self._allowances.put)
         # After Ctrl-C inside Thread.start(), nobody would know whether a thread was started, and dropping a Thread runs
         # Python code (threading._dangling). So the main thread starts one without a Thread, which starts the filler's.
         self._started.extend(map(start_new_thread, [self._start_thread], [()]))
+
+    def forked(self) -> bool:
+        """Whether this process is a child of the one that has the thread."""
+        return self._process != os.getpid()
 
     def allow_one(self) -> None:
         """Allow the thread to start one more batch."""
@@ -177,7 +181,7 @@ class Filler:
         # A finalizer can call this in any thread. A thread of the Loader must not wait: the filler may wait for it.
         if isinstance(threading.current_thread(), LoaderThread):
             return
-        if self._started and self._process == os.getpid():  # a forked child has no thread that could end
+        if self._started and not self.forked():
             # Ctrl-C between acquire() and release() would keep a lock locked, and join() would then treat the thread as
             # ended (CPython before 3.13). A flag cannot be lost; the queue only ends the wait early.
             while not self._ended:
@@ -208,7 +212,7 @@ class Filler:
         finally:
             self._stopped = True  # skips hints that are still queued
             for _ in copying:
-                self._parts.put(None)
+                self._calls.put(None)
             for thread in copying:
                 thread.join()
             while self._in_progress:  # the copying threads have ended, so their slots are free
@@ -237,27 +241,27 @@ class Filler:
         while self._in_progress:
             self._hand_over()
 
-    def _begin(self, step: Step) -> None:
+    def _begin(self, step: StepRows) -> None:
         """Queue a step for the copying threads: read its hints ahead, and read its rows into a slot."""
         for rows in step.hints:
             self.meter.hints += 1
             if hint := self._reader.hint(self.delivery.lacking(rows)):
                 self.meter.cold += 1
                 # The result is ignored: if the hint failed, the reader will fail too.
-                self._parts.put((partial(self._unless_stopped, hint), SimpleQueue()))
+                self._calls.put((partial(self._unless_stopped, hint), SimpleQueue()))
         rows = self.delivery.lacking(step.rows)
         start = time.perf_counter()
         filled = Filled(step, rows, self.delivery.take())
         self.meter.seconds_sending += time.perf_counter() - start
         self._in_progress.append(filled)
-        for part in self._reader.parts(rows, filled.slot.pixels[: len(rows)]):
-            self._parts.put((part, filled.done))
-            filled.parts += 1
+        for call in self._reader.calls(rows, filled.slot.pixels[: len(rows)]):
+            self._calls.put((call, filled.done))
+            filled.calls += 1
 
     def _hand_over(self) -> None:
         """Wait until the oldest batch in progress has been read, then deliver it."""
         filled = self._in_progress[0]
-        for result in [filled.done.get() for _ in range(filled.parts)]:
+        for result in [filled.done.get() for _ in range(filled.calls)]:
             if isinstance(result, BaseException):
                 raise result
             self.meter.seconds_reading += result[0]
@@ -271,21 +275,21 @@ class Filler:
         self.ready.put(sent)
 
     def _copy(self) -> None:
-        """Run queued parts in order until None arrives."""
-        while (item := self._parts.get()) is not None:
-            part, done = item
+        """Run queued calls in order until None arrives."""
+        while (item := self._calls.get()) is not None:
+            call, done = item
             try:
                 with mark("read"):
-                    done.put(timed(part))
-            except BaseException as error:  # every kind: the filler waits for each part
+                    done.put(timed(call))
+            except BaseException as error:  # every kind: the filler waits for each call
                 done.put(error)
 
-    def _unless_stopped(self, hint: Part) -> None:
+    def _unless_stopped(self, hint: Call) -> None:
         if not self._must_stop():
             hint()
 
     def _must_stop(self) -> bool:
-        return self._stopped or self._epoch() is None
+        return self._stopped or self.epoch() is None
 
 
 class LoaderThread(threading.Thread):

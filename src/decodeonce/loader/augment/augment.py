@@ -9,11 +9,11 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from decodeonce.loader.arguments import whole
 from decodeonce.loader.augment.boxes import clip_boxes, present_boxes
 from decodeonce.loader.augment.draws import Draws
 from decodeonce.loader.batch import Batch
 from decodeonce.loader.order import derive_key
-from decodeonce.loader.settings import whole
 
 
 class Step(Protocol):

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from decodeonce.loader.arguments import whole
 from decodeonce.loader.augment.draws import Draws
 from decodeonce.loader.augment.threads import for_each_row
-from decodeonce.loader.memory import recycled
-from decodeonce.loader.settings import whole
+from decodeonce.loader.buffers import recycled
 
 _SAMPLES = 2**16
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from decodeonce.loader.settings import whole
+from decodeonce.loader.arguments import whole
 
 FixedSize = int | tuple[int, int]
 Size = FixedSize | Callable[[int], FixedSize]
