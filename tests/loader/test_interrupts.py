@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -12,13 +13,24 @@ import pytest
 from decodeonce import Loader
 from tests.conftest import COUNT
 
-AT_RANDOM = """
-import os, random, signal, sys, time
+START = """
+import _thread, operator, os, random, signal, sys, threading, time, weakref
 from decodeonce import Loader
+from decodeonce.loader.augment import Augment, RandomResizedCrop
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT in processes started with &
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+store, kind = sys.argv[1:]
+"""
 
-store, rounds = sys.argv[1], int(sys.argv[2])
-signal.signal(signal.SIGALRM, signal.default_int_handler)  # the timer's signal acts as Ctrl-C
 
+def run(script: str, store: Path, kind: str) -> tuple[int, str, str]:
+    """Run a script; return its exit code, and the text it wrote to stdout and stderr."""
+    command = [sys.executable, "-c", START + script, str(store), kind]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+AT_RANDOM = """
 def threads():
     return len(os.listdir("/proc/self/task"))
 
@@ -32,7 +44,7 @@ starting = time.perf_counter() - started
 loader.close()
 
 caught = 0
-for number in range(rounds):
+for number in range(int(kind)):
     loader, batches = Loader(store, batch_size=4), None
     deadline = time.perf_counter() + 20
     try:
@@ -53,38 +65,97 @@ print(caught, threads() - before)
 """
 
 
-@pytest.mark.parametrize("rounds", [30, pytest.param(300, marks=pytest.mark.long)])
-def test_ctrl_c_at_random_moments_arrives_and_leaves_no_threads(store: Path, rounds: int) -> None:
-    command = [sys.executable, "-c", AT_RANDOM, str(store), str(rounds)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"{rounds} 0\n", "")
+@pytest.mark.parametrize("rounds", ["30", pytest.param("300", marks=pytest.mark.long)])
+def test_ctrl_c_at_random_moments_arrives_and_leaves_no_threads(store: Path, rounds: str) -> None:
+    assert run(AT_RANDOM, store, rounds) == (0, f"{rounds} 0\n", "")
 
 
-DROPPED = """
-import _thread, operator, signal, sys, threading
-signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT in processes started with &
-from decodeonce import Loader
+WAITING = """
+seen, caught = threading.Event(), threading.Event()
 
-loader = Loader(sys.argv[1], batch_size=4)
-for _ in range(20):
-    held = [iter(loader)]
-    next(held[0])
+def stall(batch):
+    if batch.rows[0] == 4:
+        seen.wait(60)
+        os.kill(os.getpid(), signal.SIGINT)
+        caught.wait(60)
+    return batch
+
+with Loader(store, batch_size=4, shuffle="none", transform=stall) as loader:
     try:
-        # list() calls both in C. So the signal arrives before the epoch is dropped, and Python can handle it only in
-        # code that dropping runs, or after list().
-        list(map(operator.methodcaller("__call__"), [_thread.interrupt_main, held.clear]))
+        for batch in loader:
+            print(int(batch.rows[0]), flush=True)
+            if kind == "another":  # another thread gets the signal, so it does not interrupt the main thread
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            seen.set()
     except KeyboardInterrupt:
-        print("interrupted", len(held))
-for thread in threading.enumerate():
-    if thread is not threading.main_thread():
-        thread.join()
+        caught.set()
+        raise
 """
 
 
-def test_ctrl_c_interrupts_dropping_an_epoch(store: Path) -> None:
-    command = [sys.executable, "-c", DROPPED, str(store)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted 0\n" * 20, "")
+@pytest.mark.parametrize("thread", ["main", "another"])
+def test_ctrl_c_interrupts_waiting_for_a_batch(store: Path, thread: str) -> None:
+    code, printed, errors = run(WAITING, store, thread)
+    assert (code, printed) == (-signal.SIGINT, "0\n")
+    assert errors.endswith("KeyboardInterrupt\n")
+
+
+DROPPING = """
+# 3 MB; 1 MB or less is not reused
+transform = Augment(RandomResizedCrop(512)) if kind == "augmented batch" else None
+loader = Loader(store, batch_size=4, transform=transform)
+batches = iter(loader)
+for _ in range(8):
+    held = [iter(loader) if kind == "epoch" else next(batches)]
+    dropped = weakref.ref(held[0])
+    try:
+        # list() calls both in C. So the signal arrives before the batch is dropped, and Python can handle it only in
+        # code that dropping runs, or after list().
+        list(map(operator.methodcaller("__call__"), [_thread.interrupt_main, held.clear]))
+    except KeyboardInterrupt:
+        print("interrupted", dropped() is None)
+"""
+
+
+@pytest.mark.parametrize("kind", ["batch", "augmented batch", "epoch"])
+def test_ctrl_c_interrupts_dropping(store: Path, kind: str) -> None:
+    assert run(DROPPING, store, kind) == (0, "interrupted True\n" * 8, "")
+
+
+CLOSING_TWICE = """
+stalled, closing, proceed = threading.Event(), threading.Event(), threading.Event()
+
+def copying():
+    return any(thread.name.startswith("decodeonce-copy") for thread in threading.enumerate())
+
+def stall(batch):
+    if batch.rows[0] == 8:
+        stalled.set()
+        closing.wait(60)
+        os.kill(os.getpid(), signal.SIGINT)
+        proceed.wait(60)
+    return batch
+
+loader = Loader(store, batch_size=4, shuffle="none", transform=stall)
+batches = iter(loader)
+next(batches)
+stalled.wait(60)
+if kind == "another":  # another thread gets the signal, so it does not interrupt the main thread's wait
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+try:
+    closing.set()
+    loader.close()
+except KeyboardInterrupt:
+    print("interrupted", copying())
+proceed.set()
+loader.close()
+print(copying())
+"""
+
+
+@pytest.mark.parametrize("thread", ["main", "another"])
+def test_closing_again_after_ctrl_c_waits_for_the_threads(store: Path, thread: str) -> None:
+    assert run(CLOSING_TWICE, store, thread) == (0, "interrupted True\nFalse\n", "")
 
 
 def test_epoch_that_gets_no_thread_is_an_error(store: Path) -> None:

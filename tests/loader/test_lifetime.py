@@ -7,7 +7,6 @@ import dataclasses
 import gc
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import threading
@@ -231,48 +230,6 @@ def test_finalizer_can_end_an_epoch_in_a_thread_that_the_filler_waits_for(store:
     assert fillers[0]._ended
 
 
-CLOSED_TWICE = """
-import os, signal, sys, threading
-signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT in processes started with &
-from decodeonce import Loader
-
-stalled, closing, proceed = threading.Event(), threading.Event(), threading.Event()
-
-def copying():
-    return any(thread.name.startswith("decodeonce-copy") for thread in threading.enumerate())
-
-def stall(batch):
-    if batch.rows[0] == 8:
-        stalled.set()
-        closing.wait(60)
-        os.kill(os.getpid(), signal.SIGINT)
-        proceed.wait(60)
-    return batch
-
-loader = Loader(sys.argv[1], batch_size=4, shuffle="none", transform=stall)
-batches = iter(loader)
-next(batches)
-stalled.wait(60)
-if sys.argv[2] == "another":  # another thread gets the signal, so it does not interrupt the main thread's wait
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-try:
-    closing.set()
-    loader.close()
-except KeyboardInterrupt:
-    print("interrupted", copying())
-proceed.set()
-loader.close()
-print(copying())
-"""
-
-
-@pytest.mark.parametrize("thread", ["main", "another"])
-def test_closing_again_after_ctrl_c_waits_for_the_threads(store: Path, thread: str) -> None:
-    command = [sys.executable, "-c", CLOSED_TWICE, str(store), thread]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "interrupted True\nFalse\n"
-
-
 def interrupt() -> None:
     raise KeyboardInterrupt
 
@@ -485,69 +442,6 @@ def test_loader_can_start_an_epoch_after_a_fork(store: Path) -> None:
             loader.set_epoch(0)
             os._exit(0 if [batch.rows.tolist() for batch in loader] == expected else 1)
         assert os.waitpid(child, 0)[1] == 0
-
-
-INTERRUPTED = """
-import os, signal, sys, threading
-signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT in processes started with &
-from decodeonce import Loader
-
-seen, caught = threading.Event(), threading.Event()
-
-def stall(batch):
-    if batch.rows[0] == 4:
-        seen.wait(60)
-        os.kill(os.getpid(), signal.SIGINT)
-        caught.wait(60)
-    return batch
-
-with Loader(sys.argv[1], batch_size=4, shuffle="none", transform=stall) as loader:
-    try:
-        for batch in loader:
-            print(int(batch.rows[0]), flush=True)
-            if sys.argv[2] == "another":  # another thread gets the signal, so it does not interrupt the main thread
-                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            seen.set()
-    except KeyboardInterrupt:
-        caught.set()
-        raise
-"""
-
-
-@pytest.mark.parametrize("thread", ["main", "another"])
-def test_ctrl_c_interrupts_waiting_for_a_batch(store: Path, thread: str) -> None:
-    command = [sys.executable, "-c", INTERRUPTED, str(store), thread]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (-signal.SIGINT, "0\n")
-    assert done.stderr.endswith("KeyboardInterrupt\n")
-
-
-INTERRUPTED_WHILE_DROPPING = """
-import _thread, operator, signal, sys, weakref
-signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT in processes started with &
-from decodeonce import Loader
-from decodeonce.loader.augment import Augment, RandomResizedCrop
-
-transform = Augment(RandomResizedCrop(512)) if sys.argv[2] == "augmented" else None  # 3 MB; 1 MB or less is not reused
-with Loader(sys.argv[1], batch_size=4, transform=transform) as loader:
-    batches = iter(loader)
-    for _ in range(8):
-        held = [next(batches)]
-        dropped = weakref.ref(held[0])
-        try:
-            # list() calls both in C. So the signal arrives before the batch is dropped, and Python can handle it only
-            # in code that dropping runs, or after list().
-            list(map(operator.methodcaller("__call__"), [_thread.interrupt_main, held.clear]))
-        except KeyboardInterrupt:
-            print("interrupted", dropped() is None)
-"""
-
-
-@pytest.mark.parametrize("kind", ["plain", "augmented"])
-def test_ctrl_c_interrupts_dropping_a_batch(store: Path, kind: str) -> None:
-    command = [sys.executable, "-c", INTERRUPTED_WHILE_DROPPING, str(store), kind]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted True\n" * 8, "")
 
 
 def test_exit_during_an_epoch_prints_nothing(store: Path) -> None:
