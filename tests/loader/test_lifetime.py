@@ -370,20 +370,18 @@ def scaled(batch: Batch, weight: torch.Tensor) -> Batch:
     return dataclasses.replace(batch, images=batch.images * weight)
 
 
-def test_transform_must_return_tensors(store: Path) -> None:
-    def crops(batch: Batch) -> Batch:
-        return dataclasses.replace(batch, images=(batch.images, batch.images))  # type: ignore[arg-type]
-
-    with (
-        Loader(store, batch_size=4, transform=crops) as loader,
-        pytest.raises(TypeError, match="a Batch that contains tuple, expected only tensors"),
-    ):
-        next(iter(loader))
-
-
-def test_transform_must_return_a_batch(store: Path) -> None:
-    loader = Loader(store, batch_size=4, transform=lambda batch: batch.images)  # type: ignore[arg-type, return-value]
-    with loader, pytest.raises(TypeError, match="transform returned Tensor, expected a Batch"):
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (lambda batch: batch.images, "transform returned Tensor, expected a Batch"),
+        (
+            lambda batch: dataclasses.replace(batch, images=(batch.images, batch.images)),
+            "a Batch that contains tuple, expected only tensors",
+        ),
+    ],
+)
+def test_transform_must_return_a_batch_of_tensors(store: Path, transform: Any, message: str) -> None:
+    with Loader(store, batch_size=4, transform=transform) as loader, pytest.raises(TypeError, match=message):
         next(iter(loader))
 
 

@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +112,13 @@ def requested(monkeypatch: pytest.MonkeyPatch) -> Requests:
     return calls
 
 
+@contextmanager
+def reader_of(path: Path) -> Iterator[Reader]:
+    files = ShardFiles(opened := open_store(path))
+    yield Reader(opened, files, 1)
+    files.close()
+
+
 def hint_rows(reader: Reader, *rows: int) -> None:
     """Read rows ahead as the threads of a Loader do."""
     if hint := reader.hint(np.array(rows, np.int64)):
@@ -119,10 +127,8 @@ def hint_rows(reader: Reader, *rows: int) -> None:
 
 @pytest.fixture
 def reader(store: Path) -> Iterator[Reader]:
-    opened = open_store(store)
-    files = ShardFiles(opened)
-    yield Reader(opened, files, 1)
-    files.close()
+    with reader_of(store) as reader:
+        yield reader
 
 
 def fail_cache_checks(monkeypatch: pytest.MonkeyPatch, *errors: int) -> list[int]:
@@ -158,10 +164,8 @@ def test_requests_are_not_larger_than_the_kernel_reads(
 ) -> None:
     fail_cache_checks(monkeypatch, errno.EAGAIN)
     monkeypatch.setattr(readers, "read_ahead_bytes", lambda path: 1000)
-    opened = open_store(store)
-    files = ShardFiles(opened)
-    hint_rows(Reader(opened, files, 1), *range(1, 20))
-    files.close()
+    with reader_of(store) as reader:
+        hint_rows(reader, *range(1, 20))
     start, end = 4096 + ROW_BYTES, 4096 + 20 * ROW_BYTES
     assert [(at, nbytes) for _, at, nbytes in requested] == [
         (at, min(1000, end - at)) for at in range(start, end, 1000)
@@ -192,19 +196,15 @@ def test_without_cache_checks_only_network_rows_are_requested(
 ) -> None:
     monkeypatch.setattr(readers, "network_file_system", lambda path: remote)
     fail_cache_checks(monkeypatch, errno.EOPNOTSUPP)
-    opened = open_store(store)
-    files = ShardFiles(opened)
-    hint_rows(Reader(opened, files, 1), 1, 2)
-    files.close()
+    with reader_of(store) as reader:
+        hint_rows(reader, 1, 2)
     assert len(requested) == expected
 
 
 def test_read_ahead_ignores_a_missing_shard(tmp_path: Path, store: Path) -> None:
-    opened = open_store(shutil.copytree(store, tmp_path / "s"))
-    os.unlink(tmp_path / "s" / "images-00001.npy")
-    files = ShardFiles(opened)
-    hint_rows(Reader(opened, files, 1), 1, 30)
-    files.close()
+    with reader_of(shutil.copytree(store, tmp_path / "s")) as reader:
+        os.unlink(tmp_path / "s" / "images-00001.npy")
+        hint_rows(reader, 1, 30)
 
 
 def is_cached(path: Path, offset: int) -> bool:
@@ -236,12 +236,10 @@ def cold_store(tmp_path: Path) -> tuple[Path, NDArray[np.uint8]]:
 
 def test_kernel_reads_requested_rows(cold_store: tuple[Path, NDArray[np.uint8]]) -> None:
     path, images = cold_store
-    opened = open_store(path)
-    files = ShardFiles(opened)
-    hint_rows(Reader(opened, files, 1), *range(30, 40))
-    while not is_cached(path / "images-00001.npy", 4096 + 19 * images[0].nbytes):
-        pass  # the kernel reads in the background; the test has a time limit
-    files.close()
+    with reader_of(path) as reader:
+        hint_rows(reader, *range(30, 40))
+        while not is_cached(path / "images-00001.npy", 4096 + 19 * images[0].nbytes):
+            pass  # the kernel reads in the background; the test has a time limit
 
 
 @pytest.mark.parametrize("reader", ["mmap", "pread"])
