@@ -96,7 +96,7 @@ def test_loader_leaves_no_threads_or_files(store: Path, reader: ReaderName) -> N
     gc.collect()
     threads, files = threading.active_count(), count_open_files()
     loader = Loader(store, batch_size=4, reader=reader)
-    for epoch in range(1000):
+    for epoch in range(200):
         for step, _ in enumerate(loader):
             if step == epoch % 5:
                 break

@@ -197,7 +197,8 @@ class Loader:
         """Start the next epoch or, after ``load_state_dict()``, the rest of one. Ends an epoch that is still running.
 
         Returns:
-            Iterator[Batch]: The batches of the epoch.
+            Iterator[Batch]: The batches of the epoch. If it is dropped early, as by ``break``, its threads end after
+            their current batch. ``close()`` and the next epoch wait for them.
 
         Raises:
             RuntimeError: If the Loader is closed.
