@@ -29,7 +29,7 @@ from torch import Tensor
 from decodeonce import Batch
 from decodeonce.loader.augment import IMAGENET, Augment, Normalize, RandomFlip, RandomResizedCrop
 from decodeonce.loader.augment.draws import Draws
-from decodeonce.loader.memory import recycle_for
+from decodeonce.loader.buffers import recycle_for
 
 SIZE = 224
 Arm = Callable[[int], None]

@@ -35,7 +35,7 @@ from synthetic import synthetic_store
 
 from decodeonce import Loader, Store, open_store
 from decodeonce.loader.order import WINDOW_BLOCKS
-from decodeonce.loader.read_ahead import AHEAD_BYTES
+from decodeonce.loader.partition import AHEAD_BYTES
 from decodeonce.store.manifest import DATA_OFFSET
 from decodeonce.store.shard_file import PAGE
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from decodeonce import Store
-from decodeonce.loader.slots import page_aligned_slot
+from decodeonce.loader.buffers import page_aligned_slot
 
 
 class Copies:

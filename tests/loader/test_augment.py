@@ -31,7 +31,7 @@ from decodeonce.loader.augment import (
     mix_words,
 )
 from decodeonce.loader.order import derive_key
-from decodeonce.loader.settings import Tail
+from decodeonce.loader.partition import Tail
 from decodeonce.splitmix import mix
 from tests.conftest import COUNT
 from tests.loader.meta_device import batch_of, run_on_device

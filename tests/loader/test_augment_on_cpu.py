@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from decodeonce import Batch, Loader
-from decodeonce.loader import memory
+from decodeonce.loader import buffers
 from decodeonce.loader.augment import Augment, CenterCrop, Draws, Normalize, RandomFlip, RandomResizedCrop
 from decodeonce.loader.augment.flip import mirror_on_cpu, mirror_on_device
 from decodeonce.loader.augment.normalize import normalize_on_cpu, normalize_on_device
 from decodeonce.loader.augment.resize import resize_on_cpu, resize_on_device, resize_windows
-from decodeonce.loader.memory import recycled
+from decodeonce.loader.buffers import recycled
 from tests.stores import make_store, random_images
 
 SIZES = [
@@ -147,7 +147,7 @@ def test_results_do_not_share_memory(count: int, dtype: torch.dtype) -> None:
 def test_memory_is_reused_after_its_last_view_is_gone() -> None:
     shape = (9, 331, 337, 3)  # a size that no other test uses
     user = noise(1, 4, 4)
-    end_recycling = memory.recycle_for(user)
+    end_recycling = buffers.recycle_for(user)
     first = recycled(shape, torch.uint8)
     address, view = first.data_ptr(), first[3:, 5].numpy()
     del first
@@ -176,17 +176,17 @@ def new_loader(tmp_path: Path) -> Loader:
 def test_closed_loader_frees_memory(tmp_path: Path) -> None:
     with new_loader(tmp_path) as loader:
         assert sum(batch.valid for batch in loader) == 64
-        assert memory._free
+        assert buffers._blocks
         kept = next(iter(loader))
-    assert not memory._free
+    assert not buffers._blocks
     del kept
-    assert not memory._free
+    assert not buffers._blocks
 
 
 def test_dropped_loader_frees_memory(tmp_path: Path) -> None:
     loader = new_loader(tmp_path)
     assert sum(batch.valid for batch in loader) == 64
-    assert memory._free
+    assert buffers._blocks
     del loader
     gc.collect()
-    assert not memory._free
+    assert not buffers._blocks

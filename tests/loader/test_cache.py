@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from decodeonce import Loader
 from decodeonce.loader.delivery import CachedDelivery, HostDevice
-from decodeonce.loader.settings import Tail
+from decodeonce.loader.partition import Tail
 from tests.conftest import COUNT
 from tests.loader.deliveries import CACHE_WAIT, WAITS, Contents, contents, delivery_without, replace_delivery
 from tests.loader.fake_device import FakeDevice, raw_bytes

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import gc
-import inspect
 import os
-import signal
+import pickle
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,14 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import DataLoader
 
 from decodeonce import Batch, Loader, StoreError, open_store
 from decodeonce.loader.delivery import make_delivery
-from decodeonce.loader.epoch import Filler
+from decodeonce.loader.epoch import Epoch, Filler, LoaderThread, Positions
 from decodeonce.loader.meter import Meter
-from decodeonce.loader.partition import Step
-from decodeonce.loader.readers import MmapReader, Part, Reader, ShardFiles
-from decodeonce.loader.settings import ReaderName, Settings
+from decodeonce.loader.partition import StepRows
+from decodeonce.loader.readers import Call, MmapReader, Reader, ReaderName, ShardFiles
 from decodeonce.store import add_column
 from tests.conftest import COUNT
 from tests.stores import make_store, random_images
@@ -82,23 +83,35 @@ def count_open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+def join_dropped() -> None:
+    """Wait for the threads of dropped epochs, which end after their current batch."""
+    for thread in threading.enumerate():
+        if isinstance(thread, LoaderThread):
+            thread.join(60)
+
+
 @pytest.mark.parametrize("reader", ["mmap", "pread"])
 def test_loader_leaves_no_threads_or_files(store: Path, reader: ReaderName) -> None:
     list(Loader(store, batch_size=4, reader=reader))  # torch and NumPy open some files on first use
     gc.collect()
     threads, files = threading.active_count(), count_open_files()
     loader = Loader(store, batch_size=4, reader=reader)
-    for epoch in range(1000):
+    for epoch in range(200):
         for step, _ in enumerate(loader):
             if step == epoch % 5:
                 break
+        join_dropped()
         assert threading.active_count() == threads
+    next(iter(loader))
     loader.close()
+    assert not any(thread.name.startswith("decodeonce-copy") for thread in threading.enumerate())
+    join_dropped()
     assert (threading.active_count(), count_open_files()) == (threads, files)
     assert not loader._delivery.slots._free
     for _ in range(10):  # Loaders that are neither closed nor exhausted
         next(iter(Loader(store, batch_size=4, reader=reader)))
     gc.collect()
+    join_dropped()
     assert (threading.active_count(), count_open_files()) == (threads, files)
 
 
@@ -145,23 +158,27 @@ class CustomBaseException(BaseException):
     """An exception that `except Exception` does not catch."""
 
 
-STEP = Step(np.arange(4), 4, 0)
+STEP = StepRows(np.arange(4), 4, 0)
+epochs: list[Epoch] = []  # keeps the epochs of fillers; a filler whose epoch is gone ends
 
 
-def make_filler(store: Path, steps: Iterable[Step], parts: Callable[..., list[Part]] | None = None) -> Filler:
-    """A filler of batches of 4 rows on the host, whose reader has the method `parts`."""
+def make_filler(store: Path, steps: Iterable[StepRows], calls: Callable[..., list[Call]] | None = None) -> Filler:
+    """A started filler of batches of 4 rows on the host, whose reader has the method `calls`."""
     opened = open_store(store)
     reader = MmapReader(opened, ShardFiles(opened), 1)
-    if parts is not None:
-        vars(reader)["parts"] = parts
+    if calls is not None:
+        vars(reader)["calls"] = calls
     delivery = make_delivery(torch.device("cpu"), (4, 8, 6, 3), 3, None, None)
-    return Filler(steps, reader, delivery, Meter(), prefetch=3)
+    filler = Filler(steps, reader, delivery, Meter(), prefetch=3)
+    epochs.append(Epoch(filler, Positions(), steps=1, stride=4))
+    filler.start(epochs[-1])
+    return filler
 
 
 def test_closing_wakes_a_thread_that_waits_for_a_batch(store: Path) -> None:
     planning, proceed = threading.Event(), threading.Event()
 
-    def steps() -> Iterator[Step]:
+    def steps() -> Iterator[StepRows]:
         yield STEP
         planning.set()
         proceed.wait()
@@ -190,8 +207,8 @@ def test_requesting_a_batch_after_the_end_raises(store: Path) -> None:
         assert isinstance(filler.ready.get_nowait(), RuntimeError)
 
 
-def make_parts(*calls: Callable[[], object]) -> Callable[..., list[Part]]:
-    """The method `parts` of a reader: one of `calls` per step, then calls that do nothing."""
+def make_calls(*calls: Callable[[], object]) -> Callable[..., list[Call]]:
+    """The method `calls` of a reader: one of `calls` per step, then calls that do nothing."""
     left = iter(calls)
     return lambda rows, out: [next(left, lambda: None)]
 
@@ -206,50 +223,11 @@ def test_finalizer_can_end_an_epoch_in_a_thread_that_the_filler_waits_for(store:
         fillers[0].stop()
         done.set()
 
-    fillers.append(make_filler(store, [STEP] * 5, make_parts(collect)))
+    fillers.append(make_filler(store, [STEP] * 5, make_calls(collect)))
     created.set()
     assert done.wait(30)
     fillers[0].stop()  # a Loader calls this when it is closed or starts a new epoch
-    assert not fillers[0]._thread.is_alive()
-
-
-CLOSED_TWICE = """
-import os, signal, sys, threading
-signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT in processes started with &
-from decodeonce import Loader
-
-stalled, closing, proceed = threading.Event(), threading.Event(), threading.Event()
-
-def stall(batch):
-    if batch.rows[0] == 8:
-        stalled.set()
-        closing.wait(60)
-        os.kill(os.getpid(), signal.SIGINT)
-        proceed.wait(60)
-    return batch
-
-loader = Loader(sys.argv[1], batch_size=4, shuffle="none", transform=stall)
-batches = iter(loader)
-next(batches)
-stalled.wait(60)
-if sys.argv[2] == "another":  # another thread gets the signal, so it does not interrupt the main thread's wait
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-try:
-    closing.set()
-    loader.close()
-except KeyboardInterrupt:
-    print("interrupted", threading.active_count() > 1)
-proceed.set()
-loader.close()
-print(threading.active_count())
-"""
-
-
-@pytest.mark.parametrize("thread", ["main", "another"])
-def test_closing_again_after_ctrl_c_waits_for_the_threads(store: Path, thread: str) -> None:
-    command = [sys.executable, "-c", CLOSED_TWICE, str(store), thread]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "interrupted True\n1\n"
+    assert fillers[0]._ended
 
 
 def interrupt() -> None:
@@ -266,7 +244,7 @@ def test_queued_hints_are_skipped_when_an_epoch_ends(store: Path, monkeypatch: p
         proceed.wait()
 
     steps = [dataclasses.replace(STEP, hints=hints) for hints in ([np.arange(1)], [np.arange(2)] * 50, [])]
-    filler = make_filler(store, steps, make_parts(read))
+    filler = make_filler(store, steps, make_calls(read))
     reading.wait()
     filler.request_stop()
     proceed.set()
@@ -309,7 +287,7 @@ def test_steps_that_fail_to_start_give_their_slot_back(store: Path, monkeypatch:
     with Loader(store, batch_size=4, prefetch=2) as loader:
         for _ in range(8):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Reader, "parts", fail)
+                patch.setattr(Reader, "calls", fail)
                 with pytest.raises(StoreError, match="a shard is missing"):
                     list(loader)
         drain(loader)
@@ -365,6 +343,7 @@ def test_errors_in_the_filler_are_raised_at_the_next_batch(store: Path, kind: ty
         assert [next(batches).rows.tolist() for _ in range(3)] == [batch.rows.tolist() for batch in seen]
         with pytest.raises(kind, match="the fourth"):
             next(batches)
+        join_dropped()
         assert threading.active_count() == threads
         with pytest.raises(RuntimeError, match=r"this epoch has ended: .*: the fourth"):
             next(batches)
@@ -391,21 +370,48 @@ def scaled(batch: Batch, weight: torch.Tensor) -> Batch:
     return dataclasses.replace(batch, images=batch.images * weight)
 
 
-def test_transform_must_return_tensors(store: Path) -> None:
-    def crops(batch: Batch) -> Batch:
-        return dataclasses.replace(batch, images=(batch.images, batch.images))  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (lambda batch: batch.images, "transform returned Tensor, expected a Batch"),
+        (
+            lambda batch: dataclasses.replace(batch, images=(batch.images, batch.images)),
+            "a Batch that contains tuple, expected only tensors",
+        ),
+    ],
+)
+def test_transform_must_return_a_batch_of_tensors(store: Path, transform: Any, message: str) -> None:
+    with Loader(store, batch_size=4, transform=transform) as loader, pytest.raises(TypeError, match=message):
+        next(iter(loader))
 
+
+def parts_of(loader: Loader) -> list[object]:
+    """Everything a user or torch could try to send to a process: it holds slots."""
+    slots = loader._delivery.slots
+    return [loader, iter(loader), slots, slots.take()]
+
+
+@pytest.mark.parametrize("send", [copy.copy, copy.deepcopy, pickle.dumps, ForkingPickler.dumps])
+@pytest.mark.parametrize("part", range(4))
+def test_nothing_that_holds_slots_can_be_copied(store: Path, send: Callable[[object], object], part: int) -> None:
+    advice = "create the Loader in the process that uses it, and give a DataLoader with workers a StoreDataset"
     with (
-        Loader(store, batch_size=4, transform=crops) as loader,
-        pytest.raises(TypeError, match="a Batch that contains tuple, expected only tensors"),
+        Loader(store, batch_size=4) as loader,
+        pytest.raises(TypeError, match=f"cannot be pickled or copied: {advice}"),
     ):
-        next(iter(loader))
+        send(parts_of(loader)[part])
 
 
-def test_transform_must_return_a_batch(store: Path) -> None:
-    loader = Loader(store, batch_size=4, transform=lambda batch: batch.images)  # type: ignore[arg-type, return-value]
-    with loader, pytest.raises(TypeError, match="transform returned Tensor, expected a Batch"):
+@pytest.mark.filterwarnings("ignore:Got pickle error")
+def test_workers_of_a_data_loader_refuse_a_loader(store: Path) -> None:
+    with Loader(store, batch_size=4) as loader:
         next(iter(loader))
+        data: Any = loader
+        workers = DataLoader(data, num_workers=1, multiprocessing_context="spawn")
+        with pytest.raises(TypeError, match="create the Loader in the process that uses it"):
+            iter(workers)
+        loader.set_epoch(0)
+        assert len(list(loader)) == COUNT // 4
 
 
 def test_epoch_raises_after_a_fork(store: Path) -> None:
@@ -434,69 +440,6 @@ def test_loader_can_start_an_epoch_after_a_fork(store: Path) -> None:
             loader.set_epoch(0)
             os._exit(0 if [batch.rows.tolist() for batch in loader] == expected else 1)
         assert os.waitpid(child, 0)[1] == 0
-
-
-INTERRUPTED = """
-import os, signal, sys, threading
-signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT in processes started with &
-from decodeonce import Loader
-
-seen, caught = threading.Event(), threading.Event()
-
-def stall(batch):
-    if batch.rows[0] == 4:
-        seen.wait(60)
-        os.kill(os.getpid(), signal.SIGINT)
-        caught.wait(60)
-    return batch
-
-with Loader(sys.argv[1], batch_size=4, shuffle="none", transform=stall) as loader:
-    try:
-        for batch in loader:
-            print(int(batch.rows[0]), flush=True)
-            if sys.argv[2] == "another":  # another thread gets the signal, so it does not interrupt the main thread
-                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            seen.set()
-    except KeyboardInterrupt:
-        caught.set()
-        raise
-"""
-
-
-@pytest.mark.parametrize("thread", ["main", "another"])
-def test_ctrl_c_interrupts_waiting_for_a_batch(store: Path, thread: str) -> None:
-    command = [sys.executable, "-c", INTERRUPTED, str(store), thread]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (-signal.SIGINT, "0\n")
-    assert done.stderr.endswith("KeyboardInterrupt\n")
-
-
-INTERRUPTED_WHILE_DROPPING = """
-import _thread, operator, signal, sys, weakref
-signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT in processes started with &
-from decodeonce import Loader
-from decodeonce.loader.augment import Augment, RandomResizedCrop
-
-transform = Augment(RandomResizedCrop(512)) if sys.argv[2] == "augmented" else None  # 3 MB; 1 MB or less is not reused
-with Loader(sys.argv[1], batch_size=4, transform=transform) as loader:
-    batches = iter(loader)
-    for _ in range(8):
-        held = [next(batches)]
-        dropped = weakref.ref(held[0])
-        try:
-            # list() calls both in C. So the signal arrives before the batch is dropped, and Python can handle it only
-            # in code that dropping runs, or after list().
-            list(map(operator.methodcaller("__call__"), [_thread.interrupt_main, held.clear]))
-        except KeyboardInterrupt:
-            print("interrupted", dropped() is None)
-"""
-
-
-@pytest.mark.parametrize("kind", ["plain", "augmented"])
-def test_ctrl_c_interrupts_dropping_a_batch(store: Path, kind: str) -> None:
-    command = [sys.executable, "-c", INTERRUPTED_WHILE_DROPPING, str(store), kind]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted True\n" * 8, "")
 
 
 def test_exit_during_an_epoch_prints_nothing(store: Path) -> None:
@@ -569,17 +512,6 @@ def test_stats_count_yielded_batches(store: Path) -> None:
 def test_invalid_arguments_are_rejected(store: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Loader(store, **{"batch_size": 4, **settings})
-
-
-def test_loader_shows_the_parameters_of_settings(store: Path) -> None:
-    shown = inspect.signature(Loader).parameters.values()
-    assert [(p.name, p.default) for p in shown] == [
-        (p.name, p.default) for p in inspect.signature(Settings).parameters.values()
-    ]
-    with pytest.raises(TypeError, match="unexpected keyword argument 'shufle'"):
-        Loader(store, batch_size=4, shufle="none")  # type: ignore[call-arg]
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Settings(store, batch_size=4).seed = 1  # type: ignore[misc]
 
 
 def test_rank_and_world_size_come_from_the_launcher(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from decodeonce import Batch, Loader
 from decodeonce.loader.augment import Augment, CutMix, Draws, MixUp, Normalize, RandomFlip, RandomResizedCrop, Step
 from decodeonce.loader.augment import mix as mixing
 from decodeonce.loader.order import derive_key
-from decodeonce.loader.settings import Tail
+from decodeonce.loader.partition import Tail
 from tests.loader.meta_device import run_on_device
 from tests.stores import make_store, random_images
 

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from decodeonce.loader.order import (
     WINDOW_BLOCKS,
     FeistelPermutation,
+    Shuffle,
     TablePermutation,
     WindowOrder,
     derive_key,
     make_order,
     permutation,
 )
-from decodeonce.loader.settings import Shuffle
 
 keys = st.integers(0, 2**64 - 1)
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from decodeonce.loader.partition import GROUP_ROWS, Step, make_partition
-from decodeonce.loader.settings import PartitionKind, Shuffle, Tail
+from decodeonce.loader.order import Shuffle
+from decodeonce.loader.partition import GROUP_ROWS, PartitionKind, StepRows, Tail, make_partition
 from tests.loader.plans import rank_plan, valid_rows
 
 KINDS, SHUFFLES, TAILS = get_args(PartitionKind), get_args(Shuffle), get_args(Tail)
@@ -29,7 +29,7 @@ def plans(
     *,
     shuffle: Shuffle = "full",
     consumed: int = 0,
-) -> list[list[Step]]:
+) -> list[list[StepRows]]:
     """The steps of every rank. Skips examples in which a rank has no row or no step."""
     assume(partition == "global" or count >= world_size)
     assume(tail != "drop" or count >= world_size * batch_size)

@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,19 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from decodeonce import Loader, open_store
-from decodeonce.loader import read_ahead, readers
-from decodeonce.loader.order import WINDOW_BLOCKS, WindowOrder, derive_key
-from decodeonce.loader.partition import Step, make_partition, plan_steps
-from decodeonce.loader.read_ahead import AHEAD_BYTES, blocks_ahead, rows_ahead, windows_fit
-from decodeonce.loader.readers import CHECK_EVERY, CHECKED_ROWS, Reader, ShardFiles
-from decodeonce.loader.settings import ReaderName, Shuffle
+from decodeonce.loader import partition as partition_module
+from decodeonce.loader import readers
+from decodeonce.loader.order import WINDOW_BLOCKS, Shuffle, WindowOrder, derive_key
+from decodeonce.loader.partition import (
+    AHEAD_BYTES,
+    StepRows,
+    blocks_ahead,
+    make_partition,
+    plan_steps,
+    rows_ahead,
+    windows_fit,
+)
+from decodeonce.loader.readers import CHECK_EVERY, CHECKED_ROWS, Reader, ReaderName, ShardFiles
 from tests.conftest import COUNT
 from tests.stores import make_store, random_images
 
@@ -29,7 +37,7 @@ ROW_BYTES = 8 * 6 * 3
 
 @given(st.lists(st.integers(1, 300), max_size=60), st.sampled_from([1, ROW_BYTES, 196608, AHEAD_BYTES]))
 def test_steps_are_yielded_after_enough_later_rows_are_requested(sizes: list[int], row_bytes: int) -> None:
-    steps = [Step(np.arange(size), size, number) for number, size in enumerate(sizes)]
+    steps = [StepRows(np.arange(size), size, number) for number, size in enumerate(sizes)]
     requested: list[int] = []
     numbers = []
     for step in rows_ahead(iter(steps), row_bytes):
@@ -82,7 +90,7 @@ def test_windows_fit_if_two_fit_into_half_of_the_memory(blocks: int, monkeypatch
     order = WindowOrder(8 * blocks, 8, derive_key(5))
     twice = 2 * min(blocks, 2 * WINDOW_BLOCKS) * 8 * ROW_BYTES
     for memory, fit in ((twice, True), (twice - 1, False), (None, True)):
-        monkeypatch.setattr(read_ahead, "available_memory", lambda memory=memory: memory)
+        monkeypatch.setattr(partition_module, "available_memory", lambda memory=memory: memory)
         assert windows_fit(order, ROW_BYTES) is fit
 
 
@@ -104,6 +112,13 @@ def requested(monkeypatch: pytest.MonkeyPatch) -> Requests:
     return calls
 
 
+@contextmanager
+def reader_of(path: Path) -> Iterator[Reader]:
+    files = ShardFiles(opened := open_store(path))
+    yield Reader(opened, files, 1)
+    files.close()
+
+
 def hint_rows(reader: Reader, *rows: int) -> None:
     """Read rows ahead as the threads of a Loader do."""
     if hint := reader.hint(np.array(rows, np.int64)):
@@ -112,10 +127,8 @@ def hint_rows(reader: Reader, *rows: int) -> None:
 
 @pytest.fixture
 def reader(store: Path) -> Iterator[Reader]:
-    opened = open_store(store)
-    files = ShardFiles(opened)
-    yield Reader(opened, files, 1)
-    files.close()
+    with reader_of(store) as reader:
+        yield reader
 
 
 def fail_cache_checks(monkeypatch: pytest.MonkeyPatch, *errors: int) -> list[int]:
@@ -151,10 +164,8 @@ def test_requests_are_not_larger_than_the_kernel_reads(
 ) -> None:
     fail_cache_checks(monkeypatch, errno.EAGAIN)
     monkeypatch.setattr(readers, "read_ahead_bytes", lambda path: 1000)
-    opened = open_store(store)
-    files = ShardFiles(opened)
-    hint_rows(Reader(opened, files, 1), *range(1, 20))
-    files.close()
+    with reader_of(store) as reader:
+        hint_rows(reader, *range(1, 20))
     start, end = 4096 + ROW_BYTES, 4096 + 20 * ROW_BYTES
     assert [(at, nbytes) for _, at, nbytes in requested] == [
         (at, min(1000, end - at)) for at in range(start, end, 1000)
@@ -185,19 +196,15 @@ def test_without_cache_checks_only_network_rows_are_requested(
 ) -> None:
     monkeypatch.setattr(readers, "network_file_system", lambda path: remote)
     fail_cache_checks(monkeypatch, errno.EOPNOTSUPP)
-    opened = open_store(store)
-    files = ShardFiles(opened)
-    hint_rows(Reader(opened, files, 1), 1, 2)
-    files.close()
+    with reader_of(store) as reader:
+        hint_rows(reader, 1, 2)
     assert len(requested) == expected
 
 
 def test_read_ahead_ignores_a_missing_shard(tmp_path: Path, store: Path) -> None:
-    opened = open_store(shutil.copytree(store, tmp_path / "s"))
-    os.unlink(tmp_path / "s" / "images-00001.npy")
-    files = ShardFiles(opened)
-    hint_rows(Reader(opened, files, 1), 1, 30)
-    files.close()
+    with reader_of(shutil.copytree(store, tmp_path / "s")) as reader:
+        os.unlink(tmp_path / "s" / "images-00001.npy")
+        hint_rows(reader, 1, 30)
 
 
 def is_cached(path: Path, offset: int) -> bool:
@@ -229,12 +236,10 @@ def cold_store(tmp_path: Path) -> tuple[Path, NDArray[np.uint8]]:
 
 def test_kernel_reads_requested_rows(cold_store: tuple[Path, NDArray[np.uint8]]) -> None:
     path, images = cold_store
-    opened = open_store(path)
-    files = ShardFiles(opened)
-    hint_rows(Reader(opened, files, 1), *range(30, 40))
-    while not is_cached(path / "images-00001.npy", 4096 + 19 * images[0].nbytes):
-        pass  # the kernel reads in the background; the test has a time limit
-    files.close()
+    with reader_of(path) as reader:
+        hint_rows(reader, *range(30, 40))
+        while not is_cached(path / "images-00001.npy", 4096 + 19 * images[0].nbytes):
+            pass  # the kernel reads in the background; the test has a time limit
 
 
 @pytest.mark.parametrize("reader", ["mmap", "pread"])
@@ -261,7 +266,7 @@ def test_rows_are_requested_instead_of_blocks_if_windows_do_not_fit(
     cold_store: tuple[Path, NDArray[np.uint8]], requested: Requests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, images = cold_store
-    monkeypatch.setattr(read_ahead, "available_memory", lambda: 2 * images.nbytes - 2)
+    monkeypatch.setattr(partition_module, "available_memory", lambda: 2 * images.nbytes - 2)
     with Loader(path, batch_size=4, shuffle="window") as loader:
         for batch in loader:
             assert np.array_equal(batch.images.numpy(), images[batch.rows.numpy()])

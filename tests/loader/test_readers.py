@@ -17,22 +17,23 @@ from numpy.typing import NDArray
 
 from decodeonce import Loader, StoreError, host, open_store
 from decodeonce.loader import readers
-from decodeonce.loader.readers import ShardFiles, make_reader
-from decodeonce.loader.settings import PartitionKind, ReaderName, Shuffle
+from decodeonce.loader.order import Shuffle
+from decodeonce.loader.partition import PartitionKind
+from decodeonce.loader.readers import ReaderName, ShardFiles, make_reader
 from tests.stores import make_store, random_images
 
 KINDS = [name for name in get_args(ReaderName) if name != "auto"]
 
 
 def read(path: Path, kind: ReaderName, rows: list[int], out: NDArray[np.uint8], threads: int = 1) -> int:
-    """Fill `out` with rows; return the number of parts."""
+    """Fill `out` with rows; return the number of calls."""
     files = ShardFiles(opened := open_store(path))
     try:
         reader, _ = make_reader(opened, files, kind, threads, verify=False)
-        parts = reader.parts(np.array(rows), out)
-        for part in parts:
-            part()
-        return len(parts)
+        calls = reader.calls(np.array(rows), out)
+        for call in calls:
+            call()
+        return len(calls)
     finally:
         files.close()
 

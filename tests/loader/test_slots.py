@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 
-from decodeonce.loader.slots import Slots, page_aligned_slot
+from decodeonce.loader.buffers import Slots, page_aligned_slot
 
 SHAPE = (3, 5, 7, 3)
 
@@ -27,7 +27,7 @@ def test_slots_start_at_page_boundaries(shape: tuple[int, ...]) -> None:
 def test_slot_is_given_back_with_the_last_view_of_its_tensor() -> None:
     free = make_slots(1)
     slot = free.take()
-    tensor = torch.from_numpy(free.lend(slot, 2))
+    tensor = torch.from_numpy(free.lend_rows(slot, 2))
     assert (tensor.data_ptr(), tuple(tensor.shape)) == (slot.pixels.ctypes.data, (2, *SHAPE[1:]))
     view = tensor[1, 2:, 3].permute(1, 0)
     array = view.numpy()
@@ -51,10 +51,10 @@ def test_all_slots_are_used_before_one_is_reused() -> None:
 
 def test_slots_are_reused_if_the_user_always_holds_more_of_them_than_are_kept() -> None:
     free = make_slots(2)
-    held = [free.lend(free.take(), 2) for _ in range(5)]
+    held = [free.lend_rows(free.take(), 2) for _ in range(5)]
     for _ in range(20):
         del held[0]
-        held.append(free.lend(free.take(), 2))
+        held.append(free.lend_rows(free.take(), 2))
     assert free.made == 5
 
 
@@ -70,12 +70,12 @@ def test_closed_slots_free_memory() -> None:
 
 def test_lent_slots_free_memory_if_closed_or_surplus() -> None:
     free = make_slots(1)
-    lent = [free.lend(free.take(), 2) for _ in range(3)]
+    lent = [free.lend_rows(free.take(), 2) for _ in range(3)]
     pixels = [weakref.ref(array.base) for array in lent]
     while lent:
         lent.pop()
     assert [array() is None for array in pixels] == [False, True, True]
-    last = free.lend(free.take(), 2)
+    last = free.lend_rows(free.take(), 2)
     free.close()
     assert pixels[0]() is not None
     del last

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader
 from decodeonce import Loader, StoreDataset, open_store
 from decodeonce.errors import StoreError
 from decodeonce.loader import readers
-from decodeonce.loader.partition import make_partition
-from decodeonce.loader.settings import Shuffle, Tail
+from decodeonce.loader.order import Shuffle
+from decodeonce.loader.partition import Tail, make_partition
 from decodeonce.store import part_rows, stage_store
 from tests.conftest import COUNT
 from tests.loader.deliveries import contents

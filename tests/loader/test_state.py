@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +234,7 @@ def test_state_of_a_different_loader_is_rejected(store: Path, change: dict[str, 
     with loader_of(store) as loader:
         with pytest.raises(ValueError, match=message):
             loader.load_state_dict({**loader.state_dict(), **change})
-        with pytest.raises(ValueError, match="not the state of a Loader: epoch"):
+        with pytest.raises(ValueError, match="the state has no epoch; expected"):
             loader.load_state_dict({k: v for k, v in loader.state_dict().items() if k != "epoch"})
 
 
@@ -254,7 +255,7 @@ def test_state_of_a_different_store_is_rejected_unless_other_store(store: Path, 
             other.load_state_dict(state)
         with pytest.raises(ValueError, match="seed 6, here 5"):
             other.load_state_dict({**state, "seed": 6}, other_store=True)
-        with pytest.raises(ValueError, match="not the state of a Loader: store missing"):
+        with pytest.raises(ValueError, match="the state has no store; expected"):
             same.load_state_dict({name: value for name, value in state.items() if name != "store"})
         other.load_state_dict(state, other_store=True)
         same.load_state_dict(state)
@@ -276,7 +277,7 @@ def test_window_order_resumes_only_with_the_same_block_rows(store: Path) -> None
         loader.load_state_dict(state)
         with pytest.raises(ValueError, match="block_rows 5, here 4"):
             loader.load_state_dict({**state, "block_rows": 5})
-        with pytest.raises(ValueError, match="not the state of a Loader: block_rows missing"):
+        with pytest.raises(ValueError, match="block_rows None, here 4"):
             loader.load_state_dict({name: value for name, value in state.items() if name != "block_rows"})
         with (
             loader_of(store) as full,
@@ -318,3 +319,32 @@ def test_every_row_of_a_larger_store_is_read_once(tmp_path: Path) -> None:
         with Loader(path, batch_size=128, shuffle=shuffle, tail="keep") as loader:
             seen = np.concatenate([batch.rows.numpy() for batch in loader])
             assert np.array_equal(np.sort(seen), np.arange(3000))
+
+
+@pytest.mark.parametrize("state", [None, [], "state.pt", 3, {}, {"epoch": 3, "global_step": 10, "seed": 5}])
+def test_what_is_no_state_is_refused_in_one_sentence(store: Path, state: Any) -> None:
+    message = r"^the state (is|has no) .*[,;] expected what state_dict\(\) of a Loader returned$"
+    with loader_of(store) as loader, pytest.raises(ValueError, match=message):
+        loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, torch.tensor])
+def test_any_type_of_whole_number_is_accepted(store: Path, kind: Callable[[int], Any]) -> None:
+    names: Any = {"batch_size": 4, "rank": 0, "world_size": 2, "seed": 3, "prefetch": 2, "threads": 1}
+    settings: Any = {name: kind(value) for name, value in names.items()}
+    with Loader(store, **settings) as loader, Loader(store, **names) as plain:
+        loader.set_epoch(kind(3))
+        plain.set_epoch(3)
+        state = loader.state_dict()
+        assert json.loads(json.dumps(state)) == state == plain.state_dict()
+        assert rows_of(loader) == rows_of(plain)
+        loader.load_state_dict({**state, "epoch": kind(3), "rows_consumed": kind(8)})
+        assert (loader.epoch, loader.steps_left, len(rows_of(loader))) == (3, 6, 6)
+
+
+@pytest.mark.parametrize("wrong", [True, np.True_, np.float64(4), np.array([4, 4]), "4"])
+def test_other_types_are_not_whole_numbers(store: Path, wrong: Any) -> None:
+    with pytest.raises(ValueError, match=r"batch_size is .*, expected a whole number of 1 or more"):
+        Loader(store, batch_size=wrong)
+    with loader_of(store) as loader, pytest.raises(ValueError, match=r"epoch is .*, expected a whole number of 0"):
+        loader.set_epoch(wrong)

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from decodeonce import Loader
 from decodeonce.errors import StoreError
 from decodeonce.loader.order import WINDOW_BLOCKS, WindowOrder, derive_key
-from decodeonce.loader.partition import make_partition, plan_steps
-from decodeonce.loader.read_ahead import AHEAD_BYTES, blocks_ahead
+from decodeonce.loader.partition import AHEAD_BYTES, blocks_ahead, make_partition, plan_steps
 from decodeonce.store import open_store, stage_store
 from tests.conftest import COUNT
 from tests.stores import make_store

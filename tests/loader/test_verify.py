@@ -13,7 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 from decodeonce import Loader, StoreError, open_store
-from decodeonce.loader.settings import ReaderName, Shuffle
+from decodeonce.loader.order import Shuffle
+from decodeonce.loader.readers import ReaderName
 from decodeonce.store import part_rows, stage_store
 from decodeonce.store.hashing import HASHED_AT_ONCE
 from decodeonce.store.manifest import DATA_OFFSET

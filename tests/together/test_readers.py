@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from decodeonce import Batch, Loader, StoreError, open_store
-from decodeonce.loader.readers import ShardFiles
-from decodeonce.loader.settings import ReaderName
+from decodeonce.loader.readers import ReaderName, ShardFiles
 from decodeonce.prep.build import Work, finish, make_plan, work
 from decodeonce.prep.build.max_bad import Allowance
 from decodeonce.prep.build.status import read_status

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from decodeonce.loader.settings import StoreLike
-from decodeonce.store import Store, open_store
+from decodeonce.loader.arguments import StoreLike, as_store
 
 
 class StoreDataset(Dataset[tuple[Any, int]]):
@@ -35,7 +34,7 @@ class StoreDataset(Dataset[tuple[Any, int]]):
     """
 
     def __init__(self, store: StoreLike, *, transform: Callable[[Tensor], Any] | None = None) -> None:
-        self.store = store if isinstance(store, Store) else open_store(store)
+        self.store = as_store(store)
         self.transform = transform
 
     @cached_property

@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from decodeonce.loader.batch import Batch, Transform
-from decodeonce.loader.memory import recycle_for
+from decodeonce.loader.buffers import Slot, Slots, page_aligned_slot, recycle_for
 from decodeonce.loader.meter import mark
 from decodeonce.loader.order import Rows
-from decodeonce.loader.partition import Step
-from decodeonce.loader.slots import Slot, Slots, page_aligned_slot
+from decodeonce.loader.partition import StepRows
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
@@ -111,13 +110,13 @@ class Filled:
     """A step and the slot that its rows are read into.
 
     `rows` are all rows of the step, or only those that the device does not have yet. They are read into the first rows
-    of `slot`, in `parts` parts. `done` gives one item for each part that is finished.
+    of `slot` by `calls` calls. `done` gives one item for each call that is finished.
     """
 
-    step: Step
+    step: StepRows
     rows: Rows
     slot: Slot
-    parts: int = 0
+    calls: int = 0
     done: SimpleQueue[Result] = field(default_factory=SimpleQueue)
 
 
@@ -188,7 +187,7 @@ class Delivery:
         self._end_recycling()
 
     def _images(self, filled: Filled) -> Tensor:
-        return torch.from_numpy(self.slots.lend(filled.slot, len(filled.rows)))
+        return torch.from_numpy(self.slots.lend_rows(filled.slot, len(filled.rows)))
 
     def _move(self, array: Array) -> Tensor:
         return torch.from_numpy(array)

@@ -2,14 +2,20 @@
 
 Threads exchange everything through SimpleQueues. Their `put` can interrupt a `put` or `get` of the same thread, so it
 is safe in finalizers, which run in any thread that drops the last reference or collects garbage.
+
+Python handles Ctrl-C between any two steps of Python code in the main thread. If that is code of a finalizer, Python
+prints KeyboardInterrupt and continues. So the main thread runs no Python code when an epoch is dropped, and it starts
+a thread and records this in a single call of C functions (`Filler.start`).
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
 import weakref
+from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -18,10 +24,11 @@ from functools import partial
 from queue import Empty, SimpleQueue
 
 from decodeonce.loader.batch import Batch
+from decodeonce.loader.buffers import refuse_to_copy
 from decodeonce.loader.delivery import Delivery, Filled, Result, Sent
 from decodeonce.loader.meter import Meter, mark, timed
-from decodeonce.loader.partition import Step
-from decodeonce.loader.readers import Part, Reader
+from decodeonce.loader.partition import StepRows
+from decodeonce.loader.readers import Call, Reader
 
 # The user's thread waits with a timeout. A signal that another thread receives, or that arrives just before a wait
 # begins, does not end the wait, so Ctrl-C would have to wait for the batch. Python handles signals between two waits.
@@ -38,7 +45,7 @@ class Position:
     rows_consumed: int
 
 
-class Progress:
+class Positions:
     """The position of training (`now`), and the position where the next `for` loop starts (`next`)."""
 
     def __init__(self) -> None:
@@ -54,20 +61,18 @@ class Progress:
 class Epoch(Iterator[Batch]):
     """Iterate over the `steps` batches of an epoch, `stride` rows each.
 
-    Its threads end when the epoch is over or is garbage-collected.
+    Its threads start when the filler is started. They end when the epoch is over or is garbage-collected.
     """
 
-    def __init__(self, filler: Filler, progress: Progress, *, steps: int, stride: int) -> None:
-        self._filler, self._progress, self._meter = filler, progress, filler.meter
-        self.number, self.left, self._stride = progress.now.epoch, steps, stride
+    def __init__(self, filler: Filler, positions: Positions, *, steps: int, stride: int) -> None:
+        self._filler, self._positions, self._meter = filler, positions, filler.meter
+        self.number, self.left, self._stride = positions.now.epoch, steps, stride
         self.ended = ""  # the reason why it yields no more batches
-        self._process = os.getpid()
         self._since = time.perf_counter()
-        # The filler does not refer to the epoch. A dropped epoch is collected, and this ends its threads.
-        # This also runs at exit: a thread that is inside torch when the interpreter ends can crash the process.
-        weakref.finalize(self, filler.stop)
         if not steps:
-            progress.advance(0, last=True)
+            positions.advance(0, last=True)
+
+    __reduce__ = refuse_to_copy
 
     def end(self, why: str) -> None:
         """End the threads. Requesting another batch then raises an error with the reason `why`."""
@@ -80,7 +85,7 @@ class Epoch(Iterator[Batch]):
             raise StopIteration
         if self.ended:
             raise RuntimeError(f"this epoch has ended: {self.ended}")
-        if os.getpid() != self._process:
+        if self._filler.forked():
             raise RuntimeError("this epoch was started before a fork and has no threads here; start a new one")
         try:
             sent = self._wait()
@@ -97,17 +102,6 @@ class Epoch(Iterator[Batch]):
                 raise RuntimeError("transform raised StopIteration") from error
             raise
 
-    def _receive(self, sent: Sent) -> Batch:
-        self._filler.allow_one()
-        batch = self._filler.delivery.receive(sent)
-        self.left -= 1
-        self._progress.advance(self._stride, last=not self.left)
-        meter, now = self._meter, time.perf_counter()
-        meter.batches += 1
-        meter.rows += sent.rows
-        meter.seconds, self._since = meter.seconds + now - self._since, now
-        return batch
-
     def _wait(self) -> Sent | BaseException:
         self._meter.ready += self._filler.ready.qsize()
         with suppress(Empty):
@@ -122,29 +116,55 @@ class Epoch(Iterator[Batch]):
         self._meter.waits += 1
         return sent
 
+    def _receive(self, sent: Sent) -> Batch:
+        self._filler.allow_one()
+        batch = self._filler.delivery.receive(sent)
+        self.left -= 1
+        self._positions.advance(self._stride, last=not self.left)
+        meter, now = self._meter, time.perf_counter()
+        meter.batches += 1
+        meter.rows += sent.rows
+        meter.seconds, self._since = meter.seconds + now - self._since, now
+        return batch
+
 
 class Filler:
-    """A thread that fills slots ahead of the consumer.
+    """A thread that fills slots ahead of the consumer, from `start` until `stop` or until its epoch is gone.
 
     `ready` contains the batches, or the exception that ended the thread. At most `prefetch` batches are ready or in
     progress. Call `allow_one` for each batch taken from `ready`.
     """
 
-    def __init__(self, steps: Iterable[Step], reader: Reader, delivery: Delivery, meter: Meter, prefetch: int) -> None:
+    def __init__(
+        self, steps: Iterable[StepRows], reader: Reader, delivery: Delivery, meter: Meter, prefetch: int
+    ) -> None:
+        self.delivery, self.meter = delivery, meter
         self.ready: SimpleQueue[Sent | BaseException] = SimpleQueue()
+        self.epoch: Callable[[], Epoch | None] = lambda: None
         self._steps = steps
         # The thread deletes the reader when it ends, so that files are unmapped even if the user keeps the iterator.
         self._reader = reader
-        self.delivery, self.meter = delivery, meter
         self._in_progress: deque[Filled] = deque()
-        self._parts: SimpleQueue[tuple[Part, SimpleQueue[Result]] | None] = SimpleQueue()
-        self._allowances: SimpleQueue[None] = SimpleQueue()
-        self._stopped = False
+        self._calls: SimpleQueue[tuple[Call, SimpleQueue[Result]] | None] = SimpleQueue()
+        self._allowances: SimpleQueue[object] = SimpleQueue()
         for _ in range(prefetch):
             self.allow_one()
-        self._running = threading.Lock()
-        self._running.acquire()
-        self._thread = LoaderThread(self._run, "filler")
+        self._process = os.getpid()
+        self._started: list[int] = []
+        self._stopped = self._ended = False
+        self._end: SimpleQueue[None] = SimpleQueue()
+
+    def start(self, epoch: Epoch) -> None:
+        """Start the thread. It also ends when `epoch`, to which it does not refer, is gone."""
+        # The callback only wakes the thread, which then ends after its current batch.
+        self.epoch = weakref.ref(epoch, self._allowances.put)
+        # After Ctrl-C inside Thread.start(), nobody would know whether a thread was started, and dropping a Thread runs
+        # Python code (threading._dangling). So the main thread starts one without a Thread, which starts the filler's.
+        self._started.extend(map(start_new_thread, [self._start_thread], [()]))
+
+    def forked(self) -> bool:
+        """Whether this process is a child of the one that has the thread."""
+        return self._process != os.getpid()
 
     def allow_one(self) -> None:
         """Allow the thread to start one more batch."""
@@ -161,20 +181,28 @@ class Filler:
         # A finalizer can call this in any thread. A thread of the Loader must not wait: the filler may wait for it.
         if isinstance(threading.current_thread(), LoaderThread):
             return
-        # join() alone is not enough: if Ctrl-C interrupts it, CPython before 3.13 then treats the thread as ended.
-        if self._thread.is_alive():  # False in a forked child, where no thread would release the lock
-            while not self._running.acquire(timeout=POLL_SECONDS):
-                pass
-            self._running.release()
-            self._thread.join()
+        if self._started and not self.forked():
+            # Ctrl-C between acquire() and release() would keep a lock locked, and join() would then treat the thread as
+            # ended (CPython before 3.13). A flag cannot be lost; the queue only ends the wait early.
+            while not self._ended:
+                with suppress(Empty):
+                    self._end.get(timeout=POLL_SECONDS)
         with suppress(Empty):
             while True:
                 self.ready.get_nowait()
         self.ready.put(RuntimeError("this epoch was ended by another thread"))  # wakes a thread that waits in get()
 
+    def _start_thread(self) -> None:
+        try:
+            LoaderThread(self._run, "filler")
+        except BaseException as error:  # the system allows no more threads
+            self.ready.put(error)
+            self._finish()
+
     def _run(self) -> None:
         copying: list[threading.Thread] = []
         try:
+            running_fillers.add(self)
             for number in range(self._reader.threads):
                 copying.append(LoaderThread(self._copy, f"copy-{number}"))
             self.delivery.enter()
@@ -184,13 +212,18 @@ class Filler:
         finally:
             self._stopped = True  # skips hints that are still queued
             for _ in copying:
-                self._parts.put(None)
+                self._calls.put(None)
             for thread in copying:
                 thread.join()
             while self._in_progress:  # the copying threads have ended, so their slots are free
                 self.delivery.slots.give_back(self._in_progress.popleft().slot)
             del self._reader
-            self._running.release()
+            running_fillers.discard(self)
+            self._finish()
+
+    def _finish(self) -> None:
+        self._ended = True
+        self._end.put(None)
 
     def _fill(self) -> None:
         for step in self._steps:
@@ -200,7 +233,7 @@ class Filler:
                 while self._in_progress:
                     self._hand_over()
                 self._allowances.get()
-            if self._stopped:
+            if self._must_stop():
                 return
             self._begin(step)
             if len(self._in_progress) == BATCHES_IN_PROGRESS:
@@ -208,27 +241,27 @@ class Filler:
         while self._in_progress:
             self._hand_over()
 
-    def _begin(self, step: Step) -> None:
+    def _begin(self, step: StepRows) -> None:
         """Queue a step for the copying threads: read its hints ahead, and read its rows into a slot."""
         for rows in step.hints:
             self.meter.hints += 1
             if hint := self._reader.hint(self.delivery.lacking(rows)):
                 self.meter.cold += 1
                 # The result is ignored: if the hint failed, the reader will fail too.
-                self._parts.put((partial(self._unless_stopped, hint), SimpleQueue()))
+                self._calls.put((partial(self._unless_stopped, hint), SimpleQueue()))
         rows = self.delivery.lacking(step.rows)
         start = time.perf_counter()
         filled = Filled(step, rows, self.delivery.take())
         self.meter.seconds_sending += time.perf_counter() - start
         self._in_progress.append(filled)
-        for part in self._reader.parts(rows, filled.slot.pixels[: len(rows)]):
-            self._parts.put((part, filled.done))
-            filled.parts += 1
+        for call in self._reader.calls(rows, filled.slot.pixels[: len(rows)]):
+            self._calls.put((call, filled.done))
+            filled.calls += 1
 
     def _hand_over(self) -> None:
         """Wait until the oldest batch in progress has been read, then deliver it."""
         filled = self._in_progress[0]
-        for result in [filled.done.get() for _ in range(filled.parts)]:
+        for result in [filled.done.get() for _ in range(filled.calls)]:
             if isinstance(result, BaseException):
                 raise result
             self.meter.seconds_reading += result[0]
@@ -242,18 +275,21 @@ class Filler:
         self.ready.put(sent)
 
     def _copy(self) -> None:
-        """Run queued parts in order until None arrives."""
-        while (item := self._parts.get()) is not None:
-            part, done = item
+        """Run queued calls in order until None arrives."""
+        while (item := self._calls.get()) is not None:
+            call, done = item
             try:
                 with mark("read"):
-                    done.put(timed(part))
-            except BaseException as error:  # every kind: the filler waits for each part
+                    done.put(timed(call))
+            except BaseException as error:  # every kind: the filler waits for each call
                 done.put(error)
 
-    def _unless_stopped(self, hint: Part) -> None:
-        if not self._stopped:
+    def _unless_stopped(self, hint: Call) -> None:
+        if not self._must_stop():
             hint()
+
+    def _must_stop(self) -> bool:
+        return self._stopped or self.epoch() is None
 
 
 class LoaderThread(threading.Thread):
@@ -262,3 +298,13 @@ class LoaderThread(threading.Thread):
     def __init__(self, target: Callable[[], None], name: str) -> None:
         super().__init__(target=target, name=f"decodeonce-{name}", daemon=True)
         self.start()
+
+
+running_fillers: set[Filler] = set()
+
+
+@atexit.register
+def stop_all() -> None:
+    """End all threads at exit: one that is inside torch when the interpreter ends can crash the process."""
+    for filler in list(running_fillers):
+        filler.stop()

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal, get_args
 
+import torch
+from numpy.typing import NDArray
+
+from decodeonce.host import usable_cores
+from decodeonce.launch import Rank, check_rank, find_rank
+from decodeonce.loader.arguments import StoreLike, as_store, whole
 from decodeonce.loader.augment import Augment
-from decodeonce.loader.batch import Batch
+from decodeonce.loader.batch import Batch, Transform
+from decodeonce.loader.buffers import refuse_to_copy
 from decodeonce.loader.delivery import find_device, make_delivery
-from decodeonce.loader.epoch import Epoch, Filler, Position, Progress
+from decodeonce.loader.epoch import Epoch, Filler, Position, Positions
 from decodeonce.loader.meter import Meter
-from decodeonce.loader.order import WindowOrder, derive_key, make_order
-from decodeonce.loader.partition import Step, find_rows, make_partition, plan_steps
-from decodeonce.loader.read_ahead import blocks_ahead, rows_ahead, windows_fit
-from decodeonce.loader.readers import Reader, ShardFiles, make_reader
-from decodeonce.loader.settings import Settings, StoreLike, check_whole, with_parameters_of
-from decodeonce.store import Store, open_store
+from decodeonce.loader.order import Shuffle, derive_key, make_order
+from decodeonce.loader.partition import PartitionKind, StepRows, Tail, find_rows, make_partition, plan_steps, read_ahead
+from decodeonce.loader.readers import Reader, ReaderName, ShardFiles, make_reader
 from decodeonce.store.hashing import hexdigest
+
+# ArrayLike would fill three lines of help(Loader).
+RowNumbers = Sequence[int] | NDArray[Any] | torch.Tensor
+Cache = Literal[None, "device"]
+
+# In our measurements, two threads copied as fast as two cores can. A rank should use only a few cores for loading.
+MOST_THREADS = 4
 
 
 class Loader:
@@ -80,48 +90,85 @@ class Loader:
         >>> for images, labels in loader: ...
     """
 
-    @with_parameters_of(Settings)
-    def __init__(self, store: StoreLike, **settings: Any) -> None:
-        self._settings = chosen = Settings(store, **settings)
-        rank, device, threads = chosen.find_rank(), find_device(chosen.device), chosen.copying_threads()
-        opened = store if isinstance(store, Store) else open_store(store)
-        self.batch_size, self.rank, self.world_size = chosen.batch_size, rank.rank, rank.world_size
-        self._root = opened.paths.root
-        self._manifest = manifest = opened.manifest
-        if isinstance(chosen.transform, Augment):
-            chosen.transform.check_columns(column.name for column in manifest.columns)
-            chosen.transform.check_classes(len(manifest.classes))
-        rows = find_rows(chosen.rows, len(opened))
-        self.count = len(rows)
-        self._partition = partition = make_partition(
-            chosen.partition, rows, chosen.batch_size, rank.rank, rank.world_size, chosen.tail
-        )
-        self._rows_name = "all" if isinstance(rows, range) else f"subset {hexdigest(rows.data.cast('B'))}"
+    def __init__(
+        self,
+        store: StoreLike,
+        *,
+        batch_size: int,
+        rows: RowNumbers | None = None,
+        device: str | torch.device = "cpu",
+        shuffle: Shuffle = "full",
+        partition: PartitionKind = "global",
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        tail: Tail = "drop",
+        prefetch: int = 3,
+        threads: int | None = None,
+        reader: ReaderName = "auto",
+        transform: Transform | None = None,
+        cache: Literal["device"] | None = None,
+        verify: bool = False,
+    ) -> None:
+        _check_choice("shuffle", shuffle, Shuffle)
+        _check_choice("partition", partition, PartitionKind)
+        _check_choice("tail", tail, Tail)
+        _check_choice("reader", reader, ReaderName)
+        _check_choice("cache", cache, Cache)
+        self.batch_size, self._prefetch = whole("batch_size", batch_size, 1), whole("prefetch", prefetch, 1)
+        self._seed, self._shuffle = whole("seed", seed), shuffle
+        threads = min(MOST_THREADS, usable_cores()) if threads is None else whole("threads", threads, 1)
+        found = _rank(rank, world_size)
+        self.rank, self.world_size = found.rank, found.world_size
+        target, opened = find_device(device), as_store(store)
+        self._root, self._manifest = opened.paths.root, opened.manifest
+        if isinstance(transform, Augment):
+            transform.check_columns(column.name for column in self._manifest.columns)
+            transform.check_classes(len(self._manifest.classes))
+
+        chosen = find_rows(rows, len(opened))
+        self.count = len(chosen)
+        self._partition = make_partition(partition, chosen, self.batch_size, self.rank, self.world_size, tail)
+        own = self._partition.rows
         advice = 'pass partition="range" and the world size that it was staged for'
-        if chosen.partition == "range":
-            advice = f"these belong to rank {rank.rank} of {rank.world_size}; stage the part for this rank"
-        if chosen.rows is not None:
+        if partition == "range":
+            advice = f"these belong to rank {self.rank} of {self.world_size}; stage the part for this rank"
+        if rows is not None:
             advice = "choose rows that it holds, or open the whole store"
-        first, last = int(partition.rows[0]), int(partition.rows[-1])
-        opened.check_held(range(first, last + 1), advice)  # checked only here, not in each step
-        if chosen.cache and partition.slices > 1:
+        opened.check_held(range(int(own[0]), int(own[-1]) + 1), advice)  # checked only here, not in each step
+        if cache and self._partition.slices > 1:
             raise ValueError(
-                f'cache={chosen.cache!r} needs partition="range": with "global", a rank reads different rows each epoch'
+                f'cache={cache!r} needs partition="range": with "global", a rank reads different rows each epoch'
             )
-        shape, cached = (chosen.batch_size, *manifest.shape), partition.rows if chosen.cache else None
-        self._delivery = make_delivery(device, shape, chosen.prefetch, chosen.transform, cached)
+        # Without these words, ranges of equal size would get the same order.
+        self._key_words = [self.world_size, self.rank] if partition == "range" else []
+        # These values must be equal in a state and in the Loader that loads it.
+        self._identity: dict[str, Any] = {
+            "seed": self._seed,
+            "shuffle": shuffle,
+            "partition": partition,
+            "store": self._manifest.rows_digest,
+            "rows": "all" if isinstance(chosen, range) else f"subset {hexdigest(chosen.data.cast('B'))}",
+            "count": self.count,
+        }
+        if shuffle == "window":
+            self._identity["block_rows"] = self._manifest.block_rows
+
+        shape = (self.batch_size, *self._manifest.shape)
+        self._delivery = make_delivery(target, shape, self._prefetch, transform, own if cache else None)
         self._files = ShardFiles(opened)
-        reader, why = make_reader(opened, self._files, chosen.reader, threads, verify=chosen.verify)
-        self._reader: Reader | None = reader
-        self._choice = {"reader": reader.name, "why": why, "threads": threads}
+        made, why = make_reader(opened, self._files, reader, threads, verify=verify)
+        self._reader: Reader | None = made
+        self._choice: dict[str, Any] = {"reader": made.name, "why": why, "threads": threads}
         self._meter = Meter()
-        self._progress = Progress()
-        self._epoch: weakref.ref[Epoch] | None = None
+        self._positions = Positions()
         self._filler: Filler | None = None  # of the last epoch; its threads may outlive the epoch
 
     def __repr__(self) -> str:
         size = f"{self.count} rows, {self.batch_size} per step on rank {self.rank} of {self.world_size}"
         return f"<Loader {self._root}: {size}; epoch {self.epoch}, {self.steps_left} of {len(self)} steps left>"
+
+    __reduce__ = refuse_to_copy
 
     def __len__(self) -> int:
         """The number of steps of a whole epoch. It is the same on every rank, and also when the next epoch is resumed.
@@ -138,19 +185,20 @@ class Loader:
         ``for epoch in range(loader.epoch, epochs)`` runs the remaining epochs, also after ``load_state_dict()``.
         """
         running = self._running()
-        return running.number if running else self._progress.next.epoch
+        return running.number if running else self._positions.next.epoch
 
     @property
     def steps_left(self) -> int:
         """Batches left in the running epoch, 0 at its last batch; between two ``for`` loops, those of the next one."""
         running = self._running()
-        return running.left if running else self._partition.steps(self._progress.next.rows_consumed)
+        return running.left if running else self._partition.steps(self._positions.next.rows_consumed)
 
     def __iter__(self) -> Iterator[Batch]:
         """Start the next epoch or, after ``load_state_dict()``, the rest of one. Ends an epoch that is still running.
 
         Returns:
-            Iterator[Batch]: The batches of the epoch.
+            Iterator[Batch]: The batches of the epoch. If it is dropped early, as by ``break``, its threads end after
+            their current batch. ``close()`` and the next epoch wait for them.
 
         Raises:
             RuntimeError: If the Loader is closed.
@@ -160,15 +208,22 @@ class Loader:
             raise RuntimeError("this Loader is closed; create a new one")
         # Until this epoch yields a batch, it is also the next one: Lightning creates two iterators in a row and takes
         # batches from the second.
-        start = self._progress.now = self._progress.next
+        start = self._positions.now = self._positions.next
         self._delivery.begin()
-        steps, prefetch = self._plan(start), self._settings.prefetch
-        filler = Filler(steps, self._reader, self._delivery, self._meter, prefetch)
+        filler = Filler(self._steps(start), self._reader, self._delivery, self._meter, self._prefetch)
         count, stride = self._partition.steps(start.rows_consumed), self._partition.stride
-        epoch = Epoch(filler, self._progress, steps=count, stride=stride)
+        epoch = Epoch(filler, self._positions, steps=count, stride=stride)
         self._filler = filler
-        self._epoch = weakref.ref(epoch)
+        filler.start(epoch)  # last: from here on, close() and the end of the epoch end its threads
         return epoch
+
+    def _steps(self, start: Position) -> Iterator[StepRows]:
+        """The rows of each step that this rank has left in an epoch, and the rows to read ahead when it begins."""
+        partition, manifest, consumed = self._partition, self._manifest, start.rows_consumed
+        key = derive_key(self._seed, start.epoch, *self._key_words)
+        order = make_order(self._shuffle, len(partition.rows), manifest.block_rows, key)
+        steps = plan_steps(order, partition, consumed, start.epoch)
+        return read_ahead(steps, order, partition, consumed, manifest.row_bytes)
 
     def __enter__(self) -> Loader:
         return self
@@ -192,12 +247,12 @@ class Loader:
         Args:
             epoch: Number of the epoch that the next ``for`` loop runs, 0 or more.
         """
-        check_whole(0, epoch=epoch)
-        if epoch != self._progress.next.epoch:
-            self._progress.next = Position(epoch, 0)
+        epoch = whole("epoch", epoch, 0)
+        if epoch != self._positions.next.epoch:
+            self._positions.next = Position(epoch, 0)
         running = self._running()
         if running is None or not running.left:
-            self._progress.now = self._progress.next
+            self._positions.now = self._positions.next
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the batches yielded so far, to save in a checkpoint.
@@ -209,7 +264,7 @@ class Loader:
             dict[str, Any]: A small dict of numbers and strings, the same on every rank. "rows_consumed" counts rows of
             all ranks with ``partition="global"``, and of each rank with "range".
         """
-        return {**asdict(self._progress.now), **self._identity(), "world_size": self.world_size}
+        return {**asdict(self._positions.now), **self._identity, "world_size": self.world_size}
 
     def load_state_dict(self, state: Mapping[str, Any], *, other_store: bool = False) -> None:
         """Resume where `state` was taken: the next ``for`` loop yields exactly the rest of its epoch.
@@ -222,26 +277,29 @@ class Loader:
                 converted copy of the same rows counts as the same store. Default: False.
 
         Raises:
-            ValueError: If store, rows, seed, shuffle, partition or count differ, or the world size with "range". The
-                message names what differs.
+            ValueError: If `state` is not the state of a Loader, or if store, rows, seed, shuffle, partition or count
+                differ, or the world size with "range". The message names what differs.
         """
-        expected = self._identity()
-        store = expected.pop("store")
-        if self._settings.partition == "range":
+        expected = {**self._identity}
+        if expected["partition"] == "range":
             expected["world_size"] = self.world_size
-        if differing := [f"{k} {state[k]!r}, here {v!r}" for k, v in expected.items() if state.get(k, v) != v]:
+        source = "expected what state_dict() of a Loader returned"
+        if not isinstance(state, Mapping):
+            raise ValueError(f"the state is {repr(state)[:100]}, {source}")
+        # Only states of window orders have block_rows. Without it, the state is from a different Loader.
+        if missing := {"epoch", "rows_consumed", *expected} - {"block_rows"} - set(state):
+            raise ValueError(f"the state has no {', '.join(sorted(missing))}; {source}")
+        store = expected.pop("store")
+        if differing := [f"{k} {state.get(k)!r}, here {v!r}" for k, v in expected.items() if state.get(k) != v]:
             raise ValueError(f"the state is from a different Loader: {'; '.join(differing)}")
-        if missing := {"epoch", "rows_consumed", "store", *expected} - set(state):
-            raise ValueError(f"this is not the state of a Loader: {', '.join(sorted(missing))} missing")
         if state["store"] != store and not other_store:
             found = f"its rows have digest {state['store']!r}, those of {self._root} have {store!r}"
             raise ValueError(f"the state is from a different store: {found}; to resume anyway, pass other_store=True")
-        position = Position(state["epoch"], state["rows_consumed"])
-        check_whole(0, epoch=position.epoch, rows_consumed=position.rows_consumed)
+        position = Position(*(whole(name, state[name], 0) for name in ("epoch", "rows_consumed")))
         if position.rows_consumed > (count := len(self._partition.rows)):
             raise ValueError(f"rows_consumed is {position.rows_consumed}, expected at most {count}")
         self._end_epoch("load_state_dict() was called")
-        self._progress.now = self._progress.next = position
+        self._positions.now = self._positions.next = position
 
     def stats(self) -> dict[str, Any]:
         """Return the choices of the Loader and its counts since it was created.
@@ -274,35 +332,33 @@ class Loader:
             str: Starts with "training", "transform", "transfer" (to a device), "storage", "copy" (in memory) or, before
             the first batch, "unknown".
         """
-        return self._meter.bottleneck(self._settings.copying_threads(), transfers=self._delivery.transfers)
-
-    def _identity(self) -> dict[str, Any]:
-        """The values that must be equal in a state and in the Loader that loads it."""
-        chosen = self._settings
-        identity = {"seed": chosen.seed, "shuffle": chosen.shuffle, "partition": chosen.partition}
-        blocks = {"block_rows": self._manifest.block_rows} if chosen.shuffle == "window" else {}
-        store = {"store": self._manifest.rows_digest, "rows": self._rows_name, "count": self.count}
-        return {**identity, **store, **blocks}
-
-    def _plan(self, start: Position) -> Iterator[Step]:
-        partition, manifest, consumed = self._partition, self._manifest, start.rows_consumed
-        words = [self._settings.seed, start.epoch]
-        if self._settings.partition == "range":
-            words += [self.world_size, self.rank]  # without these, ranges of equal size would get the same order
-        order = make_order(self._settings.shuffle, len(partition.rows), manifest.block_rows, derive_key(*words))
-        steps = plan_steps(order, partition, consumed, start.epoch)
-        if isinstance(order, WindowOrder) and partition.slices == 1 and windows_fit(order, manifest.row_bytes):
-            return blocks_ahead(steps, order, partition, consumed, manifest.row_bytes)
-        return rows_ahead(steps, manifest.row_bytes)
+        return self._meter.bottleneck(self._choice["threads"], transfers=self._delivery.transfers)
 
     def _running(self) -> Epoch | None:
         """The epoch that has been started and has not ended."""
-        epoch = self._epoch() if self._epoch else None
+        epoch = self._filler.epoch() if self._filler else None
         return None if epoch is None or epoch.ended else epoch
 
     def _end_epoch(self, why: str) -> None:
         if epoch := self._running():
             epoch.end(why)
-        if self._filler is not None:
+        if self._filler:
             self._filler.stop()
             self._filler = None
+
+
+def _check_choice(name: str, value: object, choices: Any) -> None:
+    """Raise ValueError unless `value` is one of the choices of a Literal."""
+    if value not in get_args(choices):
+        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, get_args(choices)))}")
+
+
+def _rank(rank: int | None, world_size: int | None) -> Rank:
+    """The rank that was passed, or the one from torch.distributed or the launcher."""
+    if rank is None and world_size is None:
+        return find_rank()
+    if rank is None or world_size is None:
+        raise ValueError(f"rank is {rank!r} and world_size {world_size!r}, expected both or neither")
+    rank, world_size = whole("rank", rank), whole("world_size", world_size)
+    check_rank(rank, world_size)
+    return Rank(rank, world_size, "given")

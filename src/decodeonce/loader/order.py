@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.loader.settings import Shuffle
 from decodeonce.splitmix import GOLDEN, mix
 
+Shuffle = Literal["full", "window", "none"]
 Rows = NDArray[np.int64]
 Words = NDArray[np.uint64]
 

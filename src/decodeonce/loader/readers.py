@@ -10,16 +10,15 @@ from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.errors import SERVER_DOWN_ERRORS, DecodeonceError, StoreError
 from decodeonce.host import available_memory, network_file_system, read_ahead_bytes
+from decodeonce.loader.buffers import Pixels
 from decodeonce.loader.order import Rows
-from decodeonce.loader.settings import ReaderName
-from decodeonce.loader.slots import Pixels
 from decodeonce.store import Store, disk
 from decodeonce.store.checks import (
     check_file,
@@ -37,7 +36,8 @@ from decodeonce.store.regular_files import read_at, reading
 CHECKED_ROWS = 16
 CHECK_EVERY = 4
 
-Part = Callable[[], object]
+ReaderName = Literal["auto", "pread", "mmap"]
+Call = Callable[[], object]
 
 
 class Span(NamedTuple):
@@ -96,7 +96,7 @@ class ShardFiles:
             with reading(path, buffering=0) as file:
                 check_not_replaced(path.parent, manifest, path)
                 # Turn the kernel's own read-ahead off: random rows from a cold disk were read at 1.45 GB/s without it,
-                # and at 0.94 GB/s with it. The rows needed next are requested explicitly (see read_ahead.py).
+                # and at 0.94 GB/s with it. The rows needed next are requested explicitly (see partition.read_ahead).
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
                 return os.dup(file.fileno())
         except OSError as error:
@@ -144,13 +144,13 @@ class Reader:
         """The labels and columns of these rows."""
         return self._labels[rows], {name: column[rows] for name, column in self._columns.items()}
 
-    def parts(self, rows: Rows, out: Pixels) -> list[Part]:
+    def calls(self, rows: Rows, out: Pixels) -> list[Call]:
         """One call per thread. Together the calls fill out[i] with row rows[i], and write nothing else."""
         self._prepare(rows)
         cuts = [len(rows) * share // self.threads for share in range(self.threads + 1)]
         return [partial(self._fill, rows[a:b], out[a:b]) for a, b in pairwise(cuts) if a < b]
 
-    def hint(self, rows: Rows) -> Part | None:
+    def hint(self, rows: Rows) -> Call | None:
         """A call that reads these rows ahead; None if the last check of a few rows found all in the page cache.
 
         Any thread can run the call. It is needed because a copying thread has a single read in progress, which is too

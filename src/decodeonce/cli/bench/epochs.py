@@ -12,7 +12,7 @@ from typing import Any
 
 from decodeonce.loader import Batch, Loader
 from decodeonce.loader.delivery import find_device, open_device
-from decodeonce.loader.settings import ReaderName
+from decodeonce.loader.readers import ReaderName
 from decodeonce.store import Store
 
 MEMORY_SECONDS = 0.02  # between two readings of the memory of this process

@@ -33,7 +33,7 @@ from decodeonce.cli.bench.probes import (
 from decodeonce.cli.bench.steps import run_steps, why_no_steps
 from decodeonce.host import available_memory
 from decodeonce.loader.delivery import find_device, open_device
-from decodeonce.loader.read_ahead import AHEAD_BYTES
+from decodeonce.loader.partition import AHEAD_BYTES
 from decodeonce.loader.readers import ShardFiles
 from decodeonce.store import open_store
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from decodeonce.loader.buffers import page_aligned_slot
 from decodeonce.loader.delivery import Device, Shape
 from decodeonce.loader.order import Rows, derive_key, make_order
 from decodeonce.loader.readers import ShardFiles
-from decodeonce.loader.slots import page_aligned_slot
 from decodeonce.store.regular_files import read_at
 from decodeonce.store.shard_file import page_aligned_buffer
 

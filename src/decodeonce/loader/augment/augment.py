@@ -9,11 +9,11 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from decodeonce.loader.arguments import whole
 from decodeonce.loader.augment.boxes import clip_boxes, present_boxes
 from decodeonce.loader.augment.draws import Draws
 from decodeonce.loader.batch import Batch
 from decodeonce.loader.order import derive_key
-from decodeonce.loader.settings import check_whole
 
 
 class Step(Protocol):
@@ -110,9 +110,8 @@ class Augment:
         for step in steps:
             if isinstance(step, type) or not callable(step):
                 raise ValueError(f"a step is {step!r}, expected a callable object such as RandomFlip()")
-        check_whole(None, seed=seed)
         self._steps = steps
-        self._seed = seed
+        self._seed = whole("seed", seed)
 
     def check_columns(self, names: Iterable[str]) -> None:
         """Raise ValueError if a step does not support batches with the columns `names`."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from decodeonce.loader.augment.draws import Draws
 from decodeonce.loader.augment.threads import for_each_row
-from decodeonce.loader.memory import recycled
+from decodeonce.loader.buffers import recycled
 
 
 @dataclass(frozen=True)

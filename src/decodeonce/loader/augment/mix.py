@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from decodeonce.loader.arguments import whole
 from decodeonce.loader.augment.draws import Draws
 from decodeonce.loader.augment.threads import for_each_row
-from decodeonce.loader.memory import recycled
-from decodeonce.loader.settings import check_whole
+from decodeonce.loader.buffers import recycled
 
 _SAMPLES = 2**16
 
@@ -29,7 +29,7 @@ class _Mix:
     def __post_init__(self) -> None:
         if not 0 < self.alpha < math.inf:
             raise ValueError(f"alpha is {self.alpha!r}, expected a number above 0")
-        check_whole(1, num_classes=self.num_classes)
+        object.__setattr__(self, "num_classes", whole("num_classes", self.num_classes, 1))
         if not 0 <= self.p <= 1:
             raise ValueError(f"p is {self.p!r}, expected a probability, 0 to 1")
 

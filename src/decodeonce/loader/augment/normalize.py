@@ -8,12 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from decodeonce.loader.arguments import StoreLike, as_store
 from decodeonce.loader.augment.constants import constant
 from decodeonce.loader.augment.draws import Draws
 from decodeonce.loader.augment.threads import for_each_row
-from decodeonce.loader.memory import recycled
-from decodeonce.loader.settings import StoreLike
-from decodeonce.store import Store, open_store
+from decodeonce.loader.buffers import recycled
 
 IMAGENET: tuple[tuple[float, ...], tuple[float, ...]] = (
     (0.485 * 255, 0.456 * 255, 0.406 * 255),
@@ -49,7 +48,7 @@ class Normalize:
             raise ValueError(f"dtype is {dtype!r}, expected one of {', '.join(map(str, _DTYPES))}")
         self.dtype, (self.mean, self.std) = dtype, IMAGENET
         if statistics != "imagenet":
-            manifest = (statistics if isinstance(statistics, Store) else open_store(statistics)).manifest
+            manifest = as_store(statistics).manifest
             self.mean, self.std = manifest.pixel_mean, manifest.pixel_std
         if not all(self.std):
             raise ValueError(f"{statistics}: the std of its channels is {self.std}, expected numbers above 0")

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from decodeonce.loader.augment.threads import for_each_row
-from decodeonce.loader.memory import recycled
+from decodeonce.loader.buffers import recycled
 
 
 def resize_windows(images: Tensor, windows: Tensor, height: int, width: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from decodeonce.loader.settings import check_whole
+from decodeonce.loader.arguments import whole
 
 FixedSize = int | tuple[int, int]
 Size = FixedSize | Callable[[int], FixedSize]
@@ -52,8 +52,9 @@ def ramp(
     Example:
         >>> crop = RandomResizedCrop(ramp(65, 160, 76, 192))
     """
-    check_whole(0, first_epoch=first_epoch, last_epoch=last_epoch)
-    check_whole(1, first_size=first_size, last_size=last_size, multiple=multiple)
+    first_epoch, last_epoch = whole("first_epoch", first_epoch, 0), whole("last_epoch", last_epoch, 0)
+    first_size, last_size = whole("first_size", first_size, 1), whole("last_size", last_size, 1)
+    multiple = whole("multiple", multiple, 1)
     if last_epoch <= first_epoch:
         raise ValueError(f"last_epoch is {last_epoch}, expected an epoch after first_epoch={first_epoch}")
 

@@ -1,0 +1,178 @@
+"""Ctrl-C at any moment: it ends the loop, and the Loader leaves no threads."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from decodeonce import Loader
+from tests.conftest import COUNT
+
+START = """
+import _thread, operator, os, random, signal, sys, threading, time, weakref
+from decodeonce import Loader
+from decodeonce.loader.augment import Augment, RandomResizedCrop
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT in processes started with &
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+store, kind = sys.argv[1:]
+"""
+
+
+def run(script: str, store: Path, kind: str) -> tuple[int, str, str]:
+    """Run a script; return its exit code, and the text it wrote to stdout and stderr."""
+    command = [sys.executable, "-c", START + script, str(store), kind]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+AT_RANDOM = """
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+before = threads()
+loader = Loader(store, batch_size=4)
+for _ in loader:
+    pass
+started = time.perf_counter()
+next(iter(loader))
+starting = time.perf_counter() - started
+loader.close()
+
+caught = 0
+for number in range(int(kind)):
+    loader, batches = Loader(store, batch_size=4), None
+    deadline = time.perf_counter() + 20
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 2 * starting))
+        while time.perf_counter() < deadline:
+            batches = iter(loader)  # ends the epoch of the round before, which is dropped
+            if number % 2:
+                next(batches)
+    except KeyboardInterrupt:
+        caught += 1
+    if number % 3:
+        loader.close()
+    del loader, batches
+deadline = time.perf_counter() + 20  # threads of a dropped epoch end a moment later
+while threads() > before and time.perf_counter() < deadline:
+    pass
+print(caught, threads() - before)
+"""
+
+
+@pytest.mark.parametrize("rounds", ["30", pytest.param("300", marks=pytest.mark.long)])
+def test_ctrl_c_at_random_moments_arrives_and_leaves_no_threads(store: Path, rounds: str) -> None:
+    assert run(AT_RANDOM, store, rounds) == (0, f"{rounds} 0\n", "")
+
+
+WAITING = """
+seen, caught = threading.Event(), threading.Event()
+
+def stall(batch):
+    if batch.rows[0] == 4:
+        seen.wait(60)
+        os.kill(os.getpid(), signal.SIGINT)
+        caught.wait(60)
+    return batch
+
+with Loader(store, batch_size=4, shuffle="none", transform=stall) as loader:
+    try:
+        for batch in loader:
+            print(int(batch.rows[0]), flush=True)
+            if kind == "another":  # another thread gets the signal, so it does not interrupt the main thread
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            seen.set()
+    except KeyboardInterrupt:
+        caught.set()
+        raise
+"""
+
+
+@pytest.mark.parametrize("thread", ["main", "another"])
+def test_ctrl_c_interrupts_waiting_for_a_batch(store: Path, thread: str) -> None:
+    code, printed, errors = run(WAITING, store, thread)
+    assert (code, printed) == (-signal.SIGINT, "0\n")
+    assert errors.endswith("KeyboardInterrupt\n")
+
+
+DROPPING = """
+# 3 MB; 1 MB or less is not reused
+transform = Augment(RandomResizedCrop(512)) if kind == "augmented batch" else None
+loader = Loader(store, batch_size=4, transform=transform)
+batches = iter(loader)
+for _ in range(8):
+    held = [iter(loader) if kind == "epoch" else next(batches)]
+    dropped = weakref.ref(held[0])
+    try:
+        # list() calls both in C. So the signal arrives before the batch is dropped, and Python can handle it only in
+        # code that dropping runs, or after list().
+        list(map(operator.methodcaller("__call__"), [_thread.interrupt_main, held.clear]))
+    except KeyboardInterrupt:
+        print("interrupted", dropped() is None)
+"""
+
+
+@pytest.mark.parametrize("kind", ["batch", "augmented batch", "epoch"])
+def test_ctrl_c_interrupts_dropping(store: Path, kind: str) -> None:
+    assert run(DROPPING, store, kind) == (0, "interrupted True\n" * 8, "")
+
+
+CLOSING_TWICE = """
+stalled, closing, proceed = threading.Event(), threading.Event(), threading.Event()
+
+def copying():
+    return any(thread.name.startswith("decodeonce-copy") for thread in threading.enumerate())
+
+def stall(batch):
+    if batch.rows[0] == 8:
+        stalled.set()
+        closing.wait(60)
+        os.kill(os.getpid(), signal.SIGINT)
+        proceed.wait(60)
+    return batch
+
+loader = Loader(store, batch_size=4, shuffle="none", transform=stall)
+batches = iter(loader)
+next(batches)
+stalled.wait(60)
+if kind == "another":  # another thread gets the signal, so it does not interrupt the main thread's wait
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+try:
+    closing.set()
+    loader.close()
+except KeyboardInterrupt:
+    print("interrupted", copying())
+proceed.set()
+loader.close()
+print(copying())
+"""
+
+
+@pytest.mark.parametrize("thread", ["main", "another"])
+def test_closing_again_after_ctrl_c_waits_for_the_threads(store: Path, thread: str) -> None:
+    assert run(CLOSING_TWICE, store, thread) == (0, "interrupted True\nFalse\n", "")
+
+
+def test_epoch_that_gets_no_thread_is_an_error(store: Path) -> None:
+    with Loader(store, batch_size=4) as loader:
+        threading.stack_size(2**46)  # more than a process can address, so the system starts no thread
+        try:
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                iter(loader)
+        finally:
+            threading.stack_size(0)
+        assert len(list(loader)) == COUNT // 4
+        with pytest.MonkeyPatch.context() as patch:  # the limit is reached between a thread and the next one
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError, match="no more threads"):
+                next(iter(loader))
+        assert len(list(loader)) == COUNT // 4
+
+
+def refuse(thread: threading.Thread) -> None:
+    raise RuntimeError("no more threads")
