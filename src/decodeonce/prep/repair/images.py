@@ -15,15 +15,14 @@ from functools import partial
 from pathlib import Path
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.entry import Undecodable
-from decodeonce.prep.sources.base import WITH_BOXES, file_entry, mode_of, read_file
-from decodeonce.prep.sources.files import SourceFiles, source_file
-from decodeonce.prep.sources.formats import table_columns, tables
-from decodeonce.prep.sources.formats.gzipped import MAGIC, GzipStream
-from decodeonce.prep.sources.formats.member import Member
+from decodeonce.prep.entry import Undecodable, name_text
+from decodeonce.prep.sources.base import WITH_BOXES
+from decodeonce.prep.sources.files import file_entry, mode_of, read_file
+from decodeonce.prep.sources.formats import tables
 from decodeonce.prep.sources.formats.patterns import find_files
-from decodeonce.prep.sources.formats.tar import Window, list_tar
+from decodeonce.prep.sources.formats.tar import list_tar
 from decodeonce.prep.sources.formats.zipped import LOCAL, list_zip, read_member
+from decodeonce.prep.sources.holders import GZIP_MAGIC, GzipStream, Holder, SourceFiles, source_file
 from decodeonce.prep.sources.webdataset import SUFFIXES
 
 PATTERN_SUFFIXES = {"webdataset": SUFFIXES, "parquet": (".parquet",)}
@@ -116,52 +115,40 @@ def _split(root: bytes, name: bytes) -> tuple[bytes, bytes]:
 
 def _members(path: Path, files: SourceFiles, wanted: Collection[bytes]) -> Members:
     """Yield the wanted members of an archive in stored order. Its first bytes identify the format."""
-    fd, begin = files.fd(0), files.read_some(0, 0, 4)
+    holder = files.holder(0)
+    begin = holder.read_at(0, 4)
     if begin == LOCAL:
-        for member in list_zip(path):
+        for member in list_zip(holder):
             if member.name in wanted and not member.problem:
-                yield member.name, partial(read_member, files, 0, member.place, member.size)
+                yield member.name, partial(read_member, holder, member.place, member.size)
     elif begin == b"PAR1":
-        yield from _table_rows(path, fd, wanted)
-    elif begin.startswith(MAGIC):
-        with closing(GzipStream(fd, str(path), BuildError)) as stream:
-            for member in list_tar(stream):
-                if member.name in wanted and not member.problem:
-                    yield member.name, partial(_read_tar, stream, member)
+        yield from _table_rows(holder, wanted)
     else:
-        yield from _tar_members(fd, path, 0, files.files[0].size, wanted)
+        yield from _tar_members(GzipStream(holder, BuildError) if begin.startswith(GZIP_MAGIC) else holder, wanted)
 
 
-def _tar_members(fd: int, path: Path, first: int, size: int, wanted: Collection[bytes], above: bytes = b"") -> Members:
-    """Yield the wanted members of a tar that begins at byte `first`, and of the class tars in it."""
-    tar = Window(fd, str(path), first, size)
+def _tar_members(tar: Holder, wanted: Collection[bytes], above: bytes = b"") -> Members:
+    """Yield the wanted members of a tar, and of the class tars in it."""
     for member in list_tar(tar):
         place = above + member.name
         if place in wanted and not member.problem:
-            yield place, partial(_read_tar, tar, member)
+            yield place, partial(tar.read_at, member.place, member.size)
         elif member.name.endswith(b".tar") and any(other.startswith(place + b"/") for other in wanted):
-            yield from _tar_members(fd, path, first + member.place, member.size, wanted, place + b"/")
+            inner = tar.part(member.place, member.size, name_text(member.name))
+            yield from _tar_members(inner, wanted, place + b"/")
 
 
-def _read_tar(tar: Window, member: Member) -> bytes:
-    tar.seek(member.place)
-    return tar.read(member.size)
-
-
-def _table_rows(path: Path, fd: int, wanted: Collection[bytes]) -> Members:
+def _table_rows(holder: Holder, wanted: Collection[bytes]) -> Members:
     """Yield the wanted rows of a Parquet file from each column that may hold images. Names begin with a row number."""
     places = {int(number): place for place in wanted if (number := place.partition(b"/")[0]).isdigit()}
-    table, first = tables.open_table(str(path), fd), 0
-    columns = table_columns.image_columns(table.schema_arrow)
-    try:
-        for group in range(table.num_row_groups):
-            rows = range(first, first + table.metadata.row_group(group).num_rows)
-            first = rows.stop
-            here = sorted(places.keys() & set(rows))
-            for leaf in columns if here else ():
-                images = tables.column(tables.read_group(str(path), table, group, [leaf]), leaf)
-                for row in here:
-                    if places[row] in wanted:
-                        yield places[row], partial(tables.image_at, images, row - rows.start)
-    finally:
-        table.close(force=True)
+    table, first = tables.Table(holder), 0
+    columns = tables.image_columns(table.file.schema_arrow)
+    for group in range(table.file.num_row_groups):
+        rows = range(first, first + table.file.metadata.row_group(group).num_rows)
+        first = rows.stop
+        here = sorted(places.keys() & set(rows))
+        for leaf in columns if here else ():
+            images = tables.column(table.read(group, [leaf]), leaf)
+            for row in here:
+                if places[row] in wanted:
+                    yield places[row], partial(tables.image_at, images, row - rows.start)

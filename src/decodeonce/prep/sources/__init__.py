@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from decodeonce.prep.sources.boxed import BoxedSource
     from decodeonce.prep.sources.file_list import ListSource, open_list
     from decodeonce.prep.sources.folder import FolderSource, open_folder
-    from decodeonce.prep.sources.imagenet.files import ImagenetSource
+    from decodeonce.prep.sources.imagenet.forms import ImagenetSource
     from decodeonce.prep.sources.imagenet.recognise import open_imagenet
     from decodeonce.prep.sources.parquet import ParquetSource, open_parquet
     from decodeonce.prep.sources.webdataset import WebdatasetSource, open_webdataset
@@ -37,10 +37,10 @@ class Registered(NamedTuple):
 
 _HERE = "decodeonce.prep.sources"
 SOURCES = {
-    "imagenet": Registered(f"{_HERE}.imagenet.files:ImagenetSource", f"{_HERE}.imagenet.recognise:open_imagenet"),
-    "imagenet-flat": Registered(f"{_HERE}.imagenet.files:ImagenetFlatSource"),
-    "imagenet-tar": Registered(f"{_HERE}.imagenet.archive:ImagenetTarSource"),
-    "imagenet-zip": Registered(f"{_HERE}.imagenet.kaggle:ImagenetZipSource"),
+    "imagenet": Registered(f"{_HERE}.imagenet.forms:ImagenetSource", f"{_HERE}.imagenet.recognise:open_imagenet"),
+    "imagenet-flat": Registered(f"{_HERE}.imagenet.forms:ImagenetFlatSource"),
+    "imagenet-tar": Registered(f"{_HERE}.imagenet.forms:ImagenetTarSource"),
+    "imagenet-zip": Registered(f"{_HERE}.imagenet.forms:ImagenetZipSource"),
     "folder": Registered(f"{_HERE}.folder:FolderSource", f"{_HERE}.folder:open_folder"),
     "list": Registered(f"{_HERE}.file_list:ListSource", f"{_HERE}.file_list:open_list"),
     "webdataset": Registered(f"{_HERE}.webdataset:WebdatasetSource", f"{_HERE}.webdataset:open_webdataset"),

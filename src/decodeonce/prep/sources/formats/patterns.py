@@ -12,8 +12,8 @@ from pathlib import Path
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import name_text
-from decodeonce.prep.sources.base import mode_of
-from decodeonce.prep.sources.links import Links
+from decodeonce.prep.sources.files import mode_of
+from decodeonce.prep.sources.safe_open import Links
 
 _RANGE = re.compile(r"(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.(-?[0-9]+))?")
 _SHARD = re.compile(r"(.+)-[0-9]{5}-of-[0-9]{5}.*")
