@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,6 +157,20 @@ class Source(ABC):
             Undecodable: If these bytes alone are damaged. The text is the reason in rejects.tsv.
         """
 
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of the opener that `prep repair` needs besides SRC, without paths; default none.
+
+        They are recorded in store.json, must be JSON-serializable, and must not depend on the machine.
+        """
+        return {}
+
+    def find(self, names: Collection[bytes]) -> Iterator[Entry]:
+        """Yield the entries with these names, for `prep repair`; by default, from a listing of the whole source.
+
+        Override it if samples can be found without a listing. Labels and values are not needed.
+        """
+        return (entry for entry in self.entries() if entry.name in names)
+
     def holder(self, entry: Entry) -> bytes:
         """Return the path of the file that holds the sample's bytes; default `root` / `entry.name`.
 
@@ -184,7 +198,8 @@ class Source(ABC):
             digest: The digest of the listing.
         """
         columns = {"columns": [*self.column_names]} if self.column_names else {}
-        return {"recipe": {**recipe, **columns}, "source": {"kind": self.kind, "digest": digest}}
+        options = {"options": found} if (found := self.options()) else {}
+        return {"recipe": {**recipe, **columns}, "source": {"kind": self.kind, "digest": digest, **options}}
 
     def carried_rejects(self) -> Iterable[Reject]:
         """Return lines for rejects.tsv that come with the source, such as those of a converted store; default none.

@@ -79,6 +79,9 @@ class BoxedSource(Source):
     def facts(self) -> dict[str, Any]:
         return self.source.facts()
 
+    def options(self) -> dict[str, Any]:
+        return self.source.options()
+
     def classes(self) -> tuple[ImageClass, ...]:
         """Return the inner source's classes, then new classes of objects. They are complete after `entries` has run."""
         return (*self.source.classes(), *map(ImageClass, self._new))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ import xxhash
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Entry, name_bytes, name_text
-from decodeonce.prep.sources.files import read_file, stat_entries
+from decodeonce.prep.sources.files import named_entries, read_file, stat_entries
 from decodeonce.prep.sources.folder import IMAGE_SUFFIXES
 from decodeonce.prep.sources.formats.labels import LabelledSource
 from decodeonce.prep.sources.formats.numbers import parse_value
@@ -80,6 +80,9 @@ class ListSource(LabelledSource):
 
     def read(self, entry: Entry) -> bytes:
         return read_file(self.root, entry, self._links)
+
+    def find(self, names: Collection[bytes]) -> Iterator[Entry]:
+        return named_entries(self.root, names, self._links)
 
     def _learn_classes(self) -> None:
         seen: dict[str, str] = {}
@@ -163,9 +166,9 @@ def open_list(
         >>> source = open_list("train.csv", root=Path("/data/images"), column=["score"])
     """
     file = Path(os.path.abspath(src))
-    if root is not None and not root.is_dir():
+    if root is not None and not os.path.isdir(root):
         raise BuildError(f"{root}: no such folder; expected the folder that the paths in {file} start from")
-    top = Path(os.path.abspath(root)) if root else file.parent
+    top = Path(os.path.abspath(root)) if root else file if file.is_dir() else file.parent
     return ListSource(top, file=str(file), classes=classes, column=column, follow_links=follow_links)
 
 

@@ -136,6 +136,14 @@ def stem_of(name: bytes) -> bytes:
     return os.path.splitext(os.path.basename(name))[0]
 
 
+def named_entries(root: Path, names: Iterable[bytes], links: Links) -> Iterator[Entry]:
+    """Yield the entries of the regular files that have these names below `root`, with label 0."""
+    for name in sorted(names):
+        inside = not name.startswith(b"/") and b".." not in name.split(b"/") and b"\0" not in name
+        if inside and stat.S_ISREG(mode_of(os.path.join(os.fsencode(root), name))):
+            yield file_entry(root, name, 0, links)
+
+
 def mode_of(path: bytes) -> int:
     """Return st_mode of a path, following links; 0 if nothing is there. Raise BuildError or Stopped on failure."""
     try:

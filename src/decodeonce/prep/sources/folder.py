@@ -6,7 +6,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from decodeonce.errors import BuildError, failure_from
 from decodeonce.formatting import counted, quoted
 from decodeonce.prep.entry import Entry, name_bytes, name_text
 from decodeonce.prep.sources.base import Source
-from decodeonce.prep.sources.files import mode_of, read_file, stat_entries
+from decodeonce.prep.sources.files import mode_of, named_entries, read_file, stat_entries
 from decodeonce.prep.sources.safe_open import Links, expecting, read_small
 from decodeonce.store.manifest import ImageClass
 
@@ -78,6 +78,9 @@ class FolderSource(Source):
 
     def read(self, entry: Entry) -> bytes:
         return read_file(self.root, entry, self._links)
+
+    def find(self, names: Collection[bytes]) -> Iterator[Entry]:
+        return named_entries(self.root, names, self._links)
 
 
 def list_folders(root: Path, folder: str, names: Sequence[str], links: Links) -> Iterator[Entry]:

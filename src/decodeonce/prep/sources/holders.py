@@ -183,6 +183,16 @@ class SourceFiles:
     def path(self, number: int) -> bytes:
         return file_path(self._root, self.files[number].name)
 
+    def by_file(self, names: Iterable[bytes]) -> dict[int, set[bytes]]:
+        """Return the names of samples by the number of the file whose name they start with."""
+        numbers = {name_bytes(file.name): number for number, file in enumerate(self.files)}
+        found: dict[int, set[bytes]] = {}
+        for name in names:
+            starts = (name[:at] for at, byte in enumerate(name) if byte == ord("/"))
+            if (number := next((numbers[start] for start in starts if start in numbers), None)) is not None:
+                found.setdefault(number, set()).add(name)
+        return found
+
     def read(self, number: int, offset: int, size: int) -> bytes:
         """Read exactly `size` bytes from `offset`."""
         data = self.holder(number).read_at(offset, size)

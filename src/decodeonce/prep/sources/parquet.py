@@ -88,6 +88,9 @@ class ParquetSource(LabelledSource):
     def holder(self, entry: Entry) -> bytes:
         return self._files.path(self._locate(entry.unit)[0])
 
+    def options(self) -> dict[str, Any]:
+        return {"image_column": self._columns.image, "label_column": self._columns.label}
+
     def _locate(self, unit: int) -> tuple[int, int]:
         """Return the file of row group `unit`, counted over all files, and its index there."""
         starts = list(accumulate(self._groups, initial=0))

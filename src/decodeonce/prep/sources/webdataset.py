@@ -9,7 +9,7 @@ import json
 import os
 import re
 from array import array
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import groupby
@@ -20,6 +20,7 @@ from typing import Annotated, Any, NamedTuple
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.host import network_file_system, usable_cores
 from decodeonce.prep.entry import Entry, name_bytes, name_text
+from decodeonce.prep.sources import SOURCES
 from decodeonce.prep.sources.files import STAT_THREADS
 from decodeonce.prep.sources.formats.labels import LabelledSource
 from decodeonce.prep.sources.formats.member import Member
@@ -37,7 +38,7 @@ from decodeonce.prep.sources.holders import (
 )
 from decodeonce.prep.sources.safe_open import expecting
 
-SUFFIXES = (".tar", ".tar.gz", ".tgz")
+SUFFIXES = SOURCES["webdataset"].suffixes
 IMAGE_SUFFIXES = (b"jpg", b"jpeg", b"png")
 LABELS = (b"cls", b"txt", b"json")  # the first one that a sample has gives its label
 LABEL_KEYS = ("label", "cls", "class")
@@ -108,11 +109,9 @@ class WebdatasetSource(LabelledSource):
         self._learn({label: f"{paths[shard]}/{name_text(name)}" for label, (shard, name) in index.labels.items()})
         for number, sample in index:
             label, problem = self._class_of(sample.label)
-            shard = self._files.files[number]
-            name = b"%s/%s" % (name_bytes(shard.name), sample.name)
-            problem = sample.problem or problem
-            values = tuple(sample.values)
-            yield Entry(name, label, sample.size, shard.mtime_ns, problem, number, sample.place, values=values)
+            name, mtime_ns = self._name(number, sample), self._files.files[number].mtime_ns
+            problem, values = sample.problem or problem, tuple(sample.values)
+            yield Entry(name, label, sample.size, mtime_ns, problem, number, sample.place, values=values)
 
     def read(self, entry: Entry) -> bytes:
         if entry.unit not in self._gzipped:
@@ -128,8 +127,22 @@ class WebdatasetSource(LabelledSource):
             raise Stopped(f"{stream.path}: {length}; run the same command again")
         return data
 
+    def find(self, names: Collection[bytes]) -> Iterator[Entry]:
+        """Yield the entries with these names. Only their shards are listed; a damaged one does not stop the others."""
+        for number, here in self._files.by_file(names).items():
+            shard = self._files.files[number]
+            try:
+                for sample in self._samples(number):
+                    if (name := self._name(number, sample)) in here:
+                        yield Entry(name, 0, sample.size, shard.mtime_ns, sample.problem, number, sample.place)
+            except BuildError as error:
+                yield from (Entry(name, 0, 0, 0, str(error)) for name in here)
+
     def holder(self, entry: Entry) -> bytes:
         return self._files.path(entry.unit)
+
+    def _name(self, number: int, sample: Sample) -> bytes:
+        return b"%s/%s" % (name_bytes(self._files.files[number].name), sample.name)
 
     def _threads(self) -> int:
         return STAT_THREADS if network_file_system(self.root) else usable_cores() if self._gzipped else 1

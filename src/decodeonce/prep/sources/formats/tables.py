@@ -178,11 +178,6 @@ def _describe_columns(schema: Any) -> str:
     return "the columns are " + ", ".join(f"{field.name} ({field.type})" for field in schema)
 
 
-def image_columns(schema: Any) -> list[str]:
-    """Return the leaf columns of a schema that may hold images."""
-    return [leaves[0] for field in schema if (leaves := _image_leaves(field)) is not None]
-
-
 def _choose(path: str, schema: Any, what: str, found: list[str], named: str) -> str:
     """Return the only column in `found`; raise BuildError if there is none or several. `named` is the user's choice."""
     if len(found) == 1:

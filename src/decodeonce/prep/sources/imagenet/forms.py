@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Entry, Undecodable, name_bytes, name_text
-from decodeonce.prep.sources.files import parallel_map, read_file, stat_entries
+from decodeonce.prep.sources.files import named_entries, parallel_map, read_file, stat_entries
 from decodeonce.prep.sources.folder import SUFFIXES, check_classes, class_folders, list_folders
 from decodeonce.prep.sources.formats.member import Member, sort_members
 from decodeonce.prep.sources.formats.tar import list_tar
@@ -47,6 +47,9 @@ class ImagenetFiles(ImagenetSplit):
 
     def read(self, entry: Entry) -> bytes:
         return read_file(self.root, entry, self._links)
+
+    def find(self, names: Collection[bytes]) -> Iterator[Entry]:
+        return named_entries(self.root, names, self._links)
 
 
 class ImagenetSource(ImagenetFiles):

@@ -98,6 +98,9 @@ class ImagenetSplit(Source):
             warnings.append(f"{samples:,} of the {whole:,} images of ILSVRC2012 {self.split} are present")
         return warnings
 
+    def options(self) -> dict[str, Any]:
+        return {"split": self.split}
+
     def facts(self) -> dict[str, Any]:
         return {"split": self.split, "classes": self._names, "words": self._words}
 
