@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from decodeonce.errors import BuildError, DecodeonceError, StoreError
 from decodeonce.prep.build import blocks
+from decodeonce.prep.build.output_dir import is_built
 from decodeonce.prep.convert.convert import Conversion, open_conversion
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.pixels.user_map import find_map
@@ -289,9 +290,11 @@ def test_registered_source_is_built_verified_and_repaired(tmp_path: Path, monkey
 def test_store_without_options_is_repaired_with_the_flags_of_its_build(tmp_path: Path) -> None:
     for split, pics in (("train", PICS[:3]), ("val", PICS)):
         write_folder(tmp_path / "src" / split, pics)
-    store = build_in_process(open_imagenet(tmp_path / "src", split="val"), tmp_path / "out", RECIPE)
+    source = open_imagenet(tmp_path / "src", split="val")
+    store = build_in_process(source, tmp_path / "out", RECIPE)
     assert read_manifest(store / "store.json").source["options"] == {"split": "val"}
     resign(store, lambda facts: facts["source"].pop("options"))
+    assert is_built(source, store, RECIPE)
     damage_rows(store, 4)
     repair = repair_store(store, tmp_path / "src", options={"split": "val"})
     assert (repair.ok, repair.repaired_rows) == (True, 1)

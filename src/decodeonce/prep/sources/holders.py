@@ -38,7 +38,7 @@ class Holder:
         size: Size of the part in bytes.
     """
 
-    ahead = 2048  # the least number of bytes per read of headers: three blocks of a tar, and the byte before them
+    ahead = 513  # the least number of bytes per read of headers: the byte before one in a tar, and the header
 
     def __init__(self, fd: int, path: str, first: int, size: int) -> None:
         self.path = path
@@ -79,7 +79,7 @@ class GzipStream(Holder):
         failure: The exception to raise if the file is damaged.
     """
 
-    ahead = 1  # read no more than requested, because reading backward is expensive
+    ahead = 0  # read no more than requested, because reading backward is expensive
 
     def __init__(self, packed: Holder, failure: type[DecodeonceError]) -> None:
         self.path = packed.path
@@ -122,6 +122,9 @@ class HolderFile(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
+    def tell(self) -> int:  # io.BufferedReader calls it often, and the one of the base class calls seek
+        return self._at
+
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         at = offset + (0, self._at, self._holder.size)[whence]
         if at < 0:
@@ -135,8 +138,9 @@ class HolderFile(io.RawIOBase):
         return data
 
     def readinto(self, buffer: Any) -> int:
-        data = self.read(len(buffer))
+        data = self._holder.read_at(self._at, len(buffer))
         buffer[: len(data)] = data
+        self._at += len(data)
         return len(data)
 
 

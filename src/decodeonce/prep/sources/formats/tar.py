@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import re
 import tarfile
 from collections.abc import Iterator
+from typing import IO, cast
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import name_bytes
 from decodeonce.prep.sources.files import size_problem
 from decodeonce.prep.sources.formats.member import Member, MemberLimits, clean_name
-from decodeonce.prep.sources.holders import Holder, HolderFile
+from decodeonce.prep.sources.holders import Holder
 
 BLOCK = tarfile.BLOCKSIZE
 COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -21,23 +21,37 @@ MAX_HEADER_BYTES = 1 << 20
 _LONG_NUMBER = re.compile(rb"[0-9]{256}")
 
 
-class _HeaderReader(io.BufferedReader):
+class _HeaderReader:
     """The file that tarfile reads. It allows at most MAX_HEADER_BYTES of headers per member.
 
-    tarfile reads the byte before a header, then the header. The buffer makes it one read of the file.
+    tarfile reads the byte before a header, then the header. One read of the holder covers both. With io.BufferedReader
+    instead, a listing takes 5% longer.
     """
 
-    left = MAX_HEADER_BYTES
+    def __init__(self, holder: Holder) -> None:
+        self.left = MAX_HEADER_BYTES
+        self._holder = holder
+        self._at = 0
+        self._held = (0, b"")
 
-    def read(self, size: int | None = -1, /) -> bytes:
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, at: int) -> None:
+        self._at = at
+
+    def read(self, size: int) -> bytes:
         """Read the next `size` bytes; raise tarfile.ReadError for an implausible header."""
-        size = -1 if size is None else size
         self.left -= size
         if not 0 <= size <= size + self.left:
-            raise tarfile.ReadError(f"headers of more than {MAX_HEADER_BYTES} bytes before byte {self.tell()}")
-        data = super().read(size)
+            raise tarfile.ReadError(f"headers of more than {MAX_HEADER_BYTES} bytes before byte {self._at}")
+        start, held = self._held
+        if not start <= self._at <= self._at + size <= start + len(held):
+            start, held = self._held = (self._at, self._holder.read_at(self._at, max(size, self._holder.ahead)))
+        data = held[self._at - start :][:size]
+        self._at += len(data)
         if size > BLOCK and _LONG_NUMBER.search(data):
-            raise tarfile.ReadError(f"a number of more than 256 digits in a header before byte {self.tell()}")
+            raise tarfile.ReadError(f"a number of more than 256 digits in a header before byte {self._at}")
         return data
 
 
@@ -48,9 +62,9 @@ def list_tar(holder: Holder) -> Iterator[Member]:
         BuildError: If the tar is compressed, damaged or truncated, such as an incomplete download.
     """
     _refuse_compressed(holder)
-    headers, limits = _HeaderReader(HolderFile(holder), holder.ahead), MemberLimits(holder.path)
+    headers, limits = _HeaderReader(holder), MemberLimits(holder.path)
     try:
-        tar = tarfile.TarFile(fileobj=headers, encoding="utf-8", errors="surrogateescape")
+        tar = tarfile.TarFile(fileobj=cast(IO[bytes], headers), encoding="utf-8", errors="surrogateescape")
         while (info := tar.next()) is not None:
             headers.left = MAX_HEADER_BYTES
             tar.members = []  # type: ignore[attr-defined]  # otherwise tarfile keeps all of them
