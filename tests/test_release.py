@@ -182,7 +182,7 @@ def needs(facts: Message, extra: str, system: str, machine: str) -> set[str]:
 @pytest.mark.parametrize(("system", "machine"), PLATFORMS)
 def test_install_requires_at_most_one_pil(facts: Message, system: str, machine: str) -> None:
     plain = needs(facts, "", system, machine)
-    assert plain == {"numpy", "torch", "h5py", "typer", "tqdm", "xxhash", "jinja2"}
+    assert plain == {"numpy", "torch", "h5py", "typer", "tqdm", "xxhash", "jinja2", "bracex"}
     best = "pillow-simd" if (system, machine) == ("linux", "x86_64") else "pillow"
     assert needs(facts, "prep", system, machine) - plain == {"simplejpeg", best}
     assert needs(facts, "prep-pillow", system, machine) - plain == {"simplejpeg", "pillow"}

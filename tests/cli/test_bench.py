@@ -24,7 +24,6 @@ from decodeonce import cli
 from decodeonce.cli.bench import commands, epochs, sample
 from decodeonce.cli.bench.build_results import BuildRates, build_lines, build_verdict
 from decodeonce.cli.bench.epochs import LoaderSettings, find_share, run_loader
-from decodeonce.cli.bench.kinds import find_source
 from decodeonce.cli.bench.load import LoadBench, measure_load
 from decodeonce.cli.bench.load_results import load_lines, load_verdict
 from decodeonce.cli.bench.pages import COLD, FilePosition, held_share, make_cold
@@ -40,6 +39,7 @@ from decodeonce.prep.build.plan import read_plan, scan
 from decodeonce.prep.entry import Entry, Row
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import FolderSource, ListSource
+from decodeonce.prep.sources.kinds import find_source
 from decodeonce.store import StorePaths, open_store, part_rows, stage_store
 from tests.command import Ended, prep
 from tests.forms.all_forms import PICS, PLAIN_FORMS

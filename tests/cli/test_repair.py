@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources import FolderSource
+from decodeonce.prep.sources import FolderSource, open_imagenet
 from tests.command import prep
 from tests.forms.all_forms import PICS
 from tests.forms.folder import write_folder
@@ -46,6 +46,16 @@ def test_repair_lists_repaired_rows_and_files(store: Path, tree: Path) -> None:
     assert (result.returncode, result.stdout, result.stderr) == (0, expected, "")
     assert tree_bytes(store) == before
     assert prep("verify", store).returncode == 0
+
+
+def test_options_of_the_build_are_passed_to_its_source(tmp_path: Path) -> None:
+    for split, pics in (("train", PICS[:3]), ("val", PICS)):
+        write_folder(tmp_path / "src" / split, pics)
+    store = build_in_process(open_imagenet(tmp_path / "src", split="val"), tmp_path / "out", Recipe(16, 16))
+    damage(store / "images-00000.npy", 4096 + 5 * 768)
+    wrong = prep("repair", store, "--from", tmp_path / "src", "--option", "split=other")
+    assert (wrong.returncode, wrong.stderr.count("other split of ImageNet")) == (1, 1)
+    assert prep("repair", store, "--from", tmp_path / "src", "--option", "split=val").returncode == 0
 
 
 def test_repair_prints_a_line_for_each_remaining_damage(store: Path, tree: Path) -> None:

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources.imagenet.class_order import class_order
-from decodeonce.prep.sources.imagenet.companions import DEVKIT_TAR, MAPPING, SOLUTION, TRUTH, CompanionFiles
-from decodeonce.prep.sources.imagenet.synsets import find_synsets
-from decodeonce.prep.sources.imagenet.val_labels import find_val_labels
+from decodeonce.prep.sources.imagenet.labels import (
+    DEVKIT_TAR,
+    MAPPING,
+    SOLUTION,
+    TRUTH,
+    CompanionFiles,
+    find_synsets,
+    find_val_labels,
+)
+from decodeonce.prep.sources.imagenet.split import class_order
 from tests.forms.form import Pic
 from tests.forms.imagenet import mapping, solution, tar_bytes, truth
 from tests.fuzz.scratch import scratch

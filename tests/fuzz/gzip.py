@@ -6,14 +6,11 @@ import gzip
 import os
 import zlib
 from collections.abc import Iterator
-from contextlib import closing
 from random import Random
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources.formats.gzipped import GzipStream
-from decodeonce.prep.sources.formats.member import Member
-from decodeonce.prep.sources.formats.samples import read_samples
-from decodeonce.prep.sources.formats.tar import list_tar
+from decodeonce.prep.sources.holders import GzipStream, Holder
+from decodeonce.prep.sources.webdataset import read_samples
 from tests.fuzz import Mutate, tar
 
 FILE = os.memfd_create("fuzz-gzip")
@@ -50,14 +47,9 @@ def TestOneInput(data: bytes) -> None:
     os.ftruncate(FILE, 0)
     os.pwrite(FILE, data, 0)
     try:
-        with closing(GzipStream(FILE, "fuzz.tgz", BuildError)) as stream:
-
-            def read(member: Member) -> bytes:
-                stream.seek(member.place)
-                return stream.read(member.size)
-
-            for sample in read_samples(list_tar(stream), read):
-                assert sample.name
-            stream.read_to_end()
+        stream = GzipStream(Holder(FILE, "fuzz.tgz", 0, len(data)), BuildError)
+        for sample in read_samples(stream):
+            assert sample.name
+        stream.read_to_end()
     except BuildError:
         pass

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from random import Random
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources.base import MAX_FILE_BYTES
-from decodeonce.prep.sources.formats.samples import MAX_LABEL_BYTES, read_samples
-from decodeonce.prep.sources.formats.tar import BLOCK, Window, list_tar
+from decodeonce.prep.sources.files import MAX_FILE_BYTES
+from decodeonce.prep.sources.formats.tar import BLOCK, list_tar
+from decodeonce.prep.sources.holders import Holder
+from decodeonce.prep.sources.webdataset import MAX_LABEL_BYTES, read_samples
 from tests.fuzz import Mutate
 
 FILE = os.memfd_create("fuzz-tar")
@@ -84,12 +85,13 @@ def TestOneInput(data: bytes) -> None:
     """List the tar as a shard, and read its labels."""
     os.ftruncate(FILE, 0)
     os.pwrite(FILE, data, 0)
+    tar = Holder(FILE, "fuzz.tar", 0, len(data))
     try:
-        members = list(list_tar(Window(FILE, "fuzz.tar", 0, len(data))))
+        members = list(list_tar(tar))
     except BuildError:
         return
     for member in members:
         assert member.problem or 0 <= member.place <= member.place + member.size <= len(data), member
         assert member.problem or 0 < member.size <= MAX_FILE_BYTES
-    for sample in read_samples(members, lambda member: data[member.place : member.place + member.size]):
+    for sample in read_samples(tar):
         assert len(sample.label) <= MAX_LABEL_BYTES

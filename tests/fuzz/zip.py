@@ -9,9 +9,9 @@ from random import Random
 
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.entry import Undecodable
-from decodeonce.prep.sources.base import MAX_FILE_BYTES
-from decodeonce.prep.sources.files import SourceFiles, source_file
+from decodeonce.prep.sources.files import MAX_FILE_BYTES
 from decodeonce.prep.sources.formats.zipped import list_zip, read_member
+from decodeonce.prep.sources.holders import Holder, open_holder
 from tests.fuzz import Mutate
 from tests.fuzz.scratch import scratch
 
@@ -60,18 +60,21 @@ def mutate(data: bytes, size: int, random: Random, mutate: Mutate) -> bytes:
 def TestOneInput(data: bytes) -> None:
     """List the zip, and read the members that a build would read."""
     FILE.write_bytes(data)
+    with open_holder(FILE) as holder:
+        _read(holder)
+
+
+def _read(holder: Holder) -> None:
     try:
-        members = list(list_zip(FILE))
+        members = list(list_zip(holder))
     except BuildError:
         return
-    files = SourceFiles(FILE.parent, [source_file(FILE.parent, FILE.name)])
     for member in members:
         assert member.problem or 0 < member.size <= MAX_FILE_BYTES
         if member.problem or member.size > MAX_READ_BYTES:
             continue
         try:
-            content = read_member(files, 0, member.place, member.size)
+            content = read_member(holder, member.place, member.size)
         except (Undecodable, Stopped):
             continue
         assert len(content) == member.size
-    files.close()

@@ -10,6 +10,7 @@ from decodeonce.prep.pixels import memory_limit
 from decodeonce.prep.pixels.user_map import MapSample, Pixels
 from decodeonce.prep.processes.isolated import MEMORY_BYTES, answer_questions
 from decodeonce.prep.sources.formats import tables
+from decodeonce.prep.sources.holders import open_holder
 
 
 def answer(action: str, file: str = "") -> object:
@@ -24,9 +25,8 @@ def answer(action: str, file: str = "") -> object:
         return len(bytearray(MEMORY_BYTES))
     if action == "read_table":  # with 64 MiB more than the file declares
         tables.MORE_BYTES, memory_limit.SPARE_BYTES = 64 << 20, 0
-        with open(file, "rb") as opened:
-            table = tables.open_table(file, opened.fileno())
-        return len(tables.read_group(file, table, 0, ["image"]))
+        with open_holder(os.fsencode(file)) as holder:
+            return len(tables.Table(holder).read(0, ["image"]))
     if action == "fail":
         raise BuildError("x: damaged")
     print("text on standard output, which must not become part of the answer")

@@ -24,27 +24,33 @@ from decodeonce.prep.entry import Undecodable
 from decodeonce.prep.processes import isolated
 from decodeonce.prep.processes.child import Child
 from decodeonce.prep.processes.isolated import Isolated
-from decodeonce.prep.sources import base, open_imagenet, open_list, open_parquet, open_webdataset, safe_open
-from decodeonce.prep.sources.base import MAX_FILE_BYTES
-from decodeonce.prep.sources.files import SourceFiles, source_file
-from decodeonce.prep.sources.folder import MAX_DEPTH
+from decodeonce.prep.sources import (
+    file_list,
+    files,
+    folder,
+    open_imagenet,
+    open_list,
+    open_parquet,
+    open_webdataset,
+    safe_open,
+    webdataset,
+)
+from decodeonce.prep.sources.files import MAX_FILE_BYTES
 from decodeonce.prep.sources.formats import annotations as xml
 from decodeonce.prep.sources.formats import (
     labels,
-    lists,
     member,
     patterns,
-    samples,
-    table_listing,
     tables,
     tar,
     zipped,
 )
 from decodeonce.prep.sources.formats.annotations import parse
 from decodeonce.prep.sources.formats.member import Member
-from decodeonce.prep.sources.formats.tar import BLOCK, Window, list_tar
+from decodeonce.prep.sources.formats.tar import BLOCK, list_tar
 from decodeonce.prep.sources.formats.zipped import list_zip, read_member
-from decodeonce.prep.sources.imagenet.companions import DEVKIT_TAR, TRUTH, CompanionFiles
+from decodeonce.prep.sources.holders import open_holder
+from decodeonce.prep.sources.imagenet.labels import DEVKIT_TAR, TRUTH, CompanionFiles
 from tests.forms.imagenet import tar_bytes, zip_bytes
 from tests.forms.parquet import images, write_table
 from tests.forms.webdataset import sample, write_tar
@@ -86,13 +92,16 @@ def listing(path: Path) -> Callable[[], list[Member]]:
     """Return a function that lists a tar."""
 
     def call() -> list[Member]:
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            return list(list_tar(Window(fd, str(path), 0, path.stat().st_size)))
-        finally:
-            os.close(fd)
+        with open_holder(path) as holder:
+            return list(list_tar(holder))
 
     return call
+
+
+def members_of(path: Path) -> list[Member]:
+    """List a zip."""
+    with open_holder(path) as holder:
+        return list(list_zip(holder))
 
 
 def header(kind: bytes, size: int, name: str = "x.jpg") -> bytes:
@@ -103,15 +112,21 @@ def header(kind: bytes, size: int, name: str = "x.jpg") -> bytes:
 
 def bounds() -> dict[str, int]:
     """Map "module.NAME" to the value of each constant of the modules in the table of docs/contribute/sources.md."""
-    modules = {"tar": tar, "member": member, "zipped": zipped, "lists": lists, "samples": samples, "tables": tables}
-    modules |= {"labels": labels, "annotations": xml, "patterns": patterns}
-    modules |= {"safe_open": safe_open, "isolated": isolated, "table_listing": table_listing}
-    constants = {f"{name}.{key}": value for name, module in modules.items() for key, value in vars(module).items()}
-    return {**constants, "base.MAX_FILE_BYTES": MAX_FILE_BYTES, "folder.MAX_DEPTH": MAX_DEPTH}
+    modules = {
+        "tar": tar,
+        "member": member,
+        "zipped": zipped,
+        "file_list": file_list,
+        "webdataset": webdataset,
+        "tables": tables,
+    }
+    modules |= {"labels": labels, "annotations": xml, "patterns": patterns, "file_list": file_list}
+    modules |= {"safe_open": safe_open, "isolated": isolated, "files": files, "folder": folder}
+    return {f"{name}.{key}": value for name, module in modules.items() for key, value in vars(module).items()}
 
 
 # Other modules import these.
-SHARED = {"base.MAX_FILE_BYTES", "member.MAX_MEMBERS", "member.MAX_NAME_BYTES", "isolated.MEMORY_BYTES"}
+SHARED = {"files.MAX_FILE_BYTES", "member.MAX_MEMBERS", "member.MAX_NAME_BYTES", "isolated.MEMORY_BYTES"}
 UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
@@ -184,7 +199,7 @@ def test_members_and_names_of_an_archive_are_limited(tmp_path: Path, monkeypatch
     files = {f"{number}.jpg": b"x" for number in range(5)}
     (tmp_path / "x.tar").write_bytes(tar_bytes(files))
     (tmp_path / "x.zip").write_bytes(zip_bytes(files))
-    for call in (listing(tmp_path / "x.tar"), lambda: list(list_zip(tmp_path / "x.zip"))):
+    for call in (listing(tmp_path / "x.tar"), lambda: members_of(tmp_path / "x.zip")):
         assert len(call()) == 5
         for module, name, needed in ((member, "MAX_MEMBERS", 5), (member, "MAX_NAMES_BYTES", 25)):
             with monkeypatch.context() as patched:
@@ -193,7 +208,7 @@ def test_members_and_names_of_an_archive_are_limited(tmp_path: Path, monkeypatch
                 patched.setattr(module, name, needed - 1)
                 refused(call, r"more than \d+ members, or \d+ bytes of names")()
     monkeypatch.setattr(zipped, "MAX_MEMBERS", 4)
-    refused(lambda: list(list_zip(tmp_path / "x.zip")), "x.zip: not a zip, .*more than 4 members")()
+    refused(lambda: members_of(tmp_path / "x.zip"), "x.zip: not a zip, .*more than 4 members")()
 
 
 def write_gzip_bomb(path: Path, size: int, start: bytes = b"") -> None:
@@ -216,7 +231,7 @@ def test_member_that_decompresses_to_too_much_is_rejected(tmp_path: Path) -> Non
     size = 16 * MB
     write_gzip_bomb(tmp_path / "x.tar.gz", size, header(b"0", size - 2 * BLOCK))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(base, "MAX_FILE_BYTES", MB)
+        patched.setattr(files, "MAX_FILE_BYTES", MB)
         assert peak(lambda: list(open_webdataset(str(tmp_path)).entries())) < 6 * MB
         [entry] = open_webdataset(str(tmp_path)).entries()
     assert entry.problem == f"{size - 2 * BLOCK} bytes, more than any image has"
@@ -241,7 +256,7 @@ def test_central_directory_of_gigabytes_is_not_read(tmp_path: Path) -> None:
         file.seek(size)
         file.write(end_of_zip(65535, size, 0))
     call = refused(
-        lambda: list(list_zip(tmp_path / "x.zip")), "x.zip: not a zip, .*the central directory has 1073741825 bytes"
+        lambda: members_of(tmp_path / "x.zip"), "x.zip: not a zip, .*the central directory has 1073741825 bytes"
     )
     assert peak(call) < 2 * MB
 
@@ -252,24 +267,23 @@ def test_zips_with_overlapping_members_are_refused(tmp_path: Path) -> None:
     second = whole.rindex(b"PK\x01\x02")
     for start, message in ((0, "overlapping members"), (1 << 20, "members beyond its")):
         (tmp_path / "x.zip").write_bytes(replaced(whole, second + 42, struct.pack("<L", start)))
-        refused(lambda: list(list_zip(tmp_path / "x.zip")), f"x.zip: not a zip, .*{message}")()
+        refused(lambda: members_of(tmp_path / "x.zip"), f"x.zip: not a zip, .*{message}")()
 
 
 def test_zip_member_is_not_decompressed_beyond_its_declared_size(tmp_path: Path) -> None:
     data = zip_bytes({"a.jpg": bytes(64 * MB)}, zipfile.ZIP_DEFLATED)
     central = data.rindex(b"PK\x01\x02")
     (tmp_path / "x.zip").write_bytes(replaced(data, central + 24, struct.pack("<L", 1000)))
-    [found] = list_zip(tmp_path / "x.zip")
-    with closing(SourceFiles(tmp_path, [source_file(tmp_path, "x.zip")])) as files:
-        files.read_some(0, 0, 1)
+    [found] = members_of(tmp_path / "x.zip")
+    with open_holder(tmp_path / "x.zip") as holder:
 
         def call() -> None:
             with pytest.raises(Undecodable, match="damaged zip: 1001 bytes"):
-                read_member(files, 0, found.place, found.size)
+                read_member(holder, found.place, found.size)
 
         assert peak(call) < 3 * MB
     (tmp_path / "x.zip").write_bytes(replaced(data, central + 24, struct.pack("<L", MAX_FILE_BYTES + 1)))
-    [found] = list_zip(tmp_path / "x.zip")
+    [found] = members_of(tmp_path / "x.zip")
     assert found.problem == "1073741825 bytes, more than any image has"
 
 
@@ -288,7 +302,7 @@ def test_csv_field_over_several_lines_is_refused(tmp_path: Path) -> None:
 
 def test_csv_with_many_rows_is_read(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("a/picture.jpg,dog and cat\n" * 60_000)
-    assert sum(1 for _ in lists.read_list(tmp_path / "x.csv")) == 60_000
+    assert sum(1 for _ in file_list.read_list(tmp_path / "x.csv")) == 60_000
 
 
 def test_size_of_small_files_is_limited(tmp_path: Path) -> None:
@@ -387,11 +401,11 @@ def test_rows_labels_and_paths_of_parquet_files_are_limited(tmp_path: Path, monk
         "columns": ["image.bytes", "image.path", "label"],
     }
     message = "x.parquet: row group 0: the labels are long texts"
-    refused(lambda: table_listing.answer("labels", group=0, **query), message)()
-    monkeypatch.setattr(table_listing, "MAX_NAME_BYTES", 3)
-    refused(lambda: table_listing.answer("rows", group=0, first=0, **query), "a path of more than 3 bytes")()
-    monkeypatch.setattr(table_listing, "MAX_MEMBERS", 4)
-    refused(lambda: table_listing.answer("facts", **query), "x.parquet: 5 rows, expected at most 4")()
+    refused(lambda: tables.answer("labels", group=0, **query), message)()
+    monkeypatch.setattr(tables, "MAX_NAME_BYTES", 3)
+    refused(lambda: tables.answer("rows", group=0, first=0, **query), "a path of more than 3 bytes")()
+    monkeypatch.setattr(tables, "MAX_MEMBERS", 4)
+    refused(lambda: tables.answer("facts", **query), "x.parquet: 5 rows, expected at most 4")()
 
 
 def test_row_group_that_decompresses_to_more_than_declared_is_refused(tmp_path: Path) -> None:

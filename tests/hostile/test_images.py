@@ -164,13 +164,13 @@ def test_image_that_stops_its_worker_twice_is_rejected(tmp_path: Path, monkeypat
 # Workers run this when they start. Reading hostile.jpg then kills them, as a library that decompresses it might.
 FATAL_READ = """
 import os
-from decodeonce.prep.sources import base
-read = base.read_range
+from decodeonce.prep.sources import files
+read = files.read_range
 def fatal_read(fd, path, *where):
     if path.endswith(b"hostile.jpg"):
         os.kill(os.getpid(), {signal})
     return read(fd, path, *where)
-base.read_range = fatal_read
+files.read_range = fatal_read
 """
 
 

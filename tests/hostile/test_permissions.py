@@ -22,7 +22,7 @@ from decodeonce.prep.jobs import Chain, read_site, write_scripts
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sample import write_sample_tree
 from decodeonce.prep.sources import FolderSource
-from decodeonce.prep.sources.links import OUTSIDE
+from decodeonce.prep.sources.safe_open import OUTSIDE
 from decodeonce.store import open_store, stage_store
 from decodeonce.store.table import read_rejects
 from tests.forms.boxed import XML

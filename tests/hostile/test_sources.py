@@ -30,13 +30,12 @@ from decodeonce.prep.sources import (
     open_source,
     open_webdataset,
 )
-from decodeonce.prep.sources.base import file_entry
-from decodeonce.prep.sources.files import source_file
+from decodeonce.prep.sources.files import file_entry
 from decodeonce.prep.sources.folder import MAX_DEPTH, read_class_list
 from decodeonce.prep.sources.formats.annotations import Annotations
-from decodeonce.prep.sources.imagenet.companions import CompanionFiles
-from decodeonce.prep.sources.links import OUTSIDE, Links
-from decodeonce.prep.sources.safe_open import open_regular, read_small
+from decodeonce.prep.sources.holders import source_file
+from decodeonce.prep.sources.imagenet.labels import CompanionFiles
+from decodeonce.prep.sources.safe_open import OUTSIDE, Links, open_regular, read_small
 from tests.forms.boxed import XML
 from tests.forms.form import Pic
 from tests.forms.imagenet import class_tars, tar_bytes, zip_bytes
@@ -221,7 +220,7 @@ def test_file_that_is_not_a_link_needs_one_system_call(tree: Tree, monkeypatch: 
 
 def test_links_are_checked_by_threads_too(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     replace_by_link(tree.files[1], tree.outside / "private.JPEG")
-    monkeypatch.setattr("decodeonce.prep.sources.parallel_stat.network_file_system", lambda top: "NFS")
+    monkeypatch.setattr("decodeonce.prep.sources.files.network_file_system", lambda top: "NFS")
     assert problems(tree.open()) == ["", OUTSIDE]
 
 

@@ -19,9 +19,9 @@ from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.pixels.geometry import pixel_box
 from decodeonce.prep.recipe import BoxRules
-from decodeonce.prep.sources import FolderSource, Source, open_source, parallel_stat
-from decodeonce.prep.sources.base import file_entry, read_file, stem_of
+from decodeonce.prep.sources import FolderSource, Source, files, open_source
 from decodeonce.prep.sources.boxed import BoxedSource
+from decodeonce.prep.sources.files import file_entry, read_file, stem_of
 from decodeonce.prep.sources.formats.annotations import (
     MAX_BYTES,
     NOT_ANNOTATED,
@@ -30,7 +30,7 @@ from decodeonce.prep.sources.formats.annotations import (
     parse,
     usable_box,
 )
-from decodeonce.prep.sources.links import Links
+from decodeonce.prep.sources.safe_open import Links
 from decodeonce.store import ImageClass
 
 NamedBox = tuple[str, tuple[float, float, float, float]]
@@ -480,8 +480,8 @@ def test_network_file_system_reads_annotations_in_parallel_and_in_order(
         return read(self, name)
 
     monkeypatch.setattr(Annotations, "read", reading)
-    monkeypatch.setattr(parallel_stat, "network_file_system", lambda path: "NFS")
-    monkeypatch.setattr(parallel_stat, "STATS_AT_ONCE", 8)
+    monkeypatch.setattr(files, "network_file_system", lambda path: "NFS")
+    monkeypatch.setattr(files, "STATS_AT_ONCE", 8)
     assert listed(annotated)[0] == expected
     assert len(expected) == 43
 

@@ -15,10 +15,9 @@ import pytest
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Entry
-from decodeonce.prep.sources import FolderSource, ListSource, open_list, open_source, parallel_stat
-from decodeonce.prep.sources.file_list import path_below
+from decodeonce.prep.sources import FolderSource, ListSource, files, open_list, open_source
+from decodeonce.prep.sources.file_list import find_layout, path_below
 from decodeonce.prep.sources.folder import ClassList, read_class_list
-from decodeonce.prep.sources.formats.lists import find_layout
 from tests.forms.listed import write_list
 
 NAMES = [b"cat/1.jpg", b"dog/2.jpg", b"cat/3, 4.jpg"]
@@ -261,8 +260,8 @@ def test_store_may_be_next_to_list(root: Path) -> None:
 def test_network_file_system_reads_stats_in_parallel(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "cat/1.jpg\ndog/2.jpg\ncat/3, 4.jpg\n"
     one_by_one = list(listed(root, text).entries())
-    monkeypatch.setattr(parallel_stat, "network_file_system", lambda path: "NFS")
-    monkeypatch.setattr(parallel_stat, "STATS_AT_ONCE", 2)
+    monkeypatch.setattr(files, "network_file_system", lambda path: "NFS")
+    monkeypatch.setattr(files, "STATS_AT_ONCE", 2)
     used: list[int] = []
     pool = ThreadPoolExecutor.map
 

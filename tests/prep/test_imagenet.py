@@ -18,10 +18,11 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.build import Work, build
 from decodeonce.prep.entry import Entry, Undecodable
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources import Source, open_imagenet, parallel_stat
+from decodeonce.prep.sources import Source, files, open_imagenet
 from decodeonce.prep.sources.formats.member import Member, clean_name, sort_members
-from decodeonce.prep.sources.formats.tar import Window, list_tar
-from decodeonce.prep.sources.imagenet import archive
+from decodeonce.prep.sources.formats.tar import list_tar
+from decodeonce.prep.sources.holders import Holder, open_holder
+from decodeonce.prep.sources.imagenet import forms as imagenet_forms
 from decodeonce.prep.sources.imagenet.split import AnySplit, ImagenetSplit
 from decodeonce.store.class_words import ilsvrc2012
 from decodeonce.store.hashing import hexdigest
@@ -277,7 +278,9 @@ def test_val_without_train_has_labels_of_list(tmp_path: Path) -> None:
     ],
 )
 def test_missing_images_cause_a_warning(classes: int, split: str, samples: int, expected: list[str]) -> None:
-    source = archive.ImagenetTarSource(Path("/"), split=split, files=[], classes=[f"n{k:08d}" for k in range(classes)])
+    source = imagenet_forms.ImagenetTarSource(
+        Path("/"), split=split, files=[], classes=[f"n{k:08d}" for k in range(classes)]
+    )
     assert source.doubts(samples) == expected
 
 
@@ -387,8 +390,8 @@ def test_images_without_labels_are_rejects(tmp_path: Path) -> None:
 
 
 def listed(path: Path) -> list[tuple[bytes, str]]:
-    with open(path, "rb") as file:
-        return [(m.name, m.problem) for m in list_tar(Window(file.fileno(), str(path), 0, path.stat().st_size))]
+    with open_holder(path) as holder:
+        return [(m.name, m.problem) for m in list_tar(holder)]
 
 
 def test_listing_reads_headers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -503,15 +506,15 @@ def test_threads_on_network_file_system_give_same_listing(tmp_path: Path, monkey
     write(tmp_path, {TRAIN_TAR: tar_bytes(forms.class_tars(PICS))})
     expected, threads = list(open_imagenet(tmp_path).entries()), set()
 
-    def counted_list(window: Window) -> Iterator[Member]:
+    def counted_list(tar: Holder) -> Iterator[Member]:
         threads.add(threading.current_thread())
-        return list_tar(window)
+        return list_tar(tar)
 
     source = open_imagenet(tmp_path)
-    monkeypatch.setattr(parallel_stat, "network_file_system", lambda top: "NFS")
-    monkeypatch.setattr(archive, "TARS_AT_ONCE", 2)
+    monkeypatch.setattr(files, "network_file_system", lambda top: "NFS")
+    monkeypatch.setattr(imagenet_forms, "TARS_AT_ONCE", 2)
     assert list(source.entries()) == expected
-    monkeypatch.setattr(archive, "list_tar", counted_list)
+    monkeypatch.setattr(imagenet_forms, "list_tar", counted_list)
     assert list(source.entries()) == expected
     assert threads - {threading.main_thread()}
 

@@ -265,12 +265,12 @@ def test_row_group_is_read_once_in_order(tmp_path: Path, monkeypatch: pytest.Mon
     source = open_parquet(table(tmp_path, {"image": IMAGE_COLUMN, "label": TEXTS}, group=2))
     entries = list(source.entries())
     calls: list[tuple[int, list[str]]] = []
-    read_group = tables.read_group
+    read = tables.Table.read
 
-    def counted(path: str, table: Any, group: int, columns: list[str]) -> Any:
+    def counted(table: tables.Table, group: int, columns: list[str]) -> Any:
         calls.append((group, columns))
-        return read_group(path, table, group, columns)
+        return read(table, group, columns)
 
-    monkeypatch.setattr(tables, "read_group", counted)
+    monkeypatch.setattr(tables.Table, "read", counted)
     assert [source.read(entry) for entry in entries] == IMAGES
     assert calls == [(0, ["image.bytes"]), (1, ["image.bytes"]), (2, ["image.bytes"])]

@@ -32,9 +32,9 @@ from decodeonce.prep.build.plan import (
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources import FolderSource, Source, open_imagenet, parallel_stat
-from decodeonce.prep.sources.base import file_entry
-from decodeonce.prep.sources.links import Links
+from decodeonce.prep.sources import FolderSource, Source, files, open_imagenet
+from decodeonce.prep.sources.files import file_entry
+from decodeonce.prep.sources.safe_open import Links
 from decodeonce.store import ImageClass, StorePaths
 from tests.command import prep
 from tests.images import jpeg, make_tree, tree_bytes
@@ -294,10 +294,10 @@ def test_threads_on_network_file_system_list_the_same(tmp_path: Path, monkeypatc
         threads.add(threading.current_thread())
         return file_entry(root, name, label, links)
 
-    monkeypatch.setattr(parallel_stat, "file_entry", recorded)
-    monkeypatch.setattr(parallel_stat, "network_file_system", lambda top: "NFS")
+    monkeypatch.setattr(files, "file_entry", recorded)
+    monkeypatch.setattr(files, "network_file_system", lambda top: "NFS")
     for at_once in (3, 4096):
-        monkeypatch.setattr(parallel_stat, "STATS_AT_ONCE", at_once)
+        monkeypatch.setattr(files, "STATS_AT_ONCE", at_once)
         assert list(open_imagenet(tree).entries()) == expected
     assert sum(bool(entry.problem) for entry in expected) == 3
     assert threading.main_thread() not in threads
@@ -322,8 +322,8 @@ def test_failing_stat_in_a_thread_stops_the_plan(tmp_path: Path, monkeypatch: py
         raise Stopped(f"{name.decode()}: Stale file handle")
 
     tree = make_tree(tmp_path / "src")
-    monkeypatch.setattr(parallel_stat, "file_entry", fails)
-    monkeypatch.setattr(parallel_stat, "network_file_system", lambda top: "NFS")
+    monkeypatch.setattr(files, "file_entry", fails)
+    monkeypatch.setattr(files, "network_file_system", lambda top: "NFS")
     with pytest.raises(Stopped, match=r"n00000000_0.JPEG: Stale"):
         scan(open_imagenet(tree))
 

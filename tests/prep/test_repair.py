@@ -9,9 +9,11 @@ import random
 import shutil
 import signal
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
@@ -20,23 +22,32 @@ from hypothesis import strategies as st
 
 from decodeonce.errors import BuildError, DecodeonceError, StoreError
 from decodeonce.prep.build import blocks
+from decodeonce.prep.build.output_dir import is_built
 from decodeonce.prep.convert.convert import Conversion, open_conversion
+from decodeonce.prep.entry import Entry
 from decodeonce.prep.pixels.user_map import find_map
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import BoxRules, Recipe
-from decodeonce.prep.repair.images import ImageSearch
 from decodeonce.prep.repair.repair import NO_CHECKSUM, Repair, repair_store
-from decodeonce.prep.sources import BoxedSource, FolderSource, Source
+from decodeonce.prep.sources import (
+    SOURCES,
+    BoxedSource,
+    FolderSource,
+    Registered,
+    Source,
+    open_imagenet,
+    open_webdataset,
+)
 from decodeonce.store import add_column, disk, open_store, stage_store, verify_store
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.hdf5 import virtual_bytes
-from decodeonce.store.manifest import DATA_OFFSET, read_manifest
+from decodeonce.store.manifest import DATA_OFFSET, ImageClass, read_manifest
 from decodeonce.store.select import Selection
 from tests.forms.all_forms import FORMS, PICS
 from tests.forms.boxed import XML
 from tests.forms.folder import write_folder
 from tests.forms.form import Form, Pic
-from tests.forms.webdataset import write_tar
+from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg, make_image, tree_bytes
 from tests.prep.building import build_in_process
 from tests.store.signing import replace_file, resign
@@ -212,29 +223,100 @@ def test_rows_of_every_recipe_are_repaired(
     assert tree_bytes(store) == before
 
 
-def test_archive_is_read_up_to_the_last_wanted_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_tar(tmp_path / "many.tar", [(f"{number}.jpg", b"%d" % number * 9) for number in range(300)])
-    reads, real = [0], disk.pread
-
-    def counted(*arguments: Any) -> bytes:
-        reads[0] += 1
-        return real(*arguments)
-
-    monkeypatch.setattr(disk, "pread", counted)
-    search = ImageSearch([tmp_path], {b"many.tar/2.jpg", b"many.tar/4.jpg"})
-    for name, data in search.find():
-        assert data == name[-5:-4] * 9
-        search.names.discard(name)
-    assert not search.names
-    assert reads[0] < 30
-
-
 def test_names_never_lead_out_of_the_source(tmp_path: Path) -> None:
-    (tmp_path / "src").mkdir()
+    (tmp_path / "src/c").mkdir(parents=True)
     (tmp_path / "above.jpg").write_bytes(b"above")
     os.mkfifo(tmp_path / "src/pipe.jpg")
-    names = {b"../above.jpg", b"pipe.jpg", b"src", b"above.jpg/x", b"no\0name"}
-    assert list(ImageSearch([tmp_path / "src"], names).find()) == []
+    names = [b"../above.jpg", os.fsencode(tmp_path / "above.jpg"), b"pipe.jpg", b"c", b"above.jpg/x", b"no\0name"]
+    assert list(FolderSource(tmp_path / "src").find(names)) == []
+
+
+class ZooSource(Source):
+    """A source of another package: SRC/<camera>.bin holds images one after the other, SRC/<camera>.txt their facts."""
+
+    kind = "zoo"
+
+    def __init__(self, root: Path, *, camera: str) -> None:
+        super().__init__(root)
+        self._camera = camera
+        self._lines = [line.split() for line in (root / f"{camera}.txt").read_text().splitlines()]
+
+    def facts(self) -> dict[str, Any]:
+        return {"camera": self._camera}
+
+    def options(self) -> dict[str, Any]:
+        return {"camera": self._camera}
+
+    def classes(self) -> tuple[ImageClass, ...]:
+        return tuple(map(ImageClass, sorted({animal for animal, *_ in self._lines})))
+
+    def entries(self) -> Iterator[Entry]:
+        names = [cls.name for cls in self.classes()]
+        for number, (animal, first, size) in enumerate(self._lines):
+            yield Entry(b"%d" % number, names.index(animal), int(size), 0, place=int(first))
+
+    def read(self, entry: Entry) -> bytes:
+        return (self.root / f"{self._camera}.bin").read_bytes()[entry.place : entry.place + entry.size]
+
+
+def open_zoo(
+    src: str | Path,
+    *,
+    camera: Annotated[str, "Name of the camera."] = "north",
+    classes: Sequence[str] | None = None,
+    follow_links: bool = False,
+) -> ZooSource:
+    """Read images of a zoo's camera."""
+    return ZooSource(Path(src), camera=camera)
+
+
+def test_registered_source_is_built_verified_and_repaired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SOURCES, "zoo", Registered(f"{__name__}:ZooSource", f"{__name__}:open_zoo"))
+    (tmp_path / "src").mkdir()
+    starts = [0, *accumulate(len(pic.data) for pic in PICS)]
+    lines = [f"{pic.wnid} {start} {len(pic.data)}\n" for pic, start in zip(PICS, starts, strict=False)]
+    (tmp_path / "src/south.txt").write_text("".join(lines))
+    (tmp_path / "src/south.bin").write_bytes(b"".join(pic.data for pic in PICS))
+    store = build_in_process(open_zoo(tmp_path / "src", camera="south"), tmp_path / "out", RECIPE)
+    assert read_manifest(store / "store.json").source["options"] == {"camera": "south"}
+    assert verify_store(store).ok
+    before = tree_bytes(store)
+    damage_rows(store, 2, 7)
+    assert not verify_store(store).ok
+    repair_all(store, tmp_path / "src", 2)
+    assert tree_bytes(store) == before
+
+
+def test_store_without_options_is_repaired_with_the_flags_of_its_build(tmp_path: Path) -> None:
+    for split, pics in (("train", PICS[:3]), ("val", PICS)):
+        write_folder(tmp_path / "src" / split, pics)
+    source = open_imagenet(tmp_path / "src", split="val")
+    store = build_in_process(source, tmp_path / "out", RECIPE)
+    assert read_manifest(store / "store.json").source["options"] == {"split": "val"}
+    resign(store, lambda facts: facts["source"].pop("options"))
+    assert is_built(source, store, RECIPE)
+    damage_rows(store, 4)
+    repair = repair_store(store, tmp_path / "src", options={"split": "val"})
+    assert (repair.ok, repair.repaired_rows) == (True, 1)
+
+
+@pytest.mark.parametrize("options", [{"camera": "south"}, {"split": 3}, {"split": ["val"]}])
+def test_options_of_another_kind_are_refused(store: Path, tree: Path, options: dict[str, Any]) -> None:
+    resign(store, lambda facts: facts["source"].update(kind="imagenet", options=options))
+    damage_rows(store, 1)
+    with pytest.raises(BuildError, match=f"{tree}: "):
+        repair_store(store, tree)
+
+
+def test_damaged_shard_does_not_stop_repair_from_the_others(tmp_path: Path) -> None:
+    for number, pics in enumerate((PICS[:4], PICS[4:])):
+        write_tar(tmp_path / f"src/{number}.tar", chain(*(sample(p.stem, p.data, txt=p.wnid) for p in pics)))
+    store = build_in_process(open_webdataset(f"{tmp_path}/src/{{0..1}}.tar"), tmp_path / "out", RECIPE)
+    damage_rows(store, *range(len(PICS)))
+    overwrite(tmp_path / "src/0.tar", 0, b"damage")
+    repair = repair_store(store, tmp_path / "src")
+    assert repair.repaired_rows == len(PICS) - 4
+    assert [": 4 " in line or "0.tar: " in line for line in repair.unrepaired] == [True]
 
 
 # Damaged shards and small files.

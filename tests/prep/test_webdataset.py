@@ -15,8 +15,8 @@ import pytest
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.sources import WebdatasetSource, open_source, open_webdataset, webdataset
-from decodeonce.prep.sources.formats.gzipped import GzipStream
-from decodeonce.prep.sources.parallel_stat import STAT_THREADS
+from decodeonce.prep.sources.files import STAT_THREADS
+from decodeonce.prep.sources.holders import GzipStream, open_holder
 from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg
 
@@ -260,10 +260,9 @@ def test_stream_that_became_shorter_stops_task(tmp_path: Path) -> None:
 
 def test_gzip_stream_may_have_many_members(tmp_path: Path) -> None:
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"abc") + gzip.compress(b"def"))
-    with open(tmp_path / "a.gz", "rb") as file:
-        stream = GzipStream(file.fileno(), "a.gz", BuildError)
-        assert (stream.read(2), stream.read(9), stream.length) == (b"ab", b"cdef", 6)
-        stream.close()
+    with open_holder(tmp_path / "a.gz") as file:
+        stream = GzipStream(file, BuildError)
+        assert (stream.read_at(0, 2), stream.read_at(2, 9), stream.size) == (b"ab", b"cdef", 6)
 
 
 def test_pattern_names_shards_and_missing_ones_are_an_error(tmp_path: Path) -> None:

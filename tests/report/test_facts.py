@@ -268,6 +268,17 @@ def test_image_that_takes_too_long_is_not_shown(tmp_path: Path, monkeypatch: pyt
     assert decode_files(tmp_path, {"a.jpg": jpeg()}) == {}
 
 
+def test_manifest_names_no_folder_outside_the_source(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/secret.jpg").write_bytes(jpeg())
+    (tmp_path / "list.txt").write_text("secret.jpg 0\n")
+    root = make_store(tmp_path / "a.store", random_images(2))
+    options = {"root": str(tmp_path / "outside"), "follow_links": True}
+    resign(root, lambda facts: facts["source"].update(kind="list", options=options))
+    manifest, rejects = open_store(root).manifest, [Reject("secret.jpg", "x", "rejected")]
+    assert decode_rejected_images(manifest, str(tmp_path / "list.txt"), rejects) == {}
+
+
 def test_links_out_of_the_source_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside/secret.jpg").write_bytes(jpeg())

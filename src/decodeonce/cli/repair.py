@@ -21,8 +21,18 @@ FromOption = Annotated[
     ),
 ]
 
+BuildOptions = Annotated[
+    list[str] | None,
+    option(
+        "Open SRC with this flag of `prep build`, such as split=val; repeatable. Only a store of an earlier release, "
+        "which does not record them, needs it.",
+        "NAME=VALUE",
+        flag="--option",
+    ),
+]
 
-def repair(store: StoreArgument, source: FromOption = None) -> None:
+
+def repair(store: StoreArgument, source: FromOption = None, options: BuildOptions = None) -> None:
     """Repair the damage that `prep verify` finds, and restore the same bytes.
 
     Exit code 0: the store is intact. Exit code 1: some damage is left; a line for each says what to do. Run the same
@@ -32,8 +42,9 @@ def repair(store: StoreArgument, source: FromOption = None) -> None:
     from decodeonce.prep.repair.repair import repair_store
     from decodeonce.store.network import patient
 
+    given = dict(text.partition("=")[::2] for text in options or [])
     with count_bar("rows") as bar:
-        done = patient(store, repair_store, store, source, progress=bar.update)
+        done = patient(store, repair_store, store, source, options=given, progress=bar.update)
     if done.rows:  # otherwise it is not a store, or its manifest cannot be read
         say(f"{store}: {_outcome(done)}")
     for sentence in done.unrepaired:

@@ -58,8 +58,8 @@ def build(
         raise typer.BadParameter(f"--out {out}: no such folder; expected the folder that will hold the store")
     from decodeonce.cli.bench.build import measure_build
     from decodeonce.cli.bench.build_results import build_lines
-    from decodeonce.cli.bench.kinds import find_source
     from decodeonce.prep.recipe import Recipe
+    from decodeonce.prep.sources.kinds import find_source
 
     source = find_source(kind, src)
     recipe = Recipe(height=height, width=width, shuffle_seed=None if source.keeps_order else 0)

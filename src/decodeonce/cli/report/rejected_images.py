@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import os
 from collections.abc import Iterable
 
 from PIL import Image
@@ -14,7 +13,7 @@ from decodeonce.cli.thumbnail import SIDE
 from decodeonce.errors import DecodeonceError
 from decodeonce.prep.entry import name_bytes
 from decodeonce.prep.processes.isolated import Isolated
-from decodeonce.prep.repair.images import ImageSearch, roots_of
+from decodeonce.prep.sources.kinds import read_images, reopen_source
 from decodeonce.store import Manifest, Reject
 
 MAX_FILE_BYTES = 64 << 20
@@ -24,26 +23,15 @@ SECONDS = 60.0  # wall-clock time after which a decoder counts as hung
 def decode_rejected_images(manifest: Manifest, source: str, rejects: Iterable[Reject]) -> dict[str, Image.Image]:
     """Map names in rejects.tsv to small images, for the rejects that are in `source` and can be decoded in part.
 
-    `source` is the source of the build, as for `prep repair`. Raises BuildError if it does not exist, and Stopped.
+    `source` is the source of the build, as for `prep repair`. Links that lead out of it are not followed. Raises
+    BuildError if it cannot be opened, and Stopped.
     """
-    roots = roots_of(str(manifest.source.get("kind", "")), source)
     names = {name_bytes(reject.source): reject.source for reject in rejects}
-    search = ImageSearch(roots, [n for n in names if all(_is_inside(os.fsencode(root), n) for root in roots)])
     images: dict[str, Image.Image] = {}
-    for name, data in search.find():
-        search.names.discard(name)
+    for name, data in read_images(reopen_source(manifest, source), names, {}):
         if len(data) <= MAX_FILE_BYTES and (image := _decode(data)):
             images[names[name]] = image
     return images
-
-
-def _is_inside(root: bytes, name: bytes) -> bool:
-    """Whether the name is a path inside the folder after links are resolved."""
-    real = os.path.realpath(root)
-    return (
-        b"\0" not in name
-        and os.path.commonpath([real, os.path.realpath(os.path.join(root, *name.split(b"/")))]) == real
-    )
 
 
 def _decode(data: bytes) -> Image.Image | None:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from decodeonce.errors import BuildError, StoreError
-from decodeonce.prep.sources.files import SourceFiles, source_file
+from decodeonce.prep.sources.holders import SourceFiles, source_file
 from decodeonce.store.checks import check_file
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import verify_command

@@ -8,11 +8,11 @@ Until then it cannot be opened, so no reader takes its holes for images.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -70,6 +70,7 @@ def repair_store(
     path: str | os.PathLike[str],
     source: str | os.PathLike[str] | None = None,
     *,
+    options: Mapping[str, Any] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Repair:
     """Verify a store or staged part, repair what is damaged, and verify it again.
@@ -81,6 +82,8 @@ def repair_store(
         path: Path of the store or staged part.
         source: What the store was built from, or a finished store that has its rows. None repairs only what the rest
             of the store determines, such as labels, checksums and headers of shards.
+        options: Arguments of the function that opened the source for the build, such as {"split": "val"}. None: those
+            that the store records. Stores of earlier releases record none.
         progress: Function that is called with the number of rows checked since its last call.
 
     Returns:
@@ -106,7 +109,7 @@ def repair_store(
             return Repair(found.rows, unrepaired=found.problems)
         manifest = read_manifest(paths.manifest)
         store = Store(paths, manifest, read_part(paths.part, manifest))
-        repair = _StoreRepair(store, found, None if source is None else os.fspath(source))
+        repair = _StoreRepair(store, found, None if source is None else os.fspath(source), options or {})
         try:
             repair.run()
         finally:
@@ -122,10 +125,10 @@ def _remove_scratch(paths: StorePaths) -> None:
 class _StoreRepair:
     """A repair in progress: the files and rows that are still damaged, and why."""
 
-    def __init__(self, store: Store, found: Report, source: str | None) -> None:
+    def __init__(self, store: Store, found: Report, source: str | None, options: Mapping[str, Any]) -> None:
         self._store, self._paths, self._manifest = store, store.paths, store.manifest
         self._source = source
-        self._new_rows = None if source is None else self._open_rows(source)
+        self._new_rows = None if source is None else self._open_rows(source, options)
         self._found, self._bad_files = found, set(found.bad_files)
         self._bad_rows = {*_numbers(found.bad_rows), *_numbers(found.unknown_rows)}
         self._checksums = read_checksums(store)
@@ -169,11 +172,11 @@ class _StoreRepair:
                 return f"{FROM_COPY}, or add the same values again: `{again}`"
         return COPY
 
-    def _open_rows(self, source: str) -> ImageRows | StoredRows:
+    def _open_rows(self, source: str, options: Mapping[str, Any]) -> ImageRows | StoredRows:
         decoder_versions("npy")  # raises BuildError if no decoder is installed
         from decodeonce.prep.repair.rows import open_rows
 
-        return open_rows(self._manifest, source)
+        return open_rows(self._manifest, source, options)
 
     # Small files.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -21,8 +21,8 @@ from decodeonce.prep.convert.rows import StoreRows
 from decodeonce.prep.entry import Entry, LeftOut, Undecodable, name_bytes
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.recipe import Filter, Recipe
-from decodeonce.prep.repair.images import ImageSearch, roots_of
 from decodeonce.prep.repair.reasons import COPY, Reason, versions_to_install
+from decodeonce.prep.sources.kinds import read_images, reopen_source
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.manifest import REBUILD, Manifest, read_manifest
 from decodeonce.store.table import Sample
@@ -31,33 +31,34 @@ BOX = re.compile(r"\d{1,9}(,\d{1,9}){3}")
 # A scaled decode cuts a box at its exact edges. They are less than a pixel inside those of samples.tsv, which are whole
 # pixels.
 ALMOST_ONE = 1 - 2e-6
+CHANGED = f"changed since the build; pass as --from a source that has the original, or {REBUILD}"
 READ_AHEAD = 4  # images per thread that are read before they are decoded
 
 IsRight = Callable[[int, bytes], bool]  # takes a row number and pixels; whether they are those of the row
 Pixels = bytes | Reason  # the pixels of a row, or why they cannot be made
 
 
-def open_rows(manifest: Manifest, source: str) -> StoredRows | ImageRows:
+def open_rows(manifest: Manifest, source: str, options: Mapping[str, Any]) -> StoredRows | ImageRows:
     """Open `source`, which is a finished store or what the store with this manifest was built from.
 
     Raises BuildError or StoreError if no row of the store can come from it.
     """
     if os.path.isfile(os.path.join(source, "store.json")):
         return StoredRows(manifest, Path(source))
-    return ImageRows(manifest, source)
+    return ImageRows(manifest, source, options)
 
 
 class ImageRows:
-    """Rows made from the images in `source` by the store's recipe, with one thread per core."""
+    """Rows made from the images in SRC by the store's recipe, with one thread per core."""
 
-    def __init__(self, manifest: Manifest, source: str) -> None:
-        self._manifest, self._source = manifest, source
-        self._roots = roots_of(str(manifest.source.get("kind", "")), source)
+    def __init__(self, manifest: Manifest, src: str, options: Mapping[str, Any]) -> None:
+        self._manifest, self._src = manifest, src
+        self._source = reopen_source(manifest, src, options, follow_links=True)  # digests are checked
         self._recipes = recipes_of(manifest.recipe)
         if not self._recipes:
             sizes = manifest.recipe.get("resized_from")
             why = f"resized from {shape_text(sizes)}" if isinstance(sizes, list) else "not written by `prep build`"
-            raise BuildError(f"{source}: the rows were {why}; pass as --from a store that has them")
+            raise BuildError(f"{src}: the rows were {why}; pass as --from a store that has them")
         mapped = any(recipe.map for recipe in self._recipes)
         self._threads = 1 if mapped else usable_cores()  # a map is code of the user, which need not be thread-safe
         self._decoders: SimpleQueue[list[Decoder]] = SimpleQueue()
@@ -70,17 +71,15 @@ class ImageRows:
         left: dict[bytes, list[Sample]] = {}
         for sample in wanted:
             left.setdefault(name_bytes(sample.source), []).append(sample)
-        search, changed = ImageSearch(self._roots, left), set[bytes]()
+        problems: dict[bytes, str] = {}
 
         def read() -> Iterator[tuple[Sample, bytes]]:
-            for name, data in search.find():
+            for name, data in read_images(self._source, left.keys(), problems):
                 digest = hexdigest(data)
                 fitting = [sample for sample in left[name] if sample.digest == digest]
                 left[name] = [sample for sample in left[name] if sample.digest != digest]
                 if not fitting:
-                    changed.add(name)
-                if not left[name]:
-                    search.names.discard(name)
+                    problems[name] = CHANGED
                 yield from ((sample, data) for sample in fitting)
 
         def decode(found: tuple[Sample, bytes]) -> tuple[Sample, Pixels]:
@@ -94,12 +93,9 @@ class ImageRows:
         with ThreadPoolExecutor(self._threads) as pool:
             while some := list(islice(images, READ_AHEAD * self._threads)):
                 yield from pool.map(decode, some)
-        for name in search.names:
-            if name in changed:
-                why = f"changed since the build; pass as --from a source that has the original, or {REBUILD}"
-            else:
-                why = search.problems.get(name) or f"not in {self._source}; pass what the store was built from"
-            yield from ((sample, Reason(why, sample.source)) for sample in left[name])
+        for name, missing in left.items():
+            why = problems.get(name) or f"not in {self._src}; pass what the store was built from"
+            yield from ((sample, Reason(why, sample.source)) for sample in missing)
 
     def _decode(self, decoders: list[Decoder], sample: Sample, data: bytes, is_right: IsRight) -> Pixels:
         why = "decodes to different pixels"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from decodeonce.prep.sources.boxed import BoxedSource
     from decodeonce.prep.sources.file_list import ListSource, open_list
     from decodeonce.prep.sources.folder import FolderSource, open_folder
-    from decodeonce.prep.sources.imagenet.files import ImagenetSource
+    from decodeonce.prep.sources.imagenet.forms import ImagenetSource
     from decodeonce.prep.sources.imagenet.recognise import open_imagenet
     from decodeonce.prep.sources.parquet import ParquetSource, open_parquet
     from decodeonce.prep.sources.webdataset import WebdatasetSource, open_webdataset
@@ -29,26 +29,31 @@ class Registered(NamedTuple):
             default "" if the source has no command. A keyword-only parameter `root: Annotated[Path, "help text"]`
             becomes the flag --root of this kind. The first paragraph of the opener's docstring is the help text of
             `prep build KIND`.
+        suffixes: Suffixes of the files that the source reads, by which `recognise_kind` knows SRC; default none.
     """
 
     source: str
     opener: str = ""
+    suffixes: tuple[str, ...] = ()
 
 
 _HERE = "decodeonce.prep.sources"
 SOURCES = {
-    "imagenet": Registered(f"{_HERE}.imagenet.files:ImagenetSource", f"{_HERE}.imagenet.recognise:open_imagenet"),
-    "imagenet-flat": Registered(f"{_HERE}.imagenet.files:ImagenetFlatSource"),
-    "imagenet-tar": Registered(f"{_HERE}.imagenet.archive:ImagenetTarSource"),
-    "imagenet-zip": Registered(f"{_HERE}.imagenet.kaggle:ImagenetZipSource"),
+    "imagenet": Registered(f"{_HERE}.imagenet.forms:ImagenetSource", f"{_HERE}.imagenet.recognise:open_imagenet"),
+    "imagenet-flat": Registered(f"{_HERE}.imagenet.forms:ImagenetFlatSource"),
+    "imagenet-tar": Registered(f"{_HERE}.imagenet.forms:ImagenetTarSource"),
+    "imagenet-zip": Registered(f"{_HERE}.imagenet.forms:ImagenetZipSource"),
     "folder": Registered(f"{_HERE}.folder:FolderSource", f"{_HERE}.folder:open_folder"),
     "list": Registered(f"{_HERE}.file_list:ListSource", f"{_HERE}.file_list:open_list"),
-    "webdataset": Registered(f"{_HERE}.webdataset:WebdatasetSource", f"{_HERE}.webdataset:open_webdataset"),
-    "parquet": Registered(f"{_HERE}.parquet:ParquetSource", f"{_HERE}.parquet:open_parquet"),
+    "webdataset": Registered(
+        f"{_HERE}.webdataset:WebdatasetSource", f"{_HERE}.webdataset:open_webdataset", (".tar", ".tar.gz", ".tgz")
+    ),
+    "parquet": Registered(f"{_HERE}.parquet:ParquetSource", f"{_HERE}.parquet:open_parquet", (".parquet",)),
     "store": Registered("decodeonce.prep.convert.source:StoreSource"),
 }
 KINDS = tuple(kind for kind, registered in SOURCES.items() if registered.opener)  # those that have a command
-_PATHS = [f"{_HERE}.base:Source", f"{_HERE}.boxed:BoxedSource", *filter(None, (p for r in SOURCES.values() for p in r))]
+_PATHS = [f"{_HERE}.base:Source", f"{_HERE}.boxed:BoxedSource"]
+_PATHS += filter(None, (path for registered in SOURCES.values() for path in registered[:2]))
 __all__ = [
     "BoxedSource",
     "FolderSource",

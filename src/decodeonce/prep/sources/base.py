@@ -1,30 +1,17 @@
-"""The base class of sources, and helpers that read files safely."""
+"""The base class of sources."""
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime, timezone
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from decodeonce.errors import (
-    BuildError,
-    Stopped,
-    failure_from,
-    raise_file_system_failure,
-)
 from decodeonce.formatting import counted
 from decodeonce.prep.entry import Entry, RowMaker
-from decodeonce.prep.sources.links import OUTSIDE, Links
-from decodeonce.prep.sources.safe_open import open_regular
-from decodeonce.store import disk
-from decodeonce.store.layout import missing_advice
 from decodeonce.store.manifest import Column, ImageClass
 
 if TYPE_CHECKING:
@@ -32,7 +19,6 @@ if TYPE_CHECKING:
     from decodeonce.store.table import Reject
 
 WITH_BOXES = "+boxes"  # suffix of `kind` for a source with boxes
-MAX_FILE_BYTES = 1 << 30  # an image is read whole; a larger file is probably an archive or a film
 
 
 class Source(ABC):
@@ -68,7 +54,8 @@ class Source(ABC):
 
     Example:
         >>> import os
-        >>> from decodeonce.prep.sources.base import Source, file_entry, read_file
+        >>> from decodeonce.prep.sources.base import Source
+        >>> from decodeonce.prep.sources.files import file_entry, read_file
         >>> from decodeonce.store import ImageClass
         >>> class FlatSource(Source):
         ...     kind = "flat"
@@ -171,6 +158,20 @@ class Source(ABC):
             Undecodable: If these bytes alone are damaged. The text is the reason in rejects.tsv.
         """
 
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of the opener that `prep repair` needs besides SRC, without paths; default none.
+
+        They are recorded in store.json, must be JSON-serializable, and must not depend on the machine.
+        """
+        return {}
+
+    def find(self, names: Collection[bytes]) -> Iterator[Entry]:
+        """Yield the entries with these names, for `prep repair`; by default, from a listing of the whole source.
+
+        Override it if samples can be found without a listing. Labels and values are not needed.
+        """
+        return (entry for entry in self.entries() if entry.name in names)
+
     def holder(self, entry: Entry) -> bytes:
         """Return the path of the file that holds the sample's bytes; default `root` / `entry.name`.
 
@@ -198,7 +199,8 @@ class Source(ABC):
             digest: The digest of the listing.
         """
         columns = {"columns": [*self.column_names]} if self.column_names else {}
-        return {"recipe": {**recipe, **columns}, "source": {"kind": self.kind, "digest": digest}}
+        options = {"options": found} if (found := self.options()) else {}
+        return {"recipe": {**recipe, **columns}, "source": {"kind": self.kind, "digest": digest, **options}}
 
     def carried_rejects(self) -> Iterable[Reject]:
         """Return lines for rejects.tsv that come with the source, such as those of a converted store; default none.
@@ -214,143 +216,3 @@ class Source(ABC):
     def row_maker(self, recipe: Recipe) -> RowMaker | None:
         """Return what turns the bytes from `read` into rows, or None (the default) if they are encoded images."""
         return None
-
-
-def read_file(root: Path, entry: Entry, links: Links | None = None) -> bytes:
-    """Read the file `entry.name` below `root`, after checking that it is still the listed one.
-
-    Args:
-        root: Folder that `entry.name` is relative to.
-        entry: The sample; its `size` in bytes and `mtime_ns` must still be those of the file.
-        links: Which links may be followed; default None allows all.
-
-    Raises:
-        Stopped: If the file system fails.
-        BuildError: If the file is missing, has changed since it was listed, may not be read, or is a link that `links`
-            forbids.
-    """
-    path = os.path.join(os.fsencode(root), entry.name)
-    fd = open_listed(path, entry.size, entry.mtime_ns, links)
-    try:
-        data = read_range(fd, path, 0, entry.size + 1)
-    finally:
-        disk.close(fd)
-    if len(data) != entry.size:
-        raise Stopped(
-            f"{os.fsdecode(path)}: {len(data)} bytes could be read, expected {entry.size}; run the same command again"
-        )
-    return data
-
-
-def mtime_of(facts: os.stat_result) -> int:
-    """Return the mtime in ns, clipped to int64, because some file systems store any year."""
-    return max(-(2**63), min(facts.st_mtime_ns, 2**63 - 1))
-
-
-def open_listed(path: bytes, size: int, mtime_ns: int, links: Links | None = None) -> int:
-    """Open a file; raise BuildError unless it has the size and mtime that were listed."""
-    try:
-        fd = open_regular(path) if links is None else links.open(path)
-        facts = os.fstat(fd)
-    except OSError as error:
-        raise _read_failure(path, error) from None
-    if (facts.st_size, mtime_of(facts)) != (size, mtime_ns):
-        disk.close(fd)
-        raise BuildError(
-            f"{os.fsdecode(path)}: changed since the plan was made (now "
-            f"{_describe_version(facts.st_size, mtime_of(facts))}; then {_describe_version(size, mtime_ns)}); "
-            "restore the file, or remove OUT and build again"
-        )
-    return fd
-
-
-def _describe_version(size: int, mtime_ns: int) -> str:
-    return f"{size} bytes, modified {datetime.fromtimestamp(mtime_ns / 1e9, timezone.utc):%F %T.%f} UTC"
-
-
-def read_range(fd: int, path: bytes, offset: int, size: int) -> bytes:
-    """Read `size` bytes from `offset`, fewer only at the end of the file; raise Stopped or BuildError on failure."""
-    try:
-        data = disk.pread(fd, size, offset)
-        while len(data) < size and (more := disk.pread(fd, size - len(data), offset + len(data))):
-            data += more
-    except OSError as error:
-        raise _read_failure(path, error) from None
-    return data
-
-
-def _read_failure(path: bytes, error: OSError) -> BuildError | Stopped:
-    if error.errno == errno.EXDEV:  # Links.open raised it for a link that leads out of SRC: a rerun would not help
-        return BuildError(f"{os.fsdecode(path)}: {error.strerror}")
-    if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        name = Path(os.fsdecode(path))
-        advice = f"{missing_advice(name.parent)}put it back, or remove OUT and build again"
-        return BuildError(f"{name}: {error.strerror}, although it was listed before; {advice}")
-    return failure_from(error, path)
-
-
-def file_entry(root: Path, name: bytes, label: int, links: Links | None = None) -> Entry:
-    """Return the entry of the file `name` below `root`.
-
-    The entry has a problem if the file is missing, empty, too large or not a regular file, or if it is behind a link
-    that leads out of `links`' root.
-
-    Args:
-        root: Folder that `name` is relative to.
-        name: Path of the file, as bytes.
-        label: Class number.
-        links: Which links may be followed; default None allows all.
-
-    Raises:
-        BuildError: If the file may not be read.
-        Stopped: If the file system fails.
-    """
-    path = os.path.join(os.fsencode(root), name)
-    if links is not None and links.folder_leads_outside(path.rpartition(b"/")[0]):
-        return Entry(name, label, 0, 0, OUTSIDE)
-    try:
-        facts = os.lstat(path)
-        if stat.S_ISLNK(facts.st_mode):
-            if links is not None and links.leads_outside(path):
-                return Entry(name, label, 0, 0, OUTSIDE)
-            facts = os.stat(path)
-    except OSError as error:
-        raise_file_system_failure(error, path)
-        link = " (a dangling link)" if os.path.islink(path) else ""
-        return Entry(name, label, 0, 0, f"{error.strerror}{link}")
-    if problem := _problem(path, facts):
-        return Entry(name, label, 0, 0, problem)  # the size and mtime of a folder say nothing about the source
-    return Entry(name, label, facts.st_size, mtime_of(facts))
-
-
-def _problem(path: bytes, facts: os.stat_result) -> str:
-    if stat.S_ISDIR(facts.st_mode):
-        return "a directory"
-    if not stat.S_ISREG(facts.st_mode):
-        return "not a regular file"
-    # access(2) costs a round trip on a network file system. It is not needed if everyone may read the file.
-    problem = size_problem(facts.st_size)
-    if not problem and facts.st_mode & 0o444 != 0o444 and not os.access(path, os.R_OK):
-        raise failure_from(PermissionError(errno.EACCES, os.strerror(errno.EACCES)), path)
-    return problem
-
-
-def size_problem(size: int) -> str:
-    """Return why a file of this size cannot be an image, or "" if it can."""
-    if size == 0:
-        return "empty file"
-    return f"{size} bytes, more than any image has" if size > MAX_FILE_BYTES else ""
-
-
-def stem_of(name: bytes) -> bytes:
-    """Return the name of a file without folders and suffix."""
-    return os.path.splitext(os.path.basename(name))[0]
-
-
-def mode_of(path: bytes) -> int:
-    """Return st_mode of a path, following links; 0 if nothing is there. Raise BuildError or Stopped on failure."""
-    try:
-        return os.stat(path).st_mode
-    except OSError as error:
-        raise_file_system_failure(error, path)
-        return 0

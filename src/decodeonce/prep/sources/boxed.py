@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Box, Entry, RowMaker
-from decodeonce.prep.sources.base import WITH_BOXES, Source, stem_of
+from decodeonce.prep.sources.base import WITH_BOXES, Source
+from decodeonce.prep.sources.files import parallel_map, stem_of
 from decodeonce.prep.sources.formats.annotations import NOT_ANNOTATED, Annotation, Annotations, usable_box
 from decodeonce.prep.sources.formats.labels import labels_by_word
-from decodeonce.prep.sources.links import Links
-from decodeonce.prep.sources.parallel_stat import parallel_map
+from decodeonce.prep.sources.safe_open import Links
 from decodeonce.store.manifest import ImageClass
 
 if TYPE_CHECKING:
@@ -78,6 +78,9 @@ class BoxedSource(Source):
 
     def facts(self) -> dict[str, Any]:
         return self.source.facts()
+
+    def options(self) -> dict[str, Any]:
+        return self.source.options()
 
     def classes(self) -> tuple[ImageClass, ...]:
         """Return the inner source's classes, then new classes of objects. They are complete after `entries` has run."""

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from decodeonce.errors import BuildError, failure_from
+from decodeonce.formatting import counted, quoted
 from decodeonce.prep.entry import Entry, name_bytes, name_text
-from decodeonce.prep.sources.base import Source, mode_of, read_file
-from decodeonce.prep.sources.links import Links
-from decodeonce.prep.sources.parallel_stat import stat_entries
-from decodeonce.prep.sources.safe_open import expecting, read_small
+from decodeonce.prep.sources.base import Source
+from decodeonce.prep.sources.files import mode_of, named_entries, read_file, stat_entries
+from decodeonce.prep.sources.safe_open import Links, expecting, read_small
 from decodeonce.store.manifest import ImageClass
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 SUFFIXES = tuple(map(str.encode, IMAGE_SUFFIXES))
 MAX_DEPTH = 64  # levels below a class folder; a folder deeper than this is rejected
+SPLITS = ("train", "training", "val", "valid", "validation", "dev", "test", "testing")
+WNID = re.compile(r"n\d{8}")
 
 
 class ClassList(list[str]):
@@ -60,9 +63,7 @@ class FolderSource(Source):
             raise BuildError(f"{root}: contains no folders; expected {root}/<class>/<image>, one folder per class")
 
     def doubts(self, samples: int) -> list[str]:
-        from decodeonce.prep.sources.splits import split_warnings  # imported here because it imports this module
-
-        return [] if self._names_given else split_warnings(self.root, self._names, self._links)
+        return [] if self._names_given else _split_warnings(self.root, self._names, self._links)
 
     def facts(self) -> dict[str, Any]:
         return {"classes": self._names, "follow_links": self._links.follow}
@@ -77,6 +78,9 @@ class FolderSource(Source):
 
     def read(self, entry: Entry) -> bytes:
         return read_file(self.root, entry, self._links)
+
+    def find(self, names: Collection[bytes]) -> Iterator[Entry]:
+        return named_entries(self.root, names, self._links)
 
 
 def list_folders(root: Path, folder: str, names: Sequence[str], links: Links) -> Iterator[Entry]:
@@ -106,6 +110,36 @@ def _walk(root: Path, folder: bytes, label: int, links: Links, depth: int = 0) -
 
 def _to_walk(item: os.DirEntry[bytes]) -> bool:
     return item.is_dir(follow_symlinks=False) and not item.name.lower().endswith(SUFFIXES)
+
+
+def _split_warnings(root: Path, names: Sequence[str], links: Links) -> list[str]:
+    """Return a warning, with the command that was probably meant, if these class folders of `root` look like splits.
+
+    Only the first level of folders with the names of splits is listed.
+    """
+    splits = [name for name in names if name.lower() in SPLITS]
+    if len(splits) < min(2, len(names)):  # a single "train" among other classes is a vehicle
+        return []
+    for split in sorted(splits, key=lambda name: SPLITS.index(name.lower())):
+        if held := _subfolders(root, split, links):
+            command = f"prep build folder {quoted(str(root / split))} OUT"
+            if split in ("train", "val") and all(map(WNID.fullmatch, held)):
+                command = f"prep build imagenet {quoted(str(root))} OUT"
+            contents = f"{split} contains {counted(len(held), 'folder')} (first {quoted(held[0])}) and no images"
+            return [f"{', '.join(splits)} may be splits, not classes: {contents}; if so, run: {command}"]
+    return []
+
+
+def _subfolders(root: Path, name: str, links: Links) -> list[str]:
+    """Return the names of the folders in a class folder; none if it also contains images."""
+    path = os.path.join(os.fsencode(root), name_bytes(name))
+    if links.folder_leads_outside(path):
+        return []
+    with expecting(path, "expected a class folder"), os.scandir(path) as listing:
+        found = sorted((item.name, item.is_dir()) for item in listing if not item.name.startswith(b"."))
+    if any(name.lower().endswith(SUFFIXES) for name, _ in found):
+        return []
+    return [name_text(name) for name, is_folder in found if is_folder]
 
 
 def check_classes(top: Path, names: Sequence[str], present: Sequence[str]) -> None:

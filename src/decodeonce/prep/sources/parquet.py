@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -10,11 +11,10 @@ from typing import Annotated, Any
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Entry, name_bytes
-from decodeonce.prep.sources.files import SourceFiles, source_file
 from decodeonce.prep.sources.formats import tables
 from decodeonce.prep.sources.formats.labels import LabelledSource
 from decodeonce.prep.sources.formats.patterns import check_one_split, describe_files, find_files
-from decodeonce.prep.sources.formats.table_listing import ask_about
+from decodeonce.prep.sources.holders import SourceFiles, source_file
 
 
 class ParquetSource(LabelledSource):
@@ -49,7 +49,7 @@ class ParquetSource(LabelledSource):
         super().__init__(root, classes, self._columns.numbers)
         self._files = SourceFiles(root, files)
         self._groups = list(groups)  # row groups per file
-        self._table: tuple[int, Any] | None = None
+        self._table: tuple[int, tables.Table] | None = None
         self._images: tuple[int, Any] | None = None
 
     @property
@@ -78,14 +78,24 @@ class ParquetSource(LabelledSource):
     def read(self, entry: Entry) -> bytes:
         if self._images is None or self._images[0] != entry.unit:
             self._images = None  # free the memory before the next row group is read
-            number, group = tables.locate_group(entry.unit, self._groups)
-            path, table = self._open(number)
-            data = tables.read_group(path, table, group, [self._columns.image])
+            number, group = self._locate(entry.unit)
+            if self._table is None or self._table[0] != number:
+                self._table = (number, tables.Table(self._files.holder(number)))
+            data = self._table[1].read(group, [self._columns.image])
             self._images = (entry.unit, tables.column(data, self._columns.image))
         return tables.image_at(self._images[1], entry.place)
 
     def holder(self, entry: Entry) -> bytes:
-        return self._files.path(tables.locate_group(entry.unit, self._groups)[0])
+        return self._files.path(self._locate(entry.unit)[0])
+
+    def options(self) -> dict[str, Any]:
+        return {"image_column": self._columns.image, "label_column": self._columns.label}
+
+    def _locate(self, unit: int) -> tuple[int, int]:
+        """Return the file of row group `unit`, counted over all files, and its index there."""
+        starts = list(accumulate(self._groups, initial=0))
+        number = bisect_right(starts, unit) - 1
+        return number, unit - starts[number]
 
     def _scan_labels(self) -> dict[str, str]:
         """Return each label with the first file that has it. Also count row groups and find the names of classes."""
@@ -121,16 +131,7 @@ class ParquetSource(LabelledSource):
                     row, place = row + 1, place + 1
 
     def _ask(self, what: str, number: int, **facts: Any) -> Any:
-        return ask_about(self._files, number, what, columns=self._columns, **facts)
-
-    def _open(self, number: int) -> tuple[str, Any]:
-        """Return the path of a file and the opened file. The last one stays open."""
-        path = os.fsdecode(self._files.path(number))
-        if self._table is None or self._table[0] != number:
-            if self._table is not None:
-                self._table[1].close(force=True)
-            self._table = (number, tables.open_table(path, self._files.fd(number)))
-        return path, self._table[1]
+        return tables.ask_about(self._files, number, what, columns=self._columns, **facts)
 
 
 def open_parquet(
@@ -168,5 +169,5 @@ def open_parquet(
     if os.path.isdir(src):
         check_one_split(root, names)
     files = SourceFiles(root, [source_file(root, name) for name in names])
-    columns = ask_about(files, 0, "columns", image=image_column, label=label_column, numbers=column or [])
+    columns = tables.ask_about(files, 0, "columns", image=image_column, label=label_column, numbers=column or [])
     return ParquetSource(root, files=files.files, columns=columns, classes=classes)

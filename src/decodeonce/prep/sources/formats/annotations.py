@@ -17,8 +17,8 @@ from xml.parsers.expat import ExpatError, ParserCreate
 from decodeonce.errors import BuildError, raise_file_system_failure
 from decodeonce.prep.entry import Box, name_text
 from decodeonce.prep.recipe import BoxRules
-from decodeonce.prep.sources.base import stem_of
-from decodeonce.prep.sources.links import Links
+from decodeonce.prep.sources.files import stem_of
+from decodeonce.prep.sources.safe_open import Links
 
 SUFFIX = b".xml"
 MAX_BYTES = 1 << 20  # an annotation of ILSVRC has 500 bytes, plus 230 per further object

@@ -6,16 +6,17 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice, pairwise
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
+
+import bracex
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import name_text
-from decodeonce.prep.sources.base import mode_of
-from decodeonce.prep.sources.links import Links
+from decodeonce.prep.sources.files import mode_of
+from decodeonce.prep.sources.safe_open import Links
 
-_RANGE = re.compile(r"(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.(-?[0-9]+))?")
 _SHARD = re.compile(r"(.+)-[0-9]{5}-of-[0-9]{5}.*")
 _SPLIT = re.compile(r"(?:^|[/._-])(train|training|validation|valid|val|test|testing|dev|eval)(?=[/._-])")
 MAX_FILES = 1 << 20  # limit for one pattern, because of slips like {0..99999999999}
@@ -39,9 +40,12 @@ def find_files(
     """
     if _ELSEWHERE.match(pattern):
         raise BuildError(f"{pattern}: only local files can be read; download them, then pass their path or pattern")
-    parts = [pattern] if os.path.exists(pattern) else list(islice(expand_braces(pattern), MAX_FILES + 1))
-    if len(parts) > MAX_FILES:
-        raise BuildError(f"{pattern}: the pattern expands to more than {MAX_FILES} files; use a narrower one")
+    try:
+        parts = bracex.expand(pattern, keep_escapes=True, limit=MAX_FILES)
+    except bracex.ExpansionLimitException:
+        raise BuildError(f"{pattern}: the pattern expands to more than {MAX_FILES} files; use a narrower one") from None
+    if not parts or os.path.exists(pattern):
+        parts = [pattern]
     found = {part: _files_of(part, suffixes, deep, follow_links) for part in parts}
     missing = [part for part in parts if not found[part]]
     if missing:
@@ -72,45 +76,6 @@ def _files_of(part: str, suffixes: tuple[str, ...], deep: bool, follow_links: bo
     if os.path.exists(part):
         return [part]
     return sorted(filter(os.path.isfile, glob.glob(part)), key=os.fsencode)
-
-
-def expand_braces(text: str) -> Iterator[str]:
-    """Expand {a,b} and {00..12..3} as bash does, nested ones too. Other braces stay as they are."""
-    start = text.find("{")
-    if start < 0:
-        yield text
-        return
-    choices, rest = _choices(text, start)
-    for choice in choices:
-        for tail in expand_braces(rest):
-            yield text[:start] + choice + tail
-
-
-def _choices(text: str, start: int) -> tuple[Iterable[str], str]:
-    """Return the alternatives for the brace expression at `start`, and the text after it."""
-    depth, edges = 0, [start]
-    for at in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[at], 0)
-        if depth == 0 or (depth == 1 and text[at] == ","):
-            edges.append(at)
-        if depth == 0:
-            break
-    else:
-        return ["{"], text[start + 1 :]
-    if len(edges) > 2:
-        parts = [text[a + 1 : b] for a, b in pairwise(edges)]
-        return [choice for part in parts for choice in expand_braces(part)], text[edges[-1] + 1 :]
-    if steps := _RANGE.fullmatch(text[start + 1 : edges[-1]]):
-        return _range(*steps.groups()), text[edges[-1] + 1 :]
-    return ["{"], text[start + 1 :]
-
-
-def _range(first: str, last: str, step: str | None) -> Iterator[str]:
-    padded = any(len(end.lstrip("-")) > 1 and end.lstrip("-")[0] == "0" for end in (first, last))
-    width = max(len(first), len(last)) if padded else 0
-    start, stop, by = int(first), int(last), abs(int(step or 1)) or 1
-    numbers = range(start, stop + 1, by) if start <= stop else range(start, stop - 1, -by)
-    return (f"{number:0{width}d}" for number in numbers)
 
 
 def check_one_split(folder: Path, names: list[str]) -> None:

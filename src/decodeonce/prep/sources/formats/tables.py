@@ -1,30 +1,46 @@
-"""Open Parquet files of images and read some of their columns."""
+"""Parquet files of images: find their columns, and read some of them.
+
+Columns, labels and paths are read in a separate process, because pyarrow may abort: of 4,800 files with a few bytes
+changed, pyarrow 26 aborted on 2. Workers, whose deaths are counted, read the images themselves.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-from bisect import bisect_right
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from decodeonce.errors import TRANSIENT_ERRORS, BuildError, failure_from
-from decodeonce.prep.entry import Undecodable
+from decodeonce.prep.entry import Undecodable, name_bytes
 from decodeonce.prep.pixels.memory_limit import limited_memory
-from decodeonce.prep.sources.base import MAX_FILE_BYTES, size_problem
+from decodeonce.prep.processes.isolated import MEMORY_BYTES, Isolated, answer_questions
+from decodeonce.prep.sources.files import MAX_FILE_BYTES, size_problem
+from decodeonce.prep.sources.formats.member import MAX_MEMBERS, MAX_NAME_BYTES
+from decodeonce.prep.sources.holders import Holder, HolderFile, SourceFiles
 
 MAX_FOOTER_BYTES = 1 << 26  # the footer is read whole; with 10,000 row groups of three columns it has about 4 MB
 MAX_GROUP_BYTES = 8 << 30  # size of a row group according to its metadata; a worker holds one
 # Metadata may be wrong. Reading a group may take GROUP_TIMES its stated size plus MORE_BYTES before it is an error.
 GROUP_TIMES, MORE_BYTES = 6, 4 << 30
-
-
+MAX_LABELS_BYTES = 1 << 28  # limit for the different labels of a row group, which are held in memory
+ROWS_AT_ONCE = 4096
+ROWS_WITH_NUMBERS = 256  # fewer, because each row may have thousands of numbers
 # Errors that a damaged file causes in pyarrow or in code that uses its results. ArrowException, which is not a built-in
 # exception, must be added after pyarrow is imported.
 DAMAGED = (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError)
-
-
 NO_BYTES = "the bytes of the image are not in the table"
+IMAGE_COLUMNS = ("image", "img", "picture", "jpg", "jpeg", "png")
+LABEL_COLUMNS = ("label", "labels", "class", "cls", "fine_label", "target", "category", "class_name")
+# The content and the types of the columns that --image-column and --label-column choose.
+EXPECTED = {
+    "image": ("images", "binary, or a struct with binary `bytes`"),
+    "label": ("labels", "integers or strings"),
+}
+EXPECTED_NUMBERS = "expected integers, floats or booleans, or lists of these"
+# Label, path of the image, whether there is an image, and the values of the columns of numbers.
+Row = tuple[str | None, str | None, bool, Sequence[Any]]
 
 
 class Columns(NamedTuple):
@@ -48,43 +64,61 @@ def pyarrow() -> Any:
     return pyarrow
 
 
-def open_table(path: str, fd: int) -> Any:
-    """Return a pyarrow.parquet.ParquetFile with its own descriptor; raise BuildError if the file is invalid."""
-    arrow, size = pyarrow(), os.fstat(fd).st_size
-    footer = int.from_bytes(os.pread(fd, 4, max(size - 8, 0)), "little")
-    if MAX_FOOTER_BYTES < footer < size:
-        raise BuildError(
-            f"{path}: the footer has {footer} bytes, expected at most {MAX_FOOTER_BYTES}; rewrite the file"
+class Table:
+    """An open Parquet file; raise BuildError if it is invalid."""
+
+    def __init__(self, holder: Holder) -> None:
+        self.path = holder.path
+        footer = int.from_bytes(holder.read_at(max(holder.size - 8, 0), 4), "little")
+        if MAX_FOOTER_BYTES < footer < holder.size:
+            limit = f"expected at most {MAX_FOOTER_BYTES}; rewrite the file"
+            raise BuildError(f"{self.path}: the footer has {footer} bytes, {limit}")
+        arrow = pyarrow()
+        try:
+            self.file = arrow.parquet.ParquetFile(HolderFile(holder))
+        except (*DAMAGED, arrow.ArrowException) as error:
+            raise read_error(self.path, error) from None
+
+    def read(self, group: int, columns: list[str]) -> Any:
+        """Read some columns of a row group as a pyarrow.Table; raise Stopped or BuildError on failure."""
+        arrow, size = pyarrow(), self.file.metadata.row_group(group).total_byte_size
+        what, advice = f"{self.path}: row group {group}", "rewrite the file with smaller row groups"
+        if not 0 <= size <= MAX_GROUP_BYTES:
+            raise BuildError(f"{what}: {size} bytes, expected at most {MAX_GROUP_BYTES}; {advice}")
+        try:
+            with limited_memory(most := GROUP_TIMES * size + MORE_BYTES):
+                return self.file.read_row_group(group, columns=columns, use_threads=False)
+        except MemoryError:
+            problem = f"takes more than {most} bytes of memory, or more than is free"
+            raise BuildError(f"{what}: {problem}; {advice}") from None
+        except (*DAMAGED, arrow.ArrowException) as error:
+            raise read_error(what, error) from None
+
+    def rows(self, group: int, columns: Columns) -> list[Row]:
+        """Read the rows of a row group. Images are only read if some are missing."""
+        facts = self.file.metadata.row_group(group)
+        nulls = _null_count(facts, columns.image)
+        mixed = 0 < nulls < facts.num_rows
+        data = self.read(
+            group, [columns.label, *filter(None, [columns.path]), *[columns.image] * mixed, *columns.numbers]
         )
-    file = os.fdopen(os.dup(fd), "rb")
-    try:
-        return arrow.parquet.ParquetFile(file)
-    except (*DAMAGED, arrow.ArrowException) as error:
-        file.close()
-        raise read_error(path, error) from None
+        count, where = data.num_rows, f"{self.path}: row group {group}"
+        if count != facts.num_rows:
+            raise BuildError(f"{where}: {count} rows, expected {facts.num_rows}; download the file again")
+        labels = (None if label is None else str(label) for label in column(data, columns.label).to_pylist())
+        paths = column(data, columns.path).to_pylist() if columns.path else [None] * count
+        if any(len(path) > MAX_NAME_BYTES for path in filter(None, paths)):
+            raise BuildError(f"{where}: a path of more than {MAX_NAME_BYTES} bytes; shorten it")
+        has_image = column(data, columns.image).is_valid().to_pylist() if mixed else [nulls == 0] * count
+        numbers = [data[name].to_pylist() for name in columns.numbers]
+        return list(zip(labels, paths, has_image, zip(*numbers, strict=True) if numbers else [()] * count, strict=True))
 
 
-def locate_group(unit: int, groups: Sequence[int]) -> tuple[int, int]:
-    """Return the file of row group `unit`, counted over all files, and its index there. `groups`: counts per file."""
-    starts = list(accumulate(groups, initial=0))
-    number = bisect_right(starts, unit) - 1
-    return number, unit - starts[number]
-
-
-def read_group(path: str, table: Any, group: int, columns: list[str]) -> Any:
-    """Read some columns of a row group as a pyarrow.Table; raise Stopped or BuildError on failure."""
-    arrow, size = pyarrow(), table.metadata.row_group(group).total_byte_size
-    if not 0 <= size <= MAX_GROUP_BYTES:
-        advice = "rewrite the file with smaller row groups"
-        raise BuildError(f"{path}: row group {group}: {size} bytes, expected at most {MAX_GROUP_BYTES}; {advice}")
-    try:
-        with limited_memory(most := GROUP_TIMES * size + MORE_BYTES):
-            return table.read_row_group(group, columns=columns, use_threads=False)
-    except MemoryError:
-        problem = f"takes more than {most} bytes of memory, or more than is free"
-        raise BuildError(f"{path}: row group {group}: {problem}; rewrite the file with smaller row groups") from None
-    except (*DAMAGED, arrow.ArrowException) as error:
-        raise read_error(f"{path}: row group {group}", error) from None
+def _null_count(group: Any, name: str) -> int:
+    """Return the number of nulls in a leaf column according to its statistics; 0 without statistics."""
+    leaves = (group.column(number) for number in range(group.num_columns))
+    statistics = next((leaf.statistics for leaf in leaves if leaf.path_in_schema == name), None)
+    return int(statistics.null_count) if statistics is not None and statistics.has_null_count else 0
 
 
 def read_error(what: str, error: Exception) -> Exception:
@@ -111,38 +145,169 @@ def image_at(images: Any, place: int) -> bytes:
     return bytes(image)
 
 
-def check_columns(path: str, table: Any, columns: Columns) -> None:
-    """Raise BuildError if a file lacks one of the columns of the first file."""
+def find_columns(path: str, schema: Any, *, image: str = "", label: str = "", numbers: Sequence[str] = ()) -> Columns:
+    """Return the columns of images and labels of a schema, by type and name, or the ones passed as `image` and `label`.
+
+    `numbers` are the columns of numbers to keep. Raise BuildError if a column is missing, ambiguous or of another type.
+    """
+    images = {field.name: leaves for field in schema if (leaves := _image_leaves(field)) is not None}
+    likely = [name for name in images if name.lower() in IMAGE_COLUMNS] if len(images) > 1 else list(images)
+    labels = [field.name for field in schema if _is_label(field.type)]
+    coded = [name for name in labels if class_names(schema, name) is not None]
+    known = coded or [name for name in labels if name.lower() in LABEL_COLUMNS]
+    if image:
+        likely = [name for name, leaves in images.items() if image in (name, leaves[0])]
+    chosen = _choose(path, schema, "image", likely, image)
+    known = [name for name in labels if name == label] if label else known
+    for name in numbers:
+        _check_numbers(path, schema, name)
+    return Columns(*images[chosen], _choose(path, schema, "label", known, label), list(numbers))
+
+
+def _check_numbers(path: str, schema: Any, name: str) -> None:
+    fields = [field for field in schema if field.name == name]
+    kinds = [getattr(field.type, "value_type", field.type) for field in fields]
+    if len(fields) != 1:
+        raise BuildError(f"{path}: --column {name}: no such column; {_describe_columns(schema)}")
+    if not _is_one_of(kinds[0], "integer", "float32", "float64", "boolean"):
+        text = "; for text, store token ids" if _is_one_of(kinds[0], "string", "large_string", "string_view") else ""
+        raise BuildError(f"{path}: --column {name}: has type {fields[0].type}; {EXPECTED_NUMBERS}{text}")
+
+
+def _describe_columns(schema: Any) -> str:
+    return "the columns are " + ", ".join(f"{field.name} ({field.type})" for field in schema)
+
+
+def _choose(path: str, schema: Any, what: str, found: list[str], named: str) -> str:
+    """Return the only column in `found`; raise BuildError if there is none or several. `named` is the user's choice."""
+    if len(found) == 1:
+        return found[0]
+    columns, (content, expected) = _describe_columns(schema), EXPECTED[what]
+    if named:
+        problem = f"cannot hold {content}, expected {expected}" if named in schema.names else "no such column"
+        raise BuildError(f"{path}: --{what}-column {named}: {problem}; {columns}")
+    problem = f"several columns may hold {content} ({', '.join(found)})" if found else f"no column looks like {content}"
+    raise BuildError(f"{path}: {problem}; choose one with --{what}-column; {columns}")
+
+
+def _image_leaves(field: Any) -> tuple[str, str] | None:
+    """Return the leaf columns with an image's bytes and path ("" for none), or None for a column of other content."""
+    if _is_binary(field.type):
+        return field.name, ""
+    if not pyarrow().types.is_struct(field.type):
+        return None
+    inner = {part.name: part.type for part in field.type}
+    if "bytes" not in inner or not _is_binary(inner["bytes"]):
+        return None
+    return f"{field.name}.bytes", f"{field.name}.path" if "path" in inner else ""
+
+
+def _is_binary(kind: Any) -> bool:
+    return _is_one_of(kind, "binary", "large_binary", "binary_view")
+
+
+def _is_label(kind: Any) -> bool:
+    kind = kind.value_type if pyarrow().types.is_dictionary(kind) else kind
+    return _is_one_of(kind, "integer", "string", "large_string", "string_view")
+
+
+def _is_one_of(kind: Any, *names: str) -> bool:
+    """Return whether a type is one of these. pyarrow 14 has no views."""
+    asked = [getattr(pyarrow().types, f"is_{name}", None) for name in names]
+    return any(ask(kind) for ask in asked if ask is not None)
+
+
+def class_names(schema: Any, label: str) -> list[str] | None:
+    """Return the names in Hugging Face's ClassLabel of a column, from the schema's metadata; None without one."""
+    try:
+        known = json.loads((schema.metadata or {})[b"huggingface"])
+        names = known["info"]["features"][label]["names"]
+        found = list(names.values() if isinstance(names, dict) else names)
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return None
+    return found if all(isinstance(name, str) for name in found) and _is_text("".join(found)) else None
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name_bytes(name)
+    except UnicodeEncodeError:  # a lone surrogate, which JSON can contain
+        return False
+    return True
+
+
+_reader = Isolated(__name__)
+_table: tuple[list[Any], SourceFiles, Table] | None = None  # the file of the last question
+_rows: tuple[list[Any], int, list[Row]] | None = None
+
+
+def ask_about(files: SourceFiles, number: int, ask: str, **facts: Any) -> Any:
+    """Call `answer` for a file in the separate process."""
+    path, (_, *as_listed) = os.fsdecode(files.path(number)), files.files[number]
+    return _reader.ask(path, ask=ask, file=[path, *as_listed], **facts)
+
+
+def answer(ask: str, file: list[Any], **facts: Any) -> Any:
+    """Answer one of `QUESTIONS` about a file (path, size, mtime_ns); raise BuildError if it is damaged."""
+    damaged = (*DAMAGED, pyarrow().ArrowException)
+    try:
+        return QUESTIONS[ask](file, **facts)
+    except MemoryError:
+        problem = f"listing takes more than {MEMORY_BYTES} bytes of memory"
+        raise BuildError(f"{file[0]}: {problem}; rewrite the file with smaller row groups") from None
+    except damaged as error:
+        raise read_error(file[0], error) from None
+
+
+def _opened(file: list[Any]) -> Table:
+    global _table, _rows
+    if _table is None or _table[0] != file:
+        if _table is not None:
+            _table[1].close()
+        _table = _rows = None
+        files = SourceFiles(Path(file[0]), [("", *file[1:])])
+        _table = (file, files, Table(files.holder(0)))
+    return _table[2]
+
+
+def _columns(file: list[Any], **asked: Any) -> Columns:
+    return find_columns(file[0], _opened(file).file.schema_arrow, **asked)
+
+
+def _facts(file: list[Any], columns: list[Any]) -> dict[str, Any]:
+    """Return the rows of each row group, and the class names; raise BuildError if a column is missing."""
+    table, (*wanted, numbers) = _opened(file).file, Columns(*columns)
     leaves = {table.schema.column(number).path for number in range(len(table.schema))}
-    missing = [leaf for leaf in filter(None, columns[:3]) if leaf not in leaves]
-    missing += [name for name in columns.numbers if name not in table.schema_arrow.names]
+    missing = [leaf for leaf in filter(None, wanted) if leaf not in leaves]
+    missing += [name for name in numbers if name not in table.schema_arrow.names]
     if missing:
-        raise BuildError(f"{path}: no column {missing[0]}, which the first file has; build the files separately")
+        raise BuildError(f"{file[0]}: no column {missing[0]}, which the first file has; build the files separately")
+    rows = [table.metadata.row_group(group).num_rows for group in range(table.num_row_groups)]
+    if not all(0 <= here <= MAX_MEMBERS for here in (*rows, sum(rows))):
+        raise BuildError(f"{file[0]}: {sum(rows)} rows, expected at most {MAX_MEMBERS}; write it as several files")
+    return {"rows": rows, "names": class_names(table.schema_arrow, columns[2])}
 
 
-# Label, path of the image, whether there is an image, and the values of the columns of numbers.
-Row = tuple[str | None, str | None, bool, Sequence[Any]]
+def _labels(file: list[Any], columns: list[Any], group: int) -> list[str]:
+    label = columns[2]
+    values = column(_opened(file).read(group, [label]), label).unique()
+    labels = list(map(str, values.drop_null().to_pylist()))
+    if sum(map(len, labels)) > MAX_LABELS_BYTES or max(map(len, labels), default=0) > MAX_NAME_BYTES:
+        raise BuildError(f"{file[0]}: row group {group}: the labels are long texts; expected class names or numbers")
+    return labels
 
 
-def read_rows(path: str, table: Any, group: int, columns: Columns) -> list[Row]:
-    """Read the rows of a row group. Images are only read if some are missing."""
-    facts = table.metadata.row_group(group)
-    nulls = _null_count(facts, columns.image)
-    mixed = 0 < nulls < facts.num_rows
-    wanted = [columns.label, *filter(None, [columns.path]), *([columns.image] if mixed else []), *columns.numbers]
-    data = read_group(path, table, group, wanted)
-    count = data.num_rows
-    if count != facts.num_rows:
-        raise BuildError(f"{path}: row group {group}: {count} rows, expected {facts.num_rows}; download the file again")
-    labels = (None if label is None else str(label) for label in column(data, columns.label).to_pylist())
-    paths = column(data, columns.path).to_pylist() if columns.path else [None] * count
-    has_image = column(data, columns.image).is_valid().to_pylist() if mixed else [nulls == 0] * count
-    numbers = [data[name].to_pylist() for name in columns.numbers]
-    return list(zip(labels, paths, has_image, zip(*numbers, strict=True) if numbers else [()] * count, strict=True))
+def _rows_from(file: list[Any], columns: list[Any], group: int, first: int) -> list[Row]:
+    global _rows
+    table = _opened(file)
+    if _rows is None or _rows[:2] != (file, group):
+        _rows = (file, group, table.rows(group, Columns(*columns)))
+    return _rows[2][first : first + (ROWS_WITH_NUMBERS if Columns(*columns).numbers else ROWS_AT_ONCE)]
 
 
-def _null_count(group: Any, name: str) -> int:
-    """Return the number of nulls in a leaf column according to its statistics; 0 without statistics."""
-    leaves = (group.column(number) for number in range(group.num_columns))
-    statistics = next((leaf.statistics for leaf in leaves if leaf.path_in_schema == name), None)
-    return int(statistics.null_count) if statistics is not None and statistics.has_null_count else 0
+QUESTIONS: dict[str, Callable[..., Any]] = {"columns": _columns, "facts": _facts, "labels": _labels, "rows": _rows_from}
+
+
+def main(arguments: list[str]) -> int:
+    """Answer the questions of `ask_about`."""
+    return answer_questions(arguments, answer)

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import io
-import os
 import stat
 import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
-from decodeonce.errors import BuildError, failure_from
+from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Undecodable, name_bytes
-from decodeonce.prep.sources.base import size_problem
-from decodeonce.prep.sources.files import SourceFiles
+from decodeonce.prep.sources.files import size_problem
 from decodeonce.prep.sources.formats.member import MAX_MEMBERS, Member, MemberLimits, clean_name
-from decodeonce.prep.sources.safe_open import open_regular
+from decodeonce.prep.sources.holders import CHUNK, Holder, HolderFile
 
 # APPNOTE.TXT 4.3.7: signature, version, flags, method, time, date, CRC-32, two sizes, lengths of name and extra field
 LOCAL_HEADER = struct.Struct("<4s5HL2L2H")
 LOCAL, DESCRIPTOR = b"PK\x03\x04", b"PK\x07\x08"
 ENCRYPTED, DESCRIBED_LATER = 0x1, 0x8
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-_PLACE = ("header_offset", "compress_size")
 SPARE = 512  # a deflated JPEG may be this many bytes larger than the JPEG itself
-CHUNK = 1 << 20
-MAX_DIRECTORY_BYTES = (
-    1 << 30
-)  # limit for the central directory, which zipfile reads whole; that of Kaggle's zip has 0.3 GB
+# Limit for the central directory, which zipfile reads whole; that of Kaggle's zip has 0.3 GB.
+MAX_DIRECTORY_BYTES = 1 << 30
 CENTRAL = b"PK\x01\x02"  # signature of a member's entry in the central directory
 
 
@@ -47,28 +41,22 @@ class _DirectoryReader(io.BufferedReader):
         return data
 
 
-def list_zip(path: Path) -> Iterator[Member]:
+def list_zip(holder: Holder) -> Iterator[Member]:
     """Yield the files of a zip in the order of its central directory, except hidden ones.
 
     Raises:
         BuildError: If the zip is damaged or truncated, such as an incomplete download.
     """
     try:
-        with _DirectoryReader(io.FileIO(open_regular(path))) as file, zipfile.ZipFile(file) as archive:
+        with _DirectoryReader(HolderFile(holder)) as file, zipfile.ZipFile(file) as archive:
             infos = archive.filelist
             archive.NameToInfo.clear()
-            _check_overlap(infos, os.fstat(file.fileno()).st_size)
-    except OSError as error:
-        raise failure_from(error, path) from None
-    except (
-        zipfile.BadZipFile,
-        NotImplementedError,
-        ValueError,
-        struct.error,
-    ) as error:  # NotImplementedError: a newer version of the format
-        raise BuildError(f"{path}: not a zip, or truncated: {error}; download it again") from None
+            _check_overlap(infos, holder.size)
+    except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
+        # NotImplementedError: a newer version of the format
+        raise BuildError(f"{holder.path}: not a zip, or truncated: {error}; download it again") from None
     infos.reverse()
-    limits = MemberLimits(path)
+    limits = MemberLimits(holder.path)
     while infos:  # frees 700 bytes per member
         info = infos.pop()
         limits.add(name := name_bytes(info.filename))
@@ -80,7 +68,8 @@ def _check_overlap(infos: list[zipfile.ZipInfo], size: int) -> None:
     """Raise BadZipFile if members overlap, as in zip bombs, or reach beyond the end of the file."""
     if any(not 0 <= info.header_offset <= info.header_offset + info.compress_size <= size for info in infos):
         raise zipfile.BadZipFile(f"members beyond its {size} bytes")
-    starts, sizes = (np.fromiter((getattr(info, name) for info in infos), np.int64) for name in _PLACE)
+    starts = np.fromiter((info.header_offset for info in infos), np.int64)
+    sizes = np.fromiter((info.compress_size for info in infos), np.int64)
     order = np.argsort(starts)
     if (starts[order][:-1] + LOCAL_HEADER.size + sizes[order][:-1] > starts[order][1:]).any():
         raise zipfile.BadZipFile("overlapping members")
@@ -102,13 +91,13 @@ def _unreadable_reason(flags: int, method: int) -> str:
     return f"compressed by method {method}{f' ({name})' if name else ''}, expected stored or deflated"
 
 
-def read_member(files: SourceFiles, number: int, place: int, size: int) -> bytes:
-    """Read the member whose local header is at offset `place` of a file, and check its CRC-32.
+def read_member(holder: Holder, place: int, size: int) -> bytes:
+    """Read the member whose local header is at offset `place`, and check its CRC-32.
 
     Raises:
         Undecodable: If the member is damaged, encrypted, or compressed with a method other than deflate.
     """
-    raw = files.read_some(number, place, LOCAL_HEADER.size)
+    raw = holder.read_at(place, LOCAL_HEADER.size)
     if raw[:4] != LOCAL or len(raw) < LOCAL_HEADER.size:
         raise Undecodable(f"damaged zip: no local header at byte {place}")
     _, _, flags, method, _, _, crc, _, _, name_size, extra_size = LOCAL_HEADER.unpack(raw)
@@ -116,23 +105,23 @@ def read_member(files: SourceFiles, number: int, place: int, size: int) -> bytes
         raise Undecodable(problem)
     start = place + LOCAL_HEADER.size + name_size + extra_size
     if method == zipfile.ZIP_STORED:
-        data, end = files.read_some(number, start, size), start + size
+        data, end = holder.read_at(start, size), start + size
     else:
-        data, end = _inflated(files, number, start, size)
+        data, end = _inflated(holder, start, size)
     if flags & DESCRIBED_LATER:
-        crc = _descriptor_crc(files.read_some(number, end, 8))
+        crc = _descriptor_crc(holder.read_at(end, 8))
     if len(data) != size or zlib.crc32(data) != crc:
         raise Undecodable(f"damaged zip: {len(data)} bytes with CRC {zlib.crc32(data):08x}, expected {size}, {crc:08x}")
     return data
 
 
-def _inflated(files: SourceFiles, number: int, at: int, size: int) -> tuple[bytes, int]:
+def _inflated(holder: Holder, at: int, size: int) -> tuple[bytes, int]:
     """Unpack up to size + 1 bytes of the deflated stream at offset `at`. Return them and the offset of its end."""
     inflater, data, packed = zlib.decompressobj(-zlib.MAX_WBITS), bytearray(), b""
     try:
         while not inflater.eof and len(data) <= size:
             if not packed:
-                packed = files.read_some(number, at, min(size + SPARE, CHUNK))
+                packed = holder.read_at(at, min(size + SPARE, CHUNK))
                 at += len(packed)
             if not packed:
                 break

@@ -12,19 +12,20 @@ from typing import Annotated
 
 from decodeonce.errors import BuildError, raise_file_system_failure
 from decodeonce.prep.entry import name_text
-from decodeonce.prep.sources.base import mode_of
-from decodeonce.prep.sources.files import source_file
+from decodeonce.prep.sources.files import mode_of
 from decodeonce.prep.sources.folder import class_folders
-from decodeonce.prep.sources.formats.tar import Window, list_tar
-from decodeonce.prep.sources.imagenet.archive import ImagenetTarSource
-from decodeonce.prep.sources.imagenet.class_order import class_order
-from decodeonce.prep.sources.imagenet.files import ImagenetFlatSource, ImagenetSource
-from decodeonce.prep.sources.imagenet.kaggle import ImagenetZipSource, zip_listing
-from decodeonce.prep.sources.imagenet.split import SPLITS, AnySplit, ImagenetSplit
-from decodeonce.prep.sources.imagenet.synsets import find_synsets
-from decodeonce.prep.sources.imagenet.val_labels import VAL_PREFIX
-from decodeonce.prep.sources.links import Links
-from decodeonce.prep.sources.safe_open import open_regular
+from decodeonce.prep.sources.formats.tar import list_tar
+from decodeonce.prep.sources.holders import open_holder, source_file
+from decodeonce.prep.sources.imagenet.forms import (
+    ImagenetFlatSource,
+    ImagenetSource,
+    ImagenetTarSource,
+    ImagenetZipSource,
+    zip_listing,
+)
+from decodeonce.prep.sources.imagenet.labels import VAL_PREFIX, find_synsets
+from decodeonce.prep.sources.imagenet.split import SPLITS, AnySplit, ImagenetSplit, class_order
+from decodeonce.prep.sources.safe_open import Links
 
 # The folders that hold train and val in Kaggle's layout, or in parts of it.
 BASES = ("", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC", "CLS-LOC")
@@ -117,10 +118,10 @@ def _forms_in(root: Path, split: str, links: Links) -> Iterator[ImagenetSplit]:
 
 def _in_tar(root: Path, split: str) -> Iterator[ImagenetSplit]:
     file = source_file(root, "")
-    with open(open_regular(root), "rb") as opened:
-        if opened.read(2) == b"PK":
+    with open_holder(root) as holder:
+        if holder.read_at(0, 2) == b"PK":
             return
-        first = next(list_tar(Window(opened.fileno(), str(root), 0, file.size)), None)
+        first = next(list_tar(holder), None)
     own = "train" if first is not None and first.name.endswith(b".tar") else "val"
     if split == own:
         yield ImagenetTarSource(root, split=own, files=[file])
@@ -129,8 +130,8 @@ def _in_tar(root: Path, split: str) -> Iterator[ImagenetSplit]:
 def _zips_in(root: Path, split: str, links: Links) -> Iterator[ImagenetSplit]:
     """Yield the split in a zip: `root` itself or a file in it. Listing a zip can take long."""
     if os.path.isfile(root):
-        with open(open_regular(root), "rb") as opened:
-            files = [source_file(root, "")] if opened.read(2) == b"PK" else []
+        with open_holder(root) as holder:
+            files = [source_file(root, "")] if holder.read_at(0, 2) == b"PK" else []
     else:
         names = sorted(path.name for path in root.glob("*.zip") if path.is_file())
         files = [source_file(root, name, links) for name in names]

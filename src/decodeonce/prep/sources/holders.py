@@ -1,0 +1,235 @@
+"""Files that hold many samples each, such as tars. They are opened when needed and checked against the plan."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import stat
+import sys
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from decodeonce.errors import BuildError, DecodeonceError, Stopped
+from decodeonce.prep.entry import name_bytes
+from decodeonce.prep.sources.files import mtime_of, open_listed, read_range
+from decodeonce.prep.sources.safe_open import Links, expecting, open_regular
+from decodeonce.store import disk
+
+OPEN_FILES = 64
+GZIP_MAGIC = b"\x1f\x8b"
+CHUNK = 1 << 20
+
+
+class Holder:
+    """Bytes at offsets: a file that holds samples, or a part of one, such as a tar in a tar.
+
+    All that the readers of tars, zips and tables need is `read_at`, `size`, and `path` for messages. A sample is a
+    place in a holder.
+
+    Args:
+        fd: Descriptor of the file.
+        path: Name in messages.
+        first: Offset of the part in the file.
+        size: Size of the part in bytes.
+    """
+
+    ahead = 513  # the least number of bytes per read of headers: the byte before one in a tar, and the header
+
+    def __init__(self, fd: int, path: str, first: int, size: int) -> None:
+        self.path = path
+        self.size = size
+        self._fd = fd
+        self._first = first
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Read `size` bytes from `offset`, fewer only at the end."""
+        return read_range(self._fd, self.path, self._first + offset, max(0, min(size, self.size - offset)))
+
+    def part(self, first: int, size: int, name: str) -> Holder:
+        """Return a part of this holder, which must stay open."""
+        return Holder(self._fd, f"{self.path}: {name}", self._first + first, size)
+
+    def read_to_end(self) -> None:
+        """Read the rest if that is needed to check integrity. A plain file needs no check."""
+
+    def close(self) -> None:
+        """Close the file."""
+        disk.close(self._fd)
+
+
+@contextmanager
+def open_holder(path: bytes | Path) -> Iterator[Holder]:
+    """Open a regular file that was not listed; raise OSError if it is not one."""
+    with open(open_regular(path), "rb") as file:
+        yield Holder(file.fileno(), os.fsdecode(path), 0, os.fstat(file.fileno()).st_size)
+
+
+class GzipStream(Holder):
+    """The unpacked bytes of a gzip file.
+
+    Reading forward unpacks everything in between. Reading backward starts again at the beginning.
+
+    Args:
+        packed: The gzip file; it stays open when the stream is closed.
+        failure: The exception to raise if the file is damaged.
+    """
+
+    ahead = 0  # read no more than requested, because reading backward is expensive
+
+    def __init__(self, packed: Holder, failure: type[DecodeonceError]) -> None:
+        self.path = packed.path
+        self.size = sys.maxsize  # known only after the end was read
+        self._failure = failure
+        self._stream = gzip.GzipFile(fileobj=io.BufferedReader(HolderFile(packed), CHUNK))
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Read `size` bytes from `offset`, fewer only at the end."""
+        try:
+            found = self._stream.seek(offset)
+            data = self._stream.read(size) if found == offset else b""
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            advice = "download it again; if its disk failed, run the same command again"
+            raise self._failure(f"{self.path}: cannot be unpacked at byte {offset}: {error}; {advice}") from None
+        if len(data) < size:
+            self.size = found + len(data)
+        return data
+
+    def read_to_end(self) -> None:
+        """Unpack the rest, to check that the stream is complete."""
+        while self.read_at(self._stream.tell(), CHUNK):
+            pass
+
+    def close(self) -> None:
+        """Forget the unpacked bytes."""
+        self._stream.close()
+
+
+class HolderFile(io.RawIOBase):
+    """A holder as a file object of Python, for libraries that read one."""
+
+    def __init__(self, holder: Holder) -> None:
+        self._holder = holder
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:  # io.BufferedReader calls it often, and the one of the base class calls seek
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        at = offset + (0, self._at, self._holder.size)[whence]
+        if at < 0:
+            raise io.UnsupportedOperation(f"no byte {at}")
+        self._at = at
+        return at
+
+    def read(self, size: int = -1, /) -> bytes:
+        data = self._holder.read_at(self._at, size if size >= 0 else self._holder.size - self._at)
+        self._at += len(data)
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._holder.read_at(self._at, len(buffer))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+class SourceFile(NamedTuple):
+    """A file at `name` below a source's root, or the root itself if `name` is "", as it was when it was listed."""
+
+    name: str
+    size: int
+    mtime_ns: int
+
+
+def file_path(root: Path, name: str) -> bytes:
+    """Return the path of the file `name` below `root`, or `root` itself if `name` is ""."""
+    return os.path.join(os.fsencode(root), name_bytes(name)) if name else os.fsencode(root)
+
+
+def source_file(root: Path, name: str, links: Links | None = None) -> SourceFile:
+    """Return the file `name` below `root` as it is now; raise BuildError if it is missing or a forbidden link."""
+    path = file_path(root, name)
+    if links is not None:
+        links.check(path)
+    with expecting(path, "expected a file that holds images"):
+        facts = os.stat(path)
+    if not stat.S_ISREG(facts.st_mode):
+        raise BuildError(f"{os.fsdecode(path)}: not a regular file; expected a file that holds images")
+    return SourceFile(name, facts.st_size, mtime_of(facts))
+
+
+class SourceFiles:
+    """The numbered files of a source. Reading raises BuildError if a file is missing or has changed.
+
+    Up to `OPEN_FILES` files stay open. Only `opened` may be used by several threads.
+    """
+
+    def __init__(self, root: Path, files: Iterable[Any]) -> None:
+        self._root = root
+        self.files = [SourceFile(*file) for file in files]
+        self._open: OrderedDict[int, Holder] = OrderedDict()
+
+    def facts(self) -> list[list[Any]]:
+        """Return the files as lists, for JSON."""
+        return [list(file) for file in self.files]
+
+    def path(self, number: int) -> bytes:
+        return file_path(self._root, self.files[number].name)
+
+    def by_file(self, names: Iterable[bytes]) -> dict[int, set[bytes]]:
+        """Return the names of samples by the number of the file whose name they start with."""
+        numbers = {name_bytes(file.name): number for number, file in enumerate(self.files)}
+        found: dict[int, set[bytes]] = {}
+        for name in names:
+            starts = (name[:at] for at, byte in enumerate(name) if byte == ord("/"))
+            if (number := next((numbers[start] for start in starts if start in numbers), None)) is not None:
+                found.setdefault(number, set()).add(name)
+        return found
+
+    def read(self, number: int, offset: int, size: int) -> bytes:
+        """Read exactly `size` bytes from `offset`."""
+        data = self.holder(number).read_at(offset, size)
+        if len(data) != size:
+            path, end = os.fsdecode(self.path(number)), offset + len(data)
+            raise Stopped(f"{path}: ends at byte {end}, expected {offset + size}; run the same command again")
+        return data
+
+    def holder(self, number: int) -> Holder:
+        """Return an open file, checked against the listing when it was opened. Do not close it."""
+        if number in self._open:
+            self._open.move_to_end(number)
+            return self._open[number]
+        holder = self._opened(number)
+        if len(self._open) == OPEN_FILES:
+            self._open.popitem(last=False)[1].close()
+        self._open[number] = holder
+        return holder
+
+    @contextmanager
+    def opened(self, number: int) -> Iterator[Holder]:
+        """Open a file with a descriptor of its own, for a listing in a thread."""
+        holder = self._opened(number)
+        try:
+            yield holder
+        finally:
+            holder.close()
+
+    def _opened(self, number: int) -> Holder:
+        path, (_, size, mtime_ns) = self.path(number), self.files[number]
+        return Holder(open_listed(path, size, mtime_ns), os.fsdecode(path), 0, size)
+
+    def close(self) -> None:
+        """Close all files. Reading opens them again."""
+        while self._open:
+            self._open.popitem()[1].close()
