@@ -183,9 +183,7 @@ def test_image_replaced_after_the_plan_is_not_read(tree: Tree, what: str) -> Non
         os.utime(file, ns=(entry.mtime_ns, entry.mtime_ns))
     else:
         replace_by_link(file, Path("/dev/zero"))
-    # Running the command again does not help with a link that leads out, but a FIFO may be replaced by the file.
-    error, message = (Stopped, "a FIFO") if what == "fifo" else (BuildError, "a link that leads out .* both$")
-    with pytest.raises(error, match=message):
+    with pytest.raises(BuildError, match="a FIFO" if what == "fifo" else "a link that leads out .* both$"):
         reopen(source).read(entry)
 
 
@@ -193,7 +191,7 @@ def test_device_is_not_read_with_follow_links(tree: Tree) -> None:
     source = tree.open(follow=True)
     *_, entry = source.entries()
     replace_by_link(tree.files[1], Path("/dev/zero"))
-    with pytest.raises(Stopped, match="a device"):
+    with pytest.raises(BuildError, match="a device"):
         reopen(source).read(entry)
     assert problems(source) == ["", "not a regular file"]
 

@@ -129,11 +129,11 @@ def check_shard(plan: Plan, index: int) -> None:
     path, size = planned_shard(plan, index)
     found = path.stat().st_size
     if found < size:
-        out = quoted(str(plan.paths.root))
+        root = str(plan.paths.root)
         raise BuildError(
-            f"{path}: {found} bytes, expected {size}: it was cut after decoding began, so rows are lost; remove {out} "
+            f"{path}: {found} bytes, expected {size}: it was cut after decoding began, so rows are lost; remove {root} "
             f"and build again, or rebuild only the lost rows: run `truncate -s {size} {quoted(str(path))}`, finish "
-            f"the build, then run `prep repair {out} --from SRC`"
+            f"the build, then run `prep repair {quoted(root)} --from SRC`"
         )
 
 
