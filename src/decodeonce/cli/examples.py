@@ -39,8 +39,8 @@ prep stage train.store /local/part --node-rank 0 --node-count 4
 srun --ntasks-per-node=1 prep stage train.store /local/part
 prep export train.store images --as folder
 prep export train.store tars --as webdataset --quality 95
-prep bench build /data/imagenet
-prep bench build /data/imagenet --out /scratch/me --workers 32 --json
+prep bench build imagenet /data/imagenet /scratch/me/train.store
+prep bench build webdataset 'shards/train-{0000..0147}.tar' train.store --workers 32 --json
 prep bench load train.store
 prep bench load train.store --device cuda --gpu-rate 2500
 prep sample imagenet-sample
