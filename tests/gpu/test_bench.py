@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 
 from decodeonce.cli.bench import commands
 from decodeonce.cli.bench.load import WHAT
-from decodeonce.cli.doctor.devices import gpu_driver, numa_nodes, pinned_memory
 from tests.command import prep, prep_process
 from tests.stores import make_store, random_images
 
@@ -34,12 +32,7 @@ def test_store_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert " is limited by " in ended.stdout.splitlines()[-1]
 
 
-def test_doctor_reports_driver_memory_and_nodes() -> None:
-    driver = gpu_driver()
-    assert (driver.level, "no GPU" in driver.found) == ("ok", False), driver
-    if torch.version.cuda:
-        assert re.search(r"driver nvidia \d{3}\.\d+", driver.found), driver
-    assert pinned_memory().found.startswith("ulimit -l ")
-    assert re.search(r"this process on node \d|no NUMA nodes", numa_nodes().found), numa_nodes()
-    checks = json.loads(prep_process("doctor", "--json").stdout)["checks"]
-    assert {"gpu driver", "pinned memory", "numa nodes"} < {check["name"] for check in checks}
+def test_doctor_finds_the_devices() -> None:
+    checks = {check["name"]: check for check in json.loads(prep_process("doctor", "--json").stdout)["checks"]}
+    assert checks["torch"]["level"] == "ok"
+    assert f"{torch.accelerator.device_count()} x " in checks["torch"]["found"]
