@@ -29,7 +29,6 @@ prep ls train.store --class n01440764 --match '*_10026.JPEG'
 prep show train.store --class n01440764 --out sheet.png
 prep show train.store --random 100 --seed 7 --out sheet.png
 prep report train.store --out train.html
-prep report train.store --from /data/imagenet --out train.html
 prep convert train.store train-h5.store --format hdf5
 prep convert train.store small.store --size 128 --class n01440764 --class n01443537
 prep convert first.store second.store both.store
