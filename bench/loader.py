@@ -27,11 +27,16 @@ from copies import Copies, drain
 from synthetic import ROW_BYTES, synthetic_store
 
 from decodeonce import Loader, open_store
-from decodeonce.cli.bench.epochs import anonymous_bytes
 
 SCRATCH = Path(__file__).resolve().parent.parent / "build"
 CHECKED = ", checked"
 SIZES = {"1 GB": 10**9, "10 GB": 10**10}
+
+
+def anonymous_bytes() -> int:
+    """Return RssAnon of this process, which excludes the pages of a mapped store."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
 
 def first_batch(path: Path, batch_size: int) -> float:

@@ -87,7 +87,7 @@ def test_each_kind_has_its_own_and_the_shared_flags(verb: str) -> None:
         (["build", "folder", "SRC", "OUT", "--split", "val"], "No such option: --split"),
         (["build", "folder", "SRC", "OUT", "--classes", "nowhere.txt"], "nowhere.txt"),
         (["build", "movies", "SRC", "OUT"], "No such kind 'movies', expected one of imagenet, folder, list,"),
-        (["bench", "build", "SRC", "--kind", "movies"], "'movies' is not one of auto, imagenet, folder, list,"),
+        (["bench", "build", "movies", "SRC", "OUT"], "No such kind 'movies', expected one of imagenet, folder, list,"),
         (["build", "folder", "SRC"], "Missing argument"),
         (["work", "OUT", "--task", "2", "--tasks", "2"], "task is 2 of 2"),
         (["no-such-command"], "no-such-command"),

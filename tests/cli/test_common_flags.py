@@ -59,8 +59,8 @@ def test_every_example_is_valid(line: str) -> None:
     name = next(name for name in COMMANDS if words[: len(name.split())] == name.split())
     assert line in examples(name)
     context = COMMANDS[name].make_context(name, words[len(name.split()) :])
-    if name.startswith("submit"):  # its words are another command
-        verb, kind, *rest = context.params["words"]
+    if nested := context.params.get("words"):  # they are another command
+        verb, kind, *rest = nested if name.startswith("submit") else ["build", *nested]
         COMMANDS[f"{verb} {kind}"].make_context("build", rest)
 
 

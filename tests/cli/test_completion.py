@@ -40,7 +40,6 @@ def test_bash_completes_commands_flags_and_values(environ: dict[str, str], tmp_p
         "prep submit ''": "slurm pbs",
         "prep build im": "imagenet",
         "prep build list --ro": "--root",
-        "prep bench build src --kind par": "parquet",
         "prep build folder src out --fit ''": "crop stretch pad",
         "prep verify train.store --qui": "--quiet",
         "prep ls train.store --class class": "class0 class1 class2",

@@ -118,17 +118,20 @@ def test_too_many_rejects_are_predicted(tmp_path: Path) -> None:
     assert not any("this build would fail" in line for line in enough)
 
 
-def test_image_that_crashes_decoder_leaves_time_unknown(
+def test_image_that_crashes_its_decoder_is_a_reject(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "killing_map.py").write_text("import os\ndef die(pixels, sample):\n    os._exit(9)\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    printed = lines(
-        FolderSource(tree / "train"), tmp_path / "out", Recipe(height=8, width=8, map=find_map("killing_map:die"))
+    code = (
+        "import os\ndef die(pixels, sample):\n    if '0_0.' in sample.source:\n        os._exit(9)\n    return pixels\n"
     )
+    (tmp_path / "killing_map.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    recipe = Recipe(height=8, width=8, map=find_map("killing_map:die"))
+    printed = lines(FolderSource(tree / "train"), tmp_path / "out", recipe, max_bad="1")
     sys.modules.pop("killing_map")
-    assert "crashed its decoder (exit status 9), so the time cannot be estimated" in printed[2]
-    assert printed[3].endswith(": enough")
+    assert printed[3].endswith(
+        "1 of them cannot be decoded, first n00000000/n00000000_0.JPEG: the decoder died with exit status 9, 2 times"
+    )
 
 
 def test_unfinished_build_needs_no_more_space(tree: Path, tmp_path: Path) -> None:

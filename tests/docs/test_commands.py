@@ -123,7 +123,7 @@ def _disable(command: Any) -> None:
 
 def _parse_inner_command(context: Any) -> None:
     if words := context.params.get("words"):  # of `prep submit slurm build ...`
-        parse(words)
+        parse(words if words[0] == "build" else ["build", *words])  # of `prep bench build ...`
 
 
 @pytest.mark.parametrize("words", SHOWN)

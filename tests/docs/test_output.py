@@ -14,10 +14,10 @@ from tests.stores import make_store, random_images
 
 SHOWN = {
     "prep bench load train.store": "docs/how-to/find-the-bottleneck.md",
-    "prep bench build imagenet": "docs/how-to/find-the-bottleneck.md",
+    "prep bench build imagenet imagenet new.store": "docs/how-to/find-the-bottleneck.md",
     "prep doctor": "docs/reference/command-line.md",
 }
-ROWS = 2560  # fewer rows, and there are too few steps to try
+ROWS = 2560
 
 
 def shown(command: str) -> str:
@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("command", SHOWN)
 def test_lines_of_output_are_printed(command: str, folder: Path) -> None:
     expected, printed = shown(command), prep(*command.split()[1:], cwd=folder).stdout
-    expected = expected.replace("/data/imagenet", "imagenet").replace("/scratch/me", str(folder))
+    expected = expected.replace("/data/imagenet", "imagenet")
     assert labels(expected) <= labels(printed), printed
 
 

@@ -26,8 +26,8 @@ ATTACKS = (
 )
 
 
-def gather_facts(store: Path, source: Path | None = None) -> Facts:
-    return gather(open_store(store), None if source is None else str(source), lambda rows: None)
+def gather_facts(store: Path) -> Facts:
+    return gather(open_store(store), lambda rows: None)
 
 
 def make_hostile_tree(root: Path) -> Path:

@@ -39,7 +39,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("pages")
     tree = make_hostile_tree(root / "src")
     reports = {
-        "hostile": gather_facts(make_hostile_store(tree, root / "<h2>.store"), tree),
+        "hostile": gather_facts(make_hostile_store(tree, root / "<h2>.store")),
         "many": gather_facts(make_store_of_many_classes(root / "many.store")),
     }
     for name, facts in reports.items():
@@ -92,7 +92,7 @@ def test_phone_shows_charts_first_and_wide_tables_look_scrollable(pages: dict[st
         after = edges(table)
         assert before[0] == after[1] > before[1] + 20  # only the right edge was shaded before, only the left one is now
         assert after[0] < before[0] - 20
-        fitting = page.get_by_role("region", name="Mean and standard deviation")
+        fitting = page.get_by_role("region", name="What was checked")
         assert edges(fitting)[0] == edges(fitting)[1] == before[0]
 
 

@@ -11,13 +11,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from decodeonce.cli.report import charts
-from decodeonce.cli.report.charts import HEIGHT, LEFT, WIDTH, Axis, Chart, short, x_axis, y_axis
+from decodeonce.cli.report.charts import HEIGHT, LEFT, WIDTH, Axis, Chart, short, y_axis
 from decodeonce.cli.report.page import environment
 
 
 def svg(chart: Chart) -> ElementTree.Element:
     """Parse the SVG that the page contains for a chart."""
-    template = environment().from_string('{% from "chart.html" import draw %}{{ draw("key", "title", "text", chart) }}')
+    template = environment().from_string(
+        '{% from "blocks.html" import figure %}{{ figure(chart, "key", "title", "text") }}'
+    )
     return ElementTree.fromstring(template.render(chart=chart))
 
 
@@ -55,7 +57,7 @@ def test_class_curve_goes_through_counts(classes: int) -> None:
     counts = sorted(np.random.default_rng(0).integers(0, 1300, classes).tolist(), reverse=True)
     chart = charts.class_curve(counts)
     [area] = shapes(chart, "path", "area")
-    x_of, y_of = x_axis("", 0, classes), y_axis("", 0, max(*counts, 1))
+    x_of, y_of = Axis("", 0, classes), y_axis("", 0, max(*counts, 1))
     points = corners(area["d"])[1:-2]
     assert len(points) <= 2 * charts.CURVE_POINTS
     for (x, y), (next_x, next_y) in zip(points[::2], points[1::2], strict=True):
@@ -69,11 +71,11 @@ def test_class_curve_goes_through_counts(classes: int) -> None:
 
 def test_size_map_has_a_square_for_each_size() -> None:
     widths, heights = np.array([500, 500, 64, 3000]), np.array([375, 375, 64, 30])
-    chart = charts.size_map(widths, heights, (224, 256))
+    chart = charts.size_map(np.stack([widths, heights], axis=1).astype(float), (224, 256))
     cells = shapes(chart, "rect", "cell")
     assert len(cells) == 3
-    low, high = charts._log_span(np.array([30, 3000]))
-    x_of, y_of = x_axis("", low, high, log=True), y_axis("", low, high, log=True)
+    low, high = charts._log_span(np.array([30.0, 3000.0]))
+    x_of, y_of = Axis("", low, high, log=True), y_axis("", low, high, log=True)
     for width, height in zip(widths, heights, strict=True):
         x, y = x_of.at(width), y_of.at(height)
         assert any(
@@ -87,7 +89,7 @@ def test_size_map_has_a_square_for_each_size() -> None:
 
 
 def test_enlarged_images_have_their_own_bars() -> None:
-    shorter = np.array([100, 100, 100, 300, 600])
+    shorter = np.array([100.0, 100, 100, 300, 600])
     chart = charts.shorter_sides(shorter, shorter < 256)
     unit = 1 / 3 * (y_axis("", 0, 3).start - y_axis("", 0, 3).end)
     warm = [float(bar["height"]) for bar in shapes(chart, "rect", "warm")]

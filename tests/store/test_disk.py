@@ -25,7 +25,6 @@ ALLOWED = {
     "store/hdf5.py": {"unlink"},
     "cli/__init__.py": {"write", "os.open", "shutil.get_terminal_size"},
     "cli/log.py": {"os.open"},
-    "cli/report/lenient_decoder.py": {"os.open"},
     "cli/written.py": {"os.open"},
 }
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
-from decodeonce.cli.bench.build import check_decoded, killed_text
-from decodeonce.cli.bench.sample import Pace, fair_runs, measure_pace
+from decodeonce.cli.bench.trial import Trial, fair_sample, run_trial, scratch_folder
 from decodeonce.formatting import counted, duration_text, size_text
 from decodeonce.host import usable_cores
 from decodeonce.prep.build.blocks import Blocks
@@ -33,7 +34,6 @@ from decodeonce.prep.build.plan import (
 )
 from decodeonce.prep.jobs.base import clock
 from decodeonce.prep.pixels.versions import decoder_versions
-from decodeonce.prep.processes.child import ChildDied
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source
 from decodeonce.store import StorePaths
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from decodeonce.cli.kinds import BuildRequest
     from decodeonce.prep.jobs import Chain
 
-SECONDS = 2.5  # spent decoding a sample
+SECONDS = 2.5  # spent building a sample
+SCRATCH_BYTES = 128 << 20  # the most that the sample takes in the folder for temporary files
 TASKS = (4, 16, 64)  # numbers of tasks to print a time for
 
 # Describes how long `rows` rows take if one process makes `per_s` rows per second.
@@ -138,34 +139,29 @@ def _needed_text(needed: Need, recipe: Recipe) -> str:
 def _sampled(request: BuildRequest, listing: Listing, time: Time, seconds: float) -> Iterator[str]:
     """Yield the estimated time, its basis, and a warning if the build would fail because of too many rejects."""
     source, recipe = request.source, request.recipe
-    runs = fair_runs(source, listing, recipe.shuffle_seed)
-    try:
-        pace = measure_pace(source, recipe, runs, workers=1, seconds=seconds)
-    except ChildDied as died:
-        yield killed_text(source, died)
-        return
-    check_decoded(source, pace)
-    yield time(len(listing), pace.per_s)
-    yield _estimate_basis(pace, len(listing))
-    yield from _too_many_rejects(pace, listing, request.work.allowance)
+    entries = fair_sample(source, listing, recipe.shuffle_seed, max(1, SCRATCH_BYTES // recipe.row_bytes))
+    with scratch_folder(Path(gettempdir())) as scratch:
+        trial = run_trial(source, entries, recipe, scratch, workers=1, seconds=seconds)
+    yield time(len(listing), trial.samples_per_s)
+    yield _estimate_basis(trial, len(listing))
+    yield from _too_many_rejects(trial, listing, request.work.allowance)
 
 
-def _estimate_basis(pace: Pace, samples: int) -> str:
-    done = pace.total
-    portion = "all" if done.images == samples else "a fair sample"
+def _estimate_basis(trial: Trial, samples: int) -> str:
+    portion = "all" if trial.samples == samples else "a fair sample"
     text = (
-        f"this is an estimate: one process here read and decoded {counted(done.images, 'image')} ({portion}) at "
-        f"{pace.per_s:,.0f} images/s; a slower disk or a cold cache takes longer"
+        f"this is an estimate: one process here read and decoded {counted(trial.samples, 'image')} ({portion}) at "
+        f"{trial.samples_per_s:,.0f} images/s; a slower disk or a cold cache takes longer"
     )
-    if not done.rejects:
+    if not trial.rejects:
         return text
-    return f"{text}; {done.rejects} of them cannot be decoded, first {done.first_reject}"
+    return f"{text}; {trial.rejects} of them cannot be decoded, first {trial.first_reject}"
 
 
-def _too_many_rejects(pace: Pace, listing: Listing, allowance: Allowance) -> Iterator[str]:
+def _too_many_rejects(trial: Trial, listing: Listing, allowance: Allowance) -> Iterator[str]:
     """Yield a warning if the estimated number of rejects is more than the build allows."""
-    done, allowed = pace.total, allowance.allowed(listing.candidates)
-    rejects = len(listing.rejects) + round(done.rejects / done.images * len(listing))
+    allowed = allowance.allowed(listing.candidates)
+    rejects = len(listing.rejects) + round(trial.rejects / trial.samples * len(listing))
     if rejects > allowed:
         yield (
             f"this build would fail: about {rejects} of {listing.candidates} images would be rejected, but --max-bad "

@@ -29,7 +29,6 @@ prep ls train.store --class n01440764 --match '*_10026.JPEG'
 prep show train.store --class n01440764 --out sheet.png
 prep show train.store --random 100 --seed 7 --out sheet.png
 prep report train.store --out train.html
-prep report train.store --from /data/imagenet --out train.html
 prep convert train.store train-h5.store --format hdf5
 prep convert train.store small.store --size 128 --class n01440764 --class n01443537
 prep convert first.store second.store both.store
@@ -39,8 +38,8 @@ prep stage train.store /local/part --node-rank 0 --node-count 4
 srun --ntasks-per-node=1 prep stage train.store /local/part
 prep export train.store images --as folder
 prep export train.store tars --as webdataset --quality 95
-prep bench build /data/imagenet
-prep bench build /data/imagenet --out /scratch/me --workers 32 --json
+prep bench build imagenet /data/imagenet /scratch/me/train.store
+prep bench build webdataset 'shards/train-{0000..0147}.tar' train.store --workers 32 --json
 prep bench load train.store
 prep bench load train.store --device cuda --gpu-rate 2500
 prep sample imagenet-sample

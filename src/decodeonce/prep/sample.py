@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageChops, ImageColor, ImageDraw, ImageFilter
+from PIL import Image, ImageColor, ImageDraw, ImageFilter
 
 from decodeonce.errors import DecodeonceError
 from decodeonce.prep.processes.child import ChildDied, Parent
@@ -24,12 +24,12 @@ from decodeonce.store import disk
 from decodeonce.store.durable import append, make_folder
 
 Rng = np.random.Generator
+Values = NDArray[Any]  # float
 Size = tuple[int, int]  # width, height in pixels
 Look = tuple[str, str, str, str]  # pattern, color, noun, setting: what the images of a class have in common
-MIN_COUNT_FOR_CUT = 1000  # one truncated image among fewer exceeds the 0.1 % that `prep build` allows
 Order = tuple[int, str, Look, str]  # index, path under train/, look, kind of unusual file ("" if ordinary)
 Take = Callable[[tuple[int, int]], None]  # receives the size of an image in bytes and in pixels
-_LINEAR = Image.Resampling.BILINEAR
+MIN_COUNT_FOR_CUT = 1000  # one truncated image among fewer exceeds the 0.1 % that `prep build` allows
 _TILE = 1024
 _CIRCLE = np.array([(math.cos(k * math.pi / 20), math.sin(k * math.pi / 20)) for k in range(40)])
 
@@ -110,7 +110,7 @@ def write_sample_tree(
     classes: int = 30,
     seed: int = 0,
     workers: int = 1,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda images: None,
 ) -> SampleTree:
     """Write synthetic images as DEST/train/<wnid>/<wnid>_<number>.JPEG, and DEST/LOC_synset_mapping.txt.
 
@@ -144,10 +144,13 @@ def write_sample_tree(
 
     def take(image: tuple[int, int]) -> None:
         done.append(image)
-        if progress is not None:
-            progress(1)
+        progress(1)
 
-    _write_images(dest / "train", seed, _orders(rng, looks, count), workers, take)
+    try:
+        run_workers(__name__, workers, [str(dest.absolute() / "train"), seed], iter(_orders(rng, looks, count)), take)
+    except ChildDied as died:
+        advice = f"see the messages above, then remove {dest} and run the same command again"
+        raise DecodeonceError(f"{dest}: {died}; {advice}") from None
     written, pixels = map(sum, zip(*done, strict=True))
     return SampleTree(count, classes, written, pixels)
 
@@ -173,22 +176,12 @@ def _orders(rng: Rng, looks: dict[str, Look], count: int) -> list[Order]:
     share = rng.uniform(0.6, 1.0, len(looks))
     sizes = 1 + rng.multinomial(count - len(looks), share / share.sum())
     indices = rng.choice(count, 3 + max(1, round(count * 0.02)), replace=False).tolist()
-    unusual = dict.fromkeys(indices, "grey") | dict(zip(indices, _single_kinds(count), strict=False))
+    unusual = dict.fromkeys(indices, "grey") | dict(
+        zip(indices, ("cmyk", "png", "cut" if count >= MIN_COUNT_FOR_CUT else ""), strict=False)
+    )
     sized = zip(looks.items(), sizes, strict=True)
     named = [(f"{wnid}/{wnid}_{13 * k + 7}.JPEG", look) for (wnid, look), size in sized for k in range(size)]
     return [(index, path, look, unusual.get(index, "")) for index, (path, look) in enumerate(named)]
-
-
-def _write_images(train: Path, seed: int, orders: list[Order], workers: int, take: Take) -> None:
-    if workers == 1:
-        for order in orders:
-            take(_write_image(train, seed, order))
-        return
-    try:
-        run_workers(__name__, workers, [str(train.absolute()), seed], iter(orders), take)
-    except ChildDied as died:
-        advice = f"see the messages above, then remove {train.parent} and run the same command again"
-        raise DecodeonceError(f"{train.parent}: {died}; {advice}") from None
 
 
 def main(arguments: list[str]) -> int:
@@ -200,13 +193,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _single_kinds(count: int) -> tuple[str, ...]:
-    """Return the kinds of unusual files that occur once."""
-    return ("cmyk", "png", "cut" if count >= MIN_COUNT_FOR_CUT else "")
-
-
 def _write_image(train: Path, seed: int, order: Order) -> tuple[int, int]:
-    """Write one image; return its size in bytes and in pixels."""
+    """Write one image; return its size in bytes and in pixels. Unusual files are 4:4:4."""
     index, path, look, unusual = order
     rng = np.random.default_rng([seed, index])
     # Ranks a golden ratio apart cover the sizes evenly: the mean of any 300 images is within 3 % of the overall mean.
@@ -214,8 +202,11 @@ def _write_image(train: Path, seed: int, order: Order) -> tuple[int, int]:
     _, narrow, wide, low, high = np.repeat(_SIZES, [row[0] for row in _SIZES], axis=0)[int(rank * 200)]
     size = (int(rng.integers(narrow, wide + 1)), int(rng.integers(low, high + 1)))
     _, quality, chroma, gain = _ENCODINGS[rng.choice(len(_ENCODINGS), p=[row[0] / 100 for row in _ENCODINGS])]
-    image = _textured(rng, *_scene(rng, look, size), size, gain * rng.lognormal(0, 0.45))
-    data = _encoded(image, quality, chroma, unusual)
+    image, file = _picture(rng, look, size, gain * rng.lognormal(0, 0.45)), io.BytesIO()
+    image = image.convert({"grey": "L", "cmyk": "CMYK"}.get(unusual, "RGB"))
+    image.save(file, "PNG" if unusual == "png" else "JPEG", quality=quality, subsampling=0 if unusual else chroma)
+    data = file.getvalue()
+    data = data[: len(data) * 6 // 10] if unusual == "cut" else data
     _write(train / path, data)
     return len(data), size[0] * size[1]
 
@@ -225,136 +216,117 @@ def _write(path: Path, data: bytes) -> None:
     try:
         append(fd, data)
     finally:
-        os.close(fd)
+        disk.close(fd)
 
 
-def _encoded(image: Image.Image, quality: int, chroma: int, unusual: str) -> bytes:
-    """Encode a YCbCr image; unusual files are 4:4:4."""
-    for mode in {"grey": ("L",), "cmyk": ("RGB", "CMYK"), "png": ("RGB",)}.get(unusual, ()):
-        image = image.convert(mode)
-    file = io.BytesIO()
-    image.save(file, "PNG" if unusual == "png" else "JPEG", quality=quality, subsampling=0 if unusual else chroma)
-    data = file.getvalue()
-    return data[: len(data) * 6 // 10] if unusual == "cut" else data
-
-
-def _scene(rng: Rng, look: Look, full: Size) -> tuple[Image.Image, list[Image.Image]]:
-    """Draw an image at 5/8 of its size, which softens edges like a lens; return it with two roughness maps (L).
-
-    The maps are the roughness of the background and of the objects.
-    """
-    size = (full[0] * 5 // 8, full[1] * 5 // 8)
+def _picture(rng: Rng, look: Look, full: Size, gain: float) -> Image.Image:
+    """Draw objects in a setting at 5/8 of the size, which softens edges like a lens; then add texture and grain."""
     pattern, colour, noun, place = look
+    size = (full[0] * 5 // 8, full[1] * 5 // 8)
     scene, rough = _background(rng, place, size)
-    parts = _arranged(rng, noun, size)
-    tints = np.clip(_rgb(f"{colour} {_COLOURS[colour]}") + rng.normal(0, 12, (2, 3)), 0, 255)
-    main, second = (Image.new("RGB", size, (int(r), int(g), int(b))) for r, g, b in tints)
-    fills: list[Image.Image | str] = [Image.composite(second, main, _pattern(rng, pattern, size)), second]
-    for number, fill in enumerate([*fills, "#1c181a", "#ece8e0"], 1):
-        scene.paste(fill, mask=parts.point([255 * (level == number) for level in range(256)]))
-    mask = parts.point([255 * (level > 0) for level in range(256)])
-    lit = ImageChops.multiply(scene, Image.merge("RGB", [_shade(rng, mask)] * 3))
-    return lit, [ImageChops.subtract(rough, mask), mask.point(lambda level: level * _PATTERNS[pattern][0] // 255)]
+    parts = _objects(rng, noun, size)
+    palette = _rgb(f"black {colour} {_COLOURS[colour]} #1c181a #ece8e0") + rng.normal(0, 12, (5, 3))
+    fill = palette[parts] + (parts == 1)[..., None] * (palette[2] - palette[1]) * _pattern(rng, pattern, size)
+    solid = (parts > 0)[..., None]
+    scene = np.where(solid, fill, scene) * _light(rng, parts > 0)
+    rough = np.where(solid, _PATTERNS[pattern][0], rough) * gain
+    pixels, rough = _resized(scene, full), _resized(rough, full)
+    texture = _noise(rng, 0.6, full) * rough / 6.5 + _noise(rng, 0.1, full) * rng.uniform(1, 4)
+    texture *= 0.3 + pixels.mean(axis=2, keepdims=True) / 160  # less in the dark
+    return Image.fromarray(_bytes(pixels + texture * (1 + rng.normal(0, 0.06, 3))))
 
 
-def _arranged(rng: Rng, noun: str, size: Size) -> Image.Image:
-    """Draw one to four of a shape, smaller ones behind. Pixels (L) are 0, or 1 + index in "badl"."""
-    parts = Image.new("L", size)
-    poses = 1 + int(rng.choice(4, p=(0.6, 0.2, 0.1, 0.1)))
-    scales = np.sort(rng.uniform(0.25, 0.46, poses)) * min(size) / poses**0.6 / 100
-    for scale, slot in zip(scales, rng.permutation(poses), strict=True):
-        centre = size * np.array([(slot + rng.normal(0.5, 0.1)) / poses, rng.normal(0.55, 0.09 + 0.03 * poses)])
+def _background(rng: Rng, place: str, size: Size) -> tuple[Values, Values]:
+    """Draw sky or wall above the ground, blurred by enlarging it; return colors (H, W, 3) and roughness (H, W, 1)."""
+    colours, (smooth, coarse), hilly, things, tints = _SETTINGS[place]
+    width, height = size[0] // 4 + 1, size[1] // 4 + 1
+    horizon = rng.uniform(0.3, 0.65)
+    ridge = np.interp(np.linspace(0, 8, width), range(9), rng.normal(horizon, hilly, 9))
+    below = (np.linspace(0, 1, height)[:, None] - ridge)[..., None]
+    depth, land = np.clip(below * 2, 0, 1), np.clip(below * 30 + 0.5, 0, 1)
+    top, haze, far, near = _rgb(colours) + rng.normal(0, 7, (4, 3)) + rng.normal(0, 9, 3)
+    sky, ground = haze + (top - haze) * np.clip(-below * 2, 0, 1), far + (near - far) * depth
+    rough = smooth + (coarse - smooth) * land * (0.4 + 0.6 * depth)
+    clouds = _noise(rng, 1.5, (width, height)) * (8 + rough / 4)
+    small = Image.fromarray(_bytes(sky + (ground - sky) * land + clouds))
+    for tint in rng.choice(tints.split(), things):
+        x, y, radius = (
+            width * rng.random(),
+            height * rng.normal(horizon + 0.08, things / 100),
+            width * rng.gamma(4, 0.008),
+        )
+        ImageDraw.Draw(small).ellipse((x - radius, y - radius, x + radius, y + radius), fill=str(tint))
+    return _resized(np.asarray(small.filter(ImageFilter.BoxBlur(0.7))), size), _resized(rough, size)
+
+
+def _objects(rng: Rng, noun: str, size: Size) -> NDArray[np.uint8]:
+    """Draw one to four of a shape, smaller ones behind. Pixels are 0, or 1 + index in "badl"."""
+    parts, count = Image.new("L", size), 1 + int(rng.choice(4, p=(0.6, 0.2, 0.1, 0.1)))
+    scales = np.sort(rng.uniform(0.25, 0.46, count)) * min(size) / count**0.6 / 100
+    for scale, slot in zip(scales, rng.permutation(count), strict=True):
+        centre = size * np.array([(slot + rng.normal(0.5, 0.1)) / count, rng.normal(0.55, 0.09 + 0.03 * count)])
         angle, mirror = rng.normal(0, 0.2), rng.choice((-1, 1))
         turn = scale * np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]]) * [[mirror], [1]]
         for part in _SHAPES[noun].split("/"):
             kind, *numbers = part.split()
-            points = np.array(numbers, np.float64).reshape(-1, 2)
+            points = np.array(numbers, float).reshape(-1, 2)
             outline = points if len(points) > 2 else points[0] + points[1] * _CIRCLE
             ImageDraw.Draw(parts).polygon((outline @ turn + centre).ravel().tolist(), fill=1 + "badl".index(kind))
-    return parts
+    return np.asarray(parts)
 
 
-def _background(rng: Rng, place: str, size: Size) -> tuple[Image.Image, Image.Image]:
-    """Draw sky or wall above the ground (RGB, at a quarter of the size, so blurred); return it and its roughness."""
-    colours, (smooth, coarse), hilly, things, tints = _SETTINGS[place]
-    width, height = size[0] // 4 + 1, size[1] // 4 + 1
-    y = np.linspace(0, 1, height)[:, None, None]
-    horizon = rng.uniform(0.3, 0.65)
-    knots = rng.normal(horizon, hilly, 9)
-    ridge = np.interp(np.linspace(0, 8, width), range(9), knots) + hilly / 120 * _noise(rng, 1.5, (width, 1))[0]
-    below = y - ridge[:, None]
-    land, depth = np.clip(below * 30 + 0.5, 0, 1), np.clip(below * 2, 0, 1)
-    top, haze, far, near = _rgb(colours) + rng.normal(0, 7, (4, 3)) + rng.normal(0, 9, 3)
-    sky = haze + (top - haze) * np.clip(-below * 2, 0, 1)
-    rough = smooth + (coarse - smooth) * land * (0.4 + 0.6 * depth)
-    clouds = _noise(rng, 1.5, (width, height))[..., None] * (0.3 + rough / 90)
-    small = _image(sky + (far + (near - far) * depth - sky) * land + clouds)
-    for tint in rng.choice(tints.split(), things):
-        x, up = width * rng.random(), height * rng.normal(horizon + 0.08, things / 100)
-        radius = width * rng.gamma(4, 0.008)
-        ImageDraw.Draw(small).ellipse((x - radius, up - radius, x + radius, up + radius), fill=str(tint))
-    return small.filter(ImageFilter.BoxBlur(0.7)).resize(size), _image(rough[..., 0]).resize(size)
-
-
-def _pattern(rng: Rng, name: str, size: Size) -> Image.Image:
-    """Return the amount of the second color at each pixel (L)."""
+def _pattern(rng: Rng, name: str, size: Size) -> Values:
+    """Return the amount of the second color at each pixel, (H, W, 1)."""
     _, along, across, bend, sharp, bias = _PATTERNS[name]
     wave = np.exp(1j * rng.uniform(0, np.pi)) * 2 * np.pi / (min(size) * rng.uniform(0.07, 0.13))
-    x, y = np.arange(size[0], dtype=np.float32), np.arange(size[1], dtype=np.float32)[:, None]
-    u, v = (np.float32(turned.real) * x + np.float32(turned.imag) * y for turned in (along * wave, across * wave * 1j))
-    field = np.cos(u + _noise(rng, 1.5, size) * np.float32(bend / 24)) * np.cos(v) + np.float32(bias)
-    return _image(np.clip(field * np.float32(sharp), 0, 0.92) * 255)
+    x, y = np.arange(size[0])[:, None], np.arange(size[1])[:, None, None]
+    u, v = (turned.real * x + turned.imag * y for turned in (along * wave, across * wave * 1j))
+    amount: Values = np.clip((np.cos(u + _noise(rng, 1.5, size) * bend) * np.cos(v) + bias) * sharp, 0, 0.92)
+    return amount
 
 
-def _shade(rng: Rng, mask: Image.Image) -> Image.Image:
-    """Return the light on a scene (L): it falls off from one point; objects of the mask get shading and shadows."""
-    solid = np.asarray(mask.reduce(4).filter(ImageFilter.BoxBlur(2)), np.float32) / 255
-    height, width = solid.shape
-    at_x, at_y = rng.uniform(-0.7, 0.7), rng.uniform(-0.8, 0.2)
-    falls = (np.linspace(-1, 1, width) - at_x) ** 2 + (np.linspace(-1, 1, height)[:, None] - at_y) ** 2
-    step = max(2, width // 24)
-    left, right = (0, 2 * step) if at_x < 0 else (2 * step, 0)
-    around = np.pad(solid, step)
-    lightwards, away = around[:height, left : left + width], around[2 * step :, right : right + width]
-    light = 1.06 - rng.uniform(0.05, 0.18) * falls
-    light *= (1 - 0.4 * solid * (1 - away)) * (1 - 0.45 * lightwards * (1 - solid))
-    return _image(light * 255).resize(mask.size, _LINEAR)
+def _light(rng: Rng, solid: NDArray[np.bool_]) -> Values:
+    """Return the light on a scene, (H, W, 1): it comes from one side; objects get shading and cast shadows."""
+    step = max(2, solid.shape[1] // 24) * int(rng.choice((-1, 1)))
+    mask = Image.fromarray(solid).convert("L").filter(ImageFilter.BoxBlur(abs(step) / 2))
+    shadow, away = (
+        np.asarray(mask.transform(mask.size, Image.Transform.AFFINE, (1, 0, way * step, 0, 1, -abs(step)))) / 255
+        for way in (-1, 1)
+    )
+    falls = rng.uniform(0.05, 0.2) * np.linspace(1 - step / abs(step), 1 + step / abs(step), solid.shape[1])
+    light = (1.08 - falls) * np.where(solid, 0.65 + 0.35 * away, 1 - 0.45 * shadow)
+    return light[..., None]
 
 
-def _textured(rng: Rng, scene: Image.Image, roughs: list[Image.Image], size: Size, gain: float) -> Image.Image:
-    """Return the scene at full size (YCbCr), with the fine texture of its parts and with sensor grain."""
-    detail = _noise(rng, 0.1, size) * np.int16(rng.integers(5, 22))
-    for rough, slope in zip(roughs, (0.65, 0.6), strict=True):
-        amount = rough.point([min(127, round(level * gain)) for level in range(256)]).resize(size, _LINEAR)
-        detail += _noise(rng, slope, size) * np.asarray(amount)
-    luma, *chroma = (np.asarray(plane) for plane in scene.resize(size).convert("YCbCr").split())
-    detail >>= 7
-    detail *= (luma >> 2) + np.uint8(20)  # less in the dark
-    detail >>= 6
-    hues = rng.permutation(np.array([4, -3], np.int16))
-    planes = [luma + detail, *(plane + (detail * hue >> 4) for plane, hue in zip(chroma, hues, strict=True))]
-    return Image.merge("YCbCr", [_image(plane) for plane in planes])
-
-
-def _rgb(names: str) -> NDArray[np.float64]:
+def _rgb(names: str) -> Values:
     return np.array([ImageColor.getrgb(name) for name in names.split()], np.float64)
 
 
-def _image(values: NDArray[Any]) -> Image.Image:
-    return Image.fromarray(np.clip(values, 0, 255).astype(np.uint8))
+def _bytes(values: Values) -> NDArray[np.uint8]:
+    clipped: NDArray[np.uint8] = np.clip(values, 0, 255).astype(np.uint8)
+    return clipped
 
 
-def _noise(rng: Rng, slope: float, size: Size) -> NDArray[np.int16]:
-    """Return a random window of 1/f**slope noise with standard deviation 24 and at most 100 (100 * 2 * 127 < 2**15)."""
-    top, left = rng.integers(0, [min(_TILE, 2 * _TILE - extent) for extent in reversed(size)])
-    return _tile(slope)[top : top + size[1], left : left + size[0]]
+def _resized(values: Values, size: Size) -> Values:
+    """Return values from 0 to 255, (H, W, C), at another size."""
+    image = Image.fromarray(_bytes(values).squeeze()).resize(size, Image.Resampling.BILINEAR)
+    return np.asarray(image, np.float32).reshape(size[1], size[0], -1)
+
+
+def _noise(rng: Rng, slope: float, size: Size) -> Values:
+    """Return a random window of 1/f**slope noise with standard deviation 1, (H, W, 1)."""
+    top, left = rng.integers(0, _TILE, 2)
+    rows, columns = (top + np.arange(size[1])) % _TILE, (left + np.arange(size[0])) % _TILE
+    window: Values = _tile(slope)[np.ix_(rows, columns)]
+    return window[..., None]
 
 
 @lru_cache(maxsize=8)
-def _tile(slope: float) -> NDArray[np.int16]:
-    """Return a square of seamless noise, repeated 2 x 2; its features are twice as high as wide."""
+def _tile(slope: float) -> Values:
+    """Return a square of seamless noise; its features are twice as high as wide."""
     radius = np.hypot(2 * np.fft.fftfreq(_TILE)[:, None], np.fft.rfftfreq(_TILE))
     radius[0, 0] = np.inf
     white = np.random.default_rng(_TILE).standard_normal((_TILE, _TILE))
     noise = np.fft.irfft2(np.fft.rfft2(white) / radius**slope)
-    return np.tile(np.clip(noise * (24 / noise.std()), -100, 100).astype(np.int16), (2, 2))
+    tile: Values = (noise / noise.std()).astype(np.float32)
+    return tile

@@ -1,177 +1,191 @@
-"""`prep bench load`: measure how fast a store loads, cold and warm, and what limits it."""
+"""`prep bench load`: time epochs of a Loader, first with the store on storage, then with its rows in memory."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import chain, count
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from decodeonce.cli.bench.epochs import (
-    WARM_UP_BATCHES,
-    LoaderSettings,
-    Share,
-    find_share,
-    open_loader,
-    run_loader,
-)
-from decodeonce.cli.bench.load_results import load_summary
-from decodeonce.cli.bench.pages import CHECKED, FilePosition, make_cold
-from decodeonce.cli.bench.probes import (
-    RANDOM_READERS,
-    READERS,
-    copy_rate,
-    random_rows,
-    read_rate,
-    rows_in_order,
-    transfer_rate,
-)
-from decodeonce.cli.bench.steps import run_steps, why_no_steps
-from decodeonce.host import available_memory
-from decodeonce.loader.delivery import find_device, open_device
-from decodeonce.loader.partition import AHEAD_BYTES
+from decodeonce import Loader
+from decodeonce.cli.bench.machine import drop_pages, others_share, others_text
+from decodeonce.formatting import size_text
+from decodeonce.host import available_memory, is_in_memory, network_file_system
 from decodeonce.loader.readers import ShardFiles
-from decodeonce.store import open_store
+from decodeonce.store import Store, open_store
+from decodeonce.store.regular_files import read_at
+from decodeonce.store.shard_file import page_aligned_buffer
 
-WARM_BYTES = 1 << 30  # the most rows, in bytes, for warm measurements
-MAYBE_NOT_MEASURED = (
-    "random_read_cold_bytes_per_s",
-    "sequential_read_cold_bytes_per_s",
-    "loader_cold_bytes_per_s",
-    "loader_cold_waits_for",
-    "first_batch_cold_s",
-    "transfer_bytes_per_s",
-    "transfer_over_copies",
-    "steps",
-    "steps_waited",
-    "step_wait_s",
-    "processor_s_per_step",
-)
+READERS = 32  # concurrent reads of single rows that keep storage busy (docs/contribute/lab-notes.md)
+CHUNK = 1024  # rows between two looks at the clock
+WARM_BYTES = 1 << 30  # the most rows, in bytes, that are read into memory
+WARM_UP_BATCHES = 6  # more than a Loader has slots: the first write to a slot of 0.4 GB takes 1.6 s, the next 0.02 s
+MANY = 10**9
+COLD = 0.5  # the smallest share of read-ahead checks that finds rows on storage if the store is cold
+WHAT = {
+    "training": "the training step",
+    "storage": "storage",
+    "copy": "copying in memory",
+    "transfer": "the transfer to the device",
+}
 
 
-def measure_load(path: Path, how: LoaderSettings, gpu_rate: float, seconds: float) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Timed:
+    """The rate of a Loader, the time to its first batch, and what it says about itself."""
+
+    samples_per_s: float
+    first_batch_s: float
+    bottleneck: str
+    stats: dict[str, Any]
+
+
+def measure_load(path: Path, how: Mapping[str, Any], gpu_rate: float, seconds: float) -> dict[str, Any]:
     """Measure everything that `--json` prints, in bytes/s and images/s ("samples"); None means not measured."""
-    bench = LoadBench(path, how, seconds)
-    bench.measure_cold()
-    bench.measure_warm()
-    bench.measure_bounds()
-    bench.measure_steps(gpu_rate)
-    return {**bench.facts, **load_summary(bench.facts)}
+    others, store = others_share(), open_store(path)
+    rows, row_bytes, memory = store.rows, store.manifest.row_bytes, available_memory()
+    with closing(ShardFiles(store)) as opened:
+        shards = opened.paths
+    timed = partial(_timed, path, how)
+    timed(rows[:1], seconds=0.0)  # the first calls of torch are slow
+    cold, random, limits = None, None, [WARM_BYTES, (memory or WARM_BYTES) // 4]
+    why_warm = f"{path} is on a memory file system" if is_in_memory(path) else ""
+    if not why_warm:
+        drop_pages(shards)
+        random = random_read_rate(store, rows, seconds)
+        limits.append(int(random * 2 * seconds))
+        drop_pages(shards)
+        cold = timed(rows, seconds=2 * seconds, epochs=1)
+        if cold.stats["cold_share"] < COLD and not network_file_system(path):
+            cold, why_warm = None, "rows stayed in memory, probably because another process uses them"
+    kept = rows[: max(2 * how["batch_size"], min(limits) // row_bytes)]
+    timed(kept, seconds=np.inf, epochs=1)  # reads them into memory
+    warm = timed(kept, seconds=seconds, skip=WARM_UP_BATCHES)
+    fits = memory is None or len(rows) * row_bytes <= memory
+    steady = warm if fits or cold is None else cold
+    facts = {
+        "store": str(path),
+        "rows": len(rows),
+        "row_bytes": row_bytes,
+        "bytes": len(rows) * row_bytes,
+        "available_memory_bytes": memory,
+        "fits_memory": fits,
+        "other_programs_share": others,
+        "batch_size": min(how["batch_size"], len(rows)),
+        "device": how["device"],
+        "why_not_cold": why_warm,
+        "random_read_cold_bytes_per_s": None if cold is None else random,
+        "loader_cold": asdict(cold) if cold else None,
+        "loader_warm": asdict(warm),
+        "gpu_samples_per_s": gpu_rate,
+        "samples_per_s": steady.samples_per_s,
+        "bytes_per_s": steady.samples_per_s * row_bytes,
+        "limits": _limit(steady, gpu_rate),
+        "first_epoch_limits": _limit(cold, gpu_rate) if cold else None,
+    }
+    return {**facts, "sentence": _sentence(facts, cold, warm)}
 
 
-class LoadBench:
-    """Measures one store with one set of Loader settings into `facts`. Each probe takes about `seconds`."""
+def _limit(timed: Timed, gpu_rate: float) -> str:
+    """Return what limits training, as a key of WHAT."""
+    return "training" if gpu_rate <= timed.samples_per_s else timed.bottleneck.partition(":")[0]
 
-    def __init__(self, path: Path, how: LoaderSettings, seconds: float) -> None:
-        self._path, self._store, self._seconds = path, open_store(path), seconds
-        self._row_bytes = self._store.manifest.row_bytes
-        self._bytes = len(self._store.rows) * self._row_bytes
-        self._memory = available_memory()
-        self._fits = self._memory is None or self._bytes <= self._memory
-        self._device = find_device(how.device)
-        self._all = find_share(self._store.rows, len(self._store), len(self._store))
-        self._how = replace(how, batch_size=min(how.batch_size, self._all.least))
-        self._batch_bytes = self._how.batch_size * self._row_bytes
-        self.facts: dict[str, Any] = {
-            "store": str(path),
-            "rows": len(self._store.rows),
-            "row_bytes": self._row_bytes,
-            "bytes": self._bytes,
-            "available_memory_bytes": self._memory,
-            "fits_memory": self._fits,
-            "batch_size": self._how.batch_size,
-            "device": str(self._device),
-            **dict.fromkeys(MAYBE_NOT_MEASURED),
-        }
 
-    def measure_cold(self) -> None:
-        """Measure plain reads and a first epoch, each after dropping the store from the page cache."""
-        run_loader(self._path, replace(self._how, batch_size=1), self._all, 0.0)  # the first calls of torch are slow
-        self.facts["why_not_cold"] = self.drop_pages()
-        if self.facts["why_not_cold"]:
-            return
-        random = self._read(random=True, rows=self._store.rows)
-        self.facts["random_read_cold_bytes_per_s"] = random
-        if not self.drop_pages():
-            self.facts["sequential_read_cold_bytes_per_s"] = self._read(random=False, rows=self._store.rows)
-        needed = WARM_UP_BATCHES * self._batch_bytes + 2 * AHEAD_BYTES
-        if random * self._seconds < min(needed, self._bytes) or self.drop_pages():
-            return  # in this time, the Loader would not get past its first batches
-        epoch = run_loader(self._path, self._how, self._all, 2 * self._seconds, epochs=1)
-        self.facts["loader_cold_bytes_per_s"] = epoch.bytes_per_s
-        self.facts["loader_cold_waits_for"] = epoch.waits_for
-        self.facts["first_batch_cold_s"] = epoch.first_batch_s
-        self.facts["peak_anon_bytes"] = epoch.peak_anon_bytes
+def _sentence(facts: Mapping[str, Any], cold: Timed | None, warm: Timed) -> str:
+    def limited(timed: Timed) -> str:
+        rate = min(facts["gpu_samples_per_s"], timed.samples_per_s)
+        return f"limited by {WHAT[_limit(timed, facts['gpu_samples_per_s'])]}, at {rate:,.0f} images/s"
 
-    def measure_warm(self) -> None:
-        """Measure the same for as many rows as can be read into memory in a few seconds, and batches on the host."""
-        share, seconds = self._warm_share(), self._seconds
-        self._read(random=False, rows=share.rows, seconds=4 * seconds)
-        run_loader(self._store, self._how, share, epochs=1)  # maps the shards
-        found = run_loader(self._path, self._how, share, seconds)
-        self.facts |= {
-            "random_read_warm_bytes_per_s": self._read(random=True, rows=share.rows, seconds=seconds / 2, again=True),
-            "sequential_read_warm_bytes_per_s": self._read(
-                random=False, rows=share.rows, seconds=seconds / 2, again=True
-            ),
-            "loader_warm_bytes_per_s": found.bytes_per_s,
-            "loader_host_bytes_per_s": found.bytes_per_s,
-            "loader_warm_waits_for": found.waits_for,
-            "first_batch_s": found.first_batch_s,
-            "peak_anon_bytes": max(found.peak_anon_bytes, self.facts.get("peak_anon_bytes", 0)),
-            "slot_bytes": found.stats["slots"] * self._batch_bytes,
-            **{name: found.stats[name] for name in ("reader", "why", "threads")},
-        }
-        if self._device.type != "cpu":
-            on_host = run_loader(self._store, replace(self._how, device="cpu"), share, seconds)
-            self.facts["loader_host_bytes_per_s"] = on_host.bytes_per_s
+    if cold is None:
+        return f"Every epoch is {limited(warm)}, if the rows are in memory: {facts['why_not_cold']}"
+    if not facts["fits_memory"]:
+        room = f"{size_text(facts['bytes'])} of rows do not fit into {size_text(facts['available_memory_bytes'])}"
+        return f"Every epoch is {limited(cold)}, because {room} of memory"
+    if limited(cold) == limited(warm):
+        return f"Every epoch is {limited(warm)}"
+    return f"The first epoch is {limited(cold)}; with all rows in memory, later epochs are {limited(warm)}"
 
-    def measure_bounds(self) -> None:
-        """Measure plain copies in memory and, unless the device is the host, transfers to the device."""
-        shape = (self._how.batch_size, *self._store.manifest.shape)
-        most = min(WARM_BYTES // 2, (self._memory or WARM_BYTES) // 8, self._bytes)
-        self.facts["memcpy_bytes_per_s"] = copy_rate(shape, max(2, most // self._batch_bytes), self._seconds / 2)
-        if self._device.type != "cpu":
-            copies = transfer_rate(open_device(self._device), shape, self._seconds / 2)
-            self.facts["transfer_bytes_per_s"] = copies
-            self.facts["transfer_over_copies"] = self.facts["loader_warm_bytes_per_s"] / copies
 
-    def measure_steps(self, gpu_rate: float) -> None:
-        """Measure waits and processor time of training steps at `gpu_rate` images/s, with the rows of measure_warm."""
-        step_s = self._how.batch_size / gpu_rate
-        self.facts |= {"gpu_samples_per_s": gpu_rate, "step_s": step_s}
-        with open_loader(self._store, self._how, self._warm_share()) as loader:
-            self.facts["why_no_steps"] = why = why_no_steps(loader, step_s, self._seconds)
-            if why:
-                return
-            self.facts |= asdict(run_steps(loader, open_device(self._device), step_s, self._seconds))
+def _timed(
+    path: Path,
+    how: Mapping[str, Any],
+    rows: range,
+    *,
+    seconds: float = np.inf,
+    epochs: int | None = None,
+    skip: int = 0,
+) -> Timed:
+    """Take at least one batch of shuffled epochs, for about `seconds` or for `epochs` epochs.
 
-    def _warm_share(self) -> Share:
-        limits = [WARM_BYTES, (self._memory or WARM_BYTES) // 4]
-        if (cold_rate := self.facts["random_read_cold_bytes_per_s"]) is not None:
-            limits.append(int(cold_rate * 2 * self._seconds))
-        least = 4 * self._how.batch_size + 1  # so that each equal share has two batches
-        return find_share(self._store.rows, len(self._store), max(least, min(limits) // self._row_bytes))
+    The time to the first batch starts with opening the store and ends when the batch is on the device. The rate
+    excludes the first `skip` batches.
+    """
+    began, taken, first = time.perf_counter(), 0, 0.0
+    settings = {**how, "batch_size": min(how["batch_size"], len(rows))}
+    with Loader(path, rows=np.array(rows), rank=0, world_size=1, **settings) as loader:
+        start = time.perf_counter()
+        for number, batch in enumerate(
+            chain.from_iterable(repeat(loader) if epochs is None else repeat(loader, epochs))
+        ):
+            batch.images[-1, -1, -1, -1].item()  # waits until the batch is on the device
+            now = time.perf_counter()
+            first = first or now - began
+            if number < skip:
+                start = now
+                continue
+            taken += len(batch.labels)
+            if now - start >= seconds:
+                break
+        return Timed(taken / (now - start), first, loader.bottleneck(), loader.stats())
 
-    def drop_pages(self) -> str:
-        """Drop the store from the page cache; return "", or why its pages stay in memory."""
-        held, shards = self._store.rows, self._store.manifest.shards
-        step = min(-(-len(held) // CHECKED), *(shard.rows for shard in shards[:-1]), len(held))
-        rows = np.array([*held[::step], held[-1]])  # at least one of every shard
-        with closing(ShardFiles(self._store)) as files:
-            spans = [span for row in rows for span in files.spans(row[None])]
-            return make_cold(
-                [FilePosition(files.paths[span.shard], span.offset + self._row_bytes // 2) for span in spans]
-            )
 
-    def _read(self, *, random: bool, rows: range, seconds: float | None = None, again: bool = False) -> float:
-        """Read these rows once, or repeatedly if `again`, for at most `seconds`; return bytes/s."""
-        with closing(ShardFiles(self._store)) as files:
-            once = partial(random_rows if random else rows_in_order, files, rows)
-            pieces = chain.from_iterable(once() for _ in count()) if again else once()
-            threads = RANDOM_READERS if random and not again else READERS
-            return read_rate(pieces, threads, self._seconds if seconds is None else seconds)
+def random_read_rate(store: Store, rows: range, seconds: float) -> float:
+    """Read rows in random order with many threads, for about `seconds` or until all were read; return bytes/s."""
+    order = np.random.default_rng(0).permutation(np.array(rows))
+    with closing(ShardFiles(store)) as files, ThreadPoolExecutor(READERS) as pool:
+
+        def read(row: np.int64) -> int:
+            [span] = files.spans(np.array([row]))
+            return read_at(files.fd(span.shard), page_aligned_buffer(files.row_bytes), span.offset)
+
+        nbytes, start = 0, time.perf_counter()
+        for first in range(0, len(order), CHUNK):
+            chunk = order[first : first + CHUNK]
+            files.open(chunk)
+            nbytes += sum(pool.map(read, chunk))
+            if time.perf_counter() - start >= seconds:
+                break
+        return nbytes / (time.perf_counter() - start)
+
+
+def load_lines(facts: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of `prep bench load`."""
+    row_bytes, cold, warm = facts["row_bytes"], facts["loader_cold"], facts["loader_warm"]
+    memory = "unknown" if facts["available_memory_bytes"] is None else size_text(facts["available_memory_bytes"])
+    yield f"{facts['rows']:,} rows of {size_text(row_bytes)}, {size_text(facts['bytes'])}; {memory} of memory available"
+    random = facts["random_read_cold_bytes_per_s"]
+    rates = {
+        "random row reads, cold": random and random / row_bytes,
+        "Loader, cold": cold and cold["samples_per_s"],
+        "Loader, rows in memory": warm["samples_per_s"],
+        "training step (--gpu-rate)": facts["gpu_samples_per_s"],
+    }
+    yield f"{'':26}  {'MB/s':>10}  {'images/s':>10}"
+    for name, rate in rates.items():
+        yield f"{name:26}  {rate * row_bytes / 1e6:>10,.0f}  {rate:>10,.0f}" if rate else f"{name:26}  not measured"
+    for name, timed in (("Loader, cold", cold), ("Loader, rows in memory", warm)):
+        if timed:
+            yield f"{name}: first batch after {timed['first_batch_s'] * 1e3:,.0f} ms; {timed['bottleneck']}"
+            yield f"  {', '.join(f'{key} {_short(value)}' for key, value in timed['stats'].items())}"
+    yield from others_text(facts["other_programs_share"])
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

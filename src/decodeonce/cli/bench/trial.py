@@ -1,84 +1,90 @@
-"""Trial writes in a scratch folder: blocks alone, then a real build of some images without the finish step."""
+"""Run a part of a real build, on a fair sample of its source, in a scratch folder."""
 
 from __future__ import annotations
 
 import os
+import resource
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from decodeonce.cli.bench.machine import busy_share, core_times
+from decodeonce.errors import BuildError
+from decodeonce.formatting import counted
+from decodeonce.host import usable_cores
 from decodeonce.prep.build import Progress, Work, make_plan, work
+from decodeonce.prep.build.plan import Listing, row_order
+from decodeonce.prep.build.status import read_status
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source
-from decodeonce.store import disk
-from decodeonce.store.durable import make_folder, remove_file, remove_tree
+from decodeonce.store.durable import make_folder, remove_tree
 from decodeonce.store.manifest import ImageClass
-from decodeonce.store.shard_file import ShardFile, page_aligned_buffer
 
-WRITERS = 8  # the most
-BLOCKS_PER_WORKER = 4  # or more: the rate is measured from the end of the first block to the end of the last
+RUN_ROWS = 16  # consecutive rows of the sample: a build in the source's order reads neighbors, too
 
-_made: list[Path] = []
+_scratch: list[Path] = []
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A part of a build.
+
+    Attributes:
+        samples: Images that were read and decoded, rejects included.
+        rejects: Number of images that cannot become rows.
+        first_reject: One of them with the reason, or "".
+        samples_per_s: Rate after the first block, so without the start of the workers.
+        busy_share: Share of the cores that was busy, by these workers or other programs; 1 is one core per worker.
+        read_bytes: Bytes that came from storage and not from memory, if the file system counts them.
+    """
+
+    samples: int
+    rejects: int
+    first_reject: str
+    samples_per_s: float
+    busy_share: float
+    read_bytes: int
+
+
+class _TimeIsUp(Exception):
+    pass
 
 
 @contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
     """Create a folder `.prep-bench-…` in `parent`, and remove it at the end or after any signal but SIGKILL."""
     folder = parent / f".prep-bench-{os.getpid()}-{secrets.token_hex(4)}"
-    _made.append(folder)
+    _scratch.append(folder)
     try:
         make_folder(folder)
         yield folder
     finally:
         remove_tree(folder)
-        _made.remove(folder)
+        _scratch.remove(folder)
 
 
 def remove_scratch() -> None:
     """Remove the scratch folders. The signal handler calls this before it ends the process."""
-    for folder in _made:
+    for folder in _scratch:
         with suppress(OSError):
             remove_tree(folder)
 
 
-def write_rate(folder: Path, block_bytes: int, most_bytes: int, *, writers: int, seconds: float) -> float:
-    """Write and flush blocks to a scratch file with several threads for about `seconds`; return bytes/s."""
-    path, writers = folder / "writes", min(writers, WRITERS)
-    blocks = max(1, most_bytes // block_bytes // writers)  # per writer
-    block = page_aligned_buffer(block_bytes)
-    block[:] = os.urandom(block_bytes)  # compressing file systems would write zeros faster than images
-    os.close(disk.open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL))
-    with ShardFile(path) as shard:
-        remove_file(path)  # the open file keeps its data, and its space is freed when this process ends
-        start = time.perf_counter()
-
-        def write(writer: int) -> int:
-            written = 0
-            for number in range(writer * blocks, (writer + 1) * blocks):
-                shard.write(block, number * block_bytes)
-                shard.sync()
-                written += block_bytes
-                if time.perf_counter() - start > seconds:
-                    break
-            return written
-
-        with ThreadPoolExecutor(writers) as threads:
-            return sum(threads.map(write, range(writers))) / (time.perf_counter() - start)
-
-
 class SampledSource(Source):
-    """A source with the given samples of another source, repeated up to `rows` samples, in blocks of `block_rows`."""
+    """A source with the given samples of another source."""
 
-    def __init__(self, source: Source, entries: Sequence[Entry], rows: int, block_rows: int) -> None:
+    def __init__(self, source: Source, entries: Sequence[Entry]) -> None:
         super().__init__(source.root)
         self.kind, self.read_unit = source.kind, source.read_unit
-        self._source, self._entries, self._rows, self._block_rows = source, entries, rows, block_rows
+        self._source, self._entries = source, entries
 
     @property
     def top(self) -> Path:
@@ -91,27 +97,60 @@ class SampledSource(Source):
         return self._source.classes()
 
     def entries(self) -> Iterator[Entry]:
-        return islice(cycle(self._entries), self._rows)
+        return iter(self._entries)
 
     def read(self, entry: Entry) -> bytes:
         return self._source.read(entry)
 
-    def block_rows(self, count: int, row_bytes: int) -> int:
-        return self._block_rows
+
+def fair_sample(source: Source, listing: Listing, seed: int | None, rows: int) -> list[Entry]:
+    """Return up to `rows` samples: runs of rows or read units, in random order, so that any first part is fair."""
+    order = row_order(listing, seed, by_unit=bool(source.read_unit))
+    units = listing.samples.rows["unit"][order] if source.read_unit else np.arange(len(order)) // RUN_ROWS
+    runs = np.split(order, np.flatnonzero(np.diff(units)) + 1)
+    mixed = np.random.default_rng(0).permutation(len(runs))
+    return [listing.samples.entry(row) for row in np.concatenate([runs[run] for run in mixed])[:rows].tolist()]
 
 
-def trial_rate(
-    source: Source, entries: Sequence[Entry], recipe: Recipe, folder: Path, *, rows: int, block_rows: int, workers: int
-) -> float | None:
-    """Build `rows` samples into `folder`; return images/s, or None if there were too few blocks to measure."""
-    block_rows = max(1, min(block_rows, rows // (BLOCKS_PER_WORKER * workers)))
-    marks: list[tuple[float, int]] = []
+def run_trial(
+    source: Source,
+    entries: Sequence[Entry],
+    recipe: Recipe,
+    scratch: Path,
+    *,
+    workers: int,
+    seconds: float,
+    rows: int | None = None,
+) -> Trial:
+    """Plan a build of these samples, repeated up to `rows`, in `scratch`, and decode them for about `seconds`.
+
+    Raises:
+        BuildError: If none of the samples can be decoded; and what a build raises.
+    """
+    out = scratch / secrets.token_hex(4)
+    repeated = list(islice(cycle(entries), rows or len(entries)))
+    make_plan(SampledSource(source, repeated), out, replace(recipe, shuffle_seed=None))  # `entries` are in random order
+    marks, before, blocks_read = [(time.perf_counter(), 0)], core_times(), _blocks_read()
 
     def note(progress: Progress) -> None:
-        if progress.new_rows and (not marks or progress.new_rows != marks[-1][1]):
-            marks.append((time.perf_counter(), progress.new_rows))
+        now = time.perf_counter()
+        if progress.new_rows > marks[-1][1]:
+            marks.append((now, progress.new_rows))
+        if len(marks) > 1 and now > marks[1][0] + seconds:
+            raise _TimeIsUp
 
-    make_plan(SampledSource(source, entries, rows, block_rows), folder, recipe)
-    work(folder, Work(workers=workers, max_bad="100%"), note)
-    (first, before), (last, after) = marks[0], marks[-1]
-    return (after - before) / (last - first) if last > first else None
+    with suppress(_TimeIsUp):
+        work(out, Work(workers=workers, max_bad="100%"), note)
+    busy = busy_share(before) * len(os.sched_getaffinity(0)) / min(workers, usable_cores())
+    rejects = read_status(out).rejects
+    remove_tree(out)
+    (first, early), (last, late) = marks[1 if len(marks) > 2 else 0], marks[-1]
+    if len(rejects) >= late:
+        tried = counted(late, "image was", "images were")
+        raise BuildError(f"{source.root}: {tried} tried and none can be decoded, for example {rejects[0]}")
+    reject, rate = str(rejects[0]) if rejects else "", (late - early) / (last - first)
+    return Trial(late, len(rejects), reject, rate, busy, 512 * (_blocks_read() - blocks_read))
+
+
+def _blocks_read() -> int:
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock

@@ -1,4 +1,4 @@
-"""`prep doctor`: check this machine. To add a check, write a function that returns a Finding and add it to `CHECKS`."""
+"""`prep doctor`: check this machine. To add a check, write a function that returns a Finding and add it to a table."""
 
 from __future__ import annotations
 
@@ -7,38 +7,43 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from decodeonce.cli.doctor import devices, machine, pil, software
+from decodeonce.cli.doctor import machine, software, storage
 from decodeonce.cli.doctor.check import IMPORT_ERRORS, Finding, bad
-from decodeonce.cli.doctor.storage import check_path
+from decodeonce.cli.doctor.locks import locks
 from decodeonce.cli.options import JsonFlag
 from decodeonce.cli.output import print_json, say, say_marked
 from decodeonce.formatting import counted
+
+if TYPE_CHECKING:
+    from decodeonce.prep.build.free_space import Storage
 
 PACKAGES = ("numpy", "h5py", "typer", "xxhash", "tqdm", "jinja2")
 CHECKS: dict[str, Callable[[], Finding]] = {
     "python": software.python,
     "decodeonce": software.decodeonce,
     "torch": software.torch,
-    "pillow": pil.pillow,
-    "one pil": pil.one_pil,
-    "libjpeg of pil": pil.libjpeg_of_pil,
-    "formats of pil": pil.formats_of_pil,
-    "simplejpeg": software.simplejpeg,
+    "pillow": software.pillow,
+    "formats of pil": software.formats_of_pil,
+    "simplejpeg": partial(software.package, "simplejpeg", missing="warn"),  # needed to build only
     **{name: partial(software.package, name) for name in PACKAGES},
     "cores": machine.cores,
     "memory": machine.memory,
     "address space": machine.address_space,
     "open files": machine.open_files,
-    "pinned memory": devices.pinned_memory,
-    "gpu driver": devices.gpu_driver,
-    "numa nodes": devices.numa_nodes,
-    "launcher": machine.launcher,
     "rank": machine.rank,
     "task": machine.task,
+}
+# Checks of each PATH, which may not exist yet.
+PATH_CHECKS: dict[str, Callable[[Storage], Finding]] = {
+    "file system": storage.file_system,
+    "room": storage.free_room,
+    "abilities": storage.abilities,
+    "locks": lambda found: locks(found.place),
+    "stripes": storage.stripes,
 }
 COLOURS = {"ok": "green", "warn": "yellow", "bad": "red"}
 
@@ -50,13 +55,13 @@ def doctor(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Check what building and training need on this machine: software, cores, memory, limits, launcher, file systems.
+    """Check what building and training need on this machine: software, cores, memory, limits, ranks, file systems.
 
     Each line is ok, warn or bad, and says what to do. The exit code is 1 if something is bad.
     """
     findings = [(name, _run_check(check)) for name, check in CHECKS.items()]
     for path in paths or [Path(".")]:
-        findings += check_path(path).items()
+        findings += [(name, _run_check(partial(_check_path, check, path))) for name, check in PATH_CHECKS.items()]
     levels = Counter(finding.level for _, finding in findings)
     if as_json:
         checks = [{"name": name, **asdict(finding)} for name, finding in findings]
@@ -73,8 +78,17 @@ def doctor(
         raise typer.Exit(1)
 
 
+def _check_path(check: Callable[[Storage], Finding], path: Path) -> Finding:
+    from decodeonce.prep.build.free_space import find_storage
+
+    try:
+        return check(find_storage(path))
+    except OSError as error:
+        return bad(f"{path}: {error.strerror or error}", "choose another path, or fix this")
+
+
 def _run_check(check: Callable[[], Finding]) -> Finding:
-    """Run a check; the finding is bad if a package that it needs cannot be imported."""
+    """Run a check; the finding is bad if a package that it needs cannot be used."""
     try:
         return check()
     except IMPORT_ERRORS as error:

@@ -20,11 +20,14 @@ IMPORT_ERRORS = (
 )
 
 
+Level = Literal["ok", "warn", "bad"]
+
+
 @dataclass(frozen=True)
 class Finding:
     """The level of a check, what was found, and what to do unless it is ok."""
 
-    level: Literal["ok", "warn", "bad"]
+    level: Level
     found: str
     advice: str = ""
 

@@ -65,14 +65,6 @@ def _limit(limit: int, text: str) -> str:
     return "unlimited" if limit == resource.RLIM_INFINITY else text
 
 
-def launcher() -> Finding:
-    """List the launcher variables that are set."""
-    named = [name for each in launch.LAUNCHERS for name in (each.rank, each.world_size, each.needs) if name]
-    named += [*launch.ARRAY_INDEXES, *launch.SLURM_ARRAY, launch.PBS_PROCESS, launch.PBS_NODE, *launch.RANKS_ALONE]
-    found = [f"{name}={os.environ[name]}" for name in dict.fromkeys(named) if name in os.environ]
-    return ok(" ".join(found) or "no launcher variables")
-
-
 def rank() -> Finding:
     """Find the rank that a Loader would use."""
     try:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
-import re
 import subprocess
 import sys
 from collections import Counter
-from importlib import import_module
-from importlib.util import find_spec
+from contextlib import suppress
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
-from decodeonce.cli.doctor.check import IMPORT_ERRORS, Finding, bad, ok, warn
-from decodeonce.cli.doctor.gpus import device_files
-from decodeonce.cli.doctor.machine import address_space
+from decodeonce.cli.doctor.check import IMPORT_ERRORS, Finding, Level, bad, ok, warn
 from decodeonce.host import installed_version
 
 ANSWER = "found: "
@@ -29,13 +25,13 @@ with warnings.catch_warnings(record=True) as caught:
     backends = [getattr(torch, name) for name in ("cuda", "xpu") if hasattr(torch, name)]
     here = [backend for backend in backends if backend.is_available()]
     names = [backend.get_device_name(index) for backend in here for index in range(backend.device_count())]
-print("\\n{ANSWER}" + json.dumps({{
-    "version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip, "devices": names,
-    "warnings": [str(warning.message) for warning in caught if "CUDA" in str(warning.message)],
-}}))
+warned = [str(warning.message) for warning in caught if "CUDA" in str(warning.message)]
+print("\\n{ANSWER}" + json.dumps({{"version": torch.__version__, "devices": names, "warnings": warned}}))
 """
 TORCH_SECONDS = 180  # the first import from a cold network file system can take minutes
 TORCH_PAGE = "https://pytorch.org/get-started/locally/"
+PIL_ADVICE = 'see "pillow-simd or Pillow" in docs/start/install.md; finish unfinished builds before you change it'
+FORMATS = {"webp": "WebP", "libtiff": "compressed TIFF"}  # by their names in PIL.features
 
 
 def python() -> Finding:
@@ -66,55 +62,64 @@ def torch() -> Finding:
             check=False,
             cwd="/",  # a torch.py in the current folder must not be imported
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired:
         late = f"its import did not end within {TORCH_SECONDS} s"
-        problem = late if isinstance(error, subprocess.TimeoutExpired) else f"it cannot be checked: {error}"
-        return bad(f"{version}, {problem}", "check memory, process limits and the file system of torch")
+        return bad(f"{version}, {late}", "check memory, process limits and the file system of torch")
     answers = [line for line in answer.stdout.splitlines() if line.startswith(ANSWER)]  # torch may print, too
     if answer.returncode or not answers:
         problem = (answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"])[-1]
-        again = f"reinstall it: {TORCH_PAGE}"
-        advice = again if address_space().level == "ok" else f'see "address space"; if that does not help, {again}'
-        return bad(f"{version}, import fails: {problem}", advice)
-    return torch_check(json.loads(answers[-1].removeprefix(ANSWER)), device_files())
+        return bad(f"{version}, import fails: {problem}", f'check "address space", then reinstall torch: {TORCH_PAGE}')
+    return torch_check(json.loads(answers[-1].removeprefix(ANSWER)), gpus_of_machine())
 
 
 def torch_check(found: dict[str, Any], gpus: str) -> Finding:
     """Return the finding for `found`, which ASK_TORCH prints, on a machine with `gpus` ("" for none)."""
-    kind = f"CUDA {found['cuda']}" if found["cuda"] else f"ROCm {found['hip']}" if found["hip"] else ""
-    build = f"{found['version']}{', ' if kind else ''}{kind}"
-    warning = " ".join(found["warnings"][:1]).split("\n")[0]
+    version, warning = found["version"], " ".join(found["warnings"][:1]).split("\n")[0]
     if found["devices"]:
         devices = ", ".join(f"{count} x {name}" for name, count in Counter(found["devices"]).items())
-        return Finding("warn" if warning else "ok", f"{build}: {devices}", warning)
+        return Finding("warn" if warning else "ok", f"{version}: {devices}", warning)
     if not gpus:
-        return ok(f"{build}: CPU only, no GPU found")
-    if hidden := [name for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES") if name in os.environ]:
-        setting = f"{hidden[0]}={os.environ[hidden[0]]}"
-        return warn(f"{build}: does not see the {gpus} of this machine ({setting})", f"unset {hidden[0]}")
-    if not kind:
-        return warn(f"{build}: built without {gpus} support", f"install a torch for this GPU: {TORCH_PAGE}")
-    newer = f"install a newer driver, or a torch for this driver: {TORCH_PAGE}"
-    return bad(f"{build}: cannot use the {gpus} of this machine{': ' if warning else ''}{warning}", newer)
+        return ok(f"{version}: CPU only, no GPU found")
+    advice = f"check CUDA_VISIBLE_DEVICES, then the driver, then whether this torch is built for it: {TORCH_PAGE}"
+    return warn(f"{version}: cannot use the {gpus} of this machine{': ' if warning else ''}{warning}", advice)
 
 
-def simplejpeg() -> Finding:
-    """Check whether simplejpeg is installed, and with which libjpeg-turbo."""
-    version = installed_version("simplejpeg")
-    library = find_spec("simplejpeg._jpeg") if find_spec("simplejpeg") else None
-    if version is None or library is None or library.origin is None:
-        advice = "pip install simplejpeg"  # an extra could install a second PIL
-        return warn("not installed, so no `prep build` here", advice)
-    written = re.search(rb"libjpeg-turbo version ([0-9.]+)", Path(library.origin).read_bytes())
-    inside = f"with libjpeg-turbo {written[1].decode()}" if written else "with an unknown libjpeg-turbo"
-    return ok(f"{version}, {inside}")
+def gpus_of_machine(dev: Path = Path("/dev")) -> str:
+    """Return whose GPUs have device files: NVIDIA, AMD, or "" for none."""
+    nvidia = any(dev.glob("nvidia[0-9]*"))  # a container may have only the second one
+    return "NVIDIA GPUs" if nvidia else "AMD GPUs" if (dev / "kfd").exists() else ""
 
 
-def package(name: str) -> Finding:
-    """Check whether a package can be imported, and report its version."""
+def pillow() -> Finding:
+    """Check which PIL is imported, that it is the only one, and that it uses this CPU."""
+    from decodeonce.prep.pixels.versions import find_pillow
+
+    found = find_pillow()
+    if len(found.installed) > 1:
+        both = " and ".join(f"{name} {metadata.version(name)}" for name in found.installed)
+        return bad(f"{both} are both installed and overwrite each other", f"uninstall both, install one: {PIL_ADVICE}")
+    if not found.name:
+        missing = f"the files of {found.installed[0]} are missing" if found.installed else "not installed"
+        return Finding("bad" if found.installed else "warn", f"{missing}; `prep build` needs it", PIL_ADVICE)
+    if found.simd == "SSE4" and "avx2" in _cpu_flags():
+        return warn(f"{found.description}, although this CPU has AVX2", PIL_ADVICE)
+    return ok(found.description)
+
+
+def formats_of_pil() -> Finding:
+    """Check which formats Pillow was built without; images in those formats are rejected."""
+    from PIL import features
+
+    if missing := [name for module, name in FORMATS.items() if not features.check(module)]:
+        return warn(f"built without {' and '.join(missing)}: such images are rejected", PIL_ADVICE)
+    return ok(" and ".join(FORMATS.values()))
+
+
+def package(name: str, missing: Level = "bad") -> Finding:
+    """Check whether a package can be imported, and report its version; `missing` is the level if it is missing."""
     version = installed_version(name)
     if version is None:
-        return bad("not installed", f"pip install {name}")
+        return Finding(missing, "not installed", f"pip install {name}")
     try:
         import_module(name)
     except IMPORT_ERRORS as error:
@@ -122,3 +127,10 @@ def package(name: str) -> Finding:
         found = f"{version}, import fails: {lines[-1] if lines else type(error).__name__}"
         return bad(found, f"pip install --force-reinstall {name}")
     return ok(version)
+
+
+def _cpu_flags() -> set[str]:
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next((set(line.split()) for line in lines if line.startswith("flags")), set())
+    return set()

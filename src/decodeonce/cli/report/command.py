@@ -10,16 +10,10 @@ import typer
 from decodeonce.cli.options import StoreArgument
 from decodeonce.cli.output import say
 
-FromOption = Annotated[
-    str | None,
-    typer.Option("--from", metavar="SRC", help="Also show rejected images, read from SRC, the source of the build."),
-]
-
 
 def report(
     store: StoreArgument,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Write the page to FILE.")] = Path("report.html"),
-    source: FromOption = None,
 ) -> None:
     """Write an HTML page about a store: classes, sizes, levels, images, rejects, recipe, checks.
 
@@ -39,7 +33,7 @@ def report(
     check_out(opened, out)
     need_pillow("make small images")
     with count_bar("rows") as bar:
-        facts = gather(opened, source, bar.update)
+        facts = gather(opened, bar.update)
     html = page(facts)
     write_out(out, html)
     say(f"{out}: report on {store} written, {size_text(len(html))}")

@@ -1,4 +1,4 @@
-"""Render the page: the values passed to the templates, and the formats of numbers, names and images."""
+"""Render a report as one HTML page that loads nothing and runs no script."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from decodeonce import __version__
 from decodeonce.cli import printable
 from decodeonce.cli.report import charts
 from decodeonce.cli.report.facts import Facts
-from decodeonce.cli.report.sizes import enlarged
 from decodeonce.cli.thumbnail import legible
-from decodeonce.formatting import size_text
+from decodeonce.formatting import counted, size_text
 from decodeonce.store.manifest import VERSION
 from decodeonce.store.part import rows_text
 from decodeonce.store.verify import row_ranges
@@ -32,6 +31,7 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri
 MAX_VALUE = 300  # characters shown of a value in store.json
 MAX_NAME = 60  # characters shown of a class name
 JPEG_QUALITY = 82
+QUANTILES = {"smallest": 0.0, "5%": 0.05, "25%": 0.25, "median": 0.5, "75%": 0.75, "95%": 0.95, "largest": 1.0}
 
 
 @dataclass(frozen=True)
@@ -45,30 +45,42 @@ class ClassRows:
 
 def page(facts: Facts) -> bytes:
     """Render the page as UTF-8. The same store always gives the same bytes."""
-    manifest = facts.store.manifest
-    channels = manifest.shape[2]
-    classes = _class_rows(facts)
-    is_enlarged = enlarged(facts.sizes, manifest.recipe, manifest.shape) if facts.sizes else None
-    unusual = facts.rejects.shown_unusual if facts.rejects else []
-    html = (
-        environment()
-        .get_template("page.html")
-        .render(
-            version=__version__,
-            format_version=VERSION,
-            policy=POLICY,
-            name=legible(facts.store.paths.root.resolve().name),
-            facts=facts,
-            store=facts.store,
-            manifest=manifest,
-            classes=classes,
-            median_rows=None if facts.counts is None else np.median(facts.counts),
-            enlarged=is_enlarged,
-            channel_names=["red", "green", "blue"] if channels == 3 else [f"channel {n}" for n in range(channels)],
-            unusual_rows=[(reject, row) for reject in unusual if (row := facts.unusual_row(reject.source))],
-            damaged_runs=[rows_text(range(first, last + 1)) for first, last in row_ranges(facts.rows.damaged)],
-            charts=_charts(facts, classes, is_enlarged),
-        )
+    manifest, rows = facts.store.manifest, facts.rows
+    (height, width, channels), sides = manifest.shape, facts.sizes.sides if facts.sizes else np.zeros((0, 2))
+    classes, drawn, is_enlarged = _class_rows(facts), dict[str, charts.Chart](), None
+    if classes:
+        names, counts = [cls.name for cls in classes], [cls.rows for cls in classes]
+        few = len(classes) <= charts.MAX_BARS
+        drawn["classes"] = charts.class_bars(names, counts) if few else charts.class_curve(counts)
+    if len(sides):
+        is_enlarged = enlarged(sides, manifest.recipe, height, width)
+        drawn["sizes"] = charts.size_map(sides, (height, width))
+        drawn["sides"] = charts.shorter_sides(sides.min(axis=1), is_enlarged)
+    shares = rows.levels / np.maximum(rows.levels.sum(axis=1, keepdims=True), 1)
+    if rows.counted:
+        drawn["levels"] = charts.levels(shares)
+    unusual = facts.rejects.shown if facts.rejects else []
+    template = environment().get_template("page.html")
+    html = template.render(
+        version=__version__,
+        format_version=VERSION,
+        policy=POLICY,
+        name=legible(facts.store.paths.root.resolve().name),
+        facts=facts,
+        rows=rows,
+        store=facts.store,
+        manifest=manifest,
+        classes=classes,
+        median_rows=None if facts.counts is None else np.median(facts.counts),
+        enlarged=None if is_enlarged is None else int(is_enlarged.sum()),
+        quantile_names=list(QUANTILES),
+        quantiles=_quantiles(sides) if len(sides) else {},
+        channel_names=["red", "green", "blue"] if channels == 3 else [f"channel {n}" for n in range(channels)],
+        levels=[[int(np.searchsorted(line.cumsum(), share)) for share in (0.05, 0.5, 0.95)] for line in shares],
+        shares=shares,
+        unusual=[(reject, row) for reject in unusual if (row := facts.unusual_row(reject.source))],
+        damaged_runs=[rows_text(range(first, last + 1)) for first, last in row_ranges(rows.damaged)],
+        charts=drawn,
     )
     return html.encode()
 
@@ -81,6 +93,7 @@ def environment() -> Environment:
         finalize=_finalize,
         undefined=StrictUndefined,
         trim_blocks=True,
+        lstrip_blocks=True,
         keep_trailing_newline=True,
     )
     env.filters |= {
@@ -88,8 +101,7 @@ def environment() -> Environment:
         "data_uri": data_uri,
         "legible": legible,
         "rows_text": rows_text,
-        "share": share,
-        "short": charts.short,
+        "share": lambda part: f"{100 * part:.1f}%",
         "size": size_text,
         "thousands": lambda number: f"{number:,g}" if isinstance(number, float) else f"{number:,}",
         "value_text": value_text,
@@ -100,19 +112,6 @@ def environment() -> Environment:
 def _finalize(value: object) -> str:
     """Escape characters that UTF-8 cannot encode or that a browser does not show. Markup is already escaped."""
     return value if isinstance(value, Markup) else printable(str(value))
-
-
-def counted(number: int, one: str, many: str | None = None) -> str:
-    """Format a number with its noun: "1,281,167 images"."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
-def share(part: float, whole: float = 1.0) -> str:
-    """Format a share as a percentage. Only a share of exactly 0 is "0%", and only a share of exactly 1 is "100%"."""
-    percent = 100 * part / whole if whole else 0.0
-    if 0 < percent < 0.1 or 99.9 < percent < 100:
-        return "below 0.1%" if percent < 1 else "above 99.9%"
-    return f"{percent:.1f}".removesuffix(".0") + "%"
 
 
 def value_text(value: Any) -> str:
@@ -134,30 +133,44 @@ def data_uri(image: Image) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def _class_rows(facts: Facts) -> list[ClassRows] | None:
-    """Return all classes, largest first; None if labels.npy is damaged."""
-    if facts.counts is None:
+def enlarged(
+    sides: NDArray[np.float64], recipe: Mapping[str, Any], height: int, width: int
+) -> NDArray[np.bool_] | None:
+    """Return whether each image was enlarged to become its row, bool (n,); None if that cannot be known.
+
+    "crop" and "stretch" enlarge an image if either side is shorter than the row's; "pad", if both sides are.
+    """
+    fit = recipe.get("fit")
+    rotated = recipe.get("exif") != "ignore" and height != width  # samples.tsv has sizes before the rotation
+    if fit not in ("crop", "stretch", "pad") or rotated or "resized_from" in recipe or "joined" in recipe:
         return None
-    classes = []
-    for label in np.argsort(-facts.counts, kind="stable").tolist():
-        cls = facts.store.classes[label]
-        name = f"{cls.name} {cls.description}" if cls.description else cls.name
-        classes.append(ClassRows(label, legible(name, MAX_NAME), int(facts.counts[label])))
-    return classes
+    narrower, lower = sides[:, 0] < width, sides[:, 1] < height
+    return narrower & lower if fit == "pad" else narrower | lower
 
 
-def _charts(
-    facts: Facts, classes: list[ClassRows] | None, is_enlarged: NDArray[np.bool_] | None
-) -> Mapping[str, charts.Chart]:
-    """Return the charts whose data is known, by name."""
-    found, (height, width, _) = {}, facts.store.manifest.shape
-    if classes is not None:
-        names, counts = [cls.name for cls in classes], [cls.rows for cls in classes]
-        few = len(classes) <= charts.MAX_BARS
-        found["classes"] = charts.class_bars(names, counts) if few else charts.class_curve(counts)
-    if facts.sizes and facts.sizes.known:
-        found["sizes"] = charts.size_map(facts.sizes.widths, facts.sizes.heights, (height, width))
-        found["sides"] = charts.shorter_sides(facts.sizes.shorter, is_enlarged)
-    if facts.rows.histogram.rows:
-        found["levels"] = charts.levels(facts.rows.histogram.shares)
-    return found
+def _quantiles(sides: NDArray[np.float64]) -> dict[str, list[str]]:
+    """Return the values of each measure at QUANTILES, as text."""
+    widths, heights = sides.T
+    measures = {
+        "width": widths,
+        "height": heights,
+        "shorter side": sides.min(axis=1),
+        "width / height": widths / heights,
+    }
+    shares = list(QUANTILES.values())
+    return {
+        name: [
+            f"{value:.4g}" if value < 1000 else f"{value:.0f}"
+            for value in np.quantile(values, shares, method="inverted_cdf")
+        ]
+        for name, values in measures.items()
+    }
+
+
+def _class_rows(facts: Facts) -> list[ClassRows]:
+    """Return all classes, largest first; none if labels.npy is damaged."""
+    if facts.counts is None:
+        return []
+    order, classes = np.argsort(-facts.counts, kind="stable").tolist(), facts.store.classes
+    names = [" ".join(filter(None, (cls.name, cls.description))) for cls in classes]
+    return [ClassRows(label, legible(names[label], MAX_NAME), int(facts.counts[label])) for label in order]

@@ -27,7 +27,7 @@ UNREAD = {
     b"<svg": "SVG",
 }
 UNREAD_BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIC", b"msf1": "HEIC"}
-REBUILD = "then reinstall it as `prep doctor` says"  # the exact command depends on the machine; a store must not
+REBUILD = "then reinstall it as docs/start/install.md says"  # the command depends on the machine; a store must not
 NO_WEBP = f"WebP, and this Pillow was built without it: install libwebp-dev (Fedora, RHEL: libwebp-devel), {REBUILD}"
 NO_TIFF = f"compressed TIFF, and this Pillow was built without libtiff: install libtiff-dev or libtiff-devel, {REBUILD}"
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0 to SOF15 (ITU T.81, table B.1)
