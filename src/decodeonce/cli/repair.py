@@ -42,7 +42,9 @@ def repair(store: StoreArgument, source: FromOption = None, options: BuildOption
     from decodeonce.prep.repair.repair import repair_store
     from decodeonce.store.network import patient
 
-    given = dict(text.partition("=")[::2] for text in options or [])
+    if bad := [text for text in options or [] if "=" not in text]:
+        raise typer.BadParameter(f"--option {bad[0]}: expected NAME=VALUE, such as split=val")
+    given = dict(text.split("=", 1) for text in options or [])
     with count_bar("rows") as bar:
         done = patient(store, repair_store, store, source, options=given, progress=bar.update)
     if done.rows:  # otherwise it is not a store, or its manifest cannot be read

@@ -122,9 +122,11 @@ class ArchiveSource(ImagenetSplit):
 
     def _entry(self, member: Member, label: int, unit: int = 0, above: bytes = b"") -> Entry:
         """Return the entry of a member of file `unit`. Its name is <file>/<above>/<member>."""
-        file = self._files.files[unit]
-        name = b"/".join(filter(None, (name_bytes(file.name), above, member.name)))
-        return Entry(name, label, member.size, file.mtime_ns, member.problem, unit, member.place)
+        name, mtime_ns = self._path(unit, above, member.name), self._files.files[unit].mtime_ns
+        return Entry(name, label, member.size, mtime_ns, member.problem, unit, member.place)
+
+    def _path(self, unit: int, *inside: bytes) -> bytes:
+        return b"/".join(filter(None, (name_bytes(self._files.files[unit].name), *inside)))
 
 
 class ClassTar(NamedTuple):
@@ -175,6 +177,14 @@ class ImagenetTarSource(ArchiveSource):
 
     def read(self, entry: Entry) -> bytes:
         return self._files.read(entry.unit, entry.place, entry.size)
+
+    def find(self, names: Collection[bytes]) -> Iterator[Entry]:
+        """Yield the entries with these names. Only their class tars are listed."""
+        if self.is_flat:
+            return super().find(names)
+        above = {name[:at] for name in names for at, byte in enumerate(name) if byte == ord("/")}
+        tars = {name: tar for name, tar in self._class_tars().items() if self._path(tar.unit, tar.inner) in above}
+        return (entry for entry in self._by_class(tars) if entry.name in names)
 
     def _by_class(self, tars: dict[str, ClassTar]) -> Iterator[Entry]:
         here = ((label, tars[name]) for label, name in enumerate(self._names) if name in tars)
