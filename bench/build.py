@@ -131,7 +131,7 @@ def parallel_rate(script: str, paths: list[str], workers: int, arguments: list[s
 
 def steady_build(source: Path, out: Path, workers: int) -> dict[str, float]:
     """Run a build; return images/s between its first and last block, and the largest worker's anonymous memory."""
-    from decodeonce.prep.build import Progress, Work, make_plan, work
+    from decodeonce.prep.building import Progress, Work, make_plan, work
     from decodeonce.prep.recipe import Recipe
     from decodeonce.prep.sources import open_imagenet
 

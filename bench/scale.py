@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 from conditions import conditions, heading
 
-from decodeonce.prep.build import Work, finish, work
-from decodeonce.prep.build.blocks import Block
-from decodeonce.prep.build.journal import FACTS, BlockRecord, journal_line
-from decodeonce.prep.build.max_bad import Allowance
-from decodeonce.prep.build.plan import plan_facts, read_plan, scan, write_plan
-from decodeonce.prep.build.status import read_status
+from decodeonce.prep.building import Work, finish, work
+from decodeonce.prep.building.blocks import Block
+from decodeonce.prep.building.journal import FACTS, BlockRecord, journal_line
+from decodeonce.prep.building.max_bad import Allowance
+from decodeonce.prep.building.plan import plan_facts, read_plan, scan, write_plan
+from decodeonce.prep.building.status import read_status
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe

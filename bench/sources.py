@@ -79,7 +79,7 @@ def cold(root: Path) -> None:
 
 def build_times(root: Path, workers: int, prepare: Callable[[Path], None]) -> tuple[float, float]:
     """Build from `root`; return the seconds of planning and the images/s of work. `prepare(root)` runs before each."""
-    from decodeonce.prep.build import Work, make_plan, work
+    from decodeonce.prep.building import Work, make_plan, work
     from decodeonce.prep.recipe import Recipe
     from decodeonce.prep.sources import open_imagenet
 

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from decodeonce import open_store
-from decodeonce.prep.build import Work, build
+from decodeonce.prep.building import Work, build
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from tests.images import make_tree

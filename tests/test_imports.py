@@ -16,10 +16,10 @@ SUBPACKAGES = {
     "prep.jobs": set[str](),
     "prep.pixels": {"prep.entry", "prep.recipe"},
     "prep.sources": {"prep.entry", "prep.recipe", "prep.pixels", "prep.processes"},
-    "prep.build": {"prep.entry", "prep.recipe", "prep.pixels", "prep.sources", "prep.processes"},
-    "prep.convert": {"prep.entry", "prep.recipe", "prep.pixels", "prep.sources", "prep.build"},
+    "prep.building": {"prep.entry", "prep.recipe", "prep.pixels", "prep.sources", "prep.processes"},
+    "prep.convert": {"prep.entry", "prep.recipe", "prep.pixels", "prep.sources", "prep.building"},
     "prep.repair": {"prep.entry", "prep.recipe", "prep.pixels", "prep.sources", "prep.convert"},
-    "prep.export": {"prep.entry", "prep.recipe", "prep.processes", "prep.build", "prep.convert"},
+    "prep.export": {"prep.entry", "prep.recipe", "prep.processes", "prep.building", "prep.convert"},
     "prep.sample": {"prep.processes"},
 }
 PARTS = {

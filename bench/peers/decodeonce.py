@@ -16,8 +16,8 @@ from decodeonce.host import installed_version
 
 def build(source: Source, folder: Path) -> None:
     """Build a store like `prep build imagenet --workers 2`."""
-    from decodeonce.prep.build import Work
-    from decodeonce.prep.build import build as build_store
+    from decodeonce.prep.building import Work
+    from decodeonce.prep.building import build as build_store
     from decodeonce.prep.recipe import Recipe
     from decodeonce.prep.sources import open_imagenet
 

@@ -25,8 +25,8 @@ from decodeonce.cli.bench.trial import SampledSource, Trial, fair_sample, run_tr
 from decodeonce.cli.kinds import BuildRequest
 from decodeonce.errors import BuildError
 from decodeonce.host import is_in_memory
-from decodeonce.prep.build import Work
-from decodeonce.prep.build.plan import scan
+from decodeonce.prep.building import Work
+from decodeonce.prep.building.plan import scan
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import FolderSource
 from decodeonce.store import open_store, part_rows, stage_store

@@ -366,7 +366,7 @@ def test_signal_at_any_moment_ends_command_with_one_line(tree: Path, tmp_path: P
         "typer",
         "decodeonce.prep",
         "numpy",
-        "decodeonce.prep.build.plan",
+        "decodeonce.prep.building.plan",
         "decodeonce.prep.pixels",
     ],
 )

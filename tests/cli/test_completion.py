@@ -64,7 +64,7 @@ def test_completion_imports_no_slow_modules(tmp_path: Path) -> None:
     script = (
         "import sys\nsys.argv = ['prep']\nfrom decodeonce.cli import main\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        "print(sorted({'torch', 'numpy', 'PIL', 'h5py', 'tqdm', 'decodeonce.prep.build'} & sys.modules.keys()))"
+        "print(sorted({'torch', 'numpy', 'PIL', 'h5py', 'tqdm', 'decodeonce.prep.building'} & sys.modules.keys()))"
     )
     typed = {"COMP_WORDS": f"prep ls {tmp_path}/store --class cl", "COMP_CWORD": "4", "_PREP_COMPLETE": "complete_bash"}
     done = subprocess.run([sys.executable, "-c", script], env={**os.environ, **typed}, capture_output=True, text=True)

@@ -17,8 +17,8 @@ from decodeonce.cli import doctor
 from decodeonce.cli.doctor import machine, software, storage
 from decodeonce.cli.doctor.check import Finding, ok
 from decodeonce.cli.doctor.locks import locks
-from decodeonce.prep.build import free_space
-from decodeonce.prep.build.free_space import Quota, Storage
+from decodeonce.prep.building import free_space
+from decodeonce.prep.building.free_space import Quota, Storage
 from decodeonce.prep.pixels.versions import Pillow
 from decodeonce.store import disk
 from tests.command import prep_process

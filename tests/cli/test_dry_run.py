@@ -18,8 +18,8 @@ from decodeonce.cli.dryrun import dry_run, rounds_needed, task_seconds, time_her
 from decodeonce.cli.kinds import BuildRequest
 from decodeonce.errors import BuildError
 from decodeonce.host import usable_cores
-from decodeonce.prep.build import Work, build, make_plan
-from decodeonce.prep.build.free_space import Need
+from decodeonce.prep.building import Work, build, make_plan
+from decodeonce.prep.building.free_space import Need
 from decodeonce.prep.jobs import Chain
 from decodeonce.prep.pixels.user_map import find_map
 from decodeonce.prep.recipe import Recipe

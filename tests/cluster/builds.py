@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from decodeonce.prep.build.status import read_status
+from decodeonce.prep.building.status import read_status
 from decodeonce.store.hashing import hexdigest
 from tests.cluster.slurm import Cluster
 from tests.cluster.until import until

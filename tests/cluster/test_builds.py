@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from decodeonce.prep.build.status import read_status
+from decodeonce.prep.building.status import read_status
 from tests.cluster.builds import BLOCKS, PREP, assert_finished, digests, prep, stop_in_the_middle, work
 from tests.cluster.launchers import MPIEXEC, mpiexec
 from tests.cluster.slurm import Cluster

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from decodeonce.formatting import quoted
-from decodeonce.prep.build.status import read_status
+from decodeonce.prep.building.status import read_status
 from tests.cluster.builds import PREP, digests, stop_in_the_middle
 from tests.cluster.slurm import Cluster
 from tests.cluster.until import until

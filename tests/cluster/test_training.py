@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from decodeonce.prep.build import Work, build
+from decodeonce.prep.building import Work, build
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from tests.cluster.slurm import Cluster

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from decodeonce.errors import BuildError, StoreError
-from decodeonce.prep.build import blocks
-from decodeonce.prep.build.status import read_status
+from decodeonce.prep.building import blocks
+from decodeonce.prep.building.status import read_status
 from decodeonce.store import StorePaths, open_store, verify_store
 from decodeonce.store.manifest import DATA_OFFSET, read_manifest
 from tests.forms.boxed import XML

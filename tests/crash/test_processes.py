@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from decodeonce.prep.build import Work, build
+from decodeonce.prep.building import Work, build
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from tests.cluster.until import until
@@ -82,7 +82,7 @@ def test_worker_killed_alone_is_replaced(
 
 IMPATIENT = """
 from decodeonce.cli import main
-from decodeonce.prep.build import pool
+from decodeonce.prep.building import pool
 pool.IMAGE_SECONDS, pool.HANGING_SECONDS, pool.TICK_SECONDS, pool.STRIKES = 2.0, 2.0, 0.02, 1
 main()
 """

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from decodeonce.prep.build import Work, build
+from decodeonce.prep.building import Work, build
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from decodeonce.prep.sources.imagenet.split import AnySplit

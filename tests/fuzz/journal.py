@@ -8,7 +8,7 @@ from contextlib import suppress
 import numpy as np
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.build.journal import FACTS, BlockRecord, Journals, journal_line
+from decodeonce.prep.building.journal import FACTS, BlockRecord, Journals, journal_line
 from tests.fuzz.scratch import scratch
 
 FOLDER = scratch("journal")

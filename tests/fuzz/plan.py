@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from random import Random
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.build.plan import plan_facts, read_plan, scan
+from decodeonce.prep.building.plan import plan_facts, read_plan, scan
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import FolderSource
 from decodeonce.store import StorePaths

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.build.journal import BlockRecord, Journals, journal_line
-from decodeonce.prep.build.plan import read_plan
+from decodeonce.prep.building.journal import BlockRecord, Journals, journal_line
+from decodeonce.prep.building.plan import read_plan
 from decodeonce.prep.sources import open_parquet, open_webdataset
 from decodeonce.prep.sources.formats import tables
 from decodeonce.prep.sources.formats.zipped import list_zip

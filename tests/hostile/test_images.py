@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from decodeonce.errors import Stopped
-from decodeonce.prep.build import Work, build, pool
+from decodeonce.prep.building import Work, build, pool
 from decodeonce.prep.entry import Entry, Row, Undecodable
 from decodeonce.prep.pixels import decode as decode_module
 from decodeonce.prep.pixels import memory_limit
@@ -206,7 +206,7 @@ def test_read_killed_by_the_system_causes_no_reject(
 
 
 def test_hanging_read_does_not_count_as_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from decodeonce.prep.build.pool import Worker, WorkerSettings
+    from decodeonce.prep.building.pool import Worker, WorkerSettings
 
     worker = Worker(WorkerSettings(str(tmp_path), 0, 1, fail_on_bad=False))
     heartbeat = worker.process.heartbeat

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from decodeonce.prep.build import Work, build, make_plan, work
+from decodeonce.prep.building import Work, build, make_plan, work
 from decodeonce.prep.export.export import export_store
 from decodeonce.prep.export.images import ExportPaths, ExportSettings
 from decodeonce.prep.recipe import Recipe

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from decodeonce.cli.written import write_out
-from decodeonce.prep.build import Work, build, finish, make_plan, work
-from decodeonce.prep.build.max_bad import Allowance
+from decodeonce.prep.building import Work, build, finish, make_plan, work
+from decodeonce.prep.building.max_bad import Allowance
 from decodeonce.prep.export.export import export_store
 from decodeonce.prep.export.images import ExportSettings
 from decodeonce.prep.jobs import Chain, read_site, write_scripts

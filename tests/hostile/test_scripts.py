@@ -17,7 +17,7 @@ import pytest
 import decodeonce
 from decodeonce.cli import printable
 from decodeonce.errors import BuildError
-from decodeonce.prep.build.max_bad import Allowance
+from decodeonce.prep.building.max_bad import Allowance
 from decodeonce.prep.jobs import Chain, read_site, write_scripts
 from decodeonce.prep.jobs.site import parse_site
 from tests.command import prep

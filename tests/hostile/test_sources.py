@@ -17,8 +17,8 @@ import pytest
 from decodeonce.cli import submit
 from decodeonce.cli.kinds import BuildRequest
 from decodeonce.errors import BuildError, DecodeonceError, Stopped
-from decodeonce.prep.build import Work, build, make_plan
-from decodeonce.prep.build.plan import scan
+from decodeonce.prep.building import Work, build, make_plan
+from decodeonce.prep.building.plan import scan
 from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.sources import (
     BoxedSource,

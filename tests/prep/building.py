@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from decodeonce.prep.build import finish, make_plan
-from decodeonce.prep.build.journal import Journal
-from decodeonce.prep.build.max_bad import Allowance
-from decodeonce.prep.build.worker import BlockDecoder, BlockWriter
+from decodeonce.prep.building import finish, make_plan
+from decodeonce.prep.building.journal import Journal
+from decodeonce.prep.building.max_bad import Allowance
+from decodeonce.prep.building.worker import BlockDecoder, BlockWriter
 from decodeonce.prep.processes.child import Heartbeat
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source

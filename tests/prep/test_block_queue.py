@@ -8,8 +8,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodeonce.prep.build import make_plan
-from decodeonce.prep.build.pool import BlockQueue, block_spans
+from decodeonce.prep.building import make_plan
+from decodeonce.prep.building.pool import BlockQueue, block_spans
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import FolderSource
 from tests.images import make_tree

@@ -498,7 +498,7 @@ def test_names_that_are_not_utf8_are_matched(tmp_path: Path) -> None:
 
 
 def test_pixels_equal_cropped_box(tmp_path: Path) -> None:
-    from decodeonce.prep.build import Work, build
+    from decodeonce.prep.building import Work, build
     from decodeonce.prep.recipe import Recipe
     from decodeonce.store import open_store
     from tests.images import make_image

@@ -21,11 +21,11 @@ import numpy as np
 import pytest
 
 from decodeonce.errors import BuildError, Stopped, StoreError
-from decodeonce.prep.build import Work, build, finish, make_plan, work
-from decodeonce.prep.build.journal import FACTS, Journal, Journals
-from decodeonce.prep.build.max_bad import Allowance
-from decodeonce.prep.build.plan import Plan
-from decodeonce.prep.build.status import read_status
+from decodeonce.prep.building import Work, build, finish, make_plan, work
+from decodeonce.prep.building.journal import FACTS, Journal, Journals
+from decodeonce.prep.building.max_bad import Allowance
+from decodeonce.prep.building.plan import Plan
+from decodeonce.prep.building.status import read_status
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import StorePaths, open_store, verify_store
@@ -204,7 +204,7 @@ def test_concurrent_finishes_make_one_store(tree: Path, reference: dict[str, byt
 def test_block_written_again_after_finish_changes_no_row(
     tree: Path, reference: dict[str, bytes], tmp_path: Path
 ) -> None:
-    from decodeonce.prep.build.worker import BlockDecoder, BlockWriter
+    from decodeonce.prep.building.worker import BlockDecoder, BlockWriter
     from decodeonce.prep.processes.child import Heartbeat
     from decodeonce.store.shard_file import page_aligned_buffer
 
@@ -235,7 +235,7 @@ def test_second_of_two_concurrent_plans_finds_the_first(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, source, recipe = tmp_path / "store", open_imagenet(tree), Recipe(**LARGE_ROWS)
-    build_module = sys.modules["decodeonce.prep.build.build"]  # as an attribute, this name is the function
+    build_module = sys.modules["decodeonce.prep.building.build"]  # as an attribute, this name is the function
     write, plans = vars(build_module)["write_plan"], ThreadPoolExecutor(2)
     later: list[Future[Plan]] = []
 
@@ -382,7 +382,7 @@ def test_killed_finish_rejects_another_source(tmp_path: Path, monkeypatch: pytes
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(sys.modules["decodeonce.prep.build.finish"], "trim_shards", killed)
+        patched.setattr(sys.modules["decodeonce.prep.building.finish"], "trim_shards", killed)
         with pytest.raises(KeyboardInterrupt):
             build(open_imagenet(one), out, recipe, Work(workers=1))
     with pytest.raises(BuildError, match="already holds a different finished store"):

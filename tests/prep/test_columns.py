@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.build import Work, build, make_plan
-from decodeonce.prep.build import blocks as build_blocks
+from decodeonce.prep.building import Work, build, make_plan
+from decodeonce.prep.building import blocks as build_blocks
 from decodeonce.prep.convert.convert import Conversion, open_conversion
 from decodeonce.prep.export.export import export_store
 from decodeonce.prep.export.images import ExportSettings
@@ -334,7 +334,7 @@ def test_different_values_are_a_different_source(tmp_path: Path) -> None:
 
 
 def test_needed_space_includes_columns(tmp_path: Path) -> None:
-    from decodeonce.prep.build.free_space import space_needed
+    from decodeonce.prep.building.free_space import space_needed
 
     plans = [
         make_plan(as_list(tmp_path / name, names), tmp_path / name / "out", RECIPE)

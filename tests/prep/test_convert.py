@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from decodeonce.errors import BuildError, StoreError
-from decodeonce.prep.build import Work, build, make_plan
-from decodeonce.prep.build.blocks import block_rows_for
-from decodeonce.prep.build.plan import shuffled
+from decodeonce.prep.building import Work, build, make_plan
+from decodeonce.prep.building.blocks import block_rows_for
+from decodeonce.prep.building.plan import shuffled
 from decodeonce.prep.convert.convert import Conversion, convert, open_conversion, smaller_size
 from decodeonce.prep.convert.merge import converted_recipe
 from decodeonce.prep.recipe import BoxRules, Filter, Recipe

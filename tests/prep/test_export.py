@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from decodeonce.errors import DecodeonceError, Stopped, StoreError
-from decodeonce.prep.build import Work, build
+from decodeonce.prep.building import Work, build
 from decodeonce.prep.export.export import export_store
 from decodeonce.prep.export.images import ExportPaths, ExportSettings
 from decodeonce.prep.recipe import Recipe

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decodeonce.prep.build import finish
-from decodeonce.prep.build.journal import FACTS, BlockRecord, Journal
-from decodeonce.prep.build.max_bad import Allowance
-from decodeonce.prep.build.plan import Plan, plan_facts, scan, write_plan
+from decodeonce.prep.building import finish
+from decodeonce.prep.building.journal import FACTS, BlockRecord, Journal
+from decodeonce.prep.building.max_bad import Allowance
+from decodeonce.prep.building.plan import Plan, plan_facts, scan, write_plan
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source

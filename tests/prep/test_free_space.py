@@ -12,8 +12,8 @@ import pytest
 from decodeonce.cli.doctor.storage import free_room
 from decodeonce.errors import BuildError
 from decodeonce.host import free_space as free_space_of
-from decodeonce.prep.build import free_space
-from decodeonce.prep.build.free_space import (
+from decodeonce.prep.building import free_space
+from decodeonce.prep.building.free_space import (
     Need,
     Quota,
     Storage,

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.build import Work, build
+from decodeonce.prep.building import Work, build
 from decodeonce.prep.entry import Entry, Undecodable
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source, files, open_imagenet

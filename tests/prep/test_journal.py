@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodeonce.prep.build import journal
-from decodeonce.prep.build.journal import FACTS, BlockRecord, Journal, Journals, Writer, journal_line
+from decodeonce.prep.building import journal
+from decodeonce.prep.building.journal import FACTS, BlockRecord, Journal, Journals, Writer, journal_line
 
 
 def write(folder: Path, *records: tuple[BlockRecord, int], task: int = 0, tasks: int = 8) -> Path:

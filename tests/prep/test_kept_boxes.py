@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.build import Work, build, make_plan
+from decodeonce.prep.building import Work, build, make_plan
 from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.sources import BoxedSource, FolderSource
 from decodeonce.store import Store, open_store, verify_store

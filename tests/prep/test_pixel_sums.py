@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decodeonce.prep.build import Work, build
-from decodeonce.prep.build.journal import PixelSums, summed_lines
+from decodeonce.prep.building import Work, build
+from decodeonce.prep.building.journal import PixelSums, summed_lines
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import open_store

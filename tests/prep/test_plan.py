@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep.build import Work, make_plan, work
-from decodeonce.prep.build.plan import (
+from decodeonce.prep.building import Work, make_plan, work
+from decodeonce.prep.building.plan import (
     PLAN_VERSION,
     plan_facts,
     read_plan,

@@ -28,7 +28,7 @@ def test_lost_file_server_is_not_mistaken_for_ended_parent() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        "decodeonce.prep.build.worker",
+        "decodeonce.prep.building.worker",
         "decodeonce.prep.export.export",
         "decodeonce.prep.sources.formats.tables",
     ],

@@ -21,8 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decodeonce.errors import BuildError, DecodeonceError, StoreError
-from decodeonce.prep.build import blocks
-from decodeonce.prep.build.output_dir import is_built
+from decodeonce.prep.building import blocks
+from decodeonce.prep.building.output_dir import is_built
 from decodeonce.prep.convert.convert import Conversion, open_conversion
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.pixels.user_map import find_map

@@ -11,7 +11,7 @@ from PIL import Image
 
 from decodeonce.errors import BuildError
 from decodeonce.prep import sample
-from decodeonce.prep.build.max_bad import Allowance
+from decodeonce.prep.building.max_bad import Allowance
 from decodeonce.prep.sample import SampleTree, _looks, write_sample_tree
 
 COUNT = 300

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.build import Work, build, make_plan
-from decodeonce.prep.build.plan import read_plan, scan
+from decodeonce.prep.building import Work, build, make_plan
+from decodeonce.prep.building.plan import read_plan, scan
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import SOURCES, Source, open_source

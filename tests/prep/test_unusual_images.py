@@ -18,7 +18,7 @@ import pytest
 import simplejpeg
 from PIL import Image, ImageOps, features
 
-from decodeonce.prep.build import Work, build
+from decodeonce.prep.building import Work, build
 from decodeonce.prep.entry import Entry, Row, Undecodable
 from decodeonce.prep.pixels import failure_reasons
 from decodeonce.prep.pixels.decode import Decoder

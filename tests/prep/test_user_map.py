@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep.build import Work, build, make_plan, work
+from decodeonce.prep.building import Work, build, make_plan, work
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.pixels import memory_limit
 from decodeonce.prep.pixels.decode import Decoder
@@ -116,7 +116,7 @@ def test_exception_of_map_is_the_reject_reason(module: Path, src: Path, tmp_path
         build_with_map(src, tmp_path / "out", "raising")
     with pytest.raises(BuildError, match="every image was rejected or left out"):
         build_with_map(src, tmp_path / "out2", "raising", max_bad="100%")
-    from decodeonce.prep.build.status import read_status
+    from decodeonce.prep.building.status import read_status
 
     reasons = {reject.source: reject.reason for reject in read_status(tmp_path / "out2").rejects}
     assert reasons["dog/c.jpg"] == (

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from decodeonce.errors import Stopped
-from decodeonce.prep.build import Work, finish, make_plan, work
-from decodeonce.prep.build import pool as pool_module
-from decodeonce.prep.build.journal import Journals
-from decodeonce.prep.build.max_bad import Allowance
-from decodeonce.prep.build.pool import BlockQueue, Worker, WorkerPool, WorkerSettings, processor_seconds
-from decodeonce.prep.build.status import read_status
+from decodeonce.prep.building import Work, finish, make_plan, work
+from decodeonce.prep.building import pool as pool_module
+from decodeonce.prep.building.journal import Journals
+from decodeonce.prep.building.max_bad import Allowance
+from decodeonce.prep.building.pool import BlockQueue, Worker, WorkerPool, WorkerSettings, processor_seconds
+from decodeonce.prep.building.status import read_status
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet, open_webdataset
 from decodeonce.store.table import read_rejects

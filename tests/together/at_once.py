@@ -14,8 +14,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from decodeonce.prep.build import Work, finish, make_plan, plan_unless_built, work
-from decodeonce.prep.build.max_bad import Allowance
+from decodeonce.prep.building import Work, finish, make_plan, plan_unless_built, work
+from decodeonce.prep.building.max_bad import Allowance
 from decodeonce.prep.sources import open_imagenet
 from tests.images import make_tree, tree_bytes
 from tests.together.processes import RECIPE

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from decodeonce.prep.build import Work, build
+from decodeonce.prep.building import Work, build
 from decodeonce.prep.pixels.user_map import find_map
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet

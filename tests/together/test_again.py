@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from decodeonce.errors import BuildError, StoreError
-from decodeonce.prep.build import Work, build, finish, is_built, make_plan, plan_unless_built, work
-from decodeonce.prep.build.max_bad import Allowance
+from decodeonce.prep.building import Work, build, finish, is_built, make_plan, plan_unless_built, work
+from decodeonce.prep.building.max_bad import Allowance
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import open_store, stage_store
@@ -90,7 +90,7 @@ def test_error_names_differences_from_finished_store(
 def test_plan_does_not_touch_store_finished_meanwhile(
     tree: Path, recipe: Recipe, expected_files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, source = sys.modules["decodeonce.prep.build.build"], open_imagenet(tree)
+    module, source = sys.modules["decodeonce.prep.building.build"], open_imagenet(tree)
     check, out, calls = vars(module)["check_output_dir"], tmp_path / "store", 0
 
     def check_then_finish(*arguments: Any) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from decodeonce.errors import Stopped
-from decodeonce.prep.build import Progress, Work, finish, make_plan, work
-from decodeonce.prep.build.max_bad import Allowance
+from decodeonce.prep.building import Progress, Work, finish, make_plan, work
+from decodeonce.prep.building.max_bad import Allowance
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import StorePaths, verify_store

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from decodeonce.prep.build import Work, build, finish, make_plan, work
-from decodeonce.prep.build.journal import Journals
-from decodeonce.prep.build.max_bad import Allowance
-from decodeonce.prep.build.status import Status, read_status
+from decodeonce.prep.building import Work, build, finish, make_plan, work
+from decodeonce.prep.building.journal import Journals
+from decodeonce.prep.building.max_bad import Allowance
+from decodeonce.prep.building.status import Status, read_status
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import StorePaths

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from decodeonce import Loader, open_store
-from decodeonce.prep.build import Work, make_plan, work
+from decodeonce.prep.building import Work, make_plan, work
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import stage_store

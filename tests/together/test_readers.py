@@ -15,9 +15,9 @@ import pytest
 
 from decodeonce import Batch, Loader, StoreError, open_store
 from decodeonce.loader.readers import ReaderName, ShardFiles
-from decodeonce.prep.build import Work, finish, make_plan, work
-from decodeonce.prep.build.max_bad import Allowance
-from decodeonce.prep.build.status import read_status
+from decodeonce.prep.building import Work, finish, make_plan, work
+from decodeonce.prep.building.max_bad import Allowance
+from decodeonce.prep.building.status import read_status
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from tests.command import app

@@ -91,7 +91,7 @@ def _worker_started(arguments: list[str]) -> AbstractContextManager[None]:
         return nullcontext()
     from decodeonce.prep.processes.child import started_early
 
-    return started_early("decodeonce.prep.build.worker")
+    return started_early("decodeonce.prep.building.worker")
 
 
 def _open_streams() -> None:
@@ -120,7 +120,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 def _stop_after_blocks(number: int, frame: FrameType | None) -> None:
     """Finish the blocks in progress and start no others; without worker processes, stop as for the other signals."""
-    if not _call_imported("prep.build.pool", "stop_after_blocks"):
+    if not _call_imported("prep.building.pool", "stop_after_blocks"):
         _stop(number, frame)
 
 

@@ -26,7 +26,7 @@ Planned = Annotated[Path, typer.Argument(metavar="OUT", help="Planned store.")]
 def run_build(request: BuildRequest) -> None:
     """Plan, decode and finish a build, and print a summary."""
     from decodeonce.cli.progress import build_progress
-    from decodeonce.prep import build as builds
+    from decodeonce.prep import building
     from decodeonce.store import StorePaths
     from decodeonce.store.network import patient
 
@@ -37,7 +37,7 @@ def run_build(request: BuildRequest) -> None:
     was_finished = StorePaths(request.out).manifest.exists()
     with build_progress() as progress:
         args = (request.source, request.out, request.recipe, request.work, progress, request.expect)
-        manifest = patient(request.out, builds.build, *args)
+        manifest = patient(request.out, building.build, *args)
     if was_finished:
         return say_built(request.out)
     _say_finished(request.out, manifest)
@@ -45,7 +45,7 @@ def run_build(request: BuildRequest) -> None:
 
 def run_plan(request: BuildRequest) -> None:
     """Write the plan, reserve the space and print the next command."""
-    from decodeonce.prep import build as builds
+    from decodeonce.prep import building
     from decodeonce.store.network import patient
 
     check_alone(SHARED)
@@ -53,7 +53,7 @@ def run_plan(request: BuildRequest) -> None:
     if request.dry_run:
         return say_dry_run(request)
     say_storage(request.out)
-    plan = patient(request.out, builds.plan_unless_built, request.source, request.out, request.recipe, request.expect)
+    plan = patient(request.out, building.plan_unless_built, request.source, request.out, request.recipe, request.expect)
     if plan is None:
         return say_built(request.out)
     found = f"{counted(plan.candidates, 'image')} found in {counted(len(plan.classes), 'class', 'classes')}"
@@ -89,7 +89,7 @@ def check_alone(advice: str = "") -> None:
 
 def say_storage(out: Path) -> None:
     """Print the free space of the storage, and advice for it."""
-    from decodeonce.prep.build.free_space import describe_storage, find_storage, stripe_advice
+    from decodeonce.prep.building.free_space import describe_storage, find_storage, stripe_advice
 
     storage = find_storage(out)
     advice = stripe_advice(out, storage)
@@ -101,7 +101,7 @@ def say_dry_run(request: BuildRequest, time: Time | None = None) -> None:
     """Print the bytes, files, space and time of a build (default: on this machine), and write nothing."""
     from decodeonce.cli.dryrun import dry_run, time_here
     from decodeonce.host import usable_cores
-    from decodeonce.prep.build import is_built
+    from decodeonce.prep.building import is_built
 
     if is_built(request.source, request.out, request.recipe, request.expect):
         return say_built(request.out)
@@ -140,21 +140,21 @@ def work(
     """
     from decodeonce.cli.progress import build_progress
     from decodeonce.launch import find_idle_hosts
-    from decodeonce.prep import build as builds
+    from decodeonce.prep import building
     from decodeonce.store import StorePaths
     from decodeonce.store.network import patient
 
     share = _share(task, tasks)
     with parse.usage_errors():
-        how = builds.Work(workers=workers, task=share.task, tasks=share.tasks, max_bad=max_bad, on_bad=on_bad)
+        how = building.Work(workers=workers, task=share.task, tasks=share.tasks, max_bad=max_bad, on_bad=on_bad)
     if StorePaths(out).manifest.exists():
         return say_built(out)
-    if StorePaths(out).plan.exists():  # otherwise `builds.work` reports what is missing
+    if StorePaths(out).plan.exists():  # otherwise `building.work` reports what is missing
         say(f"{out}: {share}")
     if task is None and (idle := find_idle_hosts()):
         say(f"warning: {idle}", err=True)
     with build_progress() as progress:
-        patient(out, builds.work, out, how, progress)
+        patient(out, building.work, out, how, progress)
     if StorePaths(out).manifest.exists():
         return say_built(out)
     say(f"{out}: task {share.task} of {share.tasks} is done; after all tasks, run: prep finish {quoted(str(out))}")
@@ -175,15 +175,15 @@ def _share(task: int | None, tasks: int | None) -> Task:
 
 def finish(out: Planned, max_bad: MaxBad = DEFAULT_MAX_BAD) -> None:
     """Finish a store whose blocks are all decoded: fill the rows of rejected images and write the manifest."""
-    from decodeonce.prep import build as builds
-    from decodeonce.prep.build.max_bad import Allowance
+    from decodeonce.prep import building
+    from decodeonce.prep.building.max_bad import Allowance
     from decodeonce.store import StorePaths
     from decodeonce.store.network import patient
 
     with parse.usage_errors():
         allowance = Allowance.parse(max_bad)
     was_finished = StorePaths(out).manifest.exists()
-    manifest = patient(out, builds.finish, out, allowance)  # this also completes a finish that was killed
+    manifest = patient(out, building.finish, out, allowance)  # this also completes a finish that was killed
     if was_finished:
         return say_built(out)
     _say_finished(out, manifest)

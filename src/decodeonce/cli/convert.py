@@ -55,8 +55,8 @@ def convert(
     selected = selection(names, match, rows)
     check_alone()
     from decodeonce.cli.progress import build_progress
-    from decodeonce.prep.build import finish, is_built
-    from decodeonce.prep.build.max_bad import Allowance
+    from decodeonce.prep.building import finish, is_built
+    from decodeonce.prep.building.max_bad import Allowance
     from decodeonce.prep.convert.convert import Conversion, open_conversion
     from decodeonce.prep.convert.convert import convert as convert_stores
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from decodeonce.cli.bench.trial import Trial, fair_sample, run_trial, scratch_folder
 from decodeonce.formatting import counted, duration_text, size_text
 from decodeonce.host import usable_cores
-from decodeonce.prep.build.blocks import Blocks
-from decodeonce.prep.build.free_space import (
+from decodeonce.prep.building.blocks import Blocks
+from decodeonce.prep.building.free_space import (
     Need,
     check_free_space,
     describe_free_space,
@@ -20,9 +20,9 @@ from decodeonce.prep.build.free_space import (
     space_needed,
     stripe_advice,
 )
-from decodeonce.prep.build.max_bad import Allowance
-from decodeonce.prep.build.output_dir import check_output_dir
-from decodeonce.prep.build.plan import (
+from decodeonce.prep.building.max_bad import Allowance
+from decodeonce.prep.building.output_dir import check_output_dir
+from decodeonce.prep.building.plan import (
     Listing,
     Plan,
     check_expected,

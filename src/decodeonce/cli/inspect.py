@@ -31,7 +31,7 @@ from decodeonce.formatting import counted, duration_text, quoted, size_text
 CONTROLS = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 
 if TYPE_CHECKING:
-    from decodeonce.prep.build.status import Status, TaskStatus
+    from decodeonce.prep.building.status import Status, TaskStatus
     from decodeonce.store import Store
     from decodeonce.store.select import Selection
 
@@ -125,7 +125,7 @@ def status(
     out: Annotated[Path, typer.Argument(help="Build or store.", metavar="OUT")], as_json: JsonFlag = False
 ) -> None:
     """Print the progress of a build, on any node, and its rejected images."""
-    from decodeonce.prep.build.status import read_status
+    from decodeonce.prep.building.status import read_status
 
     status = read_status(out)
     if as_json:
@@ -153,7 +153,7 @@ def _status_facts(out: Path, status: Status) -> dict[str, Any]:
     if status.state == "working":
         left = "unknown" if status.seconds_left is None else duration_text(status.seconds_left)
         return {**facts, "rows_per_s": round(status.rows_per_s), "time_left": left}
-    from decodeonce.prep.build.max_bad import Allowance
+    from decodeonce.prep.building.max_bad import Allowance
 
     # With too many rejects, `work` and `finish` fail unless --max-bad allows them.
     too_many = len(status.rejects) > Allowance.parse(DEFAULT_MAX_BAD).allowed(status.rows)

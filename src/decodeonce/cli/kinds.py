@@ -24,7 +24,7 @@ from decodeonce.prep.sources import KINDS, find_opener
 from decodeonce.store.layout import ContainerName
 
 if TYPE_CHECKING:
-    from decodeonce.prep.build import Work
+    from decodeonce.prep.building import Work
     from decodeonce.prep.sources import Source
 
 OnBadOption = Annotated[
@@ -126,7 +126,7 @@ class BuildOptions:
 
     def request(self, src: str, out: Path, opener: Callable[..., Source]) -> BuildRequest:
         """Check all flags, then open SRC."""
-        from decodeonce.prep.build import Work
+        from decodeonce.prep.building import Work
         from decodeonce.prep.sources import BoxedSource
         from decodeonce.prep.sources.folder import read_class_list
 

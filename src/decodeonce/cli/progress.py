@@ -17,7 +17,7 @@ from decodeonce.cli.output import is_quiet, say
 from decodeonce.formatting import counted
 
 if TYPE_CHECKING:
-    from decodeonce.prep.build import Progress
+    from decodeonce.prep.building import Progress
 
 LOG_SECONDS = 15.0
 

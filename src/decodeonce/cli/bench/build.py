@@ -13,8 +13,8 @@ from decodeonce.cli.bench.machine import drop_pages, others_share, others_text
 from decodeonce.cli.bench.trial import fair_sample, run_trial, scratch_folder
 from decodeonce.formatting import counted, duration_text
 from decodeonce.host import free_space, is_in_memory, network_file_system, usable_cores
-from decodeonce.prep.build.output_dir import check_output_dir
-from decodeonce.prep.build.plan import check_expected, check_listing, scan
+from decodeonce.prep.building.output_dir import check_output_dir
+from decodeonce.prep.building.plan import check_expected, check_listing, scan
 from decodeonce.store import StorePaths
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from decodeonce.cli.bench.machine import busy_share, core_times
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted
 from decodeonce.host import usable_cores
-from decodeonce.prep.build import Progress, Work, make_plan, work
-from decodeonce.prep.build.plan import Listing, row_order
-from decodeonce.prep.build.status import read_status
+from decodeonce.prep.building import Progress, Work, make_plan, work
+from decodeonce.prep.building.plan import Listing, row_order
+from decodeonce.prep.building.status import read_status
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source

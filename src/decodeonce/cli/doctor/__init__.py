@@ -19,7 +19,7 @@ from decodeonce.cli.output import print_json, say, say_marked
 from decodeonce.formatting import counted
 
 if TYPE_CHECKING:
-    from decodeonce.prep.build.free_space import Storage
+    from decodeonce.prep.building.free_space import Storage
 
 PACKAGES = ("numpy", "h5py", "typer", "xxhash", "tqdm", "jinja2")
 CHECKS: dict[str, Callable[[], Finding]] = {
@@ -79,7 +79,7 @@ def doctor(
 
 
 def _check_path(check: Callable[[Storage], Finding], path: Path) -> Finding:
-    from decodeonce.prep.build.free_space import find_storage
+    from decodeonce.prep.building.free_space import find_storage
 
     try:
         return check(find_storage(path))

@@ -12,7 +12,7 @@ from decodeonce.cli.doctor.check import Finding, ok, warn
 from decodeonce.formatting import size_text
 
 if TYPE_CHECKING:
-    from decodeonce.prep.build.free_space import Quota, Storage
+    from decodeonce.prep.building.free_space import Quota, Storage
 
 LITTLE_ROOM, FEW_FILES = 10**9, 1000
 
@@ -88,7 +88,7 @@ def _works(ability: Callable[[], object]) -> bool:
 
 def stripes(storage: Storage) -> Finding:
     """Check whether large files are striped over several servers, on file systems that do so only on request."""
-    from decodeonce.prep.build.free_space import stripe_advice
+    from decodeonce.prep.building.free_space import stripe_advice
 
     if advice := stripe_advice(storage.place, storage):
         return warn(f"{storage.place}: each file is on a single server", advice)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.build.blocks import block_rows_for
+from decodeonce.prep.building.blocks import block_rows_for
 from decodeonce.prep.convert import merge
 from decodeonce.prep.convert.rows import StoreRows
 from decodeonce.prep.convert.selection import SelectedRows

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from decodeonce.errors import DecodeonceError, Stopped, StoreError
-from decodeonce.prep.build.journal import Journals
+from decodeonce.prep.building.journal import Journals
 from decodeonce.prep.export.images import MODES, ExportPaths, ExportSettings, ImageWriter, encoded_name
 from decodeonce.prep.processes.child import ChildDied, Parent
 from decodeonce.prep.processes.workers import run_workers

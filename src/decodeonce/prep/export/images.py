@@ -16,7 +16,7 @@ from typing import Any
 import PIL
 from PIL import Image, features
 
-from decodeonce.prep.build.journal import BlockRecord, Journal
+from decodeonce.prep.building.journal import BlockRecord, Journal
 from decodeonce.prep.convert.rows import StoreRows
 from decodeonce.prep.entry import name_bytes
 from decodeonce.prep.recipe import ExportForm, check_choice

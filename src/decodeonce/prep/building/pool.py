@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from decodeonce.errors import Stopped
-from decodeonce.prep.build.plan import Plan
+from decodeonce.prep.building.plan import Plan
 from decodeonce.prep.processes.child import child_of, wait_for
 from decodeonce.store.images import runs
 
@@ -100,7 +100,7 @@ class BlockQueue:
         return next(iter([*clean, *inside]), None)
 
 
-WORKER = "decodeonce.prep.build.worker"
+WORKER = "decodeonce.prep.building.worker"
 # Processor time for one image. At the maximum of 178 Mpixel, a progressive CMYK JPEG took 10 s, a lossless WebP 8 s.
 # If the processor time is known, it counts instead of the clock: a busy machine must not cause rejects.
 IMAGE_SECONDS = 120.0

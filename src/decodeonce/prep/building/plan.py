@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError, Stopped, StoreError
 from decodeonce.formatting import counted, quoted
-from decodeonce.prep.build.blocks import Blocks
+from decodeonce.prep.building.blocks import Blocks
 from decodeonce.prep.entry import Box, Entry, name_text
 from decodeonce.prep.recipe import Recipe, differences
 from decodeonce.prep.sources import Source, open_source

@@ -12,7 +12,7 @@ from pathlib import Path
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, quoted, size_text
 from decodeonce.host import free_space, network_file_system
-from decodeonce.prep.build.plan import Plan
+from decodeonce.prep.building.plan import Plan
 
 OTHER_FILES = 12  # of the finished store and of the plan, without the shards
 QUOTA_SECONDS = 20

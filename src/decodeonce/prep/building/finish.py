@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
-from decodeonce.prep.build.journal import FACTS, Journals, summed_lines
-from decodeonce.prep.build.max_bad import Allowance
-from decodeonce.prep.build.output_dir import check_shard
-from decodeonce.prep.build.plan import Plan, read_plan
+from decodeonce.prep.building.journal import FACTS, Journals, summed_lines
+from decodeonce.prep.building.max_bad import Allowance
+from decodeonce.prep.building.output_dir import check_shard
+from decodeonce.prep.building.plan import Plan, read_plan
 from decodeonce.prep.entry import name_bytes, name_text
 from decodeonce.prep.pixels.geometry import fit_to, turned_box, upright
 from decodeonce.store import Column, Manifest, StorePaths

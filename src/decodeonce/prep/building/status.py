@@ -11,8 +11,8 @@ from typing import Literal
 
 from decodeonce.errors import BuildError
 from decodeonce.host import process_exists
-from decodeonce.prep.build.journal import Journals, Writer
-from decodeonce.prep.build.plan import Plan, read_plan
+from decodeonce.prep.building.journal import Journals, Writer
+from decodeonce.prep.building.plan import Plan, read_plan
 from decodeonce.store import Reject, StorePaths
 from decodeonce.store.manifest import read_manifest
 from decodeonce.store.table import read_rejects

@@ -12,10 +12,10 @@ from typing import Any
 from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
 from decodeonce.host import network_file_system
-from decodeonce.prep.build.finish import finish
-from decodeonce.prep.build.free_space import check_free_space, find_storage, space_needed
-from decodeonce.prep.build.output_dir import check_output_dir, clear_leftovers, is_built, reserve_shards
-from decodeonce.prep.build.plan import (
+from decodeonce.prep.building.finish import finish
+from decodeonce.prep.building.free_space import check_free_space, find_storage, space_needed
+from decodeonce.prep.building.output_dir import check_output_dir, clear_leftovers, is_built, reserve_shards
+from decodeonce.prep.building.plan import (
     Listing,
     Plan,
     check_expected,
@@ -27,7 +27,7 @@ from decodeonce.prep.build.plan import (
     write_facts,
     write_plan,
 )
-from decodeonce.prep.build.work import Progress, Work, work
+from decodeonce.prep.building.work import Progress, Work, work
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source

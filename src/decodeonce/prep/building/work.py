@@ -10,12 +10,12 @@ from pathlib import Path
 
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.host import usable_cores
-from decodeonce.prep.build.blocks import overlap
-from decodeonce.prep.build.journal import Journals
-from decodeonce.prep.build.max_bad import Allowance, reject_error
-from decodeonce.prep.build.plan import Plan, read_plan, removed_error
-from decodeonce.prep.build.pool import BlockQueue, WorkerPool, WorkerSettings, block_spans
-from decodeonce.prep.build.status import done_rejects
+from decodeonce.prep.building.blocks import overlap
+from decodeonce.prep.building.journal import Journals
+from decodeonce.prep.building.max_bad import Allowance, reject_error
+from decodeonce.prep.building.plan import Plan, read_plan, removed_error
+from decodeonce.prep.building.pool import BlockQueue, WorkerPool, WorkerSettings, block_spans
+from decodeonce.prep.building.status import done_rejects
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import OnBad, check_choice, differences
 from decodeonce.store import StorePaths

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from decodeonce.errors import Stopped, failure_from
-from decodeonce.prep.build.blocks import Block
-from decodeonce.prep.build.journal import FACTS, BlockRecord, Journal, PixelSums
-from decodeonce.prep.build.max_bad import reject_error
-from decodeonce.prep.build.plan import Plan, read_plan
+from decodeonce.prep.building.blocks import Block
+from decodeonce.prep.building.journal import FACTS, BlockRecord, Journal, PixelSums
+from decodeonce.prep.building.max_bad import reject_error
+from decodeonce.prep.building.plan import Plan, read_plan
 from decodeonce.prep.entry import Entry, LeftOut, Row, Undecodable
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.pixels.memory_limit import limited_memory

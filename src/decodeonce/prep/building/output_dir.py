@@ -9,7 +9,7 @@ from pathlib import Path
 
 from decodeonce.errors import BuildError, add_path_to_errors
 from decodeonce.formatting import counted, quoted
-from decodeonce.prep.build.plan import Listing, Plan, check_expected, scan
+from decodeonce.prep.building.plan import Listing, Plan, check_expected, scan
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe, differences
 from decodeonce.prep.sources import Source

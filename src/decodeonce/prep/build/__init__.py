@@ -1,8 +1,0 @@
-"""Build a store from a source's images in three steps: plan, decode, finish. Safe to kill and rerun at any moment."""
-
-from decodeonce.prep.build.build import build, make_plan, plan_unless_built
-from decodeonce.prep.build.finish import finish
-from decodeonce.prep.build.output_dir import is_built
-from decodeonce.prep.build.work import Progress, Work, work
-
-__all__ = ["Progress", "Work", "build", "finish", "is_built", "make_plan", "plan_unless_built", "work"]
