@@ -124,13 +124,20 @@ def test_build_is_measured_for_every_way_to_read(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("cold", "busy", "limits", "rate"),
-    [(100, 1.0, "reading", 100), (990, 1.0, "processor", 990), (1200, 0.1, "writing", 1000)],
+    ("cold", "cold_busy", "busy", "limits", "rate"),
+    [(100, 0.2, 1.0, "reading", 100), (500, 0.9, 1.0, "processor", 500), (1200, 0.1, 0.1, "writing", 1000)],
 )
 def test_limit_of_build(
-    cold: float, busy: float, limits: str, rate: float, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cold: float,
+    cold_busy: float,
+    busy: float,
+    limits: str,
+    rate: float,
+    tree: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    trials = iter([Trial(37, 0, "", cold, busy, 10**9), Trial(37, 0, "", 1000.0, busy, 0)])
+    trials = iter([Trial(37, 0, "", cold, cold_busy, 10**9), Trial(37, 0, "", 1000.0, busy, 0)])
     monkeypatch.setattr(build, "is_in_memory", lambda _: False)
     monkeypatch.setattr(build, "run_trial", lambda *_, **__: next(trials))
     facts = measure_build(request(FolderSource(tree / "train"), tmp_path / "out"), 1.0)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from decodeonce.cli.kinds import BuildRequest
 
 SCRATCH_BYTES = 1 << 30  # the most that is written
-MUCH_SLOWER = 0.8  # below this ratio, a cold build is limited by reading
+MUCH_LESS = 0.8  # if rate and busy share of a cold build are below this ratio, it is limited by reading
 BUSY = 0.6  # from this share of the cores on, a build is limited by them
 WHAT = {
     "reading": "reading the source",
@@ -55,7 +55,8 @@ def measure_build(request: BuildRequest, seconds: float) -> dict[str, Any]:
         warm = run_trial(source, entries, recipe, scratch, workers=workers, seconds=seconds, rows=rows)
     limits, rate = "processor" if warm.busy_share >= BUSY else "writing", warm.samples_per_s
     if cold and cold.samples_per_s < rate:
-        limits, rate = "reading" if cold.samples_per_s < MUCH_SLOWER * rate else limits, cold.samples_per_s
+        waits = max(cold.samples_per_s / rate, cold.busy_share / warm.busy_share) < MUCH_LESS
+        limits, rate = "reading" if waits else limits, cold.samples_per_s
     total = f"{counted(workers, 'worker')} reach {rate:,.0f} images/s"
     rest = f"{counted(len(listing), 'image')} take {duration_text(len(listing) / rate)}"
     return {

@@ -6,8 +6,7 @@ import base64
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -34,8 +33,7 @@ JPEG_QUALITY = 82
 QUANTILES = {"smallest": 0.0, "5%": 0.05, "25%": 0.25, "median": 0.5, "75%": 0.75, "95%": 0.95, "largest": 1.0}
 
 
-@dataclass(frozen=True)
-class ClassRows:
+class ClassRows(NamedTuple):
     """A class and its number of rows."""
 
     label: int
@@ -150,21 +148,10 @@ def enlarged(
 
 def _quantiles(sides: NDArray[np.float64]) -> dict[str, list[str]]:
     """Return the values of each measure at QUANTILES, as text."""
-    widths, heights = sides.T
-    measures = {
-        "width": widths,
-        "height": heights,
-        "shorter side": sides.min(axis=1),
-        "width / height": widths / heights,
-    }
-    shares = list(QUANTILES.values())
-    return {
-        name: [
-            f"{value:.4g}" if value < 1000 else f"{value:.0f}"
-            for value in np.quantile(values, shares, method="inverted_cdf")
-        ]
-        for name, values in measures.items()
-    }
+    measures = [*sides.T, sides.min(axis=1), sides[:, 0] / sides[:, 1]]
+    found = np.quantile(measures, list(QUANTILES.values()), axis=1, method="inverted_cdf").T.tolist()
+    texts = [[f"{value:.4g}" if value < 1000 else f"{value:.0f}" for value in values] for values in found]
+    return dict(zip(("width", "height", "shorter side", "width / height"), texts, strict=True))
 
 
 def _class_rows(facts: Facts) -> list[ClassRows]:
