@@ -16,7 +16,7 @@ import pytest
 
 import decodeonce
 from decodeonce import store
-from decodeonce.prep import build, sources
+from decodeonce.prep import building, sources
 from tests.docs.pages import ROOT, is_full_ci, is_pinned
 
 if not is_pinned("Sphinx") and not is_full_ci():
@@ -104,7 +104,7 @@ def test_links_out_of_docs_become_pages_or_downloads(site: Path) -> None:
     assert not [link for folder, link in links if not (folder / link).resolve().is_relative_to(site.resolve())]
 
 
-@pytest.mark.parametrize("module", [decodeonce, build, sources, store], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [decodeonce, building, sources, store], ids=lambda module: module.__name__)
 def test_public_names_are_in_the_reference(module: Any) -> None:
     text = (DOCS / "reference" / "python.md").read_text()
     documented = {name.rpartition(".")[2] for name in re.findall(r"^\.\. auto\w+:: ([\w.]+)", text, re.MULTILINE)}
