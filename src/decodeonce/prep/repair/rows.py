@@ -22,7 +22,7 @@ from decodeonce.prep.entry import Entry, LeftOut, Undecodable, name_bytes
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.recipe import Filter, Recipe
 from decodeonce.prep.repair.reasons import COPY, Reason, versions_to_install
-from decodeonce.prep.sources.kinds import read_images, reopen_source
+from decodeonce.prep.repair.source import read_images, reopen_source
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.manifest import REBUILD, Manifest, read_manifest
 from decodeonce.store.table import Sample

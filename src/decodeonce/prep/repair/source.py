@@ -1,4 +1,4 @@
-"""Open SRC without its kind from the user: as a store's source, or as the kind that its names suggest."""
+"""Open the source of a store again, to read the images of damaged rows by name."""
 
 from __future__ import annotations
 
@@ -17,11 +17,6 @@ from decodeonce.store.manifest import Manifest
 
 IMAGENET_NAME = re.compile(r"ILSVRC.*|n\d{8}\.tar")
 MOST_NAMES = 1000
-
-
-def find_source(kind: str, src: str) -> Source:
-    """Open SRC as `kind`, or as the kind that its names suggest for "auto". Raises BuildError if none fits."""
-    return find_opener(recognise_kind(src) if kind == "auto" else kind)(src)
 
 
 def reopen_source(
