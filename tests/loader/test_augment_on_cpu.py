@@ -143,6 +143,7 @@ def test_memory_is_reused_after_its_last_view_is_gone() -> None:
     second = recycled(shape, torch.uint8)
     assert second.data_ptr() != address
     del view
+    assert recycled((9, 331, 338, 3), torch.uint8).data_ptr() != address  # of another size
     assert recycled(shape, torch.uint8).data_ptr() == address
     end_recycling()
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from decodeonce import Batch, Loader
-from decodeonce.loader.augment import Augment, CutMix, Draws, MixUp, RandomFlip
+from decodeonce.loader.augment import Augment, CutMix, Draws, MixUp, Normalize, RandomFlip, RandomResizedCrop, Step
 from decodeonce.loader.augment import mix as mixing
 from decodeonce.loader.order import derive_key
 from decodeonce.loader.partition import Tail
@@ -194,6 +194,16 @@ def test_images_and_labels_are_mixed_with_the_same_shares(store: Path, tail: Tai
                 levels = (batch.labels * torch.arange(300)).sum(1)
                 assert batch.epoch == epoch
                 assert torch.allclose(batch.images.mean((1, 2, 3)), levels, atol=1e-3)
+
+
+def test_batches_are_reproducible(store: Path) -> None:
+    def run() -> list[tuple[Tensor, Tensor]]:
+        steps: list[Step] = [RandomResizedCrop(5), Normalize("imagenet"), MixUp(0.3, 300), CutMix(1.0, 300)]
+        with Loader(store, batch_size=7, transform=Augment(*steps, seed=5)) as loader:
+            return [(batch.images, batch.labels) for _ in range(2) for batch in loader]
+
+    for first, second in zip(run(), run(), strict=True):
+        assert all(map(torch.equal, first, second))
 
 
 def test_custom_step_can_mix_labels() -> None:
