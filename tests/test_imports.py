@@ -41,7 +41,7 @@ def imports() -> Iterator[tuple[str, str]]:
         name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
-                yield from ((name, alias.name) for alias in node.names)
+                yield from ((name, alias.name.removeprefix("decodeonce.")) for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("decodeonce."):
                 yield name, "." * node.level + (node.module or "")
             elif isinstance(node, ast.ImportFrom):
