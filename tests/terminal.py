@@ -8,16 +8,18 @@ import pty
 import struct
 import subprocess
 import termios
+from collections.abc import Mapping
 from pathlib import Path
 
 
 class Terminal:
     """A command that runs on a pseudo-terminal. A context manager."""
 
-    def __init__(self, *command: str | Path, cwd: Path, columns: int = 80) -> None:
+    def __init__(self, *command: str | Path, cwd: Path, columns: int = 80, environ: Mapping[str, str] = {}) -> None:
         self._fd, child = pty.openpty()
         fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        unset = ("COLUMNS", "LINES", "NO_COLOR", "TERM")
+        environment = {name: value for name, value in os.environ.items() if name not in unset} | {**environ}
         self._process = subprocess.Popen(
             # A session of its own, with this terminal: Ctrl-C reaches all of its processes.
             ["setsid", "--ctty", "--wait", *command],

@@ -42,18 +42,6 @@ def copied() -> set[str]:
     return {name for *names, _ in rests for name in names}
 
 
-def test_dockerfile_matches_documentation() -> None:
-    words = [word for word, _ in instructions()]
-    assert set(words) == {"ARG", "COPY", "ENTRYPOINT", "ENV", "FROM", "LABEL", "RUN", "USER", "WORKDIR"}
-    last = instructions()[len(words) - words[::-1].index("FROM") - 1 :]
-    assert ("USER", "prep") in last
-    assert ("ENTRYPOINT", '["prep"]') in last
-    assert [rest for word, rest in last if word == "RUN" and 'test "$(prep --version)" = "prep ${VERSION}"' in rest]
-    [label] = [rest for word, rest in last if word == "LABEL"]
-    assert 'org.opencontainers.image.version="${VERSION}"' in label
-    assert not [package for package in arguments()["PACKAGES"].split() if "gcc" in package or package.endswith("-dev")]
-
-
 def test_make_passes_version_to_image() -> None:
     output = subprocess.run(["make", "-n", "image"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert f"-t decodeonce:{decodeonce.__version__} --build-arg VERSION={decodeonce.__version__} " in output

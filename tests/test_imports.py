@@ -30,13 +30,21 @@ PARTS = {
 }
 
 
+# Packages that a part must not import anywhere.
+FORBIDDEN = {"store": {"torch", "PIL"}, "loader": {"PIL"}, "prep": {"torch"}}
+
+
 def imports() -> Iterator[tuple[str, str]]:
     """Yield (importing module, imported module) for every import in the package."""
     modules = {".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in PACKAGE.rglob("*.py")}
     for path in PACKAGE.rglob("*.py"):
         name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("decodeonce."):
+            if isinstance(node, ast.Import):
+                yield from ((name, alias.name.removeprefix("decodeonce.")) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("decodeonce."):
+                yield name, "." * node.level + (node.module or "")
+            elif isinstance(node, ast.ImportFrom):
                 found = str(node.module).removeprefix("decodeonce.")
                 yield from (
                     (name, f"{found}.{a.name}" if f"{found}.{a.name}" in modules else found) for a in node.names
@@ -64,4 +72,7 @@ def test_subpackages_of_prep_have_only_allowed_imports() -> None:
 
 def test_package_parts_have_only_allowed_imports() -> None:
     found = imports_by_package(1)
-    assert {part: found[part] for part in PARTS} == PARTS
+    base = {path.stem for path in PACKAGE.glob("*.py")}
+    assert {part: found[part] & (base | {*PARTS}) for part in PARTS} == PARTS
+    assert {name for name in base - {"__init__"} if found.get(name, set()) & {*PARTS}} == set()
+    assert {part: found[part] & packages for part, packages in FORBIDDEN.items() if found[part] & packages} == {}

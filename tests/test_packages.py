@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import subprocess
@@ -11,50 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.programs import CLUSTER
-from tests.packages import LOCK, is_fatal, missing, need, provide
-
-
-def put_programs(folder: Path, packages: list[str]) -> str:
-    """Create fake programs of these packages; return "", as an installation without errors does."""
-    for package in packages:
-        program = folder / CLUSTER[package]
-        program.write_text("#!/bin/sh\n# calls sbatch\n")
-        program.chmod(0o755)
-    return ""
-
-
-def test_nothing_is_installed_if_nothing_is_missing(tmp_path: Path) -> None:
-    put_programs(tmp_path, list(CLUSTER))
-    assert provide(CLUSTER, str(tmp_path), install=lambda lacking: str(1 / 0)) == ""
-
-
-def test_only_missing_packages_are_installed(tmp_path: Path) -> None:
-    put_programs(tmp_path, ["slurmd", "munge"])
-    assert missing(CLUSTER, str(tmp_path)) == ["slurmctld", "slurm-client", "slurm-wlm-torque", "openmpi-bin", "mpich"]
-    assert provide(CLUSTER, str(tmp_path), install=lambda lacking: put_programs(tmp_path, lacking)) == ""
-    assert missing(CLUSTER, str(tmp_path)) == []
-
-
-def test_failed_install_names_packages_and_reason(tmp_path: Path) -> None:
-    put_programs(tmp_path, [package for package in CLUSTER if package != "mpich"])
-    message = provide(CLUSTER, str(tmp_path), install=lambda lacking: "no network")
-    assert message == "to run these tests: apt-get install mpich (no network)"
-
-
-def test_qsub_of_real_pbs_does_not_count(tmp_path: Path) -> None:
-    put_programs(tmp_path, list(CLUSTER))
-    (tmp_path / "qsub").write_bytes(b"\x7fELF")
-    assert missing(CLUSTER, str(tmp_path)) == ["slurm-wlm-torque"]
-
-
-def test_only_one_process_installs_at_a_time(tmp_path: Path) -> None:
-    def install(lacking: list[str]) -> str:
-        with open(LOCK) as file, pytest.raises(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return put_programs(tmp_path, lacking)
-
-    assert provide(CLUSTER, str(tmp_path), install=install) == ""
+from tests.packages import is_fatal, need
 
 
 def test_skipping_fails_only_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:

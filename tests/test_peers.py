@@ -16,7 +16,7 @@ from bench.peers.harness.images import SAME_DECODER, decode, plain_tree
 from bench.peers.harness.journal import Journal
 from bench.peers.harness.judge import Delivered, Saved, find_fault, load, save
 from bench.peers.harness.measure import Peers, Run, by_rate, measure_builds, measure_loads
-from bench.peers.harness.peer import OURS, Peer, Source, load_peer, peer_names
+from bench.peers.harness.peer import OURS, Peer, Source
 from bench.peers.harness.tables import markdown
 from tests.fake_peer import FAULTS
 from tests.images import jpeg, make_tree
@@ -109,26 +109,6 @@ def test_peers_of_test_environment_deliver_all_images(tmp_path: Path) -> None:
     assert all(f"| {name} |" in text for name in [*builds["rows"], *loads["rows"], *augmented["rows"]])
 
 
-def test_images_of_small_tree_are_linked_repeatedly(tmp_path: Path) -> None:
-    make_tree(tmp_path / "imagenet", classes=2, per_class=2)
-    tree = plain_tree(tmp_path / "imagenet", 11, tmp_path) / "tree"
-    paths = [path for path in tree.glob("train/*/*.JPEG") if path.is_file()]
-    assert len(paths) == 11
-    assert len({path.stat().st_ino for path in paths}) == 4
-
-
-@pytest.mark.parametrize("installed", [True, False])
-def test_only_plain_images_are_linked(installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.peers.harness.images.find_spec", lambda package: installed or None)  # of simplejpeg
-    folder = make_tree(tmp_path / "imagenet", classes=1, per_class=2) / "train" / "n00000000"
-    (folder / "cmyk.JPEG").write_bytes(jpeg(mode="CMYK"))
-    (folder / "cut.JPEG").write_bytes(jpeg(200, 200)[:-500])
-    (folder / "text.JPEG").write_text("not an image")
-    tree = plain_tree(tmp_path / "imagenet", 4, tmp_path) / "tree"
-    found = sorted(path.name.partition("_")[2] for path in tree.glob("train/*/*.JPEG"))
-    assert found == ["n00000000_0.JPEG"] * 2 + ["n00000000_1.JPEG"] * 2
-
-
 def test_both_decoders_give_similar_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.JPEG"
     path.write_bytes(jpeg(90, 70))
@@ -139,19 +119,6 @@ def test_both_decoders_give_similar_rows(tmp_path: Path, monkeypatch: pytest.Mon
     assert np.abs(fast.astype(int) - plain).max() <= 2
 
 
-def test_peers_pin_their_requirements_exactly() -> None:
-    names = peer_names()
-    assert names[0] == OURS
-    arms = [arm for name in names for arm in load_peer(name).arms]
-    assert len({arm.name for arm in arms}) == len(arms)
-    for name in names:
-        peer = load_peer(name)
-        assert all(requirement.count("==") == 1 for requirement in peer.requirements.split())
-        assert peer.modules
-        assert peer.distributions
-        assert all(arm.decodes or arm.files_of in names or peer.build for arm in peer.arms)
-
-
 def saved(labels: list[int], images: Any, *, exact: bool, path: Path) -> Saved:
     """Return what the parent loads if a peer delivers these images in batches of two."""
     got = Delivered(SIZE, "exact" if exact else "about")
@@ -159,47 +126,6 @@ def saved(labels: list[int], images: Any, *, exact: bool, path: Path) -> Saved:
         got.add(images[row : row + 2], labels[row : row + 2])
     save(got, path)
     return load(path)
-
-
-@pytest.mark.parametrize("exact", [True, False])
-def test_wrong_epochs_are_detected(exact: bool, tmp_path: Path) -> None:
-    path = tmp_path / "delivered.npz"
-    noise = np.random.default_rng(0).integers(0, 256, (6, 4, 4, 3), dtype=np.uint8)
-    images = noise.repeat(SIZE // 4, 1).repeat(SIZE // 4, 2)
-    right = saved([0, 0, 0, 1, 1, 1], images, exact=exact, path=path)
-    order = [5, 0, 3, 1, 4, 2] * 2
-    labels = [int(row > 2) for row in order]
-    twice = saved(labels, images[order], exact=exact, path=path)
-    assert find_fault(twice, right, 2) == ""
-    assert "label 0 came 6 times" in find_fault(twice, right, 1)
-    assert find_fault(saved(labels[::-1], images[order], exact=exact, path=path), right, 2)
-    other = [5, 0, 3, 1, 4, 1] * 2  # row 1 instead of row 2
-    assert find_fault(saved(labels, images[other], exact=exact, path=path), right, 2).startswith("2 of 12 images")
-    dark = images // 2
-    assert find_fault(saved(labels, dark[order], exact=exact, path=path), right, 2).startswith("12 of 12 images")
-    near = images[order] ^ 1
-    assert bool(find_fault(saved(labels, near, exact=exact, path=path), right, 2)) == exact
-
-
-@pytest.mark.parametrize("exact", [True, False])
-def test_tree_can_contain_an_image_twice(exact: bool, tmp_path: Path) -> None:
-    path = tmp_path / "delivered.npz"
-    noise = np.random.default_rng(0).integers(0, 256, (4, 4, 4, 3), dtype=np.uint8)
-    images = noise.repeat(SIZE // 4, 1).repeat(SIZE // 4, 2)[[0, 0, 0, 1, 2, 3]]
-    labels = [0, 0, 0, 0, 1, 1]
-    right = saved(labels, images, exact=exact, path=path)
-    order = [3, 0, 5, 1, 2, 4]
-    shuffled = [labels[row] for row in order]
-    assert find_fault(saved(shuffled, images[order], exact=exact, path=path), right, 1) == ""
-    once_too_often = images[[0, 0, 5, 1, 2, 4]]  # row 0 instead of row 3, which is in the tree once
-    assert find_fault(saved(shuffled, once_too_often, exact=exact, path=path), right, 1).startswith("1 of 6 images")
-
-
-def test_images_can_have_channels_first(tmp_path: Path) -> None:
-    images = np.random.default_rng(0).integers(0, 256, (2, SIZE, SIZE, 3), dtype=np.uint8)
-    right = saved([0, 1], images, exact=True, path=tmp_path / "a.npz")
-    planes = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
-    assert find_fault(saved([0, 1], planes, exact=True, path=tmp_path / "b.npz"), right, 1) == ""
 
 
 def test_augmented_images_are_checked_for_labels_shape_and_mean(tmp_path: Path) -> None:
@@ -213,28 +139,6 @@ def test_augmented_images_are_checked_for_labels_shape_and_mean(tmp_path: Path) 
         Delivered(28, "augmented").add(np.full((2, 3, 28, 28), 128, np.float32), [0, 1])
     with pytest.raises(ValueError, match="expected float32"):
         Delivered(28, "augmented").add(np.zeros((2, 3, 28, 28), np.uint8), [0, 1])
-
-
-@pytest.mark.parametrize(
-    "images", [np.zeros((2, SIZE, SIZE, 3), np.float32), np.zeros((2, SIZE, SIZE, 4), np.uint8), np.zeros(3, np.uint8)]
-)
-def test_batches_of_wrong_type_or_shape_are_rejected(images: Any) -> None:
-    with pytest.raises(ValueError, match="expected uint8"):
-        Delivered(SIZE, "exact").add(images, [0, 1])
-
-
-def test_interrupted_run_resumes_from_complete_lines(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    journal = Journal(path, {"repeats": 5})
-    journal.add("build a 0", {"seconds": 1.5})
-    journal.add("build b 0", {"seconds": 2.5})
-    path.write_text(path.read_text()[:-5])
-    again = Journal(path, {"repeats": 5})
-    assert again.found == {"build a 0": {"seconds": 1.5}}
-    again.add("build b 0", {"seconds": 3.5})
-    assert Journal(path, {"repeats": 5}).found["build b 0"] == {"seconds": 3.5}
-    assert Journal(path, {"repeats": 4}).found == {}
-    assert Journal(path, {"repeats": 5}).found == {}
 
 
 def test_tables_show_given_figures() -> None:

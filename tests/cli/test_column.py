@@ -111,8 +111,3 @@ def test_build_keeps_named_columns(tmp_path: Path) -> None:
         other = prep("build", kind, source, out, "--size", "16", "--column", "ids")
         assert other.returncode == 1
         assert "columns is ['ids'], the store says ['score', 'ids']" in other.stderr
-
-
-@pytest.mark.parametrize("kind", ["list", "webdataset", "parquet"])
-def test_help_shows_column_flag_with_name(kind: str) -> None:
-    assert "--column NAME " in prep("build", kind, "--help").stdout

@@ -153,7 +153,7 @@ def test_work_gets_task_from_job_array_and_launcher(
     assert_fails(prep("work", out, "--task", 1), 2, "--task requires --tasks")
     monkeypatch.setenv("PBS_ARRAY_INDEX", "1")
     assert_fails(prep("work", out), 2, "PBS_ARRAY_INDEX=1, but no variable gives the size of the array")
-    assert machine.task().found == "unknown"
+    assert (machine.task().found, machine.task().level, machine.rank().level) == ("unknown", "warn", "ok")
     monkeypatch.setenv("PMI_RANK", "1")
     monkeypatch.setenv("PMI_SIZE", "2")
     lines = prep("work", out, "--tasks", 4).stdout.splitlines()
@@ -190,14 +190,6 @@ def test_commands_without_decoding_start_no_worker(words: list[str]) -> None:
     before = set(child._alive)
     with cli._worker_started(words):
         assert child._alive == before
-
-
-def test_dry_run_writes_nothing(tree: Path, tmp_path: Path) -> None:
-    for verb in ("build", "plan"):
-        result = prep(verb, "imagenet", tree, tmp_path / "out", "--dry-run", "--size", "24x32")
-        assert result.returncode == 0
-        assert "15 rows of 24x32x3 in 3 classes" in result.stdout
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_folder_source_builds_class_folders(tmp_path: Path) -> None:
@@ -335,7 +327,7 @@ def test_signal_stops_build_with_75_and_same_command_resumes(signal_: signal.Sig
     assert shown == f"state    finished\nrows     21\nrejects  0\nnext     prep info {tmp_path}/out\n"
 
 
-@pytest.mark.parametrize("moment", range(12))
+@pytest.mark.parametrize("moment", range(0, 12, 3))
 def test_signal_at_any_moment_ends_command_with_one_line(tree: Path, tmp_path: Path, moment: int) -> None:
     command = [sys.executable, "-m", "decodeonce.cli", "build", "imagenet", str(tree), str(tmp_path / "out")]
     command += ["--size", "1024"]

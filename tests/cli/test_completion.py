@@ -7,9 +7,11 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.command import run
 from tests.stores import make_store, random_images
 
 # Do what bash does when Tab is pressed: put the words in COMP_WORDS; the function fills COMPREPLY.
@@ -72,20 +74,16 @@ def test_completion_imports_no_slow_modules(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "kept", ["{", "deep", '{"classes": [1]}', '{"classes": [{"name": "a b"}, {"name": "x\\u001b[1m"}]}']
+    "kept", ["{", "deep", "pipe", '{"classes": [1]}', '{"classes": [{"name": "a b"}, {"name": "x\\u001b[1m"}]}']
 )
 def test_unreadable_store_offers_no_classes(kept: str, tmp_path: Path) -> None:
-    (tmp_path / "store.json").write_text("[" * 100_000 if kept == "deep" else kept)
-    assert_nothing_offered(tmp_path)
-
-
-def test_manifest_that_is_a_pipe_does_not_block(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "store.json")
-    assert_nothing_offered(tmp_path)
-
-
-def assert_nothing_offered(store: Path) -> None:
-    typed = {"COMP_WORDS": f"prep ls {store} --class x", "COMP_CWORD": "4", "_PREP_COMPLETE": "complete_bash"}
-    command = [sys.executable, "-m", "decodeonce.cli"]
-    done = subprocess.run(command, env={**os.environ, **typed}, capture_output=True, text=True, check=True)
-    assert (done.stdout.strip(), done.stderr) == ("", "")
+    if kept == "pipe":
+        os.mkfifo(tmp_path / "store.json")
+    else:
+        (tmp_path / "store.json").write_text("[" * 100_000 if kept == "deep" else kept)
+    typed: dict[str, Any] = {
+        "COMP_WORDS": f"prep ls {tmp_path} --class x",
+        "COMP_CWORD": "4",
+        "_PREP_COMPLETE": "complete_bash",
+    }
+    assert run(sys.executable, "-m", "decodeonce.cli", **typed).strip() == ""

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from decodeonce.errors import BuildError
-from decodeonce.prep.convert.convert import Conversion, convert
 from decodeonce.store import open_store, verify_store
 from tests.command import assert_fails, prep
-from tests.images import tree_bytes
 from tests.stores import make_store, random_images
 
 
@@ -78,20 +71,3 @@ def test_input_and_output_must_differ(store: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("PMI_RANK", "1")
     monkeypatch.setenv("PMI_SIZE", "2")
     assert_fails(prep("convert", store, tmp_path / "out"), 2, "rank 1 of 2", "must run in one process")
-
-
-def test_signal_stops_convert_with_75_and_same_command_resumes(tmp_path: Path) -> None:
-    large = make_store(tmp_path / "large", random_images(20, shape=(640, 640, 3)), shard_rows=20)
-    command = [sys.executable, "-m", "decodeonce.cli", "convert", str(large), str(tmp_path / "out"), "--workers", "1"]
-    journals = tmp_path / "out/.build/journals"
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    while process.poll() is None and not any(path.stat().st_size for path in journals.glob("*.log")):
-        os.sched_yield()
-    os.killpg(process.pid, signal.SIGTERM)
-    _, message = process.communicate(timeout=30)
-    assert (process.returncode, message[:22]) == (75, "prep: stopped: SIGTERM")
-    with pytest.raises(BuildError, match="planned with a different recipe: height is 320, the plan says 640"):
-        convert([large], tmp_path / "out", Conversion(size=(320, 320)))
-    assert prep(*command[3:]).returncode == 0
-    convert([large], tmp_path / "uninterrupted", workers=2)
-    assert tree_bytes(tmp_path / "out") == tree_bytes(tmp_path / "uninterrupted")

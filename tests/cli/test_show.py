@@ -18,7 +18,7 @@ from decodeonce.cli.rows import CheckedRows, draw_rows, shown_rows
 from decodeonce.cli.sheet import GAP, LINE, SheetFont, default_font, draw_sheet
 from decodeonce.cli.thumbnail import SIDE, ShownRow, legible, thumbnail
 from decodeonce.cli.written import write_out
-from decodeonce.store import ImageClass, Store, disk, open_store, stage_store
+from decodeonce.store import ImageClass, Store, disk, open_store
 from tests.command import assert_fails, prep
 from tests.store.signing import replace_file, resign
 from tests.stores import make_store, random_images
@@ -157,20 +157,6 @@ def test_all_rows_are_equally_likely_to_be_drawn() -> None:
     assert draw_rows(range(5), 10, 0) == list(range(5))
 
 
-def test_staged_part_shows_its_rows(store: Path, tmp_path: Path) -> None:
-    stage_store(open_store(store), tmp_path / "part", rows=range(6, 12))
-    assert prep("show", tmp_path / "part", "--random", 64, "--out", tmp_path / "a.png").stdout.startswith(
-        f"{tmp_path / 'a.png'}: 6 rows"
-    )
-    nothing = ("--rows", "15:", "--out", tmp_path / "b.png")
-    assert_fails(
-        prep("show", tmp_path / "part", *nothing),
-        1,
-        "no row is selected; to list rows, classes and sources, run: prep ls ",
-    )
-    assert not (tmp_path / "b.png").exists()
-
-
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
@@ -237,12 +223,6 @@ def test_names_are_escaped_and_cut() -> None:
     assert legible("a\\b\tc\n") == "a\\b\\tc\\n"
     assert legible("x" * 300) == "x" * 199 + "…"
     assert len(legible("\n" * 300, 60)) == 60
-
-
-def test_damaged_labels_are_an_error(tmp_path: Path) -> None:
-    root = make_store(tmp_path / "a", random_images(5))
-    (root / "labels.npy").write_bytes((root / "labels.npy").read_bytes()[:-1] + b"\1")
-    assert_fails(prep("show", root, "--out", tmp_path / "a.png"), 1, "labels.npy: damaged: xxh3_64 is")
 
 
 def test_class_without_description_shows_only_name(tmp_path: Path) -> None:
@@ -337,8 +317,8 @@ def test_other_columns_named_boxes_are_ignored(tmp_path: Path) -> None:
     np.testing.assert_array_equal(thumbnails(root), open_store(root).images[:])
 
 
-@pytest.mark.parametrize("column", ["boxes", "box_count", "box_labels"])
-def test_damaged_boxes_are_an_error(tmp_path: Path, column: str) -> None:
+@pytest.mark.parametrize("column", ["boxes", "box_count", "box_labels", "labels"])
+def test_damaged_boxes_or_labels_are_an_error(tmp_path: Path, column: str) -> None:
     root = with_boxes(tmp_path / "a", [[(0, 0, 9, 9)]], [[0]])
     path = root / f"{column}.npy"
     path.write_bytes(path.read_bytes()[:-1] + b"\1")

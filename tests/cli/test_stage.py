@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from PIL import Image
 
 from decodeonce import open_store
 from decodeonce.store import part_rows
-from tests import disks
 from tests.command import Ended, prep
 from tests.conftest import COUNT
 
@@ -86,15 +84,6 @@ def test_wrong_flags_are_usage_errors(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_stage_is_listed_and_has_help() -> None:
-    assert "\n  stage " in prep("--help").stdout
-    output = prep("stage", "--help").stdout
-    assert all(
-        option in output
-        for option in ("--rank", "--world-size", "--node-rank", "--node-count", "--threads", "a Loader with")
-    )
-
-
 def test_wrong_launcher_variable_is_usage_error(store: Path, tmp_path: Path) -> None:
     assert_fails(prep("stage", store, tmp_path / "p", "--rank", 3), 2, "--rank and --world-size must be given together")
     assert_fails(prep("stage", store, tmp_path / "p", RANK="x", WORLD_SIZE="2"), 2, "RANK is 'x'")
@@ -113,21 +102,6 @@ def test_failure_is_one_line(store: Path, tmp_path: Path) -> None:
         shard.write(bytes(144))
     assert_fails(prep("stage", damaged, tmp_path / "p"), 1, "images-00001.npy: row 28 does not match its checksum")
     assert_fails(prep("info", tmp_path / "p"), 1, "an unfinished part")
-
-
-@pytest.fixture
-def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a file system of 128 KiB."""
-    with disks.small_disk(tmp_path, "128k") as disk:
-        yield disk
-
-
-def test_full_disk_error_is_one_line(store: Path, full_disk: Path) -> None:
-    (full_disk / "hog").write_bytes(bytes(96 << 10))  # the bytes fit, but not the pages that hold them
-    assert_fails(prep("stage", store, full_disk / "p"), 1, "No space left on device; make room")
-    assert_fails(prep("stage", store, full_disk / "q"), 1, " KB needed for rows 0..59 of 60; make room")
-    (full_disk / "hog").unlink()
-    assert prep("stage", store, full_disk / "p").returncode == 0
 
 
 def test_commands_work_on_staged_part(store: Path, images: NDArray[np.uint8], tmp_path: Path) -> None:
@@ -173,22 +147,4 @@ def test_signal_stops_stage_with_75_and_same_command_resumes(store: Path, tmp_pa
     assert result.stderr.startswith("prep: stopped: SIGTERM; completed work is kept; run the same command again")
     assert_fails(prep("info", tmp_path / "p"), 1, "run the same `prep stage` again to resume")
     assert prep("stage", store, tmp_path / "p").returncode == 0
-    assert prep("verify", tmp_path / "p").returncode == 0
-
-
-def test_two_ranks_on_one_node_stage_once(store: Path, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "decodeonce.cli",
-        "stage",
-        str(store),
-        str(tmp_path / "p"),
-        "--node-rank=0",
-        "--node-count=2",
-    ]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    ends = sorted(process.communicate()[0].splitlines()[1].split("; ")[1] for process in both)
-    assert ends == ["0 of 30 rows were already there", f"to check its rows, run: prep verify {tmp_path / 'p'}"]
-    assert [process.returncode for process in both] == [0, 0]
     assert prep("verify", tmp_path / "p").returncode == 0

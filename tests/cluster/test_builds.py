@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from decodeonce.prep.building.status import read_status
-from tests.cluster.builds import BLOCKS, PREP, assert_finished, digests, prep, stop_in_the_middle, work
+from tests.cluster.builds import BLOCKS, PREP, assert_finished, digests, stop_in_the_middle, work
 from tests.cluster.launchers import MPIEXEC, mpiexec
 from tests.cluster.slurm import Cluster
 from tests.cluster.until import until
@@ -45,18 +45,6 @@ def plan_store(tree: Path, out: Path) -> Path:
     return out
 
 
-def test_chain_of_plan_array_and_finish(
-    cluster: Cluster, tree: Path, uninterrupted: dict[str, str], tmp_path: Path
-) -> None:
-    out = tmp_path / "store"
-    plan = cluster.submit(prep("plan", "imagenet", tree, out))
-    array = cluster.submit(work(out, 4), "--array=0-3", f"--dependency=afterok:{plan}", "--kill-on-invalid-dep=yes")
-    finish = cluster.submit(prep("finish", out), f"--dependency=afterok:{array}", "--kill-on-invalid-dep=yes")
-    cluster.wait(plan, array, finish)
-    assert cluster.states(finish) == ["COMPLETED"], cluster.output()
-    assert digests(out) == uninterrupted
-
-
 def test_killed_element_is_resubmitted(cluster: Cluster, out: Path, uninterrupted: dict[str, str]) -> None:
     array = cluster.submit(work(out, 2), "--array=0-1")
     stop_in_the_middle(cluster, out, f"{array}_1", task=1)
@@ -64,16 +52,6 @@ def test_killed_element_is_resubmitted(cluster: Cluster, out: Path, uninterrupte
     cluster.wait(array)
     assert sorted(cluster.states(array)) == ["COMPLETED", "FAILED"], cluster.output()
     cluster.wait(cluster.submit(work(out, 2), "--array=1"))
-    assert_finished(cluster, out, uninterrupted)
-
-
-def test_cancelled_job_is_resubmitted(cluster: Cluster, out: Path, uninterrupted: dict[str, str]) -> None:
-    job = cluster.submit(work(out))
-    stop_in_the_middle(cluster, out, job)
-    cluster.cancel(job)
-    cluster.wait(job)
-    assert cluster.states(job) == ["CANCELLED"], cluster.output()
-    cluster.wait(cluster.submit(work(out)))
     assert_finished(cluster, out, uninterrupted)
 
 

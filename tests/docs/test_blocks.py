@@ -146,8 +146,3 @@ def test_languages_of_blocks_are_known() -> None:
     """Python blocks with another language (py, pycon) would not be run, and command lines would not be parsed."""
     languages = {block.language for page in WRITTEN for block in blocks(page)}
     assert {language for language in languages if not language.startswith("{")} <= {"python", "text", "toml", *SHELL}
-
-
-def test_blocks_are_found() -> None:
-    assert {"README.md", "docs/start/tutorial.md", "docs/how-to/augmentation.md", "docs/migrate.md"} <= set(PYTHON)
-    assert sum(map(len, PYTHON.values())) >= 8

@@ -131,13 +131,6 @@ def test_command_line_of_page_is_valid(words: list[str]) -> None:
     parse(words)
 
 
-def test_command_lines_are_found() -> None:
-    assert len(SHOWN) >= 10
-    text = "prep a \\\n   --b 'c d'  # e\nsrun -n 2 prep f|head && prep g; x\nA=1 prep h > i\n$ prep\n"
-    assert list(command_lines(text)) == [["a", "--b", "c d"], ["f"], ["g"], ["h"], []]
-    assert list(command_lines("prepare\nok: prep x\n# prep y\n")) == []
-
-
 def mentions(page: Path) -> Iterator[tuple[str, str]]:
     """Yield the command and the flag of every `prep command … --flag` in the prose of a page."""
     for inline in INLINE.finditer(prose(page)):

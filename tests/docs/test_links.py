@@ -55,7 +55,3 @@ def test_dead_links_are_found(tmp_path: Path) -> None:
     here.write_text(good + "[7](#a) [8](other.md#two) [9](../x) [10](gone.md)\n")
     assert anchors(here) == {"a-b-c"}
     assert list(dead_links(here, tmp_path)) == ["#a", "other.md#two", "../x", "gone.md"]
-
-
-def test_pages_are_found() -> None:
-    assert {"README.md", "CHANGELOG.md", "docs/index.md", "docs/reference/commands.md"} <= set(map(name_of, PAGES))

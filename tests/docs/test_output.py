@@ -53,10 +53,3 @@ def test_lines_of_output_are_printed(command: str, folder: Path) -> None:
     expected, printed = shown(command), prep(*command.split()[1:], cwd=folder).stdout
     expected = expected.replace("/data/imagenet", "imagenet")
     assert labels(expected) <= labels(printed), printed
-
-
-def test_labels() -> None:
-    output = (
-        "2 rows\n  MB/s  images/s\nrow reads, cold  1,2  3\nok    one pil  none\n...\nEvery epoch is limited by x\nmore"
-    )
-    assert labels(output) == {"", "MB/s", "row reads, cold", "one pil", "VERDICT"}

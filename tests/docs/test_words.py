@@ -221,9 +221,5 @@ say("it is", told, "told so")
     assert found == [(3, "goes on"), (4, "told")]
 
 
-def test_help_of_commands_is_checked() -> None:
-    assert {path for path, _ in command_reference.commands()} > {"prep", "prep build imagenet", "prep submit slurm"}
-
-
 if __name__ == "__main__":
     print(*all_findings(), sep="\n")

@@ -217,22 +217,6 @@ def test_steps_neither_wait_for_the_device_nor_copy_to_it(store: Path) -> None:
     assert result.images.device.type == "meta"
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        lambda images, draws: images[: int(draws.uniform(1).sum())],
-        lambda images, draws: images[draws.uniform(1)[:, 0] < 0.5],
-        lambda images, draws: images[:: 1 + bool(draws.uniform(1).min() > 0)],
-        lambda images, draws: images * torch.ones(3).to(images.device),
-        lambda images, draws: images * torch.tensor([3], device=images.device),
-        lambda images, draws: images.cpu(),
-    ],
-)
-def test_steps_that_wait_or_copy_are_detected(step: Step) -> None:
-    with pytest.raises((RuntimeError, NotImplementedError, AssertionError, AttributeError)):
-        run_on_device(Augment(step))
-
-
 # Crops and flips
 
 image_sizes = st.tuples(st.integers(1, 12), st.integers(1, 12))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -74,12 +73,3 @@ def test_dataset_has_classes_and_targets_like_image_folder(store: Path) -> None:
     assert {type(target) for target in dataset.targets} == {int}
     balanced = WeightedRandomSampler([1 / dataset.targets.count(target) for target in dataset.targets], 9)
     assert len(next(iter(DataLoader(dataset, 9, sampler=balanced)))[1]) == 9
-
-
-def test_pickle_contains_no_rows(store: Path, images: NDArray[np.uint8]) -> None:
-    dataset = StoreDataset(store)
-    before = len(pickle.dumps(dataset))
-    dataset.__getitems__(list(range(COUNT)))
-    after = pickle.dumps(dataset)
-    assert len(after) == before < 1000
-    assert np.array_equal(pickle.loads(after)[9][0].numpy(), images[9])

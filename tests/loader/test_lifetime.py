@@ -200,13 +200,6 @@ def test_closing_wakes_a_thread_that_waits_for_a_batch(store: Path) -> None:
     assert "ended by another thread" in str(received[0])
 
 
-def test_requesting_a_batch_after_the_end_raises(store: Path) -> None:
-    filler = make_filler(store, [STEP, STEP])
-    for _ in range(2):
-        filler.stop()
-        assert isinstance(filler.ready.get_nowait(), RuntimeError)
-
-
 def make_calls(*calls: Callable[[], object]) -> Callable[..., list[Call]]:
     """The method `calls` of a reader: one of `calls` per step, then calls that do nothing."""
     left = iter(calls)
@@ -317,15 +310,6 @@ def test_store_passed_to_a_loader_stays_open(store: Path, images: NDArray[np.uin
         with Loader(opened, batch_size=4) as loader:
             assert len(list(loader)) == COUNT // 4
     assert np.array_equal(opened.images[7], images[7])
-
-
-def test_transform_is_applied_to_every_batch(store: Path, images: NDArray[np.uint8]) -> None:
-    def invert(batch: Batch) -> Batch:
-        return dataclasses.replace(batch, images=255 - batch.images)
-
-    with Loader(store, batch_size=4, transform=invert) as loader:
-        for batch in loader:
-            assert np.array_equal(batch.images.numpy(), 255 - images[batch.rows.numpy()])
 
 
 @pytest.mark.parametrize("kind", [LookupError, CustomBaseException])

@@ -150,14 +150,6 @@ def test_kept_tail_is_split_evenly() -> None:
     assert [plan[-1].valid for plan in ranks] == [0, 1, 0, 1]
 
 
-def test_ranges_of_ranks_do_not_overlap() -> None:
-    for rank, (first, last) in enumerate([(0, 3), (3, 6), (6, 10)]):
-        plan = rank_plan(10, batch_size=2, rank=rank, world_size=3, partition="range")
-        assert sorted(valid_rows([plan])) == list(range(first, last))
-        assert all(first <= row < last for step in plan for row in step.rows.tolist())
-        assert len(plan) == 2
-
-
 def test_batches_larger_and_smaller_than_a_group() -> None:
     count = 3 * GROUP_ROWS + 5
     for batch_size in (GROUP_ROWS + 7, GROUP_ROWS // 3, 1000):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,10 +10,8 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
-from torch.utils.data import DataLoader
 
-from decodeonce import Loader, StoreDataset, open_store
+from decodeonce import Loader, open_store
 from decodeonce.errors import StoreError
 from decodeonce.loader import readers
 from decodeonce.loader.order import Shuffle
@@ -107,19 +104,6 @@ def test_rank_without_its_rows_is_rejected_at_once(parts: Parts, settings: dict[
         Loader(parts[2][0], batch_size=2, **settings)
     with pytest.raises(StoreError, match=message):
         Loader(open_store(parts[2][0]), batch_size=2, cache=None, **settings)
-
-
-def test_dataset_of_a_part(parts: Parts, images: NDArray[np.uint8]) -> None:
-    dataset = StoreDataset(parts[2][1])
-    assert len(dataset) == COUNT
-    assert np.array_equal(dataset[30][0].numpy(), images[30])
-    for rows in ([29], [30, 31, 0]):
-        with pytest.raises(StoreError, match=r"holds rows 30\.\.59 of 60; asked for row"):
-            dataset.__getitems__(rows)
-        with pytest.raises(StoreError, match=r"holds rows 30\.\.59 of 60"):
-            pickle.loads(pickle.dumps(dataset)).__getitems__(rows)
-    found = torch.cat([batch for batch, _ in DataLoader(dataset, batch_size=4, sampler=range(30, COUNT))])
-    assert np.array_equal(found.numpy(), images[30:])
 
 
 def test_reader_choice_counts_only_staged_rows(store: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:

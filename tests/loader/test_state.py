@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from decodeonce import Batch, Loader, open_store
 from tests.conftest import COUNT
@@ -134,15 +132,6 @@ def test_epoch_and_steps_left_after_an_unfinished_epoch(store: Path) -> None:
     assert (loader.epoch, loader.steps_left) == (7, 9)
 
 
-def test_progress_bar_starts_where_training_resumes(store: Path) -> None:
-    with loader_of(store) as loader:
-        loader.load_state_dict({**loader.state_dict(), "rows_consumed": 21})
-        bar = tqdm(loader, initial=len(loader) - loader.steps_left, file=io.StringIO())
-        assert (bar.n, bar.total) == (3, 9)
-        list(bar)
-        assert bar.n == 9
-
-
 def test_repr_shows_sizes_and_position(store: Path) -> None:
     with loader_of(store, rank=1, world_size=2) as loader:
         batches = iter(loader)
@@ -194,17 +183,6 @@ def test_set_epoch_keeps_the_offset_of_the_loaded_epoch(store: Path) -> None:
         restarted.load_state_dict(state)
         restarted.set_epoch(1)
         assert rows_of(restarted) == rows_of(loader)
-
-
-def test_unfinished_epoch_can_be_resumed(store: Path) -> None:
-    with loader_of(store) as loader, loader_of(store) as resumed:
-        for _ in loader:
-            break
-        resumed.load_state_dict(loader.state_dict())
-        assert len(rows_of(resumed)) == 8
-        assert loader.state_dict()["rows_consumed"] == 7
-        assert len(rows_of(loader)) == 9
-        assert loader.state_dict()["epoch"] == 2
 
 
 def test_epoch_with_less_than_a_batch_left_is_empty(store: Path) -> None:
@@ -293,13 +271,6 @@ def test_range_resumes_only_with_the_same_world_size(store: Path) -> None:
         three.load_state_dict(two.state_dict())
 
 
-def test_padding_is_after_the_valid_rows(store: Path) -> None:
-    with loader_of(store, tail="pad", shuffle="none") as loader:
-        *whole, last = loader
-        assert {batch.valid for batch in whole} == {7}
-        assert (last.valid, last.rows.tolist()) == (4, [56, 57, 58, 59, 0, 1, 2])
-
-
 def test_batch_unpacks_to_images_and_labels(store: Path) -> None:
     with loader_of(store) as loader:
         batch = next(iter(loader))
@@ -310,15 +281,6 @@ def test_batch_unpacks_to_images_and_labels(store: Path) -> None:
     assert (tuple(images.shape), images.dtype) == ((7, 8, 6, 3), torch.uint8)
     assert labels.dtype == batch.rows.dtype == torch.int64
     assert batch.columns == {}
-
-
-def test_every_row_of_a_larger_store_is_read_once(tmp_path: Path) -> None:
-    images = random_images(3000, shape=(2, 2, 1))
-    path = make_store(tmp_path / "s", images, shard_rows=700, block_rows=13)
-    for shuffle in ("full", "window"):
-        with Loader(path, batch_size=128, shuffle=shuffle, tail="keep") as loader:
-            seen = np.concatenate([batch.rows.numpy() for batch in loader])
-            assert np.array_equal(np.sort(seen), np.arange(3000))
 
 
 @pytest.mark.parametrize("state", [None, [], "state.pt", 3, {}, {"epoch": 3, "global_step": 10, "seed": 5}])

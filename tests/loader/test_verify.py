@@ -79,12 +79,6 @@ def test_no_batch_with_a_damaged_row_is_yielded(copy: Path, reader: ReaderName, 
         assert len(contents(loader, 1)) == COUNT // 10
 
 
-def test_damaged_row_is_yielded_without_verify(copy: Path) -> None:
-    damage(copy, 30)
-    with Loader(copy, batch_size=10) as loader:
-        assert len(contents(loader, 1)) == COUNT // 10
-
-
 def test_swapped_rows_are_detected(copy: Path, images: NDArray[np.uint8]) -> None:
     with open(copy / "images-00000.npy", "r+b") as file:
         file.seek(DATA_OFFSET + 3 * ROW_BYTES)

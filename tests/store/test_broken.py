@@ -142,20 +142,14 @@ def test_every_flipped_bit_of_manifest_is_refused(tmp_path: Path) -> None:
         lambda e: e.replace(b'"count": 7', b'"count": 7,\n "count": 7'),
         lambda e: e.decode().encode("utf-16"),
         lambda e: json.dumps(json.loads(e)).encode(),
+        lambda e: e.replace(b'"recipe": {', b'"recipe": {"x": ' + b"[" * 900 + b"]" * 900 + b", "),
     ],
-    ids=["truncated", "newline", "bom", "crlf", "escape", "repeated key", "utf-16", "compact"],
+    ids=["truncated", "newline", "bom", "crlf", "escape", "repeated key", "utf-16", "compact", "deep"],
 )
 def test_manifest_in_other_bytes_is_refused(store: Path, change: Callable[[bytes], bytes]) -> None:
     before = (store / "store.json").read_bytes()
     rewrite(store / "store.json", change)
     assert (store / "store.json").read_bytes() != before
-    assert_refused(store, "store.json: ")
-
-
-@pytest.mark.parametrize("depth", [900, 5_000])
-def test_deeply_nested_manifest_is_refused(store: Path, depth: int) -> None:
-    text = '{"format": "decodeonce", "version": 1, "x": ' + "[" * depth + "]" * depth + "}"
-    (store / "store.json").write_text(text)
     assert_refused(store, "store.json: ")
 
 
@@ -463,28 +457,6 @@ def test_flipped_bit_in_labels_is_found_before_training(store: Path) -> None:
         _ = open_store(store).labels
 
 
-def test_flipped_bits_in_labels_header_raise_store_error(store: Path) -> None:
-    content = (store / "labels.npy").read_bytes()
-    refused = 0
-    for position in range(0, 128):
-        flipped = bytearray(content)
-        flipped[position] ^= 1 << position % 8
-        (store / "labels.npy").write_bytes(flipped)
-        try:
-            labels = open_store(store).labels
-        except StoreError:
-            refused += 1
-        else:
-            assert labels.dtype == np.int64
-            assert labels.shape == (7,)
-    assert refused > 100
-
-
-def test_column_of_unknown_dtype_is_refused(store: Path) -> None:
-    resign(store, lambda facts: facts["columns"][0].update(dtype="<complex7"))
-    assert_refused(store, "dtype is '<complex7', expected a number type")
-
-
 def test_checksums_of_wrong_length_are_bad_file(store: Path) -> None:
     replace_file(store, "checksums.npy", _npy(np.zeros(6, "<u8"), "<u8", (6,)))
     report = verify_store(store)
@@ -495,36 +467,9 @@ def test_checksums_of_wrong_length_are_bad_file(store: Path) -> None:
 # --- additions of later releases
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        _set("unknown", {"of": ["any", "kind", None, 1.5]}),
-        lambda facts: facts["shards"][0].update(unknown=1),
-        lambda facts: facts["classes"][0].update(synonyms=["a", "b"]),
-        lambda facts: facts["files"]["labels.npy"].update(unknown=True),
-        lambda facts: facts["columns"][0].update(unknown=True),
-        lambda facts: facts["recipe"].update(unknown=True),
-        _delete("decoder_crashes"),
-    ],
-    ids=["top", "shard", "class", "file", "column", "recipe", "missing optional key"],
-)
-def test_unknown_keys_are_accepted(either: Path, change: Callable[[Facts], object]) -> None:
-    before = (either / "store.json").read_bytes()
-    resign(either, change)
-    assert (either / "store.json").read_bytes() != before
-    assert open_store(either).labels.tolist() == LABELS.tolist()
+def test_optional_key_may_be_missing(either: Path) -> None:
+    resign(either, _delete("decoder_crashes"))
     assert verify_store(either).ok
-
-
-def test_unknown_files_are_accepted(either: Path) -> None:
-    (either / "notes.txt").write_text("mine")
-    (either / "folder").mkdir()
-    assert len(open_store(either)) == COUNT
-    replace_file(either, "extra.bin", b"a file that a later version lists")
-    assert len(open_store(either)) == COUNT
-    assert verify_store(either).ok
-    (either / "extra.bin").write_bytes(b"a file that a later version LISTS")
-    assert verify_store(either).bad_files == ["extra.bin"]
 
 
 def test_rows_may_begin_at_any_page(store: Path) -> None:
@@ -534,8 +479,3 @@ def test_rows_may_begin_at_any_page(store: Path) -> None:
     resign(store, _set_shard(0, data_offset=8192, bytes=8192 + 54, meta_xxh3=hexdigest(head)))
     np.testing.assert_array_equal(open_store(store).images[:], random_images(COUNT, shape=SHAPE))
     assert verify_store(store).ok
-
-
-def test_signing_alone_changes_nothing(either: Path) -> None:
-    before = (either / "store.json").read_bytes()
-    assert sign(json.loads(before)) == before

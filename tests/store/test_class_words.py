@@ -8,7 +8,6 @@ import pytest
 
 from decodeonce.cli.rows import CheckedRows, shown_rows
 from decodeonce.store import ImageClass, open_store
-from decodeonce.store.class_words import ilsvrc2012, with_words
 from tests.command import prep
 from tests.store.signing import resign
 from tests.stores import make_store, random_images
@@ -32,20 +31,6 @@ def test_wnid_gets_words_if_store_has_no_description(store: Path) -> None:
 def test_description_in_store_is_kept(store: Path) -> None:
     resign(store, lambda facts: facts["classes"][0].update(description="our best dog"))
     assert open_store(store).classes[0] == ImageClass("n02110185", "our best dog")
-
-
-def test_table_is_read_only_if_a_name_looks_like_wnid(store: Path) -> None:
-    ilsvrc2012.cache_clear()
-    others = tuple(map(ImageClass, ("dogs", "n0211018x", "n021101855", "", "N02110185")))
-    assert with_words(others) is others
-    described = (ImageClass("n02110185", "known"),)
-    assert with_words(described) is described
-    opened = open_store(store)
-    assert repr(opened)
-    assert opened.labels[0] == 0
-    assert ilsvrc2012.cache_info().misses == 0
-    assert opened.classes is opened.classes
-    assert ilsvrc2012.cache_info().misses == 1
 
 
 def test_commands_show_the_words(store: Path, tmp_path: Path) -> None:

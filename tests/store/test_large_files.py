@@ -123,16 +123,6 @@ def test_store_reads_right_rows(large: Large) -> None:
         assert store.samples[row].source == f"{row}"
 
 
-@needs_torch
-def test_dataset_reads_right_rows(large: Large) -> None:
-    from decodeonce import StoreDataset
-
-    batch = StoreDataset(large.root).__getitems__(large.rows[::-1])
-    for row, image, (found, label) in zip(large.rows, large.images, batch[::-1], strict=True):
-        assert np.array_equal(found, image)
-        assert label == row % CLASSES
-
-
 def test_numpy_and_h5py_read_right_rows(large: Large) -> None:
     manifest = open_store(large.root).manifest
     for row, image in zip(large.rows, large.images, strict=True):

@@ -38,10 +38,6 @@ def test_buffers_are_page_aligned(nbytes: int) -> None:
         buffer[-1] = 255
 
 
-def test_empty_buffer() -> None:
-    assert page_aligned_buffer(0).nbytes == 0
-
-
 def test_buffer_lives_until_last_view_is_gone() -> None:
     buffer = page_aligned_buffer(PAGE)
     assert isinstance(buffer.obj, mmap.mmap)

@@ -146,15 +146,6 @@ def test_ten_thousand_flipped_bits_are_found_and_named(rich: list[Path]) -> None
     find_flips(rich, 10_000, seed=1)
 
 
-def test_damage_is_attributed_to_the_right_row(store: Path, container: str) -> None:
-    path = store / SHARDS[container].format(1)
-    for offset in range(ROW_BYTES - 1, 3 * ROW_BYTES + 1):
-        row = SHARD_ROWS + offset // ROW_BYTES
-        flip(path, DATA_OFFSET + offset, offset % 8)
-        assert facts(verify_store(store)) == damaged(rows=[(row, row)])
-        flip(path, DATA_OFFSET + offset, offset % 8)
-
-
 def test_bad_rows_are_ranges_across_shards(store: Path, container: str) -> None:
     for row in (0, 2, 3, 4, 5, 10):
         flip(store / SHARDS[container].format(row // SHARD_ROWS), DATA_OFFSET + row % SHARD_ROWS * ROW_BYTES, 3)
