@@ -1,4 +1,4 @@
-"""The names of torch that class Device uses exist for every accelerator, and its calls work on a CPU.
+"""Every name of torch that class Device uses exists, and every call reaches an accelerator.
 
 Device uses names that torch documents for all accelerators, so that CUDA, ROCm and XPU need no code of their own:
 
@@ -16,14 +16,70 @@ record_stream came with torch 2.6, the oldest that is allowed: https://github.co
 
 from __future__ import annotations
 
+import ast
+import inspect
+import subprocess
+import sys
+from operator import attrgetter
 from typing import Any
 
 import pytest
 import torch
+from torch.utils import backend_registration
 
-from decodeonce.loader.delivery import Device
+from decodeonce.loader.delivery import Device, StreamDelivery, find_device
 
 CPU = torch.device("cpu")
+# An object for each expression in Device and find_device whose attributes are names of torch.
+OBJECTS: dict[str, Any] = {
+    "torch": torch,
+    "device": CPU,
+    "found": CPU,
+    "self._device": CPU,
+    "tensor": torch.zeros(1),
+    "target": torch.zeros(1),
+    "source": torch.zeros(1),
+    "self.current_stream()": torch.Stream,
+}
+# The same for StreamDelivery, which calls methods of what Device returns.
+RETURNED: dict[str, Any] = {"stream": torch.Stream, "self._stream": torch.Stream, "slot.copied": torch.Event}
+
+
+def attributes_of(owner: Any, objects: dict[str, Any]) -> set[tuple[str, str]]:
+    """The pairs of an expression of `objects` and an attribute of it in the source of `owner`, such as torch, Stream.
+
+    Attributes of attributes are joined: torch, accelerator.set_stream.
+    """
+    names = {ast.unparse(node) for node in ast.walk(parsed(owner)) if isinstance(node, ast.Attribute)}
+    return {(one, name.removeprefix(f"{one}.")) for name in names for one in objects if name.startswith(f"{one}.")}
+
+
+def parsed(owner: Any) -> ast.Module:
+    return ast.parse(inspect.getsource(owner))
+
+
+@pytest.mark.parametrize(
+    ("owner", "objects", "expected"),
+    [
+        (Device, OBJECTS, {("torch", "accelerator.set_stream"), ("self.current_stream()", "record_event")}),
+        (find_device, OBJECTS, {("torch", "accelerator.current_device_index"), ("found", "type")}),
+        (StreamDelivery, RETURNED, {("stream", "wait_event"), ("slot.copied", "synchronize")}),
+    ],
+)
+def test_every_name_exists(owner: Any, objects: dict[str, Any], expected: set[tuple[str, str]]) -> None:
+    names = attributes_of(owner, objects)
+    assert expected <= names
+    for expression, name in names:
+        attrgetter(name)(objects[expression])  # AttributeError: torch does not have it
+
+
+def test_no_attribute_in_device_is_left_out() -> None:
+    """All attributes are names of torch, or of Device itself."""
+    known = {f"{expression}.{name}" for expression, name in attributes_of(Device, OBJECTS)}
+    own = {f"self.{name}" for name in (*vars(Device), "_device")}
+    for node in ast.walk(parsed(Device)):
+        if isinstance(node, ast.Attribute):
+            assert ast.unparse(node) in known | own
 
 
 @pytest.mark.parametrize("backend", [torch, torch.cuda, torch.xpu])
@@ -59,3 +115,27 @@ def test_cpu_streams_have_the_methods_but_no_events() -> None:
     event.synchronize()
     with pytest.raises(RuntimeError, match=r"(?i)cpu backend doesn't support events"):
         stream.record_event()
+
+
+REACHED = """\
+device toy:0
+streams toy:0 True
+event Event toy
+synchronize: Backend doesn't support synchronizing events.
+pinned: You should register `PrivateUse1HooksInterface`by `RegisterPrivateUse1HooksInterface` and implement \
+`getPinnedMemoryAllocator` at the same time for PrivateUse1.
+pin: You should register `PrivateUse1HooksInterface`by `RegisterPrivateUse1HooksInterface` and implement \
+`getPinnedMemoryAllocator` at the same time for PrivateUse1.
+tensors toy:0 (3, 2)
+calls empty, copy of cpu memory, non_blocking=True, copy of cpu memory, non_blocking=True, index_copy_, index_select, \
+record_stream of Stream
+"""
+
+
+def test_every_call_reaches_the_accelerator() -> None:
+    """The accelerator is written in Python. It has streams and events, but can neither wait for one nor pin memory."""
+    if torch.accelerator.is_available() or not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
+        pytest.skip("this torch has an accelerator, or cannot register one that is written in Python")
+    command = [sys.executable, "-m", "tests.loader.python_accelerator"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, REACHED), done.stderr
