@@ -91,13 +91,7 @@ def arguments_of(line: str, tree: Path, disk: Path, here: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("line", "path"), WRITING.items())
-def test_commands_that_write_fail_with_one_line(
-    line: str,
-    path: str,
-    tree: Path,
-    disk: Path,
-    tmp_path: Path,
-) -> None:
+def test_commands_that_write_fail_with_one_line(line: str, path: str, tree: Path, disk: Path, tmp_path: Path) -> None:
     result = prep(*arguments_of(line, tree, disk, tmp_path))
     message = result.stderr
     assert (result.returncode, message.count("\n")) == (1, 1), message
@@ -107,13 +101,7 @@ def test_commands_that_write_fail_with_one_line(
 
 
 @pytest.mark.parametrize(("line", "text"), READING.items())
-def test_commands_that_read_succeed(
-    line: str,
-    text: str,
-    tree: Path,
-    disk: Path,
-    tmp_path: Path,
-) -> None:
+def test_commands_that_read_succeed(line: str, text: str, tree: Path, disk: Path, tmp_path: Path) -> None:
     result = prep(*arguments_of(line, tree, disk, tmp_path))
     assert result.returncode == 0
     assert text in result.stdout
