@@ -90,7 +90,7 @@ class Loader:
         >>> for images, labels in loader: ...
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the settings are keywords that help() and editors show
         self,
         store: StoreLike,
         *,

@@ -70,6 +70,7 @@ def check_mergeable(stores: Sequence[tuple[Path, Manifest]]) -> None:
 
 
 def shape_text(shape: Sequence[int]) -> str:
+    """Format a shape: 224x224x3."""
     return "x".join(map(str, shape))
 
 
