@@ -7,9 +7,12 @@ import sys
 from dataclasses import dataclass, field, fields
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from decodeonce.errors import BuildError
+
+if TYPE_CHECKING:
+    from importlib.abc import Traversable  # in importlib.resources.abc since Python 3.11
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -46,7 +49,7 @@ class Site:
     setup: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
-    defaults: dict[str, Any] = field(default_factory=dict)
+    defaults: dict[str, int | str] = field(default_factory=dict)
 
     def launch_command(self, command: str, *, nodes: int, cpus: int) -> str:
         """Return the shell command that runs `command` once on each of `nodes` nodes."""
@@ -93,7 +96,7 @@ def parse_site(text: str, name: str) -> Site:
     return Site(**{"queue_flag": flag, **facts, **lists})
 
 
-def _profiles() -> Any:
+def _profiles() -> Traversable:
     return resources.files("decodeonce.prep.jobs").joinpath("sites")
 
 
