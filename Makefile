@@ -50,7 +50,7 @@ image: ## build a container image (flags: docs/start/install.md)
 		$(IMAGE_FLAGS) .
 
 bench: env ## run all benchmarks (the first run installs for 10 minutes)
-	$(RUN) bench/all.py
+	$(RUN) -m bench.all
 
 peers: env ## compare with other loaders: 70 minutes
 	$(RUN) -m bench.peers
@@ -67,8 +67,8 @@ test-oldest: env ## run the tests on the oldest allowed packages (minutes)
 	build/oldest-venv/bin/python -m pytest -n 2 --dist loadgroup --ignore tests/test_peers.py --ignore tests/test_packaging.py
 
 soak: env ## look for leaks for half an hour (SECONDS=60: a minute)
-	$(RUN) bench/soak.py --seconds $(or $(SECONDS),1800)
-	$(RUN) bench/bounded.py
+	$(RUN) -m bench.soak --seconds $(or $(SECONDS),1800)
+	$(RUN) -m bench.bounded
 
 clean: ## remove all that these targets made, except .venv
 	rm -rf build .mypy_cache .pytest_cache .ruff_cache .hypothesis

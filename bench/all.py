@@ -6,15 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-SCRATCH = HERE.parent / "build"
+ROOT = Path(__file__).resolve().parent.parent
+SCRATCH = ROOT / "build"
 
 
 def run(*command: str | Path) -> None:
     """Print a command and run it with this Python."""
     words = list(map(str, command))
     print("\n$ python", " ".join(words), flush=True)
-    subprocess.run([sys.executable, *words], check=True, cwd=HERE.parent)
+    subprocess.run([sys.executable, *words], check=True, cwd=ROOT)
 
 
 def main() -> None:
@@ -23,18 +23,18 @@ def main() -> None:
     SCRATCH.mkdir(exist_ok=True)
     if not tree.exists():
         run("-m", "decodeonce.cli", "sample", tree)
-    run(HERE / "build.py", tree)
-    run(HERE / "sources.py", tree)
-    run(HERE / "cores.py", tree)
+    run("-m", "bench.build", tree)
+    run("-m", "bench.sources", tree)
+    run("-m", "bench.cores", tree)
     if not (store / "store.json").exists():
         run("-m", "decodeonce.cli", "build", "imagenet", tree, store)
-    run(HERE / "loader.py", store)
-    run(HERE / "cold.py")
-    run(HERE / "stage.py")
-    run(HERE / "augment.py")
+    run("-m", "bench.loader", store)
+    run("-m", "bench.cold")
+    run("-m", "bench.stage")
+    run("-m", "bench.augment")
     run("-m", "bench.peers", tree)
-    run(HERE / "gpu.py")
-    run(HERE / "gpu_peers.py", tree)
+    run("-m", "bench.gpu")
+    run("-m", "bench.gpu_peers", tree)
 
 
 if __name__ == "__main__":

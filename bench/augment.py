@@ -1,6 +1,6 @@
 """Measure augmentation on a CPU: a random crop resized to 224x224, a random flip, and normalisation to float32.
 
-    python bench/augment.py [--batch-size 256] [--repeats 5] [--threads 1 2] [--json]
+    python -m bench.augment [--batch-size 256] [--repeats 5] [--threads 1 2] [--json]
 
 The images are uint8 (256, 256, 3) in memory. Three arms make the same kind of batch, in turn, with each number of
 threads: Augment; Pillow and NumPy, one image at a time; torchvision.transforms.v2, one image at a time (left out if it
@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import PIL
 import torch
-from conditions import conditions, heading
 from PIL import Image
 from torch import Tensor
 
+from bench.conditions import conditions, heading
 from decodeonce import Batch
 from decodeonce.loader.augment import IMAGENET, Augment, Normalize, RandomFlip, RandomResizedCrop
 from decodeonce.loader.augment.draws import Draws
@@ -68,7 +68,7 @@ def per_image_arm(images: Tensor, make: Callable[[int], Tensor]) -> Arm:
 def pillow_arm(images: Tensor) -> Arm:
     """Crop, resize and flip with Pillow and normalise with NumPy. The crop windows are those of RandomResizedCrop."""
     windows = RandomResizedCrop(SIZE).windows(Draws(0, torch.arange(len(images))), *images.shape[1:3]).tolist()
-    mean, std = (np.tile(np.float32(values), SIZE) for values in IMAGENET)
+    mean, std = (np.tile(np.array(values, np.float32), SIZE) for values in IMAGENET)
     scale, shift = 1 / std, -mean / std
     pil_images = [Image.fromarray(image) for image in images.numpy()]
 

@@ -1,6 +1,6 @@
 """Measure the Loader in a process whose memory, page cache included, is limited to its slots and 300 MB more.
 
-    python bench/bounded.py [STORE] [--repeats 3] [--batch-size 256] [--room 300] [--json]
+    python -m bench.bounded [STORE] [--repeats 3] [--batch-size 256] [--room 300] [--json]
 
 Each arm is one epoch in a new process, in turn with and without the limit. Ratios are ratios of the medians.
 
@@ -28,11 +28,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cold import ROWS, SCRATCH, SHUFFLES, drop_pages, own_proc_value
-from conditions import conditions, heading, ratio, ratio_text
-from synthetic import synthetic_store
-
+from bench.cold import ROWS, SCRATCH, SHUFFLES, drop_pages, own_proc_value
+from bench.conditions import conditions, heading, ratio, ratio_text
+from bench.synthetic import synthetic_store
 from decodeonce import Loader, Store, open_store
+from decodeonce.loader.order import Shuffle
 
 CGROUPS = Path("/sys/fs/cgroup")
 UNITS = {"rate": 1e-9, "read": 1, "cpu": 1}
@@ -62,7 +62,7 @@ def memory_cgroup(limit: int) -> Iterator[Path]:
         group.rmdir()
 
 
-def measure_epoch(path: Path, shuffle: str, batch_size: int) -> dict[str, Any]:
+def measure_epoch(path: Path, shuffle: Shuffle, batch_size: int) -> dict[str, Any]:
     """Run one epoch in this process and return its rates, start included, and its anonymous memory at the end."""
     with Loader(path, batch_size=batch_size, shuffle=shuffle) as loader:
         start, cpu, before = time.perf_counter(), time.process_time(), own_proc_value("io", "read_bytes")
@@ -80,7 +80,7 @@ def measure_epoch(path: Path, shuffle: str, batch_size: int) -> dict[str, Any]:
 
 def run_epoch(path: Path, shuffle: str, batch_size: int, group: Path | None) -> dict[str, Any]:
     """Run measure_epoch in a new process, in this cgroup."""
-    command = [sys.executable, __file__, str(path), "--epoch", shuffle, "--batch-size", str(batch_size)]
+    command = [sys.executable, "-m", "bench.bounded", str(path), "--epoch", shuffle, "--batch-size", str(batch_size)]
     if group is not None:
         command = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs"), *command]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)

@@ -1,6 +1,6 @@
 """Compare the decoding rate of a build with bare simplejpeg and with a plain builder on stock Pillow, in one run.
 
-    python bench/build.py [SRC] [--repeats 5] [--workers N] [--images 9000] [--json]
+    python -m bench.build [SRC] [--repeats 5] [--workers N] [--images 9000] [--json]
 
 SRC is a tree `train/<wnid>/*.JPEG`; without it a sample tree is generated in build/. If SRC has fewer than --images,
 its images are linked several times, because blocks grow with the store: ImageNet's have 170 rows, those of 9,000 images
@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from conditions import conditions, heading, ratio, ratio_text
+from bench.conditions import conditions, heading, ratio, ratio_text
 
 HERE = Path(__file__).resolve().parent
 SCRATCH = HERE.parent / "build"

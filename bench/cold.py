@@ -1,6 +1,6 @@
 """Compare the Loader's rates on a store that is not in memory with the fastest that fio reads from the same disk.
 
-    python bench/cold.py [STORE] [--repeats 5] [--batch-size 256] [--seconds 3] [--apt] [--json]
+    python -m bench.cold [STORE] [--repeats 5] [--batch-size 256] [--seconds 3] [--apt] [--json]
 
 First, fio reads the store's first shard with every engine, block size and queue depth, at random and in order, for
 --seconds each: libaio and io_uring bypass the page cache, and psync (one thread per read) reads through it. Then the
@@ -30,11 +30,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from conditions import conditions, heading, ratio, ratio_text
-from synthetic import synthetic_store
-
+from bench.conditions import conditions, heading, ratio, ratio_text
+from bench.synthetic import synthetic_store
 from decodeonce import Loader, Store, open_store
-from decodeonce.loader.order import WINDOW_BLOCKS
+from decodeonce.loader.order import WINDOW_BLOCKS, Shuffle
 from decodeonce.loader.partition import AHEAD_BYTES
 from decodeonce.store.manifest import DATA_OFFSET
 from decodeonce.store.shard_file import PAGE
@@ -45,7 +44,7 @@ DROPS = 50
 ENGINES = ("libaio", "io_uring", "psync")
 DEPTHS = (1, 4, 16, 64, 256)
 MAX_IN_FLIGHT = 256 << 20  # bytes that one fio reads at a time
-SHUFFLES = ("full", "window", "none")
+SHUFFLES: tuple[Shuffle, ...] = ("full", "window", "none")
 READERS = ("pread", "mmap")
 FINALISTS = 3  # per access pattern, and overall
 SLOTS = 5  # of a Loader: its prefetch and two more
@@ -297,7 +296,8 @@ def main() -> int:
         print(NO_FIO)
         return 0
     store = open_store(options.store or synthetic_store(SCRATCH / "cold.store", ROWS))
-    facts = {"conditions": conditions(len(store), COLD), "storage": f"{storage_name(store.paths.root)}, {version}"}
+    storage = f"{storage_name(store.paths.root)}, {version}"
+    facts: dict[str, Any] = {"conditions": conditions(len(store), COLD), "storage": storage}
     facts |= measure(store, options.batch_size, options.repeats, options.seconds)
     size = f"{len(store) * store.manifest.row_bytes / 1e9:.1f} GB per epoch"
     print(f"{heading(facts['conditions'])}{facts['storage']}; {size}, {options.repeats} repeats")

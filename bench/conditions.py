@@ -31,7 +31,7 @@ def conditions(images: int, pages: str) -> dict[str, Any]:
     }
 
 
-def heading(facts: dict[str, Any]) -> str:
+def heading(facts: Mapping[str, Any]) -> str:
     """Format the result of conditions() as three lines of text."""
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     run = f"{facts['date']}, load {facts['load_average']:.1f}, {facts['images']:,} images, {facts['pages']}"

@@ -1,6 +1,6 @@
 """Measure how builds and the Loader scale with cores: more worker processes, threads and Loaders at once.
 
-    python bench/cores.py [TREE] [--images 9000] [--rows 10240] [--batch-size 256] [--repeats 3] [--json]
+    python -m bench.cores [TREE] [--images 9000] [--rows 10240] [--batch-size 256] [--repeats 3] [--json]
 
 - Building: the steady rate of `prep build` with 1, 2, 4, 8 and 16 workers, compared with bare simplejpeg in as many
   processes, as in bench/build.py. TREE is a tree `train/<wnid>/*.JPEG`, whose images are linked until there are
@@ -27,11 +27,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from build import BARE, SCRATCH, find_tree, link_images, parallel_rate, plain_jpegs, steady_build
-from conditions import conditions, heading, ratio, ratio_text
-from copies import Copies, drain
-from synthetic import ROW_BYTES, synthetic_store
-
+from bench.build import BARE, SCRATCH, find_tree, link_images, parallel_rate, plain_jpegs, steady_build
+from bench.conditions import conditions, heading, ratio, ratio_text
+from bench.copies import Copies, drain
+from bench.synthetic import ROW_BYTES, synthetic_store
 from decodeonce import Loader, open_store
 from decodeonce.host import usable_cores
 
@@ -83,7 +82,8 @@ def rate(pipes: list[Connection], arm: str, threads: int, nbytes: int) -> float:
     for pipe in pipes:
         pipe.send((arm, threads))
     starts, ends = zip(*(pipe.recv() for pipe in pipes), strict=True)  # of one clock, CLOCK_MONOTONIC
-    return len(pipes) * EPOCHS * nbytes / (max(ends) - min(starts))
+    seconds: float = max(ends) - min(starts)
+    return len(pipes) * EPOCHS * nbytes / seconds
 
 
 def loads(path: Path, batch_size: int, repeats: int) -> Rates:

@@ -1,6 +1,6 @@
 """Measure transfers to an accelerator, and training and augmentation from a store.
 
-    python bench/gpu.py [STORE] [--batch-size 256] [--steps 60] [--repeats 5] [--trace FILE.svg] [--json]
+    python -m bench.gpu [STORE] [--batch-size 256] [--steps 60] [--repeats 5] [--trace FILE.svg] [--json]
 
 It takes up to five minutes on one GPU. The arms of a repeat run in turn. Results are medians; ratios are ratios of the
 medians with their range over the repeats. Without STORE, 4 GB of random rows are created in build/gpu.store.
@@ -25,13 +25,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from conditions import conditions, heading, medians, ratio, ratio_text
-from copies import drain
-from gpu_arms import Bench
-from streams import draw, hidden_share, read_streams
-from synthetic import synthetic_store
-from training import ROOT, TRACED_STEPS, Run, parse_options
-
+from bench.conditions import conditions, heading, medians, ratio, ratio_text
+from bench.copies import drain
+from bench.gpu_arms import Bench
+from bench.streams import draw, hidden_share, read_streams
+from bench.synthetic import synthetic_store
+from bench.training import ROOT, TRACED_STEPS, Run, parse_options
 from decodeonce import open_store
 
 ROWS = 80 * 256

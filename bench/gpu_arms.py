@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from copies import drain
-from training import Run, Training
 
+from bench.copies import drain
+from bench.training import Run, Training
 from decodeonce import Batch, Loader, Store
 from decodeonce.loader.augment import Augment, Normalize, RandomFlip, RandomResizedCrop
 

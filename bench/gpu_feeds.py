@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
-from training import Batches
 
 from bench.peers.harness.images import SAME_DECODER
 from bench.peers.harness.peer import Source
+from bench.training import Batches
 from decodeonce import Loader
 
 Epochs = Callable[[], Batches]

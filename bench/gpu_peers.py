@@ -1,6 +1,6 @@
 """Train on one accelerator from this project and from other loaders: images/s, waiting of the device, processor cores.
 
-    python bench/gpu_peers.py [TREE] [--batch-size 256] [--steps 60] [--repeats 5] [--json]
+    python -m bench.gpu_peers [TREE] [--batch-size 256] [--steps 60] [--repeats 5] [--json]
 
 Each loader feeds the same training step, ResNet-50 in bf16 and channels_last, with batches of 256x256 rows, uint8. Each
 one is used as its documentation says (bench/gpu_feeds.py, bench/peers), with as many workers or threads as this process
@@ -28,18 +28,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from build import find_tree
-from conditions import conditions, heading, medians, ratio, ratio_text
-from synthetic import synthetic_store
-from training import ROOT, Batches, Run, Training, parse_options
 
-sys.path.insert(0, str(ROOT))
-
-from gpu_feeds import FEEDS, OURS, Task
-
+from bench.build import find_tree
+from bench.conditions import conditions, heading, medians, ratio, ratio_text
+from bench.gpu_feeds import FEEDS, OURS, Task
 from bench.peers.decodeonce import build
 from bench.peers.harness.images import plain_tree
 from bench.peers.harness.peer import Source
+from bench.synthetic import synthetic_store
+from bench.training import ROOT, Batches, Run, Training, parse_options
 from decodeonce import open_store
 from decodeonce.host import usable_cores
 

@@ -1,6 +1,6 @@
 """Build and verify a store larger than memory, and read it for two epochs in each order; print rates and memory.
 
-    python bench/larger.py [SRC] [--rows 180000] [--size 256] [--scratch build] [--apt] [--json]
+    python -m bench.larger [SRC] [--rows 180000] [--size 256] [--scratch build] [--apt] [--json]
 
 SRC is a tree `train/<wnid>/*.JPEG`, whose images are linked until there are --rows; without it a sample tree is
 generated in build/. 180,000 rows of 256x256 are 35 GB. Choose at least 1.5 times the memory of the machine, and a disk
@@ -28,8 +28,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from build import find_tree
-from cold import (
+from bench.build import find_tree
+from bench.cold import (
     NO_FIO,
     SCRATCH,
     SHUFFLES,
@@ -44,9 +44,8 @@ from cold import (
     sweep,
     timed_epoch,
 )
-from conditions import conditions, heading
-from soak import UsageOverTime, build_and_verify, print_growth, table, watch
-
+from bench.conditions import conditions, heading
+from bench.soak import UsageOverTime, build_and_verify, print_growth, table, watch
 from decodeonce import Loader, open_store
 
 EPOCHS = 2
@@ -85,8 +84,8 @@ def measure(source: Path, scratch: Path, options: argparse.Namespace) -> dict[st
         for reads, rates in fio.items():
             rates.append(fio_rate(store, reads, options.seconds))
         print(f"running two epochs with shuffle={shuffle!r} …", file=sys.stderr, flush=True)
-        command = [sys.executable, __file__, str(path), "--epochs", shuffle, "--batch-size", str(options.batch_size)]
-        found, output = watch([*command], options.every, announced=True)
+        arguments = [str(path), "--epochs", shuffle, "--batch-size", str(options.batch_size)]
+        found, output = watch([sys.executable, "-m", "bench.larger", *arguments], options.every, announced=True)
         name = f'Loader, `shuffle="{shuffle}"`'
         processes[name], epochs[name] = found[""], json.loads(output.splitlines()[-1])
     best = fastest(fio, list(fio)) if fio else None

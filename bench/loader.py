@@ -1,6 +1,6 @@
 """Compare the Loader's rates with memory copies, and measure its memory and start times, in one run.
 
-    python bench/loader.py STORE [--repeats 5] [--batch-size 256] [--json]
+    python -m bench.loader STORE [--repeats 5] [--batch-size 256] [--json]
 
 Each repeat runs these arms in turn, warm, over the same bytes: two threads of np.copyto from memory into the same kind
 of buffers as the Loader's; the Loader's epochs, for each shuffle and reader; and epochs with and without verify=True,
@@ -22,11 +22,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from conditions import conditions, heading, ratio, ratio_text
-from copies import Copies, drain
-from synthetic import ROW_BYTES, synthetic_store
-
+from bench.conditions import conditions, heading, ratio, ratio_text
+from bench.copies import Copies, drain
+from bench.synthetic import ROW_BYTES, synthetic_store
 from decodeonce import Loader, open_store
+from decodeonce.loader.order import Shuffle
+from decodeonce.loader.readers import ReaderName
 
 SCRATCH = Path(__file__).resolve().parent.parent / "build"
 CHECKED = ", checked"
@@ -47,7 +48,7 @@ def first_batch(path: Path, batch_size: int) -> float:
         return time.perf_counter() - start
 
 
-def memory_growth(path: Path, batch_size: int, reader: str) -> dict[str, float]:
+def memory_growth(path: Path, batch_size: int, reader: ReaderName) -> dict[str, float]:
     """Return how much anonymous memory an epoch adds to this process, and the bytes of the Loader's slots."""
     before = anonymous_bytes()
     with Loader(path, batch_size=batch_size, reader=reader) as loader:
@@ -90,11 +91,13 @@ def measure(path: Path, batch_size: int, repeats: int) -> dict[str, Any]:
     steps = len(store) // batch_size
     nbytes = steps * batch_size * store.manifest.row_bytes
     arms: dict[str, Callable[[], None]] = {"copyto": Copies(store, batch_size, steps).epoch}
-    for reader in ("mmap", "pread"):
-        for shuffle in ("full", "window", "none"):
+    readers: tuple[ReaderName, ...] = ("mmap", "pread")
+    shuffles: tuple[Shuffle, ...] = ("full", "window", "none")
+    for reader in readers:
+        for shuffle in shuffles:
             loader = Loader(store, batch_size=batch_size, shuffle=shuffle, reader=reader)
             arms[f"{shuffle} {reader}"] = partial(drain, loader)
-    for reader in ("mmap", "pread"):
+    for reader in readers:
         for threads in (1, 2):
             for checked, verify in (("", False), (CHECKED, True)):
                 loader = Loader(store, batch_size=batch_size, reader=reader, threads=threads, verify=verify)

@@ -1,6 +1,6 @@
 """Measure how time, memory and files of plan, finish and the start of a task grow with the number of samples.
 
-    python bench/scale.py [--counts 1000000 10000000] [--classes 1000] [--scratch build] [--json]
+    python -m bench.scale [--counts 1000000 10000000] [--classes 1000] [--scratch build] [--json]
 
 It runs the real code on generated names, sizes and journals. The shards are sparse, so ten million rows of 256x256
 (2 TB) take no disk space. Each step runs in a new process. Memory is the peak of its resident memory minus the resident
@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from conditions import conditions, heading
 
+from bench.conditions import conditions, heading
 from decodeonce.prep.building import Work, finish, work
 from decodeonce.prep.building.blocks import Block
 from decodeonce.prep.building.journal import FACTS, BlockRecord, journal_line

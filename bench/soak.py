@@ -1,6 +1,6 @@
 """Look for leaks: build and verify a store of 10 GB, stream it for half an hour, and sample the memory from outside.
 
-    python bench/soak.py [SRC] [--seconds 1800] [--every 10] [--rows 51000] [--size 256] [--scratch build] [--json]
+    python -m bench.soak [SRC] [--seconds 1800] [--every 10] [--rows 51000] [--size 256] [--scratch build] [--json]
 
 SRC is a tree `train/<wnid>/*.JPEG`, whose images are linked until there are --rows; without it a sample tree is
 generated in build/. `prep build` and `prep verify` run as usual, and their workers are sampled as well.
@@ -31,8 +31,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from build import SCRATCH, find_tree, link_images
-from conditions import conditions, heading
+from bench.build import SCRATCH, find_tree, link_images
+from bench.conditions import conditions, heading
 
 # The first seconds of a `prep` command are not compared, because it imports modules and plans then.
 SETTLING = 5.0
@@ -202,8 +202,9 @@ def soak(source: Path, scratch: Path, options: argparse.Namespace) -> dict[str, 
     here = conditions(options.rows, "files in the page cache (warm)")
     processes = build_and_verify(source, scratch, options)
     print(f"streaming for {options.seconds:g} s …", file=sys.stderr, flush=True)
-    stream = ["--stream", scratch / "store", "--seconds", str(options.seconds), "--batch-size", str(options.batch_size)]
-    found, output = watch([sys.executable, __file__, *stream], options.every, announced=True)
+    stream = ["--stream", str(scratch / "store"), "--seconds", str(options.seconds)]
+    stream += ["--batch-size", str(options.batch_size)]
+    found, output = watch([sys.executable, "-m", "bench.soak", *stream], options.every, announced=True)
     processes["Loader"] = found[""]
     return {"conditions": here, "processes": processes, "streamed": json.loads(output.splitlines()[-1])}
 

@@ -1,6 +1,6 @@
 """Compare builds from ImageNet's original tar of tars with builds from the same files unpacked.
 
-    python bench/sources.py [SRC] [--repeats 5] [--workers N] [--images 9000] [--json]
+    python -m bench.sources [SRC] [--repeats 5] [--workers N] [--images 9000] [--json]
 
 SRC is a tree `train/<wnid>/*.JPEG`; without it a sample tree is generated in build/. It is copied until it has
 --images, and packed as ILSVRC2012_img_train.tar. Each repeat builds from the tree and from the tar in turn, first
@@ -24,8 +24,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from build import SCRATCH, find_tree
-from conditions import conditions, heading, ratio, ratio_text
+from bench.build import SCRATCH, find_tree
+from bench.conditions import conditions, heading, ratio, ratio_text
 
 DROP = Path("/proc/sys/vm/drop_caches")
 

@@ -1,6 +1,6 @@
 """Compare staging a store with `cp` of the same bytes.
 
-    python bench/stage.py [STORE] [--repeats 5] [--disk build] [--json]
+    python -m bench.stage [STORE] [--repeats 5] [--disk build] [--json]
 
 Each arm copies to a folder on a disk and to /dev/shm, from memory (warm) and from the store's disk (cold: its pages are
 dropped before each arm). The arms run in turn: `cp`, which checks nothing and leaves the bytes in memory; `cp` and
@@ -24,10 +24,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cold import drop_pages
-from conditions import conditions, heading, ratio, ratio_text
-from synthetic import synthetic_store
-
+from bench.cold import drop_pages
+from bench.conditions import conditions, heading, ratio, ratio_text
+from bench.synthetic import synthetic_store
 from decodeonce import Store, open_store
 from decodeonce.store import stage_store
 
@@ -70,7 +69,11 @@ def rate(store: Store, arm: Callable[[Store, Path], None], dest: Path, prepare: 
 def measure(store: Store, disk: Path, repeats: int) -> dict[str, Any]:
     """Run all arms; return their rates, and the ratios of staging to `cp` (on a disk, to `cp` and `sync`)."""
     here = conditions(len(store), "rows in the page cache (warm) or not (cold), as named below")
-    arms = {"cp": partial(copy, sync=False), "cp, sync": partial(copy, sync=True), "stage": stage}
+    arms: dict[str, Callable[[Store, Path], None]] = {
+        "cp": partial(copy, sync=False),
+        "cp, sync": partial(copy, sync=True),
+        "stage": stage,
+    }
     places = {"disk": disk / "staged", "shm": Path("/dev/shm/decodeonce-staged")}
     cases = [
         (f"{heat}, {place}", prepare, dest, {k: v for k, v in arms.items() if place == "disk" or k != "cp, sync"})

@@ -6,7 +6,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterable
@@ -17,10 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import profile, schedule
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "examples"))
+from examples.train_resnet50 import resnet50
 
-from train_resnet50 import resnet50  # noqa: E402
+ROOT = Path(__file__).resolve().parent.parent
 
 CLASSES = 1000
 SKIPPED_STEPS, DRAWN_STEPS = 4, 3  # the first steps of an epoch transfer the batches ahead

@@ -22,7 +22,7 @@ device = torch.device("cpu")
 if torch.accelerator.is_available():
     local = int(os.environ.get("LOCAL_RANK", place.rank))
     torch.accelerator.set_device_index(local % torch.accelerator.device_count())
-    device = torch.accelerator.current_accelerator()
+    device = torch.accelerator.current_accelerator() or device
 if place.world_size > 1:
     dist.init_process_group(rank=place.rank, world_size=place.world_size)
 

@@ -97,7 +97,8 @@ def train(options: argparse.Namespace, device: torch.device, feed: Feed, classes
 
     def rate(since: tuple[int, float]) -> float:
         """Return the images/s of all ranks since this step and time."""
-        return (step - since[0]) * options.batch_size * ranks / (time.perf_counter() - since[1])
+        images: int = (step - since[0]) * options.batch_size * ranks
+        return images / (time.perf_counter() - since[1])
 
     first = step + 1
     begun = printed = (step, time.perf_counter())
@@ -188,7 +189,7 @@ class Jpegs:
         self.files = [(path, label) for label, folder in enumerate(folders) for path in sorted(folder.iterdir())]
         self.classes, self.batch_size, self.size = len(folders), options.batch_size, options.size
         self.rank = find_rank()
-        self.stride = self.batch_size * self.rank.world_size  # images per step of all ranks
+        self.stride: int = self.batch_size * self.rank.world_size  # images per step of all ranks
         self.epoch = self.steps_done = 0
 
     def __len__(self) -> int:

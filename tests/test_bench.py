@@ -13,23 +13,22 @@ import pytest
 from tests.images import make_tree
 from tests.stores import make_store, random_images
 
-BENCH = Path(__file__).resolve().parent.parent / "bench"
-
-
+ROOT = Path(__file__).resolve().parent.parent
 ON_CPU = ["--device", "cpu", "--batch-size", "2", "--repeats", "1", "--json"]
 
 
-def run(script: str, *arguments: str | Path) -> dict[str, Any]:
+def run(module: str, *arguments: str | Path) -> dict[str, Any]:
     """Run a benchmark and return the facts that it prints."""
-    command = [sys.executable, str(BENCH / script), *map(str, arguments)]
-    facts: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    command = [sys.executable, "-m", f"bench.{module}", *map(str, arguments)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+    facts: dict[str, Any] = json.loads(done.stdout)
     return facts
 
 
 @pytest.mark.long
 def test_gpu_benchmark_runs_on_cpu(tmp_path: Path) -> None:
     store = make_store(tmp_path / "s", random_images(9, shape=(32, 32, 3)))
-    facts = run("gpu.py", store, *ON_CPU, "--steps", "1")
+    facts = run("gpu", store, *ON_CPU, "--steps", "1")
     assert (facts["device"], facts["batch_size"]) == ("cpu", 2)
     assert len(facts["runs"]) == 9
     for name in ("one batch", "from the store", "from the cache", "one augmented batch", "with Augment"):
@@ -46,7 +45,7 @@ def test_gpu_benchmark_runs_on_cpu(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_gpu_benchmark_of_peers_runs_on_cpu(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "imagenet", classes=2, per_class=2)
-    facts = run("gpu_peers.py", tree, *ON_CPU, "--steps", "3", "--scratch", tmp_path / "scratch")
+    facts = run("gpu_peers", tree, *ON_CPU, "--steps", "3", "--scratch", tmp_path / "scratch")
     feeds = {"decodeonce Loader", "DataLoader, memory map, prefetcher", "DataLoader, JPEG files, prefetcher"}
     assert feeds | {"one batch on the device"} <= set(facts["runs"])
     assert not feeds & set(facts["missing"])
@@ -57,7 +56,7 @@ def test_gpu_benchmark_of_peers_runs_on_cpu(tmp_path: Path) -> None:
 def test_benchmark_of_cores_compares_each_number_of_workers(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "imagenet", classes=3, per_class=20)
     options = ["--images", "60", "--rows", "12", "--batch-size", "4", "--repeats", "1", "--json"]
-    facts = run("cores.py", tree, *options, "--scratch", tmp_path / "scratch")
+    facts = run("cores", tree, *options, "--scratch", tmp_path / "scratch")
     assert {"1"} <= set(facts["builds"]) <= {"1", "2", "4", "8", "16"}
     assert {"1 | 1"} <= set(facts["loads"])
     for rates in [*facts["builds"].values(), *facts["loads"].values()]:
@@ -69,9 +68,7 @@ def test_benchmark_of_cores_compares_each_number_of_workers(tmp_path: Path) -> N
 @pytest.mark.long
 def test_plan_and_finish_use_little_memory_per_sample(tmp_path: Path) -> None:
     counts = 30_000, 200_000
-    options = ["--counts", *map(str, counts), "--scratch", str(tmp_path), "--json"]
-    command = [sys.executable, str(BENCH / "scale.py"), *options]
-    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    found = run("scale", "--counts", *map(str, counts), "--scratch", tmp_path, "--json")
     few, many = (found[str(count)] for count in counts)
     bytes_per_sample = {
         step: (many[step]["peak"] - few[step]["peak"]) / (counts[1] - counts[0]) for step in many if step != "journals"

@@ -14,20 +14,20 @@ from tests.images import make_tree
 
 pytestmark = pytest.mark.long
 
-BENCH = Path(__file__).resolve().parent.parent / "bench"
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def run_in_bench(code: str, *arguments: str | Path) -> str:
     """Run code in a new Python process that can import the benchmarks, and return what it prints."""
-    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(BENCH)!r})\n{code}", *map(str, arguments)]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    command = [sys.executable, "-c", f"import sys\n{code}", *map(str, arguments)]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout
 
 
 def test_short_soak_run(tmp_path: Path) -> None:
     tree, scratch = make_tree(tmp_path / "src"), tmp_path / "scratch"
     options = ["--rows", "15", "--size", "32", "--batch-size", "4", "--seconds", "1", "--every", "0.02"]
-    command = [sys.executable, str(BENCH / "soak.py"), str(tree), *options, "--scratch", str(scratch), "--json"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    command = [sys.executable, "-m", "bench.soak", str(tree), *options, "--scratch", str(scratch), "--json"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
     facts = json.loads(done.stdout.splitlines()[-1])
     assert set(facts["processes"]) >= {"`prep build`", "`prep build`, its largest worker", "`prep verify`", "Loader"}
     assert facts["growth"] == []
@@ -50,7 +50,7 @@ os._exit(0)
 
 
 WATCHING = """
-import soak
+from bench import soak
 found, _ = soak.watch([sys.executable, "-c", sys.argv[1]], 0.02, announced=True)
 print(*soak.growth_messages("it", found[""]), sep="\\n")
 """
@@ -69,8 +69,8 @@ def test_growth_is_reported() -> None:
 BOUNDED = """
 import json
 from pathlib import Path
-from bounded import CgroupError, memory_cgroup, run_epoch
-from synthetic import synthetic_store
+from bench.bounded import CgroupError, memory_cgroup, run_epoch
+from bench.synthetic import synthetic_store
 store, limit = synthetic_store(Path(sys.argv[1]), 3000, sparse=True), int(sys.argv[2])
 try:
     with memory_cgroup(limit) as group:
@@ -92,9 +92,9 @@ def test_loader_stays_within_memory_bound_and_reads_with_pread(tmp_path: Path) -
 def test_larger_benchmark_runs_on_small_store(tmp_path: Path) -> None:
     tree, scratch = make_tree(tmp_path / "src"), tmp_path / "scratch"
     options = ["--rows", "2000", "--batch-size", "16", "--every", "0.02", "--scratch", str(scratch), "--json"]
-    command = [sys.executable, str(BENCH / "larger.py"), str(tree), *options]
+    command = [sys.executable, "-m", "bench.larger", str(tree), *options]
     without_fio = {**os.environ, "PATH": str(tmp_path)}  # because fio's sweep takes minutes
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=without_fio)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT, env=without_fio)
     facts = json.loads(done.stdout.splitlines()[-1])
     orders = [f'Loader, `shuffle="{shuffle}"`' for shuffle in ("full", "window", "none")]
     assert list(facts["epochs"]) == orders
@@ -108,17 +108,17 @@ def test_larger_benchmark_runs_on_small_store(tmp_path: Path) -> None:
 
 
 def test_cold_benchmark_needs_fio(tmp_path: Path) -> None:
-    command = [sys.executable, str(BENCH / "cold.py")]
+    command = [sys.executable, "-m", "bench.cold"]
     environment = {**os.environ, "PATH": str(tmp_path)}
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert "fio is missing" in done.stdout
 
 
 COMPARING = """
 import json
 from pathlib import Path
-from cold import all_reads, finalists, has_pattern, timed_epoch
-from synthetic import synthetic_store
+from bench.cold import all_reads, finalists, has_pattern, timed_epoch
+from bench.synthetic import synthetic_store
 from decodeonce import Loader, open_store
 store = open_store(synthetic_store(Path(sys.argv[1]), 1200, sparse=True))
 rates = {reads: 1 / (number + 1) for number, reads in enumerate(all_reads(store))}

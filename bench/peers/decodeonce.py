@@ -34,9 +34,9 @@ def read(source: Source, folder: Path, *, augmented: bool = False) -> Callable[[
 
     torch.set_num_threads(source.workers)
     augment = Augment(RandomResizedCrop(source.crop), RandomFlip(), Normalize("imagenet")) if augmented else None
-    options = {"batch_size": source.batch_size, "threads": source.workers, "transform": augment}
-    loader = Loader(folder / "store", shuffle="full", **options)
-    return lambda: (pair for _ in range(source.copies) for pair in loader)
+    batch_size, threads = source.batch_size, source.workers
+    loader = Loader(folder / "store", batch_size=batch_size, shuffle="full", threads=threads, transform=augment)
+    return lambda: ((batch.images, batch.labels) for _ in range(source.copies) for batch in loader)
 
 
 PEER = Peer(

@@ -47,12 +47,12 @@ def read(source: Source, folder: Path, *, augmented: bool = False) -> Callable[[
     from streaming.base.util import clean_stale_shared_memory
     from torch.utils.data import DataLoader
 
-    class Augmented(StreamingDataset):  # type: ignore[misc]
-        transform = staticmethod(augmented_rows(source.crop)) if augmented else None
+    transform: Any = augmented_rows(source.crop) if augmented else None
 
+    class Augmented(StreamingDataset):
         def __getitem__(self, at: Any) -> Any:
             sample = super().__getitem__(at)
-            return {**sample, "image": self.transform(sample["image"].copy())}
+            return {**sample, "image": transform(sample["image"].copy())}
 
     clean_stale_shared_memory()  # a run that was killed may have left some
     streams = [Stream(local=str(folder), repeat=source.copies)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from bench.peers.harness.peer import OURS, Arm, Batches, Peer, Source
 from bench.peers.harness.vision import augmented_rows
@@ -21,7 +22,7 @@ def read(source: Source, folder: Path, *, augmented: bool = False) -> Callable[[
     from decodeonce import StoreDataset
 
     dataset = StoreDataset(folder / "store", transform=augmented_rows(source.crop) if augmented else None)
-    options = {"shuffle": True, "num_workers": source.workers, "persistent_workers": True}
+    options: dict[str, Any] = {"shuffle": True, "num_workers": source.workers, "persistent_workers": True}
     loader = DataLoader(dataset, source.batch_size, **options)
     return lambda: (batch for _ in range(source.copies) for batch in loader)
 

@@ -40,7 +40,8 @@ def build(source: Source, folder: Path) -> None:
     targets = torch.zeros((), dtype=torch.int64).expand(count)
     rows = TensorDict({"images": images, "targets": targets}, batch_size=[count]).memmap_like(folder)
     first = 0
-    for images, targets in DataLoader(ChannelsFirst(source), WRITE_BATCH, num_workers=source.workers):
+    dataset: Any = ChannelsFirst(source)  # torch asks for its Dataset, but __len__ and __getitem__ are enough
+    for images, targets in DataLoader(dataset, WRITE_BATCH, num_workers=source.workers):
         batch = TensorDict({"images": images, "targets": targets}, batch_size=[len(images)])
         rows[first : first + len(images)] = batch
         first += len(images)

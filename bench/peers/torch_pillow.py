@@ -53,7 +53,7 @@ def read(source: Source, folder: Path, *, dataset: Callable[[Source], Any] = Dec
     """Return shuffled epochs."""
     from torch.utils.data import DataLoader
 
-    options = {"shuffle": True, "num_workers": source.workers, "persistent_workers": True}
+    options: dict[str, Any] = {"shuffle": True, "num_workers": source.workers, "persistent_workers": True}
     loader = DataLoader(dataset(source), source.batch_size, **options)
     return lambda: loader
 

@@ -1,4 +1,7 @@
-"""Every relative link of every page leads to an existing file and, if it has an anchor, to an existing heading."""
+"""Every relative link of every page leads to an existing file and, if it has an anchor, to an existing heading.
+
+The changelog and the contributing guide name only files and folders that exist.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ FOLDERS = (".", "bench", "bench/peers", "containers", "examples")
 PAGES = [page for folder in FOLDERS for page in sorted((ROOT / folder).glob("*.md"))]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 LINK = re.compile(r"!?\[[^\]]*\]\(\s*<?([^)\s>]+)>?[^)]*\)")
+PATH = re.compile(r"\b(?:containers|docs|examples|src|tests|tools)/[\w./-]*\w")
 EXTERNAL = re.compile(r"[a-z]+:|//")
 CODE = re.compile(r"(`+).+?\1", re.DOTALL)
 
@@ -55,3 +59,20 @@ def test_dead_links_are_found(tmp_path: Path) -> None:
     here.write_text(good + "[7](#a) [8](other.md#two) [9](../x) [10](gone.md)\n")
     assert anchors(here) == {"a-b-c"}
     assert list(dead_links(here, tmp_path)) == ["#a", "other.md#two", "../x", "gone.md"]
+
+
+def missing_paths(text: str) -> list[str]:
+    """Return the paths of the repository that a text names, also outside of links, and that do not exist."""
+    return [path for path in PATH.findall(text) if not (ROOT / path).exists()]
+
+
+def test_changelog_and_contributing_guide_name_only_existing_paths() -> None:
+    for page in ("CHANGELOG.md", "CONTRIBUTING.md"):
+        assert not missing_paths((ROOT / page).read_text(encoding="utf-8"))
+
+
+def test_missing_paths_are_found() -> None:
+    assert missing_paths("See `tests/docs`, docs/format.md, [x](docs/index.md#y), docs/ and (docs/bench.md).") == [
+        "docs/format.md",
+        "docs/bench.md",
+    ]

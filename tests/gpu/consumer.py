@@ -60,7 +60,7 @@ def weigh(images: Tensor) -> Tensor:
 
 def delay(times: int = 1) -> None:
     """Let the current CUDA stream wait for `times` * LATE cycles. The kernel has one thread, so nothing else waits."""
-    torch.cuda._sleep(times * LATE)  # type: ignore[no-untyped-call]
+    torch.cuda._sleep(times * LATE)
 
 
 def reserve_pinned(device: torch.device, shape: tuple[int, ...]) -> None:

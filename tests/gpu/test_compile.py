@@ -34,7 +34,7 @@ def test_compiled_function_sees_the_batches_of_the_host(
     found = []
     with Loader(larger, batch_size=BATCH, seed=1, device=device) as loader:
         for batch in (batch for _ in range(3) for batch in loader):
-            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+            torch.compiler.cudagraph_mark_step_begin()
             found.append(compiled(batch.images).clone())  # a later replay overwrites the result itself
     with Loader(larger, batch_size=BATCH, seed=1) as loader:
         expected = [weigh(batch.images) for _ in range(3) for batch in loader]

@@ -19,7 +19,7 @@ def batch_of(images: Tensor, epoch: int = 0) -> Batch:
     return Batch(images, rows % 3, rows, len(images), epoch)
 
 
-class DeviceOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class DeviceOnly(TorchDispatchMode):
     """Fail if a tensor on the host is used or created."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -86,7 +86,7 @@ def main() -> None:
     stream = device.stream()
     device.set_stream(stream)
     print("streams", stream.device, device.current_stream() == stream)
-    event = device.record()
+    event: Any = device.record()
     stream.wait_event(event)
     print("event", type(event).__name__, event.device.type)
     print("synchronize:", failing(event.synchronize))

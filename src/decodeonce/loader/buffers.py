@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ Pixels = NDArray[np.uint8]
 _LARGE = 2**20
 
 
-class Returned(weakref.ref[NDArray[Any]]):
+class Returned(weakref.ref[NDArray[np.generic]]):
     """A weak reference to an array that uses `item`."""
 
     item: Any
@@ -40,7 +40,7 @@ class Pool(Generic[Item]):
     def __init__(self, limit: int) -> None:
         self._free: deque[Item | Returned] = deque(maxlen=limit)
         # A weak reference must stay alive until its array is gone; otherwise Python does not call its callback.
-        self._lent: dict[int, tuple[Returned, weakref.ref[NDArray[Any]]]] = {}
+        self._lent: dict[int, tuple[Returned, weakref.ref[NDArray[np.generic]]]] = {}
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class Pool(Generic[Item]):
         found = self._free.popleft()
         return found.item if isinstance(found, Returned) else found
 
-    def lend(self, item: Item, array: NDArray[Any]) -> None:
+    def lend(self, item: Item, array: NDArray[np.generic]) -> None:
         """Give `item` back when the last reference to `array` is gone, unless the pool was cleared."""
         # The callbacks are functions in C, so no Python code runs when the user drops a batch. Python handles signals
         # only in Python code. If it handled Ctrl-C in a callback, it would only print KeyboardInterrupt and continue.
@@ -81,6 +81,13 @@ def refuse_to_copy(self: object) -> NoReturn:
     )
 
 
+class Event(Protocol):
+    """A point in the work of a device."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has reached it."""
+
+
 class Slot:
     """A batch-sized buffer, uint8 (B, H, W, C), as a tensor (`memory`) and as an array (`pixels`).
 
@@ -90,7 +97,7 @@ class Slot:
     def __init__(self, memory: Tensor) -> None:
         self.memory = memory
         self.pixels: Pixels = memory.numpy()
-        self.copied: Any = None
+        self.copied: Event | None = None
 
     __reduce__ = refuse_to_copy
 

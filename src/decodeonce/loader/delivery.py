@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from decodeonce.loader.batch import Batch, Transform
-from decodeonce.loader.buffers import Slot, Slots, page_aligned_slot, recycle_for
+from decodeonce.loader.buffers import Event, Slot, Slots, page_aligned_slot, recycle_for
 from decodeonce.loader.meter import mark
 from decodeonce.loader.order import Rows
 from decodeonce.loader.partition import StepRows
 
-Array = NDArray[Any]
+Array = NDArray[np.generic]
 Shape = tuple[int, ...]
 Result = tuple[float, float] | BaseException  # the times of a copying thread (see meter.timed), or its error
 
@@ -49,9 +49,10 @@ class Device:
         """Make `stream` (and its device) the current one."""
         torch.accelerator.set_stream(stream)
 
-    def record(self) -> Any:
+    def record(self) -> Event:
         """Record a new event on the current stream. It has `synchronize()`."""
-        return self.current_stream().record_event()
+        event: Event = self.current_stream().record_event()
+        return event
 
     def pinned(self, shape: Shape) -> Tensor:
         """Allocate page-locked uint8 host memory."""
@@ -86,7 +87,7 @@ class Device:
 class NoWait:
     """A stream and an event for a device whose calls never need waiting."""
 
-    def wait_event(self, event: Any) -> None:
+    def wait_event(self, event: object) -> None:
         pass
 
     def synchronize(self) -> None:
@@ -101,7 +102,7 @@ class HostDevice(Device):
 
     current_stream = record = stream
 
-    def set_stream(self, stream: Any) -> None:
+    def set_stream(self, stream: object) -> None:
         pass
 
 
@@ -121,11 +122,11 @@ class Filled:
 
 
 class Sent(NamedTuple):
-    """A batch of `rows` rows that can be used after the event `ready`, and the time in calls of the transform."""
+    """`rows` rows, the event after which they can be used (None: at once), and the seconds that the transform took."""
 
     batch: Batch
     rows: int
-    ready: Any
+    ready: Event | None
     seconds_transforming: float
 
 
@@ -192,7 +193,7 @@ class Delivery:
     def _move(self, array: Array) -> Tensor:
         return torch.from_numpy(array)
 
-    def _record(self) -> Any:
+    def _record(self) -> Event | None:
         return None
 
 
@@ -208,7 +209,7 @@ class StreamDelivery(Delivery):
         super().__init__(Slots(lambda: Slot(device.pinned(shape)), STREAM_SLOTS), transform)
         self._device = device
         self._stream = device.stream()
-        self._begun: Any = None
+        self._begun: Event | None = None
 
     def begin(self) -> None:
         # Tensors that a transform reads (a mean, a model's weights) may not be ready yet on the consumer's stream.
@@ -247,7 +248,7 @@ class StreamDelivery(Delivery):
     def _move(self, array: Array) -> Tensor:
         return self._device.upload(self._device.pin(torch.from_numpy(array)))
 
-    def _record(self) -> Any:
+    def _record(self) -> Event:
         return self._device.record()
 
 

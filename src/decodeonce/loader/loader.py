@@ -90,7 +90,7 @@ class Loader:
         >>> for images, labels in loader: ...
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the settings are keywords that help() and editors show
         self,
         store: StoreLike,
         *,
@@ -143,7 +143,7 @@ class Loader:
         # Without these words, ranges of equal size would get the same order.
         self._key_words = [self.world_size, self.rank] if partition == "range" else []
         # These values must be equal in a state and in the Loader that loads it.
-        self._identity: dict[str, Any] = {
+        self._identity: dict[str, object] = {
             "seed": self._seed,
             "shuffle": shuffle,
             "partition": partition,
@@ -347,7 +347,7 @@ class Loader:
             self._filler = None
 
 
-def _check_choice(name: str, value: object, choices: Any) -> None:
+def _check_choice(name: str, value: object, choices: object) -> None:
     """Raise ValueError unless `value` is one of the choices of a Literal."""
     if value not in get_args(choices):
         raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, get_args(choices)))}")

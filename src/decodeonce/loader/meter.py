@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from torch.autograd import profiler
 
@@ -17,7 +16,7 @@ SLIGHT = 0.05
 BLOCKED = 0.3
 
 
-def mark(name: str) -> AbstractContextManager[Any]:
+def mark(name: str) -> AbstractContextManager[object]:
     """Mark the code inside as decodeonce.<name> in the trace of a running profiler (TensorBoard, Perfetto)."""
     # record_function takes 5 us even without a profiler, and runs four times per step. torch itself reads this flag.
     if getattr(profiler, "_is_profiler_enabled", True):
@@ -58,7 +57,7 @@ class Meter:
         """The share of the iteration's time spent waiting for batches; stats() and bottleneck() report it."""
         return self.seconds_waited / (self.seconds or 1.0)
 
-    def facts(self, row_bytes: int) -> dict[str, Any]:
+    def facts(self, row_bytes: int) -> dict[str, float]:
         """The counts and rates that stats() returns."""
         seconds, batches, nbytes = self.seconds or 1.0, self.batches or 1, self.rows * row_bytes
         return {

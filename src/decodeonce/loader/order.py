@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,24 +94,26 @@ class FeistelPermutation:
     def find(self, numbers: Rows) -> Rows:
         return self._walk(numbers, self._decrypt)
 
-    def _walk(self, numbers: Rows, step: Callable[[Words], Any]) -> Rows:
-        words: Words = step(numbers.astype(np.uint64))
+    def _walk(self, numbers: Rows, step: Callable[[Words], Words]) -> Rows:
+        words = step(numbers.astype(np.uint64))
         while (outside := words >= self._count).any():
             words[outside] = step(words[outside])
         return words.astype(np.int64)
 
-    def _encrypt(self, words: Words) -> Any:
+    def _encrypt(self, words: Words) -> Words:
         left, right = words % self._a, words // self._a
         for key, modulus in zip(self._keys, (self._a, self._b) * (_ROUNDS // 2), strict=True):
             left, right = right, (left + (mix(right + key) >> _HIGH_HALF)) % modulus
-        return right * self._a + left
+        encrypted: Words = right * self._a + left
+        return encrypted
 
-    def _decrypt(self, words: Words) -> Any:
+    def _decrypt(self, words: Words) -> Words:
         left, right = words % self._a, words // self._a
         for key, modulus in zip(self._keys[::-1], (self._b, self._a) * (_ROUNDS // 2), strict=True):
             # Subtract the same 32 bits that _encrypt added. Words are unsigned, so add the negative modulo the modulus.
             left, right = (right + modulus - (mix(left + key) >> _HIGH_HALF) % modulus) % modulus, left
-        return right * self._a + left
+        decrypted: Words = right * self._a + left
+        return decrypted
 
 
 class WindowOrder:

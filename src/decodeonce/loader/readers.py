@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,7 +140,7 @@ class Reader:
         # Only booleans and numbers: torch has no tensors of text.
         self._columns = {name: np.asarray(a) for name, a in store.columns.items() if a.dtype.kind in "biufc"}
 
-    def arrays(self, rows: Rows) -> tuple[NDArray[Any], dict[str, NDArray[Any]]]:
+    def arrays(self, rows: Rows) -> tuple[NDArray[np.generic], dict[str, NDArray[np.generic]]]:
         """The labels and columns of these rows."""
         return self._labels[rows], {name: column[rows] for name, column in self._columns.items()}
 

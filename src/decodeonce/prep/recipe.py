@@ -5,6 +5,7 @@ Every string choice is defined once, as a `Literal` in this module. The command 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
@@ -22,7 +23,7 @@ ExportForm = Literal["folder", "webdataset"]
 MOST_BOXES = 1000
 
 
-def check_choice(name: str, value: object, choices: Any) -> None:
+def check_choice(name: str, value: object, choices: object) -> None:
     """Raise ValueError unless `value` is one of the values of the `Literal` `choices`."""
     if value not in get_args(choices):
         raise ValueError(f"{name} is {value!r}, expected one of {', '.join(get_args(choices))}")
@@ -156,7 +157,7 @@ class Recipe:
         """Size of a row in bytes."""
         return self.height * self.width * 3
 
-    def facts(self, decoders: dict[str, str]) -> dict[str, Any]:
+    def facts(self, decoders: dict[str, str]) -> dict[str, object]:
         """Return the recipe as manifests and plans write it: `on_damaged` as "on_odd", without="keep" as "whole"."""
         facts = {**asdict(self), "decoders": decoders}
         facts["on_odd"] = facts.pop("on_damaged")
@@ -165,7 +166,7 @@ class Recipe:
         return facts
 
 
-def differences(wanted: dict[str, Any], planned: dict[str, Any], *, of: str = "plan") -> list[str]:
+def differences(wanted: Mapping[str, object], planned: Mapping[str, object], *, of: str = "plan") -> list[str]:
     """List how a recipe differs from that of a plan or store, such as "filter is box, the plan says bilinear"."""
     found = []
     for key in sorted({*wanted, *planned}):

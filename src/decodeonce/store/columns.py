@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -56,18 +56,18 @@ def column_file(name: str) -> str:
     return file
 
 
-def read_numbers(path: str | os.PathLike[str]) -> NDArray[Any]:
+def read_numbers(path: str | os.PathLike[str]) -> NDArray[np.generic]:
     """Map the array in an npy file. Raise StoreError if the file holds no array of numbers."""
     try:
         with reading(Path(path)):  # refuses pipes, which open_memmap would wait for
-            array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
+            array: NDArray[np.generic] = np.lib.format.open_memmap(path, mode="r")
     except (ValueError, EOFError) as error:
         expected = "expected an npy file of numbers, as numpy.save writes it; for text, store its token ids"
         raise StoreError(f"{path}: {error}; {expected}") from None
     return array
 
 
-def add_column(path: str | os.PathLike[str], name: str, values: NDArray[Any]) -> Column:
+def add_column(path: str | os.PathLike[str], name: str, values: NDArray[np.generic]) -> Column:
     """Add a column of numbers to the finished store at `path`, with checksum and signature like its other files.
 
     If the store already has this column with the same values, only its file is written again.
@@ -188,7 +188,7 @@ def _changing(paths: StorePaths) -> Iterator[tuple[Manifest, dict[str, Any]]]:
             raise StoreError(f"{claim}: another `prep column` is changing the store, or was killed; {advice}")
 
 
-def _write_manifest(paths: StorePaths, facts: dict[str, Any]) -> None:
+def _write_manifest(paths: StorePaths, facts: Mapping[str, object]) -> None:
     encoded = sign(facts)
     parse_manifest(encoded, paths.manifest)  # raises StoreError instead of writing a manifest that readers refuse
     write_atomic(paths.manifest, [encoded], scratch=paths.repair)

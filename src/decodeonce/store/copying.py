@@ -51,7 +51,7 @@ def copy_rows(
     """
     total = 0
     with ExitStack() as opened, ThreadPoolExecutor(threads) as pool:
-        copier = _RowCopier(source, dest, rows, checksums, resumed, threads, opened)
+        copier = _RowCopier(source, dest, rows, checksums, opened, resumed=resumed, threads=threads)
         try:
             todo = pieces(source.manifest, rows)
             for piece, copied in zip(pieces(source.manifest, rows), pool.map(copier.copy, todo), strict=True):
@@ -71,9 +71,10 @@ class _RowCopier:
         dest: Path,
         rows: range,
         checksums: NDArray[np.uint64],
+        opened: ExitStack,
+        *,
         resumed: bool,
         threads: int,
-        opened: ExitStack,
     ) -> None:
         self._root, self._row_bytes = source.paths.root, source.manifest.row_bytes
         self._first_row, self._checksums, self._resumed = rows.start, checksums, resumed

@@ -114,7 +114,7 @@ def _link_error(path: Path) -> OSError:
 
 
 def fallocate(fd: int, offset: int, nbytes: int) -> None:
-    """Reserve space with fallocate(2). OSError has EOPNOTSUPP, ENOSYS or EINVAL if the file system lacks it.
+    """Reserve space by the fallocate system call. OSError has EOPNOTSUPP, ENOSYS or EINVAL if the file system lacks it.
 
     os.posix_fallocate does not suit: glibc emulates it by writing into every page, which takes hours on NFS and races
     with other writers.

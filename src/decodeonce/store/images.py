@@ -53,7 +53,7 @@ class Images:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_mapped": {}}  # a pickle holds no rows; the other process maps the shards again
 
     def __iter__(self) -> Iterator[Pixels]:

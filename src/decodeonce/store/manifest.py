@@ -248,7 +248,7 @@ def _from_facts(facts: dict[str, Any]) -> Manifest:
     )
 
 
-def _shard(facts: dict[str, Any]) -> Shard:
+def _shard(facts: dict[str, object]) -> Shard:
     numbers = {key: _whole(facts[key], key) for key in ("first_row", "rows", "data_offset", "bytes")}
     return Shard(file=_file_name(facts["file"]), meta_xxh3=str(facts["meta_xxh3"]), **numbers)
 
@@ -261,51 +261,52 @@ def _column(facts: dict[str, Any]) -> Column:
     return Column(str(facts["name"]), _file_name(facts["file"]), dtype, shape)
 
 
-def _class(facts: dict[str, Any]) -> ImageClass:
+def _class(facts: dict[str, object]) -> ImageClass:
     return ImageClass(
         _checked(str, facts["name"], "a class name"), _checked(str, facts["description"], "a description")
     )
 
 
-def _box_classes(names: Any) -> tuple[str, ...]:
+def _box_classes(names: object) -> tuple[str, ...]:
     return tuple(_checked(str, name, "a box class") for name in _checked(list, names, "box_classes"))
 
 
-def _small_file(facts: dict[str, Any], name: str) -> SmallFile:
+def _small_file(facts: dict[str, object], name: str) -> SmallFile:
     return SmallFile(_whole(facts["bytes"], name), str(facts["xxh3"]))
 
 
-def _checked(kind: type[T], value: Any, name: str) -> T:
+def _checked(kind: type[T], value: object, name: str) -> T:
     if not isinstance(value, kind):
         raise ValueError(f"{name} is {value!r}, expected {kind.__name__}")
     return value
 
 
-def _items(value: Any, name: str, length: int) -> list[Any]:
-    if len(_checked(list, value, name)) != length:
+def _items(value: object, name: str, length: int) -> list[object]:
+    items: list[object] = _checked(list, value, name)
+    if len(items) != length:
         raise ValueError(f"{name} is {value!r}, expected {length} numbers")
-    return list(value)
+    return items
 
 
-def _number(value: Any, name: str) -> float:
+def _number(value: object, name: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise ValueError(f"{name} contains {value!r}, expected a number")
     return float(value)
 
 
-def _whole(value: Any, name: str) -> int:
+def _whole(value: object, name: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
         raise ValueError(f"{name} is {value!r}, expected an integer from 0 to 2**63 - 1")
     return value
 
 
-def _one_of(value: Any, allowed: tuple[T, ...], name: str) -> T:
+def _one_of(value: object, allowed: tuple[T, ...], name: str) -> T:
     if value not in allowed:
         raise ValueError(f"{name} is {value!r}, expected {' or '.join(map(str, allowed))}")
     return allowed[allowed.index(value)]
 
 
-def _file_name(name: Any) -> str:
+def _file_name(name: object) -> str:
     """Check the name of a file in the store's folder. An unprintable name could garble a terminal."""
     if not isinstance(name, str) or not name.isprintable() or "/" in name or name in ("", ".", ".."):
         raise ValueError(f"{name!r} is not a file name, expected printable characters without '/'")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from decodeonce.errors import StoreError
 from decodeonce.store.manifest import Manifest
@@ -76,7 +75,7 @@ def read_part(path: Path, manifest: Manifest) -> Part | None:
         raise StoreError(f"{path}: {error}; {advice}") from None
 
 
-def _from_facts(facts: dict[str, Any], manifest: Manifest) -> Part:
+def _from_facts(facts: dict[str, object], manifest: Manifest) -> Part:
     if facts.get("store") != manifest.digest:
         raise ValueError(f"its store has digest {facts.get('store')!r}, but store.json has {manifest.digest!r}")
     first_row, rows = facts.get("first_row"), facts.get("rows")

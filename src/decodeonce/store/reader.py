@@ -75,7 +75,7 @@ class Store:
         self.rows = part.held if part else range(manifest.count)
         self.images = Images(paths, manifest, self.rows)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return open_store, (self.paths.root,)  # a pickle holds no rows; the other process opens the store again
 
     def __len__(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from decodeonce.store.hashing import hexdigest
 MAX_BYTES = 64 << 20  # limit for reading a file into memory; 200,000 shards and 100,000 classes take 45 MB
 
 
-def canonical(facts: dict[str, Any]) -> bytes:
+def canonical(facts: Mapping[str, object]) -> bytes:
     """Serialize facts the only way that readers accept: sorted keys, one space of indent per level, UTF-8, a newline.
 
     Bytes of names that are not valid UTF-8, which are lone surrogates here, become escapes \\udcNN.
@@ -21,12 +22,12 @@ def canonical(facts: dict[str, Any]) -> bytes:
     return (text + "\n").encode("utf-8", "backslashreplace")
 
 
-def digest_of(facts: dict[str, Any]) -> str:
+def digest_of(facts: Mapping[str, object]) -> str:
     """Hash the canonical form of all facts except the digest itself."""
     return hexdigest(canonical({key: value for key, value in facts.items() if key != "digest"}))
 
 
-def sign(facts: dict[str, Any]) -> bytes:
+def sign(facts: Mapping[str, object]) -> bytes:
     """Serialize the facts together with their digest."""
     return canonical({**facts, "digest": digest_of(facts)})
 

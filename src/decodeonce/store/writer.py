@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import xxhash
@@ -30,8 +29,8 @@ def shard_ranges(count: int, shard_rows: int) -> Iterator[tuple[int, int]]:
 def write_array(
     path: Path,
     shape: tuple[int, ...],
-    dtype: np.dtype[Any],
-    parts: Iterable[NDArray[Any]],
+    dtype: np.dtype[np.generic],
+    parts: Iterable[NDArray[np.generic]],
     *,
     scratch: Path | None = None,
 ) -> SmallFile:

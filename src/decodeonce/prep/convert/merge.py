@@ -70,6 +70,7 @@ def check_mergeable(stores: Sequence[tuple[Path, Manifest]]) -> None:
 
 
 def shape_text(shape: Sequence[int]) -> str:
+    """Format a shape: 224x224x3."""
     return "x".join(map(str, shape))
 
 
@@ -81,7 +82,7 @@ def _columns_text(manifest: Manifest) -> str:
 
 
 def converted_recipe(
-    found: Sequence[dict[str, Any]], shape: tuple[int, int, int], recipe: dict[str, Any], selected: dict[str, Any]
+    found: Sequence[dict[str, Any]], shape: tuple[int, int, int], recipe: dict[str, Any], selected: dict[str, object]
 ) -> dict[str, Any]:
     """Return the recipe for store.json: that of the inputs with the changes of the conversion.
 
@@ -89,7 +90,7 @@ def converted_recipe(
     that of the conversion. `selected` is its selection and order, empty for all rows in their order. If the inputs'
     recipes differ, all of them are listed under "joined".
     """
-    own: dict[str, Any] = {"selected": selected} if selected else {}
+    own: dict[str, object] = {"selected": selected} if selected else {}
     if (recipe["height"], recipe["width"]) != shape[:2]:
         by = {name: version for name, version in recipe["decoders"].items() if name in DISTRIBUTIONS}
         own |= {"resized_from": list(shape[:2]), "resize_filter": recipe["filter"], "resized_by": by}
@@ -114,7 +115,7 @@ def _with_container(found: dict[str, Any], recipe: dict[str, Any]) -> dict[str, 
     return updated
 
 
-def converted_source(manifests: Sequence[Manifest], selected: dict[str, Any]) -> dict[str, Any]:
+def converted_source(manifests: Sequence[Manifest], selected: dict[str, object]) -> dict[str, Any]:
     """Return the source for store.json: that of a single unselected input, otherwise the digests of all inputs."""
     if len(manifests) == 1 and not selected:
         return manifests[0].source

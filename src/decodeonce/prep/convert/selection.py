@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
 
 from decodeonce.prep.convert.merge import merged_classes
 from decodeonce.prep.convert.rows import StoreRows
@@ -34,7 +33,7 @@ class SelectedRows:
         """Whether every row is selected, in any order."""
         return self.facts(None).keys() <= {"sort"}
 
-    def facts(self, shuffle_seed: int | None) -> dict[str, Any]:
+    def facts(self, shuffle_seed: int | None) -> dict[str, object]:
         """Return the entry "selected" of a recipe: empty if all rows are taken in their order."""
         every = len(self._numbers) == self._first_numbers[-1]
         facts = {

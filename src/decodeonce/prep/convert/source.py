@@ -46,7 +46,7 @@ class StoreSource(Source):
         root: Path,
         *,
         stores: Sequence[Sequence[str]],
-        selection: dict[str, Any],
+        selection: dict[str, object],
         sort: str | None = None,
         size: Sequence[int] | None = None,
     ) -> None:
@@ -69,7 +69,7 @@ class StoreSource(Source):
     def _box_classes(self) -> tuple[tuple[str, ...], list[list[int]]]:
         return merge.merged_box_classes([rows.manifest for rows in self.inputs])
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Return the keyword arguments from which `open_source` makes this source again."""
         return self._facts
 
@@ -99,7 +99,7 @@ class StoreSource(Source):
         """Return the columns, which are the same in all stores."""
         return list(self.inputs[0].manifest.columns)
 
-    def column_values(self, column: Column, entries: Sequence[Entry]) -> NDArray[Any]:
+    def column_values(self, column: Column, entries: Sequence[Entry]) -> NDArray[np.generic]:
         """Return the values of the rows. Boxes are scaled to the new size; box labels refer to the merged classes."""
         values = np.empty((len(entries), *column.shape), column.dtype)
         units, places = (np.array([getattr(entry, name) for entry in entries]) for name in ("unit", "place"))
@@ -116,7 +116,7 @@ class StoreSource(Source):
             values = values * np.array([width, height, width, height])
         return values
 
-    def manifest_facts(self, recipe: dict[str, Any], digest: str) -> dict[str, Any]:
+    def manifest_facts(self, recipe: dict[str, Any], digest: str) -> dict[str, object]:
         """Return the recipe and source of the inputs with the changes of the conversion."""
         manifests, selected = [rows.manifest for rows in self.inputs], self.selected_rows.facts(recipe["shuffle_seed"])
         return {

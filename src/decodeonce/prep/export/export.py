@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from decodeonce.errors import DecodeonceError, Stopped, StoreError
 from decodeonce.prep.building.journal import Journals
@@ -160,7 +159,7 @@ def _check_place(source: Store, paths: ExportPaths) -> None:
             raise DecodeonceError(f"{paths.dest}: is inside the store to be exported; choose a DEST elsewhere")
 
 
-def _is_claimed(paths: ExportPaths, facts: dict[str, Any]) -> bool:
+def _is_claimed(paths: ExportPaths, facts: dict[str, object]) -> bool:
     """Return whether this export was begun; raise DecodeonceError if one with other settings was."""
     if not paths.claim.exists():
         return False
@@ -178,7 +177,7 @@ def _is_claimed(paths: ExportPaths, facts: dict[str, Any]) -> bool:
     return True
 
 
-def _begin(paths: ExportPaths, facts: dict[str, Any], folders: list[str], names: list[str]) -> None:
+def _begin(paths: ExportPaths, facts: dict[str, object], folders: list[str], names: list[str]) -> None:
     """Create empty folders, and last the claim that identifies the export."""
     ours = (paths.journals, paths.scratch, paths.images)
     foreign = {*os.listdir(paths.work)} - {LOCK, *(path.name for path in (*ours, paths.claim))}

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import PIL
 from PIL import Image, features
@@ -64,10 +63,10 @@ class ExportSettings:
         """Suffix of the image files."""
         return ".png" if self.quality is None else ".jpg"
 
-    def facts(self, source: Store) -> dict[str, Any]:
+    def facts(self, source: Store) -> dict[str, object]:
         """Return all that determines the bytes of an export, JSON-ready, by names for messages."""
         libraries = ", ".join(f"{name} {features.version(name)}" for name in ("zlib", "libjpeg_turbo"))
-        facts = {
+        facts: dict[str, object] = {
             "store": source.manifest.digest,
             "--as": self.form,
             "--quality": self.quality or "none (PNG)",

@@ -7,9 +7,12 @@ import sys
 from dataclasses import dataclass, field, fields
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from decodeonce.errors import BuildError
+
+if TYPE_CHECKING:
+    from importlib.abc import Traversable  # in importlib.resources.abc since Python 3.11
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -46,7 +49,7 @@ class Site:
     setup: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
-    defaults: dict[str, Any] = field(default_factory=dict)
+    defaults: dict[str, int | str] = field(default_factory=dict)
 
     def launch_command(self, command: str, *, nodes: int, cpus: int) -> str:
         """Return the shell command that runs `command` once on each of `nodes` nodes."""
@@ -93,7 +96,7 @@ def parse_site(text: str, name: str) -> Site:
     return Site(**{"queue_flag": flag, **facts, **lists})
 
 
-def _profiles() -> Any:
+def _profiles() -> Traversable:
     return resources.files("decodeonce.prep.jobs").joinpath("sites")
 
 
@@ -112,12 +115,16 @@ def _check(facts: dict[str, Any]) -> None:
         if not isinstance(value, list) or not all(isinstance(item, str) and "\n" not in item for item in value):
             raise ValueError(f"{key} is {value!r}, expected a list of single-line strings")
     defaults = facts.get("defaults", {})
-    kinds = {name: int if name in ("cpus", "nodes", "max_running") else str for name in DEFAULTS}
     if not isinstance(defaults, dict) or not isinstance(facts.get("queue_flag", ""), str):
         raise ValueError("expected [defaults] to be a table and queue_flag to be a string")
-    if wrong := [name for name, value in defaults.items() if name in kinds and not isinstance(value, kinds[name])]:
-        raise ValueError(f"{wrong[0]} is {defaults[wrong[0]]!r}, expected {kinds[wrong[0]].__name__}")
-    if unknown := sorted((set(defaults) | set(facts.get("needs", []))) - set(DEFAULTS)):
-        raise ValueError(f"unknown flag {unknown[0]!r}, expected one of {', '.join(DEFAULTS)}")
+    _check_flags(defaults, facts.get("needs", []))
     if unknown := sorted(set(re.findall(r"\{(\w*)\}", facts["launch"])) - {"nodes", "cpus"}):
         raise ValueError(f"launch has {{{unknown[0]}}}, expected only {{nodes}} and {{cpus}}")
+
+
+def _check_flags(defaults: dict[str, object], needs: list[str]) -> None:
+    kinds = {name: int if name in ("cpus", "nodes", "max_running") else str for name in DEFAULTS}
+    if wrong := [name for name, value in defaults.items() if name in kinds and not isinstance(value, kinds[name])]:
+        raise ValueError(f"{wrong[0]} is {defaults[wrong[0]]!r}, expected {kinds[wrong[0]].__name__}")
+    if unknown := sorted({*defaults, *needs} - set(DEFAULTS)):
+        raise ValueError(f"unknown flag {unknown[0]!r}, expected one of {', '.join(DEFAULTS)}")

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +41,7 @@ class MapSample:
     box: PixelBox | None
 
 
-MapFunction = Callable[[Pixels, MapSample], Any]
+MapFunction = Callable[[Pixels, MapSample], object]
 
 
 def find_map(name: str) -> UserMap:

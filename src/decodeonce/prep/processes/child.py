@@ -147,7 +147,7 @@ class Child:
         """The process id."""
         return self._process.pid
 
-    def send(self, message: Any) -> None:
+    def send(self, message: object) -> None:
         """Send a message. If the process has died, nothing is raised: its exit status says why."""
         with suppress(ConnectionError):
             self.socket.sendall(_encoded(message))
@@ -278,11 +278,11 @@ class Parent:
             yield order
             self._send({"ready": True})
 
-    def report(self, message: Any) -> None:
+    def report(self, message: object) -> None:
         """Send a message that is not a request for an order."""
         self._send({"report": message})
 
-    def _send(self, message: Any) -> None:
+    def _send(self, message: object) -> None:
         with _parent_gone_on_error():
             self._socket.sendall(_encoded(message))
 
@@ -296,16 +296,16 @@ def _parent_gone_on_error() -> Iterator[None]:
         raise ParentGone from None
 
 
-def _encoded(message: Any) -> bytes:
+def _encoded(message: object) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
 
-def _described(error: DecodeonceError | OSError) -> tuple[str, list[Any]]:
+def _described(error: DecodeonceError | OSError) -> tuple[str, list[object]]:
     if isinstance(error, OSError):
         name = error.filename
         return "OSError", [error.errno, error.strerror or str(error), None if name is None else os.fsdecode(name)]
     return next(cls.__name__ for cls in type(error).__mro__ if cls.__module__ == errors.__name__), [str(error)]
 
 
-def _raised(name: str, arguments: list[Any]) -> Exception:
+def _raised(name: str, arguments: list[object]) -> Exception:
     return OSError(*arguments) if name == "OSError" else getattr(errors, name)(*arguments)

@@ -31,7 +31,7 @@ class Isolated:
         self._lock = threading.Lock()
         self._child: Child | None = None
 
-    def ask(self, path: str, **question: Any) -> Any:
+    def ask(self, path: str, **question: object) -> Any:
         """Return the answer to a question about the file `path`.
 
         Raises:
@@ -46,7 +46,7 @@ class Isolated:
                 self.close()  # otherwise the next question would receive the answer to this one
                 raise
 
-    def _answer(self, path: str, question: dict[str, Any]) -> Any:
+    def _answer(self, path: str, question: dict[str, object]) -> Any:
         if self._child is None:
             self._child = Child(self._module)
             self._end = weakref.finalize(self, self._child.end)
@@ -73,7 +73,7 @@ def _death(path: str, status: int) -> BuildError | Stopped:
     return BuildError(f"{path}: damaged: its reader crashed (exit status {status}); copy or download the file again")
 
 
-def answer_questions(arguments: list[str], answer: Callable[..., Any]) -> int:
+def answer_questions(arguments: list[str], answer: Callable[..., object]) -> int:
     """Answer the parent's questions with `answer(**question)` until it is gone, within MEMORY_BYTES of memory."""
     with Parent(arguments, shared=True) as parent:
         silent = os.open(os.devnull, os.O_WRONLY)

@@ -8,7 +8,7 @@ from typing import Any
 from decodeonce.prep.processes.child import Child, ChildDied, wait_for
 
 
-def run_workers(module: str, count: int, task: Any, orders: Iterator[Any], take: Callable[[Any], None]) -> None:
+def run_workers(module: str, count: int, task: object, orders: Iterator[object], take: Callable[[Any], None]) -> None:
     """Give orders to `count` processes that run `main` of a module. All messages must be JSON-serializable.
 
     However this ends, all processes are killed and reaped.

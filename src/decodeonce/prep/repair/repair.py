@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -70,7 +70,7 @@ def repair_store(
     path: str | os.PathLike[str],
     source: str | os.PathLike[str] | None = None,
     *,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Repair:
     """Verify a store or staged part, repair what is damaged, and verify it again.
@@ -125,7 +125,7 @@ def _remove_scratch(paths: StorePaths) -> None:
 class _StoreRepair:
     """A repair in progress: the files and rows that are still damaged, and why."""
 
-    def __init__(self, store: Store, found: Report, source: str | None, options: Mapping[str, Any]) -> None:
+    def __init__(self, store: Store, found: Report, source: str | None, options: Mapping[str, object]) -> None:
         self._store, self._paths, self._manifest = store, store.paths, store.manifest
         self._source = source
         self._new_rows = None if source is None else self._open_rows(source, options)
@@ -172,7 +172,7 @@ class _StoreRepair:
                 return f"{FROM_COPY}, or add the same values again: `{again}`"
         return COPY
 
-    def _open_rows(self, source: str, options: Mapping[str, Any]) -> ImageRows | StoredRows:
+    def _open_rows(self, source: str, options: Mapping[str, object]) -> ImageRows | StoredRows:
         decoder_versions("npy")  # raises BuildError if no decoder is installed
         from decodeonce.prep.repair.rows import open_rows
 

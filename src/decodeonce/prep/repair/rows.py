@@ -38,7 +38,7 @@ IsRight = Callable[[int, bytes], bool]  # takes a row number and pixels; whether
 Pixels = bytes | Reason  # the pixels of a row, or why they cannot be made
 
 
-def open_rows(manifest: Manifest, source: str, options: Mapping[str, Any]) -> StoredRows | ImageRows:
+def open_rows(manifest: Manifest, source: str, options: Mapping[str, object]) -> StoredRows | ImageRows:
     """Open `source`, which is a finished store or what the store with this manifest was built from.
 
     Raises BuildError or StoreError if no row of the store can come from it.
@@ -51,7 +51,7 @@ def open_rows(manifest: Manifest, source: str, options: Mapping[str, Any]) -> St
 class ImageRows:
     """Rows made from the images in SRC by the store's recipe, with one thread per core."""
 
-    def __init__(self, manifest: Manifest, src: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, manifest: Manifest, src: str, options: Mapping[str, object]) -> None:
         self._manifest, self._src = manifest, src
         self._source = reopen_source(manifest, src, options, follow_links=True)  # digests are checked
         self._recipes = recipes_of(manifest.recipe)
