@@ -20,6 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import decodeonce
+from decodeonce.lazy import listed_names
 from tests.disks import small_disk
 from tests.terminal import Terminal
 from tools import check_machine, lock, setup_env, setup_oldest
@@ -178,8 +179,8 @@ def imported(path: Path) -> Iterator[str]:
             yield module
             for alias in node.names:
                 # The package imports some names lazily. They count as imports of the module that defines them.
-                lazy = vars(decodeonce)["_HOME"].get(alias.name) if module == "decodeonce" else None
-                yield lazy or f"{module}.{alias.name}"
+                home = listed_names(decodeonce.__file__).get(alias.name) if module == "decodeonce" else None
+                yield home or f"{module}.{alias.name}"
 
 
 @pytest.mark.parametrize(
