@@ -10,7 +10,10 @@ import typer
 
 from decodeonce.cli.options import option
 from decodeonce.cli.output import say
+from decodeonce.cli.progress import count_bar
 from decodeonce.formatting import quoted, size_text
+from decodeonce.launch import check_rank, find_rank
+from decodeonce.store.network import patient
 
 Dest = Annotated[Path, typer.Argument(help="New folder on the node's own disk or in /dev/shm.", metavar="DEST")]
 
@@ -33,9 +36,7 @@ def stage(
     again to resume.
     """
     part, parts, who = _share(rank, world_size, node_rank, node_count)
-    from decodeonce.cli.progress import count_bar
     from decodeonce.store import open_store, part_rows, stage_store
-    from decodeonce.store.network import patient
     from decodeonce.store.part import rows_text
     from decodeonce.store.stage import THREADS
 
@@ -61,8 +62,6 @@ def _share(
     rank: int | None, world_size: int | None, node_rank: int | None, node_count: int | None
 ) -> tuple[int, int, str]:
     """Return (part, number of parts, description), from the flags or the launcher."""
-    from decodeonce.launch import check_rank, find_rank
-
     pairs = (("--rank", rank, "--world-size", world_size), ("--node-rank", node_rank, "--node-count", node_count))
     given = [pair for pair in pairs if pair[1] is not None or pair[3] is not None]
     if len(given) == 2:
