@@ -43,10 +43,8 @@ def export(
 
     opened = open_store(store)
     settings = ExportSettings(form, quality=quality, shard_rows=shard_rows or SHARD_ROWS)
-    with count_bar("images", total=len(opened)) as bar:
-        done = patient(
-            dest, export_store, opened, dest, settings, workers=workers or usable_cores(), progress=bar.update
-        )
+    with count_bar("images", total=len(opened)) as update:
+        done = patient(dest, export_store, opened, dest, settings, workers=workers or usable_cores(), progress=update)
     unsorted = form == "folder" and not done.sorted_classes
     order = f"; labels do not follow the sorted names: to build from it, pass --classes {dest / 'classes.txt'}"
     classes = counted(done.classes, "class", "classes")

@@ -183,8 +183,8 @@ def verify(store: StoreArgument, as_json: JsonFlag = False) -> None:
     from decodeonce.store import verify_store
     from decodeonce.store.verify import row_sentences
 
-    with count_bar("rows") as bar:
-        report = verify_store(store, threads=usable_cores(), progress=bar.update)
+    with count_bar("rows") as update:
+        report = verify_store(store, threads=usable_cores(), progress=update)
     if as_json:
         names = ("ok", "rows", "bad_rows", "unknown_rows", "bad_files")
         print_json({name: getattr(report, name) for name in names})

@@ -43,8 +43,8 @@ def repair(store: StoreArgument, source: FromOption = None, options: BuildOption
     if bad := [text for text in options or [] if "=" not in text]:
         raise typer.BadParameter(f"--option {bad[0]}: expected NAME=VALUE, such as split=val")
     given = dict(text.split("=", 1) for text in options or [])
-    with count_bar("rows") as bar:
-        done = patient(store, repair_store, store, source, options=given, progress=bar.update)
+    with count_bar("rows") as update:
+        done = patient(store, repair_store, store, source, options=given, progress=update)
     if done.rows:  # otherwise it is not a store, or its manifest cannot be read
         rows = [counted(done.repaired_rows, "row")] if done.repaired_rows else []
         repaired, intact = ", ".join([*rows, *done.repaired_files]), f"{counted(done.rows, 'row')} intact"

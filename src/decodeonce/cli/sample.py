@@ -28,9 +28,9 @@ def sample(
 
     if classes > count:
         raise typer.BadParameter(f"--classes is {classes}, expected at most {count}, the value of --count")
-    with count_bar("images", total=count) as bar:
+    with count_bar("images", total=count) as update:
         tree = write_sample_tree(
-            dest, count=count, classes=classes, seed=seed, workers=workers or usable_cores(), progress=bar.update
+            dest, count=count, classes=classes, seed=seed, workers=workers or usable_cores(), progress=update
         )
     say(
         f"{dest}: {tree.images:,} images in {tree.classes:,} classes, {tree.bytes / tree.images / 1e3:.0f} KB and "

@@ -32,8 +32,8 @@ def report(
     from decodeonce.cli.report.page import page
     from decodeonce.cli.rows import damage_messages
 
-    with count_bar("rows") as bar:
-        facts = gather(opened, bar.update)
+    with count_bar("rows") as update:
+        facts = gather(opened, update)
     html = page(facts)
     write_out(out, html)
     say(f"{out}: report on {store} written, {size_text(len(html))}")
