@@ -11,22 +11,14 @@ from typing import TYPE_CHECKING
 from decodeonce.lazy import lazy_imports
 
 if TYPE_CHECKING:
-    from decodeonce.errors import DecodeonceError, Stopped, StoreError
-    from decodeonce.loader import Batch, Loader, StoreDataset
-    from decodeonce.store import Store, open_store
+    from decodeonce.errors import DecodeonceError as DecodeonceError
+    from decodeonce.errors import Stopped as Stopped
+    from decodeonce.errors import StoreError as StoreError
+    from decodeonce.loader import Batch as Batch
+    from decodeonce.loader import Loader as Loader
+    from decodeonce.loader import StoreDataset as StoreDataset
+    from decodeonce.store import Store as Store
+    from decodeonce.store import open_store as open_store
 
 __version__ = "0.1.0"
-
-_HOME = {
-    "Batch": "decodeonce.loader",
-    "DecodeonceError": "decodeonce.errors",
-    "Loader": "decodeonce.loader",
-    "Stopped": "decodeonce.errors",
-    "Store": "decodeonce.store",
-    "StoreDataset": "decodeonce.loader",
-    "StoreError": "decodeonce.errors",
-    "open_store": "decodeonce.store",
-}
-__all__ = ["Batch", "DecodeonceError", "Loader", "Stopped", "Store", "StoreDataset", "StoreError", "open_store"]
-
-__getattr__, __dir__ = lazy_imports(__name__, _HOME)
+__getattr__, __dir__ = lazy_imports(__name__, __file__)

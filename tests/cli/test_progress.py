@@ -9,9 +9,9 @@ from decodeonce.cli import progress
 
 def test_long_command_prints_progress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
-    with progress.count_bar("images", 3) as bar:
-        bar.update()
-        bar.update(2)
+    with progress.count_bar("images", 3) as update:
+        update(1)
+        update(2)
     assert [line.split(",")[0] for line in capsys.readouterr().err.splitlines()] == [
         "1 of 3 images",
         "3 of 3 images",
@@ -19,6 +19,6 @@ def test_long_command_prints_progress(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 
 def test_short_command_prints_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress.count_bar("rows") as bar:
-        bar.update()
+    with progress.count_bar("rows") as update:
+        update(1)
     assert capsys.readouterr().err == ""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import math
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -323,3 +325,14 @@ def test_damaged_boxes_or_labels_are_an_error(tmp_path: Path, column: str) -> No
     path = root / f"{column}.npy"
     path.write_bytes(path.read_bytes()[:-1] + b"\1")
     assert_fails(prep("show", root, "--out", tmp_path / "a.png"), 1, f"{column}.npy: damaged: xxh3_64 is")
+
+
+@pytest.mark.parametrize(("command", "task"), [("show", "write a PNG"), ("report", "make small images")])
+def test_missing_pillow_is_an_error_with_the_command_to_run(tmp_path: Path, command: str, task: str) -> None:
+    make_store(tmp_path / "store", random_images(4))
+    script = (
+        f"import sys\nsys.modules['PIL'] = None\nsys.argv = ['prep', '{command}', 'store', '--out', 'file']\n"
+        "from decodeonce.cli import main\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, f"prep: error: Pillow is needed to {task}; run: pip install pillow\n")

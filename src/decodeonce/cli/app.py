@@ -1,4 +1,8 @@
-"""The commands of `prep`. A command's module is imported when the command runs or when the help lists all commands."""
+"""The commands of `prep`. A command's module is imported when the command runs or when the help lists all commands.
+
+Help and shell completion must be fast. At its top, a command's module therefore imports only what needs neither NumPy
+nor Pillow nor torch; its functions import the rest.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from PIL import Image, ImageDraw
 
 from decodeonce.cli.sheet import LINE, SheetFont, default_font
 from decodeonce.cli.thumbnail import legible
@@ -12,9 +14,6 @@ from decodeonce.store import Store
 from decodeonce.store.checks import check_file
 from decodeonce.store.class_words import with_words
 from decodeonce.store.manifest import BOX_COLUMNS, BOX_LABELS, Column, ImageClass
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 # A light line with a dark line inside it: one of them is visible on any background.
 LIGHT, DARK = "#ffe14d", "#000000"
@@ -57,12 +56,10 @@ class KeptBoxes:
         return [NamedBox(tuple(box), self._names[label] if label >= 0 else "") for box, label in named]
 
 
-def draw_boxes(image: Image, boxes: Sequence[NamedBox], shape: tuple[int, int, int]) -> None:
+def draw_boxes(image: Image.Image, boxes: Sequence[NamedBox], shape: tuple[int, int, int]) -> None:
     """Draw the boxes of a row of `shape` on its thumbnail, each with its name unless it would cover another name."""
     if not boxes:
         return
-    from PIL import ImageDraw
-
     draw, words = ImageDraw.Draw(image), SheetFont(default_font())
     drawn = [(box.name, _pixels(box.edges, image.size, shape)) for box in boxes if all(map(math.isfinite, box.edges))]
     for _, (left, top, right, bottom) in drawn:

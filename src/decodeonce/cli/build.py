@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,22 +14,19 @@ from decodeonce.cli import parse
 from decodeonce.cli.kinds import BuildRequest, OnBadOption, kinds_app
 from decodeonce.cli.options import DEFAULT_MAX_BAD, MaxBad, Workers, option
 from decodeonce.cli.output import say
+from decodeonce.cli.progress import build_progress
 from decodeonce.formatting import counted, quoted
-
-if TYPE_CHECKING:
-    from decodeonce.cli.dryrun import Time
-    from decodeonce.launch import Task
-    from decodeonce.store import Manifest
+from decodeonce.host import usable_cores
+from decodeonce.launch import Task, find_idle_hosts, find_rank, find_task
+from decodeonce.store.layout import StorePaths
+from decodeonce.store.network import patient
 
 Planned = Annotated[Path, typer.Argument(metavar="OUT", help="Planned store.")]
 
 
 def run_build(request: BuildRequest) -> None:
     """Plan, decode and finish a build, and print a summary."""
-    from decodeonce.cli.progress import build_progress
     from decodeonce.prep import building
-    from decodeonce.store import StorePaths
-    from decodeonce.store.network import patient
 
     check_alone(SHARED)
     say_found(request)
@@ -40,13 +38,12 @@ def run_build(request: BuildRequest) -> None:
         manifest = patient(request.out, building.build, *args)
     if was_finished:
         return say_built(request.out)
-    _say_finished(request.out, manifest)
+    _say_finished(request.out, manifest.count)
 
 
 def run_plan(request: BuildRequest) -> None:
     """Write the plan, reserve the space and print the next command."""
     from decodeonce.prep import building
-    from decodeonce.store.network import patient
 
     check_alone(SHARED)
     say_found(request)
@@ -80,8 +77,6 @@ SHARED = "; run prep plan once, then prep work in all ranks, then prep finish on
 
 def check_alone(advice: str = "") -> None:
     """Raise a usage error, which ends with `advice`, if a launcher started several ranks."""
-    from decodeonce.launch import find_rank
-
     rank = find_rank()
     if rank.world_size > 1:
         raise typer.BadParameter(f"this is {rank}, but this command must run in one process{advice}")
@@ -97,10 +92,9 @@ def say_storage(out: Path) -> None:
         say(sentence)
 
 
-def say_dry_run(request: BuildRequest, time: Time | None = None) -> None:
+def say_dry_run(request: BuildRequest, time: Callable[[int, float], str] | None = None) -> None:
     """Print the bytes, files, space and time of a build (default: on this machine), and write nothing."""
     from decodeonce.cli.dryrun import dry_run, time_here
-    from decodeonce.host import usable_cores
     from decodeonce.prep.building import is_built
 
     if is_built(request.source, request.out, request.recipe, request.expect):
@@ -109,15 +103,14 @@ def say_dry_run(request: BuildRequest, time: Time | None = None) -> None:
         say(line)
 
 
-def _say_finished(out: Path, manifest: Manifest) -> None:
-    from decodeonce.store import StorePaths
+def _say_finished(out: Path, rows: int) -> None:
     from decodeonce.store.table import read_rejects
 
     listed = Counter(reject.action for reject in read_rejects(StorePaths(out).rejects))
     skipped, unusual = counted(listed["rejected"], "image"), counted(listed["kept"], "unusual image")
     left_out = f"{counted(listed['left out'], 'image')} left out by --map, " if listed["left out"] else ""
     details = "; see rejects.tsv" if listed else ""
-    say(f"{out}: {counted(manifest.count, 'row')} written, {skipped} skipped, {left_out}{unusual} kept{details}")
+    say(f"{out}: {counted(rows, 'row')} written, {skipped} skipped, {left_out}{unusual} kept{details}")
 
 
 def work(
@@ -138,11 +131,7 @@ def work(
     all blocks that are not done, which also completes the work of lost tasks. On SIGUSR1, it finishes its current
     blocks and exits with code 75.
     """
-    from decodeonce.cli.progress import build_progress
-    from decodeonce.launch import find_idle_hosts
     from decodeonce.prep import building
-    from decodeonce.store import StorePaths
-    from decodeonce.store.network import patient
 
     share = _share(task, tasks)
     with parse.usage_errors():
@@ -161,8 +150,6 @@ def work(
 
 
 def _share(task: int | None, tasks: int | None) -> Task:
-    from decodeonce.launch import Task, find_task
-
     if task is None:
         try:
             return find_task(tasks) or Task(0, 1, "all remaining blocks")
@@ -177,8 +164,6 @@ def finish(out: Planned, max_bad: MaxBad = DEFAULT_MAX_BAD) -> None:
     """Finish a store whose blocks are all decoded: fill the rows of rejected images and write the manifest."""
     from decodeonce.prep import building
     from decodeonce.prep.building.max_bad import Allowance
-    from decodeonce.store import StorePaths
-    from decodeonce.store.network import patient
 
     with parse.usage_errors():
         allowance = Allowance.parse(max_bad)
@@ -186,4 +171,4 @@ def finish(out: Planned, max_bad: MaxBad = DEFAULT_MAX_BAD) -> None:
     manifest = patient(out, building.finish, out, allowance)  # this also completes a finish that was killed
     if was_finished:
         return say_built(out)
-    _say_finished(out, manifest)
+    _say_finished(out, manifest.count)

@@ -11,6 +11,7 @@ from decodeonce.cli import parse
 from decodeonce.cli.command import Group, LoggedCommand, new_app
 from decodeonce.cli.options import StoreArgument
 from decodeonce.cli.output import say
+from decodeonce.store.network import patient
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the column; its file is NAME.npy.")]
 
@@ -34,7 +35,6 @@ def add(
     import numpy as np
 
     from decodeonce.store.columns import add_column, read_numbers
-    from decodeonce.store.network import patient
 
     with parse.usage_errors():
         column = patient(store, add_column, store, name, read_numbers(file))
@@ -46,7 +46,6 @@ def add(
 def remove(store: StoreArgument, name: Name) -> None:
     """Remove a column and its file from a store. The digest of the store changes."""
     from decodeonce.store.columns import remove_column
-    from decodeonce.store.network import patient
 
     patient(store, remove_column, store, name)
     say(f"{store}: column {name} removed")

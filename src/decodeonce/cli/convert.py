@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,12 +11,10 @@ from decodeonce.cli import parse
 from decodeonce.cli.build import check_alone, say_built
 from decodeonce.cli.options import ClassOption, DryRun, MatchOption, Out, RowsOption, Workers, option, selection
 from decodeonce.cli.output import say
+from decodeonce.cli.progress import build_progress
 from decodeonce.formatting import counted
 from decodeonce.prep.recipe import Filter, Sort
 from decodeonce.store.layout import ContainerName
-
-if TYPE_CHECKING:
-    from decodeonce.store import Manifest
 
 
 def convert(
@@ -54,7 +52,6 @@ def convert(
     seed = parse.shuffle_seed("none" if shuffle_seed is None else shuffle_seed)
     selected = selection(names, match, rows)
     check_alone()
-    from decodeonce.cli.progress import build_progress
     from decodeonce.prep.building import finish, is_built
     from decodeonce.prep.building.max_bad import Allowance
     from decodeonce.prep.convert.convert import Conversion, open_conversion
@@ -81,10 +78,6 @@ def convert(
         return say_built(out)
     with build_progress() as progress:
         manifest = convert_stores(stores, out, conversion, workers=workers, progress=progress)
-    _say_finished(out, manifest)
-
-
-def _say_finished(out: Path, manifest: Manifest) -> None:
     height, width, channels = manifest.shape
     say(
         f"{out}: {counted(manifest.count, 'row')} of {height}x{width}x{channels} written in "

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import gettempdir
-from typing import TYPE_CHECKING
 
 from decodeonce.cli.bench.trial import Trial, fair_sample, run_trial, scratch_folder
+from decodeonce.cli.kinds import BuildRequest
 from decodeonce.formatting import counted, duration_text, size_text
 from decodeonce.host import usable_cores
 from decodeonce.prep.building.blocks import Blocks
@@ -32,15 +32,12 @@ from decodeonce.prep.building.plan import (
     read_plan,
     scan,
 )
+from decodeonce.prep.jobs import Chain
 from decodeonce.prep.jobs.base import clock
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source
 from decodeonce.store import StorePaths
-
-if TYPE_CHECKING:
-    from decodeonce.cli.kinds import BuildRequest
-    from decodeonce.prep.jobs import Chain
 
 SECONDS = 2.5  # spent building a sample
 SCRATCH_BYTES = 128 << 20  # the most that the sample takes in the folder for temporary files

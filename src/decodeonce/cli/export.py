@@ -9,8 +9,11 @@ import typer
 
 from decodeonce.cli.options import StoreArgument, Workers, option
 from decodeonce.cli.output import say
+from decodeonce.cli.progress import count_bar
 from decodeonce.formatting import counted
+from decodeonce.host import usable_cores
 from decodeonce.prep.recipe import ExportForm
+from decodeonce.store.network import patient
 
 
 def export(
@@ -34,19 +37,14 @@ def export(
     """
     if shard_rows is not None and form != "webdataset":
         raise typer.BadParameter("--shard-rows requires --as webdataset")
-    from decodeonce.cli.progress import count_bar
-    from decodeonce.host import usable_cores
     from decodeonce.prep.export.export import export_store
     from decodeonce.prep.export.images import SHARD_ROWS, ExportSettings
     from decodeonce.store import open_store
-    from decodeonce.store.network import patient
 
     opened = open_store(store)
     settings = ExportSettings(form, quality=quality, shard_rows=shard_rows or SHARD_ROWS)
-    with count_bar("images", total=len(opened)) as bar:
-        done = patient(
-            dest, export_store, opened, dest, settings, workers=workers or usable_cores(), progress=bar.update
-        )
+    with count_bar("images", total=len(opened)) as update:
+        done = patient(dest, export_store, opened, dest, settings, workers=workers or usable_cores(), progress=update)
     unsorted = form == "folder" and not done.sorted_classes
     order = f"; labels do not follow the sorted names: to build from it, pass --classes {dest / 'classes.txt'}"
     classes = counted(done.classes, "class", "classes")

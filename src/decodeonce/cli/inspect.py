@@ -25,7 +25,11 @@ from decodeonce.cli.options import (
     selection,
 )
 from decodeonce.cli.output import print_json, say, show_facts
+from decodeonce.cli.progress import count_bar
+from decodeonce.errors import StoreError
 from decodeonce.formatting import counted, duration_text, quoted, size_text
+from decodeonce.host import usable_cores
+from decodeonce.store.layout import repair_advice
 
 # C0 without tab and newline, DEL, and C1 in UTF-8
 CONTROLS = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
@@ -74,8 +78,6 @@ def info(store: StoreArgument, as_json: JsonFlag = False) -> None:
 
 def _unless_damaged(read: Callable[[Store], dict[str, Any]], store: Store) -> dict[str, Any] | None:
     """Return what `read` returns; if the file that it reads is damaged, print a note and return None."""
-    from decodeonce.errors import StoreError
-
     try:
         return read(store)
     except StoreError as error:
@@ -178,14 +180,11 @@ def _show_tasks(tasks: list[TaskStatus]) -> None:
 
 def verify(store: StoreArgument, as_json: JsonFlag = False) -> None:
     """Read a whole store and compare it with its checksums. Exit code 0: intact; 1: damaged."""
-    from decodeonce.cli.progress import count_bar
-    from decodeonce.host import usable_cores
     from decodeonce.store import verify_store
-    from decodeonce.store.layout import repair_advice
     from decodeonce.store.verify import row_sentences
 
-    with count_bar("rows") as bar:
-        report = verify_store(store, threads=usable_cores(), progress=bar.update)
+    with count_bar("rows") as update:
+        report = verify_store(store, threads=usable_cores(), progress=update)
     if as_json:
         names = ("ok", "rows", "bad_rows", "unknown_rows", "bad_files")
         print_json({name: getattr(report, name) for name in names})
@@ -269,16 +268,15 @@ def show(
         raise typer.BadParameter("--count and --random exclude each other; give only one of them")
     if seed is not None and random is None:
         raise typer.BadParameter("--seed requires --random N")
-    from decodeonce.cli.rows import CheckedRows, damage_messages, draw_rows, shown_rows
-    from decodeonce.cli.sheet import draw_sheet
-    from decodeonce.cli.thumbnail import need_pillow
-    from decodeonce.cli.written import check_out, write_out
-    from decodeonce.errors import StoreError
+    from decodeonce.cli.written import check_out, need_pillow, write_out
     from decodeonce.store import open_store
 
     selected, opened = selection(names, match, rows), open_store(store)
     check_out(opened, out)
     need_pillow("write a PNG")
+    from decodeonce.cli.rows import CheckedRows, damage_messages, draw_rows, shown_rows  # these import Pillow
+    from decodeonce.cli.sheet import draw_sheet
+
     found = (row for row, _ in _lines(opened, selected))
     chosen = draw_rows(found, random, seed or 0) if random else list(islice(found, count or 64))
     if not chosen:

@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from decodeonce import __version__
 from decodeonce.cli import EXIT_STOPPED, program, write_error
 
 PROGRESS_SECONDS = 30.0
@@ -85,7 +86,6 @@ _log: JsonLog | None = None
 
 def begin(path: str) -> None:
     """Start the log of this command in `path`. If `path` is a folder or ends in a slash, use a new file in it."""
-    from decodeonce import __version__
     from decodeonce.launch import find_rank, find_task
 
     global _log

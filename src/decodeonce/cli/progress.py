@@ -22,44 +22,30 @@ if TYPE_CHECKING:
 LOG_SECONDS = 15.0
 
 
-class CountBar:
-    """A tqdm bar that counts `unit`s, or a line every 15 s if standard error is not a terminal. A context manager."""
+@contextmanager
+def count_bar(unit: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """Yield a callback that adds to the count of `unit`s, of `total` if that is known. Any thread may call it."""
+    meter, lock, count = _Meter(), threading.Lock(), 0
+    of = "" if total is None else f" of {total}"
+    with _bar(unit, total) as bar:
 
-    def __init__(self, unit: str, total: int | None) -> None:
-        self._bar = _bar(unit, total)
-        self._lock = threading.Lock()
-        self._meter = _Meter()
-        self._lines = _Lines()
-        self._unit = unit
-        self._count, self._total = 0, total
+        def update(more: int) -> None:
+            nonlocal count
+            with lock:
+                count += more
+                bar.update(more)
+                facts = meter.facts(count, total, count)
+                log.progress(facts)
+                if bar.disable:
+                    meter.print(f"{count}{of} {unit}, {facts['rows_per_s']:.0f}/s")
 
-    def __enter__(self) -> CountBar:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._bar.close()
-
-    def update(self, count: int = 1) -> None:
-        """Add `count`; may be called from any thread."""
-        with self._lock:
-            self._count += count
-            self._bar.update(count)
-            facts = self._meter.facts(self._count, self._total, self._count)
-            log.progress(facts)
-            if self._bar.disable:
-                of = "" if self._total is None else f" of {self._total}"
-                self._lines.print(f"{self._count}{of} {self._unit}, {facts['rows_per_s']:.0f}/s")
-
-
-def count_bar(unit: str, total: int | None = None) -> CountBar:
-    """Return a bar that counts `unit`s, of `total` if that is known."""
-    return CountBar(unit, total)
+        yield update
 
 
 @contextmanager
 def build_progress() -> Iterator[Callable[[Progress], None]]:
     """Yield a callback for `work` that shows images/s, MB/s written, rejects and the time left."""
-    meter, lines, started = _Meter(), _Lines(), False
+    meter, started = _Meter(), False
     with _bar("images", None) as bar:
 
         def update(progress: Progress) -> None:
@@ -73,7 +59,7 @@ def build_progress() -> Iterator[Callable[[Progress], None]]:
             if not bar.disable:
                 _move(bar, progress, facts)
             else:
-                lines.print(_line(progress, facts))
+                meter.print(_line(progress, facts))
 
         yield update
 
@@ -86,23 +72,17 @@ def _bar(unit: str, total: int | None) -> Any:
     return tqdm(total=total, unit=f" {unit}", dynamic_ncols=True, file=sys.stderr, disable=silent)
 
 
-class _Lines:
-    """Print lines on standard error, at most one every LOG_SECONDS and none with --quiet."""
+class _Meter:
+    """Rates since the meter was created, and lines on standard error, at most one every LOG_SECONDS."""
 
     def __init__(self) -> None:
-        self._printed = time.monotonic()
+        self._started = self._printed = time.monotonic()
 
     def print(self, line: str) -> None:
+        """Print a line unless one was printed less than LOG_SECONDS ago; with --quiet, print none."""
         if not is_quiet() and time.monotonic() - self._printed >= LOG_SECONDS:
             self._printed = time.monotonic()
             print(line, file=sys.stderr, flush=True)
-
-
-class _Meter:
-    """Rates since the meter was created."""
-
-    def __init__(self) -> None:
-        self._started = time.monotonic()
 
     def facts(
         self, rows: int, total: int | None, new_rows: int, nbytes: int | None = None, rejects: int | None = None

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from decodeonce.cli.options import StoreArgument, option
 from decodeonce.cli.output import say
-
-if TYPE_CHECKING:
-    from decodeonce.prep.repair.repair import Repair
+from decodeonce.cli.progress import count_bar
+from decodeonce.formatting import counted
+from decodeonce.store.network import patient
 
 FromOption = Annotated[
     str | None,
@@ -38,28 +38,22 @@ def repair(store: StoreArgument, source: FromOption = None, options: BuildOption
     Exit code 0: the store is intact. Exit code 1: some damage is left; a line for each says what to do. Run the same
     command again to resume.
     """
-    from decodeonce.cli.progress import count_bar
     from decodeonce.prep.repair.repair import repair_store
-    from decodeonce.store.network import patient
 
     if bad := [text for text in options or [] if "=" not in text]:
         raise typer.BadParameter(f"--option {bad[0]}: expected NAME=VALUE, such as split=val")
     given = dict(text.split("=", 1) for text in options or [])
-    with count_bar("rows") as bar:
-        done = patient(store, repair_store, store, source, options=given, progress=bar.update)
+    with count_bar("rows") as update:
+        done = patient(store, repair_store, store, source, options=given, progress=update)
     if done.rows:  # otherwise it is not a store, or its manifest cannot be read
-        say(f"{store}: {_outcome(done)}")
+        rows = [counted(done.repaired_rows, "row")] if done.repaired_rows else []
+        repaired, intact = ", ".join([*rows, *done.repaired_files]), f"{counted(done.rows, 'row')} intact"
+        if not done.ok:
+            outcome = f"repaired {repaired or 'nothing'}; still damaged"
+        else:
+            outcome = f"repaired {repaired}; {intact}" if repaired else f"{intact}; nothing to repair"
+        say(f"{store}: {outcome}")
     for sentence in done.unrepaired:
         say(f"prep: error: {sentence}", err=True)
     if not done.ok:
         raise typer.Exit(1)
-
-
-def _outcome(done: Repair) -> str:
-    from decodeonce.formatting import counted
-
-    repaired = ", ".join([*([counted(done.repaired_rows, "row")] if done.repaired_rows else []), *done.repaired_files])
-    if not done.ok:
-        return f"repaired {repaired or 'nothing'}; still damaged"
-    intact = f"{counted(done.rows, 'row')} intact"
-    return f"repaired {repaired}; {intact}" if repaired else f"{intact}; nothing to repair"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from decodeonce.cli.boxes import KeptBoxes, NamedBox, draw_boxes
 from decodeonce.cli.thumbnail import ShownRow, thumbnail
@@ -19,9 +19,6 @@ from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import repair_advice
 from decodeonce.store.part import rows_text
 from decodeonce.store.verify import read_rows, row_ranges
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 Pixels = NDArray[np.uint8]
 MOST_RANGES = 20  # of damaged rows that a message names; `prep verify --json` names all of them
@@ -74,7 +71,7 @@ def shown_rows(store: Store, rows: Iterable[int], checked: CheckedRows) -> Itera
         yield ShownRow(row, row_thumbnail(pixels, boxes.of(row)), store.classes[store.labels[row]], damaged)
 
 
-def row_thumbnail(pixels: Pixels | None, boxes: Sequence[NamedBox]) -> Image | None:
+def row_thumbnail(pixels: Pixels | None, boxes: Sequence[NamedBox]) -> Image.Image | None:
     """Return a row as a small image with its boxes, or None if it cannot be read."""
     if pixels is None:
         return None

@@ -9,6 +9,7 @@ import typer
 
 from decodeonce.cli.options import Workers, option
 from decodeonce.cli.output import say
+from decodeonce.cli.progress import count_bar
 
 
 def sample(
@@ -22,15 +23,14 @@ def sample(
 
     They cost as much to decode as photographs. Some are unusual or damaged.
     """
-    from decodeonce.cli.progress import count_bar
     from decodeonce.host import usable_cores
     from decodeonce.prep.sample import write_sample_tree
 
     if classes > count:
         raise typer.BadParameter(f"--classes is {classes}, expected at most {count}, the value of --count")
-    with count_bar("images", total=count) as bar:
+    with count_bar("images", total=count) as update:
         tree = write_sample_tree(
-            dest, count=count, classes=classes, seed=seed, workers=workers or usable_cores(), progress=bar.update
+            dest, count=count, classes=classes, seed=seed, workers=workers or usable_cores(), progress=update
         )
     say(
         f"{dest}: {tree.images:,} images in {tree.classes:,} classes, {tree.bytes / tree.images / 1e3:.0f} KB and "

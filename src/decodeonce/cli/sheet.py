@@ -7,12 +7,11 @@ import math
 import unicodedata
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from PIL import Image, ImageDraw, ImageFont, features
 
 from decodeonce.cli.thumbnail import SIDE, ShownRow
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 GAP = 8
 COLUMNS = 8
@@ -23,8 +22,6 @@ PAPER, INK, FAINT, RED = "#ffffff", "#1b1f24", "#59636e", "#c01c28"
 
 def draw_sheet(shown: Sequence[ShownRow]) -> bytes:
     """Return a PNG of these rows: at least eight per line, each in a cell 128 pixels wide."""
-    from PIL import Image, ImageDraw
-
     captions = [one.lines() for one in shown]
     high = max((one.image.height for one in shown if one.image), default=SIDE)
     cell = (SIDE, high + LINE * max(map(len, captions)) + 2)
@@ -46,7 +43,7 @@ def draw_sheet(shown: Sequence[ShownRow]) -> bytes:
     return encoded.getvalue()
 
 
-def _draw_image(sheet: Image, draw: Any, one: ShownRow, left: int, top: int, high: int) -> None:
+def _draw_image(sheet: Image.Image, draw: Any, one: ShownRow, left: int, top: int, high: int) -> None:
     """Draw the image above its caption, with a frame if the row is damaged."""
     width, height = one.image.size if one.image else (SIDE, high)
     y = top + high - height
@@ -58,8 +55,6 @@ def _draw_image(sheet: Image, draw: Any, one: ShownRow, left: int, top: int, hig
 
 def default_font() -> Any:
     """Return Pillow's own font at 11 pixels, or its only bitmap font if it was built without FreeType."""
-    from PIL import ImageFont, features
-
     return ImageFont.load_default(FONT_SIZE if features.check("freetype2") else None)
 
 
@@ -72,8 +67,6 @@ class SheetFont:
     @cached_property
     def _unknown(self) -> bytes | None:
         """What the font draws for a missing character; None without FreeType, where drawing it raises an error."""
-        from PIL import ImageFont
-
         return bytes(self.font.getmask("\uffff")) if isinstance(self.font, ImageFont.FreeTypeFont) else None
 
     def _has(self, character: str) -> bool:

@@ -8,16 +8,17 @@ from typing import Annotated
 
 import typer
 
-from decodeonce.cli.options import option
+from decodeonce.cli.options import StoreArgument, option
 from decodeonce.cli.output import say
+from decodeonce.cli.progress import count_bar
 from decodeonce.formatting import quoted, size_text
-
-Dest = Annotated[Path, typer.Argument(help="New folder on the node's own disk or in /dev/shm.", metavar="DEST")]
+from decodeonce.launch import check_rank, find_rank
+from decodeonce.store.network import patient
 
 
 def stage(
-    store: Annotated[Path, typer.Argument(help="Finished store.", metavar="STORE")],
-    dest: Dest,
+    store: StoreArgument,
+    dest: Annotated[Path, typer.Argument(help="New folder on the node's own disk or in /dev/shm.", metavar="DEST")],
     rank: Annotated[int | None, option("Stage the rows of rank R. (default: from the launcher)", "R")] = None,
     world_size: Annotated[
         int | None, option("Divide the store among N ranks. (default: from the launcher)", "N")
@@ -33,9 +34,7 @@ def stage(
     again to resume.
     """
     part, parts, who = _share(rank, world_size, node_rank, node_count)
-    from decodeonce.cli.progress import count_bar
     from decodeonce.store import open_store, part_rows, stage_store
-    from decodeonce.store.network import patient
     from decodeonce.store.part import rows_text
     from decodeonce.store.stage import THREADS
 
@@ -43,8 +42,8 @@ def stage(
     rows = part_rows(len(opened), part, parts)
     say(f"{dest}: staging {rows_text(rows)} of the {len(opened)} rows of {store}, for {who}")
     started = time.monotonic()
-    with count_bar("rows", total=len(rows)) as bar:
-        staged = patient(dest, stage_store, opened, dest, rows=rows, threads=threads or THREADS, progress=bar.update)
+    with count_bar("rows", total=len(rows)) as update:
+        staged = patient(dest, stage_store, opened, dest, rows=rows, threads=threads or THREADS, progress=update)
     seconds = max(time.monotonic() - started, 1e-3)
     if staged.finished:  # jobs start with this command, so it does not read the rows again
         verify = f"prep verify {quoted(str(dest))}"
@@ -61,8 +60,6 @@ def _share(
     rank: int | None, world_size: int | None, node_rank: int | None, node_count: int | None
 ) -> tuple[int, int, str]:
     """Return (part, number of parts, description), from the flags or the launcher."""
-    from decodeonce.launch import check_rank, find_rank
-
     pairs = (("--rank", rank, "--world-size", world_size), ("--node-rank", node_rank, "--node-count", node_count))
     given = [pair for pair in pairs if pair[1] is not None or pair[3] is not None]
     if len(given) == 2:

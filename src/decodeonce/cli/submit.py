@@ -19,7 +19,9 @@ from decodeonce.cli.command import Command, Group, LoggedCommand, new_app, with_
 from decodeonce.cli.kinds import BuildRequest, kinds_app
 from decodeonce.cli.options import option
 from decodeonce.cli.output import say
+from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
+from decodeonce.store.layout import StorePaths
 
 if TYPE_CHECKING:
     from decodeonce.prep.jobs import Chain, Site
@@ -161,7 +163,6 @@ def _write(request: BuildRequest, words: Sequence[str], site: Site, chain: Chain
 def _commands(request: BuildRequest, words: Sequence[str], chain: Chain) -> list[list[str]]:
     """Return the commands of plan, array and finish."""
     from decodeonce.prep.jobs import no_option
-    from decodeonce.store import StorePaths
 
     prep, out = _program_command(), no_option(request.out)
     log = ["--log", f"{StorePaths(request.out).jobs}/logs/"]
@@ -180,8 +181,6 @@ def _program_command() -> list[str]:
 
 def _run_submit_script(script: Path) -> str:
     """Run the submit script; return the job ids that it printed."""
-    from decodeonce.errors import BuildError
-
     done = subprocess.run(["bash", str(script)], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         problem = " ".join((done.stderr or done.stdout).split()) or f"exit status {done.returncode}"

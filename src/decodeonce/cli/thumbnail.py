@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from decodeonce.cli import printable
-from decodeonce.errors import DecodeonceError
 from decodeonce.store.manifest import ImageClass
 from decodeonce.store.table import escape
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 SIDE = 128
 
@@ -24,7 +20,7 @@ class ShownRow:
     """A row as a thumbnail. `image` is None if the row cannot be read, `cls` is None if the labels are damaged."""
 
     row: int
-    image: Image | None
+    image: Image.Image | None
     cls: ImageClass | None
     damaged: bool
 
@@ -43,22 +39,12 @@ def legible(name: str, most: int = 200) -> str:
     return shown if len(shown) <= most else shown[: most - 1] + "…"
 
 
-def need_pillow(what: str) -> None:
-    """Raise DecodeonceError with the command to run if Pillow is not installed."""
-    try:
-        import PIL.Image  # noqa: F401
-    except ImportError:
-        raise DecodeonceError(f"Pillow is needed to {what}; run: pip install pillow") from None
-
-
-def thumbnail(pixels: NDArray[np.uint8]) -> Image:
+def thumbnail(pixels: NDArray[np.uint8]) -> Image.Image:
     """Return pixels of shape (H, W, C) as an RGB image of at most 128 pixels per side.
 
     Smaller images are enlarged by an integer factor. With one or two channels, the first is shown as grey; with more
     than three, the first three are shown as colours.
     """
-    from PIL import Image
-
     seen = pixels[..., :3] if pixels.shape[2] >= 3 else pixels[..., 0]
     image = Image.fromarray(np.ascontiguousarray(seen)).convert("RGB")
     longest = max(image.size)

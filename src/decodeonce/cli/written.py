@@ -7,9 +7,17 @@ from pathlib import Path
 
 import typer
 
-from decodeonce.errors import add_path_to_errors
+from decodeonce.errors import DecodeonceError, add_path_to_errors
 from decodeonce.store import Store
 from decodeonce.store.durable import append, write_atomic
+
+
+def need_pillow(what: str) -> None:
+    """Raise DecodeonceError with the command to run if Pillow is not installed."""
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError:
+        raise DecodeonceError(f"Pillow is needed to {what}; run: pip install pillow") from None
 
 
 def check_out(store: Store, out: Path) -> None:

@@ -29,17 +29,4 @@ if TYPE_CHECKING:
     from decodeonce.store.verify import Report as Report
     from decodeonce.store.verify import verify_store as verify_store
 
-_NAMES = {
-    "columns": ("add_column", "remove_column"),
-    "images": ("Images",),
-    "layout": ("StorePaths",),
-    "manifest": ("Column", "Manifest", "ImageClass", "Shard", "SmallFile"),
-    "part": ("part_rows",),
-    "reader": ("Store", "open_store"),
-    "stage": ("Staged", "stage_store"),
-    "table": ("Reject", "Sample"),
-    "verify": ("Report", "verify_store"),
-}
-_HOME = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
-__all__ = sorted(_HOME)
-__getattr__, __dir__ = lazy_imports(__name__, _HOME)
+__getattr__, __dir__ = lazy_imports(__name__, __file__)

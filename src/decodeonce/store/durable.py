@@ -10,13 +10,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from decodeonce.errors import add_path_to_errors
+from decodeonce.errors import REPLACED_ERRORS, UNFLUSHABLE_ERRORS, UNSUPPORTED_ERRORS, add_path_to_errors
 from decodeonce.store import disk
-from decodeonce.store.regular_files import REPLACED, reading
+from decodeonce.store.regular_files import reading
 
 BUFFER_BYTES = 1 << 20  # small chunks are collected up to this size before a write
-_FALLOC_UNSUPPORTED = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
-_UNFLUSHABLE = {errno.EINVAL, errno.EBADF, errno.EROFS}
 
 # Files.
 
@@ -106,7 +104,7 @@ def reserve(fd: int, nbytes: int, path: Path, *, offset: int = 0) -> bool:
         except InterruptedError:
             continue
         except OSError as error:
-            if error.errno in _FALLOC_UNSUPPORTED:
+            if error.errno in UNSUPPORTED_ERRORS:
                 return False
             raise
 
@@ -136,7 +134,7 @@ def sync_folder(path: Path) -> None:
         with add_path_to_errors(path):
             disk.fsync(fd)
     except OSError as error:
-        if error.errno not in _UNFLUSHABLE:
+        if error.errno not in UNFLUSHABLE_ERRORS:
             raise
     finally:
         disk.close(fd)
@@ -186,5 +184,5 @@ def _gone_is_fine() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in REPLACED:
+        if error.errno not in REPLACED_ERRORS:
             raise

@@ -7,16 +7,13 @@ import os
 import re
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from decodeonce.errors import StoreError
+from decodeonce.store.manifest import ImageClass, Manifest
 from decodeonce.store.table import escape
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from decodeonce.store.manifest import ImageClass, Manifest
 
 
 class Hdf5Container:

@@ -10,15 +10,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from decodeonce.errors import REPLACED_ERRORS, UNSUPPORTED_ERRORS, UNWRITABLE_ERRORS
 from decodeonce.store import disk
 from decodeonce.store.durable import make_folder, remove_file
 from decodeonce.store.network import CACHE_SECONDS, Patience, on_network
-from decodeonce.store.regular_files import REPLACED
 
 LOCK = "lock"  # file name in the locked folder
 LOCK_SECONDS = 10.0  # how long a local folder may be removed by others before it can be locked
-_LOCK_UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
-_UNWRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 @contextmanager
@@ -79,10 +77,10 @@ def _lock(folder: Path, waits_for: str) -> int | None:
                 error = OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
             except OSError as failed:
                 error = failed
-        if error.errno in _UNWRITABLE and folder.parent.is_dir():
+        if error.errno in UNWRITABLE_ERRORS and folder.parent.is_dir():
             return None
         # Another process has just removed the file or the folder, or another node has just created them.
-        if error.errno not in REPLACED or not patience.wait():
+        if error.errno not in REPLACED_ERRORS or not patience.wait():
             raise error
 
 
@@ -100,6 +98,6 @@ def _waited_for_lock(fd: int, folder: Path, waits_for: str) -> bool:
         fcntl.flock(fd, fcntl.LOCK_EX)
         return True
     except OSError as error:
-        if error.errno not in _LOCK_UNSUPPORTED:
+        if error.errno not in UNSUPPORTED_ERRORS:
             raise
     return False

@@ -10,14 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from decodeonce.errors import DecodeonceError, Stopped
+from decodeonce.errors import CHANGED_ELSEWHERE_ERRORS, DecodeonceError, Stopped
 from decodeonce.host import network_file_system
 
 # sshfs caches names and sizes for 20 s, NFS for 60 s at most (acdirmax).
 CACHE_SECONDS = 60.0
-# Errors that a change by another node causes until it is visible here, or causes in a folder that it works in, too.
-# sshfs reports EPERM for errors of its server such as EEXIST.
-_CHANGED_ELSEWHERE = {errno.ENOENT, errno.ESTALE, errno.EEXIST, errno.ENOTEMPTY, errno.EPERM}
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -84,7 +81,7 @@ def _changed_elsewhere(error: BaseException | None, folder: Path) -> OSError | N
     """Return the OSError that is or caused `error`, if it is about a file of `folder` that another node may change."""
     places = (folder.absolute(), folder.absolute().with_name(f".{folder.name}.export"))
     while error is not None:
-        if isinstance(error, OSError) and error.errno in _CHANGED_ELSEWHERE and error.filename is not None:
+        if isinstance(error, OSError) and error.errno in CHANGED_ELSEWHERE_ERRORS and error.filename is not None:
             path = Path(os.fsdecode(error.filename)).absolute()
             if any(path.is_relative_to(place) for place in places):
                 return error

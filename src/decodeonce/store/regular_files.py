@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 import time
@@ -11,11 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from decodeonce.errors import StoreError, add_path_to_errors
+from decodeonce.errors import REPLACED_ERRORS, StoreError, add_path_to_errors
 from decodeonce.store import disk
 
-# Errors of reading an open file that another node has replaced or removed.
-REPLACED = {errno.ENOENT, errno.ESTALE}
 NAME_SECONDS = 1.1  # FUSE file systems cache for one second which file has a name
 
 
@@ -65,7 +62,7 @@ def open_regular(path: Path, *, retry: bool = True) -> int:
             if regular:
                 os.pread(fd, 1, 0)
         except OSError as error:
-            if error.errno not in REPLACED:
+            if error.errno not in REPLACED_ERRORS:
                 return fd  # the caller gets the same error when it reads the file
             disk.close(fd)
             if not retry:

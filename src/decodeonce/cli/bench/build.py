@@ -7,18 +7,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from decodeonce.cli.bench.machine import drop_pages, others_share, others_text
 from decodeonce.cli.bench.trial import fair_sample, run_trial, scratch_folder
+from decodeonce.cli.kinds import BuildRequest
 from decodeonce.formatting import counted, duration_text
 from decodeonce.host import free_space, is_in_memory, network_file_system, usable_cores
 from decodeonce.prep.building.output_dir import check_output_dir
 from decodeonce.prep.building.plan import check_expected, check_listing, scan
 from decodeonce.store import StorePaths
-
-if TYPE_CHECKING:
-    from decodeonce.cli.kinds import BuildRequest
 
 SCRATCH_BYTES = 1 << 30  # the most that is written
 MUCH_LESS = 0.8  # if rate and busy share of a cold build are below this ratio, it is limited by reading

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+import resource
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
@@ -11,12 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from decodeonce import __version__
 from decodeonce.cli.doctor import machine, software, storage
 from decodeonce.cli.doctor.check import IMPORT_ERRORS, Finding, bad
 from decodeonce.cli.doctor.locks import locks
 from decodeonce.cli.options import JsonFlag
 from decodeonce.cli.output import print_json, say, say_marked
 from decodeonce.formatting import counted
+from decodeonce.host import available_memory, installed_version, usable_cores
 
 if TYPE_CHECKING:
     from decodeonce.prep.building.free_space import Storage
@@ -97,15 +101,9 @@ def _run_check(check: Callable[[], Finding]) -> Finding:
 
 def _facts(findings: dict[str, Finding]) -> dict[str, Any]:
     """Return the main findings as values for programs."""
-    import platform
-    import resource
-
-    import decodeonce
-    from decodeonce.host import available_memory, installed_version, usable_cores
-
     names = ("numpy", "torch", "h5py", "xxhash", "simplejpeg")
     return {
-        "decodeonce": decodeonce.__version__,
+        "decodeonce": __version__,
         "python": platform.python_version(),
         **{name: installed_version(name) or "not installed" for name in names},
         "pillow": findings["pillow"].found,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from decodeonce.cli.doctor.check import Finding, ok, warn
 from decodeonce.formatting import size_text
+from decodeonce.store import disk
 
 if TYPE_CHECKING:
     from decodeonce.prep.building.free_space import Quota, Storage
@@ -57,8 +58,6 @@ def abilities(storage: Storage) -> Finding:
 
 
 def _nameless_file(folder: Path) -> int:
-    from decodeonce.store import disk
-
     try:
         return disk.open_file(folder, os.O_RDWR | os.O_TMPFILE)
     except OSError:  # NFS does not support it
@@ -69,8 +68,6 @@ def _nameless_file(folder: Path) -> int:
 
 
 def _tried(fd: int) -> dict[str, bool]:
-    from decodeonce.store import disk
-
     disk.pwrite(fd, bytes(mmap.PAGESIZE), 0)
     return {
         "mmap": _works(lambda: mmap.mmap(fd, mmap.PAGESIZE, prot=mmap.PROT_READ).close()),

@@ -9,6 +9,8 @@ import typer
 
 from decodeonce.cli.options import StoreArgument
 from decodeonce.cli.output import say
+from decodeonce.cli.progress import count_bar
+from decodeonce.formatting import size_text
 
 
 def report(
@@ -20,20 +22,18 @@ def report(
     The page is a single file without scripts; it loads nothing from the network. A store of up to 2 GB is read and
     checked in full. From a larger store, only a sample of rows is read, and the page states its size.
     """
-    from decodeonce.cli.progress import count_bar
-    from decodeonce.cli.report.facts import gather
-    from decodeonce.cli.report.page import page
-    from decodeonce.cli.rows import damage_messages
-    from decodeonce.cli.thumbnail import need_pillow
-    from decodeonce.cli.written import check_out, write_out
-    from decodeonce.formatting import size_text
+    from decodeonce.cli.written import check_out, need_pillow, write_out
     from decodeonce.store import open_store
 
     opened = open_store(store)
     check_out(opened, out)
     need_pillow("make small images")
-    with count_bar("rows") as bar:
-        facts = gather(opened, bar.update)
+    from decodeonce.cli.report.facts import gather  # these import Pillow
+    from decodeonce.cli.report.page import page
+    from decodeonce.cli.rows import damage_messages
+
+    with count_bar("rows") as update:
+        facts = gather(opened, update)
     html = page(facts)
     write_out(out, html)
     say(f"{out}: report on {store} written, {size_text(len(html))}")

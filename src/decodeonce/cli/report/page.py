@@ -6,12 +6,13 @@ import base64
 import io
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from numpy.typing import NDArray
+from PIL import Image
 
 from decodeonce import __version__
 from decodeonce.cli import printable
@@ -22,9 +23,6 @@ from decodeonce.formatting import counted, size_text
 from decodeonce.store.manifest import VERSION
 from decodeonce.store.part import rows_text
 from decodeonce.store.verify import row_ranges
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 MAX_VALUE = 300  # characters shown of a value in store.json
@@ -119,7 +117,7 @@ def value_text(value: Any) -> str:
     return legible(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), MAX_VALUE)
 
 
-def data_uri(image: Image) -> str:
+def data_uri(image: Image.Image) -> str:
     """Return a URI that contains the image as PNG or JPEG, whichever is smaller.
 
     Drawings and enlarged pixels are smaller as PNG, so they stay exact.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.errors import BuildError
+from decodeonce.errors import REPLACED_ERRORS, BuildError
 from decodeonce.formatting import quoted
 from decodeonce.prep.building.journal import FACTS, Journals, summed_lines
 from decodeonce.prep.building.max_bad import Allowance
@@ -29,7 +29,6 @@ from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.durable import remove_file, remove_tree, sync_folder
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.manifest import read_manifest
-from decodeonce.store.regular_files import REPLACED
 from decodeonce.store.shard_file import ShardFile, page_aligned_buffer
 from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, escape, escaped_sample_line, line, reject_line
 from decodeonce.store.writer import seal_store, trim_shards, write_array, write_small
@@ -60,7 +59,7 @@ def finish(out: Path, allowance: Allowance) -> Manifest:
             manifest = _finish_planned(paths, allowance)
         except (BuildError, OSError) as error:
             # Another process may have finished the store first, cut the shards and removed .build.
-            if (isinstance(error, OSError) and error.errno not in REPLACED) or not paths.manifest.exists():
+            if (isinstance(error, OSError) and error.errno not in REPLACED_ERRORS) or not paths.manifest.exists():
                 raise
     manifest = manifest or read_manifest(paths.manifest)
     sync_folder(paths.root)  # again, because the finish that wrote store.json may have failed at this point

@@ -32,7 +32,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from decodeonce.errors import BuildError, Stopped, StoreError
+from decodeonce.errors import REPLACED_ERRORS, BuildError, Stopped, StoreError
 from decodeonce.formatting import counted, quoted
 from decodeonce.prep.building.blocks import Blocks
 from decodeonce.prep.entry import Box, Entry, name_text
@@ -43,7 +43,6 @@ from decodeonce.splitmix import GOLDEN, mix
 from decodeonce.store import Column, ImageClass, Reject, StorePaths
 from decodeonce.store.durable import write_atomic
 from decodeonce.store.layout import missing_advice
-from decodeonce.store.regular_files import REPLACED
 from decodeonce.store.signed import canonical, digest_of
 from decodeonce.store.table import REJECT_COLUMNS, line, read_rejects, reject_line
 from decodeonce.store.writer import write_array
@@ -372,7 +371,9 @@ def read_plan(paths: StorePaths) -> Plan:
 def removed_error(error: OSError, out: Path) -> Stopped | None:
     """Return the error for a build that was removed or became unreachable during work; None for other errors."""
     hidden = missing_advice(out)
-    if error.errno not in REPLACED or (StorePaths(out).plan.exists() and not hidden and error.errno != errno.ESTALE):
+    if error.errno not in REPLACED_ERRORS or (
+        StorePaths(out).plan.exists() and not hidden and error.errno != errno.ESTALE
+    ):
         return None
     what = f"{error.filename or out}: {error.strerror}"
     return Stopped(f"{what}; {hidden or 'another process removed it: '}run the same command again")

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from decodeonce.errors import Stopped, failure_from
+from decodeonce.errors import REPLACED_ERRORS, Stopped, failure_from
 from decodeonce.prep.building.blocks import Block
 from decodeonce.prep.building.journal import FACTS, BlockRecord, Journal, PixelSums
 from decodeonce.prep.building.max_bad import reject_error
@@ -27,7 +27,6 @@ from decodeonce.store import StorePaths
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.manifest import read_manifest
-from decodeonce.store.regular_files import REPLACED
 from decodeonce.store.shard_file import ShardFile, page_aligned_buffer
 from decodeonce.store.writer import trim_shards
 
@@ -162,7 +161,7 @@ def main(arguments: list[str]) -> int:
             journal = Journal(plan.paths.journals, settings["task"], settings["tasks"])
             serve(parent, plan, decoder, BlockWriter(plan, journal))
         except OSError as error:
-            if error.errno in REPLACED:
+            if error.errno in REPLACED_ERRORS:
                 raise  # `work` finds out whether another process removed or finished the build
             raise failure_from(error, out) from None
     return 0

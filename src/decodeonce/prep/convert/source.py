@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +16,11 @@ from decodeonce.prep.convert import merge
 from decodeonce.prep.convert.rows import StoreRows
 from decodeonce.prep.convert.selection import SelectedRows
 from decodeonce.prep.entry import Entry, RowMaker, name_bytes
+from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.base import Source
 from decodeonce.store.manifest import BOX_LABELS, Column, ImageClass
 from decodeonce.store.select import Selection
 from decodeonce.store.table import Reject, read_rejects
-
-if TYPE_CHECKING:
-    from decodeonce.prep.recipe import Recipe
 
 
 class StoreSource(Source):

@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from decodeonce.lazy import lazy_imports
 
 if TYPE_CHECKING:
-    from decodeonce.prep.sources.base import Source
-    from decodeonce.prep.sources.boxed import BoxedSource
-    from decodeonce.prep.sources.file_list import ListSource, open_list
-    from decodeonce.prep.sources.folder import FolderSource, open_folder
-    from decodeonce.prep.sources.imagenet.forms import ImagenetSource
-    from decodeonce.prep.sources.imagenet.recognise import open_imagenet
-    from decodeonce.prep.sources.parquet import ParquetSource, open_parquet
-    from decodeonce.prep.sources.webdataset import WebdatasetSource, open_webdataset
+    from decodeonce.prep.sources.base import Source as Source
+    from decodeonce.prep.sources.boxed import BoxedSource as BoxedSource
+    from decodeonce.prep.sources.file_list import ListSource as ListSource
+    from decodeonce.prep.sources.file_list import open_list as open_list
+    from decodeonce.prep.sources.folder import FolderSource as FolderSource
+    from decodeonce.prep.sources.folder import open_folder as open_folder
+    from decodeonce.prep.sources.imagenet.forms import ImagenetSource as ImagenetSource
+    from decodeonce.prep.sources.imagenet.recognise import open_imagenet as open_imagenet
+    from decodeonce.prep.sources.parquet import ParquetSource as ParquetSource
+    from decodeonce.prep.sources.parquet import open_parquet as open_parquet
+    from decodeonce.prep.sources.webdataset import WebdatasetSource as WebdatasetSource
+    from decodeonce.prep.sources.webdataset import open_webdataset as open_webdataset
 
 
 class Registered(NamedTuple):
@@ -52,24 +56,7 @@ SOURCES = {
     "store": Registered("decodeonce.prep.convert.source:StoreSource"),
 }
 KINDS = tuple(kind for kind, registered in SOURCES.items() if registered.opener)  # those that have a command
-_PATHS = [f"{_HERE}.base:Source", f"{_HERE}.boxed:BoxedSource"]
-_PATHS += filter(None, (path for registered in SOURCES.values() for path in registered[:2]))
-__all__ = [
-    "BoxedSource",
-    "FolderSource",
-    "ImagenetSource",
-    "ListSource",
-    "ParquetSource",
-    "Source",
-    "WebdatasetSource",
-    "open_folder",
-    "open_imagenet",
-    "open_list",
-    "open_parquet",
-    "open_webdataset",
-]
-
-__getattr__, __dir__ = lazy_imports(__name__, {name: module for module, name in (path.split(":") for path in _PATHS)})
+__getattr__, __dir__ = lazy_imports(__name__, __file__)
 
 
 def open_source(kind: str, root: Path, facts: dict[str, Any]) -> Source:

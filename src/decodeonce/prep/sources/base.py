@@ -6,17 +6,15 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numpy.typing import NDArray
 
 from decodeonce.formatting import counted
 from decodeonce.prep.entry import Entry, RowMaker
+from decodeonce.prep.recipe import Recipe
 from decodeonce.store.manifest import Column, ImageClass
-
-if TYPE_CHECKING:
-    from decodeonce.prep.recipe import Recipe
-    from decodeonce.store.table import Reject
+from decodeonce.store.table import Reject
 
 WITH_BOXES = "+boxes"  # suffix of `kind` for a source with boxes
 

@@ -6,19 +6,17 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Box, Entry, RowMaker
+from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.sources.base import WITH_BOXES, Source
 from decodeonce.prep.sources.files import parallel_map, stem_of
 from decodeonce.prep.sources.formats.annotations import NOT_ANNOTATED, Annotation, Annotations, usable_box
 from decodeonce.prep.sources.formats.labels import labels_by_word
 from decodeonce.prep.sources.safe_open import Links
 from decodeonce.store.manifest import ImageClass
-
-if TYPE_CHECKING:
-    from decodeonce.prep.recipe import BoxRules, Recipe
 
 
 class BoxedSource(Source):
