@@ -104,16 +104,62 @@ def test_manifest_that_another_node_replaces_before_the_claim_is_read_again(
 
     def claimed_late(path: Path) -> Any:
         monkeypatch.setattr(columns, "claimed", claimed)
-        before = (store / ".repair/score.npy").read_bytes()
+        (prepared,) = (store / ".repair").glob("column-*")
+        before = prepared.read_bytes()
         add_column(store, "other", SCORES)
         (store / ".repair").mkdir(exist_ok=True)
-        (store / ".repair/score.npy").write_bytes(before)  # which the other call removed
+        prepared.write_bytes(before)  # which the other call removed
         return claimed(path)
 
     monkeypatch.setattr(columns, "claimed", claimed_late)
     add_column(store, "score", SCORES + 1)
     assert [*open_store(store).columns] == ["other", "score"]
     assert verify_store(store).ok
+
+
+@pytest.mark.usefixtures("as_network")
+def test_column_that_another_node_prepares_with_this_name_is_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, write_array = make_store(tmp_path / "s", random_images(COUNT)), writer.write_array
+
+    def write_twice(path: Path, *args: Any, **kwargs: Any) -> Any:
+        written = write_array(path, *args, **kwargs)
+        monkeypatch.setattr(columns, "write_array", write_array)
+        monkeypatch.setattr(columns, "_changing", refuse)  # the other node is killed before it changes the manifest
+        with pytest.raises(KeyboardInterrupt), monkeypatch.context() as other:
+            other.setattr(columns, "empty_folder", lambda *args, **kwargs: None)  # it began before this one wrote
+            other.setattr(columns, "remove_file", lambda path: None)
+            add_column(store, "score", SCORES + 7)
+        monkeypatch.setattr(columns, "_changing", changing)
+        return written
+
+    def refuse(paths: Any) -> Any:
+        raise KeyboardInterrupt
+
+    changing = columns._changing
+    monkeypatch.setattr(columns, "write_array", write_twice)
+    add_column(store, "score", SCORES)
+    assert verify_store(store).ok
+    np.testing.assert_array_equal(open_store(store).columns["score"], SCORES)
+
+
+@pytest.mark.usefixtures("as_network")
+def test_column_that_another_node_adds_again_after_a_removal_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store(tmp_path / "s", random_images(COUNT), columns={"score": SCORES})
+    write_manifest = columns._write_manifest
+
+    def write_and_add(*args: Any) -> None:
+        write_manifest(*args)
+        monkeypatch.setattr(columns, "_write_manifest", write_manifest)
+        add_column(store, "score", SCORES)
+
+    monkeypatch.setattr(columns, "_write_manifest", write_and_add)
+    patient(store, remove_column, store, "score")
+    assert verify_store(store).ok
+    assert [*open_store(store).columns] == ["score"]
 
 
 @pytest.mark.usefixtures("as_network")
