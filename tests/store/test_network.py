@@ -17,7 +17,7 @@ from decodeonce.prep.export.images import ExportPaths, ExportSettings
 from decodeonce.store import add_column, columns, disk, locks, network, open_store, remove_column, verify_store, writer
 from decodeonce.store.durable import empty_folder
 from decodeonce.store.locks import LOCK
-from decodeonce.store.network import patient
+from decodeonce.store.network import patient, patient_if_there
 from tests.stores import make_store, random_images
 
 COUNT = 20
@@ -63,6 +63,19 @@ def test_missing_file_of_another_folder_is_reported_at_once(tmp_path: Path) -> N
     with pytest.raises(FileNotFoundError):
         patient(tmp_path / "store", call)
     assert len(calls) == 1
+
+
+@pytest.mark.usefixtures("as_network")
+@pytest.mark.parametrize("name", ["store.json", ".build", "other"])
+def test_folder_without_store_and_build_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    call, calls = failing(tmp_path / "labels.npy", 2)
+    if name == "other":
+        with pytest.raises(FileNotFoundError):
+            patient_if_there(tmp_path, call)
+    else:
+        patient_if_there(tmp_path, call)
+    assert len(calls) == (1 if name == "other" else 3)
 
 
 @pytest.mark.usefixtures("as_network")
@@ -127,10 +140,11 @@ def test_column_that_another_node_prepares_with_this_name_is_not_published(
         written = write_array(path, *args, **kwargs)
         monkeypatch.setattr(columns, "write_array", write_array)
         monkeypatch.setattr(columns, "_changing", refuse)  # the other node is killed before it changes the manifest
-        with pytest.raises(KeyboardInterrupt), monkeypatch.context() as other:
+        with monkeypatch.context() as other:
             other.setattr(columns, "empty_folder", lambda *args, **kwargs: None)  # it began before this one wrote
             other.setattr(columns, "remove_file", lambda path: None)
-            add_column(store, "score", SCORES + 7)
+            with pytest.raises(KeyboardInterrupt):
+                add_column(store, "score", SCORES + 7)
         monkeypatch.setattr(columns, "_changing", changing)
         return written
 

@@ -142,7 +142,7 @@ def work(
     from decodeonce.launch import find_idle_hosts
     from decodeonce.prep import building
     from decodeonce.store import StorePaths
-    from decodeonce.store.network import patient
+    from decodeonce.store.network import patient_if_there
 
     share = _share(task, tasks)
     with parse.usage_errors():
@@ -154,7 +154,7 @@ def work(
     if task is None and (idle := find_idle_hosts()):
         say(f"warning: {idle}", err=True)
     with build_progress() as progress:
-        patient(out, building.work, out, how, progress)
+        patient_if_there(out, building.work, out, how, progress)
     if StorePaths(out).manifest.exists():
         return say_built(out)
     say(f"{out}: task {share.task} of {share.tasks} is done; after all tasks, run: prep finish {quoted(str(out))}")
@@ -178,12 +178,12 @@ def finish(out: Planned, max_bad: MaxBad = DEFAULT_MAX_BAD) -> None:
     from decodeonce.prep import building
     from decodeonce.prep.building.max_bad import Allowance
     from decodeonce.store import StorePaths
-    from decodeonce.store.network import patient
+    from decodeonce.store.network import patient_if_there
 
     with parse.usage_errors():
         allowance = Allowance.parse(max_bad)
     was_finished = StorePaths(out).manifest.exists()
-    manifest = patient(out, building.finish, out, allowance)  # this also completes a finish that was killed
+    manifest = patient_if_there(out, building.finish, out, allowance)  # this also completes a finish that was killed
     if was_finished:
         return say_built(out)
     _say_finished(out, manifest)

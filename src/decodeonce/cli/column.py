@@ -34,10 +34,10 @@ def add(
     import numpy as np
 
     from decodeonce.store.columns import add_column, read_numbers
-    from decodeonce.store.network import patient
+    from decodeonce.store.network import patient_if_there
 
     with parse.usage_errors():
-        column = patient(store, add_column, store, name, read_numbers(file))
+        column = patient_if_there(store, add_column, store, name, read_numbers(file))
     numbers = "x".join(map(str, column.shape)) or "1"
     say(f"{store}: column {name} added: {numbers} {np.dtype(column.dtype)} per row, in {column.file}")
 
@@ -46,7 +46,7 @@ def add(
 def remove(store: StoreArgument, name: Name) -> None:
     """Remove a column and its file from a store. The digest of the store changes."""
     from decodeonce.store.columns import remove_column
-    from decodeonce.store.network import patient
+    from decodeonce.store.network import patient_if_there
 
-    patient(store, remove_column, store, name)
+    patient_if_there(store, remove_column, store, name)
     say(f"{store}: column {name} removed")

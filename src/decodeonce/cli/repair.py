@@ -40,13 +40,13 @@ def repair(store: StoreArgument, source: FromOption = None, options: BuildOption
     """
     from decodeonce.cli.progress import count_bar
     from decodeonce.prep.repair.repair import repair_store
-    from decodeonce.store.network import patient
+    from decodeonce.store.network import patient_if_there
 
     if bad := [text for text in options or [] if "=" not in text]:
         raise typer.BadParameter(f"--option {bad[0]}: expected NAME=VALUE, such as split=val")
     given = dict(text.split("=", 1) for text in options or [])
     with count_bar("rows") as bar:
-        done = patient(store, repair_store, store, source, options=given, progress=bar.update)
+        done = patient_if_there(store, repair_store, store, source, options=given, progress=bar.update)
     if done.rows:  # otherwise it is not a store, or its manifest cannot be read
         say(f"{store}: {_outcome(done)}")
     for sentence in done.unrepaired:
