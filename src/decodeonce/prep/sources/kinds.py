@@ -19,11 +19,6 @@ IMAGENET_NAME = re.compile(r"ILSVRC.*|n\d{8}\.tar")
 MOST_NAMES = 1000
 
 
-def find_source(kind: str, src: str) -> Source:
-    """Open SRC as `kind`, or as the kind that its names suggest for "auto". Raises BuildError if none fits."""
-    return find_opener(recognise_kind(src) if kind == "auto" else kind)(src)
-
-
 def reopen_source(
     manifest: Manifest, src: str, options: Mapping[str, Any] | None = None, *, follow_links: bool = False
 ) -> Source:
