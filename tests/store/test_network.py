@@ -17,7 +17,7 @@ from decodeonce.prep.export.images import ExportPaths, ExportSettings
 from decodeonce.store import add_column, columns, disk, locks, network, open_store, remove_column, verify_store, writer
 from decodeonce.store.durable import empty_folder
 from decodeonce.store.locks import LOCK
-from decodeonce.store.network import patient
+from decodeonce.store.network import patient, patient_if_there
 from tests.stores import make_store, random_images
 
 COUNT = 20
@@ -66,6 +66,19 @@ def test_missing_file_of_another_folder_is_reported_at_once(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("as_network")
+@pytest.mark.parametrize("name", ["store.json", ".build", "other"])
+def test_folder_without_store_and_build_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    call, calls = failing(tmp_path / "labels.npy", 2)
+    if name == "other":
+        with pytest.raises(FileNotFoundError):
+            patient_if_there(tmp_path, call)
+    else:
+        patient_if_there(tmp_path, call)
+    assert len(calls) == (1 if name == "other" else 3)
+
+
+@pytest.mark.usefixtures("as_network")
 def test_file_that_stays_missing_stops_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "CACHE_SECONDS", 0.05)
     call, calls = failing(tmp_path / "store.json", 1000)
@@ -104,16 +117,63 @@ def test_manifest_that_another_node_replaces_before_the_claim_is_read_again(
 
     def claimed_late(path: Path) -> Any:
         monkeypatch.setattr(columns, "claimed", claimed)
-        before = (store / ".repair/score.npy").read_bytes()
+        (prepared,) = (store / ".repair").glob("column-*")
+        before = prepared.read_bytes()
         add_column(store, "other", SCORES)
         (store / ".repair").mkdir(exist_ok=True)
-        (store / ".repair/score.npy").write_bytes(before)  # which the other call removed
+        prepared.write_bytes(before)  # which the other call removed
         return claimed(path)
 
     monkeypatch.setattr(columns, "claimed", claimed_late)
     add_column(store, "score", SCORES + 1)
     assert [*open_store(store).columns] == ["other", "score"]
     assert verify_store(store).ok
+
+
+@pytest.mark.usefixtures("as_network")
+def test_column_that_another_node_prepares_with_this_name_is_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, write_array = make_store(tmp_path / "s", random_images(COUNT)), writer.write_array
+
+    def write_twice(path: Path, *args: Any, **kwargs: Any) -> Any:
+        written = write_array(path, *args, **kwargs)
+        monkeypatch.setattr(columns, "write_array", write_array)
+        monkeypatch.setattr(columns, "_changing", refuse)  # the other node is killed before it changes the manifest
+        with monkeypatch.context() as other:
+            other.setattr(columns, "empty_folder", lambda *args, **kwargs: None)  # it began before this one wrote
+            other.setattr(columns, "remove_file", lambda path: None)
+            with pytest.raises(KeyboardInterrupt):
+                add_column(store, "score", SCORES + 7)
+        monkeypatch.setattr(columns, "_changing", changing)
+        return written
+
+    def refuse(paths: Any) -> Any:
+        raise KeyboardInterrupt
+
+    changing = columns._changing
+    monkeypatch.setattr(columns, "write_array", write_twice)
+    add_column(store, "score", SCORES)
+    assert verify_store(store).ok
+    np.testing.assert_array_equal(open_store(store).columns["score"], SCORES)
+
+
+@pytest.mark.usefixtures("as_network")
+def test_column_that_another_node_adds_again_after_a_removal_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store(tmp_path / "s", random_images(COUNT), columns={"score": SCORES})
+    write_manifest = columns._write_manifest
+
+    def write_and_add(*args: Any) -> None:
+        write_manifest(*args)
+        monkeypatch.setattr(columns, "_write_manifest", write_manifest)
+        add_column(store, "score", SCORES)
+
+    monkeypatch.setattr(columns, "_write_manifest", write_and_add)
+    patient(store, remove_column, store, "score")
+    assert verify_store(store).ok
+    assert [*open_store(store).columns] == ["score"]
 
 
 @pytest.mark.usefixtures("as_network")

@@ -19,7 +19,7 @@ from decodeonce.formatting import counted, quoted
 from decodeonce.host import usable_cores
 from decodeonce.launch import Task, find_idle_hosts, find_rank, find_task
 from decodeonce.store.layout import StorePaths
-from decodeonce.store.network import patient
+from decodeonce.store.network import patient, patient_if_there
 
 Planned = Annotated[Path, typer.Argument(metavar="OUT", help="Planned store.")]
 
@@ -143,7 +143,7 @@ def work(
     if task is None and (idle := find_idle_hosts()):
         say(f"warning: {idle}", err=True)
     with build_progress() as progress:
-        patient(out, building.work, out, how, progress)
+        patient_if_there(out, building.work, out, how, progress)
     if StorePaths(out).manifest.exists():
         return say_built(out)
     say(f"{out}: task {share.task} of {share.tasks} is done; after all tasks, run: prep finish {quoted(str(out))}")
@@ -168,7 +168,7 @@ def finish(out: Planned, max_bad: MaxBad = DEFAULT_MAX_BAD) -> None:
     with parse.usage_errors():
         allowance = Allowance.parse(max_bad)
     was_finished = StorePaths(out).manifest.exists()
-    manifest = patient(out, building.finish, out, allowance)  # this also completes a finish that was killed
+    manifest = patient_if_there(out, building.finish, out, allowance)  # this also completes a finish that was killed
     if was_finished:
         return say_built(out)
     _say_finished(out, manifest.count)

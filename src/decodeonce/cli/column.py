@@ -11,7 +11,7 @@ from decodeonce.cli import parse
 from decodeonce.cli.command import Group, LoggedCommand, new_app
 from decodeonce.cli.options import StoreArgument
 from decodeonce.cli.output import say
-from decodeonce.store.network import patient
+from decodeonce.store.network import patient_if_there
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the column; its file is NAME.npy.")]
 
@@ -37,7 +37,7 @@ def add(
     from decodeonce.store.columns import add_column, read_numbers
 
     with parse.usage_errors():
-        column = patient(store, add_column, store, name, read_numbers(file))
+        column = patient_if_there(store, add_column, store, name, read_numbers(file))
     numbers = "x".join(map(str, column.shape)) or "1"
     say(f"{store}: column {name} added: {numbers} {np.dtype(column.dtype)} per row, in {column.file}")
 
@@ -47,5 +47,5 @@ def remove(store: StoreArgument, name: Name) -> None:
     """Remove a column and its file from a store. The digest of the store changes."""
     from decodeonce.store.columns import remove_column
 
-    patient(store, remove_column, store, name)
+    patient_if_there(store, remove_column, store, name)
     say(f"{store}: column {name} removed")

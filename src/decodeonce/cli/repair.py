@@ -10,7 +10,7 @@ from decodeonce.cli.options import StoreArgument, option
 from decodeonce.cli.output import say
 from decodeonce.cli.progress import count_bar
 from decodeonce.formatting import counted
-from decodeonce.store.network import patient
+from decodeonce.store.network import patient_if_there
 
 FromOption = Annotated[
     str | None,
@@ -44,7 +44,7 @@ def repair(store: StoreArgument, source: FromOption = None, options: BuildOption
         raise typer.BadParameter(f"--option {bad[0]}: expected NAME=VALUE, such as split=val")
     given = dict(text.split("=", 1) for text in options or [])
     with count_bar("rows") as update:
-        done = patient(store, repair_store, store, source, options=given, progress=update)
+        done = patient_if_there(store, repair_store, store, source, options=given, progress=update)
     if done.rows:  # otherwise it is not a store, or its manifest cannot be read
         rows = [counted(done.repaired_rows, "row")] if done.repaired_rows else []
         repaired, intact = ", ".join([*rows, *done.repaired_files]), f"{counted(done.rows, 'row')} intact"

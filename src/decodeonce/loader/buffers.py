@@ -76,7 +76,7 @@ def refuse_to_copy(self: object) -> NoReturn:
     torch would move the memory of a slot to another address when it sends the slot to a process.
     """
     raise TypeError(
-        f"a {type(self).__name__} of decodeonce cannot be pickled or copied: create the Loader in the process that "
+        f"decodeonce.{type(self).__name__} cannot be pickled or copied: create the Loader in the process that "
         "uses it, and give a DataLoader with workers a StoreDataset"
     )
 

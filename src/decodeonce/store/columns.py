@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
@@ -102,7 +103,8 @@ def add_column(path: str | os.PathLike[str], name: str, values: NDArray[np.gener
         column = Column(name, file, dtype.str, values.shape[1:])
         rows = max(1, COPIED_AT_ONCE // (dtype.itemsize * math.prod(column.shape)))
         parts = (values[first : first + rows] for first in range(0, count, rows))
-        prepared, target = paths.repair / file, paths.root / file
+        # The name is its own: without locks, another node may prepare a column of the same name.
+        prepared, target = paths.repair / f"column-{secrets.token_hex(4)}", paths.root / file
         try:
             written = write_array(prepared, values.shape, dtype, parts)
             with _changing(paths) as (manifest, facts):
@@ -136,21 +138,25 @@ def remove_column(path: str | os.PathLike[str], name: str) -> None:
         StoreError: If `path` is not a store, or has no column with this name.
         OSError: If the disk fails.
     """
-    with _alone(path) as paths, _changing(paths) as (manifest, facts):
-        files = [column.file for column in manifest.columns if column.name == name]
-        if not files:
-            names = ", ".join(column.name for column in manifest.columns) or "none"
-            message = f"{paths.root}: no column {name!r}, expected one of its columns: {names}"
-            file = paths.root / f"{name}.npy"
-            if file.name not in manifest.files and os.path.lexists(file):
-                message += f"; {file.name} is not part of the store; to delete it, run: rm {quoted(str(file))}"
-            raise StoreError(message)
-        facts["columns"] = [column for column in facts["columns"] if column["name"] != name]
-        del facts["files"][files[0]]
-        if name == BOX_LABELS:
-            facts.pop("box_classes", None)
-        _write_manifest(paths, facts)
-        remove_file(paths.root / files[0])
+    with _alone(path) as paths:
+        with _changing(paths) as (manifest, facts):
+            files = [column.file for column in manifest.columns if column.name == name]
+            if not files:
+                names = ", ".join(column.name for column in manifest.columns) or "none"
+                message = f"{paths.root}: no column {name!r}, expected one of its columns: {names}"
+                file = paths.root / f"{name}.npy"
+                if file.name not in manifest.files and os.path.lexists(file):
+                    message += f"; {file.name} is not part of the store; to delete it, run: rm {quoted(str(file))}"
+                raise StoreError(message)
+            facts["columns"] = [column for column in facts["columns"] if column["name"] != name]
+            del facts["files"][files[0]]
+            if name == BOX_LABELS:
+                facts.pop("box_classes", None)
+            _write_manifest(paths, facts)
+        # In a change of its own: once the manifest is replaced, another node may add the column again.
+        with _changing(paths) as (manifest, _):
+            if files[0] not in manifest.files:
+                remove_file(paths.root / files[0])
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import ParamSpec, TypeVar
 
 from decodeonce.errors import CHANGED_ELSEWHERE_ERRORS, DecodeonceError, Stopped
 from decodeonce.host import network_file_system
+from decodeonce.store.layout import StorePaths
 
 # sshfs caches names and sizes for 20 s, NFS for 60 s at most (acdirmax).
 CACHE_SECONDS = 60.0
@@ -75,6 +76,14 @@ def patient(folder: Path, call: Callable[P, T], *args: P.args, **kwargs: P.kwarg
                     raise
                 advice = "another node may be changing it, or the file server may be down; run the same command again"
                 raise Stopped(f"{what}; {advice}") from None
+
+
+def patient_if_there(folder: Path, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Like `patient` if `folder` holds a store or a build; otherwise return call() at once: the path may be wrong."""
+    paths = StorePaths(folder)
+    if os.path.lexists(paths.manifest) or os.path.lexists(paths.build):
+        return patient(folder, call, *args, **kwargs)
+    return call(*args, **kwargs)
 
 
 def _changed_elsewhere(error: BaseException | None, folder: Path) -> OSError | None:

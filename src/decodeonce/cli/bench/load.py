@@ -27,7 +27,6 @@ READERS = 32  # concurrent reads of single rows that keep storage busy (docs/con
 CHUNK = 1024  # rows between two looks at the clock
 WARM_BYTES = 1 << 30  # the most rows, in bytes, that are read into memory
 WARM_UP_BATCHES = 6  # more than a Loader has slots: the first write to a slot of 0.4 GB takes 1.6 s, the next 0.02 s
-MANY = 10**9
 COLD = 0.5  # the smallest share of read-ahead checks that finds rows on storage if the store is cold
 WHAT = {
     "training": "the training step",
