@@ -51,13 +51,6 @@ def count_reads(blocks: list[int], spans: dict[int, tuple[int, int]]) -> int:
 turns = st.lists(st.integers(0, 4), min_size=1, max_size=12)
 
 
-@given(st.integers(0, 40), turns)
-def test_workers_take_blocks_in_order(count: int, order: list[int]) -> None:
-    taken = take_all(BlockQueue(list(range(count)), {}), order)
-    assert sorted(chain(*taken.values())) == list(range(count))
-    assert all(blocks == sorted(blocks) for blocks in taken.values())
-
-
 @given(st.integers(1, 9), st.lists(st.integers(1, 30), min_size=1, max_size=25), turns, st.data())
 def test_each_unit_is_read_once_except_at_cuts(
     block_rows: int, unit_rows: list[int], order: list[int], data: st.DataObject
@@ -70,12 +63,6 @@ def test_each_unit_is_read_once_except_at_cuts(
     jumps = sum(k == 0 or blocks[k - 1] != block - 1 for blocks in taken.values() for k, block in enumerate(blocks))
     units = {unit for block in todo for unit in range(spans[block][0], spans[block][1] + 1)}
     assert sum(count_reads(blocks, spans) for blocks in taken.values()) <= len(units) + jumps
-
-
-@given(st.integers(2, 60), turns)
-def test_single_unit_goes_to_one_worker(count: int, order: list[int]) -> None:
-    taken = take_all(BlockQueue(list(range(count)), spans_of(1, [count])), order)
-    assert sorted(map(len, taken.values()))[-1] == count
 
 
 def test_many_units_are_shared_evenly() -> None:

@@ -141,12 +141,6 @@ def test_number_of_workers_changes_no_byte_and_killed_finish_is_completed(tmp_pa
     assert tree_bytes(out) == tree_bytes(in_process)
 
 
-def test_store_without_columns_does_not_mention_them(tmp_path: Path) -> None:
-    store = open_store(build_in_process(as_list(tmp_path, []), tmp_path / "out", RECIPE))
-    assert "columns" not in store.manifest.recipe
-    assert store.manifest.columns == ()
-
-
 @pytest.mark.parametrize(
     ("given", "dtype"),
     [

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -448,35 +444,6 @@ def test_block_size_equals_that_of_a_build_with_rejects(tmp_path: Path) -> None:
         first.manifest = type(first.manifest)(**facts)
         assert source.block_rows(1535, row_bytes) == expected
         assert source.block_rows(1534, row_bytes) is None
-
-
-@pytest.mark.long
-def test_conversion_of_300_mb_with_a_reject_equals_a_build(tmp_path: Path) -> None:
-    (tmp_path / "src/a").mkdir(parents=True)
-    for number in range(1535):
-        (tmp_path / f"src/a/{number}.jpg").write_bytes(jpeg(32, 32, seed=number % 7))
-    (tmp_path / "src/a/bad.jpg").write_bytes(b"not an image")
-    for container in ("npy", "hdf5"):
-        recipe = Recipe(container=container, shard_size=100 << 20)
-        build(FolderSource(tmp_path / "src"), tmp_path / container, recipe, Work(max_bad="1"))
-    convert([tmp_path / "npy"], tmp_path / "converted", Conversion(container="hdf5"))
-    assert tree_bytes(tmp_path / "converted") == tree_bytes(tmp_path / "hdf5")
-
-
-def test_killed_conversion_resumes_to_the_same_bytes(npy: Path, hdf5: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "decodeonce.cli", "convert", str(npy), str(tmp_path / "out")]
-    command += ["--format", "hdf5", "--shard-size", "2MiB", "--workers", "1"]
-    rng = random.Random(0)
-    for within in (0.6, 0.9, 1.2):
-        process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
-        try:
-            process.wait(timeout=rng.uniform(0.3, within))
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    if not (tmp_path / "out/store.json").exists() or (tmp_path / "out/.build").exists():
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    assert tree_bytes(tmp_path / "out") == tree_bytes(hdf5)
 
 
 def test_column_that_claims_huge_shape_is_an_error(tmp_path: Path) -> None:

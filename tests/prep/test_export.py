@@ -33,7 +33,6 @@ from tests.images import jpeg, make_image, tree_bytes
 from tests.store.signing import resign
 from tests.stores import make_store, random_images
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDER, JPEGS = ExportSettings("folder"), ExportSettings("folder", quality=95)
 TARS = ExportSettings("webdataset", shard_rows=100)
 COUNT = 600  # rows: three blocks of files, or six tars
@@ -318,15 +317,6 @@ def test_resumed_export_keeps_finished_blocks(
     kept = {(out / path.relative_to(ExportPaths(out).images)).stat().st_ino for path in inodes}
     assert len(kept & set(inodes.values())) >= (last if settings is FOLDER else 5)
     assert os.listdir(tmp_path) == ["out"]
-
-
-@pytest.mark.parametrize(("form", "steps"), [("webdataset", 15), pytest.param("folder", 30, marks=pytest.mark.long)])
-def test_export_resumes_after_a_kill_at_any_step(tmp_path: Path, form: str, steps: int) -> None:
-    store = make_store(tmp_path / "store", random_images(10))
-    command = [sys.executable, "-m", "tests.prep.killed_exports", str(store), str(tmp_path), form]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert int(result.stdout) > steps
 
 
 @pytest.mark.parametrize(("settings", "at"), [(FOLDER, 420), (TARS, 250)])

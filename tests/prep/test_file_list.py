@@ -7,15 +7,12 @@ import os
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.entry import Entry
-from decodeonce.prep.sources import FolderSource, ListSource, files, open_list, open_source
+from decodeonce.prep.sources import FolderSource, ListSource, open_list, open_source
 from decodeonce.prep.sources.file_list import find_layout, path_below
 from decodeonce.prep.sources.folder import ClassList, read_class_list
 from tests.forms.listed import write_list
@@ -140,13 +137,6 @@ def test_invalid_list_is_an_error_that_names_the_line(root: Path, text: str, mes
         list(listed(root, text.format(root=root)).entries())
 
 
-def test_class_number_beyond_class_list_is_an_error(root: Path) -> None:
-    with pytest.raises(
-        BuildError, match="line 2: label 2, expected 0 to 1; the class list has 2 names, expected one for each class"
-    ):
-        listed(root, "cat/1.jpg\t0\ndog/2.jpg\t2\n", classes=["a", "b"]).entries()
-
-
 def test_errors_name_the_file_of_the_class_list(root: Path) -> None:
     text = "cat/1.jpg\t0\ndog/2.jpg\t2\n"
     with pytest.raises(BuildError, match=r"line 2: label 2, .*; order\.txt has 2 names"):
@@ -252,28 +242,6 @@ def test_any_file_name_can_be_listed(tmp_path: Path) -> None:
     assert [restored.read(entry) for entry in entries] == names
 
 
-def test_store_may_be_next_to_list(root: Path) -> None:
-    source = listed(root, "cat/1.jpg\n")
-    assert not (root / "out").is_relative_to(source.top)
-
-
-def test_network_file_system_reads_stats_in_parallel(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "cat/1.jpg\ndog/2.jpg\ncat/3, 4.jpg\n"
-    one_by_one = list(listed(root, text).entries())
-    monkeypatch.setattr(files, "network_file_system", lambda path: "NFS")
-    monkeypatch.setattr(files, "STATS_AT_ONCE", 2)
-    used: list[int] = []
-    pool = ThreadPoolExecutor.map
-
-    def counted(self: Any, work: Any, entries: list[Entry]) -> Any:
-        used.append(len(entries))
-        return pool(self, work, entries)
-
-    monkeypatch.setattr(ThreadPoolExecutor, "map", counted)
-    assert list(listed(root, text).entries()) == one_by_one
-    assert used == [2, 1]
-
-
 @pytest.mark.parametrize(
     ("root", "path", "below"),
     [
@@ -289,11 +257,6 @@ def test_network_file_system_reads_stats_in_parallel(root: Path, monkeypatch: py
 )
 def test_paths_become_relative_to_root(root: str, path: str, below: str | None) -> None:
     assert path_below(root, path) == below
-
-
-def test_layout_is_found_without_reading_whole_list(root: Path) -> None:
-    file = write_list(root / "list", "cat/1.jpg\n" + "x" * 10_000_000)
-    assert find_layout(file).label is None
 
 
 def test_mix_of_names_and_numbers_is_an_error(root: Path) -> None:

@@ -16,21 +16,21 @@ import pytest
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.building import Work, build
-from decodeonce.prep.entry import Entry, Undecodable
+from decodeonce.prep.entry import Undecodable
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source, files, open_imagenet
 from decodeonce.prep.sources.formats.member import Member, clean_name, sort_members
 from decodeonce.prep.sources.formats.tar import list_tar
 from decodeonce.prep.sources.holders import Holder, open_holder
 from decodeonce.prep.sources.imagenet import forms as imagenet_forms
-from decodeonce.prep.sources.imagenet.split import AnySplit, ImagenetSplit
+from decodeonce.prep.sources.imagenet.split import AnySplit
 from decodeonce.store.class_words import ilsvrc2012
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.table import read_rejects
 from tests.forms import imagenet as forms
 from tests.forms.form import Pic
 from tests.forms.imagenet import CLS_LOC, DEVKIT, TRAIN_TAR, VAL_TAR, ZIP, Files, tar_bytes, write, zip_bytes
-from tests.images import jpeg, tree_bytes
+from tests.images import jpeg
 
 WNIDS = ["n01440764", "n01443537", "n01484850"]  # the ILSVRC2012_IDs are 449, 450 and 442
 PICS = [
@@ -60,28 +60,6 @@ def warnings(source: Source) -> list[str]:
 
 
 EXPECTED = {f"{pic.stem}.JPEG": pic.wnid for pic in VAL}
-
-
-# ---- rows
-
-
-def rows(source: Source, out: Path) -> dict[str, bytes]:
-    build(source, out, Recipe(height=16, width=16, shuffle_seed=None if source.keeps_order else 0), Work(workers=1))
-    kept = ("images-00000.npy", "labels.npy", "checksums.npy")
-    return {name: data for name, data in tree_bytes(out).items() if name in kept}
-
-
-@pytest.mark.parametrize("split", ["train", "val"])
-def test_tree_tar_and_zip_give_the_same_rows(tmp_path: Path, split: str) -> None:
-    names = ("tree", "tar", "zip-stored") if split == "train" else ("tree", "tar", "zip")
-    of_split = [form for form in forms.FORMS if form.name in [f"imagenet-{split}-{name}" for name in names]]
-    assert len(of_split) == 3
-    stores = {
-        form.name: rows(form.make(tmp_path / form.name, PICS), tmp_path / f"{form.name}.out") for form in of_split
-    }
-    tree = stores[f"imagenet-{split}-tree"]
-    assert len(tree) == 3
-    assert {name for name, store in stores.items() if store != tree} == set()
 
 
 # ---- detection
@@ -141,15 +119,6 @@ def test_member_names_are_paths(tmp_path: Path) -> None:
     write(tmp_path, {TRAIN_TAR: tar_bytes(forms.class_tars(PICS))})
     assert next(open_imagenet(tmp_path).entries()).text == f"{TRAIN_TAR}/n01440764.tar/n01440764_0.JPEG"
     assert next(open_imagenet(tmp_path / TRAIN_TAR).entries()).text == "n01440764.tar/n01440764_0.JPEG"
-
-
-def test_place_of_entry_is_its_offset_in_the_tar(tmp_path: Path) -> None:
-    write(tmp_path, {TRAIN_TAR: tar_bytes(forms.class_tars(PICS))})
-    data, facts = (tmp_path / TRAIN_TAR).read_bytes(), (tmp_path / TRAIN_TAR).stat()
-    source = open_imagenet(tmp_path)
-    for entry in source.entries():
-        assert data[entry.place : entry.place + entry.size] == source.read(entry)
-        assert (entry.unit, entry.mtime_ns) == (0, facts.st_mtime_ns)
 
 
 @pytest.mark.parametrize("split", ["auto", "val"])
@@ -667,17 +636,6 @@ def test_truncated_zip_is_an_error(tmp_path: Path) -> None:
     for root in (tmp_path, tmp_path / ZIP):
         with pytest.raises(BuildError, match=f"{ZIP}: not a zip, or truncated"):
             open_imagenet(root)
-
-
-def test_zip_truncated_after_planning_stops_task(tmp_path: Path) -> None:
-    write(tmp_path, {ZIP: zip_bytes(forms.kaggle(PICS, "train"))})
-    source = open_imagenet(tmp_path)
-    entries: list[Entry] = list(source.entries())
-    os.truncate(tmp_path / ZIP, 100)
-    assert isinstance(source, ImagenetSplit)
-    again = type(source)(source.root, **source.facts())
-    with pytest.raises(BuildError, match="changed since the plan"):
-        again.read(entries[0])
 
 
 def test_members_have_the_order_of_a_tree_walk() -> None:

@@ -103,22 +103,6 @@ def test_elements_of_several_nodes_use_the_launcher_of_the_site(tmp_path: Path) 
     assert "#PBS -l place=scatter" not in generic["plan.pbs"]
 
 
-@pytest.mark.parametrize("site", [SLURM, PBS])
-@pytest.mark.parametrize(
-    "name", ["plain", "a b", "it's", "a'; echo foo", 'say "x" $HOME `id` ', "a\n0", "a\x1b'\u202e\r", "\udcff", "-x"]
-)
-def test_unusual_names_reach_the_commands_unchanged(tmp_path: Path, site: Site, name: str) -> None:
-    folder, out = tmp_path / name, tmp_path / name / name
-    folder.mkdir()
-    show = ["sh", "-c", 'pwd && printf "%s\\n" "$@"', "show", str(out), name]
-    submit = write_scripts(out, site, Chain(tasks=1, cpus=1, then=Path(name)), [show] * 3, folder)
-    for script in submit.parent.glob("*.*"):
-        assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
-        if script != submit:
-            printed = subprocess.run(["bash", script], capture_output=True, check=True, env={"PATH": "/bin:/usr/bin"})
-            assert printed.stdout.decode("utf-8", "surrogateescape") == f"{folder}\n{out}\n{name}\n"
-
-
 @pytest.mark.parametrize("name", ["100%", "a\\b"])
 def test_names_with_special_characters_of_slurm_logs_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(BuildError, match=r"slurm treats '.*' in the path of a log specially"):

@@ -76,13 +76,6 @@ def test_line_with_wrong_digest_is_ignored(
     assert set(Journals(folder).blocks()) < {0, 1}
 
 
-def test_torn_line_does_not_affect_next_journal(tmp_path: Path) -> None:
-    path = write(tmp_path, (BlockRecord(0), 0))
-    path.write_bytes(path.read_bytes()[:-5])
-    write(tmp_path, (BlockRecord(1), 0))
-    assert Journals(tmp_path).blocks() == [1]
-
-
 def test_contradicting_records_are_redone(tmp_path: Path) -> None:
     good, other = BlockRecord(0), BlockRecord(0, crashes=1)
     write(tmp_path, (good, 0))

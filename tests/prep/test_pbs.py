@@ -69,18 +69,6 @@ def run_job(folder: Path, select: str, command: str) -> str:
     return (folder / "job.o1").read_text()
 
 
-@pytest.mark.parametrize(
-    ("select", "expected"),
-    [
-        ("2:ncpus=2:mpiprocs=2", ["0 00000002", "0 00000003", "1 20000001", "1 20000002"]),
-        ("1:ncpus=10:mpiprocs=10", [f"0 {number:08X}" for number in range(2, 12)]),
-    ],
-)
-def test_pbsdsh_numbers_processes_as_a_real_pbs(tmp_path: Path, select: str, expected: list[str]) -> None:
-    printed = run_job(tmp_path, select, """pbsdsh -- sh -c 'echo "$PBS_NODENUM $PBS_TASKNUM"'""")
-    assert sorted(printed.splitlines()) == [*expected, "returned 0"]
-
-
 @pytest.fixture
 def planned(tmp_path: Path) -> Path:
     """A planned store."""

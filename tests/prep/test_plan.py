@@ -13,7 +13,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,12 +53,6 @@ def test_shuffle_never_changes() -> None:
 
 
 GOLDEN_ORDER = [7, 3, 9, 2, 5, 4, 6, 0, 10, 1, 11, 8]
-
-
-def test_shuffled_range_draws_classes_evenly(tmp_path: Path) -> None:
-    labels = np.repeat(np.arange(10), 1000)[shuffled(10_000, 0)]
-    counts = np.bincount(labels[:2000], minlength=10)
-    assert np.abs(counts - 200).max() < 5 * np.sqrt(200)
 
 
 def test_plan_lists_every_sample_once(tmp_path: Path) -> None:
@@ -184,13 +177,6 @@ def test_labels_follow_class_list_and_descriptions_follow_mapping(tmp_path: Path
         scan(open_imagenet(tree, classes=["n00000000", "n00000002"]))
     with pytest.raises(BuildError, match="contains 'n00000000' twice"):
         scan(open_imagenet(tree, classes=["n00000000", "n00000000"]))
-
-
-@pytest.mark.parametrize("name", ["..", ".", "a/b", ""])
-def test_class_list_rejects_names_outside_the_source(tmp_path: Path, name: str) -> None:
-    tree = make_tree(tmp_path / "src", classes=1)
-    with pytest.raises(BuildError, match="the class list contains"):
-        scan(open_imagenet(tree, classes=["n00000000", name]))
 
 
 def test_different_source_is_an_error(tmp_path: Path) -> None:

@@ -38,13 +38,12 @@ from decodeonce.prep.sources import (
     open_imagenet,
     open_webdataset,
 )
-from decodeonce.store import add_column, disk, open_store, stage_store, verify_store
+from decodeonce.store import disk, open_store, stage_store, verify_store
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.hdf5 import virtual_bytes
 from decodeonce.store.manifest import DATA_OFFSET, ImageClass, read_manifest
 from decodeonce.store.select import Selection
 from tests.forms.all_forms import FORMS, PICS
-from tests.forms.boxed import XML
 from tests.forms.folder import write_folder
 from tests.forms.form import Form, Pic
 from tests.forms.webdataset import sample, write_tar
@@ -450,34 +449,6 @@ def test_samples_and_rejects_are_repaired_from_a_copy(
     assert tree_bytes(store) == original_bytes
 
 
-@pytest.mark.parametrize("column", ["boxes.npy", "box_labels.npy"])
-def test_damaged_column_is_repaired_from_a_copy(tmp_path: Path, column: str) -> None:
-    source = BoxedSource(FolderSource(write_folder(tmp_path / "src", PICS)), xml_of(tmp_path), BoxRules(keep=1))
-    store = build_in_process(source, tmp_path / "out", replace(RECIPE, boxes=BoxRules(keep=1)))
-    copy = Path(shutil.copytree(store, tmp_path / "copy"))
-    damage_bits(store / column, 140)
-    assert f"{column}: damaged; restore it from a copy of the store" in unrepaired_sentence(store, tmp_path / "src")
-    repair_all(store, copy, 0, [column])
-    assert tree_bytes(store) == tree_bytes(copy)
-
-
-def test_damaged_user_column_is_repaired_by_adding_it_again(store: Path, tree: Path) -> None:
-    scores = np.arange(len(open_store(store)), dtype=np.float32)
-    add_column(store, "score", scores)
-    damage_bits(store / "score.npy", 140)
-    command = f"prep column add {store} score FILE.npy"
-    assert unrepaired_sentence(store, tree).endswith(f", or add the same values again: `{command}`")
-    add_column(store, "score", scores)
-    assert verify_store(store).ok
-
-
-def xml_of(folder: Path) -> Path:
-    (folder / "xml").mkdir()
-    for pic in PICS:
-        (folder / f"xml/{pic.stem}.xml").write_text(XML.format(pic.wnid))
-    return folder / "xml"
-
-
 # What cannot be repaired.
 
 
@@ -496,12 +467,6 @@ def test_missing_or_changed_image_is_named(store: Path, tmp_path: Path) -> None:
     assert f"row 5: {name}: not in {tree}; pass what the store was built from" in unrepaired_sentence(store, tree)
     path.write_bytes(kept)
     repair_all(store, tree, 1)
-
-
-def test_damaged_rows_without_source_are_named(store: Path) -> None:
-    damage_rows(store, 0, 1, 2, 6)
-    sentence = "pass as --from what the store was built from, or another store with these rows"
-    assert unrepaired_sentence(store, None) == f"{store}: rows 0..2, row 6: {sentence}"
 
 
 def test_only_the_first_20_ranges_of_rows_are_named(tmp_path: Path) -> None:
@@ -843,15 +808,6 @@ def test_random_damage_is_repaired_or_named(
     data: st.DataObject, stores: dict[str, Path], tree: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     check_random_damage(data, stores, tree, tmp_path_factory.getbasetemp() / "damaged.store")
-
-
-@pytest.mark.long
-@settings(max_examples=2000)
-@given(data=st.data())
-def test_much_random_damage_is_repaired_or_named(
-    data: st.DataObject, stores: dict[str, Path], tree: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    check_random_damage(data, stores, tree, tmp_path_factory.getbasetemp() / "much-damaged.store")
 
 
 def badly_damaged(stores: dict[str, Path], out: Path) -> Path:

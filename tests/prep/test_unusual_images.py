@@ -278,7 +278,6 @@ KEPT = {
     ),
 }
 UNCOMPRESSED_TIFF = {"tiff", "tiff-pages", "tiff-cmyk", "tiff-16"}
-OPTIONS = {"extreme-shape": {"height": 64, "width": 64}}
 
 
 @pytest.mark.parametrize("id_", KEPT)
