@@ -20,7 +20,7 @@ from tests.images import encoded, jpeg, lossless_jpeg, make_image, raw_png, segm
 
 SIZE = (24, 16)
 MAX_PIXELS = 1 << 20  # instead of 179 million: images of that size take a second
-BOXES = ((), ((0.0, 0.0, 1.0, 1.0),), ((0.4, 0.4, 0.4, 0.4),), ((0.9, 0.1, 1.0, 0.2),))
+BOXES = (None, [0.0, 0.0, 1.0, 1.0], [0.4, 0.4, 0.4, 0.4], [0.9, 0.1, 1.0, 0.2])
 CHOICES = list(product(get_args(Fit), get_args(Exif), get_args(OnDamaged), (False, True), BOXES))
 DECODERS: dict[tuple[str, str, str, bool, bool], Decoder] = {}
 EXIF_HEAD = b"Exif\0\0"
@@ -100,16 +100,16 @@ def TestOneInput(data: bytes) -> None:
     """Decoding gives a row or raises Undecodable."""
     if not data:
         return
-    fit, exif, on_damaged, scaled, boxes = CHOICES[data[0] % len(CHOICES)]
-    key = (fit, exif, on_damaged, scaled, bool(boxes))
+    fit, exif, on_damaged, scaled, box = CHOICES[data[0] % len(CHOICES)]
+    key = (fit, exif, on_damaged, scaled, bool(box))
     if key not in DECODERS:
-        rules = BoxRules() if boxes else None
+        rules = BoxRules() if box else None
         recipe = Recipe(*SIZE, fit=fit, exif=exif, on_damaged=on_damaged, scaled_decode=scaled, boxes=rules)
         DECODERS[key] = Decoder(recipe)
     decoder = DECODERS[key]
     try:
         with patch.object(decode, "MAX_PIXELS", MAX_PIXELS):
-            row = decoder.row(data[1:], Entry(b"a/b.jpg", 0, len(data), 0, boxes=boxes))
+            row = decoder.row(data[1:], Entry(b"a/b.jpg", 0, len(data), 0, planned={"box": box} if box else {}))
     except Undecodable:
         return
     assert len(row.pixels) == SIZE[0] * SIZE[1] * 3

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
+import math
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep.entry import Entry
+from decodeonce.prep.entry import Box, Entry
 from decodeonce.prep.pixels.geometry import pixel_box
 from decodeonce.prep.recipe import BoxRules
 from decodeonce.prep.sources import FolderSource, Source, files, open_source
@@ -103,6 +105,14 @@ class AnnotatedTree:
         return list(TreeSource(self.src).entries())
 
 
+def boxed(entry: Entry, *boxes: Box, names: Sequence[str] = (), keep: int = 0) -> Entry:
+    """Return the entry as a BoxedSource yields it with these boxes and names."""
+    edges: list[float] = [*itertools.chain(*boxes), *[math.nan] * 4 * ((keep or 1) - len(boxes))]
+    numbers: list[float] = [*map(names.index, names), *[-1] * (keep - len(names))]
+    facts = (*(",".join(map(str, box)) for box in boxes), *map(repr, names))
+    return replace(entry, planned={"edges": edges, "numbers": numbers} if keep else {"box": edges}, facts=facts)
+
+
 def listed(annotated: AnnotatedTree, **rules: Any) -> tuple[list[Entry], list[str]]:
     source = annotated.source(**rules)
     entries = list(source.entries())
@@ -123,7 +133,8 @@ def annotated(tmp_path: Path) -> AnnotatedTree:
 def test_annotation_is_found_at_any_depth_by_its_file_name(annotated: AnnotatedTree, path: str) -> None:
     annotated.annotate(path.format(f"{FISH}_2"), xml(INSIDE, filename=f"{FISH}_1"))
     entries, _ = listed(annotated)
-    assert [entry.boxes for entry in entries] == [(), ((0.1, 0.25, 0.6, 0.875),), ()]
+    first, second, third = annotated.plain_entries()
+    assert entries == [boxed(first), boxed(second, (0.1, 0.25, 0.6, 0.875)), boxed(third)]
 
 
 def test_image_stem_has_no_folder_and_suffix() -> None:
@@ -343,11 +354,11 @@ def test_each_object_is_an_entry_in_xml_order(annotated: AnnotatedTree) -> None:
     entries, warnings = listed(annotated)
     first = annotated.plain_entries()[0]
     assert entries[:3] == [
-        replace(first, label=1, boxes=((0.5, 0.0, 1.0, 1.0),)),
-        replace(first, label=0, boxes=((0.0, 0.0, 0.5, 0.5),)),
-        replace(first, label=1, boxes=((0.0, 0.0, 1.0, 1.0),)),
+        boxed(replace(first, label=1), (0.5, 0.0, 1.0, 1.0)),
+        boxed(replace(first, label=0), (0.0, 0.0, 0.5, 0.5)),
+        boxed(replace(first, label=1), (0.0, 0.0, 1.0, 1.0)),
     ]
-    assert entries[3:] == annotated.plain_entries()[1:]
+    assert entries[3:] == list(map(boxed, annotated.plain_entries()[1:]))
     assert warnings == [f"images without a usable box, kept whole: 2 (first train/{FISH}/{FISH}_2.JPEG)"]
 
 
@@ -357,7 +368,7 @@ def test_images_without_box_are_kept_whole_or_skipped(annotated: AnnotatedTree) 
     annotated.annotate(f"{SHARK}_3.xml", xml(INSIDE))
     for keep in (0, 3):
         entries, warnings = listed(annotated, without="keep", least=9, keep=keep)
-        assert entries[:2] == annotated.plain_entries()[:2]
+        assert entries[:2] == [boxed(entry, keep=keep) for entry in annotated.plain_entries()[:2]]
         assert len(entries) == 3
         entries, skipped = listed(annotated, without="skip", least=9, keep=keep)
         assert [entry.text for entry in entries] == [f"train/{SHARK}/{SHARK}_3.JPEG"]
@@ -377,8 +388,8 @@ def test_up_to_k_boxes_are_kept_with_label_of_image(annotated: AnnotatedTree) ->
     source = annotated.source(keep=2)
     entries = list(source.entries())
     kept = ((0.0, 0.0, 0.1, 1.0), (0.0, 0.0, 0.2, 1.0))
-    first = [replace(entry, boxes=kept, box_names=("dog", "dog")) for entry in annotated.plain_entries()[:2]]
-    assert entries == first + annotated.plain_entries()[2:]
+    *first, last = annotated.plain_entries()
+    assert entries == [*(boxed(entry, *kept, names=("dog", "dog"), keep=2) for entry in first), boxed(last, keep=2)]
     assert [cls.name for cls in source.classes()] == [FISH, SHARK, DOG]
     more = f"images with more than 2 boxes; only the first 2 are kept: 1 (first train/{FISH}/{FISH}_1.JPEG)"
     assert more in source.doubts(3)
@@ -411,7 +422,8 @@ def test_object_label_follows_class_name_or_unique_word_or_is_new(annotated: Ann
 def test_kept_box_has_class_name_of_its_object(annotated: AnnotatedTree) -> None:
     names = [SHARK, "TENCH", "dog", "crane", "Dog"]
     annotated.annotate(f"{FISH}_1.xml", xml(*((name, (0, 0, 50, 40)) for name in names)))
-    assert next(annotated.source(keep=5).entries()).box_names == (SHARK, FISH, "dog", "crane", "Dog")
+    found, expected = next(annotated.source(keep=6).entries()), [SHARK, FISH, "dog", "crane", "Dog"]
+    assert (found.facts[5:], found.planned["numbers"]) == (tuple(map(repr, expected)), [0, 1, 2, 3, 4, -1])
 
 
 def test_shared_and_unmatched_annotations_cause_warnings(annotated: AnnotatedTree) -> None:
@@ -451,16 +463,21 @@ def test_other_methods_delegate_to_inner_source(annotated: AnnotatedTree) -> Non
     assert inner.samples_seen == [3]  # the number of entries of the inner source
     assert source.read(entries[3]) == b"an image"
     assert source.row_maker(source) is source
-    assert source.facts() == inner.facts()
+    assert source.facts()["source"] == inner.facts()
 
 
-def test_plan_restores_inner_source(annotated: AnnotatedTree) -> None:
-    annotated.annotate(f"{FISH}_1.xml", xml(INSIDE))
-    source = BoxedSource(FolderSource(annotated.src / "train"), annotated.boxes, BoxRules())
+@pytest.mark.parametrize("keep", [0, 2])
+def test_plan_restores_source_with_boxes(annotated: AnnotatedTree, keep: int) -> None:
+    annotated.annotate(f"{FISH}_1.xml", xml(INSIDE, ("dog", (0, 0, 9, 9)), ("a", (0, 0, 9, 9))))
+    source = BoxedSource(FolderSource(annotated.src / "train"), annotated.boxes, BoxRules(keep=keep))
     entries = list(source.entries())
-    again = open_source(source.kind, source.root, source.facts())
-    assert type(again) is FolderSource
+    again = open_source(source.kind, source.root, json.loads(json.dumps(source.facts())))
+    assert type(again) is BoxedSource
+    assert type(again.source) is FolderSource
     assert again.read(entries[0]) == b"an image"
+    assert again.columns() == source.columns()
+    assert again.manifest_facts({}, "") == source.manifest_facts({}, "")
+    assert source.manifest_facts({}, "").get("box_classes") == (["dog", FISH] if keep else None)
 
 
 def test_network_file_system_reads_annotations_in_parallel_and_in_order(
@@ -491,7 +508,7 @@ def test_names_that_are_not_utf8_are_matched(tmp_path: Path) -> None:
     name = b"\xff\n1"
     (tmp_path / "src/train" / FISH / os.fsdecode(name + b".JPEG")).write_bytes(b"an image")
     annotated.annotate(os.fsdecode(name + b".xml"), xml(INSIDE))
-    assert [len(entry.boxes) for entry in listed(annotated)[0]] == [1]
+    assert [len(entry.facts) for entry in listed(annotated)[0]] == [1]
     assert Annotations(annotated.boxes).read(b"other.JPEG") is NOT_ANNOTATED
     annotated.annotate(os.fsdecode(name + b".xml"), "<")
     assert listed(annotated)[0][0].problem.startswith("\udcff\n1.xml: not well-formed")

@@ -95,7 +95,7 @@ def dry_run(request: BuildRequest, time: Time, seconds: float = SECONDS) -> Iter
     paths = StorePaths(out)
     check_output_dir(paths, source)
     decoders = decoder_versions(recipe.container)
-    listing = scan(source, recipe.boxes_per_row)
+    listing = scan(source)
     check_listing(source, listing)
     check_expected(source, listing.candidates, request.expect)
     facts = plan_facts(source, listing, recipe, decoders)

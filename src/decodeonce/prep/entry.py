@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 # (left, top, right, bottom) as fractions of the image's width and height, 0 to 1. Annotations may have been made at
 # another image size, so pixels would not do.
 Box = tuple[float, float, float, float]
+WHOLE = [math.nan] * 4
 Value = int | float | list[int] | list[float]  # a sample's value in a numeric column
 
 
@@ -31,9 +34,10 @@ class Entry:
         problem: Why the sample cannot become a row; "" if it can.
         unit: For the source's own use: the index of the file or row group that holds the sample.
         place: For the source's own use: the position of the sample within `unit`.
-        boxes: Boxes drawn in the image.
-        box_names: Class names of `boxes`, if boxes are kept as columns.
         values: One value per name in the source's `column_names`; may be empty if there is a problem.
+        planned: Further lists of numbers by name, with the same names and lengths for every entry without a problem.
+            The plan keeps them for the source's `column_values`. "box" is the part of the image that becomes the row.
+        facts: What the digest of the listing covers instead of `planned`.
     """
 
     name: bytes
@@ -43,14 +47,20 @@ class Entry:
     problem: str = ""
     unit: int = 0
     place: int = 0
-    boxes: tuple[Box, ...] = ()
-    box_names: tuple[str, ...] = ()
     values: tuple[Value, ...] = ()
+    planned: Mapping[str, list[float]] = field(default_factory=dict)
+    facts: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
         """The name as the .tsv files write it, the same in every locale."""
         return name_text(self.name)
+
+    @property
+    def box(self) -> Box | None:
+        """The part of the image that becomes the row; None, planned as NaN, for the whole image."""
+        left, top, right, bottom = self.planned.get("box", WHOLE)
+        return None if math.isnan(left) else (left, top, right, bottom)
 
 
 def name_bytes(text: str) -> bytes:

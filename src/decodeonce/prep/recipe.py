@@ -122,7 +122,7 @@ class Recipe:
             check_choice(name, getattr(self, name), allowed)
         if self.map and self.scaled_decode:
             raise ValueError("scaled_decode cannot be combined with a map: a map may change the image size")
-        if self.map and self.kept_boxes:
+        if self.map and self.boxes and self.boxes.keep:
             raise ValueError("kept boxes cannot be combined with a map: boxes would not follow a map that moves pixels")
 
     @classmethod
@@ -136,16 +136,6 @@ class Recipe:
         if own["map"] is not None:
             own["map"] = UserMap(**own["map"])
         return cls(**own)
-
-    @property
-    def boxes_per_row(self) -> int:
-        """Number of boxes that a plan stores per row."""
-        return max(1, self.boxes.keep) if self.boxes else 0
-
-    @property
-    def kept_boxes(self) -> int:
-        """Maximum number of boxes that the store keeps per row; 0 if it keeps none."""
-        return self.boxes.keep if self.boxes else 0
 
     @property
     def shape(self) -> tuple[int, int, int]:

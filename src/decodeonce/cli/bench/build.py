@@ -34,7 +34,7 @@ def measure_build(request: BuildRequest, seconds: float) -> dict[str, Any]:
     source, recipe, folder = request.source, request.recipe, request.out.absolute().parent
     check_output_dir(StorePaths(folder / "scratch"), source)
     start = time.perf_counter()
-    listing = scan(source, recipe.boxes_per_row)
+    listing = scan(source)
     listed = time.perf_counter() - start
     check_listing(source, listing)
     check_expected(source, listing.candidates, request.expect)

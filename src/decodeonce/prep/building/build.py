@@ -65,7 +65,7 @@ def make_plan(source: Source, out: Path, recipe: Recipe, expect: int | None = No
         if (plan := _stamped_plan(paths, source, recipe.facts(decoders))) is not None:
             check_expected(source, plan.candidates, expect)
             return plan
-    listing = scan(source, recipe.boxes_per_row)
+    listing = scan(source)
     check_expected(source, listing.candidates, expect)
     facts = plan_facts(source, listing, recipe, decoders)
     if not paths.plan.exists():

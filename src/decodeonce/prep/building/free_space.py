@@ -170,8 +170,9 @@ def _output(*command: str) -> str | None:
 
 
 def space_needed(plan: Plan) -> Need:
-    """Return what a build will write: rows, plan and journals (about 200 bytes per row, 60 per box), and files."""
-    numbers = sum(int(column.dtype[2:]) * math.prod(column.shape) for column in plan.columns)
-    other_bytes = 200 + 60 * plan.recipe.boxes_per_row + 2 * numbers  # numbers are in the plan and in the store
-    files = plan.blocks.shards + OTHER_FILES + 2 * len(plan.columns)
+    """Return what a build will write: rows, plan and journals (about 200 bytes per row), and files."""
+    planned = plan.facts["planned"]
+    numbers = sum((8 + int(column.dtype[2:])) * math.prod(column.shape) for column in plan.columns)
+    other_bytes = 200 + numbers + 2 * sum(size for _, size in planned)  # numbers are in the plan and in the store
+    files = plan.blocks.shards + OTHER_FILES + 2 * (len(planned) + len(plan.columns))
     return Need(plan.count, plan.count * (plan.recipe.row_bytes + other_bytes), files)

@@ -24,11 +24,9 @@ from decodeonce.store.signed import canonical
 from decodeonce.store.table import read_rejects
 
 # Files that a killed build may leave in OUT and in OUT/.build. Any other file belongs to the user.
-OURS = re.compile(
-    r"images-\d{5}\.(npy|h5)|(labels|checksums|boxes|box_count|box_labels)\.npy|(samples|rejects)\.tsv|store\.h5"
-)
+OURS = re.compile(r"images-\d{5}\.(npy|h5)|(labels|checksums)\.npy|(samples|rejects)\.tsv|store\.h5")
 OURS_IN_BUILD = re.compile(
-    r"lock|journals|plan-(rows\.npy|names\.bin|(boxes|box-labels|column-\d+)\.npy|rejects\.tsv)|plan\.json|store\.h5"
+    r"lock|journals|plan-(rows\.npy|names\.bin|column-\d+\.npy|rejects\.tsv)|plan\.json|store\.h5"
     r"|\..*\.tmp|tmp.*\.h5"
 )
 
@@ -59,7 +57,7 @@ def is_built(source: Source, out: Path, recipe: Recipe, expect: int | None = Non
     found, planned = open_store(out).manifest, recipe.facts(decoder_versions(recipe.container))
     if changes := _differences(source.manifest_facts(planned, "")["recipe"], found.recipe):
         raise BuildError(_different_store(out, changes))
-    listing = scan(source, recipe.boxes_per_row)
+    listing = scan(source)
     check_expected(source, listing.candidates, expect)
     wanted = source.manifest_facts(planned, listing.digest)["source"]
     # The digest of the listing decides. Stores of earlier releases have no options.

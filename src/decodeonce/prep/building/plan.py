@@ -5,9 +5,7 @@ OUT/.build:
 
 - plan-rows.npy: one record per row.
 - plan-names.bin: the names of the samples, concatenated.
-- plan-boxes.npy: the boxes of each row, if the recipe has boxes.
-- plan-box-labels.npy: the labels of the boxes, if boxes are kept.
-- plan-column-0.npy and so on: one file per numeric column.
+- plan-column-0.npy and so on: one file per numeric column, then one for each of the source's other numbers.
 - plan.json: written last; the plan exists once this file does.
 
 Arrays are memory-mapped, so that a task reads only its own rows.
@@ -18,11 +16,9 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import math
 import os
 import struct
-from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,7 +31,7 @@ from numpy.typing import NDArray
 from decodeonce.errors import REPLACED_ERRORS, BuildError, Stopped, StoreError
 from decodeonce.formatting import counted, quoted
 from decodeonce.prep.building.blocks import Blocks
-from decodeonce.prep.entry import Box, Entry, name_text
+from decodeonce.prep.entry import Entry, name_text
 from decodeonce.prep.recipe import Recipe, differences
 from decodeonce.prep.sources import Source, open_source
 from decodeonce.prep.sources.formats.numbers import NumberColumn
@@ -47,7 +43,7 @@ from decodeonce.store.signed import canonical, digest_of
 from decodeonce.store.table import REJECT_COLUMNS, line, read_rejects, reject_line
 from decodeonce.store.writer import write_array
 
-PLAN_VERSION = 5
+PLAN_VERSION = 6
 ROW = np.dtype(
     [
         ("label", "<i4"),
@@ -74,12 +70,12 @@ class Samples:
     Attributes:
         rows: One record of dtype ROW per sample.
         names: The bytes of all names, in the order of the samples.
-        boxes: (samples, K, 4) float64; NaN for missing boxes. Empty without boxes.
+        planned: The values of `Entry.planned` by name, each (samples, ...).
     """
 
     rows: NDArray[np.void]
     names: NDArray[np.uint8]
-    boxes: NDArray[np.float64]
+    planned: Mapping[str, NDArray[Any]]
 
     def entry(self, row: int) -> Entry:
         """Return one sample."""
@@ -88,10 +84,11 @@ class Samples:
     def entries(self, first: int, last: int) -> list[Entry]:
         """Return the samples [first, last)."""
         places = self.rows[first:last][["unit", "place"]].tolist()
-        boxes = [_boxes_of(held) for held in self.boxes[first:last].tolist()] if len(self.boxes) else [()] * len(places)
+        lists = [values[first:last].tolist() for values in self.planned.values()]
+        held = zip(*lists, strict=True) if lists else [()] * len(places)
         return [
-            Entry(*values, unit=unit, place=place, boxes=held)
-            for values, (unit, place), held in zip(self.values(first, last), places, boxes, strict=True)
+            Entry(*value, unit=unit, place=place, planned=dict(zip(self.planned, numbers, strict=True)))
+            for value, (unit, place), numbers in zip(self.values(first, last), places, held, strict=True)
         ]
 
     def values(self, first: int, last: int) -> list[tuple[bytes, int, int, int]]:
@@ -134,19 +131,12 @@ class Samples:
         return f"{len(names)} {kind} (first {name_text(first)})"
 
 
-def _boxes_of(held: list[list[float]]) -> tuple[Box, ...]:
-    """Return a sample's boxes without the missing ones, which are NaN."""
-    return tuple((box[0], box[1], box[2], box[3]) for box in held if box[0] == box[0])  # NaN != NaN
-
-
 @dataclass(frozen=True)
 class Listing:
     """A scanned source: its samples in its own order, and those that cannot become rows.
 
     Attributes:
         samples: The samples that can become rows.
-        box_labels: (samples, K) int32, indexes into `box_classes`; -1 for missing boxes.
-        box_classes: Class names of the boxes, sorted.
         columns: The columns in the source's `column_names`, each with its values (samples, ...).
         rejects: Samples that cannot become rows.
         digest: Covers class, size, name, boxes and values of every candidate, and whether it can become a row.
@@ -154,8 +144,6 @@ class Listing:
     """
 
     samples: Samples
-    box_labels: NDArray[np.int32]
-    box_classes: tuple[str, ...]
     columns: tuple[tuple[Column, NDArray[Any]], ...]
     rejects: tuple[Reject, ...]
     digest: str
@@ -170,14 +158,13 @@ class Listing:
         return len(self) + len(self.rejects)
 
 
-def scan(source: Source, boxes: int = 0) -> Listing:
+def scan(source: Source) -> Listing:
     """List a source once, and log its warnings.
 
-    Memory per sample is 44 bytes, the name, 36 bytes for each of `boxes` boxes, and 8 bytes for each numeric value.
+    Memory per sample is 44 bytes, the name, and 8 bytes for each number.
     """
-    rows, names, rejects, held_boxes, no_boxes = bytearray(), bytearray(), [], array("d"), (math.nan,) * (4 * boxes)
+    rows, names, rejects, planned = bytearray(), bytearray(), [], dict[str, NumberColumn]()
     own = [NumberColumn(name) for name in source.column_names]
-    held_numbers, seen_names = array("i"), dict[str, int]()
     digest, frozen = xxhash.xxh3_64(), xxhash.xxh3_64()
     for entry in source.entries():
         fact = b"%d\t%d\t%s%s\n" % (entry.label, entry.size, entry.name, _other_facts(entry))
@@ -191,41 +178,24 @@ def scan(source: Source, boxes: int = 0) -> Listing:
         names += entry.name
         for column, value in zip(own, entry.values, strict=True):
             column.append(value)
-        if boxes:
-            flat = [side for box in entry.boxes[:boxes] for side in box]
-            held_boxes.extend([*flat, *no_boxes[len(flat) :]])
-            numbers = [seen_names.setdefault(name, len(seen_names)) for name in entry.box_names[:boxes]]
-            held_numbers.extend([*numbers, *[-1] * (boxes - len(numbers))])
+        for name, numbers in entry.planned.items():
+            planned.setdefault(name, NumberColumn(name)).append(numbers)
     for doubt in source.doubts(len(rows) // PACKED.size):
         logging.getLogger("decodeonce").warning("%s: %s", source.root, doubt)
-    box_classes = tuple(sorted(seen_names))
-    label_of = {name: label for label, name in enumerate(box_classes)}
-    labels = np.array([*(label_of[name] for name in seen_names), -1], np.int32)  # the index -1 gives the label -1
-    count = len(rows) // PACKED.size
-    return Listing(
-        samples=Samples(
-            np.frombuffer(rows, ROW),
-            np.frombuffer(names, np.uint8),
-            np.frombuffer(held_boxes, np.float64).reshape(count, boxes, 4),
-        ),
-        box_labels=labels[np.frombuffer(held_numbers, np.int32)].reshape(count, boxes),
-        box_classes=box_classes,
-        columns=tuple(column.to_column() for column in own),
-        rejects=tuple(rejects),
-        digest=digest.hexdigest(),
-        frozen=frozen.hexdigest(),
-    )
+    held = {name: column.to_array() for name, column in planned.items()}
+    samples = Samples(np.frombuffer(rows, ROW), np.frombuffer(names, np.uint8), held)
+    columns = tuple(column.to_column() for column in own)
+    return Listing(samples, columns, tuple(rejects), digest.hexdigest(), frozen.hexdigest())
 
 
 def _other_facts(entry: Entry) -> bytes:
-    """Return the entry's boxes and values for the digest, or a mark if it has a problem.
+    """Return the entry's facts and values for the digest, or a mark if it has a problem.
 
     The problem's text is not part of the digest, because operating systems word errors differently.
     """
     if entry.problem:
         return b"\t!"
-    boxes = [",".join(map(repr, box)) for box in entry.boxes] + [ascii(name) for name in entry.box_names]
-    return "".join(f"\t{fact}" for fact in (*boxes, *entry.values)).encode()
+    return "".join(f"\t{fact}" for fact in (*entry.facts, *entry.values)).encode()
 
 
 def check_expected(source: Source, found: int, expect: int | None) -> None:
@@ -308,13 +278,8 @@ class Plan:
             raise self._damaged(self.paths.plan_names)
         # All names may be empty, and an empty file cannot be mapped.
         names = np.memmap(self.paths.plan_names, np.uint8, "r") if nbytes else np.empty(0, np.uint8)
-        boxes = self._mapped(self.paths.plan_boxes) if self.recipe.boxes_per_row else np.empty((0, 0, 4))
-        return Samples(rows, names, boxes)
-
-    @cached_property
-    def box_labels(self) -> NDArray[np.int32]:
-        """The labels of the kept boxes of each planned row, (count, K) int32; -1 for missing ones."""
-        return self._mapped(self.paths.plan_box_labels)
+        planned = enumerate(self.facts["planned"], len(self.columns))
+        return Samples(rows, names, {name: self.column_values(number) for number, (name, _) in planned})
 
     @cached_property
     def columns(self) -> list[Column]:
@@ -390,12 +355,10 @@ def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[
         "block_rows": blocks.block_rows,
         "shard_rows": blocks.shard_rows,
         "columns": [asdict(column) for column, _ in listing.columns],
+        "planned": [[name, values[:1].nbytes] for name, values in listing.samples.planned.items()],
         "classes": [{"name": c.name, "description": c.description} for c in source.classes()],
         "recipe": recipe.facts(decoders),
-        "manifest": {
-            **({"box_classes": list(listing.box_classes)} if recipe.kept_boxes else {}),
-            **source.manifest_facts(recipe.facts(decoders), listing.digest),
-        },
+        "manifest": source.manifest_facts(recipe.facts(decoders), listing.digest),
         "source": {
             "kind": source.kind,
             "root": os.path.abspath(source.root),
@@ -415,13 +378,8 @@ def write_plan(paths: StorePaths, listing: Listing, facts: dict[str, Any]) -> Pl
     chunks = [order[first : first + CHUNK] for first in range(0, len(order), CHUNK)]
     write_atomic(paths.plan_names, (_names(listing, chunk) for chunk in chunks))
     write_array(paths.plan_rows, order.shape, AS_BYTES, _rows(listing, chunks))
-    arrays = [(paths.plan_column(number), values) for number, (_, values) in enumerate(listing.columns)]
-    if listing.samples.boxes.size:
-        arrays.append((paths.plan_boxes, listing.samples.boxes))
-    if Recipe.from_facts(facts["recipe"]).kept_boxes:
-        arrays.append((paths.plan_box_labels, listing.box_labels))
-    for path, values in arrays:
-        write_array(path, values.shape, values.dtype, map(values.__getitem__, chunks))
+    for number, values in enumerate([*(values for _, values in listing.columns), *listing.samples.planned.values()]):
+        write_array(paths.plan_column(number), values.shape, values.dtype, map(values.__getitem__, chunks))
     write_atomic(paths.plan_rejects, [line(REJECT_COLUMNS), *map(reject_line, listing.rejects)])
     return write_facts(paths, facts)
 

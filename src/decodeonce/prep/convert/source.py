@@ -17,7 +17,7 @@ from decodeonce.prep.convert.rows import StoreRows
 from decodeonce.prep.convert.selection import SelectedRows
 from decodeonce.prep.entry import Entry, RowMaker, name_bytes
 from decodeonce.prep.recipe import Recipe
-from decodeonce.prep.sources.base import Source
+from decodeonce.prep.sources.base import DecodedRows, Source
 from decodeonce.store.manifest import BOX_LABELS, Column, ImageClass
 from decodeonce.store.select import Selection
 from decodeonce.store.table import Reject, read_rejects
@@ -97,14 +97,14 @@ class StoreSource(Source):
         """Return the columns, which are the same in all stores."""
         return list(self.inputs[0].manifest.columns)
 
-    def column_values(self, column: Column, entries: Sequence[Entry]) -> NDArray[np.generic]:
+    def column_values(self, column: Column, rows: DecodedRows) -> NDArray[np.generic]:
         """Return the values of the rows. Boxes are scaled to the new size; box labels refer to the merged classes."""
-        values = np.empty((len(entries), *column.shape), column.dtype)
-        units, places = (np.array([getattr(entry, name) for entry in entries]) for name in ("unit", "place"))
+        values = np.empty((len(rows.samples), *column.shape), column.dtype)
+        units, places = rows.samples["unit"], rows.samples["place"]
         for unit in np.unique(units).tolist():
-            rows = self.inputs[unit]
-            found = rows.store.columns[column.name][places[units == unit]]
-            if column.name == BOX_LABELS and rows.manifest.box_classes is not None:
+            stored = self.inputs[unit]
+            found = stored.store.columns[column.name][places[units == unit]]
+            if column.name == BOX_LABELS and stored.manifest.box_classes is not None:
                 # The label -1 means no box; as an index it takes the -1 that is appended here.
                 found = np.array([*self._box_classes[1][unit], -1])[found]
             values[units == unit] = found

@@ -113,7 +113,6 @@ class Decoder:
         self._row = (recipe.width, recipe.height)
         self._filter = FILTERS[recipe.filter]
         self._buffer = np.empty(0, np.uint8)
-        self._cuts = recipe.boxes is not None and not recipe.kept_boxes
         self._map = load_map(recipe.map) if recipe.map else None
         self._class_names = class_names
 
@@ -127,7 +126,7 @@ class Decoder:
             MemoryError: The machine, or a limit set by the user, has too little memory.
         """
         try:
-            decoded = self.decode(data, entry.boxes[0] if self._cuts and entry.boxes else None)
+            decoded = self.decode(data, entry.box)
             if self._map is None:
                 return self._fitted(data, entry, decoded, decoded.image, decoded.shown_size)
             made = self._apply_map(decoded, entry)

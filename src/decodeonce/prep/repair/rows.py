@@ -137,7 +137,7 @@ def _entries(sample: Sample, recipe: Recipe) -> Iterator[Entry]:
     for step in product((0, 1), repeat=4) if recipe.scaled_decode else [(0, 0, 0, 0)]:
         left, top, right, bottom = (edge + by * share for edge, by, share in zip(edges, step, inward, strict=True))
         width, height = sample.width, sample.height
-        yield replace(entry, boxes=((left / width, top / height, right / width, bottom / height),))
+        yield replace(entry, planned={"box": [left / width, top / height, right / width, bottom / height]})
 
 
 class StoredRows:

@@ -60,11 +60,15 @@ __getattr__, __dir__ = lazy_imports(__name__, __file__)
 
 
 def open_source(kind: str, root: Path, facts: dict[str, Any]) -> Source:
-    """Make the source that a plan names, without its boxes, which the plan holds."""
+    """Make the source that a plan names."""
     from decodeonce.prep.sources.base import WITH_BOXES
 
-    source: Source = _load(SOURCES[kind.removesuffix(WITH_BOXES)].source)(root, **facts)
-    return source
+    if not kind.endswith(WITH_BOXES):
+        source: Source = _load(SOURCES[kind].source)(root, **facts)
+        return source
+    from decodeonce.prep.sources.boxed import BoxedSource
+
+    return BoxedSource.from_facts(open_source(kind.removesuffix(WITH_BOXES), root, facts["source"]), facts)
 
 
 def find_opener(kind: str) -> Callable[..., Source]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from decodeonce.formatting import counted
@@ -17,6 +19,23 @@ from decodeonce.store.manifest import Column, ImageClass
 from decodeonce.store.table import Reject
 
 WITH_BOXES = "+boxes"  # suffix of `kind` for a source with boxes
+
+
+@dataclass(frozen=True)
+class DecodedRows:
+    """Some rows of a decoded store, from which a source computes columns.
+
+    Args:
+        recipe: The recipe of the store.
+        samples: The `unit` and `place` of the rows' entries.
+        facts: `width` and `height` of the source images in pixels, and `turn` as in Row.
+        planned: The values of `Entry.planned` by name, each (n, ...).
+    """
+
+    recipe: Recipe
+    samples: NDArray[np.void]
+    facts: NDArray[np.void]
+    planned: Mapping[str, NDArray[Any]]
 
 
 class Source(ABC):
@@ -181,11 +200,11 @@ class Source(ABC):
         """Return further columns of the store whose values come from `column_values`; default none."""
         return []
 
-    def column_values(self, column: Column, entries: Sequence[Entry]) -> NDArray[Any]:
-        """Return the values of one of `columns` for these samples.
+    def column_values(self, column: Column, rows: DecodedRows) -> NDArray[Any]:
+        """Return the values of one of `columns` for these rows.
 
         Returns:
-            An array of shape (len(entries), *column.shape) and the column's dtype.
+            An array of shape (n, *column.shape). It is stored with the column's dtype.
         """
         raise NotImplementedError
 

@@ -64,13 +64,15 @@ class NumberColumn:
         (length,) = self._shape
         return self._held[index * length : (index + 1) * length].tolist()
 
+    def to_array(self) -> NDArray[Any]:
+        """Return the values as int64 or float64."""
+        return np.frombuffer(self._held, np.dtype(self._held.typecode)).reshape(-1, *(self._shape or ()))
+
     def to_column(self) -> tuple[Column, NDArray[Any]]:
-        """Return the column of the store, and its values."""
-        values: NDArray[Any] = np.frombuffer(self._held, np.dtype(self._held.typecode))
-        if self._held.typecode == "d" and np.abs(values).max() <= WHOLE_IN_FLOAT32:
-            values = values.astype(np.float32)
-        shape = self._shape or ()
-        return Column(self.name, column_file(self.name), values.dtype.str, shape), values.reshape(-1, *shape)
+        """Return the column of the store, and its values as int64 or float64."""
+        values = self.to_array()
+        fits = self._held.typecode == "d" and np.abs(values).max() <= WHOLE_IN_FLOAT32
+        return Column(self.name, column_file(self.name), "<f4" if fits else values.dtype.str, values.shape[1:]), values
 
     def _shape_from_first(self, value: object) -> tuple[int, ...]:
         if self._shape is None:
