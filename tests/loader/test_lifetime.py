@@ -162,6 +162,13 @@ STEP = StepRows(np.arange(4), 4, 0)
 epochs: list[Epoch] = []  # keeps the epochs of fillers; a filler whose epoch is gone ends
 
 
+@pytest.fixture(autouse=True)
+def drop_epochs() -> Iterator[None]:
+    """Drop the epochs of a test, whose deliveries would keep memory for reuse."""
+    yield
+    epochs.clear()
+
+
 def make_filler(store: Path, steps: Iterable[StepRows], calls: Callable[..., list[Call]] | None = None) -> Filler:
     """A started filler of batches of 4 rows on the host, whose reader has the method `calls`."""
     opened = open_store(store)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -216,6 +218,27 @@ def test_block_written_again_after_finish_changes_no_row(
                 writer.write(plan.blocks[index], 0, record, buffer)
     assert verify_store(out).ok
     assert {name: data for name, data in tree_bytes(out).items() if ".build" not in name} == reference
+
+
+def test_second_of_two_concurrent_plans_finds_the_first(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, source, recipe = tmp_path / "store", open_imagenet(tree), Recipe(**LARGE_ROWS)
+    build_module = sys.modules["decodeonce.prep.building.build"]  # as an attribute, this name is the function
+    write, plans = vars(build_module)["write_plan"], ThreadPoolExecutor(2)
+    later: list[Future[Plan]] = []
+
+    def write_while_another_plans(*arguments: Any) -> Any:
+        assert not later, "both processes plan"
+        later.append(plans.submit(make_plan, source, out, recipe))
+        while not re.search(rf"-> FLOCK .* {os.getpid()} ", Path("/proc/locks").read_text()):
+            assert not later[0].done(), "the second plan did not wait"
+        return write(*arguments)
+
+    monkeypatch.setattr(build_module, "write_plan", write_while_another_plans)
+    first = make_plan(source, out, recipe)
+    assert {**first.facts, "digest": later[0].result().facts["digest"]} == later[0].result().facts
+    plans.shutdown()
 
 
 def test_block_with_contradicting_journals_is_redone(tree: Path, reference: dict[str, bytes], tmp_path: Path) -> None:

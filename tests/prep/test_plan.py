@@ -337,7 +337,7 @@ class _Synthetic(Source):
 
 
 def test_plan_takes_less_than_200_bytes_per_sample(tmp_path: Path) -> None:
-    count, paths = 30_000, StorePaths(tmp_path)
+    count, paths = 100_000, StorePaths(tmp_path)
     paths.journals.mkdir(parents=True)
     tracemalloc.start()
     listing = scan(_Synthetic(count))
