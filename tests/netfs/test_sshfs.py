@@ -69,7 +69,6 @@ def test_two_nodes_add_a_column_each(mounted: list[Mount], served: Path, tmp_pat
     assert verify_store(store).ok
     for number, name in enumerate(["left", "right"]):
         np.testing.assert_array_equal(open_store(store).columns[name], np.arange(ROWS) + 100 * number)
-    assert not (store / ".repair").exists()
 
 
 @pytest.mark.parametrize("pair", range(PAIRS))
@@ -93,7 +92,8 @@ def test_equal_builds_of_a_name_that_nodes_have_cached(
     if (served / "store").exists():  # finished by the pair before; both nodes still see its files for up to 20 s
         shutil.rmtree(served / "store")
     ended = run(*(["build", "folder", str(tree), str(node.path / "store"), *FLAGS] for node in mounted))
-    assert [code for code, _ in ended] == [0, 0], "\n".join(output for _, output in ended)
+    # The guarantee: one builds the store, and the other finds it or asks to be run again.
+    assert sorted(code for code, _ in ended) in ([0, 0], [0, 75]), "\n".join(output for _, output in ended)
     assert digests(served / "store") == expected
 
 
