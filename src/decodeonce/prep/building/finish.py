@@ -100,7 +100,7 @@ def _next_step(paths: StorePaths) -> str:
 class _Finisher:
     """Writes the files of a store from its plan and its journals, up to store.json.
 
-    Memory per planned row is 44 bytes, and 100 bytes for each row that is a box.
+    Memory per planned row is 64 bytes at most, and about 100 bytes more for each row that is a box.
     """
 
     def __init__(self, plan: Plan, journals: Journals) -> None:
