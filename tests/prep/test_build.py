@@ -241,6 +241,14 @@ def test_second_of_two_concurrent_plans_finds_the_first(
     plans.shutdown()
 
 
+def test_plan_without_journals_is_built(tree: Path, reference: dict[str, bytes], tmp_path: Path) -> None:
+    # Two nodes without locks that plan at once: one may remove the folder of the other, and keep the plan.
+    plan = make_plan(open_imagenet(tree), tmp_path, Recipe(**LARGE_ROWS))
+    plan.paths.journals.rmdir()
+    build(open_imagenet(tree), tmp_path, Recipe(**LARGE_ROWS), Work(workers=1, max_bad="2"))
+    assert tree_bytes(tmp_path) == reference
+
+
 def test_block_with_contradicting_journals_is_redone(tree: Path, reference: dict[str, bytes], tmp_path: Path) -> None:
     out = tmp_path / "store"
     decode_all(tree, out)

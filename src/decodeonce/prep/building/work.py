@@ -19,6 +19,7 @@ from decodeonce.prep.building.status import done_rejects
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import OnBad, check_choice, differences
 from decodeonce.store import StorePaths
+from decodeonce.store.durable import make_folder
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ def work(out: Path, how: Work | None = None, progress: Callable[[Progress], None
     try:
         plan = read_plan(paths)
         _check_decoders(plan)
+        make_folder(paths.journals)  # without locks, another node may have removed it while it wrote the same plan
         _Task(plan, how or Work()).run(progress or (lambda done: None))
     except (BuildError, Stopped, OSError) as error:
         if not paths.manifest.exists():
