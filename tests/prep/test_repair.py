@@ -40,9 +40,9 @@ from decodeonce.prep.sources import (
 )
 from decodeonce.store import disk, open_store, stage_store, verify_store
 from decodeonce.store.hashing import hexdigest
-from decodeonce.store.hdf5 import virtual_bytes
 from decodeonce.store.manifest import DATA_OFFSET, ImageClass, read_manifest
 from decodeonce.store.select import Selection
+from decodeonce.store.writer import virtual_bytes
 from tests.forms.all_forms import FORMS, PICS
 from tests.forms.folder import write_folder
 from tests.forms.form import Form, Pic

@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from decodeonce import open_store
 from decodeonce.errors import StoreError
 from decodeonce.store import verify_store
-from decodeonce.store.containers import CONTAINERS
+from decodeonce.store.containers import CONTAINERS, npy_header
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.manifest import parse_manifest, read_manifest
-from decodeonce.store.npy import npy_header
 from tests.store.signing import Facts, replace_file, resign, sign
 from tests.stores import make_store, random_images
 

@@ -23,12 +23,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decodeonce.store import ImageClass, StorePaths
-from decodeonce.store.containers import CONTAINERS
+from decodeonce.store.containers import CONTAINERS, npy_header
 from decodeonce.store.hashing import hexdigest, row_checksum
-from decodeonce.store.hdf5 import virtual_bytes
 from decodeonce.store.manifest import DATA_OFFSET, parse_manifest, read_manifest
-from decodeonce.store.npy import npy_header
-from decodeonce.store.writer import seal_store, trim_shards
+from decodeonce.store.writer import seal_store, trim_shards, virtual_bytes
 from tests.stores import make_store
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -1,12 +1,17 @@
-"""The file formats of shards. To add one, write a module with the members of `Container` and extend `CONTAINERS`."""
+"""The file formats of shards. To add one, write a class with the members of `Container` and extend `CONTAINERS`."""
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+import tempfile
 from pathlib import Path
 from typing import Protocol
 
-from decodeonce.store.hdf5 import Hdf5Container
-from decodeonce.store.npy import NpyContainer
+from decodeonce.errors import StoreError
+
+NPY_MAGIC = b"\x93NUMPY\x01\x00"
 
 
 class Container(Protocol):
@@ -22,6 +27,71 @@ class Container(Protocol):
 
     def head(self, shape: tuple[int, int, int, int], *, size: int, scratch: Path) -> bytes:
         """Return the header of a shard with `shape` (rows, H, W, C): the `size` bytes before its first row."""
+
+
+def npy_header(shape: tuple[int, ...], descr: str, *, size: int = 128) -> bytes:
+    """Return the npy v1.0 header of a C-order array, padded with spaces to `size` bytes (a multiple of 64)."""
+    text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {tuple(map(int, shape))}, }}"
+    length = size - len(NPY_MAGIC) - 2
+    if len(text) + 1 > length:
+        raise ValueError(f"a header of {len(text)} characters does not fit in {size} bytes")
+    return NPY_MAGIC + length.to_bytes(2, "little") + text.ljust(length - 1).encode("ascii") + b"\n"
+
+
+class NpyContainer:
+    """Shards as .npy files: a header page, then the rows. `numpy.load(path, mmap_mode="r")` can read them."""
+
+    suffix = ".npy"
+    magic = NPY_MAGIC
+
+    def head(self, shape: tuple[int, int, int, int], *, size: int, scratch: Path) -> bytes:
+        """Return the header of a shard with `shape` (rows, H, W, C): the `size` bytes before its first row."""
+        return npy_header(shape, "|u1", size=size)
+
+
+class Hdf5Container:
+    """Shards as HDF5 files: one page of metadata, then the contiguous rows. Plain h5py can read them."""
+
+    suffix = ".h5"
+    magic = b"\x89HDF\r\n\x1a\n"
+
+    def head(self, shape: tuple[int, int, int, int], *, size: int, scratch: Path) -> bytes:
+        """Return the `size` bytes before the first row, copied from a sparse file that libhdf5 writes in `scratch`.
+
+        libver "earliest" puts superblock, group and dataset header (1,090 bytes) before the data. A metadata block of
+        `size` bytes and the alignment make the data begin at byte `size`. The code checks that no metadata follows it.
+        """
+        import h5py
+
+        handle, name = tempfile.mkstemp(suffix=".h5", dir=scratch)
+        os.close(handle)
+        template = Path(name)
+        try:
+            with h5py.File(
+                template,
+                "w",
+                libver="earliest",
+                meta_block_size=size,
+                alignment_threshold=2048,
+                alignment_interval=size,
+            ) as file:
+                create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+                create.set_layout(h5py.h5d.CONTIGUOUS)
+                create.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+                create.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+                create.set_obj_track_times(False)
+                space = h5py.h5s.create_simple(shape)
+                dataset = h5py.h5d.create(file.id, b"images", h5py.h5t.STD_U8LE, space, create)
+                offset, nbytes = dataset.get_offset(), dataset.get_storage_size()
+            if offset != size or template.stat().st_size != size + nbytes:
+                raise StoreError(f"libhdf5 put the rows at byte {offset}, expected {size}; use --format npy")
+            with open(template, "rb") as laid_out:
+                return laid_out.read(size)
+        except RuntimeError as error:  # for a file that libhdf5 cannot extend; only the text holds the errno
+            code = re.search(r"errno = (\d+)", str(error))
+            raise OSError(int(code[1]) if code else errno.EIO, str(error), name) from error
+        finally:
+            template.unlink()
 
 
 CONTAINERS: dict[str, Container] = {"npy": NpyContainer(), "hdf5": Hdf5Container()}

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from decodeonce.errors import StoreError
+from decodeonce.store.containers import npy_header
 from decodeonce.store.layout import ContainerName, missing_advice
-from decodeonce.store.npy import npy_header
 from decodeonce.store.regular_files import read_regular
 from decodeonce.store.signed import MAX_BYTES, parse_signed, sign
 

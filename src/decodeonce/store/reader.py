@@ -15,10 +15,10 @@ from decodeonce.errors import StoreError
 from decodeonce.host import allow_open_files
 from decodeonce.store.checks import check_file, check_not_replaced, check_size, check_store
 from decodeonce.store.class_words import with_words
+from decodeonce.store.containers import npy_header
 from decodeonce.store.images import Images, Pixels
 from decodeonce.store.layout import StorePaths, verify_command
 from decodeonce.store.manifest import BOX_LABELS, Column, ImageClass, Manifest
-from decodeonce.store.npy import npy_header
 from decodeonce.store.part import Part, rows_text
 from decodeonce.store.regular_files import reading
 from decodeonce.store.table import Samples

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from decodeonce.errors import StoreError
 from decodeonce.formatting import counted
 from decodeonce.store.checks import check_file, check_shard, check_size
+from decodeonce.store.containers import npy_header
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.images import runs
 from decodeonce.store.layout import StorePaths
 from decodeonce.store.manifest import Manifest, read_manifest
-from decodeonce.store.npy import npy_header
 from decodeonce.store.part import read_part, rows_text
 from decodeonce.store.pieces import Piece, pieces
 from decodeonce.store.reader import Store

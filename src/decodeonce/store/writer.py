@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +13,12 @@ from numpy.typing import NDArray
 
 from decodeonce.errors import StoreError
 from decodeonce.store.checks import check_size
-from decodeonce.store.containers import CONTAINERS
+from decodeonce.store.containers import CONTAINERS, npy_header
 from decodeonce.store.durable import cut_file, remove_file, sync_file, sync_folder, write_at, write_atomic, writing
 from decodeonce.store.hashing import file_chunks, hexdigest
-from decodeonce.store.hdf5 import virtual_bytes
 from decodeonce.store.layout import StorePaths, verify_command
-from decodeonce.store.manifest import DATA_OFFSET, Manifest, Shard, SmallFile, parse_manifest
-from decodeonce.store.npy import npy_header
+from decodeonce.store.manifest import DATA_OFFSET, ImageClass, Manifest, Shard, SmallFile, parse_manifest
+from decodeonce.store.table import escape
 
 
 def shard_ranges(count: int, shard_rows: int) -> Iterator[tuple[int, int]]:
@@ -133,6 +133,41 @@ def _seal_shard(paths: StorePaths, draft: Manifest, index: int, first: int, rows
     head = container.head((rows, *draft.shape), size=DATA_OFFSET, scratch=scratch)
     write_head(path, head)
     return Shard(path.name, first, rows, DATA_OFFSET, DATA_OFFSET + rows * draft.row_bytes, hexdigest(head))
+
+
+def virtual_bytes(manifest: Manifest, *, labels: NDArray[np.int64], with_classes: bool = True) -> bytes:
+    """Return the bytes of store.h5.
+
+    /images is a virtual dataset over all shards, /labels a copy of the labels, and /classes the class names. Stores of
+    earlier releases lack /classes: `prep repair` writes their store.h5 without it.
+
+    The file is made in memory, because on a full disk libhdf5 may end the process with SIGSEGV. The low-level calls
+    are needed because h5py's VirtualLayout would write the current time into the file.
+    """
+    import h5py
+
+    create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    create.set_layout(h5py.h5d.VIRTUAL)
+    create.set_obj_track_times(False)
+    whole = h5py.h5s.create_simple((manifest.count, *manifest.shape))
+    for shard in manifest.shards:
+        part = (shard.rows, *manifest.shape)
+        whole.select_hyperslab((shard.first_row, 0, 0, 0), part)
+        create.set_virtual(whole, os.fsencode(shard.file), b"images", h5py.h5s.create_simple(part))
+    whole.select_all()
+    with h5py.File("store.h5", "w", libver=("earliest", "v110"), driver="core", backing_store=False) as file:
+        h5py.h5d.create(file.id, b"images", h5py.h5t.STD_U8LE, whole, create)
+        file.create_dataset("labels", data=labels)
+        if with_classes:
+            file.create_dataset("classes", data=[*map(_text, manifest.classes)], dtype=h5py.string_dtype("utf-8"))
+        file.flush()
+        image: bytes = file.id.get_file_image()
+    return image
+
+
+def _text(cls: ImageClass) -> bytes:
+    """Encode a class name as in samples.tsv, in valid UTF-8. Zero bytes become "?", since HDF5 strings end at them."""
+    return escape(cls.name).replace("\0", "?").encode("utf-8", "replace")
 
 
 def write_head(path: Path, head: bytes) -> None:

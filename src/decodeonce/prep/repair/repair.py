@@ -23,19 +23,17 @@ from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.repair.reasons import COPY, FROM_COPY, Reason, row_sentences, versions_to_install
 from decodeonce.store import Report, Sample, Shard, Store, StorePaths, disk, verify_store
 from decodeonce.store.columns import RESERVED
-from decodeonce.store.containers import CONTAINERS
+from decodeonce.store.containers import CONTAINERS, npy_header
 from decodeonce.store.disk import LINK
 from decodeonce.store.durable import empty_folder, sync_folder, write_at, write_atomic, writing
 from decodeonce.store.hashing import hexdigest, row_checksum
-from decodeonce.store.hdf5 import virtual_bytes
 from decodeonce.store.locks import LOCK, locked
 from decodeonce.store.manifest import read_manifest
-from decodeonce.store.npy import npy_header
 from decodeonce.store.part import read_part
 from decodeonce.store.shard_file import ShardFile
 from decodeonce.store.table import Samples
 from decodeonce.store.verify import read_checksums, stored_checksums
-from decodeonce.store.writer import copy_small, write_head
+from decodeonce.store.writer import copy_small, virtual_bytes, write_head
 
 if TYPE_CHECKING:
     from decodeonce.prep.repair.rows import ImageRows, StoredRows
