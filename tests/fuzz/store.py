@@ -14,7 +14,7 @@ from decodeonce.prep.convert import merge
 from decodeonce.prep.convert.rows import StoreRows
 from decodeonce.store import open_store, verify_store
 from decodeonce.store.hashing import hexdigest
-from decodeonce.store.part import Part
+from decodeonce.store.manifest import part_bytes
 from decodeonce.store.reader import Store
 from decodeonce.store.table import read_rejects
 from tests.fuzz import Mutate
@@ -35,7 +35,7 @@ def seeds() -> Iterator[bytes]:
     """Yield a store and a part of it, as JSON with the text of each file."""
     whole = {"facts": FACTS} | {name: (ROOT / name).read_bytes().decode("latin-1") for name in SMALL}
     yield json.dumps(whole).encode()
-    part = json.loads(Part(FACTS["digest"], 1, 2).to_bytes())
+    part = json.loads(part_bytes(FACTS["digest"], range(1, 3)))
     yield json.dumps({**whole, "part": part}).encode()
 
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from decodeonce.store.hashing import hexdigest
-from decodeonce.store.signed import canonical, digest_of
+from decodeonce.store.hashing import canonical, digest_of, hexdigest
 
 Facts = dict[str, Any]
 

@@ -22,7 +22,7 @@ ALLOWED = {
     "store/disk.py": CALLS | {"os.open"},
     "prep/processes/child.py": {"truncate"},
     "prep/processes/isolated.py": {"open", "os.open"},
-    "store/hdf5.py": {"unlink"},
+    "store/containers.py": {"unlink"},
     "cli/__init__.py": {"write", "os.open", "shutil.get_terminal_size"},
     "cli/log.py": {"os.open"},
     "cli/written.py": {"os.open"},

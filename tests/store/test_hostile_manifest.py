@@ -10,7 +10,7 @@ import pytest
 
 from decodeonce import open_store
 from decodeonce.errors import StoreError
-from decodeonce.store.signed import MAX_BYTES
+from decodeonce.store.hashing import MAX_BYTES
 from decodeonce.store.table import REJECT_COLUMNS, line, read_rejects
 from tests.store.signing import resign
 from tests.stores import make_store, random_images

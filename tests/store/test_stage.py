@@ -28,10 +28,8 @@ from decodeonce.errors import StageError, StoreError
 from decodeonce.store import Report, Store, StorePaths, open_store, part_rows, stage_store, verify_store
 from decodeonce.store import stage as stage_module
 from decodeonce.store.containers import CONTAINERS
-from decodeonce.store.manifest import DATA_OFFSET
-from decodeonce.store.part import Part, read_part
-from decodeonce.store.pieces import pieces
-from decodeonce.store.shard_file import PAGE
+from decodeonce.store.manifest import DATA_OFFSET, part_bytes, read_part
+from decodeonce.store.shard_file import PAGE, pieces
 from tests import disks
 from tests.store.signing import resign, sign
 from tests.stores import make_store, random_images
@@ -139,11 +137,11 @@ def test_pieces_are_whole_pages_if_possible(tmp_path: Path, shape: tuple[int, in
     shard = manifest.shards[0].__class__("a", 0, 1000, DATA_OFFSET, DATA_OFFSET + 1000 * size, "")
     manifest = replace(manifest, count=1000, shape=shape, shards=(shard,))
     found = list(pieces(manifest, range(3, 901)))
-    assert (found[0].rows.start, found[-1].rows.stop) == (3, 901)
-    assert all(a.rows.stop == b.rows.start for a, b in pairwise(found))
-    assert max(piece.nbytes for piece in found) <= max(17 * MIB, size)
+    assert (found[0][1].start, found[-1][1].stop) == (3, 901)
+    assert all(a.stop == b.start for (_, a), (_, b) in pairwise(found))
+    assert max(len(rows) for _, rows in found) * size <= max(17 * MIB, size)
     if shape[0] != 61:
-        assert all(piece.offset % PAGE == 0 for piece in found[1:])
+        assert all(shard.offset(rows.start) % PAGE == 0 for shard, rows in found[1:])
 
 
 def test_rows_outside_take_no_disk_space(large: Path, tmp_path: Path) -> None:
@@ -254,7 +252,7 @@ GOLDEN = b"""{
 
 
 def test_bytes_of_stage_json() -> None:
-    assert Part("0123456789abcdef", 20, 20).to_bytes() == GOLDEN
+    assert part_bytes("0123456789abcdef", range(20, 40)) == GOLDEN
 
 
 @pytest.mark.parametrize("whole", ["npy"], indirect=True)

@@ -17,7 +17,7 @@ from decodeonce.store import Store
 from decodeonce.store.checks import check_file
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import repair_advice
-from decodeonce.store.part import rows_text
+from decodeonce.store.manifest import rows_text
 from decodeonce.store.verify import read_rows, row_ranges
 
 Pixels = NDArray[np.uint8]

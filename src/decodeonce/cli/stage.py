@@ -35,7 +35,7 @@ def stage(
     """
     part, parts, who = _share(rank, world_size, node_rank, node_count)
     from decodeonce.store import open_store, part_rows, stage_store
-    from decodeonce.store.part import rows_text
+    from decodeonce.store.manifest import rows_text
     from decodeonce.store.stage import THREADS
 
     opened = open_store(store)

@@ -12,14 +12,14 @@ from decodeonce.lazy import lazy_imports
 if TYPE_CHECKING:
     from decodeonce.store.columns import add_column as add_column
     from decodeonce.store.columns import remove_column as remove_column
-    from decodeonce.store.images import Images as Images
     from decodeonce.store.layout import StorePaths as StorePaths
     from decodeonce.store.manifest import Column as Column
     from decodeonce.store.manifest import ImageClass as ImageClass
     from decodeonce.store.manifest import Manifest as Manifest
     from decodeonce.store.manifest import Shard as Shard
     from decodeonce.store.manifest import SmallFile as SmallFile
-    from decodeonce.store.part import part_rows as part_rows
+    from decodeonce.store.manifest import part_rows as part_rows
+    from decodeonce.store.reader import Images as Images
     from decodeonce.store.reader import Store as Store
     from decodeonce.store.reader import open_store as open_store
     from decodeonce.store.stage import Staged as Staged

@@ -5,44 +5,13 @@ from __future__ import annotations
 import errno
 import stat
 from pathlib import Path
-from typing import NamedTuple
 
 from decodeonce.errors import TRANSIENT_ERRORS, Stopped, StoreError, retry_advice
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.hashing import file_chunks, file_hexdigest, hexdigest
 from decodeonce.store.layout import StorePaths, missing_advice, repair_advice
-from decodeonce.store.manifest import Manifest, Shard, SmallFile, read_manifest
-from decodeonce.store.part import Part, read_part
+from decodeonce.store.manifest import Manifest, Shard, SmallFile
 from decodeonce.store.regular_files import read_regular, reading
-
-
-class CheckedStore(NamedTuple):
-    """A store or staged part whose file sizes and shard headers match its manifest."""
-
-    paths: StorePaths
-    manifest: Manifest
-    part: Part | None
-
-    @property
-    def rows(self) -> range:
-        """The rows whose images this folder holds."""
-        return self.part.held if self.part else range(self.manifest.count)
-
-
-def check_store(root: Path) -> CheckedStore:
-    """Read a store's manifest and check all file sizes and shard headers, without reading rows.
-
-    Raises:
-        StoreError: If the manifest, a size or a header is wrong.
-    """
-    paths = StorePaths(root)
-    manifest = read_manifest(paths.manifest)
-    part = read_part(paths.part, manifest)
-    for shard in manifest.shards:
-        check_shard(paths.root / shard.file, shard, manifest.container)
-    for name, facts in manifest.files.items():
-        check_size(paths.root / name, facts.bytes)
-    return CheckedStore(paths, manifest, part)
 
 
 def unreadable_shard_error(path: Path, error: OSError) -> StoreError | Stopped:

@@ -23,7 +23,7 @@ from decodeonce.errors import StoreError
 from decodeonce.formatting import quoted
 from decodeonce.store import disk
 from decodeonce.store.durable import empty_folder, make_folder, remove_file, sync_folder, write_atomic
-from decodeonce.store.hashing import file_chunks, file_hexdigest
+from decodeonce.store.hashing import file_chunks, file_hexdigest, sign
 from decodeonce.store.layout import StorePaths
 from decodeonce.store.locks import LOCK, claimed, locked
 from decodeonce.store.manifest import (
@@ -37,7 +37,6 @@ from decodeonce.store.manifest import (
 )
 from decodeonce.store.network import CACHE_SECONDS, Patience, on_network
 from decodeonce.store.regular_files import read_regular, reading
-from decodeonce.store.signed import sign
 from decodeonce.store.writer import write_array
 
 RESERVED = {"labels", "checksums", *BOX_COLUMNS}  # written by builds

@@ -1,32 +1,41 @@
-"""store.json, the description of a store. It is validated completely before any other file of the store is used."""
+"""store.json, the description of a store, and stage.json, the range of rows that a staged part holds.
+
+They are validated completely before any other file of the store is used.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, is_dataclass
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from types import UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from decodeonce.errors import StoreError
 from decodeonce.store.containers import npy_header
+from decodeonce.store.hashing import MAX_BYTES, parse_signed, sign
 from decodeonce.store.layout import ContainerName, missing_advice
 from decodeonce.store.regular_files import read_regular
-from decodeonce.store.signed import MAX_BYTES, parse_signed, sign
 
 FORMAT = "decodeonce"
 VERSION = 1
+PART_FORMAT = "decodeonce-part"
+PART_VERSION = 1
 DATA_OFFSET = 4096
 MAX_DATA_OFFSET = 1 << 20  # headers are read into memory
 BOX_LABELS = "box_labels"  # the column of indexes into box_classes; -1 for none
 BOX_COLUMNS = ("boxes", "box_count", BOX_LABELS)  # written by `prep build --keep-boxes`
 REBUILD = "remove the store and build it again"
+OPTIONAL_KEYS = {"box_classes", "decoder_crashes"}  # manifests of earlier releases lack them
 T = TypeVar("T")
+_field_types: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
 
 @dataclass(frozen=True)
@@ -143,7 +152,7 @@ class Manifest:
     files: dict[str, SmallFile]
     box_classes: tuple[str, ...] | None = None
     decoder_crashes: int = 0
-    dtype: str = "uint8"
+    dtype: Literal["uint8"] = "uint8"
     digest: str = field(default="", compare=False)
 
     @property
@@ -185,6 +194,13 @@ def overlap(rows: range, others: range) -> range:
     return range(start, max(start, min(rows.stop, others.stop)))
 
 
+def rows_text(rows: range) -> str:
+    """Format rows for messages: "no rows", "row 5", "rows 5..9"."""
+    if not rows:
+        return "no rows"
+    return f"row {rows[0]}" if len(rows) == 1 else f"rows {rows[0]}..{rows[-1]}"
+
+
 def read_manifest(path: Path) -> Manifest:
     """Read and validate the manifest `path`. Raise StoreError if it is missing or invalid."""
     try:
@@ -215,9 +231,9 @@ def parse_manifest(encoded: bytes, path: Path) -> Manifest:
     """Parse and validate the bytes of a manifest. Errors name `path`."""
     facts = parse_signed(encoded, path, form=FORMAT, version=VERSION, advice=f"restore it from a copy, or {REBUILD}")
     try:
-        manifest = _from_facts(facts)
-        _check_counts(manifest)
+        manifest: Manifest = _as_type(Manifest, facts)
         _check_names(manifest)
+        _check_counts(manifest)
         _check_columns(manifest)
         return manifest
     except KeyError as error:
@@ -226,53 +242,39 @@ def parse_manifest(encoded: bytes, path: Path) -> Manifest:
         raise StoreError(f"{path}: invalid manifest: {error}; {REBUILD}") from None
 
 
-def _from_facts(facts: dict[str, Any]) -> Manifest:
-    height, width, channels = (_whole(n, "shape") for n in _items(facts["shape"], "shape", 3))
-    return Manifest(
-        count=_whole(facts["count"], "count"),
-        shape=(height, width, channels),
-        dtype=_one_of(facts["dtype"], ("uint8",), "dtype"),
-        container=_one_of(facts["container"], get_args(ContainerName), "container"),
-        block_rows=_whole(facts["block_rows"], "block_rows"),
-        shards=tuple(_shard(shard) for shard in facts["shards"]),
-        classes=tuple(_class(entry) for entry in facts["classes"]),
-        pixel_mean=tuple(_number(x, "pixel_mean") for x in _items(facts["pixel_mean"], "pixel_mean", channels)),
-        pixel_std=tuple(_number(x, "pixel_std") for x in _items(facts["pixel_std"], "pixel_std", channels)),
-        recipe=dict(facts["recipe"]),
-        source=dict(facts["source"]),
-        columns=tuple(_column(column) for column in facts["columns"]),
-        files={_file_name(name): _small_file(f, name) for name, f in _checked(dict, facts["files"], "files").items()},
-        box_classes=_box_classes(facts["box_classes"]) if "box_classes" in facts else None,
-        decoder_crashes=_whole(facts.get("decoder_crashes", 0), "decoder_crashes"),
-        digest=str(facts["digest"]),
-    )
+def _as_type(kind: Any, value: object, name: str = "") -> Any:
+    """Check a value of the JSON against the type of a field, and return it in this type."""
+    if kind is str:
+        return _checked(str, value, name)
+    if kind in (int, float):
+        return _number(kind, value, name)
+    if isinstance(kind, type) and is_dataclass(kind):
+        facts, prefix = _checked(dict, value, name), f"{name}: " if name else ""
+        types = {key: of for key, of in _field_types(kind).items() if key in facts or key not in OPTIONAL_KEYS}
+        return kind(**{key: _as_type(of, facts[key], prefix + key) for key, of in types.items()})
+    origin, kinds = get_origin(kind), get_args(kind)
+    if origin is tuple:
+        items = _checked(list, value, name)
+        if kinds[-1] is not ... and len(items) != len(kinds):
+            raise ValueError(f"{name} is {value!r}, expected {len(kinds)} numbers")
+        return tuple(_as_type(kinds[0], item, name) for item in items)
+    if origin is dict:
+        return {key: _as_type(kinds[1], item, name) for key, item in _checked(dict, value, name).items()}
+    if origin is UnionType:  # the type of an optional key, or None
+        return _as_type(kinds[0], value, name)
+    if origin is Literal and value not in kinds:
+        raise ValueError(f"{name} is {value!r}, expected {' or '.join(kinds)}")
+    return value
 
 
-def _shard(facts: dict[str, object]) -> Shard:
-    numbers = {key: _whole(facts[key], key) for key in ("first_row", "rows", "data_offset", "bytes")}
-    return Shard(file=_file_name(facts["file"]), meta_xxh3=str(facts["meta_xxh3"]), **numbers)
-
-
-def _column(facts: dict[str, Any]) -> Column:
-    shape = tuple(_whole(n, "shape") for n in facts["shape"])
-    dtype = str(facts["dtype"])
-    if not re.fullmatch(r"\|[biu]1|<[iuf][248]", dtype):
-        raise ValueError(f"dtype is {dtype!r}, expected a number type such as <f4")
-    return Column(str(facts["name"]), _file_name(facts["file"]), dtype, shape)
-
-
-def _class(facts: dict[str, object]) -> ImageClass:
-    return ImageClass(
-        _checked(str, facts["name"], "a class name"), _checked(str, facts["description"], "a description")
-    )
-
-
-def _box_classes(names: object) -> tuple[str, ...]:
-    return tuple(_checked(str, name, "a box class") for name in _checked(list, names, "box_classes"))
-
-
-def _small_file(facts: dict[str, object], name: str) -> SmallFile:
-    return SmallFile(_whole(facts["bytes"], name), str(facts["xxh3"]))
+def _number(kind: type[int | float], value: object, name: str) -> int | float:
+    if kind is int:
+        if type(value) is not int or not 0 <= value < 2**63:
+            raise ValueError(f"{name} is {value!r}, expected an integer from 0 to 2**63 - 1")
+        return value
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ValueError(f"{name} contains {value!r}, expected a number")
+    return float(value)
 
 
 def _checked(kind: type[T], value: object, name: str) -> T:
@@ -281,44 +283,29 @@ def _checked(kind: type[T], value: object, name: str) -> T:
     return value
 
 
-def _items(value: object, name: str, length: int) -> list[object]:
-    items: list[object] = _checked(list, value, name)
-    if len(items) != length:
-        raise ValueError(f"{name} is {value!r}, expected {length} numbers")
-    return items
-
-
-def _number(value: object, name: str) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ValueError(f"{name} contains {value!r}, expected a number")
-    return float(value)
-
-
-def _whole(value: object, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise ValueError(f"{name} is {value!r}, expected an integer from 0 to 2**63 - 1")
-    return value
-
-
-def _one_of(value: object, allowed: tuple[T, ...], name: str) -> T:
-    if value not in allowed:
-        raise ValueError(f"{name} is {value!r}, expected {' or '.join(map(str, allowed))}")
-    return allowed[allowed.index(value)]
-
-
-def _file_name(name: object) -> str:
-    """Check the name of a file in the store's folder. An unprintable name could garble a terminal."""
-    if not isinstance(name, str) or not name.isprintable() or "/" in name or name in ("", ".", ".."):
-        raise ValueError(f"{name!r} is not a file name, expected printable characters without '/'")
-    if len(name.encode()) > 255:
-        raise ValueError(f"a file name has {len(name.encode())} bytes, expected at most 255")
-    return name
+def _check_names(manifest: Manifest) -> None:
+    """Check the names of files in the store's folder. An unprintable name could garble a terminal."""
+    column_files = [column.file for column in manifest.columns]
+    names = [*(shard.file for shard in manifest.shards), *manifest.files]
+    for name in names + column_files:
+        if not name.isprintable() or "/" in name or name in ("", ".", ".."):
+            raise ValueError(f"{name!r} is not a file name, expected printable characters without '/'")
+        if len(name.encode()) > 255:
+            raise ValueError(f"a file name has {len(name.encode())} bytes, expected at most 255")
+    if repeated := [name for name, times in Counter(names).items() if times > 1]:
+        raise ValueError(f"{repeated[0]} is listed more than once, expected each file once")
+    for name in ("labels.npy", "checksums.npy", "samples.tsv", "rejects.tsv", *column_files):
+        if name not in manifest.files:
+            raise ValueError(f'"files" does not list {name}')
 
 
 def _check_counts(manifest: Manifest) -> None:
     if 0 in manifest.shape or not manifest.count or not manifest.block_rows or not manifest.classes:
         found = f"{manifest.count} rows of shape {manifest.shape}, {len(manifest.classes)} classes"
         raise ValueError(f"{found}, blocks of {manifest.block_rows} rows: expected at least 1 of each")
+    for key, values in (("pixel_mean", manifest.pixel_mean), ("pixel_std", manifest.pixel_std)):
+        if len(values) != manifest.shape[2]:
+            raise ValueError(f"{key} is {list(values)}, expected {manifest.shape[2]} numbers")
     next_row = 0
     for shard in manifest.shards:
         if shard.first_row != next_row or not shard.rows:
@@ -335,19 +322,12 @@ def _check_counts(manifest: Manifest) -> None:
         raise ValueError(f"the shards hold {next_row} rows, expected count {manifest.count}")
 
 
-def _check_names(manifest: Manifest) -> None:
-    names = [shard.file for shard in manifest.shards] + list(manifest.files)
-    if repeated := [name for name, times in Counter(names).items() if times > 1]:
-        raise ValueError(f"{repeated[0]} is listed more than once, expected each file once")
-    for name in ("labels.npy", "checksums.npy", "samples.tsv", "rejects.tsv", *(c.file for c in manifest.columns)):
-        if name not in manifest.files:
-            raise ValueError(f'"files" does not list {name}')
-
-
 def _check_columns(manifest: Manifest) -> None:
     """Refuse columns that cannot be an npy file or an array. NumPy would raise its own error when reading one."""
     for column in manifest.columns:
         shape = (manifest.count, *column.shape)
+        if not re.fullmatch(r"\|[biu]1|<[iuf][248]", column.dtype):
+            raise ValueError(f"dtype is {column.dtype!r}, expected a number type such as <f4")
         try:
             npy_header(shape, column.dtype)
         except ValueError as error:
@@ -357,3 +337,50 @@ def _check_columns(manifest: Manifest) -> None:
     named = [(column.dtype, len(column.shape)) for column in manifest.columns if column.name == BOX_LABELS]
     if manifest.box_classes is not None and named != [("<i4", 1)]:
         raise ValueError(f'"box_classes" requires a column {BOX_LABELS} of dtype <i4 with one label per box')
+
+
+# Staged parts.
+
+
+def part_rows(count: int, part: int, parts: int) -> range:
+    """Return the rows of part number `part` when `count` rows are divided into `parts` ranges.
+
+    A Loader with partition="range" gives rank `part` of `parts` the same rows. With g ranks on each of N nodes, the
+    rows of rank r are within part r // g of N, so that every node can hold one part.
+
+    Args:
+        count: Number of rows of the store.
+        part: Number of the part, from 0.
+        parts: Number of parts.
+
+    Returns:
+        Consecutive row numbers. The sizes of two parts differ by at most 1.
+
+    Example:
+        >>> part_rows(10, 0, 4), part_rows(10, 1, 4)
+        (range(0, 2), range(2, 5))
+    """
+    return range(part * count // parts, (part + 1) * count // parts)
+
+
+def part_bytes(digest: str, rows: range) -> bytes:
+    """Return the bytes of the stage.json of a part with `rows` of the store whose manifest has this digest."""
+    facts = {"format": PART_FORMAT, "version": PART_VERSION, "store": digest}
+    return sign({**facts, "first_row": rows.start, "rows": len(rows)})
+
+
+def read_part(path: Path, manifest: Manifest) -> range | None:
+    """Return the rows that a part of this manifest's store holds, from its stage.json. None if the file is missing."""
+    try:
+        encoded = read_regular(path, most=MAX_BYTES)
+    except FileNotFoundError:
+        return None
+    advice = f"remove {path.parent} and stage it again"
+    facts = parse_signed(encoded, path, form=PART_FORMAT, version=PART_VERSION, advice=advice)
+    found, first, rows = facts.get("store"), facts.get("first_row"), facts.get("rows")
+    if found != manifest.digest:
+        raise StoreError(f"{path}: its store has digest {found!r}, but store.json has {manifest.digest!r}; {advice}")
+    if type(first) is not int or type(rows) is not int or not 0 <= first < first + rows <= manifest.count:
+        expected = f"expected a range within 0..{manifest.count - 1}"
+        raise StoreError(f"{path}: {rows!r} rows from row {first!r}, {expected}; {advice}")
+    return range(first, first + rows)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import mmap
 import os
+from collections.abc import Iterator
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +16,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from decodeonce.errors import StoreError
 from decodeonce.host import allow_open_files
-from decodeonce.store.checks import check_file, check_not_replaced, check_size, check_store
+from decodeonce.store.checks import check_file, check_not_replaced, check_shard, check_size, unreadable_shard_error
 from decodeonce.store.class_words import with_words
 from decodeonce.store.containers import npy_header
-from decodeonce.store.images import Images, Pixels
 from decodeonce.store.layout import StorePaths, verify_command
-from decodeonce.store.manifest import BOX_LABELS, Column, ImageClass, Manifest
-from decodeonce.store.part import Part, rows_text
+from decodeonce.store.manifest import BOX_LABELS, Column, ImageClass, Manifest, read_manifest, read_part, rows_text
 from decodeonce.store.regular_files import reading
 from decodeonce.store.table import Samples
+
+Pixels = NDArray[np.uint8]
 
 
 def open_store(path: str | os.PathLike[str]) -> Store:
@@ -44,9 +47,15 @@ def open_store(path: str | os.PathLike[str]) -> Store:
         >>> store = open_store("train.store")
         >>> store.images[0], store.labels[0], store.samples[0].source
     """
-    checked = check_store(Path(path))
-    allow_open_files(2 * len(checked.manifest.shards))  # a mapping keeps one descriptor open, the Loader another
-    return Store(checked.paths, checked.manifest, checked.part)
+    paths = StorePaths(Path(path))
+    manifest = read_manifest(paths.manifest)
+    held = read_part(paths.part, manifest)
+    for shard in manifest.shards:
+        check_shard(paths.root / shard.file, shard, manifest.container)
+    for name, facts in manifest.files.items():
+        check_size(paths.root / name, facts.bytes)
+    allow_open_files(2 * len(manifest.shards))  # a mapping keeps one descriptor open, the Loader another
+    return Store(paths, manifest, held)
 
 
 class Store:
@@ -69,10 +78,10 @@ class Store:
         'n01440764'
     """
 
-    def __init__(self, paths: StorePaths, manifest: Manifest, part: Part | None = None) -> None:
+    def __init__(self, paths: StorePaths, manifest: Manifest, held: range | None = None) -> None:
         self.paths = paths
         self.manifest = manifest
-        self.rows = part.held if part else range(manifest.count)
+        self.rows = held or range(manifest.count)
         self.images = Images(paths, manifest, self.rows)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -170,3 +179,157 @@ class Store:
             raise StoreError(f"{path}: {what}; run {verify_command(self.paths.root)}")
         check_size(path, len(header) + np.dtype(dtype).itemsize * math.prod(whole_shape))
         return np.memmap(path, dtype, "r", offset=len(header), shape=whole_shape)
+
+
+class Images:
+    """The images of a store as one read-only array, uint8 (count, H, W, C).
+
+    Index it like a NumPy array. An integer, or a slice of step 1 within one shard, returns a view of the memory-mapped
+    shard; every other index returns a new array. The first index must not be None or a mask of more than one dimension.
+    A shard is mapped when it is first used.
+
+    Attributes:
+        shape: (count, H, W, C).
+        dtype: uint8.
+
+    Raises:
+        IndexError: If a row number is out of range.
+        StoreError: If a staged part does not hold a requested row, or a shard is damaged.
+
+    Example:
+        >>> images = open_store("train.store").images
+        >>> images[0]  # (H, W, C), a view
+        >>> images[[5, 3, 8], 16:-16, 16:-16]  # centers of three images, a copy
+    """
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, paths: StorePaths, manifest: Manifest, held: range) -> None:
+        self.shape = (manifest.count, *manifest.shape)
+        self._root, self._manifest, self._held = paths.root, manifest, held
+        self._paths = [paths.root / shard.file for shard in manifest.shards]
+        self._shards = manifest.shards
+        self._mapped: dict[int, Pixels] = {}
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_mapped": {}}  # a pickle holds no rows; the other process maps the shards again
+
+    def __iter__(self) -> Iterator[Pixels]:
+        return (self[row] for row in range(len(self)))
+
+    def __getitem__(self, index: Any) -> Pixels:
+        """Return rows. The first index is resolved here; NumPy applies the others, and pairs lists with lists."""
+        first, *rest = (index or (...,)) if isinstance(index, tuple) else (index,)
+        if isinstance(first, int | np.integer) and not isinstance(first, bool):
+            shard, first = self._locate(int(first))
+            rows = self._mapping(shard)
+        elif first is Ellipsis:
+            rows = self._slice(0, len(self), 1)
+        elif isinstance(first, slice):
+            rows, first = self._slice(*first.indices(len(self))), slice(None)
+        else:
+            numbers = _row_numbers(first, len(self))
+            rows = self.take(numbers)
+            if not rest:
+                return rows.reshape(*numbers.shape, *self.shape[1:])
+            first = np.arange(numbers.size).reshape(numbers.shape)
+        within = (first, *rest)
+        picked: Pixels = rows[within]
+        return picked
+
+    def take(self, rows: ArrayLike, out: Pixels | None = None) -> Pixels:
+        """Copy rows, in the given order, into `out` or a new array.
+
+        Args:
+            rows: Row numbers, or a mask of shape (count,). Negative numbers count from the end.
+            out: C-contiguous uint8 array (len(rows), H, W, C) to fill. Default: a new array. If the rows of each shard
+                come together in `rows`, no memory is used except `out`.
+
+        Returns:
+            `out` or the new array, uint8 (len(rows), H, W, C).
+
+        Raises:
+            IndexError: If a number is out of range or not an integer.
+            ValueError: If `out` has the wrong dtype, shape or memory layout.
+            StoreError: If a staged part does not hold one of the rows, or a shard is damaged.
+        """
+        numbers = _row_numbers(rows, len(self)).reshape(-1)
+        shape = (len(numbers), *self.shape[1:])
+        if out is None:
+            out = np.empty(shape, np.uint8)
+        elif out.shape != shape or out.dtype != np.uint8 or not out.flags.c_contiguous:
+            raise ValueError(f"out is {out.dtype} {out.shape}, expected C-contiguous uint8 {shape}")
+        if not len(numbers):
+            return out
+        if len(self._held) < len(self):
+            self.check_held(range(int(numbers.min()), int(numbers.max()) + 1))
+        shards = self._manifest.shard_indexes(numbers)
+        for start, end in runs(shards[1:] != shards[:-1]):
+            shard = int(shards[start])
+            local = numbers[start:end] - self._shards[shard].first_row
+            # mode="clip" writes directly into out; the default "raise" buffers all of it (see NumPy's documentation).
+            np.take(self._mapping(shard), local, axis=0, out=out[start:end], mode="clip")
+        return out
+
+    def check_held(self, rows: range, advice: str = "stage those, or open the whole store") -> None:
+        """Raise StoreError, ending with `advice`, unless this folder holds all of `rows` (at least one)."""
+        if rows[0] not in self._held or rows[-1] not in self._held:
+            what = f"a staged part that holds {rows_text(self._held)} of {len(self)}"
+            raise StoreError(f"{self._root}: {what}; asked for {rows_text(rows)}: {advice}")
+
+    def _mapping(self, index: int) -> Pixels:
+        if index not in self._mapped:
+            self._mapped[index] = self._map(index)
+        return self._mapped[index]
+
+    def _map(self, index: int) -> Pixels:
+        path, shard = self._paths[index], self._shards[index]
+        check_size(path, shard.bytes, longer_is_fine=True)
+        try:
+            with reading(path) as file:
+                mapping = mmap.mmap(file.fileno(), shard.bytes, prot=mmap.PROT_READ)
+        except OSError as error:
+            raise unreadable_shard_error(path, error) from error
+        check_not_replaced(self._root, self._manifest, path)
+        return np.frombuffer(mapping, np.uint8, offset=shard.data_offset).reshape(shard.rows, *self.shape[1:])
+
+    def _locate(self, row: int) -> tuple[int, int]:
+        given, row = row, row + len(self) if row < 0 else row
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {given} is out of range for a store with {len(self)} rows")
+        self.check_held(range(row, row + 1))
+        shard = int(self._manifest.shard_indexes(row))
+        return shard, row - self._shards[shard].first_row
+
+    def _slice(self, start: int, stop: int, step: int) -> Pixels:
+        if step == 1 and start < stop:
+            (first, a), (last, b) = self._locate(start), self._locate(stop - 1)
+            if first == last:
+                return self._mapping(first)[a : b + 1]
+        return self.take(np.arange(start, stop, step))
+
+
+def runs(breaks: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """Yield the runs [a, b) of equal items among len(breaks) + 1 items. `breaks[i]`: item i + 1 differs from item i."""
+    return pairwise([0, *(np.flatnonzero(breaks) + 1).tolist(), len(breaks) + 1])
+
+
+def _row_numbers(index: ArrayLike, count: int) -> NDArray[np.int64]:
+    """Convert a list, array or mask to row numbers in 0..count-1, of the same shape (a mask: one dimension)."""
+    numbers = np.asarray(index)
+    if numbers.dtype == np.bool_:
+        if numbers.shape != (count,):
+            raise IndexError(f"a mask of shape {numbers.shape}, expected ({count},)")
+        return np.flatnonzero(numbers)
+    if not numbers.size:
+        return numbers.astype(np.int64)
+    if not np.issubdtype(numbers.dtype, np.integer):
+        raise IndexError(f"row numbers must be integers, got {numbers.dtype}")
+    first, last = int(numbers.min()), int(numbers.max())
+    if first < -count or last >= count:
+        raise IndexError(f"rows {first}..{last} are out of range for a store with {count} rows")
+    numbers = numbers.astype(np.int64)
+    return np.where(numbers < 0, numbers + count, numbers)

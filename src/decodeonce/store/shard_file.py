@@ -1,19 +1,25 @@
-"""Positioned writes into a shard, which bypass the page cache if possible."""
+"""Positioned reads and writes in a shard, and the division of rows into pieces that one thread reads at a time."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import math
 import mmap
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from decodeonce.errors import add_path_to_errors
 from decodeonce.store import disk
 from decodeonce.store.durable import write_at
+from decodeonce.store.manifest import Manifest, Shard
 from decodeonce.store.regular_files import read_at
 
 PAGE = 4096
+# Large enough for storage with a high latency, and small enough for the processor's cache: a piece is hashed and
+# written right after it was read.
+PIECE_BYTES = 4 << 20
 
 
 def page_aligned_buffer(nbytes: int) -> memoryview:
@@ -82,3 +88,25 @@ def _is_pages(data: memoryview) -> bool:
     if data.readonly or not data.nbytes or data.nbytes % PAGE:  # ctypes cannot give the address of the first two
         return False
     return ctypes.addressof(ctypes.c_char.from_buffer(data)) % PAGE == 0
+
+
+def pieces(manifest: Manifest, rows: range) -> Iterator[tuple[Shard, range]]:
+    """Yield pieces that cover `rows` in order: a shard, and consecutive rows of it.
+
+    If a small number of rows fills whole pages, every piece except the first and last consists of whole pages.
+    """
+    step = rows_per_piece(manifest)
+    for shard in manifest.shards:
+        held = shard.held_rows(rows)
+        first = held.start
+        while first < held.stop:
+            last = min(held.stop, shard.first_row + ((first - shard.first_row) // step + 1) * step)
+            yield shard, range(first, last)
+            first = last
+
+
+def rows_per_piece(manifest: Manifest) -> int:
+    """Return the maximum number of rows in a piece."""
+    step = max(1, PIECE_BYTES // manifest.row_bytes)
+    whole_pages = PAGE // math.gcd(PAGE, manifest.row_bytes)
+    return -(-step // whole_pages) * whole_pages if whole_pages <= 4 * step else step

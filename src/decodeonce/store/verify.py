@@ -18,14 +18,11 @@ from decodeonce.formatting import counted
 from decodeonce.store.checks import check_file, check_shard, check_size
 from decodeonce.store.containers import npy_header
 from decodeonce.store.hashing import row_checksum
-from decodeonce.store.images import runs
 from decodeonce.store.layout import StorePaths
-from decodeonce.store.manifest import Manifest, read_manifest
-from decodeonce.store.part import read_part, rows_text
-from decodeonce.store.pieces import Piece, pieces
-from decodeonce.store.reader import Store
+from decodeonce.store.manifest import Manifest, Shard, read_manifest, read_part, rows_text
+from decodeonce.store.reader import Store, runs
 from decodeonce.store.regular_files import read_at, reading
-from decodeonce.store.shard_file import page_aligned_buffer
+from decodeonce.store.shard_file import page_aligned_buffer, pieces
 from decodeonce.store.table import read_rejects
 
 Checksums = NDArray[np.uint64]
@@ -198,12 +195,12 @@ def _bad_row_numbers(
 ) -> tuple[list[int], list[int]]:
     """Return the rows that cannot be read, and the readable rows with a wrong checksum."""
 
-    def check(piece: Piece) -> list[tuple[int, bool]]:
+    def check(piece: tuple[Shard, range]) -> list[tuple[int, bool]]:
         """Return the bad rows of a piece, each with whether it is readable."""
-        found = stored_checksums(store, piece.rows)
-        expected = checksums[piece.rows.start : piece.rows.stop].tolist()
-        progress(len(piece.rows))
-        each = zip(piece.rows, found, expected, strict=True)
+        rows = piece[1]
+        found, expected = stored_checksums(store, rows), checksums[rows.start : rows.stop].tolist()
+        progress(len(rows))
+        each = zip(rows, found, expected, strict=True)
         return [(row, own is not None) for row, own, wanted in each if own != wanted]
 
     with ThreadPoolExecutor(threads) as pool:

@@ -20,8 +20,7 @@ from decodeonce.cli.report import charts
 from decodeonce.cli.report.facts import Facts
 from decodeonce.cli.thumbnail import legible
 from decodeonce.formatting import counted, size_text
-from decodeonce.store.manifest import VERSION
-from decodeonce.store.part import rows_text
+from decodeonce.store.manifest import VERSION, rows_text
 from decodeonce.store.verify import row_ranges
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

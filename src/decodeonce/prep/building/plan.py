@@ -38,8 +38,8 @@ from decodeonce.prep.sources.formats.numbers import NumberColumn
 from decodeonce.splitmix import GOLDEN, mix
 from decodeonce.store import Column, ImageClass, Reject, StorePaths
 from decodeonce.store.durable import write_atomic
+from decodeonce.store.hashing import canonical, digest_of
 from decodeonce.store.layout import missing_advice
-from decodeonce.store.signed import canonical, digest_of
 from decodeonce.store.table import REJECT_COLUMNS, line, read_rejects, reject_line
 from decodeonce.store.writer import write_array
 

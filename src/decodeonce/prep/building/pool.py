@@ -16,7 +16,7 @@ import numpy as np
 from decodeonce.errors import Stopped
 from decodeonce.prep.building.plan import Plan
 from decodeonce.prep.processes.child import child_of, wait_for
-from decodeonce.store.images import runs
+from decodeonce.store.reader import runs
 
 CUT_SEARCH = 64  # blocks to search on each side of a run's middle for a place to cut
 Span = tuple[int, int]  # the first and the last read unit of a block

@@ -9,10 +9,9 @@ from typing import Any
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.pixels.versions import DISTRIBUTIONS
-from decodeonce.store.hashing import hexdigest
+from decodeonce.store.hashing import canonical, hexdigest
 from decodeonce.store.layout import StorePaths
 from decodeonce.store.manifest import ImageClass, Manifest
-from decodeonce.store.signed import canonical
 
 # Files that every store has, so no column can use them.
 FIXED = {path.name for path in (StorePaths(Path()).labels, StorePaths(Path()).checksums)}

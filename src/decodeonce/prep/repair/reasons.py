@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from decodeonce.formatting import counted
 from decodeonce.prep.pixels.versions import decoder_versions
-from decodeonce.store.manifest import REBUILD, Manifest
-from decodeonce.store.part import rows_text
+from decodeonce.store.manifest import REBUILD, Manifest, rows_text
 from decodeonce.store.verify import row_ranges
 
 FROM_COPY = "restore it from a copy of the store (or pass the copy as --from)"

@@ -28,8 +28,7 @@ from decodeonce.store.disk import LINK
 from decodeonce.store.durable import empty_folder, sync_folder, write_at, write_atomic, writing
 from decodeonce.store.hashing import hexdigest, row_checksum
 from decodeonce.store.locks import LOCK, locked
-from decodeonce.store.manifest import read_manifest
-from decodeonce.store.part import read_part
+from decodeonce.store.manifest import read_manifest, read_part
 from decodeonce.store.shard_file import ShardFile
 from decodeonce.store.table import Samples
 from decodeonce.store.verify import read_checksums, stored_checksums
