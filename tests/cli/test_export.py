@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from decodeonce.store import locks
+from decodeonce.store import sharing
 from tests.command import assert_fails, prep
 from tests.conftest import COUNT
 from tests.images import tree_bytes
@@ -72,7 +72,7 @@ def test_wrong_flags_are_usage_errors(
 
 
 def test_failure_is_one_line(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "LOCK_SECONDS", 0.05)  # a folder in /proc that cannot be made is tried for so long
+    monkeypatch.setattr(sharing, "LOCK_SECONDS", 0.05)  # a folder in /proc that cannot be made is tried for so long
     assert_fails(prep("export", store, tmp_path, "--as", "folder"), 1, f"{tmp_path}: already exists")
     assert_fails(prep("export", store, "/proc/out", "--as", "folder"), 1, "/proc/.out.export")
     damaged = Path(shutil.copytree(store, tmp_path / "damaged"))

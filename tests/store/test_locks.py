@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from decodeonce.store import disk, locks
-from decodeonce.store.locks import locked
+from decodeonce.store import disk, sharing
+from decodeonce.store.sharing import locked
 
 
 def test_one_process_at_a_time_holds_lock(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_lock_that_stays_stale_is_an_error(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(errno.ESTALE, "Stale file handle")
 
     monkeypatch.setattr(fcntl, "flock", stale)
-    monkeypatch.setattr(locks, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(sharing, "LOCK_SECONDS", 0.05)
     opened = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="Stale file handle"), locked(tmp_path / ".repair"):
         pass

@@ -14,10 +14,9 @@ import pytest
 from decodeonce.errors import Stopped, StoreError
 from decodeonce.prep.export import export
 from decodeonce.prep.export.images import ExportPaths, ExportSettings
-from decodeonce.store import add_column, columns, disk, locks, network, open_store, remove_column, verify_store, writer
+from decodeonce.store import add_column, columns, disk, open_store, remove_column, sharing, verify_store, writer
 from decodeonce.store.durable import empty_folder
-from decodeonce.store.locks import LOCK
-from decodeonce.store.network import patient, patient_if_there
+from decodeonce.store.sharing import LOCK, patient, patient_if_there
 from tests.stores import make_store, random_images
 
 COUNT = 20
@@ -27,7 +26,7 @@ SCORES = np.arange(COUNT)
 @pytest.fixture
 def as_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """All folders are on sshfs, where flock(2) excludes no other node. A thread would stand for a node."""
-    monkeypatch.setattr(network, "network_file_system", lambda path: "FUSE")
+    monkeypatch.setattr(sharing, "network_file_system", lambda path: "FUSE")
     monkeypatch.setattr(fcntl, "flock", lambda fd, operation: None)
 
 
@@ -80,7 +79,7 @@ def test_folder_without_store_and_build_is_not_waited_for(tmp_path: Path, name: 
 
 @pytest.mark.usefixtures("as_network")
 def test_file_that_stays_missing_stops_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "CACHE_SECONDS", 0.05)
+    monkeypatch.setattr(sharing, "CACHE_SECONDS", 0.05)
     call, calls = failing(tmp_path / "store.json", 1000)
     with pytest.raises(Stopped, match=r"store.json: No such file or directory; .*; run the same command again$"):
         patient(tmp_path, call)
@@ -113,7 +112,7 @@ def test_change_by_another_node_during_an_add_is_kept(
 def test_manifest_that_another_node_replaces_before_the_claim_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, claimed = make_store(tmp_path / "s", random_images(COUNT)), locks.claimed
+    store, claimed = make_store(tmp_path / "s", random_images(COUNT)), sharing.claimed
 
     def claimed_late(path: Path) -> Any:
         monkeypatch.setattr(columns, "claimed", claimed)

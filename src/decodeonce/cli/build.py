@@ -19,7 +19,7 @@ from decodeonce.formatting import counted, quoted
 from decodeonce.host import usable_cores
 from decodeonce.launch import Task, find_idle_hosts, find_rank, find_task
 from decodeonce.store.layout import StorePaths
-from decodeonce.store.network import patient, patient_if_there
+from decodeonce.store.sharing import patient, patient_if_there
 
 Planned = Annotated[Path, typer.Argument(metavar="OUT", help="Planned store.")]
 

@@ -11,7 +11,7 @@ from decodeonce.cli import parse
 from decodeonce.cli.command import Group, LoggedCommand, new_app
 from decodeonce.cli.options import StoreArgument
 from decodeonce.cli.output import say
-from decodeonce.store.network import patient_if_there
+from decodeonce.store.sharing import patient_if_there
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the column; its file is NAME.npy.")]
 

@@ -13,7 +13,7 @@ from decodeonce.cli.progress import count_bar
 from decodeonce.formatting import counted
 from decodeonce.host import usable_cores
 from decodeonce.prep.recipe import ExportForm
-from decodeonce.store.network import patient
+from decodeonce.store.sharing import patient
 
 
 def export(

@@ -10,7 +10,7 @@ from decodeonce.cli.options import StoreArgument, option
 from decodeonce.cli.output import say
 from decodeonce.cli.progress import count_bar
 from decodeonce.formatting import counted
-from decodeonce.store.network import patient_if_there
+from decodeonce.store.sharing import patient_if_there
 
 FromOption = Annotated[
     str | None,

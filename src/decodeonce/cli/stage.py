@@ -13,7 +13,7 @@ from decodeonce.cli.output import say
 from decodeonce.cli.progress import count_bar
 from decodeonce.formatting import quoted, size_text
 from decodeonce.launch import check_rank, find_rank
-from decodeonce.store.network import patient
+from decodeonce.store.sharing import patient
 
 
 def stage(

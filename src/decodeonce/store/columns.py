@@ -25,7 +25,6 @@ from decodeonce.store import disk
 from decodeonce.store.durable import empty_folder, make_folder, remove_file, sync_folder, write_atomic
 from decodeonce.store.hashing import file_chunks, file_hexdigest, sign
 from decodeonce.store.layout import StorePaths
-from decodeonce.store.locks import LOCK, claimed, locked
 from decodeonce.store.manifest import (
     BOX_COLUMNS,
     BOX_LABELS,
@@ -35,8 +34,8 @@ from decodeonce.store.manifest import (
     parse_manifest,
     read_manifest,
 )
-from decodeonce.store.network import CACHE_SECONDS, Patience, on_network
 from decodeonce.store.regular_files import read_regular, reading
+from decodeonce.store.sharing import CACHE_SECONDS, LOCK, Patience, claimed, locked, on_network
 from decodeonce.store.writer import write_array
 
 RESERVED = {"labels", "checksums", *BOX_COLUMNS}  # written by builds

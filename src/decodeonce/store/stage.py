@@ -33,11 +33,11 @@ from decodeonce.store.durable import (
 )
 from decodeonce.store.hashing import first_wrong_row
 from decodeonce.store.layout import StorePaths, verify_command
-from decodeonce.store.locks import LOCK, locked
 from decodeonce.store.manifest import Manifest, Shard, parse_manifest, part_bytes, read_part, rows_text
 from decodeonce.store.reader import Store, open_store
 from decodeonce.store.regular_files import read_at, read_regular, reading
 from decodeonce.store.shard_file import ShardFile, page_aligned_buffer, pieces, rows_per_piece
+from decodeonce.store.sharing import LOCK, locked
 from decodeonce.store.writer import copy_small
 
 # More threads than cores: most of the time they wait for storage, each for one read or write.

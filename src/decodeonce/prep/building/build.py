@@ -34,9 +34,8 @@ from decodeonce.prep.sources import Source
 from decodeonce.store import Manifest, StorePaths
 from decodeonce.store.durable import make_folder, sync_folder
 from decodeonce.store.layout import missing_advice
-from decodeonce.store.locks import locked
-from decodeonce.store.network import missing_error
 from decodeonce.store.shard_file import PAGE
+from decodeonce.store.sharing import locked, missing_error
 
 
 def make_plan(source: Source, out: Path, recipe: Recipe, expect: int | None = None) -> Plan:

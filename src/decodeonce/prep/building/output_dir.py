@@ -18,9 +18,8 @@ from decodeonce.store.columns import column_file
 from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.durable import empty_folder, remove_file, reserve, sync_folder
 from decodeonce.store.hashing import canonical
-from decodeonce.store.locks import LOCK
 from decodeonce.store.manifest import DATA_OFFSET
-from decodeonce.store.network import missing_error
+from decodeonce.store.sharing import LOCK, missing_error
 from decodeonce.store.table import read_rejects
 
 # Files that a killed build may leave in OUT and in OUT/.build. Any other file belongs to the user.

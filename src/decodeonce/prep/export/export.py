@@ -23,7 +23,7 @@ from decodeonce.prep.processes.workers import run_workers
 from decodeonce.store import Store, disk, open_store
 from decodeonce.store.checks import check_file
 from decodeonce.store.durable import make_folder, remove_file, remove_tree, sync_folder, write_atomic
-from decodeonce.store.locks import LOCK, locked
+from decodeonce.store.sharing import LOCK, locked
 
 CLASS_LIST = "classes.txt"  # class names in label order, for --classes; not written if a name does not fit on a line
 Progress = Callable[[int], None]

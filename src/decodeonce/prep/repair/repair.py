@@ -27,9 +27,9 @@ from decodeonce.store.containers import CONTAINERS, npy_header
 from decodeonce.store.disk import LINK
 from decodeonce.store.durable import empty_folder, sync_folder, write_at, write_atomic, writing
 from decodeonce.store.hashing import hexdigest, row_checksum
-from decodeonce.store.locks import LOCK, locked
 from decodeonce.store.manifest import read_manifest, read_part
 from decodeonce.store.shard_file import ShardFile
+from decodeonce.store.sharing import LOCK, locked
 from decodeonce.store.table import Samples
 from decodeonce.store.verify import read_checksums, stored_checksums
 from decodeonce.store.writer import copy_small, virtual_bytes, write_head
