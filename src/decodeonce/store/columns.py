@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
@@ -102,7 +101,7 @@ def add_column(path: str | os.PathLike[str], name: str, values: NDArray[np.gener
         rows = max(1, COPIED_AT_ONCE // (dtype.itemsize * math.prod(column.shape)))
         parts = (values[first : first + rows] for first in range(0, count, rows))
         # The name is its own: without locks, another node may prepare a column of the same name.
-        prepared, target = paths.repair / f"column-{secrets.token_hex(4)}", paths.root / file
+        prepared, target = paths.repair / f"column-{os.urandom(4).hex()}", paths.root / file
         try:
             written = write_array(prepared, values.shape, dtype, parts)
             with _changing(paths) as (manifest, facts):

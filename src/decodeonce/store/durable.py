@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,17 +24,12 @@ def write_atomic(path: Path, chunks: Iterable[bytes | memoryview], *, scratch: P
     The temporary file is created in `scratch` (default: the folder of `path`), which must be on the same file system.
     A killed process leaves it there.
     """
-    temporary = (scratch or path.parent) / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    temporary = (scratch or path.parent) / f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
     try:
-        with add_path_to_errors(path):
-            fd = disk.open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-            try:
-                for data in _collected(chunks):
-                    append(fd, data)
-                disk.fsync(fd)
-            finally:
-                disk.close(fd)
-            disk.replace(temporary, path)
+        with writing(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, name=path) as fd:
+            for data in _collected(chunks):
+                append(fd, data)
+        disk.replace(temporary, path)
     except BaseException:
         with suppress(OSError):  # report the first error
             disk.unlink(temporary)
@@ -58,9 +52,9 @@ def _collected(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | bytearr
 
 
 @contextmanager
-def writing(path: Path, flags: int = os.O_WRONLY) -> Iterator[int]:
-    """Open a file to change it in place, and flush it at the end. Every OSError in between names the file."""
-    with add_path_to_errors(path):
+def writing(path: Path, flags: int = os.O_WRONLY, *, name: Path | None = None) -> Iterator[int]:
+    """Open a file to write it, and flush it at the end. Every OSError in between names the file, or `name`."""
+    with add_path_to_errors(name or path):
         fd = disk.open_file(path, flags)
         try:
             yield fd
@@ -82,12 +76,6 @@ def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
     while left.nbytes:
         written = disk.pwrite(fd, left, offset)
         left, offset = left[written:], offset + written
-
-
-def cut_file(path: Path, nbytes: int) -> None:
-    """Truncate a file to `nbytes`."""
-    with writing(path) as fd:
-        disk.ftruncate(fd, nbytes)
 
 
 def reserve(fd: int, nbytes: int, path: Path, *, offset: int = 0) -> bool:

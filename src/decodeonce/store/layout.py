@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
+from decodeonce.errors import StoreError
 from decodeonce.formatting import quoted
 from decodeonce.host import network_file_system
 
@@ -68,6 +69,11 @@ class StorePaths:
 def verify_command(root: Path) -> str:
     """The command that finds all damage in the store or staged part at `root`."""
     return f"`prep verify {quoted(str(root))}`"
+
+
+def damaged(path: Path, what: str) -> StoreError:
+    """The error for a file of a store or staged part whose contents are not what the store says."""
+    return StoreError(f"{path}: {what}; run {verify_command(path.parent)}")
 
 
 def repair_advice(path: Path) -> str:

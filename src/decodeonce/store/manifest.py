@@ -215,14 +215,10 @@ def _no_manifest(path: Path) -> StoreError:
     if not folder.is_dir():
         found = "a file" if folder.exists() else "no such folder"
         return StoreError(f"{folder}: {found}; expected a store (the folder that `prep build` creates)")
-    if (folder / ".build").exists():
-        return StoreError(
-            f"{folder}: an unfinished store (no {path.name}); run the same `prep build` again to resume it"
-        )
-    if (folder / ".stage").exists():
-        return StoreError(
-            f"{folder}: an unfinished part (no {path.name}); run the same `prep stage` again to resume it"
-        )
+    for private, kind, command in ((".build", "store", "prep build"), (".stage", "part", "prep stage")):
+        if (folder / private).exists():
+            advice = f"run the same `{command}` again to resume it"
+            return StoreError(f"{folder}: an unfinished {kind} (no {path.name}); {advice}")
     advice = f"pass the folder that `prep build` created, or restore {path.name} from a copy of the store"
     return StoreError(f"{folder}: not a store: it has no {path.name}; {missing_advice(folder)}{advice}")
 

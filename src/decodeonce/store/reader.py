@@ -19,7 +19,7 @@ from decodeonce.host import allow_open_files
 from decodeonce.store.checks import check_file, check_not_replaced, check_shard, check_size, unreadable_shard_error
 from decodeonce.store.class_words import with_words
 from decodeonce.store.containers import npy_header
-from decodeonce.store.layout import StorePaths, verify_command
+from decodeonce.store.layout import StorePaths, damaged
 from decodeonce.store.manifest import BOX_LABELS, Column, ImageClass, Manifest, read_manifest, read_part, rows_text
 from decodeonce.store.regular_files import reading
 from decodeonce.store.table import Samples
@@ -160,8 +160,8 @@ class Store:
         if column.name == BOX_LABELS and names is not None and array.size:
             least, most = int(array.min()), int(array.max())
             if least < -1 or most >= len(names):
-                found = f"labels from {least} to {most}, expected -1 to {len(names) - 1}"
-                raise StoreError(f"{self.paths.root / column.file}: {found}; run {verify_command(self.paths.root)}")
+                what = f"labels from {least} to {most}, expected -1 to {len(names) - 1}"
+                raise damaged(self.paths.root / column.file, what)
         return array
 
     def take(self, rows: ArrayLike, out: Pixels | None = None) -> Pixels:
@@ -175,8 +175,7 @@ class Store:
         with reading(path, buffering=0) as file:
             found = file.read(len(header))
         if found != header:
-            what = f"not an npy file of dtype {dtype} and shape {whole_shape}"
-            raise StoreError(f"{path}: {what}; run {verify_command(self.paths.root)}")
+            raise damaged(path, f"not an npy file of dtype {dtype} and shape {whole_shape}")
         check_size(path, len(header) + np.dtype(dtype).itemsize * math.prod(whole_shape))
         return np.memmap(path, dtype, "r", offset=len(header), shape=whole_shape)
 
@@ -207,8 +206,6 @@ class Images:
     def __init__(self, paths: StorePaths, manifest: Manifest, held: range) -> None:
         self.shape = (manifest.count, *manifest.shape)
         self._root, self._manifest, self._held = paths.root, manifest, held
-        self._paths = [paths.root / shard.file for shard in manifest.shards]
-        self._shards = manifest.shards
         self._mapped: dict[int, Pixels] = {}
 
     def __len__(self) -> int:
@@ -269,7 +266,7 @@ class Images:
         shards = self._manifest.shard_indexes(numbers)
         for start, end in runs(shards[1:] != shards[:-1]):
             shard = int(shards[start])
-            local = numbers[start:end] - self._shards[shard].first_row
+            local = numbers[start:end] - self._manifest.shards[shard].first_row
             # mode="clip" writes directly into out; the default "raise" buffers all of it (see NumPy's documentation).
             np.take(self._mapping(shard), local, axis=0, out=out[start:end], mode="clip")
         return out
@@ -281,12 +278,10 @@ class Images:
             raise StoreError(f"{self._root}: {what}; asked for {rows_text(rows)}: {advice}")
 
     def _mapping(self, index: int) -> Pixels:
-        if index not in self._mapped:
-            self._mapped[index] = self._map(index)
-        return self._mapped[index]
-
-    def _map(self, index: int) -> Pixels:
-        path, shard = self._paths[index], self._shards[index]
+        if index in self._mapped:
+            return self._mapped[index]
+        shard = self._manifest.shards[index]
+        path = self._root / shard.file
         check_size(path, shard.bytes, longer_is_fine=True)
         try:
             with reading(path) as file:
@@ -294,7 +289,8 @@ class Images:
         except OSError as error:
             raise unreadable_shard_error(path, error) from error
         check_not_replaced(self._root, self._manifest, path)
-        return np.frombuffer(mapping, np.uint8, offset=shard.data_offset).reshape(shard.rows, *self.shape[1:])
+        rows = np.frombuffer(mapping, np.uint8, offset=shard.data_offset).reshape(shard.rows, *self.shape[1:])
+        return self._mapped.setdefault(index, rows)
 
     def _locate(self, row: int) -> tuple[int, int]:
         given, row = row, row + len(self) if row < 0 else row
@@ -302,7 +298,7 @@ class Images:
             raise IndexError(f"row {given} is out of range for a store with {len(self)} rows")
         self.check_held(range(row, row + 1))
         shard = int(self._manifest.shard_indexes(row))
-        return shard, row - self._shards[shard].first_row
+        return shard, row - self._manifest.shards[shard].first_row
 
     def _slice(self, start: int, stop: int, step: int) -> Pixels:
         if step == 1 and start < stop:

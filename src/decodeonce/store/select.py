@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -63,29 +63,17 @@ def matching_lines(
     path: Path, rows: range, labels: frozenset[int] | None = None, source: str | None = None
 ) -> Iterator[tuple[int, bytes]]:
     """Yield (row, line) for the lines of a samples.tsv that have these rows and labels and match `source`."""
-    matches = _line_matcher(labels, source)
+    encoded_labels = None if labels is None else {b"%d" % label for label in labels}
+    match = None if source is None else re.compile(fnmatch.translate(source)).match
     with reading(path) as file:
         next(file, None)
         for row, encoded in zip(rows, islice(file, rows.start, rows.stop), strict=False):
             try:
-                if matches(encoded):
+                selected = encoded_labels is None or encoded.split(b"\t", 2)[1] in encoded_labels
+                if selected and (match is None or match(unescape(encoded.split(b"\t", 4)[3].decode()))):
                     yield row, encoded
             except (ValueError, IndexError):
                 raise invalid_sample_error(path, row) from None
-
-
-def _line_matcher(labels: frozenset[int] | None, source: str | None) -> Callable[[bytes], bool]:
-    """Return a test for lines of a samples.tsv. It raises ValueError or IndexError for an invalid line."""
-    encoded_labels = None if labels is None else {b"%d" % label for label in labels}
-    match_source = re.compile(fnmatch.translate(source)).match if source is not None else None
-
-    def matches(encoded: bytes) -> bool:
-        fields = encoded.split(b"\t", 4)
-        if encoded_labels is not None and fields[1] not in encoded_labels:
-            return False
-        return match_source is None or match_source(unescape(fields[3].decode())) is not None
-
-    return matches if encoded_labels is not None or match_source else lambda encoded: True
 
 
 def select_lines(store: Store, selection: Selection) -> Iterator[tuple[int, bytes]]:

@@ -32,7 +32,7 @@ from decodeonce.store.durable import (
     writing,
 )
 from decodeonce.store.hashing import first_wrong_row
-from decodeonce.store.layout import StorePaths, verify_command
+from decodeonce.store.layout import StorePaths, damaged
 from decodeonce.store.manifest import Manifest, Shard, parse_manifest, part_bytes, read_part, rows_text
 from decodeonce.store.reader import Store, open_store
 from decodeonce.store.regular_files import read_at, read_regular, reading
@@ -242,10 +242,9 @@ def _copy_rows(
             with add_path_to_errors(path):
                 got = read_at(fd, data, offset)
             if got < len(data):
-                found = f"ends at byte {offset + got}, expected {shard.bytes}"
-                raise StoreError(f"{path}: {found}; run {verify_command(root)}")
+                raise damaged(path, f"ends at byte {offset + got}, expected {shard.bytes}")
             if (wrong := first_wrong_row(data, row_bytes, expected)) is not None:
-                raise StoreError(f"{path}: row {rows[wrong]} does not match its checksum; run {verify_command(root)}")
+                raise damaged(path, f"row {rows[wrong]} does not match its checksum")
             target.write(data, offset)
             return len(rows)
         finally:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from decodeonce.errors import StoreError, add_path_to_errors
 from decodeonce.store import disk
-from decodeonce.store.layout import verify_command
+from decodeonce.store.layout import damaged
 from decodeonce.store.regular_files import open_regular, read_at, reading
 
 _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
@@ -128,14 +128,13 @@ def read_rejects(path: Path) -> Iterator[Reject]:
             try:
                 source, reason, action = fields(encoded)
             except ValueError:
-                what = f"line {number} is not a valid reject"
-                raise StoreError(f"{path}: {what}; run {verify_command(path.parent)}") from None
+                raise damaged(path, f"line {number} is not a valid reject") from None
             yield Reject(source, reason, action)
 
 
 def invalid_sample_error(path: Path, row: int) -> StoreError:
     """The error for a line of a samples.tsv that cannot be parsed."""
-    return StoreError(f"{path}: the line of row {row} is not a valid sample; run {verify_command(path.parent)}")
+    return damaged(path, f"the line of row {row} is not a valid sample")
 
 
 class Samples(Sequence[Sample]):
@@ -152,7 +151,6 @@ class Samples(Sequence[Sample]):
     def __init__(self, path: Path, count: int) -> None:
         self._path = path
         self._count = count
-        self._verify = verify_command(path.parent)
         self._fd: int | None = None
         self._starts = np.zeros(0, np.int64)
 
@@ -192,7 +190,7 @@ class Samples(Sequence[Sample]):
 
     def _check_lines(self, found: int) -> None:
         if found != self._count:
-            raise StoreError(f"{self._path}: {found} samples, expected {self._count}; run {self._verify}")
+            raise damaged(self._path, f"{found} samples, expected {self._count}")
 
     def _parse(self, encoded: bytes, row: int) -> Sample:
         try:
@@ -200,7 +198,7 @@ class Samples(Sequence[Sample]):
         except ValueError:
             raise invalid_sample_error(self._path, row) from None
         if sample.row != row:
-            raise StoreError(f"{self._path}: found row {sample.row}, expected {row}; run {self._verify}")
+            raise damaged(self._path, f"found row {sample.row}, expected {row}")
         return sample
 
 

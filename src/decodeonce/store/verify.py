@@ -88,9 +88,9 @@ def verify_store(
     problems = dict(bad_files(paths, manifest))
     trusted = paths.checksums.name not in problems
     checksums = store.checksums if trusted else read_checksums(store)
-    bad, unknown = _bad_row_numbers(store, checksums, threads, progress or (lambda rows: None))
-    if trusted:
-        bad, unknown = sorted([*bad, *unknown]), []
+    wrong = _wrong_rows(store, checksums, threads, progress or (lambda rows: None))
+    bad = [row for row, is_readable in wrong if trusted or not is_readable]
+    unknown = [row for row, is_readable in wrong if is_readable and not trusted]
     return Report(
         ok=not bad and not problems,
         rows=len(store.rows),
@@ -153,23 +153,19 @@ def bad_files(paths: StorePaths, manifest: Manifest) -> Iterator[tuple[str, str]
 
     Also report files that match the manifest but do not have the contents that a reader expects.
     """
-    store = Store(paths, manifest)
-    for name, facts in manifest.files.items():
+    store, shards = Store(paths, manifest), {shard.file: shard for shard in manifest.shards}
+    for name in [*manifest.files, *shards]:
         file = paths.root / name
         try:
             with _unreadable_is_bad(file):
-                check_file(file, facts)
-                _check_contents(store, name)
+                if name in shards:
+                    check_shard(file, shards[name], manifest.container)
+                    check_size(file, shards[name].bytes)
+                else:
+                    check_file(file, manifest.files[name])
+                    _check_contents(store, name)
         except StoreError as error:
             yield name, str(error)
-    for shard in manifest.shards:
-        file = paths.root / shard.file
-        try:
-            with _unreadable_is_bad(file):
-                check_shard(file, shard, manifest.container)
-                check_size(file, shard.bytes)
-        except StoreError as error:
-            yield shard.file, str(error)
 
 
 def _check_contents(store: Store, name: str) -> None:
@@ -190,22 +186,19 @@ def _check_contents(store: Store, name: str) -> None:
             store.column(column)
 
 
-def _bad_row_numbers(
+def _wrong_rows(
     store: Store, checksums: Checksums, threads: int, progress: Callable[[int], None]
-) -> tuple[list[int], list[int]]:
-    """Return the rows that cannot be read, and the readable rows with a wrong checksum."""
+) -> list[tuple[int, bool]]:
+    """Return the rows that differ from their checksum, in order, each with whether the disk can read it."""
 
     def check(piece: tuple[Shard, range]) -> list[tuple[int, bool]]:
-        """Return the bad rows of a piece, each with whether it is readable."""
         rows = piece[1]
         found, expected = stored_checksums(store, rows), checksums[rows.start : rows.stop].tolist()
         progress(len(rows))
-        each = zip(rows, found, expected, strict=True)
-        return [(row, own is not None) for row, own, wanted in each if own != wanted]
+        return [(row, own is not None) for row, own, wanted in zip(rows, found, expected, strict=True) if own != wanted]
 
     with ThreadPoolExecutor(threads) as pool:
-        bad = [row for rows in pool.map(check, pieces(store.manifest, store.rows)) for row in rows]
-    return [row for row, readable in bad if not readable], [row for row, readable in bad if readable]
+        return [row for rows in pool.map(check, pieces(store.manifest, store.rows)) for row in rows]
 
 
 def stored_checksums(store: Store, rows: range) -> list[int | None]:

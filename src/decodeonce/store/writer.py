@@ -11,12 +11,12 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from decodeonce.errors import StoreError
+from decodeonce.store import disk
 from decodeonce.store.checks import check_size
 from decodeonce.store.containers import CONTAINERS, npy_header
-from decodeonce.store.durable import cut_file, remove_file, sync_file, sync_folder, write_at, write_atomic, writing
+from decodeonce.store.durable import remove_file, sync_file, sync_folder, write_at, write_atomic, writing
 from decodeonce.store.hashing import file_chunks, hexdigest
-from decodeonce.store.layout import StorePaths, verify_command
+from decodeonce.store.layout import StorePaths, damaged
 from decodeonce.store.manifest import DATA_OFFSET, ImageClass, Manifest, Shard, SmallFile, parse_manifest
 from decodeonce.store.table import escape
 
@@ -44,28 +44,11 @@ def write_array(
     return write_small(path, chunks(), scratch=scratch)
 
 
-def write_small(
-    path: Path,
-    chunks: Iterable[bytes | memoryview],
-    *,
-    scratch: Path | None = None,
-    expected: SmallFile | None = None,
-    otherwise: str = "",
-) -> SmallFile:
+def write_small(path: Path, chunks: Iterable[bytes | memoryview], *, scratch: Path | None = None) -> SmallFile:
     """Write a small file with `write_atomic`, and return its size and digest.
 
     They are computed from the chunks, not by reading the file: another finish may replace it, and then a network file
     system cannot read it by this name for a second.
-
-    Args:
-        path: The file to write.
-        chunks: Its contents.
-        scratch: Folder for the temporary file. Default: the folder of `path`.
-        expected: The size and digest that the file must have. Default: any.
-        otherwise: Message of the StoreError for a file that is not as `expected`.
-
-    Raises:
-        StoreError: If the size or digest differs from `expected`. `path` is left unchanged.
     """
     size, state = 0, xxhash.xxh3_64()
 
@@ -75,8 +58,6 @@ def write_small(
             size += len(chunk)
             state.update(chunk)
             yield chunk
-        if expected not in (None, SmallFile(size, state.hexdigest())):  # raised before the file gets its name
-            raise StoreError(otherwise)
 
     write_atomic(path, counted(), scratch=scratch)
     return SmallFile(size, state.hexdigest())
@@ -85,8 +66,16 @@ def write_small(
 def copy_small(source: Path, dest: Path, facts: SmallFile, *, scratch: Path) -> None:
     """Copy a small file of a store. If it is damaged, raise StoreError and leave `dest` unchanged."""
     check_size(source, facts.bytes)
-    damaged = f"{source}: damaged: its contents do not match store.json; run {verify_command(source.parent)}"
-    write_small(dest, file_chunks(source), scratch=scratch, expected=facts, otherwise=damaged)
+    state = xxhash.xxh3_64()
+
+    def checked() -> Iterator[bytes]:
+        for chunk in file_chunks(source):
+            state.update(chunk)
+            yield chunk
+        if state.hexdigest() != facts.xxh3:  # raised before the copy gets its name
+            raise damaged(source, "damaged: its contents do not match store.json")
+
+    write_atomic(dest, checked(), scratch=scratch)
 
 
 def seal_store(
@@ -114,25 +103,20 @@ def seal_store(
     Returns:
         The manifest.
     """
-    shards = tuple(
-        _seal_shard(paths, draft, index, first, rows, scratch)
-        for index, (first, rows) in enumerate(shard_ranges(draft.count, shard_rows))
-    )
-    manifest = replace(draft, shards=shards)
+    container, shards = CONTAINERS[draft.container], []
+    for index, (first, rows) in enumerate(shard_ranges(draft.count, shard_rows)):
+        path = paths.shard(index, container.suffix)
+        head = container.head((rows, *draft.shape), size=DATA_OFFSET, scratch=scratch)
+        write_head(path, head)
+        size = DATA_OFFSET + rows * draft.row_bytes
+        shards.append(Shard(path.name, first, rows, DATA_OFFSET, size, hexdigest(head)))
+    manifest = replace(draft, shards=tuple(shards))
     if draft.container == "hdf5":
         virtual = virtual_bytes(manifest, labels=np.concatenate(list(labels)))
         files = {**files, paths.virtual.name: write_small(paths.virtual, [virtual], scratch=scratch)}
     encoded = replace(manifest, files=dict(files)).to_bytes()
     write_atomic(paths.manifest, [encoded], scratch=scratch)
     return parse_manifest(encoded, paths.manifest)
-
-
-def _seal_shard(paths: StorePaths, draft: Manifest, index: int, first: int, rows: int, scratch: Path) -> Shard:
-    container = CONTAINERS[draft.container]
-    path = paths.shard(index, container.suffix)
-    head = container.head((rows, *draft.shape), size=DATA_OFFSET, scratch=scratch)
-    write_head(path, head)
-    return Shard(path.name, first, rows, DATA_OFFSET, DATA_OFFSET + rows * draft.row_bytes, hexdigest(head))
 
 
 def virtual_bytes(manifest: Manifest, *, labels: NDArray[np.int64], with_classes: bool = True) -> bytes:
@@ -182,7 +166,8 @@ def trim_shards(paths: StorePaths, manifest: Manifest) -> None:
     for shard in manifest.shards:
         path = paths.root / shard.file
         if path.stat().st_size > shard.bytes:
-            cut_file(path, shard.bytes)
+            with writing(path) as fd:
+                disk.ftruncate(fd, shard.bytes)
     sync_file(path)  # only the last shard is cut; the process that cut it may have been killed before its flush
     index = len(manifest.shards)
     while (extra := paths.shard(index, suffix)).exists():
