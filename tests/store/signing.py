@@ -1,4 +1,4 @@
-"""Write validly signed manifests with any facts, as a faulty writer or a later release might."""
+"""Damage stores, and write validly signed manifests with any facts, as a faulty writer or a later release might."""
 
 from __future__ import annotations
 
@@ -29,3 +29,12 @@ def replace_file(store: Path, name: str, content: bytes) -> None:
     (store / name).write_bytes(content)
     entry = {"bytes": len(content), "xxh3": hexdigest(content)}
     resign(store, lambda facts: facts["files"].update({name: entry}))
+
+
+def flip(path: Path, offset: int, bit: int = 4) -> None:
+    """Flip a bit of a file in place."""
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        (byte,) = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte ^ 1 << bit]))

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ from decodeonce import open_store
 from decodeonce.errors import StoreError
 from decodeonce.store import verify_store
 from decodeonce.store.containers import CONTAINERS, npy_header
-from decodeonce.store.hashing import hexdigest
+from decodeonce.store.hashing import MAX_BYTES, hexdigest
 from decodeonce.store.manifest import parse_manifest, read_manifest
-from tests.store.signing import Facts, replace_file, resign, sign
+from tests.store.signing import Facts, flip, replace_file, resign, sign
 from tests.stores import make_store, random_images
 
 SHAPE = (2, 3, 3)
@@ -152,6 +153,14 @@ def test_manifest_in_other_bytes_is_refused(store: Path, change: Callable[[bytes
     assert_refused(store, "store.json: ")
 
 
+@pytest.mark.parametrize("name", ["store.json", "stage.json"])
+def test_oversized_manifest_is_not_read(store: Path, name: str) -> None:
+    with open(store / name, "ab") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(StoreError, match=rf"{name}: 1099511627776 bytes, expected at most {MAX_BYTES}; restore it"):
+        open_store(store)
+
+
 # --- signed but wrong manifests
 
 
@@ -165,6 +174,10 @@ def _delete(key: str) -> Callable[[Facts], None]:
 
 def _set_shard(index: int, **values: Any) -> Callable[[Facts], None]:
     return lambda facts: facts["shards"][index].update(values)
+
+
+def _set_column(**values: Any) -> Callable[[Facts], None]:
+    return lambda facts: facts["columns"][0].update(values)
 
 
 def _set_file(name: str, value: Any) -> Callable[[Facts], None]:
@@ -255,6 +268,12 @@ WRONG_FACTS: dict[str, tuple[Callable[[Facts], object], str]] = {
         _set("columns", [{"name": "w", "file": "/w.npy", "dtype": "<f4", "shape": []}]),
         "'/w.npy' is not a file name",
     ),
+    "column of 70 dimensions": (_set_column(shape=[1] * 70), "does not fit in 128 bytes"),
+    "column of 2**64 bytes": (_set_column(shape=[2**62, 0]), "more than 2**63 bytes"),
+    **{
+        f"column of {dtype}": (_set_column(dtype=dtype), f"dtype is {dtype!r}, expected a number type such as <f4")
+        for dtype in ("<f1", "<b8", "|f4", "<complex7")
+    },
     "column not listed": (
         _set("columns", [{"name": "w", "file": "w.npy", "dtype": "<f4", "shape": []}]),
         '"files" does not list w.npy',
@@ -319,43 +338,40 @@ def test_manifest_must_list_every_small_file(store: Path, name: str) -> None:
 # --- the shards
 
 
-def test_missing_shard_is_refused(either: Path) -> None:
-    path = shard_file(either, 1)
-    path.unlink()
-    assert_refused(either, f"{path}: missing, expected a file of 4150 bytes", f"prep repair {either} --from")
-
-
-def test_short_shard_is_refused(either: Path) -> None:
-    path = shard_file(either, 2)
-    os.truncate(path, 4096 + 17)
-    assert_refused(either, f"{path}: 4113 bytes, expected 4114", f"prep repair {either} --from")
-
-
-def test_folder_in_place_of_shard_is_refused(either: Path) -> None:
-    path = shard_file(either)
+def _make_folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
-    assert_refused(either, f"{path}: a folder, pipe or device, expected a file of 4150 bytes")
 
 
-def test_pipe_in_place_of_shard_does_not_block(either: Path) -> None:
-    path = shard_file(either)
+def _make_pipe(path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
-    assert_refused(either, f"{path}: a folder, pipe or device", "remove it, then run `prep repair")
 
 
-def test_shard_with_wrong_magic_is_refused(either: Path) -> None:
-    path, container = shard_file(either), read_manifest(either / "store.json").container
-    rewrite(path, lambda content: b"PK\3\4" + content[4:])
-    assert_refused(either, f"{path}: does not begin like an {container} file; run `prep repair")
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (Path.unlink, "missing, expected a file of 4150 bytes; run `prep repair {store} --from"),
+    "short": (lambda path: os.truncate(path, 4113), "4113 bytes, expected 4150; run `prep repair {store} --from"),
+    "folder": (_make_folder, "a folder, pipe or device, expected a file of 4150 bytes"),
+    "pipe": (
+        _make_pipe,
+        "a folder, pipe or device, expected a file of 4150 bytes; remove it, then run `prep repair {store} --from",
+    ),
+    "magic": (lambda path: flip(path, 1), "does not begin like an {container} file; run `prep repair"),
+    **{
+        f"bit of byte {position}": (
+            partial(flip, offset=position),
+            "its header (first 4096 bytes) is damaged; run `prep repair {store} --from",
+        )
+        for position in (9, 40, 1000, 4095)
+    },
+}
 
 
-@pytest.mark.parametrize("position", [9, 40, 1000, 4095])
-def test_damaged_header_is_refused(either: Path, position: int) -> None:
-    path = shard_file(either, 1)
-    rewrite(path, lambda content: content[:position] + bytes([content[position] ^ 4]) + content[position + 1 :])
-    assert_refused(either, f"{path}: its header (first 4096 bytes) is damaged", f"prep repair {either} --from")
+@pytest.mark.parametrize(("damage", "text"), DAMAGE.values(), ids=DAMAGE)
+def test_damaged_shard_is_refused(either: Path, damage: Callable[[Path], object], text: str) -> None:
+    path, container = shard_file(either, 1), read_manifest(either / "store.json").container
+    damage(path)
+    assert_refused(either, f"{path}: {text.format(store=either, container=container)}")
 
 
 def test_signed_but_wrong_header_is_refused(store: Path) -> None:

@@ -15,16 +15,8 @@ from decodeonce.store import disk
 from decodeonce.store.durable import remove_file, remove_tree, reserve, write_at, write_atomic
 from decodeonce.store.regular_files import read_at
 from decodeonce.store.shard_file import page_aligned_buffer
-from tests import disks
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 1 MiB."""
-    with disks.small_disk(tmp_path, "1m") as disk:
-        yield disk
 
 
 def test_write_atomic_writes_all_chunks(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import gc
 import mmap
 import os
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,16 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from decodeonce.store.shard_file import PAGE, ShardFile, page_aligned_buffer
-from tests import disks
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 1 MiB."""
-    with disks.small_disk(tmp_path, "1m") as disk:
-        yield disk
 
 
 @pytest.mark.parametrize("nbytes", [1, 17, PAGE - 1, PAGE, PAGE + 1, 10**6])

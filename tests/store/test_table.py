@@ -20,7 +20,6 @@ from decodeonce.store.table import (
     escape,
     fields,
     line,
-    parse_sample,
     read_rejects,
     sample_line,
     unescape,
@@ -87,24 +86,6 @@ def test_line_is_one_utf8_line_and_round_trips(texts: list[str]) -> None:
     assert (encoded.count(b"\n"), encoded.count(b"\t"), encoded.count(b"\r")) == (1, len(texts) - 1, 0)
 
 
-SAMPLES = st.builds(
-    Sample,
-    row=st.integers(0, 2**62),
-    label=st.integers(0, 2**62),
-    class_name=NAMES,
-    source=NAMES,
-    width=st.integers(0, 2**31),
-    height=st.integers(0, 2**31),
-    box=NAMES,
-    digest=st.from_regex(r"[0-9a-f]{16}", fullmatch=True),
-)
-
-
-@given(SAMPLES)
-def test_sample_round_trips(sample: Sample) -> None:
-    assert parse_sample(sample_line(sample)) == sample
-
-
 def write_samples(path: Path, samples: Sequence[Sample]) -> Path:
     path.write_bytes(line(SAMPLE_COLUMNS) + b"".join(map(sample_line, samples)))
     return path
@@ -166,3 +147,11 @@ def test_wrong_number_of_lines_is_refused(tmp_path: Path, count: int) -> None:
     for read in (lambda s: s[0], list):
         with pytest.raises(StoreError, match=rf"samples\.tsv: 3 samples, expected {count}"):
             read(Samples(path, count))
+
+
+@pytest.mark.parametrize("content", [b"one\n", b"a\tb\tc\td\n", b"a\xff\tb\tc\n", b"\n", b"half"])
+def test_invalid_reject_line_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "rejects.tsv"
+    path.write_bytes(line(REJECT_COLUMNS) + line(["a.jpg", "broken", "rejected"]) + content)
+    with pytest.raises(StoreError, match=r"rejects.tsv: line 3 is not a valid reject; run `prep verify .*`$"):
+        list(read_rejects(path))

@@ -109,12 +109,6 @@ def escaped_sample_line(  # noqa: PLR0913, PLR0917 - the fields of a line, in or
     return f"{row}\t{label}\t{class_name}\t{source}\t{width}\t{height}\t{box}\t{digest}\n".encode()
 
 
-def parse_sample(encoded: bytes) -> Sample:
-    """Parse one line of samples.tsv."""
-    row, label, class_name, source, width, height, box, digest = fields(encoded)
-    return Sample(int(row), int(label), class_name, source, int(width), int(height), box, digest)
-
-
 def reject_line(reject: Reject) -> bytes:
     """Encode a line of rejects.tsv."""
     return line(astuple(reject))
@@ -194,7 +188,8 @@ class Samples(Sequence[Sample]):
 
     def _parse(self, encoded: bytes, row: int) -> Sample:
         try:
-            sample = parse_sample(encoded)
+            number, label, class_name, source, width, height, box, digest = fields(encoded)
+            sample = Sample(int(number), int(label), class_name, source, int(width), int(height), box, digest)
         except ValueError:
             raise invalid_sample_error(self._path, row) from None
         if sample.row != row:
