@@ -111,7 +111,9 @@ def add_column(path: str | os.PathLike[str], name: str, values: NDArray[np.gener
                     existing = SmallFile(target.stat().st_size, file_hexdigest(file_chunks(target)))
                 taken = is_new and (file in manifest.files or name in [known.name for known in manifest.columns])
                 if taken or existing not in (None, written):
-                    raise _name_taken_error(paths, name)
+                    remove = f"prep column remove {quoted(str(paths.root))} {quoted(name)}"
+                    advice = f"remove it first (`{remove}`, or `rm`), or choose another name"
+                    raise StoreError(f"{paths.root}: already has a different column or file {file!r}; {advice}")
                 disk.replace(prepared, target)
                 sync_folder(paths.root)
                 if is_new:
@@ -195,9 +197,3 @@ def _write_manifest(paths: StorePaths, facts: Mapping[str, object]) -> None:
     encoded = sign(facts)
     parse_manifest(encoded, paths.manifest)  # raises StoreError instead of writing a manifest that readers refuse
     write_atomic(paths.manifest, [encoded], scratch=paths.repair)
-
-
-def _name_taken_error(paths: StorePaths, name: str) -> StoreError:
-    remove = f"prep column remove {quoted(str(paths.root))} {quoted(name)}"
-    taken = f"already has a different column or file {column_file(name)!r}"
-    return StoreError(f"{paths.root}: {taken}; remove it first (`{remove}`, or `rm`), or choose another name")

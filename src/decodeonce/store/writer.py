@@ -17,7 +17,7 @@ from decodeonce.store.containers import CONTAINERS, npy_header
 from decodeonce.store.durable import remove_file, sync_file, sync_folder, write_at, write_atomic, writing
 from decodeonce.store.hashing import file_chunks, hexdigest
 from decodeonce.store.layout import StorePaths, damaged
-from decodeonce.store.manifest import DATA_OFFSET, ImageClass, Manifest, Shard, SmallFile, parse_manifest
+from decodeonce.store.manifest import DATA_OFFSET, Manifest, Shard, SmallFile, parse_manifest
 from decodeonce.store.table import escape
 
 
@@ -143,15 +143,12 @@ def virtual_bytes(manifest: Manifest, *, labels: NDArray[np.int64], with_classes
         h5py.h5d.create(file.id, b"images", h5py.h5t.STD_U8LE, whole, create)
         file.create_dataset("labels", data=labels)
         if with_classes:
-            file.create_dataset("classes", data=[*map(_text, manifest.classes)], dtype=h5py.string_dtype("utf-8"))
+            # Names as in samples.tsv, but in valid UTF-8, and with "?" for zero bytes, since HDF5 strings end at them.
+            names = [escape(cls.name).replace("\0", "?").encode("utf-8", "replace") for cls in manifest.classes]
+            file.create_dataset("classes", data=names, dtype=h5py.string_dtype("utf-8"))
         file.flush()
         image: bytes = file.id.get_file_image()
     return image
-
-
-def _text(cls: ImageClass) -> bytes:
-    """Encode a class name as in samples.tsv, in valid UTF-8. Zero bytes become "?", since HDF5 strings end at them."""
-    return escape(cls.name).replace("\0", "?").encode("utf-8", "replace")
 
 
 def write_head(path: Path, head: bytes) -> None:
