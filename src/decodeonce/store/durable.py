@@ -85,16 +85,11 @@ def reserve(fd: int, nbytes: int, path: Path, *, offset: int = 0) -> bool:
         OSError: If there is not enough space (ENOSPC, EDQUOT).
     """
     while True:
-        try:
-            with add_path_to_errors(path):
+        with suppress(InterruptedError):
+            with add_path_to_errors(path), _ignoring(UNSUPPORTED_ERRORS):
                 disk.fallocate(fd, offset, nbytes)
-            return True
-        except InterruptedError:
-            continue
-        except OSError as error:
-            if error.errno in UNSUPPORTED_ERRORS:
-                return False
-            raise
+                return True
+            return False
 
 
 def sync_file(path: Path) -> None:
@@ -105,7 +100,7 @@ def sync_file(path: Path) -> None:
 
 def remove_file(path: Path) -> None:
     """Remove a file if it exists."""
-    with _gone_is_fine():
+    with _ignoring(REPLACED_ERRORS):  # another process or node may have removed it
         disk.unlink(path)
 
 
@@ -119,11 +114,8 @@ def sync_folder(path: Path) -> None:
     except PermissionError:
         return
     try:
-        with add_path_to_errors(path):
+        with add_path_to_errors(path), _ignoring(UNFLUSHABLE_ERRORS):
             disk.fsync(fd)
-    except OSError as error:
-        if error.errno not in UNFLUSHABLE_ERRORS:
-            raise
     finally:
         disk.close(fd)
 
@@ -148,7 +140,7 @@ def _is_folder_or_gone(path: Path) -> bool:
 
 def remove_tree(path: Path) -> None:
     """Remove a folder and everything in it, if it exists. Links are removed, not followed."""
-    with _gone_is_fine():
+    with _ignoring(REPLACED_ERRORS):  # another process or node may have removed it
         if path.is_symlink():
             return disk.unlink(path)
         empty_folder(path)
@@ -167,10 +159,10 @@ def empty_folder(path: Path, *, keep: str | tuple[()] = ()) -> None:
 
 
 @contextmanager
-def _gone_is_fine() -> Iterator[None]:
-    """Ignore that a file does not exist, or that another node has removed its folder (ESTALE)."""
+def _ignoring(codes: set[int]) -> Iterator[None]:
+    """Ignore an OSError with one of these numbers."""
     try:
         yield
     except OSError as error:
-        if error.errno not in REPLACED_ERRORS:
+        if error.errno not in codes:
             raise

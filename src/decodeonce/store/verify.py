@@ -19,7 +19,7 @@ from decodeonce.store.checks import check_file, check_shard, check_size
 from decodeonce.store.containers import npy_header
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import StorePaths
-from decodeonce.store.manifest import Manifest, Shard, read_manifest, read_part, rows_text
+from decodeonce.store.manifest import Manifest, read_manifest, read_part, rows_text
 from decodeonce.store.reader import Store, runs
 from decodeonce.store.regular_files import read_at, reading
 from decodeonce.store.shard_file import page_aligned_buffer, pieces
@@ -191,14 +191,14 @@ def _wrong_rows(
 ) -> list[tuple[int, bool]]:
     """Return the rows that differ from their checksum, in order, each with whether the disk can read it."""
 
-    def check(piece: tuple[Shard, range]) -> list[tuple[int, bool]]:
-        rows = piece[1]
+    def check(rows: range) -> list[tuple[int, bool]]:
         found, expected = stored_checksums(store, rows), checksums[rows.start : rows.stop].tolist()
         progress(len(rows))
         return [(row, own is not None) for row, own, wanted in zip(rows, found, expected, strict=True) if own != wanted]
 
     with ThreadPoolExecutor(threads) as pool:
-        return [row for rows in pool.map(check, pieces(store.manifest, store.rows)) for row in rows]
+        found = pool.map(check, (rows for _, rows in pieces(store.manifest, store.rows)))
+        return [row for rows in found for row in rows]
 
 
 def stored_checksums(store: Store, rows: range) -> list[int | None]:
