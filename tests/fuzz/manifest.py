@@ -42,6 +42,7 @@ def TestOneInput(data: bytes) -> None:
             columns = [column.file for column in manifest.columns]
             names = [*manifest.files, *(shard.file for shard in manifest.shards), *columns]
             assert all(Path(name).name == name for name in names), names
+            assert sum(shard.rows for shard in manifest.shards) == manifest.count > 0
         PART.write_bytes(encoded)
         try:
             held = read_part(PART, WHOLE)

@@ -9,12 +9,11 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from decodeonce import open_store
 from decodeonce.errors import StoreError
@@ -22,7 +21,8 @@ from decodeonce.store import verify_store
 from decodeonce.store.containers import CONTAINERS, npy_header
 from decodeonce.store.hashing import MAX_BYTES, hexdigest
 from decodeonce.store.manifest import parse_manifest, read_manifest
-from tests.store.signing import Facts, flip, replace_file, resign, sign
+from tests.fuzz import manifest as fuzz
+from tests.store.signing import Facts, flip, replace_file, resign
 from tests.stores import make_store, random_images
 
 SHAPE = (2, 3, 3)
@@ -210,18 +210,14 @@ WRONG_FACTS: dict[str, tuple[Callable[[Facts], object], str]] = {
     "count too low": (_set("count", 6), "the shards hold 7 rows, expected count 6"),
     "count negative": (_set("count", -7), "count is -7, expected an integer"),
     "count true": (_set("count", True), "count is True, expected an integer"),
-    "count a float": (_set("count", 7.0), "count is 7.0, expected an integer"),
     "count a text": (_set("count", "7"), "count is '7', expected an integer"),
     "count beyond 63 bits": (_set("count", 2**63), f"count is {2**63}, expected an integer from 0 to 2**63 - 1"),
     "no shards": (_set("shards", []), "the shards hold 0 rows, expected count 7"),
-    "no rows": (lambda facts: facts.update(shards=[], count=0), "0 rows of shape (2, 3, 3)"),
     "no classes": (_set("classes", []), "0 classes"),
     "no block": (_set("block_rows", 0), "blocks of 0 rows"),
     "height 0": (_set("shape", [0, 3, 3]), "shape (0, 3, 3)"),
     "channels 0": (lambda facts: facts.update(shape=[2, 3, 0], pixel_mean=[], pixel_std=[]), "shape (2, 3, 0)"),
-    "shape negative": (_set("shape", [-2, -3, 3]), "shape is -2, expected an integer"),
     "two dimensions": (_set("shape", [6, 3]), "shape is [6, 3], expected 3 numbers"),
-    "four dimensions": (_set("shape", [2, 3, 3, 1]), "expected 3 numbers"),
     "wrong shape": (_set("shape", [3, 3, 3]), "has 3 rows in 4150 bytes, expected 4177"),
     "unknown dtype": (_set("dtype", "float32"), "dtype is 'float32', expected uint8"),
     "unknown container": (_set("container", "zarr"), "container is 'zarr', expected npy or hdf5"),
@@ -239,8 +235,6 @@ WRONG_FACTS: dict[str, tuple[Callable[[Facts], object], str]] = {
     "recipe a number": (_set("recipe", 3), "store.json: invalid manifest"),
     "gap": (_set_shard(1, first_row=4), "images-00001.npy has 3 rows from row 4, expected at least 1 row from row 3"),
     "overlap": (_set_shard(1, first_row=2), "3 rows from row 2, expected at least 1 row from row 3"),
-    "first not 0": (_set_shard(0, first_row=1), "3 rows from row 1, expected at least 1 row from row 0"),
-    "shards swapped": (lambda facts: facts["shards"].reverse(), "images-00002.npy has 1 rows from row 6"),
     "empty shard": (_set_shard(2, rows=0, bytes=4096), "images-00002.npy has 0 rows from row 6"),
     "rows and bytes": (_set_shard(0, rows=4), "has 4 rows in 4150 bytes, expected 4168"),
     "bytes alone": (_set_shard(0, bytes=4151), "has 3 rows in 4151 bytes, expected 4150"),
@@ -250,7 +244,6 @@ WRONG_FACTS: dict[str, tuple[Callable[[Facts], object], str]] = {
         "begin at byte 4000, expected a multiple of 4096",
     ),
     "offset huge": (_set_shard(0, data_offset=2**40, bytes=2**40 + 54), f"begin at byte {2**40}, expected"),
-    "offset negative": (_set_shard(0, data_offset=-4096), "data_offset is -4096, expected an integer"),
     "shard a number": (_set("shards", [3]), "store.json: invalid manifest"),
     "one shard twice": (_set_shard(1, file="images-00000.npy"), "images-00000.npy is listed more than once"),
     "a shard is the labels": (_set_shard(1, file="labels.npy"), "labels.npy is listed more than once"),
@@ -287,36 +280,12 @@ def test_signed_but_wrong_manifest_is_refused(store: Path, change: Callable[[Fac
     assert_refused(store, str(store), text)
 
 
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.sampled_from([2**63, -(2**63), 10**400, 10**4000])
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=5)
-    | st.sampled_from(["labels.npy", "\ud800", "..", "npy", "hdf5"]),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=6,
-)
-
-
-@given(st.data())
-@settings(max_examples=300)
-def test_any_signed_json_parses_or_raises_store_error(originals: dict[str, Path], data: st.DataObject) -> None:
-    facts: Any = json.loads((originals["npy"] / "store.json").read_bytes())
-    entry = facts
-    while True:
-        keys = list(entry) if isinstance(entry, dict) else list(range(len(entry)))
-        key = data.draw(st.sampled_from(keys))
-        if not (isinstance(entry[key], dict | list) and entry[key] and data.draw(st.booleans())):
-            break
-        entry = entry[key]
-    entry[key] = data.draw(JSON)
-    try:
-        manifest = parse_manifest(sign(facts), Path("store.json"))
-    except StoreError:
-        return
-    assert sum(shard.rows for shard in manifest.shards) == manifest.count > 0
+def test_changed_manifest_is_valid_or_raises_store_error() -> None:
+    """Change manifests and a stage.json at random, as `make fuzz` does, and sign them again."""
+    seeds, random = [*fuzz.seeds()][:3], Random(0)
+    for number in range(1000):
+        changed = fuzz.mutate(seeds[number % 3], 1 << 16, random, lambda data, size: data[::-1][:size])
+        fuzz.TestOneInput(changed)
 
 
 @pytest.mark.parametrize(

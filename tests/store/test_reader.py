@@ -89,29 +89,10 @@ def test_invalid_index_is_index_error(opened: Store, index: Any, message: str) -
         _ = opened.images[index]
 
 
-INDEXES: list[Any] = [
-    -1,
-    np.int32(3),
-    slice(None),
-    ...,
-    (),
-    (...,),
-    (..., 0),
-    (..., slice(0, 2), 1),
-    (3, ...),
-    (3, ..., 1),
-    (slice(2, 9, 3), ..., 2),
-    (slice(1, 3), None, 0),
-    [[0, 9], [3, 3]],
-    ([[1], [8]], [0, 1]),
-    np.array(3),
-    np.array([9, 0], np.uint8),
-    np.array([9, 0], np.uint64),
-    range(2, 7),
-    LABELS == 1,
-    (LABELS == 1).tolist(),
-    (LABELS == 1, 0),
-]
+INDEXES: list[Any] = [-1, np.int32(3), slice(None), ..., (), (...,), (..., 0), (..., slice(0, 2), 1), (3, ...)]
+INDEXES += [(3, ..., 1), (slice(2, 9, 3), ..., 2), (slice(1, 3), None, 0), [[0, 9], [3, 3]], ([[1], [8]], [0, 1])]
+INDEXES += [np.array(3), np.array([9, 0], np.uint8), np.array([9, 0], np.uint64), range(2, 7)]
+INDEXES += [LABELS == 1, (LABELS == 1).tolist(), (LABELS == 1, 0)]
 
 
 @pytest.mark.parametrize("index", INDEXES, ids=[str(index).replace("\n", " ") for index in INDEXES])
