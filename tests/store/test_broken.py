@@ -19,7 +19,7 @@ from decodeonce import open_store
 from decodeonce.errors import StoreError
 from decodeonce.store import verify_store
 from decodeonce.store.containers import CONTAINERS, npy_header
-from decodeonce.store.hashing import MAX_BYTES, hexdigest
+from decodeonce.store.hashing import MAX_SIGNED_BYTES, hexdigest
 from decodeonce.store.manifest import parse_manifest, read_manifest
 from tests.fuzz import manifest as fuzz
 from tests.store.signing import Facts, flip, replace_file, resign
@@ -157,7 +157,9 @@ def test_manifest_in_other_bytes_is_refused(store: Path, change: Callable[[bytes
 def test_oversized_manifest_is_not_read(store: Path, name: str) -> None:
     with open(store / name, "ab") as file:
         file.truncate(1 << 40)
-    with pytest.raises(StoreError, match=rf"{name}: 1099511627776 bytes, expected at most {MAX_BYTES}; restore it"):
+    with pytest.raises(
+        StoreError, match=rf"{name}: 1099511627776 bytes, expected at most {MAX_SIGNED_BYTES}; restore it"
+    ):
         open_store(store)
 
 

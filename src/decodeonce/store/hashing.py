@@ -17,7 +17,7 @@ from decodeonce.store.regular_files import reading
 # pieces of this size (without the other thread: 376,000 and 253,000).
 HASHED_AT_ONCE = 64 << 10
 
-MAX_BYTES = 64 << 20  # limit for reading a file into memory; 200,000 shards and 100,000 classes take 45 MB
+MAX_SIGNED_BYTES = 64 << 20  # limit for reading a file into memory; 200,000 shards and 100,000 classes take 45 MB
 
 row_checksum = xxhash.xxh3_64_intdigest
 

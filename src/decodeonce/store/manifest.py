@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from decodeonce.errors import StoreError
 from decodeonce.store.containers import npy_header
-from decodeonce.store.hashing import MAX_BYTES, parse_signed, sign
+from decodeonce.store.hashing import MAX_SIGNED_BYTES, parse_signed, sign
 from decodeonce.store.layout import ContainerName, missing_advice
 from decodeonce.store.regular_files import read_regular
 
@@ -204,7 +204,7 @@ def rows_text(rows: range) -> str:
 def read_manifest(path: Path) -> Manifest:
     """Read and validate the manifest `path`. Raise StoreError if it is missing or invalid."""
     try:
-        encoded = read_regular(path, most=MAX_BYTES)
+        encoded = read_regular(path, most=MAX_SIGNED_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         raise _no_manifest(path) from None
     return parse_manifest(encoded, path)
@@ -368,7 +368,7 @@ def part_bytes(digest: str, rows: range) -> bytes:
 def read_part(path: Path, manifest: Manifest) -> range | None:
     """Return the rows that a part of this manifest's store holds, from its stage.json. None if the file is missing."""
     try:
-        encoded = read_regular(path, most=MAX_BYTES)
+        encoded = read_regular(path, most=MAX_SIGNED_BYTES)
     except FileNotFoundError:
         return None
     advice = f"remove {path.parent} and stage it again"
