@@ -126,16 +126,10 @@ def make_folder(path: Path) -> None:
         make_folder(path.absolute().parent)
         with suppress(FileExistsError):  # another process may create it at the same time
             disk.mkdir(path)
-        if not _is_folder_or_gone(path):
-            raise FileExistsError(errno.EEXIST, "a file is in the way, expected a folder", str(path))
+        with suppress(FileNotFoundError):  # `locked` in another process has just removed it
+            if not stat.S_ISDIR(path.lstat().st_mode) and not path.is_dir():
+                raise FileExistsError(errno.EEXIST, "a file is in the way, expected a folder", str(path))
     sync_folder(path.absolute().parent)  # always: the process that created it may have been killed before its flush
-
-
-def _is_folder_or_gone(path: Path) -> bool:
-    try:
-        return stat.S_ISDIR(path.lstat().st_mode) or path.is_dir()
-    except FileNotFoundError:  # `locked` in another process has just removed it
-        return True
 
 
 def remove_tree(path: Path) -> None:
