@@ -168,13 +168,18 @@ def _make_part(source: Store, paths: StorePaths, rows: range, threads: int, prog
     for shard in manifest.shards:
         sync_file(paths.root / shard.file)
     sync_folder(paths.root)
-    written = read_regular(source.paths.manifest)
-    if parse_manifest(written, source.paths.manifest).digest != manifest.digest:
-        what = "the store was replaced while it was being staged"
-        raise StageError(f"{root}: {what}; remove {paths.root} and stage it again")
-    write_atomic(paths.part, [encoded], scratch=paths.staging)
-    write_atomic(paths.manifest, [written], scratch=paths.staging)
+    _publish(source, paths, encoded)
     return copied
+
+
+def _publish(source: Store, paths: StorePaths, part: bytes) -> None:
+    """Write stage.json, which holds `part`, and then the manifest of the source, which makes the part readable."""
+    encoded = read_regular(source.paths.manifest)
+    if parse_manifest(encoded, source.paths.manifest).digest != source.manifest.digest:
+        what = "the store was replaced while it was being staged"
+        raise StageError(f"{source.paths.root}: {what}; remove {paths.root} and stage it again")
+    write_atomic(paths.part, [part], scratch=paths.staging)
+    write_atomic(paths.manifest, [encoded], scratch=paths.staging)
 
 
 def _is_claimed(source: Store, paths: StorePaths, rows: range) -> bool:
