@@ -21,7 +21,7 @@ import torch
 from decodeonce.prep.building import Work, build
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
-from decodeonce.prep.sources.imagenet.split import AnySplit
+from decodeonce.prep.sources.imagenet import AnySplit
 from decodeonce.store import add_column
 from tests.docs.pages import SHELL, WRITTEN, Block, blocks, name_of
 from tests.images import jpeg

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources.imagenet.labels import (
+from decodeonce.prep.sources.imagenet import class_order
+from decodeonce.prep.sources.imagenet_labels import (
     DEVKIT_TAR,
     MAPPING,
     SOLUTION,
     TRUTH,
     CompanionFiles,
-    find_synsets,
-    find_val_labels,
 )
-from decodeonce.prep.sources.imagenet.split import class_order
 from tests.forms.form import Pic
 from tests.forms.imagenet import mapping, solution, tar_bytes, truth
 from tests.fuzz.scratch import scratch
@@ -41,12 +39,12 @@ def TestOneInput(data: bytes) -> None:
     (FOLDER / name).write_bytes(data[1:])
     companions = CompanionFiles(FOLDER)
     try:
-        listed = find_synsets(companions)
+        listed = companions.synsets()
         class_order(FOLDER, WNIDS, listed=listed)
     except BuildError:
         pass
     try:
-        labels = find_val_labels(companions)
+        labels = companions.val_labels()
         assert labels.digest
         class_order(FOLDER, sorted(set(labels.wnids.values())), listed=listed, is_val=True)
     except BuildError:

@@ -9,8 +9,8 @@ from random import Random
 
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.entry import Undecodable
+from decodeonce.prep.sources.archives import list_zip, read_member
 from decodeonce.prep.sources.files import MAX_FILE_BYTES
-from decodeonce.prep.sources.formats.zipped import list_zip, read_member
 from decodeonce.prep.sources.holders import Holder, open_holder
 from tests.fuzz import Mutate
 from tests.fuzz.scratch import scratch

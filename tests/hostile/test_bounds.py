@@ -25,32 +25,26 @@ from decodeonce.prep.processes import isolated
 from decodeonce.prep.processes.child import Child
 from decodeonce.prep.processes.isolated import Isolated
 from decodeonce.prep.sources import (
+    archives,
+    boxed,
     file_list,
     files,
     folder,
+    labels,
     open_imagenet,
     open_list,
     open_parquet,
     open_webdataset,
+    parquet,
+    patterns,
     safe_open,
     webdataset,
 )
+from decodeonce.prep.sources.archives import BLOCK, list_tar, list_zip, read_member
+from decodeonce.prep.sources.boxed import parse
 from decodeonce.prep.sources.files import MAX_FILE_BYTES
-from decodeonce.prep.sources.formats import annotations as xml
-from decodeonce.prep.sources.formats import (
-    labels,
-    member,
-    patterns,
-    tables,
-    tar,
-    zipped,
-)
-from decodeonce.prep.sources.formats.annotations import parse
-from decodeonce.prep.sources.formats.member import Member
-from decodeonce.prep.sources.formats.tar import BLOCK, list_tar
-from decodeonce.prep.sources.formats.zipped import list_zip, read_member
-from decodeonce.prep.sources.holders import open_holder
-from decodeonce.prep.sources.imagenet.labels import DEVKIT_TAR, TRUTH, CompanionFiles
+from decodeonce.prep.sources.holders import Member, open_holder
+from decodeonce.prep.sources.imagenet_labels import DEVKIT_TAR, TRUTH, CompanionFiles
 from tests.forms.imagenet import tar_bytes, zip_bytes
 from tests.forms.parquet import images, write_table
 from tests.forms.webdataset import sample, write_tar
@@ -112,21 +106,12 @@ def header(kind: bytes, size: int, name: str = "x.jpg") -> bytes:
 
 def bounds() -> dict[str, int]:
     """Map "module.NAME" to the value of each constant of the modules in the table of docs/contribute/sources.md."""
-    modules = {
-        "tar": tar,
-        "member": member,
-        "zipped": zipped,
-        "file_list": file_list,
-        "webdataset": webdataset,
-        "tables": tables,
-    }
-    modules |= {"labels": labels, "annotations": xml, "patterns": patterns, "file_list": file_list}
-    modules |= {"safe_open": safe_open, "isolated": isolated, "files": files, "folder": folder}
-    return {f"{name}.{key}": value for name, module in modules.items() for key, value in vars(module).items()}
+    modules = (archives, boxed, file_list, files, folder, isolated, labels, parquet, patterns, safe_open, webdataset)
+    return {f"{m.__name__.rpartition('.')[2]}.{key}": value for m in modules for key, value in vars(m).items()}
 
 
 # Other modules import these.
-SHARED = {"files.MAX_FILE_BYTES", "member.MAX_MEMBERS", "member.MAX_NAME_BYTES", "isolated.MEMORY_BYTES"}
+SHARED = {"files.MAX_FILE_BYTES", "archives.MAX_MEMBERS", "archives.MAX_NAME_BYTES", "isolated.MEMORY_BYTES"}
 UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
@@ -201,14 +186,12 @@ def test_members_and_names_of_an_archive_are_limited(tmp_path: Path, monkeypatch
     (tmp_path / "x.zip").write_bytes(zip_bytes(files))
     for call in (listing(tmp_path / "x.tar"), lambda: members_of(tmp_path / "x.zip")):
         assert len(call()) == 5
-        for module, name, needed in ((member, "MAX_MEMBERS", 5), (member, "MAX_NAMES_BYTES", 25)):
+        for name, needed in (("MAX_MEMBERS", 5), ("MAX_NAMES_BYTES", 25)):
             with monkeypatch.context() as patched:
-                patched.setattr(module, name, needed)
+                patched.setattr(archives, name, needed)
                 assert len(call()) == 5
-                patched.setattr(module, name, needed - 1)
-                refused(call, r"more than \d+ members, or \d+ bytes of names")()
-    monkeypatch.setattr(zipped, "MAX_MEMBERS", 4)
-    refused(lambda: members_of(tmp_path / "x.zip"), "x.zip: not a zip, .*more than 4 members")()
+                patched.setattr(archives, name, needed - 1)
+                refused(call, r"more than \d+ members")()
 
 
 def write_gzip_bomb(path: Path, size: int, start: bytes = b"") -> None:
@@ -382,7 +365,7 @@ def test_footer_and_row_groups_of_parquet_files_are_limited(tmp_path: Path, monk
     path = table_file(tmp_path / "x.parquet")
     source = open_parquet(path)
     first, *_ = source.entries()
-    monkeypatch.setattr(tables, "MAX_GROUP_BYTES", 10)
+    monkeypatch.setattr(parquet, "MAX_GROUP_BYTES", 10)
     refused(
         lambda: source.read(first), r"x.parquet: row group 0: \d+ bytes, expected at most 10; rewrite the file with"
     )()
@@ -401,11 +384,11 @@ def test_rows_labels_and_paths_of_parquet_files_are_limited(tmp_path: Path, monk
         "columns": ["image.bytes", "image.path", "label"],
     }
     message = "x.parquet: row group 0: the labels are long texts"
-    refused(lambda: tables.answer("labels", group=0, **query), message)()
-    monkeypatch.setattr(tables, "MAX_NAME_BYTES", 3)
-    refused(lambda: tables.answer("rows", group=0, first=0, **query), "a path of more than 3 bytes")()
-    monkeypatch.setattr(tables, "MAX_MEMBERS", 4)
-    refused(lambda: tables.answer("facts", **query), "x.parquet: 5 rows, expected at most 4")()
+    refused(lambda: parquet.answer("facts", **query), message)()
+    monkeypatch.setattr(parquet, "MAX_NAME_BYTES", 3)
+    refused(lambda: parquet.answer("rows", group=0, first=0, **query), "a path of more than 3 bytes")()
+    monkeypatch.setattr(parquet, "MAX_MEMBERS", 4)
+    refused(lambda: parquet.answer("facts", **query), "x.parquet: 5 rows, expected at most 4")()
 
 
 def test_row_group_that_decompresses_to_more_than_declared_is_refused(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.building.journal import BlockRecord, Journals, journal_line
 from decodeonce.prep.building.plan import read_plan
 from decodeonce.prep.sources import open_parquet, open_webdataset
-from decodeonce.prep.sources.formats import tables
-from decodeonce.prep.sources.formats.zipped import list_zip
+from decodeonce.prep.sources import parquet as tables
+from decodeonce.prep.sources.archives import list_zip
 from decodeonce.prep.sources.holders import open_holder
 from decodeonce.store import StorePaths
 from decodeonce.store.hashing import hexdigest

@@ -30,11 +30,11 @@ from decodeonce.prep.sources import (
     open_source,
     open_webdataset,
 )
+from decodeonce.prep.sources.boxed import Annotations
 from decodeonce.prep.sources.files import file_entry
 from decodeonce.prep.sources.folder import MAX_DEPTH, read_class_list
-from decodeonce.prep.sources.formats.annotations import Annotations
 from decodeonce.prep.sources.holders import source_file
-from decodeonce.prep.sources.imagenet.labels import CompanionFiles
+from decodeonce.prep.sources.imagenet_labels import CompanionFiles
 from decodeonce.prep.sources.safe_open import OUTSIDE, Links, open_regular, read_small
 from tests.forms.boxed import XML
 from tests.forms.form import Pic

@@ -22,16 +22,16 @@ from decodeonce.prep.entry import Box, Entry
 from decodeonce.prep.pixels.geometry import pixel_box
 from decodeonce.prep.recipe import BoxRules
 from decodeonce.prep.sources import FolderSource, Source, files, open_source
-from decodeonce.prep.sources.boxed import BoxedSource
-from decodeonce.prep.sources.files import file_entry, read_file, stem_of
-from decodeonce.prep.sources.formats.annotations import (
-    MAX_BYTES,
+from decodeonce.prep.sources.boxed import (
+    MAX_XML_BYTES,
     NOT_ANNOTATED,
     Annotation,
     Annotations,
+    BoxedSource,
     parse,
     usable_box,
 )
+from decodeonce.prep.sources.files import file_entry, read_file, stem_of
 from decodeonce.prep.sources.safe_open import Links
 from decodeonce.store import ImageClass
 
@@ -298,7 +298,7 @@ BOMB = '<!DOCTYPE a [<!ENTITY b "aaaaaaaaaa">' + "".join(
         (f"{BOMB}]><annotation>&b8;</annotation>", "it declares a document type"),
         (f'<!DOCTYPE a SYSTEM "file:///etc/passwd">{xml(INSIDE)}', "it declares a document type"),
         ("<annotation>&b;</annotation>", "not well-formed: undefined entity"),
-        (xml(INSIDE) + "\n" * MAX_BYTES, f"more than {MAX_BYTES} bytes"),
+        (xml(INSIDE) + "\n" * MAX_XML_BYTES, f"more than {MAX_XML_BYTES} bytes"),
     ],
 )
 @pytest.mark.parametrize("without", ["keep", "skip"])
@@ -317,7 +317,7 @@ def test_unusable_annotation_is_a_problem_of_its_image(
 
 
 def test_deeply_nested_elements_are_an_error() -> None:
-    deep = MAX_BYTES // 7
+    deep = MAX_XML_BYTES // 7
     with pytest.raises(ValueError, match="<a>, expected <annotation>"):
         parse(b"<a>" * deep + b"</a>" * deep)
 

@@ -19,11 +19,10 @@ from decodeonce.prep.building import Work, build
 from decodeonce.prep.entry import Undecodable
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source, files, open_imagenet
-from decodeonce.prep.sources.formats.member import Member, clean_name, sort_members
-from decodeonce.prep.sources.formats.tar import list_tar
-from decodeonce.prep.sources.holders import Holder, open_holder
-from decodeonce.prep.sources.imagenet import forms as imagenet_forms
-from decodeonce.prep.sources.imagenet.split import AnySplit
+from decodeonce.prep.sources import imagenet as imagenet_forms
+from decodeonce.prep.sources.archives import clean_name, list_tar, sort_members
+from decodeonce.prep.sources.holders import Holder, Member, open_holder
+from decodeonce.prep.sources.imagenet import AnySplit
 from decodeonce.store.class_words import ilsvrc2012
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.table import read_rejects

@@ -15,8 +15,8 @@ import pytest
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.entry import Undecodable
 from decodeonce.prep.sources import ParquetSource, open_parquet, open_source
-from decodeonce.prep.sources.formats import tables
-from decodeonce.prep.sources.formats.tables import read_error
+from decodeonce.prep.sources import parquet as tables
+from decodeonce.prep.sources.parquet import reading
 from tests.forms.parquet import images, write_table
 from tests.images import jpeg
 
@@ -245,7 +245,8 @@ def test_error_for_damaged_pages_names_row_group(tmp_path: Path) -> None:
 
 
 def test_temporary_file_system_error_stops_task() -> None:
-    assert isinstance(read_error("a.parquet", OSError(5, "Input/output error")), Stopped)
+    with pytest.raises(Stopped, match=r"a\.parquet: Input/output error"), reading("a.parquet"):
+        raise OSError(5, "Input/output error")
 
 
 def test_error_without_pyarrow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,7 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Entry, name_bytes, name_text
 from decodeonce.prep.sources.files import named_entries, read_file, stat_entries
 from decodeonce.prep.sources.folder import IMAGE_SUFFIXES
-from decodeonce.prep.sources.formats.labels import LabelledSource
-from decodeonce.prep.sources.formats.numbers import parse_value
+from decodeonce.prep.sources.labels import LabelledSource, parse_value
 from decodeonce.prep.sources.safe_open import Links, expecting, open_regular
 
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img")
