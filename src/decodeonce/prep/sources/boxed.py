@@ -192,14 +192,12 @@ class BoxedSource(Source):
             self._note(f"images without a usable box{done}", entry.text)
             if not whole:
                 return
-        if keep:
-            if len(found) > keep:
-                self._note(f"images with more than {keep} boxes; only the first {keep} are kept", entry.text)
+        if keep and len(found) > keep:
+            self._note(f"images with more than {keep} boxes; only the first {keep} are kept", entry.text)
+        if keep or not found:
             yield self._planned(entry, found[:keep])
         else:
             yield from (self._planned(replace(entry, label=self._label(each[0])), [each]) for each in found)
-            if not found:
-                yield self._planned(entry, [])
 
     def _planned(self, entry: Entry, found: list[tuple[str, Box]]) -> Entry:
         """Return the entry with boxes."""
@@ -300,9 +298,11 @@ class Annotations:
         self._links = links or Links(top)
         self._folders: dict[bytes, bytes] = {}  # by stem: 130 bytes each, 70 MB for the 550,000 of ILSVRC
         for folder, names in self._links.walk():
-            for name in names:
-                if name.endswith(SUFFIX):
-                    self._add(folder, name)
+            for name in (name for name in names if name.endswith(SUFFIX)):
+                if (other := self._folders.setdefault(stem_of(name), folder)) is not folder:
+                    first, second = (os.fsdecode(os.path.join(place, name)) for place in (other, folder))
+                    same = "two annotations with the same name; pass a folder that holds only one of them"
+                    raise BuildError(f"{first} and {second}: {same}")
         if not self._folders:
             raise BuildError(
                 f"{top}: contains no *.xml; expected unpacked annotations, such as n01440764/n01440764_10040.xml"
@@ -327,14 +327,6 @@ class Annotations:
     def files_except(self, stems: set[bytes]) -> list[str]:
         """Return the names of the files whose stem is not in `stems`, sorted."""
         return [f"{name_text(stem)}.xml" for stem in sorted(self._folders.keys() - stems)]
-
-    def _add(self, folder: bytes, name: bytes) -> None:
-        other = self._folders.setdefault(stem_of(name), folder)
-        if other is not folder:
-            first, second = (os.fsdecode(os.path.join(place, name)) for place in (other, folder))
-            raise BuildError(
-                f"{first} and {second}: two annotations with the same name; pass a folder that holds only one of them"
-            )
 
 
 def usable_box(edges: Edges, size: Annotation, rules: BoxRules) -> Box | str:
@@ -386,7 +378,7 @@ def _tree(data: bytes) -> Element:
     builder, parser = TreeBuilder(), ParserCreate()
     parser.buffer_text = True
     parser.StartElementHandler, parser.EndElementHandler = builder.start, builder.end
-    parser.CharacterDataHandler, parser.StartDoctypeDeclHandler = builder.data, _no_declarations
+    parser.CharacterDataHandler, parser.StartDoctypeDeclHandler = builder.data, _refuse_document_type
     try:
         parser.Parse(data, True)
     except (ExpatError, LookupError) as error:  # LookupError: an encoding that Python does not know
@@ -394,7 +386,6 @@ def _tree(data: bytes) -> Element:
     return builder.close()
 
 
-def _no_declarations(*declared: object) -> None:
-    raise ValueError(
-        "it declares a document type"
-    )  # annotations do not; it could define entities that expand without limit
+def _refuse_document_type(*declared: object) -> None:
+    # Annotations do not declare one; it could define entities that expand without limit.
+    raise ValueError("it declares a document type")

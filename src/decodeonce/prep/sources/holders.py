@@ -138,9 +138,8 @@ class HolderFile(io.RawIOBase):
         return data
 
     def readinto(self, buffer: Any) -> int:
-        data = self._holder.read_at(self._at, len(buffer))
+        data = self.read(len(buffer))
         buffer[: len(data)] = data
-        self._at += len(data)
         return len(data)
 
 

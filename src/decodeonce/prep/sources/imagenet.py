@@ -24,7 +24,7 @@ from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.files import mode_of, named_entries, parallel_map, read_file, stat_entries
 from decodeonce.prep.sources.folder import SUFFIXES, WNID, check_classes, class_folders, list_folders
 from decodeonce.prep.sources.holders import Member, SourceFile, SourceFiles, folders_above, open_holder, source_file
-from decodeonce.prep.sources.imagenet_labels import MAPPING, SOLUTION, VAL_PREFIX, CompanionFiles, Synsets, ValLabels
+from decodeonce.prep.sources.imagenet_labels import MAPPING, SOLUTION, VAL_PREFIX, CompanionFiles, ValLabels
 from decodeonce.prep.sources.safe_open import Links
 from decodeonce.store.manifest import ImageClass
 
@@ -82,11 +82,8 @@ def open_imagenet(
     root = Path(src)
     links = Links(root, follow=follow_links)
     source = _find(root, split, links)
-    present, is_val = source.present_classes(), source.split == "val"
-    train = _train_classes(root, source, links) if is_val and classes is None else None
-    listed = source.companions.synsets()
-    names, warnings = class_order(source.top, present, train=train, listed=listed, given=classes, is_val=is_val)
-    source.set_classes(names, listed.words if listed else {}, warnings)
+    train = _train_classes(root, source, links) if source.split == "val" and classes is None else None
+    source.set_classes(classes, train)
     return source
 
 
@@ -191,66 +188,6 @@ def _unrecognised(root: Path, split: str) -> str:
     return f"{root}: {what} found; expected {KNOWN}; or another --split"
 
 
-def class_order(
-    top: Path,
-    present: Sequence[str],
-    *,
-    train: Sequence[str] | None = None,
-    listed: Synsets | None = None,
-    given: Sequence[str] | None = None,
-    is_val: bool = False,
-) -> tuple[list[str], list[str]]:
-    """Return the classes of a split in label order, and warnings, one sentence each.
-
-    The order is the first of these that is available: `given`; for val, the classes of train, sorted as in torchvision;
-    for val, the classes of the list, sorted; the classes that are present, sorted.
-
-    Args:
-        top: The split, for messages.
-        present: The classes that its images have, sorted.
-        train: The classes of train, sorted, or None.
-        listed: A list of all classes, or None.
-        given: Class names in label order from the user, or None.
-        is_val: Whether this is the val split.
-
-    Raises:
-        BuildError: If the split has a class without a label, or `given` is invalid.
-    """
-    if given is not None:
-        check_classes(top, given, present)
-        return list(given), []
-    names, owner, known, where = present, "", present, "present"
-    if is_val and train is not None:
-        names, owner, known, where = train, "train", train, "in train"
-    elif is_val and listed is not None:
-        names, owner = listed.classes, listed.origin
-    check_classes(top, names, [])
-    if unknown := _without(names, present):
-        more = ", ..." if len(unknown) > 3 else ""
-        raise BuildError(
-            f"{top}: val has {len(unknown)} classes that {owner} lacks ({', '.join(unknown[:3])}{more}); {ADVICE}"
-        )
-    warnings = []
-    if owner == "train" and (missing := _without(present, names)):
-        found = len(names) - len(missing)
-        warnings.append(f"val has {found} of the {len(names)} classes of train (first missing {missing[0]})")
-    if listed is not None:  # if it differs, labels are not those of the whole dataset
-        follow = owner if owner == listed.origin else f"the {len(known)} classes {where}; {ADVICE}"
-        if unknown := _without(listed.classes, known):
-            what = f"{len(unknown)} classes {where} are not in {listed.origin} (first {unknown[0]})"
-            warnings.append(f"{what}; labels follow {follow}")
-        elif missing := _without(known, listed.classes):
-            total = f"{len(listed.classes)} classes of {listed.origin}"
-            warnings.append(f"{len(known)} of {total} are {where} (first missing {missing[0]}); labels follow {follow}")
-    return list(names), warnings
-
-
-def _without(known: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Return the names that are not known."""
-    known = set(known)
-    return [name for name in names if name not in known]
-
-
 class ImagenetSplit(Source):
     """A split of ImageNet in one of its forms. Made by `open_imagenet`, which also sets the classes.
 
@@ -301,10 +238,45 @@ class ImagenetSplit(Source):
             first = name_text(names[0])
             self._strays = [f"{self.top}: {len(names)} files next to the class folders are skipped (first {first})"]
 
-    def set_classes(self, names: list[str], words: Mapping[str, str], warnings: list[str]) -> None:
-        """Set the classes in label order, their descriptions from a list, and the warnings about them."""
-        self._names, self._warnings = names, warnings
-        self._words = {name: words[name] for name in names if name in words}
+    def set_classes(self, given: Sequence[str] | None, train: Sequence[str] | None) -> None:
+        """Set the classes in label order, their descriptions, and warnings about them.
+
+        The order is the first of these that is available: `given`; for val, `train`, as in torchvision; for val, the
+        list of all classes, sorted; the classes that are present, sorted.
+
+        Args:
+            given: Class names in label order from the user, or None.
+            train: For val, the classes of the train split, sorted, or None.
+
+        Raises:
+            BuildError: If the split has a class without a label, or `given` is invalid.
+        """
+        present, listed = self.present_classes(), self.companions.synsets()
+        words = listed.words if listed is not None else {}
+        names: Sequence[str] = present if given is None else given
+        known: Sequence[str] = present
+        owner, where = "", "present"
+        if given is None and self.split == "val" and train is not None:
+            names, known = train, train
+            owner, where = "train", "in train"
+        elif given is None and self.split == "val" and listed is not None:
+            names, owner = listed.classes, listed.origin
+        check_classes(self.top, names, present if given is not None else [])
+        if unknown := sorted(set(present) - set(names), key=name_bytes):
+            more = ", ..." if len(unknown) > 3 else ""
+            raise BuildError(
+                f"{self.top}: val has {len(unknown)} classes that {owner} lacks ({', '.join(unknown[:3])}{more}); "
+                f"{ADVICE}"
+            )
+        self._names, self._words = list(names), {name: words[name] for name in names if name in words}
+        self._warnings = []
+        if owner == "train" and (missing := sorted(set(names) - set(present), key=name_bytes)):
+            found = f"{len(names) - len(missing)} of the {len(names)} classes of train"
+            self._warnings.append(f"val has {found} (first missing {missing[0]})")
+        if listed is not None and given is None:
+            follow = owner if owner == listed.origin else f"the {len(known)} classes {where}; {ADVICE}"
+            if difference := listed.difference(known, where):
+                self._warnings.append(f"{difference}; labels follow {follow}")
 
     @property
     def keeps_order(self) -> bool:
@@ -552,10 +524,7 @@ class ImagenetZip:
             raise BuildError(f"{self.files.first}: {name}: {error}; download it again") from None
 
 
-@lru_cache(maxsize=4)
-def zip_listing(root: Path, file: SourceFile) -> ImagenetZip:
-    """List a zip. Kaggle's takes 20 s, so the last four are cached."""
-    return ImagenetZip(root, file)
+zip_listing = lru_cache(maxsize=4)(ImagenetZip)  # Kaggle's takes 20 s
 
 
 class ImagenetZipSource(ArchiveSource):

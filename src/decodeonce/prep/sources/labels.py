@@ -47,6 +47,9 @@ class LabelledSource(Source):
         self._names: list[str] | None = self._requested
         self._numbers: dict[str, int] = {}
 
+    def facts(self) -> dict[str, Any]:
+        return {"classes": [cls.name for cls in self.classes()]}
+
     def classes(self) -> tuple[ImageClass, ...]:
         if self._names is None:
             next(self.entries(), None)
@@ -133,8 +136,9 @@ class NumberColumn:
 
     def check(self, value: object, where: str) -> Value:
         """Return the value if it fits this column; otherwise raise BuildError, starting with `where`."""
-        numbers = value if isinstance(value, list) else [value]
-        if numbers and all(map(_is_number, numbers)) and self._shape_from_first(value) == _shape_of(value):
+        numbers, shape = _numbers_and_shape(value)
+        if numbers and all(map(_is_number, numbers)) and self._shape in (None, shape):
+            self._shape = shape
             return value  # type: ignore[return-value]
         expected = "a number, or a list of numbers like [1, 2]"
         if self._shape is not None:
@@ -150,8 +154,7 @@ class NumberColumn:
 
     def append(self, value: Value) -> None:
         """Append a value that `check` returned."""
-        self._shape_from_first(value)
-        numbers = value if isinstance(value, list) else [value]
+        numbers, self._shape = _numbers_and_shape(value)
         if self._held.typecode == "q" and float in map(type, numbers):
             self._held = array("d", self._held)
         self._held.extend(numbers)
@@ -169,14 +172,9 @@ class NumberColumn:
         fits = self._held.typecode == "d" and np.abs(values).max() <= WHOLE_IN_FLOAT32
         return Column(self.name, column_file(self.name), "<f4" if fits else values.dtype.str, values.shape[1:]), values
 
-    def _shape_from_first(self, value: object) -> tuple[int, ...]:
-        if self._shape is None:
-            self._shape = _shape_of(value)
-        return self._shape
 
-
-def _shape_of(value: object) -> tuple[int, ...]:
-    return (len(value),) if isinstance(value, list) else ()
+def _numbers_and_shape(value: object) -> tuple[list[Any], tuple[int, ...]]:
+    return (value, (len(value),)) if isinstance(value, list) else ([value], ())
 
 
 def _is_number(value: object) -> bool:

@@ -38,6 +38,11 @@ DAMAGED = (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeE
 NO_BYTES = "the bytes of the image are not in the table"
 IMAGE_COLUMNS = ("image", "img", "picture", "jpg", "jpeg", "png")
 LABEL_COLUMNS = ("label", "labels", "class", "cls", "fine_label", "target", "category", "class_name")
+# Types of columns, as pyarrow writes their names.
+BINARY = {"binary", "large_binary", "binary_view"}
+TEXT = {"string", "large_string", "string_view"}
+INTEGERS = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+NUMBERS = INTEGERS | {"float", "double", "bool"}
 # The content and the types of the columns that --image-column and --label-column choose.
 EXPECTED = {
     "image": ("images", "binary, or a struct with binary `bytes`"),
@@ -106,8 +111,8 @@ class ParquetSource(LabelledSource):
         return f"{files}, images from {columns.image}, labels from {columns.label}"
 
     def facts(self) -> dict[str, Any]:
-        classes = [cls.name for cls in self.classes()]
-        return {"files": self._files.facts(), "columns": [*self._columns], "groups": self._groups, "classes": classes}
+        facts = {**super().facts(), "files": self._files.facts(), "columns": [*self._columns]}
+        return {**facts, "groups": self._groups}
 
     def stamp(self) -> Any:
         return [self._files.facts(), [*self._columns], self._requested]
@@ -316,8 +321,9 @@ def find_columns(path: str, schema: Any, *, image: str = "", label: str = "", nu
     known = coded or [name for name in labels if name.lower() in LABEL_COLUMNS]
     if image:
         likely = [name for name, leaves in images.items() if image in (name, leaves[0])]
+    if label:
+        known = [name for name in labels if name == label]
     chosen = _choose(path, schema, "image", likely, image)
-    known = [name for name in labels if name == label] if label else known
     for name in numbers:
         _check_numbers(path, schema, name)
     return Columns(*images[chosen], _choose(path, schema, "label", known, label), list(numbers))
@@ -325,11 +331,11 @@ def find_columns(path: str, schema: Any, *, image: str = "", label: str = "", nu
 
 def _check_numbers(path: str, schema: Any, name: str) -> None:
     fields = [field for field in schema if field.name == name]
-    kinds = [getattr(field.type, "value_type", field.type) for field in fields]
     if len(fields) != 1:
         raise BuildError(f"{path}: --column {name}: no such column; {_describe_columns(schema)}")
-    if not _is_one_of(kinds[0], "integer", "float32", "float64", "boolean"):
-        text = "; for text, store token ids" if _is_one_of(kinds[0], "string", "large_string", "string_view") else ""
+    kind = str(getattr(fields[0].type, "value_type", fields[0].type))
+    if kind not in NUMBERS:
+        text = "; for text, store token ids" if kind in TEXT else ""
         raise BuildError(f"{path}: --column {name}: has type {fields[0].type}; {EXPECTED_NUMBERS}{text}")
 
 
@@ -351,29 +357,16 @@ def _choose(path: str, schema: Any, what: str, found: list[str], named: str) -> 
 
 def _image_leaves(field: Any) -> tuple[str, str] | None:
     """Return the leaf columns with an image's bytes and path ("" for none), or None for a column of other content."""
-    if _is_binary(field.type):
+    if str(field.type) in BINARY:
         return field.name, ""
-    if not pyarrow().types.is_struct(field.type):
-        return None
-    inner = {part.name: part.type for part in field.type}
-    if "bytes" not in inner or not _is_binary(inner["bytes"]):
+    inner = {part.name: str(part.type) for part in field.type} if str(field.type).startswith("struct<") else {}
+    if inner.get("bytes") not in BINARY:
         return None
     return f"{field.name}.bytes", f"{field.name}.path" if "path" in inner else ""
 
 
-def _is_binary(kind: Any) -> bool:
-    return _is_one_of(kind, "binary", "large_binary", "binary_view")
-
-
 def _is_label(kind: Any) -> bool:
-    kind = kind.value_type if pyarrow().types.is_dictionary(kind) else kind
-    return _is_one_of(kind, "integer", "string", "large_string", "string_view")
-
-
-def _is_one_of(kind: Any, *names: str) -> bool:
-    """Return whether a type is one of these. pyarrow 14 has no views."""
-    asked = [getattr(pyarrow().types, f"is_{name}", None) for name in names]
-    return any(ask(kind) for ask in asked if ask is not None)
+    return str(kind.value_type if str(kind).startswith("dictionary<") else kind) in INTEGERS | TEXT
 
 
 def class_names(schema: Any, label: str) -> list[str] | None:
@@ -426,25 +419,25 @@ def _columns(file: list[Any], **asked: Any) -> Columns:
 
 def _facts(file: list[Any], columns: list[Any]) -> dict[str, Any]:
     """Return the rows of each row group, the class names and the labels; raise BuildError if a column is missing."""
-    table, (*wanted, numbers) = _opened(file).file, Columns(*columns)
+    table, (image, path, label, numbers) = _opened(file).file, Columns(*columns)
     leaves = {table.schema.column(number).path for number in range(len(table.schema))}
-    missing = [leaf for leaf in filter(None, wanted) if leaf not in leaves]
+    missing = [leaf for leaf in (image, path, label) if leaf and leaf not in leaves]
     missing += [name for name in numbers if name not in table.schema_arrow.names]
     if missing:
         raise BuildError(f"{file[0]}: no column {missing[0]}, which the first file has; build the files separately")
     rows = [table.metadata.row_group(group).num_rows for group in range(table.num_row_groups)]
     if not all(0 <= here <= MAX_MEMBERS for here in (*rows, sum(rows))):
         raise BuildError(f"{file[0]}: {sum(rows)} rows, expected at most {MAX_MEMBERS}; write it as several files")
-    labels = dict.fromkeys(label for group in range(len(rows)) for label in _labels(file, columns[2], group))
-    return {"rows": rows, "names": class_names(table.schema_arrow, columns[2]), "labels": list(labels)}
-
-
-def _labels(file: list[Any], label: str, group: int) -> list[str]:
-    values = column(_opened(file).read(group, [label]), label).unique()
-    labels = list(map(str, values.drop_null().to_pylist()))
-    if sum(map(len, labels)) > MAX_LABELS_BYTES or max(map(len, labels), default=0) > MAX_NAME_BYTES:
-        raise BuildError(f"{file[0]}: row group {group}: the labels are long texts; expected class names or numbers")
-    return labels
+    labels = dict[str, None]()  # in order of appearance
+    for group in range(len(rows)):
+        values = column(_opened(file).read(group, [label]), label).unique()
+        here = list(map(str, values.drop_null().to_pylist()))
+        if sum(map(len, here)) > MAX_LABELS_BYTES or max(map(len, here), default=0) > MAX_NAME_BYTES:
+            raise BuildError(
+                f"{file[0]}: row group {group}: the labels are long texts; expected class names or numbers"
+            )
+        labels.update(dict.fromkeys(here))
+    return {"rows": rows, "names": class_names(table.schema_arrow, label), "labels": list(labels)}
 
 
 def _rows_from(file: list[Any], columns: list[Any], group: int, first: int) -> list[Row]:

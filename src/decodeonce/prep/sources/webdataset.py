@@ -91,9 +91,8 @@ class WebdatasetSource(LabelledSource):
         return f"{describe_files([file.name for file in self._files.files], 'shard')}, {labels}"
 
     def facts(self) -> dict[str, Any]:
-        classes = [cls.name for cls in self.classes()]
-        column = list(self.column_names)
-        return {"files": self._files.facts(), "gzipped": sorted(self._gzipped), "classes": classes, "column": column}
+        own = {"gzipped": sorted(self._gzipped), "column": list(self.column_names)}
+        return {**super().facts(), "files": self._files.facts(), **own}
 
     def stamp(self) -> Any:
         return [self._files.facts(), sorted(self._gzipped), self._requested, *self.column_names]
