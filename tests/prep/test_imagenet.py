@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import subprocess
 import tarfile
 import threading
@@ -15,9 +14,7 @@ from pathlib import Path
 import pytest
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.building import Work, build
 from decodeonce.prep.entry import Undecodable
-from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source, files, open_imagenet
 from decodeonce.prep.sources import imagenet as imagenet_forms
 from decodeonce.prep.sources.archives import clean_name, list_tar, sort_members
@@ -25,10 +22,10 @@ from decodeonce.prep.sources.holders import Holder, Member, open_holder
 from decodeonce.prep.sources.imagenet import AnySplit
 from decodeonce.store.class_words import ilsvrc2012
 from decodeonce.store.hashing import hexdigest
-from decodeonce.store.table import read_rejects
 from tests.forms import imagenet as forms
 from tests.forms.form import Pic
 from tests.forms.imagenet import CLS_LOC, DEVKIT, TRAIN_TAR, VAL_TAR, ZIP, Files, tar_bytes, write, zip_bytes
+from tests.fuzz.zip import Pipe
 from tests.images import jpeg
 
 WNIDS = ["n01440764", "n01443537", "n01484850"]  # the ILSVRC2012_IDs are 449, 450 and 442
@@ -278,15 +275,8 @@ def test_train_has_descriptions_if_development_kit_is_present(tmp_path: Path) ->
 
 
 def test_table_of_ilsvrc2012_matches_development_kit() -> None:
-    """Compare the first ten labels of ILSVRC2012_validation_ground_truth.txt with Kaggle's list of these images."""
-    numbers = (490, 361, 171, 822, 297, 482, 13, 704, 599, 164)
-    wnids = "n01751748 n09193705 n02105855 n04263257 n03125729 n01735189 n02346627 n02776631 n03794056 n02328150"
-    table = list(ilsvrc2012())
-    assert [table[number - 1] for number in numbers] == wnids.split()
-    assert len(table) == 1000
-    assert all(re.fullmatch(r"n\d{8}", wnid) for wnid in table)
     # All 1,000 wnids in their order, as compared with three published lists and the labels of 100 val images.
-    assert hexdigest("\n".join(table).encode()) == "d35418f45752d108"
+    assert hexdigest("\n".join(ilsvrc2012()).encode()) == "d35418f45752d108"
     # All descriptions, equal to those of WordNet 3.0's data.noun and of timm's imagenet_synset_to_lemma.txt.
     assert hexdigest("\n".join(ilsvrc2012().values()).encode()) == "066e9b211ac3ec23"
 
@@ -454,13 +444,7 @@ def test_truncated_or_invalid_tar_is_an_error(tmp_path: Path, damage: Callable[[
         listed(tmp_path / "x.tar")
 
 
-def test_incomplete_or_compressed_download_is_an_error(tmp_path: Path) -> None:
-    whole = tar_bytes(forms.class_tars(PICS))
-    write(tmp_path, {TRAIN_TAR: whole[: len(whole) // 2]})
-    with pytest.raises(
-        BuildError, match=rf"{TRAIN_TAR}: truncated: ends at byte {len(whole) // 2}, expected at least \d+ \(n0"
-    ):
-        open_imagenet(tmp_path)
+def test_compressed_download_is_an_error(tmp_path: Path) -> None:
     write(tmp_path / "packed", {f"{TRAIN_TAR}.gz": tar_bytes(forms.class_tars(PICS), "w:gz")})
     with pytest.raises(BuildError, match="compressed with gzip, so it cannot be read at an offset; gunzip it first"):
         open_imagenet(tmp_path / "packed")
@@ -504,20 +488,6 @@ def test_threads_on_network_file_system_give_same_listing(tmp_path: Path, monkey
 # ---- zips
 
 
-class Pipe(io.RawIOBase):
-    """A file that cannot seek: each member of a zip written to it has a data descriptor."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: bytes) -> int:  # type: ignore[override]
-        self.data += data
-        return len(data)
-
-
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 @pytest.mark.parametrize("zip64", [False, True])
 def test_zip_written_to_pipe_and_zip64_are_read(tmp_path: Path, method: int, zip64: bool) -> None:
@@ -527,9 +497,9 @@ def test_zip_written_to_pipe_and_zip64_are_read(tmp_path: Path, method: int, zip
         for name, content in data.items():
             with archive_.open(name, "w", force_zip64=zip64) as member:
                 member.write(content)
-    source = open_imagenet(write(tmp_path, {"x.zip": bytes(pipe.data)}))
+    source = open_imagenet(write(tmp_path, {"x.zip": pipe.getvalue()}))
     assert [source.read(entry) for entry in source.entries()] == list(data.values())
-    damaged = bytearray(pipe.data)
+    damaged = bytearray(pipe.getvalue())
     damaged[len(damaged) // 2] ^= 1
     write(tmp_path / "damaged", {"x.zip": bytes(damaged)})
     assert len(undecodable(open_imagenet(tmp_path / "damaged"))) == 1
@@ -556,13 +526,9 @@ def test_damaged_bytes_in_zip_are_rejected(tmp_path: Path, method: int) -> None:
     start = data.header_offset + 30 + len(data.filename)
     damaged[start : start + 8] = b"\xff" * 8
     damaged[header.header_offset] = 0
-    source = open_imagenet(write(tmp_path, {ZIP: bytes(damaged)}))
-    found = undecodable(source)
+    found = undecodable(open_imagenet(write(tmp_path, {ZIP: bytes(damaged)})))
     assert found.keys() == {"n01443537_0.JPEG", "n01484850_1.JPEG"}
     assert all(reason.startswith("damaged zip: ") for reason in found.values())
-    build(source, tmp_path / "out", Recipe(height=8, width=8), Work(workers=1, max_bad="2"))
-    rejects = {os.path.basename(reject.source): reject.reason for reject in read_rejects(tmp_path / "out/rejects.tsv")}
-    assert rejects == found
 
 
 def test_members_that_cannot_be_rows_have_a_reason(tmp_path: Path) -> None:
@@ -660,14 +626,6 @@ def test_members_have_the_order_of_a_tree_walk() -> None:
 )
 def test_only_hidden_members_are_skipped(name: bytes, plain: bytes) -> None:
     assert clean_name(name) == plain
-
-
-def test_class_tar_with_dot_in_paths_keeps_its_images(tmp_path: Path) -> None:
-    files = {"n01440764.tar": tar_bytes({f"n01440764/./{k}.JPEG": jpeg(20, 20, seed=k) for k in range(3)})}
-    write(tmp_path, {TRAIN_TAR: tar_bytes(files)})
-    assert [entry.text.rpartition("/")[2] for entry in open_imagenet(tmp_path).entries()] == [
-        f"{k}.JPEG" for k in range(3)
-    ]
 
 
 def test_classes_are_sorted_by_bytes(tmp_path: Path) -> None:

@@ -58,12 +58,6 @@ def test_class_list_overrides_names_in_schema(tmp_path: Path) -> None:
         list(open_parquet(path, classes=["x"]).entries())
 
 
-def test_classes_without_images_cause_a_warning(tmp_path: Path) -> None:
-    source = open_parquet(table(tmp_path, {"image": IMAGE_COLUMN, "label": [1] * 5}, names=["a", "b"]))
-    list(source.entries())
-    assert source.doubts(1000) == ["1 of 2 classes have no images (first 0, 'a')"]
-
-
 @pytest.mark.parametrize("metadata", [{}, {"huggingface": "{"}, {"huggingface": '{"info": {"features": {}}}'}])
 def test_classes_are_numbers_without_names_in_schema(tmp_path: Path, metadata: dict[str, str]) -> None:
     path = tmp_path / "a.parquet"
