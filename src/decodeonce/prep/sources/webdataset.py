@@ -105,19 +105,18 @@ class WebdatasetSource(LabelledSource):
             for number, found in enumerate(shards):
                 path = os.fsdecode(self._files.path(number))
                 for sample in found:
-                    if sample.label:
-                        seen.setdefault(sample.label, f"{path}/{name_text(sample.member.name)}")
-                        _collect(columns, sample, path)
+                    if sample.label and sample.label not in seen:
+                        seen[sample.label] = f"{path}/{name_text(sample.member.name)}"
+                    _collect(columns, sample, path)
                 # JSON takes 60 bytes per sample and its name, objects 500.
-                indexes.append(json.dumps([(sample.member, sample.label) for sample in found], default=name_text))
+                indexes.append(json.dumps([(*sample.member, sample.label) for sample in found], default=name_text))
         self._learn(seen)
         rows = zip(*columns, strict=True)
         for number, index in enumerate(indexes):
-            for (name, *facts), text in json.loads(index):
-                member, (label, problem) = Member(name_bytes(name), *facts), self._class_of(text)
-                values = next(rows, ()) if text and not member.problem else ()
-                member = member._replace(problem=member.problem or problem)
-                yield self._files.entry(number, member, label, values)
+            for name, place, size, damage, text in json.loads(index):
+                label, problem = self._class_of(text)
+                values = next(rows, ()) if text and not damage else ()
+                yield self._files.entry(number, Member(name_bytes(name), place, size, damage or problem), label, values)
 
     def read(self, entry: Entry) -> bytes:
         if entry.unit not in self._gzipped:
@@ -233,7 +232,7 @@ def _sample(parts: Iterator[tuple[bytes, Member]], tar: Holder, columns: Sequenc
                 texts[suffix] = tar.read_at(member.place, member.size)
     assert first is not None
     rank, main = min(images, key=itemgetter(0), default=(0, first._replace(problem=NO_IMAGE)))
-    if [each for each, _ in images].count(rank) > 1:
+    if len(images) > 1 and [each for each, _ in images].count(rank) > 1:
         main = main._replace(problem="two images in the sample")
     label_from = next((suffix for suffix in LABELS if suffix in texts), b"")
     label = _label(label_from, texts.get(label_from, b""))
@@ -262,7 +261,8 @@ def _fields(data: bytes) -> dict[str, Any]:
 def _collect(columns: Sequence[NumberColumn], sample: Sample, path: str) -> None:
     """Append the values of a sample to the columns, unless it cannot become a row."""
     where = f"{path}: {name_text(sample.member.name)}"
-    for column, value in zip(columns, () if sample.member.problem else sample.values, strict=False):
+    is_row = sample.label and not sample.member.problem
+    for column, value in zip(columns, sample.values if is_row else (), strict=False):
         if value is None:
             expected = f"expected a json object of at most {MAX_LABEL_BYTES} bytes with the key {column.name!r}"
             raise BuildError(f"{where}: column {column.name!r}: found nothing, {expected}")
