@@ -206,9 +206,7 @@ def test_read_killed_by_the_system_causes_no_reject(
 
 
 def test_hanging_read_does_not_count_as_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from decodeonce.prep.building.pool import Worker, WorkerSettings
-
-    worker = Worker(WorkerSettings(str(tmp_path), 0, 1, fail_on_bad=False))
+    worker = pool.Worker({"out": str(tmp_path), "task": 0, "tasks": 1, "on_bad": "reject"})
     heartbeat = worker.process.heartbeat
     monkeypatch.setattr(pool, "IMAGE_SECONDS", -1.0)  # so that the second check finds the limit passed
     try:

@@ -334,7 +334,7 @@ def test_class_list_that_is_a_fifo_is_a_usage_error(tmp_path: Path) -> None:
 
 
 STORE_FILES = ("images-00000.npy", "labels.npy", "checksums.npy", "samples.tsv", "rejects.tsv", "store.json")
-PLAN_FILES = ("lock", "plan.json", "plan-rows.npy", "plan-names.bin", "plan-rejects.tsv")
+PLAN_FILES = ("lock", "plan.json", "plan-rows.npy", "plan-names.bin")
 SOURCE_FILES = (
     "x.tar",
     "x.zip",

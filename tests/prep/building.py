@@ -6,7 +6,6 @@ from pathlib import Path
 
 from decodeonce.prep.building import finish, make_plan
 from decodeonce.prep.building.journal import Journal
-from decodeonce.prep.building.max_bad import Allowance
 from decodeonce.prep.building.worker import BlockDecoder, BlockWriter
 from decodeonce.prep.processes.child import Heartbeat
 from decodeonce.prep.recipe import Recipe
@@ -21,6 +20,6 @@ def build_in_process(source: Source, out: Path, recipe: Recipe) -> Path:
     writer = BlockWriter(plan, Journal(plan.paths.journals, 0, 1))
     for block in map(plan.blocks.__getitem__, range(len(plan.blocks))):
         buffer = page_aligned_buffer(block.rows * recipe.row_bytes)
-        writer.write(block, 0, decoder.decode(block, {}, buffer), buffer)
-    finish(out, Allowance.parse("99%"))
+        writer.write(block, decoder.decode(block, {}, buffer), buffer)
+    finish(out, "99%")
     return out

@@ -23,7 +23,6 @@ import pytest
 from decodeonce.errors import BuildError, Stopped, StoreError
 from decodeonce.prep.building import Work, build, finish, make_plan, work
 from decodeonce.prep.building.journal import FACTS, Journal, Journals
-from decodeonce.prep.building.max_bad import Allowance
 from decodeonce.prep.building.plan import Plan
 from decodeonce.prep.building.status import read_status
 from decodeonce.prep.recipe import Recipe
@@ -37,7 +36,7 @@ from tests.images import jpeg, make_tree, reference_row, tree_bytes
 
 # Rows of 3 MB: one row per block, two blocks per shard, so that two rejects empty a whole shard.
 LARGE_ROWS: dict[str, Any] = {"height": 1024, "width": 1024, "shard_size": 6 << 20, "shuffle_seed": 0}
-ALL = Allowance.parse("100%")
+ALL = "100%"
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +214,7 @@ def test_block_written_again_after_finish_changes_no_row(
     for index, (record, buffer) in late.items():
         if plan.paths.shard(plan.blocks[index].shard, ".npy").exists():
             with pytest.raises(Stopped, match="another process finished the build"):
-                writer.write(plan.blocks[index], 0, record, buffer)
+                writer.write(plan.blocks[index], record, buffer)
     assert verify_store(out).ok
     assert {name: data for name, data in tree_bytes(out).items() if ".build" not in name} == reference
 
@@ -249,14 +248,21 @@ def test_plan_without_journals_is_built(tree: Path, reference: dict[str, bytes],
     assert tree_bytes(tmp_path) == reference
 
 
-def test_block_with_contradicting_journals_is_redone(tree: Path, reference: dict[str, bytes], tmp_path: Path) -> None:
+def test_contradicting_journals_stop_the_build_until_they_are_removed(
+    tree: Path, reference: dict[str, bytes], tmp_path: Path
+) -> None:
     out = tmp_path / "store"
     decode_all(tree, out)
-    journals = Journals(StorePaths(out).journals)
-    record = journals.record(4)
-    Journal(StorePaths(out).journals, 9, 10).append(replace(record, facts=np.zeros(1, FACTS)), 0)
-    with pytest.raises(BuildError, match="1 of 15 blocks are not done"):
-        finish(out, ALL)
+    folder = StorePaths(out).journals
+    other = Journal(folder, 9, 10)
+    other.append(replace(next(Journals(folder).records([4])), facts=np.zeros(1, FACTS)))
+    for step in (work, finish):
+        with pytest.raises(BuildError, match="two processes decoded block 4 differently; remove both") as caught:
+            step(out)
+    one, both = str(caught.value).split(": ")[0].split(" and ")
+    assert Path(both) == other.path
+    Path(one).unlink()
+    Path(both).unlink()
     work(out, Work(max_bad="2"))
     finish(out, ALL)
     assert tree_bytes(out) == reference

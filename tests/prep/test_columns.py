@@ -335,7 +335,7 @@ def test_needed_space_includes_columns(tmp_path: Path) -> None:
         for name, names in (("with", NAMES), ("without", []))
     ]
     more, less = map(space_needed, plans)
-    assert (more.bytes - less.bytes, more.files - less.files) == (COUNT * (8 + 4 + 2 * (3 * 8 + 8)), 6)
+    assert (more.bytes - less.bytes, more.files - less.files) == (COUNT * 2 * (8 + 3 * 8 + 8), 6)
 
 
 def test_every_box_of_an_image_has_its_values(tmp_path: Path) -> None:

@@ -401,7 +401,7 @@ def test_damaged_plan_file_is_named_without_its_content(tmp_path: Path, content:
         _ = read_plan(plan.paths).samples
 
 
-PLAN_FILES = ["plan-names.bin", "plan-rows.npy", "plan-rejects.tsv", "plan.json"]
+PLAN_FILES = ["plan-names.bin", "plan-rows.npy", "plan.json"]
 
 
 @pytest.mark.parametrize(

@@ -163,12 +163,11 @@ def _share(task: int | None, tasks: int | None) -> Task:
 def finish(out: Planned, max_bad: MaxBad = DEFAULT_MAX_BAD) -> None:
     """Finish a store whose blocks are all decoded: fill the rows of rejected images and write the manifest."""
     from decodeonce.prep import building
-    from decodeonce.prep.building.max_bad import Allowance
 
     with parse.usage_errors():
-        allowance = Allowance.parse(max_bad)
+        building.Work(max_bad=max_bad)
     was_finished = StorePaths(out).manifest.exists()
-    manifest = patient_if_there(out, building.finish, out, allowance)  # this also completes a finish that was killed
+    manifest = patient_if_there(out, building.finish, out, max_bad)  # this also completes a finish that was killed
     if was_finished:
         return say_built(out)
     _say_finished(out, manifest.count)

@@ -53,7 +53,6 @@ def convert(
     selected = selection(names, match, rows)
     check_alone()
     from decodeonce.prep.building import finish, is_built
-    from decodeonce.prep.building.max_bad import Allowance
     from decodeonce.prep.convert.convert import Conversion, open_conversion
     from decodeonce.prep.convert.convert import convert as convert_stores
 
@@ -74,7 +73,7 @@ def convert(
         planned = planned_text(made_of, recipe, sum(1 for _ in made_of.selected_rows.unsorted()))
         return say(f"{planned}; nothing was written")
     if is_built(made_of, out, recipe):
-        finish(out, Allowance.parse("0"))  # this also completes a finish that was killed
+        finish(out, "0")  # this also completes a finish that was killed
         return say_built(out)
     with build_progress() as progress:
         manifest = convert_stores(stores, out, conversion, workers=workers, progress=progress)

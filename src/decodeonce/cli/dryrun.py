@@ -20,11 +20,11 @@ from decodeonce.prep.building.free_space import (
     space_needed,
     stripe_advice,
 )
-from decodeonce.prep.building.max_bad import Allowance
 from decodeonce.prep.building.output_dir import check_output_dir
 from decodeonce.prep.building.plan import (
     Listing,
     Plan,
+    allowed_rejects,
     check_expected,
     check_listing,
     check_matches_plan,
@@ -141,7 +141,7 @@ def _sampled(request: BuildRequest, listing: Listing, time: Time, seconds: float
         trial = run_trial(source, entries, recipe, scratch, workers=1, seconds=seconds)
     yield time(len(listing), trial.samples_per_s)
     yield _estimate_basis(trial, len(listing))
-    yield from _too_many_rejects(trial, listing, request.work.allowance)
+    yield from _too_many_rejects(trial, listing, request.work.max_bad)
 
 
 def _estimate_basis(trial: Trial, samples: int) -> str:
@@ -155,12 +155,12 @@ def _estimate_basis(trial: Trial, samples: int) -> str:
     return f"{text}; {trial.rejects} of them cannot be decoded, first {trial.first_reject}"
 
 
-def _too_many_rejects(trial: Trial, listing: Listing, allowance: Allowance) -> Iterator[str]:
+def _too_many_rejects(trial: Trial, listing: Listing, max_bad: str) -> Iterator[str]:
     """Yield a warning if the estimated number of rejects is more than the build allows."""
-    allowed = allowance.allowed(listing.candidates)
+    allowed = allowed_rejects(max_bad, listing.candidates)
     rejects = len(listing.rejects) + round(trial.rejects / trial.samples * len(listing))
     if rejects > allowed:
         yield (
             f"this build would fail: about {rejects} of {listing.candidates} images would be rejected, but --max-bad "
-            f"{allowance.text} allows {allowed}; repair or remove them, or pass a higher --max-bad"
+            f"{max_bad} allows {allowed}; repair or remove them, or pass a higher --max-bad"
         )

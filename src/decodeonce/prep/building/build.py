@@ -27,7 +27,7 @@ from decodeonce.prep.building.plan import (
     write_facts,
     write_plan,
 )
-from decodeonce.prep.building.work import Progress, Work, work
+from decodeonce.prep.building.pool import Progress, Work, work
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source
@@ -186,4 +186,4 @@ def build(
     how = how or Work()
     if plan_unless_built(source, out, recipe, expect) is not None:
         work(out, how, progress)
-    return finish(out, how.allowance)
+    return finish(out, how.max_bad)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import subprocess
@@ -69,9 +68,10 @@ def find_storage(out: Path) -> Storage:
 
 def check_free_space(out: Path, storage: Storage, need: Need) -> None:
     """Raise BuildError if the disk or a quota has less space or fewer files than needed."""
-    limits: list[tuple[str, int | None, int | None]] = [("", storage.free_bytes, storage.free_files)]
-    limits += [(f" within the quota of {quota.whose}", quota.free_bytes, quota.free_files) for quota in storage.quotas]
-    for where, free_bytes, free_files in limits:
+    limits: list[Storage | Quota] = [storage, *storage.quotas]
+    for limit in limits:
+        free_bytes, free_files = limit.free_bytes, limit.free_files
+        where = f" within the quota of {limit.whose}" if isinstance(limit, Quota) else ""
         if free_bytes is not None and need.bytes > free_bytes:
             raise BuildError(
                 f"{out}: {size_text(free_bytes)} free{where}, {size_text(need.bytes)} needed "
@@ -172,7 +172,6 @@ def _output(*command: str) -> str | None:
 def space_needed(plan: Plan) -> Need:
     """Return what a build will write: rows, plan and journals (about 200 bytes per row), and files."""
     planned = plan.facts["planned"]
-    numbers = sum((8 + int(column.dtype[2:])) * math.prod(column.shape) for column in plan.columns)
-    other_bytes = 200 + numbers + 2 * sum(size for _, size in planned)  # numbers are in the plan and in the store
-    files = plan.blocks.shards + OTHER_FILES + 2 * (len(planned) + len(plan.columns))
+    other_bytes = 200 + 2 * sum(size for _, size in planned)  # numbers are in the plan and in the store
+    files = plan.blocks.shards + OTHER_FILES + 2 * len(planned)
     return Need(plan.count, plan.count * (plan.recipe.row_bytes + other_bytes), files)

@@ -15,7 +15,6 @@ from decodeonce.prep.recipe import Recipe, differences
 from decodeonce.prep.sources import Source
 from decodeonce.store import Manifest, StorePaths, disk, open_store
 from decodeonce.store.columns import column_file
-from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.durable import empty_folder, remove_file, reserve, sync_folder
 from decodeonce.store.locks import LOCK
 from decodeonce.store.manifest import DATA_OFFSET
@@ -26,7 +25,7 @@ from decodeonce.store.table import read_rejects
 # Files that a killed build may leave in OUT and in OUT/.build. Any other file belongs to the user.
 OURS = re.compile(r"images-\d{5}\.(npy|h5)|(labels|checksums)\.npy|(samples|rejects)\.tsv|store\.h5")
 OURS_IN_BUILD = re.compile(
-    r"lock|journals|plan-(rows\.npy|names\.bin|column-\d+\.npy|rejects\.tsv)|plan\.json|store\.h5"
+    r"lock|journals|plan-(rows\.npy|names\.bin|column-\d+\.npy)|plan\.json|store\.h5"
     r"|\..*\.tmp|tmp.*\.h5"
 )
 
@@ -118,8 +117,7 @@ def clear_leftovers(paths: StorePaths) -> None:
 def planned_shard(plan: Plan, index: int) -> tuple[Path, int]:
     """Return the path of a shard and its size in bytes until the store is finished."""
     rows = min(plan.blocks.shard_rows, plan.count - index * plan.blocks.shard_rows)
-    suffix = CONTAINERS[plan.recipe.container].suffix
-    return plan.paths.shard(index, suffix), DATA_OFFSET + rows * plan.recipe.row_bytes
+    return plan.shard(index), DATA_OFFSET + rows * plan.recipe.row_bytes
 
 
 def check_shard(plan: Plan, index: int) -> None:

@@ -5,20 +5,20 @@ OUT/.build:
 
 - plan-rows.npy: one record per row.
 - plan-names.bin: the names of the samples, concatenated.
-- plan-column-0.npy and so on: one file per numeric column, then one for each of the source's other numbers.
-- plan.json: written last; the plan exists once this file does.
+- plan-column-0.npy and so on: one file per numeric column, and one for each of the source's other numbers.
+- plan.json: settings and rejects; written last, so the plan exists once this file does.
 
 Arrays are memory-mapped, so that a task reads only its own rows.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
+import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from decodeonce.errors import REPLACED_ERRORS, BuildError, Stopped, StoreError
+from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, quoted
 from decodeonce.prep.building.blocks import Blocks
 from decodeonce.prep.entry import Entry, name_text
@@ -37,13 +37,14 @@ from decodeonce.prep.sources import Source, open_source
 from decodeonce.prep.sources.formats.numbers import NumberColumn
 from decodeonce.splitmix import GOLDEN, mix
 from decodeonce.store import Column, ImageClass, Reject, StorePaths
+from decodeonce.store.columns import column_file
+from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.durable import write_atomic
 from decodeonce.store.layout import missing_advice
-from decodeonce.store.signed import canonical, digest_of
-from decodeonce.store.table import REJECT_COLUMNS, line, read_rejects, reject_line
+from decodeonce.store.signed import digest_of, sign
 from decodeonce.store.writer import write_array
 
-PLAN_VERSION = 6
+PLAN_VERSION = 7
 ROW = np.dtype(
     [
         ("label", "<i4"),
@@ -70,7 +71,7 @@ class Samples:
     Attributes:
         rows: One record of dtype ROW per sample.
         names: The bytes of all names, in the order of the samples.
-        planned: The values of `Entry.planned` by name, each (samples, ...).
+        planned: The values of `Entry.planned` by name and of the source's columns by file name, each (samples, ...).
     """
 
     rows: NDArray[np.void]
@@ -137,14 +138,14 @@ class Listing:
 
     Attributes:
         samples: The samples that can become rows.
-        columns: The columns in the source's `column_names`, each with its values (samples, ...).
+        columns: The columns in the source's `column_names`.
         rejects: Samples that cannot become rows.
         digest: Covers class, size, name, boxes and values of every candidate, and whether it can become a row.
         frozen: Covers the same and the modification times and places.
     """
 
     samples: Samples
-    columns: tuple[tuple[Column, NDArray[Any]], ...]
+    columns: tuple[Column, ...]
     rejects: tuple[Reject, ...]
     digest: str
     frozen: str
@@ -163,8 +164,9 @@ def scan(source: Source) -> Listing:
 
     Memory per sample is 44 bytes, the name, and 8 bytes for each number.
     """
-    rows, names, rejects, planned = bytearray(), bytearray(), [], dict[str, NumberColumn]()
-    own = [NumberColumn(name) for name in source.column_names]
+    rows, names, rejects = bytearray(), bytearray(), []
+    own = [column_file(name) for name in source.column_names]
+    numbers = {file: NumberColumn(name) for file, name in zip(own, source.column_names, strict=True)}
     digest, frozen = xxhash.xxh3_64(), xxhash.xxh3_64()
     for entry in source.entries():
         fact = b"%d\t%d\t%s%s\n" % (entry.label, entry.size, entry.name, _other_facts(entry))
@@ -176,15 +178,13 @@ def scan(source: Source) -> Listing:
         place = (entry.size, entry.mtime_ns, entry.unit, entry.place)
         rows += PACKED.pack(entry.label, len(entry.name), len(names), *place)
         names += entry.name
-        for column, value in zip(own, entry.values, strict=True):
-            column.append(value)
-        for name, numbers in entry.planned.items():
-            planned.setdefault(name, NumberColumn(name)).append(numbers)
+        for name, value in (*zip(own, entry.values, strict=True), *entry.planned.items()):
+            numbers.setdefault(name, NumberColumn(name)).append(value)
     for doubt in source.doubts(len(rows) // PACKED.size):
         logging.getLogger("decodeonce").warning("%s: %s", source.root, doubt)
-    held = {name: column.to_array() for name, column in planned.items()}
-    samples = Samples(np.frombuffer(rows, ROW), np.frombuffer(names, np.uint8), held)
-    columns = tuple(column.to_column() for column in own)
+    planned = {name: column.to_array() for name, column in numbers.items()}
+    samples = Samples(np.frombuffer(rows, ROW), np.frombuffer(names, np.uint8), planned)
+    columns = tuple(numbers[file].to_column()[0] for file in own)
     return Listing(samples, columns, tuple(rejects), digest.hexdigest(), frozen.hexdigest())
 
 
@@ -196,6 +196,29 @@ def _other_facts(entry: Entry) -> bytes:
     if entry.problem:
         return b"\t!"
     return "".join(f"\t{fact}" for fact in (*entry.facts, *entry.values)).encode()
+
+
+def allowed_rejects(max_bad: str, candidates: int) -> int:
+    """Return how many of `candidates` images may be rejects.
+
+    Args:
+        max_bad: A percentage of the candidates such as "0.1%", or a number such as "25".
+        candidates: Number of samples that the source listed.
+
+    Raises:
+        ValueError: If `max_bad` is neither a number nor a percentage.
+    """
+    if not re.fullmatch(r"\d+|\d+(\.\d+)?%", max_bad):
+        raise ValueError(f"max-bad is {max_bad!r}, expected a number of images (25) or a percentage (0.1%)")
+    if not max_bad.endswith("%"):
+        return int(max_bad)
+    whole, _, decimals = max_bad[:-1].partition(".")
+    return candidates * int(whole + decimals) // int(f"100{'0' * len(decimals)}")
+
+
+def reject_error(reject: object) -> BuildError:
+    """Return the error for a reject with --on-bad fail."""
+    return BuildError(f"{reject}; repair or remove the image, or pass --on-bad reject")
 
 
 def check_expected(source: Source, found: int, expect: int | None) -> None:
@@ -236,12 +259,7 @@ class Plan:
     @property
     def candidates(self) -> int:
         """Number of samples that the source listed, plan-time rejects included."""
-        return int(self.facts["candidates"])
-
-    @property
-    def rejected(self) -> int:
-        """Number of samples that were rejected when the plan was made."""
-        return self.candidates - self.count
+        return self.count + len(self.rejects)
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -261,13 +279,7 @@ class Plan:
     @cached_property
     def rejects(self) -> list[Reject]:
         """The samples that were rejected when the plan was made."""
-        try:
-            rejects = list(read_rejects(self.paths.plan_rejects))
-        except StoreError:
-            rejects = []
-        if [reject.action for reject in rejects] != ["rejected"] * self.rejected:  # the last field shows a cut line
-            raise self._damaged(self.paths.plan_rejects)
-        return rejects
+        return [Reject(**facts) for facts in self.facts["rejects"]]
 
     @cached_property
     def samples(self) -> Samples:
@@ -278,17 +290,13 @@ class Plan:
             raise self._damaged(self.paths.plan_names)
         # All names may be empty, and an empty file cannot be mapped.
         names = np.memmap(self.paths.plan_names, np.uint8, "r") if nbytes else np.empty(0, np.uint8)
-        planned = enumerate(self.facts["planned"], len(self.columns))
-        return Samples(rows, names, {name: self.column_values(number) for number, (name, _) in planned})
+        planned = enumerate(self.facts["planned"])
+        return Samples(rows, names, {name: self._mapped(self.paths.plan_column(k)) for k, (name, _) in planned})
 
     @cached_property
     def columns(self) -> list[Column]:
         """The numeric columns of the source."""
         return [Column(**{**facts, "shape": tuple(facts["shape"])}) for facts in self.facts["columns"]]
-
-    def column_values(self, number: int) -> NDArray[Any]:
-        """Return the values of one column, (count, ...), memory-mapped."""
-        return self._mapped(self.paths.plan_column(number))
 
     def _mapped(self, path: Path) -> NDArray[Any]:
         try:
@@ -302,9 +310,31 @@ class Plan:
     def _damaged(self, path: Path) -> BuildError:
         return BuildError(f"{path}: damaged; remove {quoted(str(self.paths.root))} and build again")
 
-    def reject(self, row: int, reason: str, action: str = "rejected") -> Reject:
-        """Return the line of rejects.tsv for the sample of a planned row."""
-        return Reject(self.samples.entry(row).text, reason, action)
+    def rejects_of(self, listed: Iterable[tuple[int, str, str]]) -> list[Reject]:
+        """Return the lines of rejects.tsv for these (planned row, reason, action)."""
+        return [Reject(self.samples.entry(row).text, reason, action) for row, reason, action in listed]
+
+    def shard(self, index: int) -> Path:
+        """Return the path of a shard."""
+        return self.paths.shard(index, CONTAINERS[self.recipe.container].suffix)
+
+    def check_rejects(self, rejects: int, first: object, max_bad: str) -> None:
+        """Raise BuildError if there are more rejects than `max_bad` allows.
+
+        Completed blocks are kept, so a rerun may pass a higher limit.
+
+        Args:
+            rejects: Number of rejects so far, including those of the plan.
+            first: The first reject with its reason.
+            max_bad: The limit, as in `allowed_rejects`.
+        """
+        allowed = allowed_rejects(max_bad, self.candidates)
+        if rejects > allowed:
+            raise BuildError(
+                f"{rejects} of {self.candidates} images are rejects, --max-bad {max_bad} allows {allowed}; first "
+                f"{first}; list them with `prep status {quoted(str(self.paths.root))}`; to continue, run the same "
+                "command with a higher --max-bad: completed blocks are kept"
+            )
 
     def source(self) -> Source:
         """Open the source that this plan was made from."""
@@ -333,17 +363,6 @@ def read_plan(paths: StorePaths) -> Plan:
     return Plan(paths, facts)
 
 
-def removed_error(error: OSError, out: Path) -> Stopped | None:
-    """Return the error for a build that was removed or became unreachable during work; None for other errors."""
-    hidden = missing_advice(out)
-    if error.errno not in REPLACED_ERRORS or (
-        StorePaths(out).plan.exists() and not hidden and error.errno != errno.ESTALE
-    ):
-        return None
-    what = f"{error.filename or out}: {error.strerror}"
-    return Stopped(f"{what}; {hidden or 'another process removed it: '}run the same command again")
-
-
 def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[str, str]) -> dict[str, Any]:
     """Return the content of plan.json, without its digest."""
     block_rows = source.block_rows(len(listing), recipe.row_bytes)
@@ -351,10 +370,10 @@ def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[
     return {
         "version": PLAN_VERSION,
         "count": len(listing),
-        "candidates": listing.candidates,
+        "rejects": [asdict(reject) for reject in listing.rejects],
         "block_rows": blocks.block_rows,
         "shard_rows": blocks.shard_rows,
-        "columns": [asdict(column) for column, _ in listing.columns],
+        "columns": [asdict(column) for column in listing.columns],
         "planned": [[name, values[:1].nbytes] for name, values in listing.samples.planned.items()],
         "classes": [{"name": c.name, "description": c.description} for c in source.classes()],
         "recipe": recipe.facts(decoders),
@@ -365,7 +384,6 @@ def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[
             "facts": source.facts(),
             "stamp": source.stamp(),
             "read_unit": source.read_unit,
-            "digest": listing.digest,
             "frozen": listing.frozen,
         },
     }
@@ -378,15 +396,14 @@ def write_plan(paths: StorePaths, listing: Listing, facts: dict[str, Any]) -> Pl
     chunks = [order[first : first + CHUNK] for first in range(0, len(order), CHUNK)]
     write_atomic(paths.plan_names, (_names(listing, chunk) for chunk in chunks))
     write_array(paths.plan_rows, order.shape, AS_BYTES, _rows(listing, chunks))
-    for number, values in enumerate([*(values for _, values in listing.columns), *listing.samples.planned.values()]):
+    for number, values in enumerate(listing.samples.planned.values()):
         write_array(paths.plan_column(number), values.shape, values.dtype, map(values.__getitem__, chunks))
-    write_atomic(paths.plan_rejects, [line(REJECT_COLUMNS), *map(reject_line, listing.rejects)])
     return write_facts(paths, facts)
 
 
 def write_facts(paths: StorePaths, facts: dict[str, Any]) -> Plan:
     """Write plan.json, which makes the plan exist."""
-    write_atomic(paths.plan, [canonical({**facts, "digest": digest_of(facts)})])
+    write_atomic(paths.plan, [sign(facts)])
     return Plan(paths, facts)
 
 

@@ -14,7 +14,7 @@ from typing import get_args
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.building.build import build
-from decodeonce.prep.building.work import Progress, Work
+from decodeonce.prep.building.pool import Progress, Work
 from decodeonce.prep.convert.merge import check_mergeable
 from decodeonce.prep.convert.source import StoreSource
 from decodeonce.prep.recipe import Filter, Recipe, Sort, check_choice

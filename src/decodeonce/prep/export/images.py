@@ -133,7 +133,7 @@ class ImageWriter:
                     file.result()
         else:
             self._save(self._paths.images / f"shard-{block:06d}.tar", self._tar(block))
-        self._journal.append(BlockRecord(block), 0)
+        self._journal.append(BlockRecord(block))
 
     def close(self) -> None:
         """Close the store and the journal, because some file systems cannot remove open files."""
