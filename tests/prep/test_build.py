@@ -198,7 +198,7 @@ def test_block_written_again_after_finish_changes_no_row(
 
     out = tmp_path / "store"
     plan = decode_all(tree, out)
-    decoder = BlockDecoder(plan, Heartbeat(Heartbeat.new_fd()), fail_on_bad=False)
+    decoder = BlockDecoder(plan, Heartbeat(), fail_on_bad=False)
     journal = Journal(plan.paths.journals, 0, 1)
     writer = BlockWriter(plan, journal)
     plan_file = StorePaths(out).plan

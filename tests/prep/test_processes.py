@@ -6,8 +6,7 @@ import errno
 
 import pytest
 
-from decodeonce.prep.processes.child import Child, Parent
-from decodeonce.prep.processes.workers import run_workers
+from decodeonce.prep.processes.child import Child, Parent, run_workers
 
 
 def main(arguments: list[str]) -> int:

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageColor, ImageDraw, ImageFilter
 
 from decodeonce.errors import DecodeonceError
-from decodeonce.prep.processes.child import ChildDied, Parent
-from decodeonce.prep.processes.workers import run_workers
+from decodeonce.prep.processes.child import ChildDied, Parent, run_workers
 from decodeonce.store import disk
 from decodeonce.store.durable import append, make_folder
 

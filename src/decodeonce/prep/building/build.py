@@ -142,14 +142,15 @@ def plan_unless_built(source: Source, out: Path, recipe: Recipe, expect: int | N
         BuildError: As `make_plan` and `is_built`.
         StoreError: `out` is a damaged store.
     """
-    if is_built(source, out, recipe, expect):
-        return None
-    try:
-        return make_plan(source, out, recipe, expect)
-    except (BuildError, OSError):
-        if not is_built(source, out, recipe, expect):
-            raise
-        return None
+    paths = StorePaths(out)
+    if not paths.manifest.exists():
+        try:
+            return make_plan(source, out, recipe, expect)
+        except (BuildError, OSError):
+            if not paths.manifest.exists():  # otherwise another process has finished the build
+                raise
+    is_built(source, out, recipe, expect)
+    return None
 
 
 def build(

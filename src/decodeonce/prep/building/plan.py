@@ -199,15 +199,7 @@ def _other_facts(entry: Entry) -> bytes:
 
 
 def allowed_rejects(max_bad: str, candidates: int) -> int:
-    """Return how many of `candidates` images may be rejects.
-
-    Args:
-        max_bad: A percentage of the candidates such as "0.1%", or a number such as "25".
-        candidates: Number of samples that the source listed.
-
-    Raises:
-        ValueError: If `max_bad` is neither a number nor a percentage.
-    """
+    """Return how many of `candidates` images may be rejects: a percentage of them such as "0.1%", or a number."""
     if not re.fullmatch(r"\d+|\d+(\.\d+)?%", max_bad):
         raise ValueError(f"max-bad is {max_bad!r}, expected a number of images (25) or a percentage (0.1%)")
     if not max_bad.endswith("%"):
@@ -319,15 +311,7 @@ class Plan:
         return self.paths.shard(index, CONTAINERS[self.recipe.container].suffix)
 
     def check_rejects(self, rejects: int, first: object, max_bad: str) -> None:
-        """Raise BuildError if there are more rejects than `max_bad` allows.
-
-        Completed blocks are kept, so a rerun may pass a higher limit.
-
-        Args:
-            rejects: Number of rejects so far, including those of the plan.
-            first: The first reject with its reason.
-            max_bad: The limit, as in `allowed_rejects`.
-        """
+        """Raise BuildError if `max_bad` allows fewer than `rejects` rejects, of which `first` is one."""
         allowed = allowed_rejects(max_bad, self.candidates)
         if rejects > allowed:
             raise BuildError(

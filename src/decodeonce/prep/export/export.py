@@ -18,8 +18,7 @@ from pathlib import Path
 from decodeonce.errors import DecodeonceError, Stopped, StoreError
 from decodeonce.prep.building.journal import Journals
 from decodeonce.prep.export.images import MODES, ExportPaths, ExportSettings, ImageWriter, encoded_name
-from decodeonce.prep.processes.child import ChildDied, Parent
-from decodeonce.prep.processes.workers import run_workers
+from decodeonce.prep.processes.child import ChildDied, Parent, run_workers
 from decodeonce.store import Store, disk, open_store
 from decodeonce.store.checks import check_file
 from decodeonce.store.durable import make_folder, remove_file, remove_tree, sync_folder, write_atomic
