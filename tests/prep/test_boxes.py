@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +22,7 @@ from decodeonce.prep.pixels.geometry import pixel_box
 from decodeonce.prep.recipe import BoxRules
 from decodeonce.prep.sources import FolderSource, Source, files, open_source
 from decodeonce.prep.sources.boxed import BoxedSource
-from decodeonce.prep.sources.files import file_entry, read_file, stem_of
+from decodeonce.prep.sources.files import file_entry, read_file
 from decodeonce.prep.sources.formats.annotations import (
     MAX_BYTES,
     NOT_ANNOTATED,
@@ -137,12 +136,6 @@ def test_annotation_is_found_at_any_depth_by_its_file_name(annotated: AnnotatedT
     assert entries == [boxed(first), boxed(second, (0.1, 0.25, 0.6, 0.875)), boxed(third)]
 
 
-def test_image_stem_has_no_folder_and_suffix() -> None:
-    assert stem_of(b"n01440764/n01440764_10040.JPEG") == b"n01440764_10040"
-    assert stem_of(b"ILSVRC2012_val_00000001.JPEG") == b"ILSVRC2012_val_00000001"
-    assert stem_of(b"train.tar/a/b.c.jpg") == b"b.c"
-
-
 def test_two_annotations_with_same_name_are_an_error(annotated: AnnotatedTree) -> None:
     annotated.annotate(f"b/{FISH}_1.xml", xml(INSIDE))
     annotated.annotate(f"a/{FISH}_1.xml", xml(INSIDE))
@@ -235,10 +228,6 @@ def test_small_box_is_skipped_by_size_after_clipping_and_before_margin() -> None
 def test_margin_is_relative_to_box_and_clipped_to_image() -> None:
     assert box_of(20, 20, 40, 60, margin=0.5) == (0.1, 0, 0.5, 1)
     assert box_of(0, 10, 80, 20, margin=0.25) == (0, 0.09375, 1, 0.28125)
-
-
-def test_annotated_and_real_size_may_differ() -> None:
-    assert pixel_box(box_of(10, 20, 60, 70), 500, 400) == (50, 100, 300, 350)
 
 
 sides = st.integers(1, 20_000)
@@ -512,23 +501,3 @@ def test_names_that_are_not_utf8_are_matched(tmp_path: Path) -> None:
     assert Annotations(annotated.boxes).read(b"other.JPEG") is NOT_ANNOTATED
     annotated.annotate(os.fsdecode(name + b".xml"), "<")
     assert listed(annotated)[0][0].problem.startswith("\udcff\n1.xml: not well-formed")
-
-
-def test_pixels_equal_cropped_box(tmp_path: Path) -> None:
-    from decodeonce.prep.building import Work, build
-    from decodeonce.prep.recipe import Recipe
-    from decodeonce.store import open_store
-    from tests.images import make_image
-
-    annotated = AnnotatedTree(tmp_path, f"{FISH}_1")
-    image = make_image(100, 80)
-    image.save(annotated.src / "train" / FISH / f"{FISH}_1.JPEG", "PNG")
-    annotated.annotate(f"{FISH}_1.xml", xml(("dog", (10, 20, 30, 40)), (SHARK, (50, 10, 70, 30))))
-    source = BoxedSource(FolderSource(annotated.src / "train"), annotated.boxes, BoxRules())
-    recipe = Recipe(height=20, width=20, shuffle_seed=None, boxes=BoxRules())
-    manifest = build(source, tmp_path / "out", recipe, Work(workers=1))
-    store = open_store(tmp_path / "out")
-    assert [cls.name for cls in manifest.classes] == [FISH, SHARK, DOG, "dog"]
-    assert store.labels.tolist() == [3, 1]
-    for row, box in enumerate([(10, 20, 30, 40), (50, 10, 70, 30)]):
-        np.testing.assert_array_equal(store.images[row], np.asarray(image.crop(box)))

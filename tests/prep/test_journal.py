@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodeonce.errors import BuildError
 from decodeonce.prep.building.journal import FACTS, Author, BlockRecord, Journal, Journals, journal_line
 
 
@@ -76,15 +75,6 @@ def test_line_with_wrong_digest_is_ignored(
     damaged[flip % len(whole)] ^= 1 << bit
     path.write_bytes(damaged)
     assert set(Journals(folder).blocks()) < {0, 1}
-
-
-def test_contradicting_records_are_an_error(tmp_path: Path) -> None:
-    for _ in range(2):
-        write(tmp_path, BlockRecord(0))
-    assert 0 in Journals(tmp_path)
-    path = write(tmp_path, BlockRecord(0, crashes=1))
-    with pytest.raises(BuildError, match=rf"{path.name}.*: two processes decoded block 0 differently; remove both"):
-        Journals(tmp_path)
 
 
 def test_each_journal_is_opened_once_and_alone(tmp_path: Path) -> None:
