@@ -15,7 +15,7 @@ from decodeonce.prep.building.blocks import Blocks
 from decodeonce.prep.building.free_space import (
     Need,
     check_free_space,
-    describe_free_space,
+    describe_storage,
     find_storage,
     space_needed,
     stripe_advice,
@@ -25,8 +25,6 @@ from decodeonce.prep.building.plan import (
     Listing,
     Plan,
     allowed_rejects,
-    check_expected,
-    check_listing,
     check_matches_plan,
     plan_facts,
     read_plan,
@@ -95,9 +93,7 @@ def dry_run(request: BuildRequest, time: Time, seconds: float = SECONDS) -> Iter
     paths = StorePaths(out)
     check_output_dir(paths, source)
     decoders = decoder_versions(recipe.container)
-    listing = scan(source)
-    check_listing(source, listing)
-    check_expected(source, listing.candidates, request.expect)
+    listing = scan(source, request.expect)
     facts = plan_facts(source, listing, recipe, decoders)
     if started := paths.plan.exists():
         check_matches_plan(read_plan(paths), listing, facts)
@@ -110,7 +106,7 @@ def dry_run(request: BuildRequest, time: Time, seconds: float = SECONDS) -> Iter
         yield f"{out}: an unfinished build is here; the same command without --dry-run resumes it"
         return
     storage = find_storage(out)
-    yield from describe_free_space(storage, needed)
+    yield from describe_storage(storage, needed)
     if advice := stripe_advice(out, storage):
         yield advice
     check_free_space(out, storage, needed)

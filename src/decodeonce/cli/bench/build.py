@@ -15,7 +15,7 @@ from decodeonce.cli.kinds import BuildRequest
 from decodeonce.formatting import counted, duration_text
 from decodeonce.host import free_space, is_in_memory, network_file_system, usable_cores
 from decodeonce.prep.building.output_dir import check_output_dir
-from decodeonce.prep.building.plan import check_expected, check_listing, scan
+from decodeonce.prep.building.plan import scan
 from decodeonce.store import StorePaths
 
 SCRATCH_BYTES = 1 << 30  # the most that is written
@@ -34,10 +34,8 @@ def measure_build(request: BuildRequest, seconds: float) -> dict[str, Any]:
     source, recipe, folder = request.source, request.recipe, request.out.absolute().parent
     check_output_dir(StorePaths(folder / "scratch"), source)
     start = time.perf_counter()
-    listing = scan(source)
+    listing = scan(source, request.expect)
     listed = time.perf_counter() - start
-    check_listing(source, listing)
-    check_expected(source, listing.candidates, request.expect)
     workers = request.work.workers or usable_cores()
     free, _ = free_space(folder)
     rows = max(1, min(SCRATCH_BYTES, SCRATCH_BYTES if free is None else free // 4) // recipe.row_bytes)

@@ -19,7 +19,6 @@ from decodeonce.prep.building.plan import (
     Listing,
     Plan,
     check_expected,
-    check_listing,
     check_matches_plan,
     plan_facts,
     read_plan,
@@ -65,11 +64,8 @@ def make_plan(source: Source, out: Path, recipe: Recipe, expect: int | None = No
         if (plan := _stamped_plan(paths, source, recipe.facts(decoders))) is not None:
             check_expected(source, plan.candidates, expect)
             return plan
-    listing = scan(source)
-    check_expected(source, listing.candidates, expect)
+    listing = scan(source, expect)
     facts = plan_facts(source, listing, recipe, decoders)
-    if not paths.plan.exists():
-        check_listing(source, listing)
     make_folder(paths.root)
     with locked(paths.build):  # if two processes plan at once, the second finds the first one's plan
         make_folder(paths.build)  # reports it if the folder is not writable

@@ -84,34 +84,25 @@ def check_free_space(out: Path, storage: Storage, need: Need) -> None:
             )
 
 
-def describe_storage(storage: Storage) -> list[str]:
-    """Describe the storage and each quota, one sentence each."""
-    return [text for text, _, _ in _limits(storage)]
-
-
-def describe_free_space(storage: Storage, need: Need) -> list[str]:
-    """Describe the storage and each quota, each with whether it is enough for `need`."""
-    lines = []
-    for text, free_bytes, free_files in _limits(storage):
-        short = [size_text(need.bytes)] if free_bytes is not None and need.bytes > free_bytes else []
-        short += [f"{need.files} files"] if free_files is not None and need.files > free_files else []
-        lines.append(f"{text}: {'not enough, ' + ' and '.join(short) + ' needed' if short else 'enough'}")
-    return lines
-
-
-def _limits(storage: Storage) -> list[tuple[str, int | None, int | None]]:
-    """Return (sentence, free bytes, free files) of the file system and of each quota; None means no limit."""
+def describe_storage(storage: Storage, need: Need | None = None) -> list[str]:
+    """Describe the storage and each quota, one sentence each; with `need`, also say whether each is enough for it."""
     files = "" if storage.free_files is None else f" and {storage.free_files} files"
-    kind = storage.kind or "a local file system"
     room = "unlimited bytes" if storage.free_bytes is None else size_text(storage.free_bytes)
-    place = f"{storage.place}: {kind}, {room}{files} free"
-    limits: list[tuple[str, int | None, int | None]] = [(place, storage.free_bytes, storage.free_files)]
+    texts = [f"{storage.place}: {storage.kind or 'a local file system'}, {room}{files} free"]
     for quota in storage.quotas:
         room = "any size" if quota.free_bytes is None else size_text(quota.free_bytes)
         more = "any number of" if quota.free_files is None else quota.free_files
-        text = f"the quota of {quota.whose} leaves {room} and {more} files"
-        limits.append((text, quota.free_bytes, quota.free_files))
-    return limits
+        texts.append(f"the quota of {quota.whose} leaves {room} and {more} files")
+    limits: list[Storage | Quota] = [storage, *storage.quotas]
+    return [f"{text}{_enough(limit, need)}" for text, limit in zip(texts, limits, strict=True)]
+
+
+def _enough(limit: Storage | Quota, need: Need | None) -> str:
+    if need is None:
+        return ""
+    short = [size_text(need.bytes)] if limit.free_bytes is not None and need.bytes > limit.free_bytes else []
+    short += [f"{need.files} files"] if limit.free_files is not None and need.files > limit.free_files else []
+    return f": not enough, {' and '.join(short)} needed" if short else ": enough"
 
 
 def stripe_advice(out: Path, storage: Storage) -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from decodeonce.errors import BuildError, add_path_to_errors
 from decodeonce.formatting import counted, quoted
-from decodeonce.prep.building.plan import Listing, Plan, check_expected, scan
+from decodeonce.prep.building.plan import Listing, Plan, scan
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe, differences
 from decodeonce.prep.sources import Source
@@ -56,8 +56,7 @@ def is_built(source: Source, out: Path, recipe: Recipe, expect: int | None = Non
     found, planned = open_store(out).manifest, recipe.facts(decoder_versions(recipe.container))
     if changes := _differences(source.manifest_facts(planned, "")["recipe"], found.recipe):
         raise BuildError(_different_store(out, changes))
-    listing = scan(source)
-    check_expected(source, listing.candidates, expect)
+    listing = scan(source, expect)
     wanted = source.manifest_facts(planned, listing.digest)["source"]
     # The digest of the listing decides. Stores of earlier releases have no options.
     if changes := _differences(*({**facts, "options": None} for facts in (wanted, found.source))):

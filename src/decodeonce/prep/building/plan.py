@@ -159,10 +159,13 @@ class Listing:
         return len(self) + len(self.rejects)
 
 
-def scan(source: Source) -> Listing:
+def scan(source: Source, expect: int | None = None) -> Listing:
     """List a source once, and log its warnings.
 
     Memory per sample is 44 bytes, the name, and 8 bytes for each number.
+
+    Raises:
+        BuildError: The source does not list `expect` images (None: any number), or none that can become a row.
     """
     rows, names, rejects = bytearray(), bytearray(), []
     own = [column_file(name) for name in source.column_names]
@@ -185,7 +188,12 @@ def scan(source: Source) -> Listing:
     planned = {name: column.to_array() for name, column in numbers.items()}
     samples = Samples(np.frombuffer(rows, ROW), np.frombuffer(names, np.uint8), planned)
     columns = tuple(numbers[file].to_column()[0] for file in own)
-    return Listing(samples, columns, tuple(rejects), digest.hexdigest(), frozen.hexdigest())
+    listing = Listing(samples, columns, tuple(rejects), digest.hexdigest(), frozen.hexdigest())
+    check_expected(source, listing.candidates, expect)
+    if not len(listing):
+        tried = f"; all {listing.candidates} candidates are rejects, first {rejects[0]}" if rejects else ""
+        raise BuildError(f"{source.root}: no images found{tried}; read as {source.found}")
+    return listing
 
 
 def _other_facts(entry: Entry) -> bytes:
@@ -223,55 +231,32 @@ def check_expected(source: Source, found: int, expect: int | None) -> None:
         )
 
 
-def check_listing(source: Source, listing: Listing) -> None:
-    """Raise BuildError if a source has no sample that can become a row."""
-    if not len(listing):
-        tried = f"; all {listing.candidates} candidates are rejects, first "
-        why = f"{tried}{listing.rejects[0]}" if listing.rejects else ""
-        raise BuildError(f"{source.root}: no images found{why}; read as {source.found}")
-
-
-@dataclass(frozen=True)
 class Plan:
     """A plan, read from OUT/.build.
 
     Args:
         paths: The paths of the store.
         facts: The content of plan.json.
+
+    Attributes:
+        count: Number of planned rows, before rejects are removed.
+        rejects: The samples that were rejected when the plan was made.
+        candidates: Number of samples that the source listed, rejects included.
+        recipe: The recipe, without the decoders.
+        blocks: How the planned rows are divided into blocks and shards.
+        classes: The classes in label order.
+        columns: The numeric columns of the source.
     """
 
-    paths: StorePaths
-    facts: dict[str, Any]
-
-    @property
-    def count(self) -> int:
-        """Number of planned rows, before rejects are removed."""
-        return int(self.facts["count"])
-
-    @property
-    def candidates(self) -> int:
-        """Number of samples that the source listed, plan-time rejects included."""
-        return self.count + len(self.rejects)
-
-    @cached_property
-    def recipe(self) -> Recipe:
-        """The recipe, without the decoders."""
-        return Recipe.from_facts(self.facts["recipe"])
-
-    @cached_property
-    def blocks(self) -> Blocks:
-        """How the planned rows are divided into blocks and shards."""
-        return Blocks(self.count, self.recipe.row_bytes, self.facts["block_rows"], self.facts["shard_rows"])
-
-    @cached_property
-    def classes(self) -> tuple[ImageClass, ...]:
-        """The classes in label order."""
-        return tuple(ImageClass(**fact) for fact in self.facts["classes"])
-
-    @cached_property
-    def rejects(self) -> list[Reject]:
-        """The samples that were rejected when the plan was made."""
-        return [Reject(**facts) for facts in self.facts["rejects"]]
+    def __init__(self, paths: StorePaths, facts: dict[str, Any]) -> None:
+        self.paths, self.facts = paths, facts
+        self.count = int(facts["count"])
+        self.rejects = [Reject(**reject) for reject in facts["rejects"]]
+        self.candidates = self.count + len(self.rejects)
+        self.recipe = Recipe.from_facts(facts["recipe"])
+        self.blocks = Blocks(self.count, self.recipe.row_bytes, facts["block_rows"], facts["shard_rows"])
+        self.classes = tuple(ImageClass(**cls) for cls in facts["classes"])
+        self.columns = [Column(**{**column, "shape": tuple(column["shape"])}) for column in facts["columns"]]
 
     @cached_property
     def samples(self) -> Samples:
@@ -284,11 +269,6 @@ class Plan:
         names = np.memmap(self.paths.plan_names, np.uint8, "r") if nbytes else np.empty(0, np.uint8)
         planned = enumerate(self.facts["planned"])
         return Samples(rows, names, {name: self._mapped(self.paths.plan_column(k)) for k, (name, _) in planned})
-
-    @cached_property
-    def columns(self) -> list[Column]:
-        """The numeric columns of the source."""
-        return [Column(**{**facts, "shape": tuple(facts["shape"])}) for facts in self.facts["columns"]]
 
     def _mapped(self, path: Path) -> NDArray[Any]:
         try:
@@ -335,16 +315,16 @@ def read_plan(paths: StorePaths) -> Plan:
         raise BuildError(f"{paths.root}: no plan here (no {paths.plan}); {advice}") from None
     try:
         facts = json.loads(encoded)
-        intact, version = facts["digest"] == digest_of(facts), facts["version"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        intact = False
-    if not intact:
-        raise BuildError(f"{paths.plan}: damaged; remove {paths.root} and build again")
-    if version != PLAN_VERSION:
-        found = f"plan version is {version!r}, expected {PLAN_VERSION}"
-        advice = f"finish with the decodeonce release that made it, or remove {paths.root} and build again"
-        raise BuildError(f"{paths.plan}: {found}; {advice}")
-    return Plan(paths, facts)
+        if facts["digest"] == digest_of(facts):
+            version = facts["version"]
+            if version == PLAN_VERSION:
+                return Plan(paths, facts)
+            found = f"plan version is {version!r}, expected {PLAN_VERSION}"
+            advice = f"finish with the decodeonce release that made it, or remove {paths.root} and build again"
+            raise BuildError(f"{paths.plan}: {found}; {advice}")
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
+        pass
+    raise BuildError(f"{paths.plan}: damaged; remove {paths.root} and build again")
 
 
 def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[str, str]) -> dict[str, Any]:
