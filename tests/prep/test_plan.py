@@ -135,7 +135,10 @@ def test_leftovers_of_killed_plan_are_removed(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "src")
     plan = make_plan(open_imagenet(tree), tmp_path / "out", Recipe(height=99, width=99, container="hdf5"))
     plan.paths.plan.unlink()
+    for renamed in ("out/.fuse_hidden000001c100000032", "out/.build/.nfs0000000000bc2e1a00000002"):
+        (tmp_path / renamed).touch()  # removed, but still open
     make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
+    (tmp_path / "out/.fuse_hidden000001c100000032").unlink()
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".build", "images-00000.npy"]
 
 

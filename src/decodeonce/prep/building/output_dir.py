@@ -23,10 +23,12 @@ from decodeonce.store.signed import canonical
 from decodeonce.store.table import read_rejects
 
 # Files that a killed build may leave in OUT and in OUT/.build. Any other file belongs to the user.
-OURS = re.compile(r"images-\d{5}\.(npy|h5)|(labels|checksums)\.npy|(samples|rejects)\.tsv|store\.h5")
+# sshfs and NFS rename a removed file that is still open.
+RENAMED = r"\.(fuse_hidden|nfs)[0-9a-f]+"
+OURS = re.compile(rf"images-\d{{5}}\.(npy|h5)|(labels|checksums)\.npy|(samples|rejects)\.tsv|store\.h5|{RENAMED}")
 OURS_IN_BUILD = re.compile(
     r"lock|journals|plan-(rows\.npy|names\.bin|column-\d+\.npy)|plan\.json|store\.h5"
-    r"|\..*\.tmp|tmp.*\.h5"
+    rf"|\..*\.tmp|tmp.*\.h5|{RENAMED}"
 )
 
 
