@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import sys
 import threading
 import tracemalloc
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep.building import Work, make_plan, work
+from decodeonce.prep.building import Work, free_space, make_plan, work
 from decodeonce.prep.building.plan import (
     PLAN_VERSION,
     plan_facts,
@@ -300,7 +299,7 @@ def test_nfs_warns_if_blocks_share_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, size: int, page: int, warns: bool
 ) -> None:
     tree = make_tree(tmp_path / "src")
-    monkeypatch.setattr(sys.modules[make_plan.__module__], "network_file_system", lambda place: "NFS")
+    monkeypatch.setattr(free_space, "network_file_system", lambda place: "NFS")
     monkeypatch.setattr(mmap, "PAGESIZE", page)
     make_plan(open_imagenet(tree), tmp_path / "out", Recipe(height=size, width=size))
     assert any("share pages" in message for message in caplog.messages) == warns

@@ -11,7 +11,6 @@ from typing import Any
 
 from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
-from decodeonce.host import network_file_system
 from decodeonce.prep.building.finish import finish
 from decodeonce.prep.building.free_space import check_free_space, find_storage, space_needed
 from decodeonce.prep.building.output_dir import check_output_dir, clear_leftovers, is_built, reserve_shards
@@ -94,8 +93,10 @@ def _new_plan(paths: StorePaths, listing: Listing, facts: dict[str, Any]) -> Pla
         raise BuildError(what) from missing_error(paths.plan)
     clear_leftovers(paths)
     plan = Plan(paths, facts)
-    check_free_space(paths.root, find_storage(paths.root), space_needed(plan))
-    _warn_of_shared_pages(plan)
+    storage = find_storage(paths.root)
+    check_free_space(paths.root, storage, space_needed(plan))
+    if storage.kind == "NFS":
+        _warn_of_shared_pages(plan)
     make_folder(paths.journals)
     try:
         reserve_shards(plan)
@@ -112,8 +113,7 @@ def _warn_of_shared_pages(plan: Plan) -> None:
     # writes share none, unless the kernel's pages are larger: 64 KiB on some aarch64 machines.
     block_bytes = plan.blocks.block_rows * plan.recipe.row_bytes
     written_alone = block_bytes if mmap.PAGESIZE <= PAGE else plan.recipe.row_bytes
-    place = plan.paths.root.absolute().parent
-    if written_alone % PAGE and place.exists() and network_file_system(place) == "NFS":
+    if written_alone % PAGE:
         logging.getLogger("decodeonce").warning(
             "%s: on NFS, and blocks of %d bytes share pages; decode on one node only, or choose a --size whose rows "
             "fill whole pages (a multiple of 64 does)",
