@@ -252,12 +252,8 @@ def test_integer_box_is_cropped_exactly(data: st.DataObject, width: int, height:
     top, bottom = data.draw(st.integers(0, height - 1)), data.draw(st.integers(1, height))
     (left, right), (top, bottom) = sorted((left, right)), sorted((top, bottom))
     if left < right and top < bottom:
-        assert pixel_box(box_of(left, top, right, bottom, size=(width, height)), width, height) == (
-            left,
-            top,
-            right,
-            bottom,
-        )
+        edges = (left, top, right, bottom)
+        assert pixel_box(box_of(*edges, size=(width, height)), width, height) == edges
 
 
 BOMB = '<!DOCTYPE a [<!ENTITY b "aaaaaaaaaa">' + "".join(
@@ -385,20 +381,10 @@ def test_up_to_k_boxes_are_kept_with_label_of_image(annotated: AnnotatedTree) ->
 
 
 def test_object_label_follows_class_name_or_unique_word_or_is_new(annotated: AnnotatedTree) -> None:
-    names = [
-        SHARK,
-        "TENCH",
-        "white shark",
-        "tinca Tinca",
-        "dog",
-        "crane",
-        " Chihuahua ",
-        "dog",
-        "Dog",
-        "tench, Tinca tinca",
-    ]
-    annotated.annotate(f"{FISH}_1.xml", xml(*((name, (0, 0, 50, 40)) for name in names[:5])))
-    annotated.annotate(f"{SHARK}_3.xml", xml(*((name, (0, 0, 50, 40)) for name in names[5:])))
+    first = [SHARK, "TENCH", "white shark", "tinca Tinca", "dog"]
+    third = ["crane", " Chihuahua ", "dog", "Dog", "tench, Tinca tinca"]
+    for image, names in ((f"{FISH}_1", first), (f"{SHARK}_3", third)):
+        annotated.annotate(f"{image}.xml", xml(*((name, (0, 0, 50, 40)) for name in names)))
     source = annotated.source(without="skip")
     assert len(source.classes()) == 3
     for _ in range(2):  # a source may be listed more than once

@@ -323,10 +323,7 @@ def test_source_without_a_row_makes_no_store(tmp_path: Path, content: bytes | No
 
 
 def test_too_little_space_is_reported_before_decoding(tree: Path, tmp_path: Path) -> None:
-    with (
-        disks.small_disk(tmp_path, "16m") as disk,
-        pytest.raises(BuildError, match=r"free, .* needed for 15 rows"),
-    ):
+    with disks.small_disk(tmp_path, "16m") as disk, pytest.raises(BuildError, match=r"free, .* needed for 15 rows"):
         make_plan(open_imagenet(tree), disk / "store", Recipe(**LARGE_ROWS))
 
 

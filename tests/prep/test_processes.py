@@ -26,11 +26,7 @@ def test_lost_file_server_is_not_mistaken_for_ended_parent() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    [
-        "decodeonce.prep.building.worker",
-        "decodeonce.prep.export.export",
-        "decodeonce.prep.sources.formats.tables",
-    ],
+    ["decodeonce.prep.building.worker", "decodeonce.prep.export.export", "decodeonce.prep.sources.formats.tables"],
 )
 def test_worker_ends_quietly_if_parent_ends_before_first_message(
     module: str, capfd: pytest.CaptureFixture[str]
