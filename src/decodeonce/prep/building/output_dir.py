@@ -57,14 +57,14 @@ def is_built(source: Source, out: Path, recipe: Recipe, expect: int | None = Non
         raise BuildError(f"{out}: already holds a staged part of a store; choose another OUT, or remove it first")
     found, planned = open_store(out).manifest, recipe.facts(decoder_versions(recipe.container))
     if changes := _differences(source.manifest_facts(planned, "")["recipe"], found.recipe):
-        raise BuildError(_different_store(out, changes))
+        raise _different_store(out, changes)
     listing = scan(source, expect)
     wanted = source.manifest_facts(planned, listing.digest)["source"]
     # The digest of the listing decides. Stores of earlier releases have no options.
     if changes := _differences(*({**facts, "options": None} for facts in (wanted, found.source))):
         if wanted["digest"] == listing.digest != found.source.get("digest"):  # not when a store is converted
-            raise BuildError(_different_store(out, f"{_different_images(source, listing, paths, found)} ({changes})"))
-        raise BuildError(_different_store(out, f"the source's {changes}"))
+            raise _different_store(out, f"{_different_images(source, listing, paths, found)} ({changes})")
+        raise _different_store(out, f"the source's {changes}")
     return True
 
 
@@ -83,8 +83,9 @@ def _differences(wanted: dict[str, object], found: dict[str, object]) -> str:
     return "; ".join(differences(json.loads(canonical(wanted)), found, of="store"))
 
 
-def _different_store(out: Path, changes: str) -> str:
-    return f"{out}: already holds a different finished store: {changes}; choose another OUT, or remove it first"
+def _different_store(out: Path, changes: str) -> BuildError:
+    what = f"already holds a different finished store: {changes}"
+    return BuildError(f"{out}: {what}; choose another OUT, or remove it first")
 
 
 def check_output_dir(paths: StorePaths, source: Source) -> None:

@@ -416,33 +416,24 @@ def row_order(listing: Listing, seed: int | None, *, by_unit: bool) -> NDArray[n
 
 def check_matches_plan(plan: Plan, listing: Listing, facts: dict[str, Any]) -> None:
     """Raise BuildError unless `facts` match the plan; only the location of the source may differ."""
+    out, planned, found = plan.paths.root, plan.facts["source"], facts["source"]
     if plan.facts["recipe"] != facts["recipe"]:
-        raise BuildError(
-            f"{plan.paths.root}: planned with a different recipe: "
-            f"{'; '.join(differences(facts['recipe'], plan.facts['recipe']))}; use the plan's settings, or remove OUT "
-            "and build again"
-        )
-    columns = [[column["name"] for column in some["columns"]] for some in (facts, plan.facts)]
-    if columns[0] != columns[1]:
-        asked, there = (", ".join(names) or "none" for names in columns)
-        message = f"planned with the columns {there}, but this command asks for {asked}"
-        advice = "pass the plan's --column, or remove OUT and build again"
-        raise BuildError(f"{plan.paths.root}: {message}; {advice}")
-    planned, found = plan.facts["source"], facts["source"]
+        changes = "; ".join(differences(facts["recipe"], plan.facts["recipe"]))
+        advice = "use the plan's settings, or remove OUT and build again"
+        raise BuildError(f"{out}: planned with a different recipe: {changes}; {advice}")
+    asked, there = (", ".join(column["name"] for column in some["columns"]) or "none" for some in (facts, plan.facts))
+    if asked != there:
+        what = f"{out}: planned with the columns {there}, but this command asks for {asked}"
+        raise BuildError(f"{what}; pass the plan's --column, or remove OUT and build again")
     if planned["frozen"] != found["frozen"]:
-        summary, out = plan.samples.changes_in(listing.samples), plan.paths.root
+        summary = plan.samples.changes_in(listing.samples)
         if planned["root"] != found["root"]:
-            raise BuildError(
-                f"{out}: planned from {planned['root']} ({planned['kind']}), but SRC is {found['root']} "
-                f"({found['kind']}): {summary}; pass the planned SRC, or remove OUT and build again"
-            )
-        raise BuildError(
-            f"{planned['root']}: the source changed since the plan: {summary}; restore it, or remove {out} and build "
-            "again"
-        )
+            what = f"{out}: planned from {planned['root']} ({planned['kind']}), but SRC is {found['root']}"
+            advice = "pass the planned SRC, or remove OUT and build again"
+            raise BuildError(f"{what} ({found['kind']}): {summary}; {advice}")
+        what = f"{planned['root']}: the source changed since the plan: {summary}"
+        raise BuildError(f"{what}; restore it, or remove {out} and build again")
     if plan.facts["classes"] != facts["classes"] or planned["kind"] != found["kind"]:
-        raise BuildError(
-            f"{plan.paths.root}: planned as {planned['kind']} with {len(plan.facts['classes'])} classes, now "
-            f"{found['kind']} with {len(facts['classes'])}, or class names differ; pass the same source, or remove OUT "
-            "and build again"
-        )
+        there, here = (f"{some['source']['kind']} with {len(some['classes'])} classes" for some in (plan.facts, facts))
+        what = f"{out}: planned as {there}, now {here}, or class names differ"
+        raise BuildError(f"{what}; pass the same source, or remove OUT and build again")
