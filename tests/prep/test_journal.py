@@ -52,15 +52,6 @@ def test_clock_before_1970_loses_no_line(tmp_path: Path, monkeypatch: pytest.Mon
     assert Journals(tmp_path).blocks() == [3]
 
 
-def test_only_chosen_journals_are_read(tmp_path: Path) -> None:
-    for task in range(3):
-        write(tmp_path, BlockRecord(task), task=task, tasks=3)
-    write(tmp_path, BlockRecord(7), task=0, tasks=1)
-    (tmp_path / "3of4-unfinished.tmp").write_bytes(b"not a journal")
-    assert Journals(tmp_path).blocks() == [0, 1, 2, 7]
-    assert Journals(tmp_path, lambda task, tasks: tasks == 1 or task == 2).blocks() == [2, 7]
-
-
 @given(cut=st.integers(0, 400), flip=st.integers(0, 400), bit=st.integers(0, 7))
 def test_line_with_wrong_digest_is_ignored(
     tmp_path_factory: pytest.TempPathFactory, cut: int, flip: int, bit: int

@@ -92,7 +92,8 @@ def test_task_whose_process_ended_on_this_node_is_stopped(planned: Path) -> None
 
 def test_task_reads_only_journals_that_can_hold_its_blocks(planned: Path) -> None:
     journals = StorePaths(planned).journals
-    (journals / "2of3-elsewhere-1-ab.log").mkdir()  # opening it would fail
+    for name in ("2of3-elsewhere-1-ab.log", "0of3-unfinished.tmp"):  # the second is no journal
+        (journals / name).mkdir()  # opening it would fail
     for task, tasks in ((0, 3), (1, 3), (1, 9)):
         work(planned, Work(workers=1, task=task, tasks=tasks, max_bad="2"))
     for task, tasks in ((2, 3), (1, 2), (0, 1)):

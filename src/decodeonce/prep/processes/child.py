@@ -116,7 +116,7 @@ class Child:
                 _alive.add(self._process.pid)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
-            os.close(self.heartbeat.fd)
+            os.close(self.heartbeat.fd)  # the page stays mapped
         self._unread = bytearray()
 
     @property
