@@ -20,9 +20,8 @@ import typer
 from decodeonce import __version__
 from decodeonce.cli import log, parse
 from decodeonce.cli.app import WITHOUT_LOG
-from decodeonce.cli.command import USAGE_ERROR
+from decodeonce.cli.command import USAGE_ERROR, usage_text
 from decodeonce.cli.examples import EXAMPLES, examples
-from decodeonce.cli.mistakes import usage_text
 from decodeonce.errors import DecodeonceError, failure_from
 from decodeonce.prep.sources import KINDS
 from decodeonce.store import disk
@@ -301,7 +300,8 @@ def test_log_that_cannot_be_written_is_a_warning(
 
 def test_log_to_full_pipe_does_not_block(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     os.mkfifo(tmp_path / "pipe")
-    written = log.JsonLog(str(tmp_path / "pipe"))
+    written = log.JsonLog()
+    written.begin(str(tmp_path / "pipe"))
     for _ in range(100):
         written.message("x" * 3000)  # less than PIPE_BUF: written completely or not at all
     assert capfd.readouterr().err.endswith("/pipe: Resource temporarily unavailable; continuing without a log\n")
@@ -310,10 +310,10 @@ def test_log_to_full_pipe_does_not_block(tmp_path: Path, capfd: pytest.CaptureFi
 def test_log_stops_after_incomplete_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    written = log.JsonLog(str(tmp_path / "log"))
+    written = log.JsonLog()
     monkeypatch.setattr(disk, "write", lambda fd, data: os.write(fd, data[:5]))
-    for _ in range(2):
-        written.message("hello")
+    written.begin(str(tmp_path / "log"))
+    written.message("hello")
     assert capfd.readouterr().err.endswith("/log: only part of a line could be written; continuing without a log\n")
     assert (tmp_path / "log").read_bytes() == b'{"tim'
 
@@ -334,7 +334,8 @@ def test_closed_streams_do_not_matter(closed: str, tmp_path: Path) -> None:
 
 def test_progress_is_logged_at_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def rows(path: Path) -> list[int]:
-        written = log.JsonLog(str(path))
+        written = log.JsonLog()
+        written.begin(str(path))
         for number in range(5):
             written.progress({"rows": number})
         written.end(0, "")

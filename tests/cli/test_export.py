@@ -93,14 +93,14 @@ def test_signal_stops_export_with_75_and_same_command_resumes(store: Path, tmp_p
     name = "SIGINT" if group else "SIGTERM"
     script = (
         "import contextlib, os, signal, sys\n"
-        "from decodeonce.cli import main, progress\n"
+        "from decodeonce.cli import main, output\n"
         "left = 25\n"
         "def update(rows):\n"
         "    global left\n"
         "    left -= rows\n"
         "    if left == 0:\n"
         f"        os.kill({'0' if group else 'os.getpid()'}, signal.{name})\n"
-        "progress.count_bar = lambda *arguments, **options: contextlib.nullcontext(update)\n"
+        "output.count_bar = lambda *arguments, **options: contextlib.nullcontext(update)\n"
         f"sys.argv = {command!r}\n"
         "main()"
     )

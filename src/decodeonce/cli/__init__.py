@@ -66,8 +66,7 @@ def _run() -> int | None:
 
 def _run_command() -> int | None:
     from decodeonce.cli.app import app
-    from decodeonce.cli.command import USAGE_ERROR
-    from decodeonce.cli.mistakes import usage_text
+    from decodeonce.cli.command import USAGE_ERROR, usage_text
 
     try:
         code: int | None = app(sys.argv[1:] or ["--help"], prog_name=program(), standalone_mode=False)

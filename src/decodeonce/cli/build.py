@@ -13,8 +13,7 @@ import typer
 from decodeonce.cli import parse
 from decodeonce.cli.kinds import BuildRequest, OnBadOption, kinds_app
 from decodeonce.cli.options import DEFAULT_MAX_BAD, MaxBad, Workers, option
-from decodeonce.cli.output import say
-from decodeonce.cli.progress import build_progress
+from decodeonce.cli.output import build_progress, say
 from decodeonce.formatting import counted, quoted
 from decodeonce.host import usable_cores
 from decodeonce.launch import Task, find_idle_hosts, find_rank, find_task

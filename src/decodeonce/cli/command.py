@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
@@ -14,10 +16,10 @@ from typer.core import TyperCommand, TyperGroup
 
 from decodeonce.cli import log, output
 from decodeonce.cli.examples import examples
-from decodeonce.cli.mistakes import did_you_mean
 
 # UsageError of click, or of the copy of click in newer versions of Typer
 USAGE_ERROR: Any = typer.BadParameter.__base__
+NOT_ONE_OF = re.compile(r"(?:Value error, )?(?P<value>.*) is not one of (?P<choices>'.*')\.?", re.DOTALL)
 
 QUIET = "Print only errors and --json output."
 LOG = "Append events to FILE as JSON lines. If FILE is a folder (FILE/), each process writes its own file there."
@@ -50,6 +52,26 @@ class _Summarised:
     def get_short_help_str(self, limit: int = 0) -> str:
         """Return the sentence uncut; the list wraps it, where click would cut it to one line."""
         return str(super().get_short_help_str(sys.maxsize))  # type: ignore[misc]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return ", did you mean X?" for the known name most similar to `name`, or "" if none is similar."""
+    close = difflib.get_close_matches(name.lower(), list(known), n=1)
+    return f", did you mean {close[0]}?" if close else ""
+
+
+def usage_text(error: Any) -> str:
+    """Return one line for a UsageError of click or Typer, whose own suggestions differ between versions."""
+    if hasattr(error, "possibilities"):  # no such option
+        options = [name for param in error.ctx.command.params for name in param.opts]
+        return f"{error.message}{did_you_mean(error.option_name, options)}"
+    whole = error.format_message()
+    choice = NOT_ONE_OF.fullmatch(error.message)
+    if choice is None:
+        return " ".join(whole.split())  # a missing choice is listed with tabs and line breaks
+    known = re.findall("'(.*?)'", choice["choices"])
+    hint = did_you_mean(choice["value"].strip("'\""), known)
+    return f"{whole.removesuffix(error.message)}{choice['value']} is not one of {', '.join(known)}{hint}"
 
 
 def parameters(function: Callable[..., Any]) -> list[Parameter]:

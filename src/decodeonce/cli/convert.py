@@ -10,8 +10,7 @@ import typer
 from decodeonce.cli import parse
 from decodeonce.cli.build import check_alone, say_built
 from decodeonce.cli.options import ClassOption, DryRun, MatchOption, Out, RowsOption, Workers, option, selection
-from decodeonce.cli.output import say
-from decodeonce.cli.progress import build_progress
+from decodeonce.cli.output import build_progress, say
 from decodeonce.formatting import counted
 from decodeonce.prep.recipe import Filter, Sort
 from decodeonce.store.layout import ContainerName

@@ -24,8 +24,7 @@ from decodeonce.cli.options import (
     option,
     selection,
 )
-from decodeonce.cli.output import print_json, say, show_facts
-from decodeonce.cli.progress import count_bar
+from decodeonce.cli.output import count_bar, print_json, say, show_facts
 from decodeonce.errors import StoreError
 from decodeonce.formatting import counted, duration_text, quoted, size_text
 from decodeonce.host import usable_cores

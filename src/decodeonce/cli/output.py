@@ -1,6 +1,7 @@
-"""Print messages, tables and JSON.
+"""Print messages, tables, JSON and progress.
 
-With `--quiet`, which `LoggedCommand` adds to a command, `say` prints nothing but errors; `print_json` still prints.
+Progress is a tqdm bar on a terminal, otherwise a line every 15 s on standard error. With `--quiet`, which
+`LoggedCommand` adds to a command, only errors and JSON are printed.
 """
 
 from __future__ import annotations
@@ -8,13 +9,21 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from decodeonce.cli import fitted, log
+from decodeonce.formatting import counted
+
+if TYPE_CHECKING:
+    from decodeonce.prep.building import Progress
+
+PROGRESS_SECONDS = 15.0
 
 _quiet = False
 
@@ -28,11 +37,6 @@ def quiet_if(*, quiet: bool) -> Iterator[None]:
         yield
     finally:
         _quiet = before
-
-
-def is_quiet() -> bool:
-    """Whether --quiet is in effect."""
-    return _quiet
 
 
 def say(text: str, *, err: bool = False) -> None:
@@ -76,3 +80,85 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value)
+
+
+@contextmanager
+def count_bar(unit: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """Yield a callback that adds to the count of `unit`s, of `total` if that is known. Any thread may call it."""
+    lock, count = threading.Lock(), 0
+    with _bar(unit, total) as bar:
+        meter = _Meter(bar, unit)
+
+        def update(more: int) -> None:
+            nonlocal count
+            with lock:
+                count += more
+                meter.show(count, total, count)
+
+        yield update
+
+
+@contextmanager
+def build_progress() -> Iterator[Callable[[Progress], None]]:
+    """Yield a callback for `work` that shows images/s, MB/s written, rejects and the time left."""
+    started = False
+    with _bar("images", None) as bar:
+        meter = _Meter(bar, "images")
+
+        def update(progress: Progress) -> None:
+            nonlocal started
+            if not started and (done := progress.rows - progress.new_rows):
+                with bar.external_write_mode(sys.stdout):
+                    say(f"resuming: {done:,} of {progress.total_rows:,} rows are already done")
+            started = True
+            meter.show(progress.rows, progress.total_rows, progress.new_rows, progress.bytes, progress.rejects)
+
+        yield update
+
+
+def _bar(unit: str, total: int | None) -> Any:
+    """Return a tqdm bar, which is disabled with --quiet or if standard error is not a terminal."""
+    from tqdm import tqdm
+
+    tqdm.monitor_interval = 0  # start no monitor thread
+    silent = _quiet or not sys.stderr.isatty()
+    return tqdm(total=total, unit=f" {unit}", dynamic_ncols=True, file=sys.stderr, disable=silent)
+
+
+class _Meter:
+    """Show progress: move the bar, or print a line every PROGRESS_SECONDS if there is none. The log gets it, too."""
+
+    def __init__(self, bar: Any, unit: str) -> None:
+        self._bar, self._unit = bar, unit
+        self._started = self._printed = time.monotonic()
+
+    def show(
+        self, rows: int, total: int | None, new_rows: int, nbytes: int | None = None, rejects: int | None = None
+    ) -> None:
+        """Show and log that `rows` of `total` are done, `new_rows` of them by this command. None means unknown."""
+        now = time.monotonic()
+        seconds = max(now - self._started, 1e-3)
+        rate = new_rows / seconds
+        left = (total - rows) / rate if total is not None and rate else None
+        log.progress(
+            {
+                "rows": rows,
+                "total_rows": total,
+                "rows_per_s": round(rate, 1),
+                "bytes_per_s": None if nbytes is None else round(nbytes / seconds),
+                "rejects": rejects,
+                "seconds_left": None if left is None else round(left, 1),
+            }
+        )
+        more = f"{(nbytes or 0) / seconds / 1e6:.0f} MB/s, {counted(rejects, 'reject')}" if rejects is not None else ""
+        if not self._bar.disable:
+            if self._bar.total != total:
+                self._bar.reset(total=total)
+                self._bar.n = self._bar.initial = rows - new_rows  # an earlier run's rows do not count for the rate
+            self._bar.set_postfix_str(more, refresh=False)
+            self._bar.update(rows - self._bar.n)
+        elif not _quiet and now - self._printed >= PROGRESS_SECONDS:
+            self._printed = now
+            of, time_left = "" if total is None else f" of {total}", "" if left is None else f"{left:.0f} s left"
+            parts = [f"{rows}{of} {self._unit}", f"{rate:.0f} {self._unit}/s", more, time_left]
+            print(", ".join(filter(None, parts)), file=sys.stderr, flush=True)

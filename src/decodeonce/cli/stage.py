@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from decodeonce.cli.options import StoreArgument, option
-from decodeonce.cli.output import say
-from decodeonce.cli.progress import count_bar
+from decodeonce.cli.output import count_bar, say
 from decodeonce.formatting import quoted, size_text
 from decodeonce.launch import check_rank, find_rank
 from decodeonce.store.network import patient

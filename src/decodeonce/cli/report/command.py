@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from decodeonce.cli.options import StoreArgument
-from decodeonce.cli.output import say
-from decodeonce.cli.progress import count_bar
+from decodeonce.cli.output import count_bar, say
 from decodeonce.formatting import size_text
 
 
