@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 from decodeonce import cli
-from decodeonce.cli.bench import build, commands, load, machine
-from decodeonce.cli.bench.build import build_lines, measure_build
+from decodeonce.cli import bench
+from decodeonce.cli.bench import build, load, machine
+from decodeonce.cli.bench.build import SampledSource, Trial, build_lines, fair_sample, measure_build, run_trial
 from decodeonce.cli.bench.load import Timed, load_lines, measure_load, random_read_rate
 from decodeonce.cli.bench.machine import busy_share, core_times, drop_pages, others_text
-from decodeonce.cli.bench.trial import SampledSource, Trial, fair_sample, run_trial
-from decodeonce.cli.kinds import BuildRequest
+from decodeonce.cli.build import BuildRequest
 from decodeonce.errors import BuildError
 from decodeonce.host import is_in_memory
 from decodeonce.prep.building import Work
@@ -61,8 +61,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "SCRATCH_BYTES", 1 << 20)  # the default would plan 600,000 rows
-    monkeypatch.setattr(commands, "BUILD_SECONDS", 0.02)
-    monkeypatch.setattr(commands, "LOAD_SECONDS", 0.02)
+    monkeypatch.setattr(bench, "BUILD_SECONDS", 0.02)
+    monkeypatch.setattr(bench, "LOAD_SECONDS", 0.02)
     monkeypatch.setattr(machine, "LOOK_SECONDS", 0.02)
 
 
@@ -175,7 +175,7 @@ def test_signal_removes_scratch_folder(tmp_path: Path) -> None:
     script = """
 import signal
 from decodeonce import cli
-from decodeonce.cli.bench.trial import scratch_folder
+from decodeonce.cli.bench.build import scratch_folder
 from pathlib import Path
 signal.signal(signal.SIGTERM, cli._stop)
 with scratch_folder(Path()) as folder:

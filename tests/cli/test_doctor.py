@@ -14,13 +14,11 @@ from typing import Any
 import pytest
 
 from decodeonce.cli import doctor
-from decodeonce.cli.doctor import software, storage
+from decodeonce.cli.doctor import machine, software
 from decodeonce.cli.doctor.check import Finding, ok
-from decodeonce.cli.doctor.locks import locks
 from decodeonce.prep.building import free_space
 from decodeonce.prep.building.free_space import Quota, Storage
 from decodeonce.prep.pixels.versions import Pillow
-from decodeonce.store import disk
 from tests.command import prep_process
 
 COMMAND = [sys.executable, "-m", "decodeonce.cli", "doctor", "--json"]
@@ -65,11 +63,7 @@ def test_this_environment_is_ok() -> None:
     assert all(bool(check["advice"]) == (check["level"] != "ok") for check in facts["checks"])
     assert len(facts["problems"]) == sum(check["level"] != "ok" for check in facts["checks"])
     assert [check["name"] for check in facts["checks"]] == [*doctor.CHECKS, *doctor.PATH_CHECKS]
-    assert facts["usable_cores"] >= 1
-    assert facts["pillow"].startswith("pillow")
-    keys = {"decodeonce", "python", "numpy", "torch", "h5py", "xxhash", "simplejpeg", "available_memory_gb"}
-    assert keys | {"open_files_limit", "launcher", "task"} < set(facts)
-    assert finding_of(facts, "torch")[1].startswith(facts["torch"])
+    assert finding_of(facts, "pillow")[1].startswith("pillow")
     assert finding_of(facts, "file system")[1].startswith(f"{os.getcwd()}: ")
 
 
@@ -189,7 +183,6 @@ def test_limits_are_reported(site: Path) -> None:
     whole = os.cpu_count() or 1
     level, found, _ = finding_of(facts, "cores")
     assert (level, found.partition(",")[0]) == ("warn" if whole > 1 else "ok", f"1 of {whole} usable (affinity 1")
-    assert facts["open_files_limit"] == 600
 
 
 def test_doctor_prints_one_line_per_check(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +243,7 @@ def test_gpus_are_found_by_their_device_files(tmp_path: Path) -> None:
 
 def test_free_space_counts_every_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def room(*quotas: Quota) -> Finding:
-        return storage.free_room(Storage(tmp_path, "Lustre", 10**12, None, quotas))
+        return machine.free_room(Storage(tmp_path, "Lustre", 10**12, None, quotas))
 
     roomy = Quota("user 5", 10**11, None)
     many = "unlimited files"
@@ -260,25 +253,11 @@ def test_free_space_counts_every_quota(tmp_path: Path, monkeypatch: pytest.Monke
     assert room(roomy, Quota("group 7", None, 3)).level == "warn"
     monkeypatch.setattr(free_space, "_output", lambda *command: "stripe_count:  1\n")
     lustre = Storage(tmp_path, "Lustre", 10**12, None, ())
-    assert "lfs setstripe -c 8" in storage.stripes(lustre).advice
+    assert "lfs setstripe -c 8" in machine.stripes(lustre).advice
 
 
 def findings(path: Path) -> dict[str, Finding]:
     return {name: doctor._check_path(check, path) for name, check in doctor.PATH_CHECKS.items()}
-
-
-def test_test_file_is_removed_on_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = disk.open_file
-
-    def as_nfs(path: Path, flags: int) -> int:
-        if flags & os.O_TMPFILE == os.O_TMPFILE:
-            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-        return made(path, flags)
-
-    monkeypatch.setattr(disk, "open_file", as_nfs)
-    check = findings(tmp_path)["abilities"]
-    assert (check.level, "mmap yes" in check.found) == ("ok", True)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_unreachable_path_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,6 +291,6 @@ def test_locks_that_do_not_exclude_other_nodes_are_reported(
     device = tmp_path.stat().st_dev
     mountinfo = tmp_path / "mountinfo"
     mountinfo.write_text(f"1 0 9:9 / / rw - ext4 /dev/x rw\n2 1 {os.major(device)}:{os.minor(device)} / /m {mount}\n")
-    check = locks(tmp_path, mountinfo)
+    check = machine.locks(Storage(tmp_path, "", None, None, ()), mountinfo)
     assert (check.level, bool(check.advice)) == (level, level == "warn")
     assert check.found.startswith(f"{tmp_path}: {expected}")

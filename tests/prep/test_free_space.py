@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from decodeonce.cli.doctor.storage import free_room
+from decodeonce.cli.doctor.machine import free_room
 from decodeonce.errors import BuildError
 from decodeonce.host import free_space as free_space_of
 from decodeonce.prep.building import free_space

@@ -109,7 +109,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
     for later in STOPPING:
         signal.signal(later, signal.SIG_DFL)
     _call_imported("prep.processes.child", "kill_children")
-    _call_imported("cli.bench.trial", "remove_scratch")
+    _call_imported("cli.bench.build", "remove_scratch")
     name = signal.Signals(number).name
     message = f"prep: stopped: {name}; completed work is kept; run the same command again to resume"
     _end_log(EXIT_STOPPED, message)

@@ -24,7 +24,7 @@ COMMANDS = {
     "work": ("build", "work"),
     "finish": ("build", "finish"),
     "submit": ("submit", "app"),
-    "bench": ("bench.commands", "app"),
+    "bench": ("bench", "app"),
     "status": ("inspect", "status"),
     "info": ("inspect", "info"),
     "verify": ("inspect", "verify"),

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from decodeonce.cli import parse, program
-from decodeonce.cli.build import say_dry_run, say_found, say_storage
+from decodeonce.cli.build import BuildRequest, kinds_app, say_dry_run, say_found, say_storage
 from decodeonce.cli.command import Command, Group, LoggedCommand, new_app, with_options
-from decodeonce.cli.kinds import BuildRequest, kinds_app
 from decodeonce.cli.options import option
 from decodeonce.cli.output import say
 from decodeonce.errors import BuildError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import subprocess
 import sys
 from collections import Counter
@@ -32,18 +31,6 @@ TORCH_SECONDS = 180  # the first import from a cold network file system can take
 TORCH_PAGE = "https://pytorch.org/get-started/locally/"
 PIL_ADVICE = 'see "pillow-simd or Pillow" in docs/start/install.md; finish unfinished builds before you change it'
 FORMATS = {"webp": "WebP", "libtiff": "compressed TIFF"}  # by their names in PIL.features
-
-
-def python() -> Finding:
-    """Report the version of Python."""
-    return ok(f"{platform.python_version()} ({sys.executable})")
-
-
-def decodeonce() -> Finding:
-    """Report the version of decodeonce and its folder."""
-    import decodeonce as package
-
-    return ok(f"{package.__version__} ({Path(package.__file__).parent})")
 
 
 def torch() -> Finding:
