@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from decodeonce.cli.written import write_out
+from decodeonce.cli.output import write_out
 from decodeonce.prep.building import Work, build, finish, make_plan, work
 from decodeonce.prep.building.max_bad import Allowance
 from decodeonce.prep.export.export import export_store

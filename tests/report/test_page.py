@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from decodeonce.cli import printable
 from decodeonce.cli.report import facts as facts_module
-from decodeonce.cli.report.command import report
+from decodeonce.cli.report import report
 from decodeonce.cli.report.page import POLICY, environment
 from decodeonce.cli.report.page import page as render_page
 from decodeonce.store import open_store, stage_store

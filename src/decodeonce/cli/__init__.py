@@ -58,6 +58,8 @@ def _run() -> int | None:
         return _print_failure(error)
     except OSError as error:
         return _print_failure(failure_from(error, "prep"))
+    except ImportError as error:
+        return _print_failure(DecodeonceError(f"a package cannot be imported: {error}; run: prep doctor"))
     except MemoryError:
         return _print_failure(
             Stopped("out of memory; completed work is kept; run the same command again with more memory")

@@ -31,7 +31,7 @@ COMMANDS = {
     "repair": ("repair", "repair"),
     "ls": ("inspect", "ls"),
     "show": ("inspect", "show"),
-    "report": ("report.command", "report"),
+    "report": ("report", "report"),
     "convert": ("convert", "convert"),
     "column": ("column", "app"),
     "stage": ("stage", "stage"),

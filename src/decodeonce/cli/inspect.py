@@ -24,7 +24,7 @@ from decodeonce.cli.options import (
     option,
     selection,
 )
-from decodeonce.cli.output import count_bar, print_json, say, show_facts
+from decodeonce.cli.output import check_out, count_bar, print_json, say, show_facts, write_out
 from decodeonce.errors import StoreError
 from decodeonce.formatting import counted, duration_text, quoted, size_text
 from decodeonce.host import usable_cores
@@ -267,15 +267,12 @@ def show(
         raise typer.BadParameter("--count and --random exclude each other; give only one of them")
     if seed is not None and random is None:
         raise typer.BadParameter("--seed requires --random N")
-    from decodeonce.cli.written import check_out, need_pillow, write_out
+    from decodeonce.cli.drawing import draw_sheet
+    from decodeonce.cli.rows import CheckedRows, damage_messages, draw_rows, shown_rows
     from decodeonce.store import open_store
 
     selected, opened = selection(names, match, rows), open_store(store)
     check_out(opened, out)
-    need_pillow("write a PNG")
-    from decodeonce.cli.rows import CheckedRows, damage_messages, draw_rows, shown_rows  # these import Pillow
-    from decodeonce.cli.sheet import draw_sheet
-
     found = (row for row, _ in _lines(opened, selected))
     chosen = draw_rows(found, random, seed or 0) if random else list(islice(found, count or 64))
     if not chosen:

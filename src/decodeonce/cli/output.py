@@ -1,4 +1,4 @@
-"""Print messages, tables, JSON and progress.
+"""Print messages, tables, JSON and progress, and write output files.
 
 Progress is a tqdm bar on a terminal, otherwise a line every 15 s on standard error. With `--quiet`, which
 `LoggedCommand` adds to a command, only errors and JSON are printed.
@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -22,6 +23,7 @@ from decodeonce.formatting import counted
 
 if TYPE_CHECKING:
     from decodeonce.prep.building import Progress
+    from decodeonce.store import Store
 
 PROGRESS_SECONDS = 15.0
 
@@ -80,6 +82,30 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value)
+
+
+def check_out(store: Store, out: Path) -> None:
+    """Raise a usage error if `out` is a file of the store: writing it would damage the store."""
+    manifest, paths = store.manifest, store.paths
+    own = {paths.manifest.name, paths.part.name, *manifest.files, *(shard.file for shard in manifest.shards)}
+    folder, name = os.path.split(os.path.realpath(out))  # writing follows links
+    if name in own and folder == os.path.realpath(paths.root):
+        raise typer.BadParameter(f"--out {out}: this file is part of the store; choose another name")
+
+
+def write_out(path: Path, data: bytes) -> None:
+    """Write a file atomically. A pipe or a device gets the bytes directly."""
+    from decodeonce.store.durable import write_atomic
+
+    if path.exists() and not path.is_file():
+        with open(path, "wb") as pipe:
+            pipe.write(data)
+        return
+    try:
+        write_atomic(Path(os.path.realpath(path)), [data])
+    except OSError as error:
+        error.filename = str(path)  # not the name of the temporary file
+        raise
 
 
 @contextmanager

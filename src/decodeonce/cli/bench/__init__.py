@@ -15,7 +15,6 @@ from decodeonce.cli.command import Group, LoggedCommand, new_app
 from decodeonce.cli.options import JsonFlag, StoreArgument, option
 from decodeonce.cli.output import print_json, say
 from decodeonce.cli.submit import parse_build
-from decodeonce.errors import DecodeonceError
 
 BUILD_SECONDS, LOAD_SECONDS = 4.0, 3.0  # per measurement; each command makes several
 
@@ -76,11 +75,9 @@ def bench_load(
 
     The store is dropped from the page cache to measure cold reads; other jobs that use it must read it again.
     """
-    try:
-        from decodeonce.cli.bench.load import load_lines, measure_load
-        from decodeonce.loader.delivery import find_device
-    except ImportError as error:
-        raise DecodeonceError(f"a package of the Loader cannot be imported: {error}; run: prep doctor") from None
+    from decodeonce.cli.bench.load import load_lines, measure_load
+    from decodeonce.loader.delivery import find_device
+
     try:
         find_device(device)
     except (ValueError, RuntimeError) as error:  # torch raises these for an invalid device name

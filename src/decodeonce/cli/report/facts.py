@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from decodeonce.cli.boxes import KeptBoxes, box_columns
-from decodeonce.cli.rows import CheckedRows, evenly_spaced, row_thumbnail
-from decodeonce.cli.thumbnail import ShownRow
+from decodeonce.cli.drawing import ShownRow, thumbnail
+from decodeonce.cli.rows import CheckedRows, KeptBoxes, box_columns, evenly_spaced
 from decodeonce.errors import StoreError
 from decodeonce.store import Reject, Store
 from decodeonce.store.table import read_rejects
@@ -190,6 +189,6 @@ def _read_rows(
                 rows.levels[channel] += np.array(Image.fromarray(pixels[..., channel]).histogram())
         if row in shown:
             cls = None if labels is None else store.classes[labels[row]]
-            rows.shown[row] = ShownRow(row, row_thumbnail(pixels, boxes.of(row) if boxes else ()), cls, damaged)
+            rows.shown[row] = ShownRow(row, thumbnail(pixels, boxes.of(row) if boxes else ()), cls, damaged)
         progress(1)
     return rows

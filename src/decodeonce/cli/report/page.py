@@ -16,9 +16,9 @@ from PIL import Image
 
 from decodeonce import __version__
 from decodeonce.cli import printable
+from decodeonce.cli.drawing import legible
 from decodeonce.cli.report import charts
 from decodeonce.cli.report.facts import Facts
-from decodeonce.cli.thumbnail import legible
 from decodeonce.formatting import counted, size_text
 from decodeonce.store.manifest import VERSION
 from decodeonce.store.part import rows_text
