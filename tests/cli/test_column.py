@@ -64,7 +64,6 @@ def test_damaged_column_is_not_repaired_from_source(store: Path, tmp_path: Path)
         (["add", "nowhere", "score", "scores.npy"], 1, "nowhere: no such folder; expected a store"),
         (["remove", "s", "score"], 1, "s: no column 'score', expected one of its columns: none"),
         (["add", "s", "score"], 2, "Missing argument"),
-        (["put"], 2, "No such command 'put', expected one of add, remove"),
     ],
 )
 def test_error_is_one_line(arguments: list[str], code: int, expected: str, store: Path, tmp_path: Path) -> None:

@@ -187,7 +187,6 @@ def kinds_app(
     """Return a group with a command for each kind of source, created on first use, that opens SRC and calls `run`."""
 
     class Kinds(Group):
-        member = "kind"
         lazy: ClassVar = {kind: partial(_kind_command, kind, run, cls) for kind in KINDS}
 
     app = new_app(cls=Kinds, help=help_text, subcommand_metavar="KIND SRC OUT [FLAGS]")
