@@ -51,19 +51,21 @@ def _run() -> int | None:
     _open_streams()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # file names may not be UTF-8
+    failure: DecodeonceError
     try:
         with _worker_started(sys.argv[1:]):
             return _run_command()
     except DecodeonceError as error:
-        return _print_failure(error)
+        failure = error
     except OSError as error:
-        return _print_failure(failure_from(error, "prep"))
+        failure = failure_from(error, "prep")
     except ImportError as error:
-        return _print_failure(DecodeonceError(f"a package cannot be imported: {error}; run: prep doctor"))
+        failure = DecodeonceError(f"a package cannot be imported: {error}; run: prep doctor")
     except MemoryError:
-        return _print_failure(
-            Stopped("out of memory; completed work is kept; run the same command again with more memory")
-        )
+        failure = Stopped("out of memory; completed work is kept; run the same command again with more memory")
+    if isinstance(failure, Stopped):
+        return _print_error(f"prep: stopped: {failure}", EXIT_STOPPED)
+    return _print_error(f"prep: error: {failure}", EXIT_FAILED)
 
 
 def _run_command() -> int | None:
@@ -131,12 +133,6 @@ def _call_imported(module: str, name: str, *arguments: object) -> bool:
     if function is not None:
         function(*arguments)
     return function is not None
-
-
-def _print_failure(error: DecodeonceError) -> int:
-    if isinstance(error, Stopped):
-        return _print_error(f"prep: stopped: {error}", EXIT_STOPPED)
-    return _print_error(f"prep: error: {error}", EXIT_FAILED)
 
 
 def _print_error(message: str, code: int) -> int:

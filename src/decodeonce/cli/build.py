@@ -179,11 +179,7 @@ class BuildOptions:
         return None
 
 
-def kinds_app(
-    run: Callable[[BuildRequest], None],
-    help_text: str,
-    cls: type[Command] = LoggedCommand,
-) -> typer.Typer:
+def kinds_app(run: Callable[[BuildRequest], None], help_text: str, cls: type[Command] = LoggedCommand) -> typer.Typer:
     """Return a group with a command for each kind of source, created on first use, that opens SRC and calls `run`."""
 
     class Kinds(Group):
@@ -194,11 +190,7 @@ def kinds_app(
     return app
 
 
-def _kind_command(
-    kind: str,
-    run: Callable[[BuildRequest], None],
-    cls: type[Command],
-) -> Any:
+def _kind_command(kind: str, run: Callable[[BuildRequest], None], cls: type[Command]) -> Any:
     opener = find_opener(kind)
 
     def command(src: Src, out: Out, options: BuildOptions, **own: Any) -> None:

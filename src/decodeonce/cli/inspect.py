@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from decodeonce.cli import parse, printable
+import decodeonce
+from decodeonce.cli import printable
 from decodeonce.cli.options import (
     DEFAULT_MAX_BAD,
     ClassOption,
@@ -22,7 +23,7 @@ from decodeonce.cli.options import (
     RowsOption,
     StoreArgument,
     option,
-    selection,
+    selected_lines,
 )
 from decodeonce.cli.output import check_out, count_bar, print_json, say, show_facts, write_out
 from decodeonce.errors import StoreError
@@ -36,14 +37,11 @@ CONTROLS = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 if TYPE_CHECKING:
     from decodeonce.prep.building.status import Status, TaskStatus
     from decodeonce.store import Store
-    from decodeonce.store.select import Selection
 
 
 def info(store: StoreArgument, as_json: JsonFlag = False) -> None:
     """Print facts about a store: counts, shape, shards, rows per class, rejects, statistics, recipe."""
-    from decodeonce.store import open_store
-
-    opened = open_store(store)
+    opened = decodeonce.open_store(store)
     manifest = opened.manifest
     facts: dict[str, Any] = {
         "store": str(store),
@@ -132,11 +130,9 @@ def status(
     if as_json:
         return show_facts(asdict(status), as_json=True)
     show_facts(_status_facts(out, status), as_json=False)
-    _show_tasks(status.tasks)
-    for reject in status.rejects[:20]:
-        say(f"  {reject}")
-    if len(status.rejects) > 20:
-        say(f"  and {len(status.rejects) - 20} more; --json lists all of them")
+    undone = sorted((task for task in status.tasks if task.state != "done"), key=lambda task: task.state)
+    _say_first(40, list(map(_task_text, undone)), " tasks")  # silent tasks come first
+    _say_first(20, list(map(str, status.rejects)), "")
 
 
 def _status_facts(out: Path, status: Status) -> dict[str, Any]:
@@ -165,16 +161,18 @@ def _status_facts(out: Path, status: Status) -> dict[str, Any]:
     return {**facts, "next": f"{advice}, if you accept these rejects" if too_many else advice}
 
 
-def _show_tasks(tasks: list[TaskStatus]) -> None:
-    """Print a line for each task that is not done; silent tasks come first."""
-    undone = sorted((task for task in tasks if task.state != "done"), key=lambda task: task.state)
-    for task in undone[:40]:
-        say(
-            f"  task {task.task} of {task.tasks} on {task.host}: {task.state}, {task.blocks_done} of {task.blocks} "
-            f"blocks, {task.rows_per_s:.0f} rows/s, last write {duration_text(task.seconds_quiet)} ago"
-        )
-    if len(undone) > 40:
-        say(f"  and {len(undone) - 40} more tasks; --json lists all of them")
+def _task_text(task: TaskStatus) -> str:
+    return (
+        f"task {task.task} of {task.tasks} on {task.host}: {task.state}, {task.blocks_done} of {task.blocks} blocks, "
+        f"{task.rows_per_s:.0f} rows/s, last write {duration_text(task.seconds_quiet)} ago"
+    )
+
+
+def _say_first(most: int, lines: list[str], what: str) -> None:
+    for line in lines[:most]:
+        say(f"  {line}")
+    if len(lines) > most:
+        say(f"  and {len(lines) - most} more{what}; --json lists all of them")
 
 
 def verify(store: StoreArgument, as_json: JsonFlag = False) -> None:
@@ -200,22 +198,13 @@ def verify(store: StoreArgument, as_json: JsonFlag = False) -> None:
     raise typer.Exit(1)
 
 
-def _lines(store: Store, selected: Selection) -> Iterator[tuple[int, bytes]]:
-    from decodeonce.store.select import select_lines
-
-    with parse.usage_errors():
-        return select_lines(store, selected)
-
-
 def ls(store: StoreArgument, names: ClassOption = None, match: MatchOption = None, rows: RowsOption = None) -> None:
     """List rows with the columns of samples.tsv: row, label, class, source, width, height, box, digest.
 
     If any class has a description, it is a last column.
     """
-    from decodeonce.store import open_store
-
-    selected, opened = selection(names, match, rows), open_store(store)
-    lines = _with_descriptions(opened, _lines(opened, selected))
+    opened = decodeonce.open_store(store)
+    lines = _with_descriptions(opened, selected_lines(opened, names, match, rows))
     sys.stdout.buffer.writelines(map(_escaped if sys.stdout.isatty() else _without_controls, lines))
     sys.stdout.buffer.flush()
 
@@ -269,11 +258,10 @@ def show(
         raise typer.BadParameter("--seed requires --random N")
     from decodeonce.cli.drawing import draw_sheet
     from decodeonce.cli.rows import CheckedRows, damage_messages, draw_rows, shown_rows
-    from decodeonce.store import open_store
 
-    selected, opened = selection(names, match, rows), open_store(store)
+    opened = decodeonce.open_store(store)
+    found = (row for row, _ in selected_lines(opened, names, match, rows))
     check_out(opened, out)
-    found = (row for row, _ in _lines(opened, selected))
     chosen = draw_rows(found, random, seed or 0) if random else list(islice(found, count or 64))
     if not chosen:
         raise StoreError(

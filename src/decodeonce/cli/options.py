@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from decodeonce.cli import parse
 from decodeonce.formatting import quoted
 
 if TYPE_CHECKING:
+    from decodeonce.store import Store
     from decodeonce.store.select import Selection
 
 
@@ -77,3 +79,13 @@ def selection(names: list[str] | None, match: str | None, rows: str | None) -> S
 
     with parse.usage_errors():
         return Selection(tuple(names or ()), match, row_range(rows) if rows is not None else (None, None))
+
+
+def selected_lines(
+    store: Store, names: list[str] | None, match: str | None, rows: str | None
+) -> Iterator[tuple[int, bytes]]:
+    """Yield the rows that --class, --match and --rows select, each with its line of samples.tsv."""
+    from decodeonce.store.select import select_lines
+
+    with parse.usage_errors():
+        return select_lines(store, selection(names, match, rows))

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+import decodeonce
 from decodeonce.cli.options import StoreArgument
 from decodeonce.cli.output import check_out, count_bar, say, write_out
 from decodeonce.formatting import size_text
@@ -24,9 +25,8 @@ def report(
     from decodeonce.cli.report.facts import gather
     from decodeonce.cli.report.page import page
     from decodeonce.cli.rows import damage_messages
-    from decodeonce.store import open_store
 
-    opened = open_store(store)
+    opened = decodeonce.open_store(store)
     check_out(opened, out)
     with count_bar("rows") as update:
         facts = gather(opened, update)

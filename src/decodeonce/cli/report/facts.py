@@ -126,11 +126,7 @@ def _unless_bad(name: str, problems: dict[str, str], read: Callable[[], T]) -> T
         return None
     try:
         return read()
-    except (
-        StoreError,
-        OverflowError,
-        ValueError,
-    ) as error:  # the file matches its digest, but its content is malformed
+    except (StoreError, OverflowError, ValueError) as error:  # its content is malformed, although its digest matches
         problems[name] = str(error)
         return None
 
