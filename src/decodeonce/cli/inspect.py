@@ -15,16 +15,7 @@ import typer
 
 import decodeonce
 from decodeonce.cli import printable
-from decodeonce.cli.options import (
-    DEFAULT_MAX_BAD,
-    ClassOption,
-    JsonFlag,
-    MatchOption,
-    RowsOption,
-    StoreArgument,
-    option,
-    selected_lines,
-)
+from decodeonce.cli.options import ClassOption, JsonFlag, MatchOption, RowsOption, StoreArgument, option, selected_lines
 from decodeonce.cli.output import check_out, count_bar, print_json, say, show_facts, write_out
 from decodeonce.errors import StoreError
 from decodeonce.formatting import counted, duration_text, quoted, size_text
@@ -150,10 +141,10 @@ def _status_facts(out: Path, status: Status) -> dict[str, Any]:
     if status.state == "working":
         left = "unknown" if status.seconds_left is None else duration_text(status.seconds_left)
         return {**facts, "rows_per_s": round(status.rows_per_s), "time_left": left}
-    from decodeonce.prep.building.max_bad import Allowance
+    from decodeonce.prep.building import Work
 
     # With too many rejects, `work` and `finish` fail unless --max-bad allows them.
-    too_many = len(status.rejects) > Allowance.parse(DEFAULT_MAX_BAD).allowed(status.rows)
+    too_many = len(status.rejects) > Work().allowance.allowed(status.rows)
     flag = f" --max-bad {len(status.rejects)}" if too_many else ""
     work, finish = f"prep work {quoted(str(out))}{flag}", f"prep finish {quoted(str(out))}{flag}"
     again = f"the same command again{flag and f' with{flag}'}, or {work} and then {finish}"

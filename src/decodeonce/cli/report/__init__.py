@@ -22,8 +22,7 @@ def report(
     The page is a single file without scripts; it loads nothing from the network. A store of up to 2 GB is read and
     checked in full. From a larger store, only a sample of rows is read, and the page states its size.
     """
-    from decodeonce.cli.report.facts import gather
-    from decodeonce.cli.report.page import page
+    from decodeonce.cli.report.page import gather, page
     from decodeonce.cli.rows import damage_messages
 
     opened = decodeonce.open_store(store)
