@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from decodeonce.cli import _end_log, _run
+from decodeonce.cli import _end_log, _run, log
 from decodeonce.cli.app import app
 
 __all__ = ["app", "assert_fails", "prep", "prep_process"]
@@ -35,6 +35,7 @@ def prep(*arguments: object, cwd: Path | None = None, called: str = "prep", **en
             patch.setenv(name, value)
         patch.setattr(sys, "argv", [called, *words])
         patch.setattr(sys, "stdin", io.StringIO())
+        patch.setattr(log, "_log", None)
         if cwd is not None:
             patch.chdir(cwd)
         code = _run() or 0

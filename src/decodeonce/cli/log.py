@@ -21,31 +21,19 @@ OUTCOMES = {0: "finished", EXIT_STOPPED: "stopped"}  # other exit codes mean "fa
 
 
 class JsonLog:
-    """Append events to a file, each in one write. If a write fails, a warning is printed once and logging ends.
+    """Append events to a file, each in one write. If a write fails, a warning is printed once and logging ends."""
 
-    Nothing is logged before `begin`, which --log calls.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._who = {"host": platform.node(), "pid": os.getpid()}  # several processes may share a file
         self._fd: int | None = None
         self._started = self._written_at = time.monotonic()
         self._pending: Mapping[str, Any] | None = None
         self._last_message = ""
-
-    def begin(self, path: str) -> None:
-        """Start a log in `path`. If `path` is a folder or ends in a slash, use a new file in it."""
-        from decodeonce.launch import find_rank, find_task
-
-        self._started = self._written_at = time.monotonic()
-        self._path = path
-        self._who = {"host": platform.node(), "pid": os.getpid()}  # several processes may share a file
         try:
             self._fd = _open(path)
         except OSError as error:
             self._give_up(error)
-        command = [program(), *sys.argv[1:]]
-        launcher, task = _found_or_error(find_rank), _found_or_error(find_task)
-        self.write("start", version=__version__, command=command, launcher=launcher, task=task)
 
     def write(self, event: str, **facts: Any) -> None:
         """Append an event."""
@@ -68,16 +56,13 @@ class JsonLog:
         self.write("message", message=text)
 
     def progress(self, facts: Mapping[str, Any]) -> None:
-        """Append progress every 30 s, and keep the latest for the end.
-
-        It is rows, total_rows, rows_per_s, bytes_per_s, rejects and seconds_left.
-        """
+        """Append progress every 30 s, and keep the latest for the end."""
         self._pending = facts
         if time.monotonic() - self._written_at >= PROGRESS_SECONDS:
             self._flush()
 
     def end(self, code: int, message: str) -> None:
-        """Append the outcome, with `message` or the last printed one, and end the log. Signal handlers call this."""
+        """Append the last progress and the outcome, then close the log."""
         self._flush()
         seconds = round(time.monotonic() - self._started, 3)
         outcome = OUTCOMES.get(code, "failed")
@@ -93,6 +78,38 @@ class JsonLog:
     def _give_up(self, error: OSError) -> None:
         self._fd = None
         write_error(f"prep: --log {self._path}: {error.strerror or error}; continuing without a log")
+
+
+_log: JsonLog | None = None
+
+
+def begin(path: str) -> None:
+    """Start the log of this command in `path`. If `path` is a folder or ends in a slash, use a new file in it."""
+    from decodeonce.launch import find_rank, find_task
+
+    global _log
+    _log = JsonLog(path)
+    command = [program(), *sys.argv[1:]]
+    launcher, task = _found_or_error(find_rank), _found_or_error(find_task)
+    _log.write("start", version=__version__, command=command, launcher=launcher, task=task)
+
+
+def message(text: str) -> None:
+    """Log a printed message. This and the next two functions do nothing without --log."""
+    if _log is not None:
+        _log.message(text)
+
+
+def progress(facts: Mapping[str, Any]) -> None:
+    """Log progress: rows, total_rows, rows_per_s, bytes_per_s, rejects, seconds_left."""
+    if _log is not None:
+        _log.progress(facts)
+
+
+def end(code: int, message: str) -> None:
+    """Log the outcome, with `message` or the last printed message. Signal handlers call this, too."""
+    if _log is not None:
+        _log.end(code, message)
 
 
 def _open(path: str) -> int:
@@ -123,10 +140,3 @@ def _found_or_error(find: Callable[[], object]) -> str | None:
     except ValueError as error:
         return str(error)
     return str(found) if found else None
-
-
-_log = JsonLog()
-begin = _log.begin
-message = _log.message
-progress = _log.progress
-end = _log.end
