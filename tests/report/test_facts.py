@@ -75,14 +75,6 @@ def test_sampled_rows_are_evenly_spaced(first: int, count: int, wanted: int) -> 
     assert gaps.max() - gaps.min() <= 1
 
 
-def test_class_counts_equal_label_counts(tmp_path: Path) -> None:
-    root = make_store_of_many_classes(tmp_path / "a")
-    counts = gather_facts(root).counts
-    assert counts is not None
-    assert {label: n for label, n in enumerate(counts.tolist()) if n} == Counter(open_store(root).labels.tolist())
-    assert len(counts) == 60
-
-
 def test_staged_part_shows_and_checks_its_own_rows(tmp_path: Path) -> None:
     images = random_images(30, shape=(4, 4, 3))
     root = make_store(tmp_path / "a", images)

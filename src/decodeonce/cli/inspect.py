@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def info(store: StoreArgument, as_json: JsonFlag = False) -> None:
     """Print facts about a store: counts, shape, shards, rows per class, rejects, statistics, recipe."""
     opened = decodeonce.open_store(store)
-    manifest = opened.manifest
+    manifest, rejects = opened.manifest, _rejects(opened)
     facts: dict[str, Any] = {
         "store": str(store),
         "rows": manifest.count,
@@ -46,8 +46,8 @@ def info(store: StoreArgument, as_json: JsonFlag = False) -> None:
         "shards": len(manifest.shards),
         "bytes": sum(shard.bytes for shard in manifest.shards),
         "classes": len(manifest.classes),
-        "rows_per_class": _unless_damaged(_rows_per_class, opened),
-        "rejects": _unless_damaged(_rejects, opened),
+        "rows_per_class": _rows_per_class(opened),
+        "rejects": rejects,
         "columns": [column.name for column in manifest.columns],
         **({} if manifest.box_classes is None else {"box_classes": len(manifest.box_classes)}),
         "pixel_mean": list(manifest.pixel_mean),
@@ -60,17 +60,9 @@ def info(store: StoreArgument, as_json: JsonFlag = False) -> None:
     if not as_json:
         facts["bytes"] = f"{facts['bytes']} ({size_text(facts['bytes'])})"
         facts["rows_per_class"] = _per_class_text(facts["rows_per_class"])
-        facts["rejects"] = _rejects_text(facts["rejects"])
+        skipped, unusual = counted(rejects["rejected"], "image"), counted(rejects["kept"], "unusual image")
+        facts["rejects"] = f"{skipped} skipped, {rejects['left out']} left out by --map, {unusual} kept"
     show_facts(facts, as_json=as_json)
-
-
-def _unless_damaged(read: Callable[[Store], dict[str, Any]], store: Store) -> dict[str, Any] | None:
-    """Return what `read` returns; if the file that it reads is damaged, print a note and return None."""
-    try:
-        return read(store)
-    except StoreError as error:
-        say(f"prep: note: {error}", err=True)
-        return None
 
 
 def _rows_per_class(store: Store) -> dict[str, Any]:
@@ -83,16 +75,12 @@ def _rows_per_class(store: Store) -> dict[str, Any]:
     return {"smallest": found["smallest"], "median": float(np.median(counts)), "largest": found["largest"]}
 
 
-def _per_class_text(found: dict[str, Any] | None) -> str:
-    if found is None:
-        return "unknown: labels.npy is damaged"
+def _per_class_text(found: dict[str, Any]) -> str:
     least, median, most = found["smallest"], found["median"], found["largest"]
     if least["rows"] == most["rows"]:
         return f"{most['rows']} in each"
-    ends = [
-        f"{end['rows']} ({end['name']} {end['description'].partition(',')[0]}".rstrip() + ")" for end in (least, most)
-    ]
-    return f"smallest {ends[0]}, median {median:g}, largest {ends[1]}"
+    ends = [f"{one['rows']} ({one['name']} {one['description'].partition(',')[0]}".rstrip() for one in (least, most)]
+    return f"smallest {ends[0]}), median {median:g}, largest {ends[1]})"
 
 
 def _rejects(store: Store) -> dict[str, Any]:
@@ -102,13 +90,6 @@ def _rejects(store: Store) -> dict[str, Any]:
 
     check_file(store.paths.rejects, store.manifest.files[store.paths.rejects.name])
     return {"rejected": 0, "left out": 0, "kept": 0, **Counter(one.action for one in read_rejects(store.paths.rejects))}
-
-
-def _rejects_text(found: dict[str, Any] | None) -> str:
-    if found is None:
-        return "unknown: rejects.tsv is damaged"
-    images, unusual = counted(found["rejected"], "image"), counted(found["kept"], "unusual image")
-    return f"{images} skipped, {found['left out']} left out by --map, {unusual} kept"
 
 
 def status(
