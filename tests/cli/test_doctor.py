@@ -200,33 +200,31 @@ def test_doctor_prints_one_line_per_check(site: Path, tmp_path: Path, monkeypatc
     assert line_of["task"].endswith("task 1 of 2 (PMI)")
     systems = [line[width:] for line in lines if line.startswith("ok    file system")]
     assert systems[0].startswith(f"{tmp_path}: ")
-    assert systems[1:] == ["/dev/shm: local", "/proc: local"]
+    assert [system.partition(",")[0] for system in systems[1:]] == [
+        "/dev/shm: a local file system",
+        "/proc: a local file system",
+    ]
     assert f"ok    abilities       {tmp_path}: mmap yes, fallocate yes\n" in result.stdout
     assert "warn  abilities       /proc: cannot be written: " in result.stdout
     assert lines[-1].endswith(" 1 bad")
     assert list(tmp_path.iterdir()) == [site]
 
 
-DEVICES: dict[str, Any] = {"version": "2.9", "devices": [], "warnings": []}
+TOO_OLD = "/torch/cuda.py:9: UserWarning: CUDA: K80 is too old\n  more\n"
 
 
 @pytest.mark.parametrize(
-    ("found", "gpus", "level", "expected"),
+    ("devices", "stderr", "gpus", "level", "expected"),
     [
-        ({}, "", "ok", "2.9: CPU only, no GPU found"),
-        ({"devices": ["H200", "H200"]}, "NVIDIA GPUs", "ok", "2.9: 2 x H200"),
-        ({"devices": ["K80"], "warnings": ["CUDA: K80 is too old\nmore"]}, "NVIDIA GPUs", "warn", "1 x K80"),
-        ({}, "AMD GPUs", "warn", "2.9: cannot use the AMD GPUs of this machine"),
-        (
-            {"warnings": ["CUDA: too old"]},
-            "NVIDIA GPUs",
-            "warn",
-            "cannot use the NVIDIA GPUs of this machine: CUDA: too old",
-        ),
+        ([], "", "", "ok", "2.9: CPU only, no GPU found"),
+        (["H200", "H200"], "", "NVIDIA GPUs", "ok", "2.9: 2 x H200"),
+        (["K80"], TOO_OLD, "NVIDIA GPUs", "warn", "1 x K80"),
+        ([], "", "AMD GPUs", "warn", "2.9: cannot use the AMD GPUs of this machine"),
+        ([], TOO_OLD, "NVIDIA GPUs", "warn", "cannot use the NVIDIA GPUs of this machine: CUDA: K80 is too old"),
     ],
 )
-def test_devices_of_torch_are_checked(found: dict[str, Any], gpus: str, level: str, expected: str) -> None:
-    check = software.torch_check({**DEVICES, **found}, gpus)
+def test_devices_of_torch_are_checked(devices: list[str], stderr: str, gpus: str, level: str, expected: str) -> None:
+    check = software.torch_check("2.9", devices, stderr, gpus)
     assert (check.level, check.found[-len(expected) :]) == (level, expected)
     assert bool(check.advice) == (level != "ok")
 
@@ -243,11 +241,10 @@ def test_gpus_are_found_by_their_device_files(tmp_path: Path) -> None:
 
 def test_free_space_counts_every_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def room(*quotas: Quota) -> Finding:
-        return machine.free_room(Storage(tmp_path, "Lustre", 10**12, None, quotas))
+        return machine.file_system(Storage(tmp_path, "Lustre", 10**12, None, quotas))
 
     roomy = Quota("user 5", 10**11, None)
-    many = "unlimited files"
-    found = f"{tmp_path}: 1000.00 GB and {many} free, 100.00 GB and {many} in the quota of user 5"
+    found = f"{tmp_path}: Lustre, 1000.00 GB free; the quota of user 5 leaves 100.00 GB and any number of files"
     assert room(roomy) == ok(found)
     assert room(roomy, Quota("group 7", 10**8, None)).level == "warn"
     assert room(roomy, Quota("group 7", None, 3)).level == "warn"
@@ -266,13 +263,13 @@ def test_unreachable_path_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(free_space, "find_storage", stale)
     found = findings(tmp_path)
-    assert [finding.level for finding in found.values()] == ["bad"] * 5
+    assert [finding.level for finding in found.values()] == ["bad"] * 4
     assert found["file system"].found == f"{tmp_path}: Stale file handle"
 
 
 def test_link_to_itself_is_not_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
-    assert findings(tmp_path / "loop/x")["room"].found.startswith(f"{tmp_path}: ")
+    assert findings(tmp_path / "loop/x")["file system"].found.startswith(f"{tmp_path}: ")
 
 
 @pytest.mark.parametrize(

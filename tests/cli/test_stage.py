@@ -15,8 +15,14 @@ from PIL import Image
 
 from decodeonce import open_store
 from decodeonce.store import part_rows
-from tests.command import assert_fails, prep
+from tests.command import Ended, prep
 from tests.conftest import COUNT
+
+
+def assert_fails(result: Ended, code: int, expected: str) -> None:
+    assert (result.returncode, result.stderr.count("\n")) == (code, 1), result.stderr
+    assert result.stderr.startswith("prep: error: ")
+    assert expected in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -113,13 +113,13 @@ def count_bar(unit: str, total: int | None = None) -> Iterator[Callable[[int], N
     """Yield a callback that adds to the count of `unit`s, of `total` if that is known. Any thread may call it."""
     lock, count = threading.Lock(), 0
     with _bar(unit, total) as bar:
-        meter = _Meter(bar, unit)
+        show = _meter(bar, unit)
 
         def update(more: int) -> None:
             nonlocal count
             with lock:
                 count += more
-                meter.show(count, total, count)
+                show(count, total, count)
 
         yield update
 
@@ -129,7 +129,7 @@ def build_progress() -> Iterator[Callable[[Progress], None]]:
     """Yield a callback for `work` that shows images/s, MB/s written, rejects and the time left."""
     started = False
     with _bar("images", None) as bar:
-        meter = _Meter(bar, "images")
+        show = _meter(bar, "images")
 
         def update(progress: Progress) -> None:
             nonlocal started
@@ -137,7 +137,7 @@ def build_progress() -> Iterator[Callable[[Progress], None]]:
                 with bar.external_write_mode(sys.stdout):
                     say(f"resuming: {done:,} of {progress.total_rows:,} rows are already done")
             started = True
-            meter.show(progress.rows, progress.total_rows, progress.new_rows, progress.bytes, progress.rejects)
+            show(progress.rows, progress.total_rows, progress.new_rows, progress.bytes, progress.rejects)
 
         yield update
 
@@ -151,40 +151,34 @@ def _bar(unit: str, total: int | None) -> Any:
     return tqdm(total=total, unit=f" {unit}", dynamic_ncols=True, file=sys.stderr, disable=silent)
 
 
-class _Meter:
-    """Show progress: move the bar, or print a line every PROGRESS_SECONDS if there is none. The log gets it, too."""
-
-    def __init__(self, bar: Any, unit: str) -> None:
-        self._bar, self._unit = bar, unit
-        self._started = self._printed = time.monotonic()
+def _meter(bar: Any, unit: str) -> Callable[..., None]:
+    """Return a function that logs progress and moves the bar, or prints a line every PROGRESS_SECONDS without one."""
+    started = printed = time.monotonic()
 
     def show(
-        self, rows: int, total: int | None, new_rows: int, nbytes: int | None = None, rejects: int | None = None
+        rows: int, total: int | None, new_rows: int, nbytes: int | None = None, rejects: int | None = None
     ) -> None:
-        """Show and log that `rows` of `total` are done, `new_rows` of them by this command. None means unknown."""
+        """Show that `rows` of `total` are done, `new_rows` of them by this command; None means unknown."""
+        nonlocal printed
         now = time.monotonic()
-        seconds = max(now - self._started, 1e-3)
+        seconds = max(now - started, 1e-3)
         rate = new_rows / seconds
-        left = (total - rows) / rate if total is not None and rate else None
-        log.progress(
-            {
-                "rows": rows,
-                "total_rows": total,
-                "rows_per_s": round(rate, 1),
-                "bytes_per_s": None if nbytes is None else round(nbytes / seconds),
-                "rejects": rejects,
-                "seconds_left": None if left is None else round(left, 1),
-            }
-        )
-        more = f"{(nbytes or 0) / seconds / 1e6:.0f} MB/s, {counted(rejects, 'reject')}" if rejects is not None else ""
-        if not self._bar.disable:
-            if self._bar.total != total:
-                self._bar.reset(total=total)
-                self._bar.n = self._bar.initial = rows - new_rows  # an earlier run's rows do not count for the rate
-            self._bar.set_postfix_str(more, refresh=False)
-            self._bar.update(rows - self._bar.n)
-        elif not _quiet and now - self._printed >= PROGRESS_SECONDS:
-            self._printed = now
-            of, time_left = "" if total is None else f" of {total}", "" if left is None else f"{left:.0f} s left"
-            parts = [f"{rows}{of} {self._unit}", f"{rate:.0f} {self._unit}/s", more, time_left]
-            print(", ".join(filter(None, parts)), file=sys.stderr, flush=True)
+        left = round((total - rows) / rate, 1) if total is not None and rate else None
+        facts = {"rows": rows, "total_rows": total, "rows_per_s": round(rate, 1), "rejects": rejects}
+        written = None if nbytes is None else round(nbytes / seconds)
+        log.progress({**facts, "bytes_per_s": written, "seconds_left": left})
+        more = "" if rejects is None else f"{(written or 0) / 1e6:.0f} MB/s, {counted(rejects, 'reject')}"
+        if not bar.disable:
+            if bar.total != total:
+                bar.reset(total=total)
+                bar.n = bar.initial = rows - new_rows  # rows of an earlier run do not count for the rate
+            bar.set_postfix_str(more, refresh=False)
+            bar.update(rows - bar.n)
+        elif not _quiet and now - printed >= PROGRESS_SECONDS:
+            printed = now
+            done = f"{rows} {unit}" if total is None else f"{rows} of {total} {unit}"
+            time_left = "" if left is None else f"{left:.0f} s left"
+            parts = filter(None, [done, f"{rate:.0f} {unit}/s", more, time_left])
+            print(", ".join(parts), file=sys.stderr, flush=True)
+
+    return show

@@ -42,7 +42,6 @@ CHECKS: dict[str, Callable[[], Finding]] = {
 # Checks of each PATH, which may not exist yet.
 PATH_CHECKS: dict[str, Callable[[Storage], Finding]] = {
     "file system": machine.file_system,
-    "room": machine.free_room,
     "abilities": machine.abilities,
     "locks": machine.locks,
     "stripes": machine.stripes,

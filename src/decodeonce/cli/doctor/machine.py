@@ -99,23 +99,16 @@ def task() -> Finding:
 
 
 def file_system(storage: Storage) -> Finding:
-    """Report whether the file system is a local or a network one."""
-    return ok(f"{storage.place}: {f'network ({storage.kind})' if storage.kind else 'local'}")
+    """Report the kind of file system, and the free bytes and files of the disk and of every quota."""
+    from decodeonce.prep.building.free_space import describe_storage
 
-
-def free_room(storage: Storage) -> Finding:
-    """Report free bytes and files of the disk and of every quota."""
-    limits: list[tuple[str, Storage | Quota]] = [("free", storage)]
-    limits += [(f"in the quota of {quota.whose}", quota) for quota in storage.quotas]
-    found, little = [], False
-    for what, limit in limits:
+    found = "; ".join(describe_storage(storage))
+    limits: list[Storage | Quota] = [storage, *storage.quotas]
+    for limit in limits:
         nbytes, files = limit.free_bytes, limit.free_files
-        room = "unlimited bytes" if nbytes is None else size_text(nbytes)
-        found.append(f"{room} and {'unlimited' if files is None else files} files {what}")
-        little |= (nbytes is not None and nbytes < LITTLE_ROOM) or (files is not None and files < FEW_FILES)
-    if little:
-        return warn(f"{storage.place}: {', '.join(found)}", "free some space, or choose another folder")
-    return ok(f"{storage.place}: {', '.join(found)}")
+        if (nbytes is not None and nbytes < LITTLE_ROOM) or (files is not None and files < FEW_FILES):
+            return warn(found, "free some space, or choose another folder")
+    return ok(found)
 
 
 def abilities(storage: Storage) -> Finding:
