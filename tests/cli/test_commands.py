@@ -301,30 +301,6 @@ def test_signal_stops_build_with_75_and_same_command_resumes(signal_: signal.Sig
     assert shown == f"state    finished\nrows     21\nrejects  0\nnext     prep info {tmp_path}/out\n"
 
 
-@pytest.mark.parametrize("moment", range(0, 12, 3))
-def test_signal_at_any_moment_ends_command_with_one_line(tree: Path, tmp_path: Path, moment: int) -> None:
-    command = [sys.executable, "-m", "decodeonce.cli", "build", "imagenet", str(tree), str(tmp_path / "out")]
-    command += ["--size", "1024"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        printed, message = process.communicate(timeout=0.12 + 0.05 * moment)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGINT)
-        printed, message = process.communicate(timeout=30)
-    assert process.returncode in (0, 75, -signal.SIGINT, 1)
-    if process.returncode == 0:
-        assert "15 rows" in printed
-    elif process.returncode == 75:
-        assert message.startswith("prep: stopped: SIGINT")
-        assert message.count("\n") == 1
-    else:  # before our code ran: Python prints its own traceback, or nothing if it had no handler yet
-        assert printed == ""
-        assert message == "" or "KeyboardInterrupt" in message
-        assert "decodeonce/prep" not in message
-
-
 @pytest.mark.parametrize(
     "module",
     ["decodeonce.cli.app", "typer", "numpy", "decodeonce.prep.building.plan"],
