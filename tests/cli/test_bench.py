@@ -17,7 +17,7 @@ from decodeonce import cli
 from decodeonce.cli import bench
 from decodeonce.cli.bench import build, load, machine
 from decodeonce.cli.bench.build import SampledSource, Trial, build_lines, fair_sample, measure_build, run_trial
-from decodeonce.cli.bench.load import Timed, load_lines, measure_load, random_read_rate
+from decodeonce.cli.bench.load import Timed, load_lines, measure_load
 from decodeonce.cli.bench.machine import busy_share, core_times, drop_pages, others_text
 from decodeonce.cli.build import BuildRequest
 from decodeonce.errors import BuildError
@@ -27,7 +27,6 @@ from decodeonce.prep.building.plan import scan
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import FolderSource
 from decodeonce.store import open_store, part_rows, stage_store
-from decodeonce.store.regular_files import read_at
 from tests.command import Ended, assert_fails, prep, prep_process
 from tests.forms.all_forms import PICS, PLAIN_FORMS
 from tests.images import make_tree, tree_bytes
@@ -267,20 +266,6 @@ def test_sentence_names_the_limit_of_first_and_later_epochs(
     facts = measure_load(store, HOW, 3000.0, 0.02)
     assert facts["sentence"] == sentence
     assert (facts["first_epoch_limits"], facts["limits"]) == limits
-
-
-def test_random_reads_cover_every_row_of_a_range(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = []
-
-    def noted(fd: int, out: memoryview, offset: int) -> int:
-        size = read_at(fd, out, offset)
-        read.append(bytes(out))
-        return size
-
-    monkeypatch.setattr(load, "read_at", noted)
-    opened = open_store(store)
-    assert random_read_rate(opened, range(20, 57), 60) > 0
-    assert sorted(read) == sorted(image.tobytes() for image in opened.images[20:57])
 
 
 def test_pages_are_dropped_from_page_cache(tmp_path: Path) -> None:
