@@ -79,8 +79,8 @@ def _per_class_text(found: dict[str, Any]) -> str:
     least, median, most = found["smallest"], found["median"], found["largest"]
     if least["rows"] == most["rows"]:
         return f"{most['rows']} in each"
-    ends = [f"{one['rows']} ({one['name']} {one['description'].partition(',')[0]}".rstrip() for one in (least, most)]
-    return f"smallest {ends[0]}), median {median:g}, largest {ends[1]})"
+    names = [f"{one['name']} {one['description'].partition(',')[0]}".rstrip() for one in (least, most)]
+    return f"smallest {least['rows']} ({names[0]}), median {median:g}, largest {most['rows']} ({names[1]})"
 
 
 def _rejects(store: Store) -> dict[str, Any]:
