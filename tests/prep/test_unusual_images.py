@@ -267,6 +267,8 @@ KEPT = {
     "tiff-cmyk": Case(lambda: encoded(RED.convert("CMYK"), "TIFF"), name="x.tif"),
     "tiff-16": Case(lambda: grey_sixteen("TIFF"), name="x.tif", like=lambda: upper_bytes(1)),
     "ppm": Case(lambda: encoded(make_image(32, 32), "PPM"), name="x.ppm", like=drawn),
+    "pgm": Case(lambda: encoded(make_image(50, 60, mode="L"), "PPM"), name="x.pgm"),
+    "pbm": Case(lambda: encoded(make_image(50, 60, mode="1"), "PPM"), name="x.pbm"),
     "pgm-16": Case(lambda: grey_sixteen("PPM"), name="x.pgm", like=lambda: upper_bytes(1)),
     "png-pixel-bomb": Case(BOMBS["png-pixels"][0], name="x.png"),
     "one-pixel": Case(lambda: jpeg(1, 1)),
