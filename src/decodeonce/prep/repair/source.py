@@ -7,10 +7,11 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Undecodable
+from decodeonce.prep.recipe import check_choice
 from decodeonce.prep.sources import SOURCES, Source, find_opener
 from decodeonce.prep.sources.base import WITH_BOXES
 from decodeonce.store.manifest import Manifest
@@ -47,7 +48,11 @@ def reopen_source(
     paths = {name for name, hint in hints.items() if Path in (hint, *get_args(hint))}
     try:
         recorded = {name: value for name, value in manifest.source.get("options", {}).items() if name not in paths}
-        return opener(src, **{**given, **recorded, **(options or {}), "follow_links": follow_links})
+        given |= {**recorded, **(options or {}), "follow_links": follow_links}
+        for name, value in given.items():
+            if get_origin(hints.get(name)) is Literal:  # the command line checks choices, so openers need not
+                check_choice(name, value, hints[name])
+        return opener(src, **given)
     except (TypeError, AttributeError, ValueError) as error:  # options of another kind, or a damaged manifest
         raise BuildError(f"{src}: cannot be opened as {kind}: {error}; pass the flags of the build") from None
 
