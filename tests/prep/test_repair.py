@@ -9,11 +9,10 @@ import random
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate, chain
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,24 +23,15 @@ from decodeonce.errors import BuildError, DecodeonceError, StoreError
 from decodeonce.prep.building import blocks
 from decodeonce.prep.building.output_dir import is_built
 from decodeonce.prep.convert.convert import Conversion, open_conversion
-from decodeonce.prep.entry import Entry
 from decodeonce.prep.pixels.user_map import find_map
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.repair.repair import NO_CHECKSUM, Repair, repair_store
-from decodeonce.prep.sources import (
-    SOURCES,
-    BoxedSource,
-    FolderSource,
-    Registered,
-    Source,
-    open_imagenet,
-    open_webdataset,
-)
+from decodeonce.prep.sources import BoxedSource, FolderSource, Source, open_imagenet, open_webdataset
 from decodeonce.store import disk, open_store, stage_store, verify_store
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.hdf5 import virtual_bytes
-from decodeonce.store.manifest import DATA_OFFSET, ImageClass, read_manifest
+from decodeonce.store.manifest import DATA_OFFSET, read_manifest
 from decodeonce.store.select import Selection
 from tests.forms.all_forms import FORMS, PICS
 from tests.forms.folder import write_folder
@@ -228,62 +218,6 @@ def test_names_never_lead_out_of_the_source(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "src/pipe.jpg")
     names = [b"../above.jpg", os.fsencode(tmp_path / "above.jpg"), b"pipe.jpg", b"c", b"above.jpg/x", b"no\0name"]
     assert list(FolderSource(tmp_path / "src").find(names)) == []
-
-
-class ZooSource(Source):
-    """A source of another package: SRC/<camera>.bin holds images one after the other, SRC/<camera>.txt their facts."""
-
-    kind = "zoo"
-
-    def __init__(self, root: Path, *, camera: str) -> None:
-        super().__init__(root)
-        self._camera = camera
-        self._lines = [line.split() for line in (root / f"{camera}.txt").read_text().splitlines()]
-
-    def facts(self) -> dict[str, Any]:
-        return {"camera": self._camera}
-
-    def options(self) -> dict[str, Any]:
-        return {"camera": self._camera}
-
-    def classes(self) -> tuple[ImageClass, ...]:
-        return tuple(map(ImageClass, sorted({animal for animal, *_ in self._lines})))
-
-    def entries(self) -> Iterator[Entry]:
-        names = [cls.name for cls in self.classes()]
-        for number, (animal, first, size) in enumerate(self._lines):
-            yield Entry(b"%d" % number, names.index(animal), int(size), 0, place=int(first))
-
-    def read(self, entry: Entry) -> bytes:
-        return (self.root / f"{self._camera}.bin").read_bytes()[entry.place : entry.place + entry.size]
-
-
-def open_zoo(
-    src: str | Path,
-    *,
-    camera: Annotated[str, "Name of the camera."] = "north",
-    classes: Sequence[str] | None = None,
-    follow_links: bool = False,
-) -> ZooSource:
-    """Read images of a zoo's camera."""
-    return ZooSource(Path(src), camera=camera)
-
-
-def test_registered_source_is_built_verified_and_repaired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SOURCES, "zoo", Registered(f"{__name__}:ZooSource", f"{__name__}:open_zoo"))
-    (tmp_path / "src").mkdir()
-    starts = [0, *accumulate(len(pic.data) for pic in PICS)]
-    lines = [f"{pic.wnid} {start} {len(pic.data)}\n" for pic, start in zip(PICS, starts, strict=False)]
-    (tmp_path / "src/south.txt").write_text("".join(lines))
-    (tmp_path / "src/south.bin").write_bytes(b"".join(pic.data for pic in PICS))
-    store = build_in_process(open_zoo(tmp_path / "src", camera="south"), tmp_path / "out", RECIPE)
-    assert read_manifest(store / "store.json").source["options"] == {"camera": "south"}
-    assert verify_store(store).ok
-    before = tree_bytes(store)
-    damage_rows(store, 2, 7)
-    assert not verify_store(store).ok
-    repair_all(store, tmp_path / "src", 2)
-    assert tree_bytes(store) == before
 
 
 def test_store_without_options_is_repaired_with_the_flags_of_its_build(tmp_path: Path) -> None:
