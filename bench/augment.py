@@ -27,8 +27,7 @@ from torch import Tensor
 
 from bench.conditions import conditions, heading
 from decodeonce import Batch
-from decodeonce.loader.augment import IMAGENET, Augment, Normalize, RandomFlip, RandomResizedCrop
-from decodeonce.loader.augment.draws import Draws
+from decodeonce.loader.augment import IMAGENET, Augment, Draws, Normalize, RandomFlip, RandomResizedCrop
 from decodeonce.loader.buffers import recycle_for
 
 SIZE = 224

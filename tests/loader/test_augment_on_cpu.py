@@ -14,9 +14,9 @@ from torch import Tensor
 from decodeonce import Batch, Loader
 from decodeonce.loader import buffers
 from decodeonce.loader.augment import Augment, CenterCrop, Draws, Normalize, RandomFlip, RandomResizedCrop
+from decodeonce.loader.augment.crop import resize_on_cpu, resize_on_device, resize_windows
 from decodeonce.loader.augment.flip import mirror_on_cpu, mirror_on_device
 from decodeonce.loader.augment.normalize import normalize_on_cpu, normalize_on_device
-from decodeonce.loader.augment.resize import resize_on_cpu, resize_on_device, resize_windows
 from decodeonce.loader.buffers import recycled
 from tests.stores import make_store, random_images
 

@@ -264,7 +264,7 @@ def test_soft_labels_of_a_different_width_are_rejected() -> None:
 def test_boxes_are_rejected(make: Callable[..., MixUp | CutMix]) -> None:
     augment = Augment(RandomFlip(), make(1.0, CLASSES))
     with pytest.raises(ValueError, match=rf"the step {make.__name__} of Augment cannot mix boxes"):
-        augment.check_columns(["boxes"])  # the Loader calls this
+        augment.check_store(["boxes"], 3)  # the Loader calls this
     rows = torch.arange(6)
     with pytest.raises(ValueError, match="cannot mix boxes"):
         augment(Batch(noise(6), labels_of(6), rows, 6, 0, {"boxes": torch.zeros(6, 2, 4)}))

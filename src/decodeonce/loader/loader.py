@@ -123,8 +123,7 @@ class Loader:
         target, opened = find_device(device), as_store(store)
         self._root, self._manifest = opened.paths.root, opened.manifest
         if isinstance(transform, Augment):
-            transform.check_columns(column.name for column in self._manifest.columns)
-            transform.check_classes(len(self._manifest.classes))
+            transform.check_store([column.name for column in self._manifest.columns], len(self._manifest.classes))
 
         chosen = find_rows(rows, len(opened))
         self.count = len(chosen)
