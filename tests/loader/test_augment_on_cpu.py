@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -133,10 +135,10 @@ def test_cpu_and_device_normalize_are_close(channels: int, result: torch.dtype) 
 # Memory of results
 
 
-def test_memory_is_reused_after_its_last_view_is_gone() -> None:
-    shape = (9, 331, 337, 3)  # a size that no other test uses
-    user = noise(1, 4, 4)
-    end_recycling = buffers.recycle_for(user)
+def test_memory_is_reused_after_its_last_view_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffers, "_thread", threading.local())
+    buffers.recycle_from(buffers.Pool(4))  # the thread of a Loader does the same
+    shape = (9, 331, 337, 3)
     first = recycled(shape, torch.uint8)
     address, view = first.data_ptr(), first[3:, 5].numpy()
     del first
@@ -145,7 +147,6 @@ def test_memory_is_reused_after_its_last_view_is_gone() -> None:
     del view
     assert recycled((9, 331, 338, 3), torch.uint8).data_ptr() != address  # of another size
     assert recycled(shape, torch.uint8).data_ptr() == address
-    end_recycling()
 
 
 def test_kept_batches_do_not_change() -> None:
@@ -158,25 +159,18 @@ def test_kept_batches_do_not_change() -> None:
     assert all(map(torch.equal, kept, copies))
 
 
-def new_loader(tmp_path: Path) -> Loader:
+def test_closed_and_dropped_loaders_free_memory(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", random_images(64, shape=(64, 64, 3)))
-    return Loader(store, batch_size=32, transform=Augment(RandomResizedCrop(128)))
-
-
-def test_closed_loader_frees_memory(tmp_path: Path) -> None:
-    with new_loader(tmp_path) as loader:
-        assert sum(batch.valid for batch in loader) == 64
-        assert buffers._blocks
-        kept = next(iter(loader))
-    assert not buffers._blocks
-    del kept
-    assert not buffers._blocks
-
-
-def test_dropped_loader_frees_memory(tmp_path: Path) -> None:
-    loader = new_loader(tmp_path)
+    loader = Loader(store, batch_size=32, transform=Augment(RandomResizedCrop(128)))
+    blocks = loader._delivery.blocks
     assert sum(batch.valid for batch in loader) == 64
-    assert buffers._blocks
-    del loader
+    assert len(blocks)
+    kept = next(iter(loader))
+    loader.close()
+    assert not len(blocks)
+    del kept
+    assert not len(blocks)
+    gone = weakref.ref(blocks)
+    del loader, blocks
     gc.collect()
-    assert not buffers._blocks
+    assert gone() is None

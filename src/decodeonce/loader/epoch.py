@@ -23,9 +23,8 @@ from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from decodeonce.loader.batch import Batch
 from decodeonce.loader.buffers import refuse_to_copy
-from decodeonce.loader.delivery import Delivery, Filled, Result, Sent
+from decodeonce.loader.delivery import Batch, Delivery, Filled, Result, Sent
 from decodeonce.loader.meter import Meter, mark, timed
 from decodeonce.loader.partition import StepRows
 from decodeonce.loader.readers import Call, Reader

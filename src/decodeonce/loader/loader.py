@@ -13,9 +13,8 @@ from decodeonce.host import usable_cores
 from decodeonce.launch import Rank, check_rank, find_rank
 from decodeonce.loader.arguments import StoreLike, as_store, whole
 from decodeonce.loader.augment import Augment
-from decodeonce.loader.batch import Batch, Transform
 from decodeonce.loader.buffers import refuse_to_copy
-from decodeonce.loader.delivery import find_device, make_delivery
+from decodeonce.loader.delivery import Batch, Transform, find_device, make_delivery
 from decodeonce.loader.epoch import Epoch, Filler, Position, Positions
 from decodeonce.loader.meter import Meter
 from decodeonce.loader.order import Shuffle, derive_key, make_order
@@ -321,7 +320,7 @@ class Loader:
             - seconds_transforming: time in calls of the transform.
             - seconds_sending: time spent waiting for buffers and delivering batches, without the transform.
         """
-        slots, cached = self._delivery.slots.made, self._delivery.cached_rows()
+        slots, cached = self._delivery.slots.made, self._delivery.cached_rows
         return {**self._choice, "slots": slots, "cached_rows": cached, **self._meter.facts(self._manifest.row_bytes)}
 
     def bottleneck(self) -> str:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from decodeonce.loader.arguments import whole
-from decodeonce.loader.batch import Batch
+from decodeonce.loader.delivery import Batch
 from decodeonce.loader.order import derive_key
 from decodeonce.splitmix import FACTOR_1, FACTOR_2, GOLDEN
 
