@@ -27,7 +27,8 @@ import pytest
 import torch
 from torch.utils import backend_registration
 
-from decodeonce.loader.delivery import Device, StreamDelivery, find_device
+from decodeonce.loader import delivery
+from decodeonce.loader.delivery import Device, find_device
 
 CPU = torch.device("cpu")
 # An object for each expression in Device and find_device whose attributes are names of torch.
@@ -41,7 +42,7 @@ OBJECTS: dict[str, Any] = {
     "source": torch.zeros(1),
     "self.current_stream()": torch.Stream,
 }
-# The same for StreamDelivery, which calls methods of what Device returns.
+# The same for the deliveries, which call methods of what Device returns.
 RETURNED: dict[str, Any] = {"stream": torch.Stream, "self._stream": torch.Stream, "slot.copied": torch.Event}
 
 
@@ -63,7 +64,7 @@ def parsed(owner: Any) -> ast.Module:
     [
         (Device, OBJECTS, {("torch", "accelerator.set_stream"), ("self.current_stream()", "record_event")}),
         (find_device, OBJECTS, {("torch", "accelerator.current_device_index"), ("found", "type")}),
-        (StreamDelivery, RETURNED, {("stream", "wait_event"), ("slot.copied", "synchronize")}),
+        (delivery, RETURNED, {("stream", "wait_event"), ("slot.copied", "synchronize")}),
     ],
 )
 def test_every_name_exists(owner: Any, objects: dict[str, Any], expected: set[tuple[str, str]]) -> None:

@@ -208,7 +208,10 @@ class Delivery:
 
     def take(self) -> Slot:
         """Take a slot that can be overwritten."""
-        return self.slots.take()
+        slot = self.slots.take()
+        if slot.copied is not None:
+            slot.copied.synchronize()  # otherwise the next rows could overwrite data that is not copied yet
+        return slot
 
     def send(self, filled: Filled, labels: Array, columns: dict[str, Array]) -> Sent:
         """Move a batch to its device and transform it. The slot is given back automatically."""
@@ -268,12 +271,6 @@ class StreamDelivery(Delivery):
         super().enter()
         self._device.set_stream(self._stream)  # each thread has its own current stream
         self._stream.wait_event(self._begun)
-
-    def take(self) -> Slot:
-        slot = self.slots.take()
-        if slot.copied is not None:
-            slot.copied.synchronize()  # otherwise the next rows could overwrite data that is not copied yet
-        return slot
 
     def receive(self, sent: Sent) -> Batch:
         stream = self._device.current_stream()

@@ -127,8 +127,6 @@ class Reader:
 
     def __init__(self, store: Store, files: ShardFiles, threads: int, *, verify: bool = False) -> None:
         self._store, self._files, self.threads = store, files, threads
-        self._remote = network_file_system(store.paths.root) is not None
-        self._piece = read_ahead_bytes(store.paths.root)
         self._hints, self._cold = 0, False
         self._checksums: NDArray[np.uint64] | None = None
         if verify:
@@ -169,10 +167,11 @@ class Reader:
         return None
 
     def _read_ahead(self, rows: Rows) -> None:
+        piece = read_ahead_bytes(self._store.paths.root)
         for span in self._files.spans(rows):
             fd, end = self._files.fd(span.shard), span.offset + (span.last - span.first) * self._files.row_bytes
-            for start in range(span.offset, end, self._piece):
-                os.posix_fadvise(fd, start, min(self._piece, end - start), os.POSIX_FADV_WILLNEED)
+            for start in range(span.offset, end, piece):
+                os.posix_fadvise(fd, start, min(piece, end - start), os.POSIX_FADV_WILLNEED)
 
     def _any_cold(self, rows: Rows) -> bool:
         self._files.open(rows)
@@ -183,7 +182,7 @@ class Reader:
         except BlockingIOError:
             return True
         except OSError:  # this file system does not support RWF_NOWAIT
-            return self._remote
+            return network_file_system(self._store.paths.root) is not None
         return False
 
     def _fill(self, rows: Rows, out: Pixels) -> None:
