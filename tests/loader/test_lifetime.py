@@ -159,14 +159,6 @@ class CustomBaseException(BaseException):
 
 
 STEP = StepRows(np.arange(4), 4, 0)
-epochs: list[Epoch] = []  # keeps the epochs of fillers; a filler whose epoch is gone ends
-
-
-@pytest.fixture(autouse=True)
-def drop_epochs() -> Iterator[None]:
-    """Drop the epochs of a test, whose deliveries would keep memory for reuse."""
-    yield
-    epochs.clear()
 
 
 def make_filler(store: Path, steps: Iterable[StepRows], calls: Callable[..., list[Call]] | None = None) -> Filler:
@@ -177,8 +169,8 @@ def make_filler(store: Path, steps: Iterable[StepRows], calls: Callable[..., lis
         vars(reader)["calls"] = calls
     delivery = make_delivery(torch.device("cpu"), (4, 8, 6, 3), 3, None, None)
     filler = Filler(steps, reader, delivery, Meter(), prefetch=3)
-    epochs.append(Epoch(filler, Positions(), steps=1, stride=4))
-    filler.start(epochs[-1])
+    vars(filler)["kept"] = epoch = Epoch(filler, Positions(), steps=1, stride=4)  # a filler whose epoch is gone ends
+    filler.start(epoch)
     return filler
 
 
