@@ -27,7 +27,7 @@ from decodeonce.loader.delivery import make_delivery
 from decodeonce.loader.epoch import Epoch, Filler, LoaderThread, Positions
 from decodeonce.loader.meter import Meter
 from decodeonce.loader.partition import StepRows
-from decodeonce.loader.readers import Call, MmapReader, Reader, ReaderName, ShardFiles
+from decodeonce.loader.readers import Call, MmapReader, Reader, ReaderName
 from decodeonce.store import add_column
 from tests.conftest import COUNT
 from tests.stores import make_store, random_images
@@ -163,8 +163,7 @@ STEP = StepRows(np.arange(4), 4, 0)
 
 def make_filler(store: Path, steps: Iterable[StepRows], calls: Callable[..., list[Call]] | None = None) -> Filler:
     """A started filler of batches of 4 rows on the host, whose reader has the method `calls`."""
-    opened = open_store(store)
-    reader = MmapReader(opened, ShardFiles(opened), 1)
+    reader = MmapReader(open_store(store), 1)
     if calls is not None:
         vars(reader)["calls"] = calls
     delivery = make_delivery(torch.device("cpu"), (4, 8, 6, 3), 3, None, None)

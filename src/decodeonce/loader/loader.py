@@ -19,7 +19,7 @@ from decodeonce.loader.epoch import Epoch, Filler, Position, Positions
 from decodeonce.loader.meter import Meter
 from decodeonce.loader.order import Shuffle, derive_key, make_order
 from decodeonce.loader.partition import PartitionKind, StepRows, Tail, find_rows, make_partition, plan_steps, read_ahead
-from decodeonce.loader.readers import Reader, ReaderName, ShardFiles, make_reader
+from decodeonce.loader.readers import Reader, ReaderName, make_reader
 from decodeonce.store.hashing import hexdigest
 
 # ArrayLike would fill three lines of help(Loader).
@@ -154,8 +154,7 @@ class Loader:
 
         shape = (self.batch_size, *self._manifest.shape)
         self._delivery = make_delivery(target, shape, self._prefetch, transform, own if cache else None)
-        self._files = ShardFiles(opened)
-        made, why = make_reader(opened, self._files, reader, threads, verify=verify)
+        made, why = make_reader(opened, reader, threads, verify=verify)
         self._reader: Reader | None = made
         self._choice: dict[str, Any] = {"reader": made.name, "why": why, "threads": threads}
         self._meter = Meter()
@@ -233,8 +232,8 @@ class Loader:
         """End all threads, close files and free buffers. A second call does nothing; existing batches stay valid."""
         self._end_epoch("the Loader was closed")
         if self._reader is not None:
+            self._reader.close()
             self._reader = None
-            self._files.close()
             self._delivery.close()
 
     def set_epoch(self, epoch: int) -> None:
