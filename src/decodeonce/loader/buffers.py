@@ -137,11 +137,6 @@ class Slots(Pool[Slot]):
         self.lend(slot, lent)
         return lent
 
-    def close(self) -> None:
-        """Drop all free slots now, and every other slot when it is given back."""
-        self.clear()
-        self._free = deque(maxlen=0)
-
 
 def page_aligned_slot(shape: tuple[int, ...]) -> Slot:
     """Allocate a slot in ordinary memory that starts at a page boundary.

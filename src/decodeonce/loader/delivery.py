@@ -236,7 +236,7 @@ class Delivery:
 
     def close(self) -> None:
         """Free slots and cache."""
-        self.slots.close()
+        self.slots.clear()
         self.blocks.clear()
 
     def _images(self, filled: Filled) -> Tensor:
