@@ -24,10 +24,6 @@ import pytest
 import torch
 from torch.utils import backend_registration
 
-from decodeonce.loader.delivery import Device
-
-CPU = torch.device("cpu")
-
 
 def test_every_name_exists_also_without_an_accelerator() -> None:
     for name in (
@@ -49,31 +45,6 @@ def test_streams_and_events_of_each_backend_have_the_methods(backend: Any) -> No
         (backend.Event, "synchronize"),
     ):
         assert callable(getattr(owner, name))
-
-
-def test_calls_with_tensors_work_on_a_cpu() -> None:
-    device = Device(CPU)
-    assert device.pinned((2, 3)).shape == (2, 3)
-    source = torch.tensor([5, 6, 7], dtype=torch.uint8)
-    copy = device.upload(device.pin(source))
-    assert copy.data_ptr() != source.data_ptr()
-    target = device.empty((4,)).fill_(0)
-    device.put(target, torch.tensor([2, 0, 3]), copy)
-    assert target.tolist() == [6, 0, 5, 7]
-    assert device.gather(target, torch.tensor([3, 0])).tolist() == [7, 6]
-    device.keep(copy, device.stream())
-
-
-def test_cpu_streams_have_the_methods_but_no_events() -> None:
-    """torch.Stream and torch.Event exist on a CPU. Recording an event fails there, and nothing else."""
-    if torch.accelerator.is_available():
-        pytest.skip("this machine has an accelerator")
-    stream, event = Device(CPU).stream(), torch.Event(device="cpu")
-    assert isinstance(stream, torch.Stream)
-    stream.wait_event(event)
-    event.synchronize()
-    with pytest.raises(RuntimeError, match=r"(?i)cpu backend doesn't support events"):
-        stream.record_event()
 
 
 REACHED = """\
