@@ -103,8 +103,12 @@ def test_finish_names_missing_blocks_and_the_chain_is_resubmitted(
     assert digests(out) == uninterrupted
 
 
-def test_elements_of_several_nodes(cluster: Cluster, tree: Path, uninterrupted: dict[str, str], tmp_path: Path) -> None:
+def test_elements_of_several_nodes(
+    cluster: Cluster, tree: Path, uninterrupted: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "store"
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1"}.items():  # stale variables of the shell that submits
+        monkeypatch.setitem(cluster.environ, name, value)
     jobs = submit_chain(cluster, "slurm", tree, out, "--tasks", "2", "--nodes", "2", "--time", "0:05:00")
     cluster.wait(*jobs)
     assert [set(cluster.states(job)) for job in jobs] == [{"COMPLETED"}] * 3, logs(out, "*.log")

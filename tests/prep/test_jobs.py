@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from decodeonce.errors import BuildError
+from decodeonce.launch import launch_variables
 from decodeonce.prep.jobs import Chain, Site, read_site, site_names, write_scripts
 from decodeonce.prep.jobs.site import parse_site
 
@@ -23,7 +24,13 @@ def written_scripts(tmp_path: Path, site: Site, chain: Chain) -> dict[str, list[
     """Write the scripts of a chain and return the lines of each, by name."""
     submit = write_scripts(tmp_path / "OUT", site, chain, COMMANDS, tmp_path)
     assert submit == tmp_path / "OUT.jobs/submit.sh"
-    return {path.name: path.read_text().splitlines() for path in submit.parent.iterdir()}
+    texts = {path.name: path.read_text().replace(" \\\n  ", " ") for path in submit.parent.iterdir()}
+    return {name: text.splitlines() for name, text in texts.items()}
+
+
+def unset(*, keep: str) -> str:
+    """Return the line that unsets the variables of launchers and arrays, except those of the batch system itself."""
+    return f"unset {' '.join(name for name in launch_variables() if not name.startswith(keep))}"
 
 
 def test_slurm_scripts(tmp_path: Path) -> None:
@@ -47,6 +54,7 @@ def test_slurm_scripts(tmp_path: Path) -> None:
         "#SBATCH --signal=B:USR1@120",
         "#SBATCH -C cpu",
         f"cd -- {tmp_path} || exit",
+        unset(keep="SLURM_"),
         "exec prep work OUT",
     ]
     assert scripts["plan.slurm"][-1] == "exec prep plan imagenet 'my src' OUT"
@@ -76,6 +84,7 @@ def test_pbs_scripts(tmp_path: Path) -> None:
         "#PBS -J 0-15%8",
         "#PBS -l place=scatter",
         f"cd -- {tmp_path} || exit",
+        unset(keep="PBS_"),
         "module load python",
         "exec timeout --preserve-status --signal=USR1 3480 prep work OUT",
     ]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
 from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
+from decodeonce.launch import launch_variables
 from decodeonce.prep.jobs.base import Chain, Job, Scheduler, no_option
 from decodeonce.prep.jobs.pbs import PBS
 from decodeonce.prep.jobs.site import Site
@@ -45,6 +47,9 @@ def write_scripts(out: Path, site: Site, chain: Chain, commands: Sequence[Sequen
     make_folder(paths.jobs)
     plan, work, finish = commands
     few = min(FEW_CPUS, chain.cpus)
+    # Variables of the shell that submits the jobs. The batch system replaces its own.
+    stale = [name for name in launch_variables() if not name.startswith(f"{site.scheduler.upper()}_")]
+    unset = textwrap.wrap(f"unset {' '.join(stale)}", 110)
     jobs = [
         Job("plan", plan, nodes=1, cpus=few),
         Job("array", work, nodes=chain.nodes, cpus=chain.cpus, array=True),
@@ -60,6 +65,7 @@ def write_scripts(out: Path, site: Site, chain: Chain, commands: Sequence[Sequen
             "#!/bin/bash",
             *scheduler.head(job, site, chain),
             f"cd -- {quoted(str(folder))} || exit",
+            " \\\n  ".join(unset),
             *site.setup,
             f"exec {command}",
         ]
