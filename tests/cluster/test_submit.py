@@ -152,7 +152,7 @@ def test_chain_is_not_submitted_if_slurm_refuses_a_job(cluster: Cluster, tree: P
     words = ["build", "imagenet", str(tree), str(tmp_path / "store"), "--cpus", "1", "--tasks", "5000", "--submit"]
     with pytest.raises(AssertionError, match=r"not submitted: .*Invalid job array specification"):
         cluster.run(*PREP, "submit", "slurm", *words)
-    assert "prep-plan" not in cluster.run("squeue", "-h", "-o", "%j")
+    assert "store-plan" not in cluster.run("squeue", "-h", "-o", "%j")
 
 
 def test_chain_is_submitted_with_qsub_of_slurm_wlm_torque(

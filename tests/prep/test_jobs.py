@@ -11,6 +11,7 @@ import pytest
 from decodeonce.errors import BuildError
 from decodeonce.launch import launch_variables
 from decodeonce.prep.jobs import Chain, Site, read_site, site_names, write_scripts
+from decodeonce.prep.jobs.pbs import current_umask
 from decodeonce.prep.jobs.site import parse_site
 
 COMMANDS = [["prep", "plan", "imagenet", "my src", "OUT"], ["prep", "work", "OUT"], ["prep", "finish", "OUT"]]
@@ -39,7 +40,7 @@ def test_slurm_scripts(tmp_path: Path) -> None:
     assert sorted(scripts) == ["array.slurm", "finish.slurm", "plan.slurm", "submit.sh"]
     assert scripts["array.slurm"] == [
         "#!/bin/bash",
-        "#SBATCH --job-name=prep-array",
+        "#SBATCH --job-name=OUT-array",
         "#SBATCH --output=array-%A_%a.log",
         "#SBATCH --open-mode=append",
         "#SBATCH --requeue",
@@ -61,11 +62,11 @@ def test_slurm_scripts(tmp_path: Path) -> None:
     assert {"#SBATCH --output=plan-%j.log", "#SBATCH --cpus-per-task=4"} < set(scripts["plan.slurm"])
     assert not [line for line in scripts["finish.slurm"] if "--array" in line or "--signal" in line]
     assert [line for line in scripts["submit.sh"] if line.startswith("submit ")] == [
-        "submit --hold plan.slurm",
-        'submit --dependency="afterok:$plan" --kill-on-invalid-dep=yes array.slurm',
-        'submit --dependency="afterok:$plan,afterany:$id" --kill-on-invalid-dep=yes array.slurm'
+        "submit plan --hold plan.slurm  # held until the chain is complete",
+        'submit array --dependency="afterok:$plan" --kill-on-invalid-dep=yes array.slurm',
+        "submit 'round 2' --dependency=\"afterok:$plan,afterany:$id\" --kill-on-invalid-dep=yes array.slurm"
         "  # finished blocks are skipped",
-        'submit --dependency="afterok:$plan,afterany:$id" --kill-on-invalid-dep=yes finish.slurm',
+        'submit finish --dependency="afterok:$plan,afterany:$id" --kill-on-invalid-dep=yes finish.slurm',
     ]
 
 
@@ -74,9 +75,10 @@ def test_pbs_scripts(tmp_path: Path) -> None:
     scripts = written_scripts(tmp_path, PBS, chain)
     assert scripts["array.pbs"] == [
         "#!/bin/bash",
-        "#PBS -N prep-array",
+        "#PBS -N OUT-array",
         "#PBS -j oe",
         "#PBS -r y",
+        f"#PBS -W umask={current_umask():03o}",
         "#PBS -l select=1:ncpus=32:mpiprocs=1:mem=64gb",
         "#PBS -l walltime=1:00:00",
         "#PBS -A a1",
@@ -89,9 +91,9 @@ def test_pbs_scripts(tmp_path: Path) -> None:
         "exec timeout --preserve-status --signal=USR1 3480 prep work OUT",
     ]
     assert [line for line in scripts["submit.sh"] if line.startswith("submit ")] == [
-        "submit -h plan.pbs",
-        'submit -W depend="afterok:$plan" array.pbs',
-        'submit -W depend="afterok:$plan,afterany:$id" finish.pbs',
+        "submit plan -h plan.pbs  # held until the chain is complete",
+        'submit array -W depend="afterok:$plan" array.pbs',
+        'submit finish -W depend="afterok:$plan,afterany:$id" finish.pbs',
     ]
     assert scripts["submit.sh"][-2:] == ['qrls "$plan"', 'echo "${jobs[*]}"']
     assert not [line for line in written_scripts(tmp_path, PBS, Chain(tasks=1, cpus=1))["array.pbs"] if "-J" in line]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -26,7 +26,7 @@ from decodeonce.cli.options import (
 )
 from decodeonce.cli.output import print_json, say, show_facts
 from decodeonce.cli.progress import count_bar
-from decodeonce.errors import StoreError
+from decodeonce.errors import BuildError, StoreError
 from decodeonce.formatting import counted, duration_text, quoted, size_text
 from decodeonce.host import usable_cores
 from decodeonce.store.layout import repair_advice
@@ -128,16 +128,33 @@ def status(
 ) -> None:
     """Print the progress of a build, on any node, and its rejected images."""
     from decodeonce.prep.building.status import read_status
+    from decodeonce.prep.jobs.submitted import job_states
 
-    status = read_status(out)
+    jobs = job_states(out)
+    try:
+        status = read_status(out)
+    except BuildError:
+        if not any(jobs.values()):
+            raise
+        return show_facts({"state": "submitted", "jobs": jobs if as_json else _jobs_text(jobs)}, as_json=as_json)
     if as_json:
-        return show_facts(asdict(status), as_json=True)
-    show_facts(_status_facts(out, status), as_json=False)
+        return show_facts({**asdict(status), "jobs": jobs}, as_json=True)
+    facts = _status_facts(out, status)
+    show_facts({**facts, "jobs": _jobs_text(jobs)} if jobs else facts, as_json=False)
     _show_tasks(status.tasks)
     for reject in status.rejects[:20]:
         say(f"  {reject}")
     if len(status.rejects) > 20:
         say(f"  and {len(status.rejects) - 20} more; --json lists all of them")
+
+
+def _jobs_text(jobs: Mapping[str, Mapping[str, int]]) -> str:
+    texts = []
+    for name, states in jobs.items():
+        number = sum(states.values())
+        counts = [f"{count} of {number} {state}" if number > 1 else state for state, count in states.items()]
+        texts.append(f"{name}: {', '.join(counts) or 'ended'}")
+    return "; ".join(texts)
 
 
 def _status_facts(out: Path, status: Status) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -13,13 +14,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from decodeonce.cli import parse, program
+from decodeonce.cli import STOPPING, parse, program
 from decodeonce.cli.build import say_dry_run, say_found, say_storage
 from decodeonce.cli.command import Command, Group, LoggedCommand, new_app, with_options
 from decodeonce.cli.kinds import BuildRequest, kinds_app
 from decodeonce.cli.options import option
 from decodeonce.cli.output import say
-from decodeonce.errors import BuildError
+from decodeonce.errors import BuildError, Stopped
 from decodeonce.formatting import quoted
 from decodeonce.store.layout import StorePaths
 
@@ -31,6 +32,8 @@ BuildCommand = Annotated[
     list[str],
     typer.Argument(metavar="build KIND SRC OUT [FLAGS]", help="A `prep build` command with any of its flags."),
 ]
+
+STOPPED_SCRIPT = 130  # the exit status of submit.sh after it cancelled its jobs because of a signal
 
 app = new_app(cls=Group, help="Write the job scripts of a build for a batch system: plan, an array of tasks, finish.")
 
@@ -180,12 +183,27 @@ def _program_command() -> list[str]:
 
 
 def _run_submit_script(script: Path) -> str:
-    """Run the submit script; return the job ids that it printed."""
-    done = subprocess.run(["bash", str(script)], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if done.returncode:
-        problem = " ".join((done.stderr or done.stdout).split()) or f"exit status {done.returncode}"
+    """Run the submit script; return the job ids that it printed. On Ctrl-C or SIGTERM, let it cancel its jobs."""
+    pipe = subprocess.PIPE
+    running = subprocess.Popen(
+        ["bash", script], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    )
+
+    def stop_script(number: int, frame: object) -> None:
+        running.terminate()
+
+    before = {number: signal.signal(number, stop_script) for number in STOPPING}
+    try:
+        output, errors = running.communicate()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    problem = " ".join((errors or output).split()) or f"exit status {running.returncode}"
+    if running.returncode == STOPPED_SCRIPT:
+        raise Stopped(f"{script}: {problem}; run the same command again")
+    if running.returncode:
         raise BuildError(f"{script}: not submitted: {problem}; fix this and run: bash {quoted(str(script))}")
-    return done.stdout.strip()
+    return output.strip()
 
 
 for _scheduler in ("slurm", "pbs"):

@@ -71,9 +71,10 @@ class Chain:
 
 @dataclass(frozen=True)
 class Job:
-    """One job script: its name, command and resources. `array` is True for the array of tasks."""
+    """A job script: the names of script and job, its command and resources. `array` is True for the array of tasks."""
 
     name: str
+    shown_name: str
     command: Sequence[str]
     nodes: int
     cpus: int
@@ -89,11 +90,15 @@ class Scheduler(Protocol):
     release: str
     show: str  # fails if the job is not in the queue
     cancel: str
+    states: str  # prints a line for each element that has not ended, for `parse_states`
     with_store: str  # option that passes the variable STORE to a job
     forbidden: str  # characters that the path of a log must not have
 
     def head(self, job: Job, site: Site, chain: Chain) -> list[str]:
         """Return the directives of a job script."""
+
+    def parse_states(self, printed: str) -> list[str]:
+        """Return the state of each element, such as "waiting" for another job, "pending" or "running"."""
 
     def with_signal(self, command: str, chain: Chain) -> str:
         """Return the shell command that runs a task and sends it SIGUSR1 shortly before its time limit."""

@@ -15,6 +15,7 @@ class Slurm:
     release = "scontrol release"
     show = "scontrol show job"
     cancel = "scancel"
+    states = "squeue -h -r -o %T,%r -j"
     with_store = "--export=ALL "  # the default, but sites and scripts may change it
     # Slurm replaces % patterns in the whole path of a log; with a backslash it replaces none, so all jobs share a log.
     forbidden = "%\\"
@@ -22,7 +23,7 @@ class Slurm:
     def head(self, job: Job, site: Site, chain: Chain) -> list[str]:
         """Return the #SBATCH lines. They contain no path, in which sbatch would interpret spaces, quotes and %."""
         options = [
-            f"--job-name=prep-{job.name}",
+            f"--job-name={job.shown_name}",
             f"--output={job.name}-%A_%a.log" if job.array else f"--output={job.name}-%j.log",
             "--open-mode=append",  # otherwise a requeued task overwrites its log
             "--requeue",
@@ -39,6 +40,10 @@ class Slurm:
             # B: signals the command that replaces the script. Without it, the processes of srun get the signal.
             options += [f"--signal={'' if job.nodes > 1 else 'B:'}USR1@{chain.lead}"] if chain.seconds else []
         return [f"#SBATCH {option}" for option in (*options, *site.directives)]
+
+    def parse_states(self, printed: str) -> list[str]:
+        """Parse the lines STATE,REASON."""
+        return ["waiting" if "PENDING,Dependency" in line else line.split(",")[0].lower() for line in printed.split()]
 
     def with_signal(self, command: str, chain: Chain) -> str:
         """Return the command itself, because the directives make Slurm send the signal."""
