@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,29 @@ def test_elements_of_several_nodes_use_the_launcher_of_the_site(tmp_path: Path) 
     for scripts, count in ((pbs, 1), (generic, 1), (written_scripts(tmp_path, PBS_FREE, chain), 0)):
         assert scripts["array.pbs"].count("#PBS -l place=scatter") == count
     assert "#PBS -l place=scatter" not in generic["plan.pbs"]
+
+
+def test_mail_and_directives_of_the_array(tmp_path: Path) -> None:
+    chain = Chain(tasks=2, cpus=1, mail="me@example.org")
+    slurm = written_scripts(tmp_path, replace(SLURM, array_directives=("--gres=disk",)), chain)
+    pbs = written_scripts(tmp_path, replace(PBS, array_directives=("-l disk=1",)), chain)
+    mails = {name: [line for line in lines if " --mail-type" in line] for name, lines in slurm.items()}
+    assert mails["plan.slurm"] == ["#SBATCH --mail-type=FAIL"]
+    assert mails["array.slurm"] == ["#SBATCH --mail-type=NONE"]
+    assert mails["finish.slurm"] == ["#SBATCH --mail-type=END,FAIL"]
+    assert "#SBATCH --mail-user=me@example.org" in slurm["plan.slurm"]
+    for name, events in {"plan": "a", "array": "n", "finish": "ae"}.items():
+        assert {"#PBS -M me@example.org", f"#PBS -m {events}"} < set(pbs[f"{name}.pbs"])
+    assert [name for name, lines in slurm.items() if "#SBATCH --gres=disk" in lines] == ["array.slurm"]
+    assert [name for name, lines in pbs.items() if "#PBS -l disk=1" in lines] == ["array.pbs"]
+
+
+@pytest.mark.parametrize("name", ["my script.pbs", "it's.pbs", 'a"b.pbs'])
+def test_script_names_that_pbs_refuses(tmp_path: Path, name: str) -> None:
+    chain = Chain(tasks=1, cpus=1, then=Path(name))
+    with pytest.raises(BuildError, match="pbs refuses spaces and quotes in the path of a script; rename it"):
+        write_scripts(tmp_path / "OUT", PBS, chain, COMMANDS, tmp_path)
+    write_scripts(tmp_path / "OUT", SLURM, chain, COMMANDS, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["100%", "a\\b"])

@@ -38,13 +38,16 @@ def write_scripts(out: Path, site: Site, chain: Chain, commands: Sequence[Sequen
         The path of submit.sh, the script that submits the jobs.
 
     Raises:
-        BuildError: If the path of OUT.jobs has a character that the batch system forbids in paths of logs.
+        BuildError: If the path of OUT.jobs has a character that the batch system forbids in paths of logs, or
+            `chain.then` one that it forbids in paths of scripts.
     """
     paths, scheduler = StorePaths(out), SCHEDULERS[site.scheduler]
     if found := set(scheduler.forbidden) & set(str(paths.jobs)):
         raise BuildError(
             f"{paths.jobs}: {site.scheduler} treats {found.pop()!r} in the path of a log specially; choose another OUT"
         )
+    if chain.then is not None and set(scheduler.forbidden_in_script) & set(str(chain.then)):
+        raise BuildError(f"{chain.then}: {site.scheduler} refuses spaces and quotes in the path of a script; rename it")
     make_folder(paths.jobs)
     plan, work, finish = commands
     few = min(FEW_CPUS, chain.cpus)
@@ -99,7 +102,7 @@ def _submission(paths: StorePaths, site: Site, chain: Chain, folder: Path) -> li
         "fi",
         ': > "$record"',
         "jobs=() stopped=",
-        "undo() { # starts with the last job, because PBS deletes jobs that wait for a deleted one",
+        "undo() { # starts with the last job, which waits for the others",
         "  trap - ERR",
         "  for ((i = ${#jobs[@]} - 1; i >= 0; i--)); do",
         f'    {scheduler.cancel} "${{jobs[i]}}" || echo "could not cancel ${{jobs[i]}}" >&2',

@@ -7,6 +7,7 @@ import os
 from decodeonce.prep.jobs.base import Chain, Job, clock
 from decodeonce.prep.jobs.site import Site
 
+MAIL_EVENTS = {"plan": "a", "finish": "ae"}  # aborted, ended
 # See qstat(1B). Q is also the state of jobs that wait for free nodes.
 STATES = {"Q": "pending", "H": "waiting", "W": "waiting", "R": "running", "B": "running", "E": "running"}
 
@@ -30,6 +31,7 @@ class PBS:
     states = "qstat -t"
     with_store = "-v STORE "  # only the name, because the value may contain commas
     forbidden = ""
+    forbidden_in_script = " \t\n\"'\\"
 
     def head(self, job: Job, site: Site, chain: Chain) -> list[str]:
         """Return the #PBS lines, which contain no path."""
@@ -43,12 +45,13 @@ class PBS:
             *([f"-l walltime={clock(chain.seconds)}"] if chain.seconds else []),
             *([f"-A {chain.account}"] if chain.account else []),
             *([f"{site.queue_flag} {chain.queue}"] if chain.queue else []),
+            *([f"-M {chain.mail}", f"-m {MAIL_EVENTS.get(job.name, 'n')}"] if chain.mail else []),
         ]
         if job.array and chain.tasks > 1:  # PBS has no arrays of one element
             options.append(f"-J 0-{chain.tasks - 1}" + (f"%{chain.max_running}" if chain.max_running else ""))
         if job.nodes > 1 and not any("place=" in directive for directive in site.directives):
             options.append("-l place=scatter")  # by default PBS may put all chunks of `select` on one host
-        return [f"#PBS {option}" for option in (*options, *site.directives)]
+        return [f"#PBS {option}" for option in (*options, *site.directives_of(job.array))]
 
     def parse_states(self, printed: str) -> list[str]:
         """Parse the table of qstat: the state is the letter in the last column but one."""
