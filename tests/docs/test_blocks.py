@@ -44,7 +44,8 @@ ONE_EPOCH = (
     (re.compile(r"(for epoch in range\((?:loader\.epoch, )?)\d+\)"), r"\g<1>1)"),
     (re.compile(r"\b(max_epochs|num_train_epochs)=\d+"), r"\g<1>=1"),
 )
-OPTIONAL = ("accelerate", "pytorch_lightning", "ray", "dask.distributed")  # the pinned versions do not support Python 3.10
+# The pinned versions do not support Python 3.10.
+OPTIONAL = ("accelerate", "pytorch_lightning", "ray", "dask.distributed")
 ON_THE_CPU = (('"cuda"', '"cpu"'), (".cuda()", ".cpu()"), ('"nccl"', '"gloo"'))
 PAGES = {name_of(page): page for page in WRITTEN}
 PYTHON = {name: found for name, page in PAGES.items() if (found := [b for b in blocks(page) if b.language == "python"])}
