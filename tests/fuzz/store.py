@@ -98,7 +98,7 @@ def _convert(store: Store) -> None:
     """Check a store as `prep convert` does before it reads rows."""
     rows = StoreRows(Path(ROOT), store.manifest.digest)
     rows.check_files()
-    merge.check_mergeable([(ROOT, store.manifest)])
+    merge.check_mergeable([store])
     for row in store.rows:
         rows.sample(row)
         rows.read(row)

@@ -301,7 +301,7 @@ def test_row_range_spans_stores(tmp_path: Path, rows: tuple[int | None, int | No
     stores = [small_store(tmp_path / name, ["a", "b", "c"], seed=seed) for seed, name in enumerate("xy")]
     source, _ = open_conversion(stores, tmp_path / "out", Conversion(selection=Selection(rows=rows)))
     all_rows = [(unit, row) for unit in (0, 1) for row in range(9)]
-    assert list(source.selected_rows) == all_rows[slice(*rows)]
+    assert list(source.selected_rows()) == all_rows[slice(*rows)]
     assert [(entry.unit, entry.place) for entry in source.entries()] == all_rows[slice(*rows)]
 
 

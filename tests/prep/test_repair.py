@@ -26,7 +26,8 @@ from decodeonce.prep.convert.convert import Conversion, open_conversion
 from decodeonce.prep.pixels.user_map import find_map
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import BoxRules, Recipe
-from decodeonce.prep.repair.repair import NO_CHECKSUM, Repair, repair_store
+from decodeonce.prep.repair.reasons import NO_CHECKSUM
+from decodeonce.prep.repair.repair import Repair, repair_store
 from decodeonce.prep.sources import BoxedSource, FolderSource, Source, open_imagenet, open_webdataset
 from decodeonce.store import disk, open_store, stage_store, verify_store
 from decodeonce.store.hashing import hexdigest
@@ -627,6 +628,15 @@ def test_converted_selection_is_repaired_from_images_or_its_store(
         damage_rows(store, 0, 4, 7)
         repair_all(store, source, 3)
         assert tree_bytes(store) == before
+
+
+def test_sorted_store_is_repaired_from_a_source_of_the_given_kind(tmp_path: Path) -> None:
+    write_tar(tmp_path / "src.tar", chain(*(sample(pic.stem, pic.data, txt=pic.wnid) for pic in PICS)))
+    built = build_in_process(open_webdataset(f"{tmp_path}/src.tar"), tmp_path / "built", RECIPE)
+    store = build_converted([built], tmp_path / "out", Conversion(sort="source"))
+    damage_rows(store, 0, 9)
+    repair = repair_store(store, tmp_path / "src.tar", options={"kind": "webdataset"})
+    assert (repair.ok, repair.repaired_rows) == (True, 2)
 
 
 def test_merged_store_is_repaired_from_images_or_one_input(stores: dict[str, Path], tree: Path, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def convert(
     if dry_run:
         from decodeonce.cli.dryrun import planned_text
 
-        planned = planned_text(made_of, recipe, sum(1 for _ in made_of.selected_rows.unsorted()))
+        planned = planned_text(made_of, recipe, sum(1 for _ in made_of.selected_rows()))
         return say(f"{planned}; nothing was written")
     if is_built(made_of, out, recipe):
         finish(out, Allowance.parse("0"))  # this also completes a finish that was killed

@@ -20,7 +20,7 @@ from decodeonce.prep.convert.source import StoreSource
 from decodeonce.prep.recipe import Filter, Recipe, Sort, check_choice
 from decodeonce.store import Manifest, open_store
 from decodeonce.store.layout import ContainerName
-from decodeonce.store.select import Selection
+from decodeonce.store.select import Selection, labels_of
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def open_conversion(
         store.check_held(range(len(store)), "convert the whole store")
         if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(store.paths.root)):
             raise BuildError(f"{out}: is the input store {store.paths.root} or inside it; choose another OUT")
-    check_mergeable([(store.paths.root, store.manifest) for store in opened])
+    check_mergeable(opened)
     first, selection = opened[0].manifest, conversion.selection
     size = smaller_size(first.shape, conversion.size)
     source = StoreSource(
@@ -114,25 +114,22 @@ def open_conversion(
         sort=conversion.sort,
         size=size,
     )
-    source.classes()  # raises ValueError if a selected class does not exist
-    return source, _recipe(conversion, first, opened[0].paths.root, size or first.shape[:2])
-
-
-def _recipe(conversion: Conversion, first: Manifest, path: Path, size: Sequence[int]) -> Recipe:
-    """Return the recipe of the build. Settings that the conversion leaves open come from the first store's recipe."""
-    stored_filter = first.recipe.get("filter", "")
-    shard_size = conversion.shard_size or first.recipe.get("shard_size")
+    labels_of(selection.classes, source.classes())  # raises ValueError if a selected class does not exist
+    # Settings that the conversion leaves open come from the first store, which another writer may have made.
+    height, width = size or first.shape[:2]
+    stored_filter, shard_size = first.recipe.get("filter", ""), first.recipe.get("shard_size")
     try:
-        return Recipe(
-            height=size[0],
-            width=size[1],
+        return source, Recipe(
+            height=height,
+            width=width,
             filter=conversion.filter or (stored_filter if stored_filter in get_args(Filter) else Recipe.filter),
             container=conversion.container or first.container,
-            shard_size=shard_size if type(shard_size) is int and shard_size > 0 else Recipe.shard_size,
+            shard_size=conversion.shard_size
+            or (shard_size if type(shard_size) is int and shard_size > 0 else Recipe.shard_size),
             shuffle_seed=conversion.shuffle_seed,
         )
-    except ValueError as error:  # a store of another writer may have larger rows than a build can make
-        raise BuildError(f"{path}: {error}") from None
+    except ValueError as error:  # rows of another writer may be larger than a build can make
+        raise BuildError(f"{opened[0].paths.root}: {error}") from None
 
 
 def smaller_size(shape: tuple[int, int, int], size: tuple[int, int] | None) -> list[int] | None:

@@ -12,6 +12,7 @@ from decodeonce.prep.pixels.versions import DISTRIBUTIONS
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.layout import StorePaths
 from decodeonce.store.manifest import ImageClass, Manifest
+from decodeonce.store.reader import Store
 from decodeonce.store.signed import canonical
 
 # Files that every store has, so no column can use them.
@@ -46,10 +47,11 @@ def merged_box_classes(stores: Sequence[Manifest]) -> tuple[tuple[str, ...], lis
     return tuple(cls.name for cls in merged), new_labels
 
 
-def check_mergeable(stores: Sequence[tuple[Path, Manifest]]) -> None:
+def check_mergeable(stores: Sequence[Store]) -> None:
     """Raise BuildError unless the rows of all these stores can be in one store."""
-    path, first = stores[0]
-    for other_path, other in stores[1:]:
+    path, first = stores[0].paths.root, stores[0].manifest
+    for store in stores[1:]:
+        other_path, other = store.paths.root, store.manifest
         if other.shape != first.shape:
             raise BuildError(
                 f"{path} has rows of {shape_text(first.shape)}, {other_path} has rows of {shape_text(other.shape)}; "
@@ -105,11 +107,10 @@ def converted_recipe(
 def _with_container(found: dict[str, Any], recipe: dict[str, Any]) -> dict[str, Any]:
     """Return a recipe with the container, shard size and libhdf5 version of the conversion."""
     updated = {**found, "container": recipe["container"], "shard_size": recipe["shard_size"]}
-    libhdf5, decoders = recipe["decoders"].get("libhdf5"), found.get("decoders", {})
-    if isinstance(decoders, dict) and decoders.get("libhdf5") != libhdf5:
+    decoders = found.get("decoders", {})
+    if isinstance(decoders, dict):
         updated["decoders"] = {name: version for name, version in decoders.items() if name != "libhdf5"}
-        if libhdf5:
-            updated["decoders"]["libhdf5"] = libhdf5
+        updated["decoders"] |= {name: version for name, version in recipe["decoders"].items() if name == "libhdf5"}
         if not updated["decoders"]:
             del updated["decoders"]
     return updated
