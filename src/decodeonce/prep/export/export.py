@@ -11,7 +11,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,7 +26,6 @@ from decodeonce.store.durable import make_folder, remove_file, remove_tree, sync
 from decodeonce.store.locks import LOCK, locked
 
 CLASS_LIST = "classes.txt"  # class names in label order, for --classes; not written if a name does not fit on a line
-Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -89,37 +88,36 @@ def export_store(
     folders = _class_folders(source) if settings.form == "folder" else []
     _check_source(source)
     paths, facts = ExportPaths(Path(dest)), settings.facts(source)
-    _check_place(source, paths)
+    taken = f"{paths.dest}: already exists; choose another DEST, or remove it first"
+    if os.path.lexists(paths.dest) and not paths.work.exists():
+        raise DecodeonceError(taken)
+    for folder in Path(os.path.realpath(paths.work)).parents:
+        if folder.exists() and folder.samefile(source.paths.root):
+            raise DecodeonceError(f"{paths.dest}: is inside the store to be exported; choose a DEST elsewhere")
     with locked(paths.work):
         make_folder(paths.work)  # raises an error if the parent folder is read-only
         claimed = _is_claimed(paths, facts)
         renamed = claimed and not paths.images.exists()  # a run was killed right after the rename
-        dest_exists = os.path.lexists(paths.dest)
-        if dest_exists and not renamed:
-            raise _dest_exists(paths)
-        if not dest_exists:
+        if not os.path.lexists(paths.dest):
             if renamed or not claimed:
                 _begin(paths, facts, folders, [cls.name for cls in source.classes])
-            _write_blocks(source, paths, settings, workers, progress or (lambda rows: None))
-            _check_all_written(source, paths, settings)
+            blocks = _write_blocks(source, paths, settings, workers, progress or (lambda rows: None))
+            if len(Journals(paths.journals).blocks()) < blocks:  # as may happen without locks
+                raise Stopped(
+                    f"{paths.work}: another export to {paths.dest} removed images; run the same command again"
+                )
             disk.replace(paths.images, paths.dest)
+        elif not renamed:
+            raise DecodeonceError(taken)
         # If an earlier run did the rename, it may have been killed before this sync, so sync in any case.
         sync_folder(paths.work.parent)
-        if _removed(paths.journals, paths.scratch):
+        with suppress(OSError):  # the export is complete anyway; a rerun tries again
+            remove_tree(paths.journals)
+            remove_tree(paths.scratch)
             sync_folder(paths.work)  # the claim is removed last, because it identifies the rest
-            _removed(paths.work)
+            remove_tree(paths.work)
     names = [encoded_name(cls.name) for cls in source.classes]
     return Exported(len(source), len(source.classes), names == sorted(names))
-
-
-def _removed(*folders: Path) -> bool:
-    """Remove folders and return whether that succeeded. If not, the export is complete anyway; a rerun tries again."""
-    try:
-        for folder in folders:
-            remove_tree(folder)
-    except OSError:
-        return False
-    return True
 
 
 def _class_folders(source: Store) -> list[str]:
@@ -145,18 +143,6 @@ def _check_source(source: Store) -> None:
         )
     for path in (source.paths.samples, source.paths.checksums):
         check_file(path, source.manifest.files[path.name])
-
-
-def _dest_exists(paths: ExportPaths) -> DecodeonceError:
-    return DecodeonceError(f"{paths.dest}: already exists; choose another DEST, or remove it first")
-
-
-def _check_place(source: Store, paths: ExportPaths) -> None:
-    if os.path.lexists(paths.dest) and not paths.work.exists():
-        raise _dest_exists(paths)
-    for folder in Path(os.path.realpath(paths.work)).parents:
-        if folder.exists() and folder.samefile(source.paths.root):
-            raise DecodeonceError(f"{paths.dest}: is inside the store to be exported; choose a DEST elsewhere")
 
 
 def _is_claimed(paths: ExportPaths, facts: dict[str, object]) -> bool:
@@ -198,29 +184,26 @@ def _begin(paths: ExportPaths, facts: dict[str, object], folders: list[str], nam
 
 def _write_blocks(
     source: Store, paths: ExportPaths, settings: ExportSettings, workers: int, progress: Callable[[int], None]
-) -> None:
-    """Write every block that no journal records."""
+) -> int:
+    """Write every block that no journal records, and return the number of all blocks."""
     remove_tree(paths.scratch)
     make_folder(paths.scratch)
     done, size = set(Journals(paths.journals).blocks()), settings.block_rows(source)
-    left = [block for block in range(-(-len(source) // size)) if block not in done]
+    blocks = -(-len(source) // size)
+    left = [block for block in range(blocks) if block not in done]
     progress(sum(min(size, len(source) - block * size) for block in done))
     if min(workers, len(left)) > 1:
         task = {"store": str(source.paths.root), "dest": str(paths.dest.absolute()), "settings": asdict(settings)}
         try:
-            return run_workers(__name__, min(workers, len(left)), task, iter(left), progress)
+            run_workers(__name__, min(workers, len(left)), task, iter(left), progress)
         except ChildDied as died:
             hint = "fewer --workers need less memory" if died.status == -signal.SIGKILL else "see above"
             raise Stopped(f"{died}; {hint}; finished blocks are kept: run the same command again") from None
-    with closing(ImageWriter(source, paths, settings, progress)) as writer:
-        for block in left:
-            writer.write(block)
-
-
-def _check_all_written(source: Store, paths: ExportPaths, settings: ExportSettings) -> None:
-    """Raise Stopped if another export emptied the folders meanwhile, as may happen without locks."""
-    if len(set(Journals(paths.journals).blocks())) < -(-len(source) // settings.block_rows(source)):
-        raise Stopped(f"{paths.work}: another export to {paths.dest} removed images; run the same command again")
+    else:
+        with closing(ImageWriter(source, paths, settings, progress)) as writer:
+            for block in left:
+                writer.write(block)
+    return blocks
 
 
 def main(arguments: list[str]) -> int:

@@ -75,34 +75,22 @@ class ExportSettings:
         return {**facts, "--shard-rows": self.shard_rows} if self.form == "webdataset" else facts
 
 
-@dataclass(frozen=True)
 class ExportPaths:
-    """The paths of an export to `dest`. Until the export is complete, all its files are in `work`, next to `dest`."""
+    """The paths of an export to `dest`. Until the export is complete, all its files are in `work`, next to `dest`.
 
-    dest: Path
+    Attributes:
+        claim: Store and settings of the export, written after the folders below were created.
+        images: The folder that is renamed to DEST.
+        scratch: Temporary files; the next run removes those that a kill left.
+    """
 
-    @property
-    def work(self) -> Path:
-        return self.dest.absolute().with_name(f".{self.dest.absolute().name}.export")
-
-    @property
-    def claim(self) -> Path:
-        """Store and settings of the export, written after the folders below were created."""
-        return self.work / "export.json"
-
-    @property
-    def images(self) -> Path:
-        """The folder that is renamed to DEST."""
-        return self.work / "images"
-
-    @property
-    def journals(self) -> Path:
-        return self.work / "journals"
-
-    @property
-    def scratch(self) -> Path:
-        """Temporary files; the next run removes those that a kill left."""
-        return self.work / "scratch"
+    def __init__(self, dest: Path) -> None:
+        self.dest = dest
+        self.work = dest.absolute().with_name(f".{dest.absolute().name}.export")
+        self.claim = self.work / "export.json"
+        self.images = self.work / "images"
+        self.journals = self.work / "journals"
+        self.scratch = self.work / "scratch"
 
 
 def encoded_name(name: str) -> bytes:
