@@ -18,7 +18,7 @@ from decodeonce.prep.building import Work, build, make_plan
 from decodeonce.prep.building.blocks import block_rows_for
 from decodeonce.prep.building.plan import shuffled
 from decodeonce.prep.convert.convert import Conversion, convert, open_conversion, smaller_size
-from decodeonce.prep.convert.merge import converted_recipe
+from decodeonce.prep.convert.source import converted_recipe
 from decodeonce.prep.recipe import BoxRules, Filter, Recipe
 from decodeonce.prep.sources import BoxedSource, FolderSource, open_imagenet
 from decodeonce.store import open_store, stage_store, verify_store

@@ -20,8 +20,7 @@ from PIL import Image
 
 from decodeonce.errors import DecodeonceError, Stopped, StoreError
 from decodeonce.prep.building import Work, build
-from decodeonce.prep.export.export import export_store
-from decodeonce.prep.export.images import ExportPaths, ExportSettings
+from decodeonce.prep.export.export import ExportPaths, ExportSettings, export_store
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import FolderSource, open_webdataset
 from decodeonce.store import ImageClass, Store, StorePaths, disk, open_store, part_rows, stage_store
@@ -325,8 +324,7 @@ def test_workers_end_with_a_killed_parent(
 ) -> None:
     script = (
         "import os, signal\n"
-        "from decodeonce.prep.export.export import export_store\n"
-        "from decodeonce.prep.export.images import ExportSettings\n"
+        "from decodeonce.prep.export.export import ExportSettings, export_store\n"
         "from decodeonce.store import open_store\n"
         f"left = {at}\n"
         "def progress(rows):\n"

@@ -13,7 +13,7 @@ import pytest
 
 from decodeonce.errors import Stopped, StoreError
 from decodeonce.prep.export import export
-from decodeonce.prep.export.images import ExportPaths, ExportSettings
+from decodeonce.prep.export.export import ExportPaths, ExportSettings
 from decodeonce.store import add_column, columns, disk, locks, network, open_store, remove_column, verify_store, writer
 from decodeonce.store.durable import empty_folder
 from decodeonce.store.locks import LOCK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
@@ -73,3 +74,8 @@ def resized(pixels: bytes, shape: tuple[int, int, int], recipe: Recipe) -> bytes
         return pixels
     image = Image.frombuffer("RGB", (shape[1], shape[0]), pixels, "raw", "RGB", 0, 1)
     return image.resize((recipe.width, recipe.height), FILTERS[recipe.filter]).tobytes("raw", "RGB")
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """Format a shape: 224x224x3."""
+    return "x".join(map(str, shape))

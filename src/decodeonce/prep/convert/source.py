@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,15 @@ from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.building.blocks import block_rows_for
-from decodeonce.prep.convert import merge
 from decodeonce.prep.convert.rows import StoreRows, resized
 from decodeonce.prep.entry import Entry, Row, RowMaker, name_bytes
+from decodeonce.prep.pixels.versions import DISTRIBUTIONS
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.base import DecodedRows, Source
-from decodeonce.store.manifest import BOX_LABELS, Column, ImageClass, overlap
+from decodeonce.store.hashing import hexdigest
+from decodeonce.store.manifest import BOX_LABELS, Column, ImageClass, Manifest, overlap
 from decodeonce.store.select import Selection, labels_of, matching_lines
+from decodeonce.store.signed import canonical
 from decodeonce.store.table import Reject, read_rejects
 
 InputRow = tuple[int, int]  # the index of a store, and a row of it
@@ -61,11 +64,11 @@ class StoreSource(Source):
 
     @cached_property
     def _classes(self) -> tuple[tuple[ImageClass, ...], list[list[int]]]:
-        return merge.merged_classes([rows.manifest.classes for rows in self.inputs])
+        return merged_classes([rows.manifest.classes for rows in self.inputs])
 
     @cached_property
     def _box_classes(self) -> tuple[tuple[str, ...], list[list[int]]]:
-        return merge.merged_box_classes([rows.manifest for rows in self.inputs])
+        return merged_box_classes([rows.manifest for rows in self.inputs])
 
     @cached_property
     def _count(self) -> int:
@@ -166,8 +169,8 @@ class StoreSource(Source):
         """Return the recipe and source of the inputs with the changes of the conversion."""
         manifests, selected = [rows.manifest for rows in self.inputs], self._selected(recipe["shuffle_seed"])
         return {
-            "recipe": merge.converted_recipe([m.recipe for m in manifests], manifests[0].shape, recipe, selected),
-            "source": merge.converted_source(manifests, selected),
+            "recipe": converted_recipe([m.recipe for m in manifests], manifests[0].shape, recipe, selected),
+            "source": converted_source(manifests, selected),
             "decoder_crashes": sum(manifest.decoder_crashes for manifest in manifests),
             **({} if manifests[0].box_classes is None else {"box_classes": list(self._box_classes[0])}),
         }
@@ -195,3 +198,73 @@ class StoreSource(Source):
         most = count + sum(reject.action != "kept" for reject in read_rejects(self.inputs[0].store.paths.rejects))
         usual = range(block_rows_for(count, row_bytes), block_rows_for(most, row_bytes) + 1)
         return first.block_rows if first.block_rows in usual else None
+
+
+def merged_classes(
+    stores: Sequence[tuple[ImageClass, ...]],
+) -> tuple[tuple[ImageClass, ...], list[list[int]]]:
+    """Return the merged classes and, for each store, the new label of each of its labels.
+
+    The classes of the first store come first. Classes with the same name become one, which gets the first description
+    that is not empty.
+    """
+    classes = list(stores[0])
+    labels = {cls.name: label for label, cls in reversed(list(enumerate(classes)))}
+    new_labels = [list(range(len(classes)))]
+    for others in stores[1:]:
+        for cls in others:
+            label = labels.setdefault(cls.name, len(classes))
+            if label == len(classes):
+                classes.append(cls)
+            elif not classes[label].description:
+                classes[label] = replace(classes[label], description=cls.description)
+        new_labels.append([labels[cls.name] for cls in others])
+    return tuple(classes), new_labels
+
+
+def merged_box_classes(stores: Sequence[Manifest]) -> tuple[tuple[str, ...], list[list[int]]]:
+    """Return the merged box classes and, for each store, the new label of each of its box labels."""
+    merged, new_labels = merged_classes([tuple(map(ImageClass, store.box_classes or ())) for store in stores])
+    return tuple(cls.name for cls in merged), new_labels
+
+
+def converted_recipe(
+    found: Sequence[dict[str, Any]], shape: tuple[int, int, int], recipe: dict[str, Any], selected: dict[str, object]
+) -> dict[str, Any]:
+    """Return the recipe for store.json: that of the inputs with the changes of the conversion.
+
+    `found` are the recipes of the inputs, whose rows have `shape`; keys that other writers added are kept. `recipe` is
+    that of the conversion. `selected` is its selection and order, empty for all rows in their order. If the inputs'
+    recipes differ, all of them are listed under "joined".
+    """
+    own: dict[str, object] = {"selected": selected} if selected else {}
+    if (recipe["height"], recipe["width"]) != shape[:2]:
+        by = {name: version for name, version in recipe["decoders"].items() if name in DISTRIBUTIONS}
+        own |= {"resized_from": list(shape[:2]), "resize_filter": recipe["filter"], "resized_by": by}
+    base, *others = [_with_container(one, recipe) for one in found]
+    if any(other != base for other in others) or any(key in base for key in own):
+        base = _with_container({"joined": list(found)}, recipe)
+    if "resized_from" in own or "joined" in base:
+        own |= {"height": recipe["height"], "width": recipe["width"]}
+    return {**base, **own}
+
+
+def _with_container(found: dict[str, Any], recipe: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe with the container, shard size and libhdf5 version of the conversion."""
+    updated = {**found, "container": recipe["container"], "shard_size": recipe["shard_size"]}
+    decoders = found.get("decoders", {})
+    if isinstance(decoders, dict):
+        updated["decoders"] = {name: version for name, version in decoders.items() if name != "libhdf5"}
+        updated["decoders"] |= {name: version for name, version in recipe["decoders"].items() if name == "libhdf5"}
+        if not updated["decoders"]:
+            del updated["decoders"]
+    return updated
+
+
+def converted_source(manifests: Sequence[Manifest], selected: dict[str, object]) -> dict[str, Any]:
+    """Return the source for store.json: that of a single unselected input, otherwise the digests of all inputs."""
+    if len(manifests) == 1 and not selected:
+        return manifests[0].source
+    stores = [manifest.digest for manifest in manifests]
+    digest = hexdigest(canonical({"stores": stores, "selected": selected}))
+    return {"kind": "store", "digest": digest, "stores": stores}
