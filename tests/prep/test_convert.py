@@ -291,11 +291,6 @@ def test_selection_keeps_all_classes(npy: Path, tmp_path: Path) -> None:
     assert verify_store(tmp_path / "out").ok
 
 
-@given(st.tuples(*[st.none() | st.integers(-25, 25)] * 2))
-def test_row_range_matches_python_slice(ends: tuple[int | None, int | None]) -> None:
-    assert list(Selection(rows=ends).numbers(18)) == list(range(18))[slice(*ends)]
-
-
 @pytest.mark.parametrize("rows", [(None, None), (3, 14), (10, 12), (None, 9), (-9, None)])
 def test_row_range_spans_stores(tmp_path: Path, rows: tuple[int | None, int | None]) -> None:
     stores = [small_store(tmp_path / name, ["a", "b", "c"], seed=seed) for seed, name in enumerate("xy")]
