@@ -25,7 +25,6 @@ from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import FolderSource, open_webdataset
 from decodeonce.store import Store, disk, open_store, part_rows, stage_store
 from decodeonce.store.table import SAMPLE_COLUMNS, Sample, line, sample_line
-from tests import disks
 from tests.images import make_image, tree_bytes
 from tests.store.signing import replace_file, resign
 from tests.stores import make_store, random_images
@@ -338,23 +337,6 @@ def test_export_stops_if_a_worker_dies(store: Path, uninterrupted: dict[str, dic
         export_store(open_store(store), tmp_path / "out", TARS, workers=2, progress=kill_one)
     export_store(open_store(store), tmp_path / "out", TARS)
     assert tree_bytes(tmp_path / "out") == uninterrupted["webdataset"]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_full_disk_keeps_finished_blocks(
-    store: Path, uninterrupted: dict[str, dict[str, bytes]], tmp_path: Path, workers: int
-) -> None:
-    with disks.small_disk(tmp_path, "2m") as disk:
-        (disk / "hog").write_bytes(bytes(1500 << 10))
-        with pytest.raises(OSError, match="No space left on device") as failed:
-            export_store(open_store(store), disk / "out", TARS, workers=workers)
-        assert "shard-" in str(failed.value.filename)
-        assert not (disk / "out").exists()
-        (disk / "hog").unlink()
-        progress: list[int] = []
-        export_store(open_store(store), disk / "out", TARS, progress=progress.append)
-        assert progress[0] > 0 or workers > 1  # with two workers, the disk may be full before a block is finished
-        assert tree_bytes(disk / "out") == uninterrupted["webdataset"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import logging
 import os
 import random
 import shutil
-import signal
 import sys
 from dataclasses import replace
 from itertools import chain
@@ -19,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decodeonce.errors import BuildError, DecodeonceError, StoreError
+from decodeonce.errors import BuildError, StoreError
 from decodeonce.prep.building import blocks
 from decodeonce.prep.building.output_dir import is_built
 from decodeonce.prep.convert.convert import Conversion, open_conversion
@@ -655,7 +654,7 @@ def test_staged_part_as_source_gives_only_its_rows(store: Path, stores: dict[str
     assert f"row 8: {open_store(store).samples[8].source}: not in {part}; " in unrepaired_sentence(store, part)
 
 
-# Random damage, and kills at any moment.
+# Random damage. Kills at any moment are tested in tests/crash.
 
 
 def damage_randomly(data: st.DataObject, store: Path) -> None:
@@ -679,11 +678,16 @@ def damage_randomly(data: st.DataObject, store: Path) -> None:
             path.unlink()
 
 
-def check_random_damage(data: st.DataObject, stores: dict[str, Path], tree: Path, out: Path) -> None:
-    """Check that a repair restores every byte or names what is left, and that a copy of the store restores the rest."""
-    original = stores[data.draw(st.sampled_from(sorted(stores)))]
-    shutil.rmtree(out, ignore_errors=True)
-    store, original_bytes = Path(shutil.copytree(original, out)), tree_bytes(original)
+@settings(max_examples=20)
+@given(data=st.data())
+def test_random_damage_is_repaired_or_named(
+    data: st.DataObject, stores: dict[str, Path], tree: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """What a repair cannot restore, it names, and a copy of the store restores the rest."""
+    original, store = stores[data.draw(st.sampled_from(sorted(stores)))], tmp_path_factory.getbasetemp() / "damaged"
+    shutil.rmtree(store, ignore_errors=True)
+    shutil.copytree(original, store)
+    original_bytes = tree_bytes(original)
     damage_randomly(data, store)
     repair = repair_store(store, tree)
     found = tree_bytes(store)
@@ -696,86 +700,6 @@ def check_random_damage(data: st.DataObject, stores: dict[str, Path], tree: Path
     assert not repair.unrepaired or report.bad_files or report.bad_rows
     assert repair_store(store, original).ok
     assert tree_bytes(store) == original_bytes
-
-
-@settings(max_examples=20)
-@given(data=st.data())
-def test_random_damage_is_repaired_or_named(
-    data: st.DataObject, stores: dict[str, Path], tree: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    check_random_damage(data, stores, tree, tmp_path_factory.getbasetemp() / "damaged.store")
-
-
-def badly_damaged(stores: dict[str, Path], out: Path) -> Path:
-    """Return a store with every kind of damage that can be repaired."""
-    store = Path(shutil.copytree(stores["hdf5"], out))
-    (store / "images-00000.h5").unlink()
-    os.truncate(store / "images-00001.h5", DATA_OFFSET + 5000)
-    overwrite(store / "images-00002.h5", 0, b"no header")
-    damage_rows(store, 9)
-    for name in ("labels.npy", "checksums.npy", "store.h5"):
-        damage_bits(store / name, 300 if name == "store.h5" else 140)
-    return store
-
-
-def repair_killed_at(call: int, store: Path, tree: Path) -> bool:
-    """Repair in a process that is killed at its `call`-th write; return False if it ended before."""
-    child = os.fork()
-    if child == 0:
-        left = [call]
-
-        def count_calls(name: str) -> None:
-            real = getattr(disk, name)
-
-            def counted(*arguments: Any) -> Any:
-                left[0] -= 1
-                if left[0] == 0:
-                    if name in ("pwrite", "write"):  # write only half of the bytes
-                        real(arguments[0], arguments[1][: len(arguments[1]) // 2], *arguments[2:])
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return real(*arguments)
-
-            setattr(disk, name, counted)
-
-        for name in ("write", "pwrite", "ftruncate", "replace", "unlink", "rmdir", "mkdir", "open_file", "fsync"):
-            count_calls(name)
-        try:
-            os._exit(0 if repair_store(store, tree).ok else 3)
-        except BaseException:
-            os._exit(4)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
-    return os.WIFSIGNALED(status)
-
-
-def kill_at_every(step: int, stores: dict[str, Path], tree: Path, folder: Path) -> int:
-    """Kill repairs at every `step`-th write until one ends; return how many were killed."""
-    original_bytes = tree_bytes(stores["hdf5"])
-    for killed, call in enumerate(range(1, 1000, step)):
-        store = badly_damaged(stores, folder / f"{call}.store")
-        if not repair_killed_at(call, store, tree):
-            return killed
-        bad_rows = {row for first, last in verify_store(store).bad_rows for row in range(first, last + 1)}
-        try:
-            opened = open_store(store)
-        except DecodeonceError:
-            pass
-        else:  # a shard that was damaged can be opened only after all its rows are repaired
-            assert bad_rows <= {9}
-            assert len(opened) == len(PICS)
-        assert repair_store(store, tree).ok
-        assert tree_bytes(store) == original_bytes
-        shutil.rmtree(store)
-    raise AssertionError("no repair ended")
-
-
-def test_repair_resumes_after_kills_at_some_steps(stores: dict[str, Path], tree: Path, tmp_path: Path) -> None:
-    assert kill_at_every(9, stores, tree, tmp_path) >= 5
-
-
-@pytest.mark.long
-def test_repair_resumes_after_a_kill_at_any_step(stores: dict[str, Path], tree: Path, tmp_path: Path) -> None:
-    assert kill_at_every(1, stores, tree, tmp_path) >= 45
 
 
 def test_rows_are_flushed_and_the_store_is_locked(store: Path, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
