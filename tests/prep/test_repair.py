@@ -25,8 +25,8 @@ from decodeonce.prep.convert.convert import Conversion, open_conversion
 from decodeonce.prep.pixels.user_map import find_map
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import BoxRules, Recipe
-from decodeonce.prep.repair.reasons import COPY, NO_CHECKSUM, NO_SOURCE
-from decodeonce.prep.repair.repair import Repair, repair_store
+from decodeonce.prep.repair.reasons import COPY
+from decodeonce.prep.repair.repair import NO_CHECKSUM, NO_SOURCE, Repair, repair_store
 from decodeonce.prep.sources import BoxedSource, FolderSource, Source, open_imagenet, open_webdataset
 from decodeonce.store import disk, open_store, stage_store, verify_store
 from decodeonce.store.hashing import hexdigest

@@ -23,11 +23,6 @@ class Reason(NamedTuple):
     name: str = ""
 
 
-NO_SOURCE = Reason("pass as --from what the store was built from, or another store with these rows")
-NO_CHECKSUM = Reason("cannot be checked, because checksums.npy is damaged")
-BAD_AGAIN = Reason("damaged again after the repair; check the disk, then run the command again")
-
-
 def row_sentences(reasons: Mapping[int, Reason]) -> Iterator[str]:
     """Yield a sentence for each reason, with its rows and the name of the first image. The rows must be sorted."""
     by_text: dict[str, list[int]] = {}

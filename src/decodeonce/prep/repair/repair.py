@@ -13,7 +13,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,16 +20,7 @@ from decodeonce.errors import StoreError
 from decodeonce.formatting import counted, quoted
 from decodeonce.host import allow_open_files, usable_cores
 from decodeonce.prep.pixels.versions import decoder_versions
-from decodeonce.prep.repair.reasons import (
-    BAD_AGAIN,
-    COPY,
-    FROM_COPY,
-    NO_CHECKSUM,
-    NO_SOURCE,
-    Reason,
-    row_sentences,
-    versions_to_install,
-)
+from decodeonce.prep.repair.reasons import COPY, FROM_COPY, Reason, row_sentences, versions_to_install
 from decodeonce.store import Report, Sample, Shard, Store, StorePaths, disk, verify_store
 from decodeonce.store.columns import RESERVED
 from decodeonce.store.containers import CONTAINERS
@@ -47,8 +37,9 @@ from decodeonce.store.table import Samples
 from decodeonce.store.verify import read_checksums, stored_checksums
 from decodeonce.store.writer import copy_small, write_head
 
-if TYPE_CHECKING:
-    from decodeonce.prep.repair.rows import IsRight
+NO_SOURCE = Reason("pass as --from what the store was built from, or another store with these rows")
+NO_CHECKSUM = Reason("cannot be checked, because checksums.npy is damaged")
+BAD_AGAIN = Reason("damaged again after the repair; check the disk, then run the command again")
 
 
 @dataclass(frozen=True)
@@ -267,7 +258,7 @@ class _StoreRepair:
             for file in files.values():
                 file.sync()
 
-    def _made_rows(self, is_right: IsRight) -> Iterator[tuple[Sample, bytes]]:
+    def _made_rows(self, is_right: Callable[[int, bytes], bool]) -> Iterator[tuple[Sample, bytes]]:
         """Yield the damaged rows that the source has, and record why the others cannot be repaired."""
         wanted = list(self._wanted_samples())
         for sample, pixels in self._new_rows.rows(wanted, is_right) if self._new_rows else ():
