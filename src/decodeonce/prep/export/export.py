@@ -15,7 +15,7 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -171,13 +171,21 @@ def export_store(
             raise DecodeonceError(taken)
         # If an earlier run did the rename, it may have been killed before this sync, so sync in any case.
         sync_folder(paths.work.parent)
-        with suppress(OSError):  # the export is complete anyway; a rerun tries again
-            remove_tree(paths.journals)
-            remove_tree(paths.scratch)
+        if _removed(paths.journals, paths.scratch):
             sync_folder(paths.work)  # the claim is removed last, because it identifies the rest
-            remove_tree(paths.work)
+            _removed(paths.work)
     names = [encoded_name(cls.name) for cls in source.classes]
     return Exported(len(source), len(source.classes), names == sorted(names))
+
+
+def _removed(*folders: Path) -> bool:
+    """Remove folders and return whether that succeeded. If not, the export is complete anyway; a rerun tries again."""
+    try:
+        for folder in folders:
+            remove_tree(folder)
+    except OSError:
+        return False
+    return True
 
 
 def _class_folders(source: Store) -> list[str]:
