@@ -6,10 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from PIL import Image
-
 from decodeonce.errors import BuildError, StoreError
-from decodeonce.prep.pixels.decode import FILTERS
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.holders import SourceFiles, source_file
 from decodeonce.store.checks import check_file
@@ -72,6 +69,10 @@ def resized(pixels: bytes, shape: tuple[int, int, int], recipe: Recipe) -> bytes
     """Return a row of `shape`, resized if the recipe has another size."""
     if shape == recipe.shape:
         return pixels
+    from PIL import Image  # here, so that a missing Pillow is reported like in a build
+
+    from decodeonce.prep.pixels.decode import FILTERS
+
     image = Image.frombuffer("RGB", (shape[1], shape[0]), pixels, "raw", "RGB", 0, 1)
     return image.resize((recipe.width, recipe.height), FILTERS[recipe.filter]).tobytes("raw", "RGB")
 
