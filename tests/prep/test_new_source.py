@@ -12,7 +12,7 @@ import pytest
 from decodeonce.errors import BuildError
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.repair.repair import repair_store
-from decodeonce.prep.repair.source import reopen_source
+from decodeonce.prep.repair.rows import reopen_source
 from decodeonce.prep.sources import SOURCES, Registered, find_opener
 from decodeonce.store import open_store, verify_store
 from decodeonce.store.manifest import read_manifest
