@@ -18,8 +18,7 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.building import Work, build, make_plan
 from decodeonce.prep.building import blocks as build_blocks
 from decodeonce.prep.convert.convert import Conversion, open_conversion
-from decodeonce.prep.export.export import export_store
-from decodeonce.prep.export.images import ExportSettings
+from decodeonce.prep.export.export import ExportSettings, export_store
 from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.repair.repair import repair_store
 from decodeonce.prep.sources import BoxedSource, Source, open_list, open_parquet, open_webdataset

@@ -26,6 +26,7 @@ COMMANDS = {
     "submit": ("submit", "app"),
     "bench": ("bench", "app"),
     "status": ("inspect", "status"),
+    "cancel": ("cancel", "cancel"),
     "info": ("inspect", "info"),
     "verify": ("inspect", "verify"),
     "repair": ("repair", "repair"),

@@ -68,7 +68,7 @@ def convert(
     if dry_run:
         from decodeonce.cli.dryrun import planned_text
 
-        planned = planned_text(made_of, recipe, sum(1 for _ in made_of.selected_rows.unsorted()))
+        planned = planned_text(made_of, recipe, sum(1 for _ in made_of.selected_rows()))
         return say(f"{planned}; nothing was written")
     was_finished = StorePaths(out).manifest.exists()
     with build_progress() as progress:

@@ -37,8 +37,7 @@ def export(
     """
     if shard_rows is not None and form != "webdataset":
         raise typer.BadParameter("--shard-rows requires --as webdataset")
-    from decodeonce.prep.export.export import export_store
-    from decodeonce.prep.export.images import SHARD_ROWS, ExportSettings
+    from decodeonce.prep.export.export import SHARD_ROWS, ExportSettings, export_store
 
     opened = decodeonce.open_store(store)
     settings = ExportSettings(form, quality=quality, shard_rows=shard_rows or SHARD_ROWS)

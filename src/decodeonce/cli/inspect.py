@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -17,7 +17,7 @@ import decodeonce
 from decodeonce.cli import printable
 from decodeonce.cli.options import ClassOption, JsonFlag, MatchOption, RowsOption, StoreArgument, option, selected_lines
 from decodeonce.cli.output import check_out, count_bar, print_json, say, show_facts, write_out
-from decodeonce.errors import StoreError
+from decodeonce.errors import BuildError, StoreError
 from decodeonce.formatting import counted, duration_text, quoted, size_text
 from decodeonce.host import usable_cores
 from decodeonce.store.layout import repair_advice
@@ -97,14 +97,31 @@ def status(
 ) -> None:
     """Print the progress of a build, on any node, and its rejected images."""
     from decodeonce.prep.building.status import read_status
+    from decodeonce.prep.jobs.submitted import job_states
 
-    status = read_status(out)
+    jobs = job_states(out)
+    try:
+        status = read_status(out)
+    except BuildError:
+        if not any(jobs.values()):
+            raise
+        return show_facts({"state": "submitted", "jobs": jobs if as_json else _jobs_text(jobs)}, as_json=as_json)
     if as_json:
-        return show_facts(asdict(status), as_json=True)
-    show_facts(_status_facts(out, status), as_json=False)
+        return show_facts({**asdict(status), "jobs": jobs}, as_json=True)
+    facts = _status_facts(out, status)
+    show_facts({**facts, "jobs": _jobs_text(jobs)} if jobs else facts, as_json=False)
     undone = sorted((task for task in status.tasks if task.state != "done"), key=lambda task: task.state)
     _say_first(40, list(map(_task_text, undone)), " tasks")  # silent tasks come first
     _say_first(20, list(map(str, status.rejects)), "")
+
+
+def _jobs_text(jobs: Mapping[str, Mapping[str, int]]) -> str:
+    texts = []
+    for name, states in jobs.items():
+        number = sum(states.values())
+        counts = [f"{count} of {number} {state}" if number > 1 else state for state, count in states.items()]
+        texts.append(f"{name}: {', '.join(counts) or 'ended'}")
+    return "; ".join(texts)
 
 
 def _status_facts(out: Path, status: Status) -> dict[str, Any]:
