@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from decodeonce.cli.written import write_out
+from decodeonce.cli.output import write_out
 from decodeonce.prep.building import Work, build, finish, make_plan, work
 from decodeonce.prep.building.plan import read_plan
-from decodeonce.prep.export.export import export_store
-from decodeonce.prep.export.images import ExportSettings
+from decodeonce.prep.export.export import ExportSettings, export_store
 from decodeonce.prep.jobs import Chain, read_site, write_scripts
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sample import write_sample_tree

@@ -63,6 +63,11 @@ class StorePaths:
         """The script that submits all jobs as a chain."""
         return self.jobs / "submit.sh"
 
+    @property
+    def submitted(self) -> Path:
+        """The ids of the submitted jobs."""
+        return self.jobs / "submitted"
+
 
 def verify_command(root: Path) -> str:
     """The command that finds all damage in the store or staged part at `root`."""
