@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from decodeonce.cli import submit
-from decodeonce.cli.kinds import BuildRequest
+from decodeonce.cli.build import BuildRequest
 from decodeonce.errors import BuildError, DecodeonceError, Stopped
 from decodeonce.prep.building import Work, build, make_plan
 from decodeonce.prep.building.plan import scan
@@ -334,7 +334,7 @@ def test_class_list_that_is_a_fifo_is_a_usage_error(tmp_path: Path) -> None:
 
 
 STORE_FILES = ("images-00000.npy", "labels.npy", "checksums.npy", "samples.tsv", "rejects.tsv", "store.json")
-PLAN_FILES = ("lock", "plan.json", "plan-rows.npy", "plan-names.bin", "plan-rejects.tsv")
+PLAN_FILES = ("lock", "plan.json", "plan-rows.npy", "plan-names.bin")
 HOSTILE = ("../../evil", "/etc/evil", "a/../../../evil", "..", "x\0y", "\n", "é\udcff")
 
 

@@ -33,7 +33,7 @@ class Registered(NamedTuple):
             default "" if the source has no command. A keyword-only parameter `root: Annotated[Path, "help text"]`
             becomes the flag --root of this kind. The first paragraph of the opener's docstring is the help text of
             `prep build KIND`.
-        suffixes: Suffixes of the files that the source reads, by which `recognise_kind` knows SRC; default none.
+        suffixes: Suffixes of the files that the source reads, so that SRC may be a pattern; default none.
     """
 
     source: str
