@@ -27,9 +27,8 @@ from torch import Tensor
 
 from bench.conditions import conditions, heading
 from decodeonce import Batch
-from decodeonce.loader.augment import IMAGENET, Augment, Normalize, RandomFlip, RandomResizedCrop
-from decodeonce.loader.augment.draws import Draws
-from decodeonce.loader.buffers import recycle_for
+from decodeonce.loader.augment import IMAGENET, Augment, Draws, Normalize, RandomFlip, RandomResizedCrop
+from decodeonce.loader.buffers import Pool, recycle_from
 
 SIZE = 224
 Arm = Callable[[int], None]
@@ -38,7 +37,7 @@ Arm = Callable[[int], None]
 def augment_arm(images: Tensor) -> Arm:
     """Augment a whole batch at once."""
     augment = Augment(RandomResizedCrop(SIZE), RandomFlip(), Normalize("imagenet"))
-    recycle_for(augment)  # a Loader does the same
+    recycle_from(Pool(4))  # a Loader does the same
     rows = torch.arange(len(images))
     batch = Batch(images, rows, rows, len(images), 0)
 

@@ -28,7 +28,6 @@ from bench.conditions import conditions, heading
 from decodeonce.prep.building import Work, finish, work
 from decodeonce.prep.building.blocks import Block
 from decodeonce.prep.building.journal import FACTS, BlockRecord, journal_line
-from decodeonce.prep.building.max_bad import Allowance
 from decodeonce.prep.building.plan import plan_facts, read_plan, scan, write_plan
 from decodeonce.prep.building.status import read_status
 from decodeonce.prep.entry import Entry
@@ -153,12 +152,14 @@ def record_line(block: Block, zeros: int) -> bytes:
     record = BlockRecord(
         block.index,
         facts,
-        rejects=[(row, "truncated: Premature end of JPEG file") for row in bad],
-        unusual=[(row, "CMYK") for row in range(block.first, block.last) if row % ROWS_PER_UNUSUAL == 11],
+        rejects=[
+            *((row, "truncated: Premature end of JPEG file", "rejected") for row in bad),
+            *((row, "CMYK", "kept") for row in range(block.first, block.last) if row % ROWS_PER_UNUSUAL == 11),
+        ],
         sums=[0] * 3,
         squares=[0] * 3,
     )
-    return journal_line(record, 0, time.time())
+    return journal_line(record, time.time())
 
 
 def measure_start(out: Path, tasks: int) -> dict[str, float]:
@@ -181,7 +182,7 @@ def measure_status(out: Path) -> dict[str, float]:
 def measure_finish(out: Path) -> dict[str, float]:
     """Run `prep finish`."""
     with Meter() as meter:
-        finish(out, Allowance.parse("0.1%"))
+        finish(out, "0.1%")
     return {**meter.found, "written": sum(p.stat().st_size for p in out.iterdir() if not p.match("images-*"))}
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import threading
 import time
@@ -100,6 +101,8 @@ def train(options: argparse.Namespace, device: torch.device, feed: Feed, classes
         images: int = (step - since[0]) * options.batch_size * ranks
         return images / (time.perf_counter() - since[1])
 
+    terminated = threading.Event()  # by scancel, a requeue or a time limit
+    signal.signal(signal.SIGTERM, lambda *_: terminated.set())
     first = step + 1
     begun = printed = (step, time.perf_counter())
     with make_profiler(options.profile) as profiler:
@@ -119,8 +122,10 @@ def train(options: argparse.Namespace, device: torch.device, feed: Feed, classes
                 elif step % options.print_every == 0:
                     say(f"epoch {epoch} step {step}: loss {loss.item():.3f}, {rate(printed):.0f} images/s")
                     printed = (step, time.perf_counter())
-                if step % options.checkpoint_every == 0:
+                if step % options.checkpoint_every == 0 or terminated.is_set():
                     save(options.checkpoint, step, model, optimizer, feed)
+                if terminated.is_set() and find_rank().rank == 0:  # others would fail its last step if they ended
+                    sys.exit(f"ended by SIGTERM after step {step}")
                 if profiler:
                     profiler.step()
                 if step >= options.steps:

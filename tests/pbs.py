@@ -3,7 +3,7 @@
 Measured on a real OpenPBS: qsub accepts a dependency on a job that has ended, prints an id, returns 0 and drops the new
 job. pbsdsh starts a process per `mpiprocs` of each node, numbers them by PBS_NODENUM and a hexadecimal PBS_TASKNUM, and
 returns 0 for any exit status. According to its source, processes start in the home folder, without the variables of the
-batch script.
+batch script. Jobs run with umask 077, unless they ask for another.
 
 The server is as fast and qsub as slow as possible: every job that can run ends before qsub and qrls return.
 """
@@ -61,6 +61,8 @@ class Server:
         """Run `qsub [-h] [-W depend=...] [-v STORE] SCRIPT`."""
         *options, script = words
         self._run_all()
+        if gate := os.environ.get("PBS_GATE"):  # a slow qsub: it waits until somebody opens and closes this pipe
+            Path(gate).read_text()
         text = Path(script).read_text(errors="surrogateescape")
         directives = re.findall("^#PBS (-.) ?(.*)$", text, re.MULTILINE)
         given = dict(directives)
@@ -75,6 +77,7 @@ class Server:
             "held": "-h" in options,
             "waits": {},
             "elements": int(array[1]) + 1 if array else None,
+            "umask": int(umask[1], 8) if (umask := re.search(r"^#PBS -W umask=(\d+)$", text, re.MULTILINE)) else 0o077,
             "nodes": list(map(int, chunks[0])) if chunks else [1, 1],
             "variables": {name: os.environ[name] for flag, name in pairwise(options) if flag == "-v"},
         }
@@ -95,9 +98,21 @@ class Server:
         return status
 
     def qstat(self, *ids: str) -> int:
+        if ids[0] == "-t":
+            return self._print_elements(ids[1])
         if unknown := set(ids) - {job["id"] for job in self._jobs}:
             print(f"qstat: Unknown Job Id {min(unknown)}", file=sys.stderr)
         return UNKNOWN_JOB if unknown else 0
+
+    def _print_elements(self, name: str) -> int:
+        status = self.qstat(name)
+        for job in self._jobs:
+            if job["id"] == name:
+                state = "H" if job["held"] or job["waits"] else "Q"
+                elements = [name.replace("[]", f"[{index}]") for index in range(job["elements"] or 0)]
+                print("Job id            Name             User              Time Use S Queue\n" + "-" * 70)
+                print("\n".join(f"{one} {job['name']} user 0 {state} workq" for one in [name, *elements]))
+        return status
 
     def qdel(self, *ids: str) -> int:
         status = self.qstat(*ids)
@@ -143,6 +158,7 @@ class Server:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
+                    umask=job["umask"],
                 )
             status = status or done.returncode
         return status

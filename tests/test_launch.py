@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodeonce.launch import Rank, Task, find_idle_hosts, find_rank, find_task
+from decodeonce.launch import ARRAYS, LAUNCHERS, Rank, Task, find_idle_hosts, find_rank, find_task
 
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "5"}
 PMI = {"PMI_RANK": "3", "PMI_SIZE": "6"}
 SLURM = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}
-TORCHRUN = {"RANK": "7", "WORLD_SIZE": "8"}
+BY_HAND = {"RANK": "7", "WORLD_SIZE": "8"}
+TORCHRUN = BY_HAND | {"TORCHELASTIC_RUN_ID": "none"}
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,148 @@ TORCHRUN = {"RANK": "7", "WORLD_SIZE": "8"}
 )
 def test_launcher_that_takes_precedence(environ: dict[str, str], expected: Rank) -> None:
     assert find_rank(environ) == expected
+
+
+# Rank, world size, and where the launcher's documentation or source names both variables.
+LAUNCHED = {
+    ("RANK", "WORLD_SIZE"): "https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables",
+    ("HOROVOD_RANK", "HOROVOD_SIZE"): "horovod/runner/gloo_run.py, create_slot_env_vars",
+    (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+    ): "https://docs.open-mpi.org/en/main/tuning-apps/environment-var.html",
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"): "MVAPICH2 User Guide, MVAPICH2 Parameters, MV2_COMM_WORLD_RANK",
+    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"): "https://docs.olcf.ornl.gov/systems/summit_user_guide.html (jsrun)",
+    ("PMI_RANK", "PMI_SIZE"): "mpich/src/pm/hydra (pmip sets both)",
+    ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"): "https://flux-framework.readthedocs.io, flux-environment(7)",
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"): "https://slurm.schedmd.com/srun.html, output environment variables",
+    (
+        "AWS_BATCH_JOB_NODE_INDEX",
+        "AWS_BATCH_JOB_NUM_NODES",
+    ): "https://docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html",
+}
+# The variables of element 3 of an array of 8, the number of tasks that must be given, and where they are named.
+ELEMENTS = [
+    (
+        {"SGE_TASK_ID": "4", "SGE_TASK_FIRST": "1", "SGE_TASK_LAST": "8", "SGE_TASK_STEPSIZE": "1"},
+        None,
+        "qsub(1), ENVIRONMENT",
+    ),
+    (
+        {"SGE_TASK_ID": "16", "SGE_TASK_FIRST": "10", "SGE_TASK_LAST": "25", "SGE_TASK_STEPSIZE": "2"},
+        None,
+        "qsub(1), -t",
+    ),
+    ({"SGE_TASK_ID": "4", "SGE_TASK_FIRST": "4", "SGE_TASK_LAST": "4", "SGE_TASK_STEPSIZE": "1"}, 8, "qsub(1), -t 4"),
+    (
+        {"LSB_JOBINDEX": "4", "LSB_JOBINDEX_END": "8", "LSB_JOBINDEX_STEP": "1"},
+        None,
+        "https://www.ibm.com/docs/en/spectrum-lsf, Environment variables set for job execution",
+    ),
+    (
+        {"LSB_JOBINDEX": "10", "LSB_JOBINDEX_END": "24", "LSB_JOBINDEX_STEP": "3"},
+        None,
+        "the same, for bsub -J 'prep[1-24:3]'",
+    ),
+    (
+        {"AWS_BATCH_JOB_ARRAY_INDEX": "3", "AWS_BATCH_JOB_ARRAY_SIZE": "8"},
+        None,
+        "https://docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html",
+    ),
+    (
+        {"BATCH_TASK_INDEX": "3", "BATCH_TASK_COUNT": "8"},
+        None,
+        "https://cloud.google.com/batch/docs/create-run-job-environment-variables",
+    ),
+    (
+        {"JOB_COMPLETION_INDEX": "3"},
+        8,
+        "https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode",
+    ),
+    ({"PBS_ARRAY_INDEX": "3"}, 8, "PBS Professional User's Guide, job array environment variables"),
+    ({"PBS_ARRAYID": "3"}, 8, "Torque, qsub(1), -t"),
+    ({"VC_TASK_INDEX": "3"}, 8, "volcano, docs/user-guide/how_to_use_env_plugin.md"),
+]
+
+
+@pytest.mark.parametrize(("names", "source"), LAUNCHED.items())
+def test_rank_and_task_of_each_launcher(names: tuple[str, str], source: str) -> None:
+    environ = dict(zip(names, ("3", "8"), strict=True)) | {"SLURM_STEP_ID": "0"}
+    rank, task = find_rank(environ), find_task(None, environ)
+    assert task is not None
+    assert (rank.rank, rank.world_size) == (task.task, task.tasks) == (3, 8)
+
+
+@pytest.mark.parametrize(("environ", "tasks", "source"), ELEMENTS)
+def test_task_of_each_batch_system(environ: dict[str, str], tasks: int | None, source: str) -> None:
+    found = find_task(tasks, environ)
+    assert found is not None
+    assert (found.task, found.tasks) == (3, 8)
+    if len(environ) == 1:
+        with pytest.raises(ValueError, match=f"{next(iter(environ))}=3, but no variable gives the size of the array"):
+            find_task(None, environ)
+
+
+def test_every_launcher_and_array_is_tested() -> None:
+    assert {(line.rank, line.world_size) for line in LAUNCHERS} == {*LAUNCHED, ("SLURM_PROCID", "SLURM_NTASKS")}
+    assert {line.index for line in ARRAYS} == {next(iter(environ)) for environ, _, _ in ELEMENTS} | {
+        "SLURM_ARRAY_TASK_ID"
+    }
+
+
+@pytest.mark.parametrize("environ", [{"SGE_TASK_ID": "undefined"}, {"LSB_JOBINDEX": "0", "LSB_JOBINDEX_END": "0"}])
+def test_job_outside_of_an_array_has_no_task(environ: dict[str, str]) -> None:
+    assert find_task(None, environ) is None
+
+
+STALE = {"RANK": "0", "WORLD_SIZE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        (
+            SLURM | STALE,
+            r"RANK=0 and WORLD_SIZE=1 .torchrun. contradict SLURM_PROCID=1 and SLURM_STEP_NUM_TASKS=4 .Slurm.; unset",
+        ),
+        (
+            SLURM | {"RANK": "2", "WORLD_SIZE": "8"} | {"SLURM_PROCID": "3"},
+            "RANK=2 and WORLD_SIZE=8 .* contradict SLURM_PROCID=3",
+        ),
+        (OPEN_MPI | BY_HAND, "RANK=7 and WORLD_SIZE=8 .* contradict OMPI_COMM_WORLD_RANK=2"),
+        (SLURM | STALE | {"TORCHELASTIC_RUN_ID": "none"}, "WORLD_SIZE=1 .torchrun. contradict"),
+        (
+            SLURM | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"},
+            "OMPI_COMM_WORLD_SIZE=1 .* contradict SLURM_PROCID=1",
+        ),
+    ],
+)
+def test_launchers_that_contradict_each_other_are_refused(environ: dict[str, str], message: str) -> None:
+    for find in (lambda: find_rank(environ), lambda: find_task(None, environ)):
+        with pytest.raises(ValueError, match=message):
+            find()
+
+
+@pytest.mark.parametrize(
+    ("rank", "procid"), [("5", "2"), ("2", "2"), ("6", "2")], ids=["consecutive", "every fourth", "every fourth, too"]
+)
+def test_rank_set_by_hand_in_a_task_of_srun(rank: str, procid: str) -> None:
+    environ = SLURM | {"SLURM_PROCID": procid, "RANK": rank, "WORLD_SIZE": "8"}
+    assert find_rank(environ) == Rank(int(rank), 8, "torchrun")
+
+
+@pytest.mark.parametrize("name", ["JOB_COMPLETION_INDEX", "VC_TASK_INDEX"])
+def test_training_with_an_index_but_no_world_size_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is 3, but no variable gives the number of ranks; set RANK"):
+        find_rank({name: "3"})
+    assert find_rank({name: "3", "RANK": "3", "WORLD_SIZE": "4"}) == Rank(3, 4, "torchrun")
+
+
+def test_arrays_that_contradict_each_other_are_refused() -> None:
+    message = r"SLURM_ARRAY_TASK_ID=3 .Slurm. and PBS_ARRAYID=4 .Torque. contradict each other; unset"
+    with pytest.raises(ValueError, match=message):
+        find_task(8, {"SLURM_ARRAY_TASK_ID": "3", "PBS_ARRAYID": "4"})
+    assert find_task(8, {"SLURM_ARRAY_TASK_ID": "3", "PBS_ARRAYID": "3"}) == Task(3, 8, "SLURM_ARRAY_TASK_ID=3")
 
 
 def test_environment_is_read_on_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +288,7 @@ def test_task_names_its_origin() -> None:
         (
             slurm_array(1, 1, 1, 3, last=9),
             None,
-            r"TASK_ID=1 is in an array with gaps .3 elements from 1 to 9.; give the task and",
+            r"TASK_ID=1 is in an array with gaps .Slurm.; give the task and",
         ),
         (slurm_array(3) | OPEN_MPI, 15, "is task 17, expected one below 15"),
     ],

@@ -15,7 +15,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Launcher:
-    """The variables that a launcher sets in each of its processes. If `needs` is not empty, it must be set too."""
+    """The variables that a launcher sets in each of its processes. If `needs` is not empty, it must be set too.
+
+    To add a launcher, add a line to LAUNCHERS.
+    """
 
     name: str
     rank: str
@@ -23,25 +26,86 @@ class Launcher:
     needs: str = ""
 
 
-# The first launcher whose variables are all set is used.
+# The first launcher whose variables are all set is used: a launcher is above those that can start it in their tasks.
 LAUNCHERS = (
     # torchrun is first: it starts several ranks inside one task of srun or mpirun, and they inherit its variables. The
     # reverse does not happen: a task that was started inside a torchrun rank is not a rank of the training.
     Launcher("torchrun", "RANK", "WORLD_SIZE"),
+    Launcher("Horovod", "HOROVOD_RANK", "HOROVOD_SIZE"),
     Launcher("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    Launcher("MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    Launcher("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
     Launcher("PMI", "PMI_RANK", "PMI_SIZE"),
+    Launcher("Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
     # A batch script under `sbatch -n 4` sees SLURM_PROCID=0 and SLURM_NTASKS=4 although it is one process. Only a step
     # of srun has a step id below those that Slurm reserves. A script that was submitted inside a step inherits the id
     # of that step, but also its number of processes, which is 1 for an interactive shell.
     Launcher("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", needs="SLURM_STEP_ID"),
     Launcher("Slurm", "SLURM_PROCID", "SLURM_NTASKS", needs="SLURM_STEP_ID"),
+    Launcher("AWS Batch", "AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES"),
+)
+# torchrun sets this in all its ranks. Without it, RANK and WORLD_SIZE were set by hand, maybe long ago.
+TORCHRUN_ID = "TORCHELASTIC_RUN_ID"
+
+
+@dataclass(frozen=True)
+class Array:
+    """The variables that a batch system sets in each element of a job array. To add one, add a line to ARRAYS.
+
+    Args:
+        name: Name of the batch system.
+        index: Index of the element.
+        first: The lowest index of the array. Default: `lowest`.
+        last: The highest index of the array.
+        step: Distance between indexes.
+        count: Number of elements.
+        lowest: The lowest index that an array of all tasks has.
+        none: Value of `index` outside of an array.
+        alone: Whether an array may be one training, whose ranks it numbers. No other variable gives their number.
+    """
+
+    name: str
+    index: str
+    first: str = ""
+    last: str = ""
+    step: str = ""
+    count: str = ""
+    lowest: int = 0
+    none: str = ""
+    alone: bool = False
+
+
+ARRAYS = (
+    Array(
+        "Slurm",
+        "SLURM_ARRAY_TASK_ID",
+        first="SLURM_ARRAY_TASK_MIN",
+        last="SLURM_ARRAY_TASK_MAX",
+        step="SLURM_ARRAY_TASK_STEP",
+        count="SLURM_ARRAY_TASK_COUNT",
+    ),
+    Array("PBS", "PBS_ARRAY_INDEX"),
+    Array("Torque", "PBS_ARRAYID"),
+    Array(
+        "Grid Engine",
+        "SGE_TASK_ID",
+        first="SGE_TASK_FIRST",
+        last="SGE_TASK_LAST",
+        step="SGE_TASK_STEPSIZE",
+        lowest=1,
+        none="undefined",
+    ),
+    Array("LSF", "LSB_JOBINDEX", last="LSB_JOBINDEX_END", step="LSB_JOBINDEX_STEP", lowest=1, none="0"),
+    Array("AWS Batch", "AWS_BATCH_JOB_ARRAY_INDEX", count="AWS_BATCH_JOB_ARRAY_SIZE"),
+    Array("Google Batch", "BATCH_TASK_INDEX", count="BATCH_TASK_COUNT"),
+    Array("Kubernetes", "JOB_COMPLETION_INDEX", alone=True),
+    Array("Volcano", "VC_TASK_INDEX", alone=True),
 )
 
 # If LaunchParameters has use_interactive_step, the shell that salloc opens is step 0xfffffffa (slurm.h).
 SLURM_RESERVED_STEPS = 0xFFFFFFF0
-SLURM_ARRAY = ("SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_STEP", "SLURM_ARRAY_TASK_COUNT")
-# PBS gives the index of an array element, but not the number of elements.
-ARRAY_INDEXES = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX")
+# The variables with the id of a job: Slurm, PBS, LSF, Flux, AWS Batch, Grid Engine.
+JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "AWS_BATCH_JOB_ID", "JOB_ID")
 # pbsdsh gives each process the index of its node, starting at 0, and a hexadecimal number that is unique in the job. No
 # variable gives the number of processes on a node or in the job, so these do not determine the task of a process.
 PBS_PROCESS, PBS_NODE, PBS_SCRIPT = "PBS_TASKNUM", "PBS_NODENUM", "1"
@@ -73,13 +137,19 @@ def find_rank(environ: Mapping[str, str] | None = None) -> Rank:
         Rank: With `rank`, `world_size` and `source`, which names where they were found.
 
     Raises:
-        ValueError: If a variable is not valid; the message names it.
+        ValueError: If a variable is not valid, or launchers contradict each other; the message names the variables.
 
     Example:
         >>> find_rank({"RANK": "3", "WORLD_SIZE": "8"})
         Rank(rank=3, world_size=8, source='torchrun')
     """
-    return _initialised() or _launched(os.environ if environ is None else environ) or Rank(0, 1, "no launcher")
+    environ = os.environ if environ is None else environ
+    if found := _initialised() or _launched(environ):
+        return found
+    for array in ARRAYS:
+        if array.alone and environ.get(array.index):
+            raise _missing_world_size(environ, array.index)
+    return Rank(0, 1, "no launcher")
 
 
 @dataclass(frozen=True)
@@ -153,6 +223,12 @@ def _idle_hosts(environ: Mapping[str, str]) -> str | None:
     )
 
 
+def launch_variables() -> list[str]:
+    """Return the variables that name a rank or an array element, without duplicates."""
+    ranks = [name for launcher in LAUNCHERS for name in (launcher.rank, launcher.world_size)]
+    return list(dict.fromkeys([*ranks, TORCHRUN_ID, *RANKS_ALONE, *(array.index for array in ARRAYS)]))
+
+
 def check_rank(rank: int, world_size: int, rank_name: str = "rank", size_name: str = "world_size") -> None:
     """Raise ValueError unless 0 <= rank < world_size. The message calls them `rank_name` and `size_name`."""
     if not 0 <= rank < world_size:
@@ -168,17 +244,42 @@ def _initialised() -> Rank | None:
 
 
 def _launched(environ: Mapping[str, str]) -> Rank | None:
+    found: dict[str, tuple[Rank, str]] = {}
     for launcher in LAUNCHERS:
         names = (launcher.rank, launcher.world_size, launcher.needs or launcher.rank)
-        if all(environ.get(name) for name in names) and not _is_reserved(environ, launcher):
+        if launcher.name not in found and all(map(environ.get, names)) and not _is_reserved(environ, launcher):
             rank, size = (_number(environ, name) for name in (launcher.rank, launcher.world_size))
             check_rank(rank, size, launcher.rank, launcher.world_size)
-            return Rank(rank, size, launcher.name)
+            values = f"{launcher.rank}={rank} and {launcher.world_size}={size} ({launcher.name})"
+            found[launcher.name] = Rank(rank, size, launcher.name), values
     for name in RANKS_ALONE:
-        if environ.get(name):
-            found = f"{name} is {environ[name]}, but no variable gives the number of ranks"
-            raise ValueError(f"{found}; set RANK and WORLD_SIZE too")
-    return None
+        if environ.get(name) and not found:
+            raise _missing_world_size(environ, name)
+    if not found:
+        return None
+    (inner, values), *others = found.values()
+    by_hand = inner.source == "torchrun" and not environ.get(TORCHRUN_ID)
+    for outer, outer_values in others:
+        if not _can_start(outer, inner, in_order=by_hand):
+            advice = "unset those of the launcher that did not start this process"
+            raise ValueError(f"{values} contradict {outer_values}; {advice}")
+    return inner
+
+
+def _can_start(outer: Rank, inner: Rank, *, in_order: bool) -> bool:
+    """Return whether every rank of `outer` can start the same number of ranks of `inner`, this one in this one.
+
+    If `in_order` is True, each rank of `outer` starts consecutive ranks, or every n-th. Launchers may use any order.
+    """
+    each, rest = divmod(inner.world_size, outer.world_size)
+    if not in_order:
+        return each > 0
+    return each > 0 and rest == 0 and outer.rank in (inner.rank // each, inner.rank % outer.world_size)
+
+
+def _missing_world_size(environ: Mapping[str, str], name: str) -> ValueError:
+    found = f"{name} is {environ[name]}, but no variable gives the number of ranks"
+    return ValueError(f"{found}; set RANK and WORLD_SIZE too")
 
 
 def _is_reserved(environ: Mapping[str, str], launcher: Launcher) -> bool:
@@ -195,23 +296,40 @@ def _task_of_rank(rank: Rank, tasks: int | None) -> Task:
 
 def _array_element(environ: Mapping[str, str], wanted: int | None) -> tuple[int, int, str] | None:
     """(index, number of elements, where both were found) in a job array; None outside of one."""
-    name = next((name for name in ARRAY_INDEXES if environ.get(name)), None)
-    if name is None:
+    found = [array for array in ARRAYS if environ.get(array.index, array.none) not in ("", array.none)]
+    if not found:
         return None
-    index = _number(environ, name)
-    source = f"{name}={index}"
-    if name == ARRAY_INDEXES[0] and all(key in environ for key in SLURM_ARRAY):
-        first, last, step, count = (_number(environ, key) for key in SLURM_ARRAY)
+    if len({environ[array.index] for array in found}) > 1:
+        values = " and ".join(f"{array.index}={environ[array.index]} ({array.name})" for array in found)
+        raise ValueError(f"{values} contradict each other; unset those of the array that this process is not in")
+    array = found[0]
+    index = _number(environ, array.index)
+    source = f"{array.index}={index}"
+    if size := _array_size(environ, array):
+        first, step, count, gaps = size
         if wanted in (None, count):
-            if first + (count - 1) * step != last:  # such as --array=1,5,9, for which Slurm reports a step of 1
+            if gaps or (index - first) % step:  # such as --array=1,5,9, for which Slurm reports a step of 1
                 raise ValueError(
-                    f"{source} is in an array with gaps ({count} elements from {first} to {last}); "
-                    "give the task and the number of tasks"
+                    f"{source} is in an array with gaps ({array.name}); give the task and the number of tasks"
                 )
             return (index - first) // step, count, source
     if wanted is None:
         raise ValueError(f"{source}, but no variable gives the size of the array; give the number of tasks")
-    return index, wanted, source
+    return index - array.lowest, wanted, source
+
+
+def _array_size(environ: Mapping[str, str], array: Array) -> tuple[int, int, int, bool] | None:
+    """(first index, step, number of elements, whether numbers are missing); None if no variables give them."""
+    names = [name for name in (array.first, array.last, array.step, array.count) if name]
+    if not names or not all(environ.get(name) for name in names):
+        return None
+    first = _number(environ, array.first) if array.first else array.lowest
+    step = _number(environ, array.step) if array.step else 1
+    if not array.last:
+        return first, step, _number(environ, array.count), False
+    last = _number(environ, array.last)
+    count = _number(environ, array.count) if array.count else (last - first) // step + 1
+    return first, step, count, bool(array.count) and first + (count - 1) * step != last
 
 
 def _check_single_task(environ: Mapping[str, str], tasks: int | None) -> None:

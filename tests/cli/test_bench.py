@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,12 +14,12 @@ import numpy as np
 import pytest
 
 from decodeonce import cli
-from decodeonce.cli.bench import build, commands, load, machine
-from decodeonce.cli.bench.build import build_lines, measure_build
-from decodeonce.cli.bench.load import Timed, load_lines, measure_load, random_read_rate
+from decodeonce.cli import bench
+from decodeonce.cli.bench import build, load, machine
+from decodeonce.cli.bench.build import SampledSource, Trial, build_lines, fair_sample, measure_build, run_trial
+from decodeonce.cli.bench.load import Timed, load_lines, measure_load
 from decodeonce.cli.bench.machine import busy_share, core_times, drop_pages, others_text
-from decodeonce.cli.bench.trial import SampledSource, Trial, fair_sample, run_trial
-from decodeonce.cli.kinds import BuildRequest
+from decodeonce.cli.build import BuildRequest
 from decodeonce.errors import BuildError
 from decodeonce.host import is_in_memory
 from decodeonce.prep.building import Work
@@ -30,7 +27,6 @@ from decodeonce.prep.building.plan import scan
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import FolderSource
 from decodeonce.store import open_store, part_rows, stage_store
-from decodeonce.store.regular_files import read_at
 from tests.command import Ended, assert_fails, prep, prep_process
 from tests.forms.all_forms import PICS, PLAIN_FORMS
 from tests.images import make_tree, tree_bytes
@@ -38,10 +34,6 @@ from tests.stores import make_store, random_images
 
 HOW: dict[str, Any] = {"batch_size": 4, "device": "cpu", "reader": "auto", "threads": None}
 SMALL = Recipe(height=24, width=24)
-# A program that uses one core until its standard input is closed.
-BUSY = (
-    "import sys, threading; threading.Thread(target=sys.stdin.read).start()\nwhile threading.active_count() > 1: pass"
-)
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +53,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "SCRATCH_BYTES", 1 << 20)  # the default would plan 600,000 rows
-    monkeypatch.setattr(commands, "BUILD_SECONDS", 0.02)
-    monkeypatch.setattr(commands, "LOAD_SECONDS", 0.02)
+    monkeypatch.setattr(bench, "BUILD_SECONDS", 0.02)
+    monkeypatch.setattr(bench, "LOAD_SECONDS", 0.02)
     monkeypatch.setattr(machine, "LOOK_SECONDS", 0.02)
 
 
@@ -175,7 +167,7 @@ def test_signal_removes_scratch_folder(tmp_path: Path) -> None:
     script = """
 import signal
 from decodeonce import cli
-from decodeonce.cli.bench.trial import scratch_folder
+from decodeonce.cli.bench.build import scratch_folder
 from pathlib import Path
 signal.signal(signal.SIGTERM, cli._stop)
 with scratch_folder(Path()) as folder:
@@ -276,20 +268,6 @@ def test_sentence_names_the_limit_of_first_and_later_epochs(
     assert (facts["first_epoch_limits"], facts["limits"]) == limits
 
 
-def test_random_reads_cover_every_row_of_a_range(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = []
-
-    def noted(fd: int, out: memoryview, offset: int) -> int:
-        size = read_at(fd, out, offset)
-        read.append(bytes(out))
-        return size
-
-    monkeypatch.setattr(load, "read_at", noted)
-    opened = open_store(store)
-    assert random_read_rate(opened, range(20, 57), 60) > 0
-    assert sorted(read) == sorted(image.tobytes() for image in opened.images[20:57])
-
-
 def test_pages_are_dropped_from_page_cache(tmp_path: Path) -> None:
     if is_in_memory(tmp_path):
         pytest.skip("this is a memory file system")
@@ -310,29 +288,13 @@ def test_store_in_use_is_not_called_cold(store: Path) -> None:
     assert facts["sentence"].endswith("rows stayed in memory, probably because another process uses them")
 
 
-@contextmanager
-def every_core_busy() -> Iterator[None]:
-    programs = [subprocess.Popen([sys.executable, "-c", BUSY], stdin=subprocess.PIPE) for _ in os.sched_getaffinity(0)]
-    try:
-        yield
-    finally:
-        for program in programs:
-            program.communicate()
-
-
-def test_other_programs_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    with every_core_busy():
-        before = core_times()
-        while (core_times() - before)[1] < 20:  # clock ticks
-            pass
-        share = busy_share(before)
-    assert share > 0.5
-    [warning] = others_text(share)
-    assert warning == (
-        f"warning: other programs use {share:.0%} of the cores, so these rates are too low; measure again when the "
-        "machine is idle"
-    )
+def test_other_programs_are_reported() -> None:
+    idle, total = core_times()
+    assert busy_share(np.array([idle, total - 10_000])) > 0.9
+    assert busy_share(np.array([idle - 10_000, total - 10_000])) < 0.1
     assert others_text(0.05) == []
+    [warning] = others_text(0.5)
+    assert warning.startswith("warning: other programs use 50% of the cores, so these rates are too low; ")
 
 
 def test_load_prints_table_and_sentence(store: Path) -> None:
@@ -348,15 +310,10 @@ def test_load_prints_table_and_sentence(store: Path) -> None:
     [
         (["load", "nowhere"], 1, "nowhere"),
         (["load", "STORE", "--device", "abacus"], 2, "--device abacus: "),
-        (["load", "STORE", "--batch-size", "0"], 2, "--batch-size"),
-        (["load", "STORE", "--gpu-rate", "0"], 2, "--gpu-rate"),
         (["load", "STORE", "--gpu-rate", "inf"], 2, "--gpu-rate"),
-        (["load", "STORE", "--threads", "100000"], 2, "--threads"),
         (["build", "imagenet", "TREE", "nowhere/out"], 2, "OUT nowhere/out: there is no folder "),
-        (["build", "imagenet", "TREE", "out", "--size", "x"], 2, "--size x: expected pixels"),
         (["build", "imagenet", "TREE", "out", "--expect", "3"], 1, "but --expect is 3"),
         (["build", "imagenet", "TREE", "TREE/train/out"], 1, "is inside the source"),
-        (["build", "imagenet", "nowhere", "out"], 1, "nowhere: No such file"),
         (["build", "folder", "EMPTY", "out"], 1, "no images found"),
     ],
 )

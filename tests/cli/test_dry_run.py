@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from decodeonce.cli import dryrun
-from decodeonce.cli.dryrun import dry_run, rounds_needed, task_seconds, time_here, time_in_jobs
-from decodeonce.cli.kinds import BuildRequest
+from decodeonce.cli.build import BuildRequest
+from decodeonce.cli.dryrun import dry_run, time_here, time_in_jobs
 from decodeonce.errors import BuildError
 from decodeonce.host import usable_cores
 from decodeonce.prep.building import Work, build, make_plan
@@ -27,7 +24,6 @@ from tests.images import make_tree, tree_bytes
 from tests.prep.building import build_in_process
 
 SMALL = Recipe(height=24, width=24)
-ALL_RATES = st.floats(1e-3, 1e6)
 
 
 def lines(source: Source, out: Path, recipe: Recipe = SMALL, max_bad: str = "0") -> list[str]:
@@ -171,19 +167,3 @@ def test_more_workers_than_cores_do_not_help() -> None:
 def test_invalid_out_is_the_error_of_a_build(tree: Path) -> None:
     with pytest.raises(BuildError, match="is inside the source"):
         lines(FolderSource(tree / "train"), tree / "train/out")
-
-
-@given(st.integers(1, 10**10), ALL_RATES, st.integers(1, 1000), st.integers(1, 256))
-def test_time_does_not_grow_with_tasks_cores_or_speed(rows: int, per_s: float, tasks: int, cores: int) -> None:
-    seconds = task_seconds(rows, per_s, tasks, cores)
-    assert seconds * tasks * cores * per_s >= rows * (1 - 1e-9)
-    assert task_seconds(rows, per_s, tasks + 1, cores) <= seconds >= task_seconds(rows, per_s, tasks, cores + 1)
-    assert task_seconds(rows + 1, per_s, tasks, cores) >= seconds >= task_seconds(rows, per_s * 2, tasks, cores)
-
-
-@given(st.floats(1e-6, 1e9), st.floats(1, 1e6))
-def test_rounds_are_the_fewest_that_suffice(seconds: float, limit: float) -> None:
-    rounds = rounds_needed(seconds, limit)
-    assert rounds * limit >= seconds * (1 - 1e-9)
-    assert rounds == 1 or (rounds - 1) * limit < seconds * (1 + 1e-9)
-    assert rounds >= math.floor(seconds / limit)

@@ -34,10 +34,7 @@ def test_tars_do_not_depend_on_number_of_workers(store: Path, tmp_path: Path) ->
     for workers in (1, 2):
         options = ("--as", "webdataset", "--shard-rows", 20, "--workers", workers)
         result = prep("export", store, tmp_path / f"out{workers}", *options)
-        assert (result.returncode, result.stdout) == (
-            0,
-            f"{tmp_path}/out{workers}: {COUNT} images in 3 classes written\n",
-        )
+        assert result.stdout == f"{tmp_path}/out{workers}: {COUNT} images in 3 classes written\n"
     assert list(tree_bytes(tmp_path / "out1")) == ["classes.txt", *(f"shard-{k:06d}.tar" for k in range(3))]
     assert tree_bytes(tmp_path / "out1") == tree_bytes(tmp_path / "out2")
 
@@ -50,29 +47,10 @@ def test_labels_that_do_not_follow_sorted_names_are_reported(tmp_path: Path) -> 
     assert prep("export", store, tmp_path / "tars", "--as", "webdataset").stdout.endswith(" in 11 classes written\n")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ((), "--as"),
-        (("--as", "zip"), "zip"),
-        (("--as", "folder", "--quality", 0), "--quality"),
-        (("--as", "folder", "--quality", 101), "--quality"),
-        (("--as", "folder", "--workers", 0), "--workers"),
-        (("--as", "folder", "--shard-rows", 10), "--shard-rows requires --as webdataset"),
-        (("--as", "webdataset", "--shard-rows", 0), "--shard-rows"),
-    ],
-)
-def test_wrong_flags_are_usage_errors(
-    store: Path, tmp_path: Path, arguments: tuple[object, ...], expected: str
-) -> None:
-    result = prep("export", store, tmp_path / "out", *arguments)
-    assert result.returncode == 2
-    assert expected in " ".join(result.stderr.split())
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_failure_is_one_line(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharing, "LOCK_SECONDS", 0.05)  # a folder in /proc that cannot be made is tried for so long
+    rows = prep("export", store, tmp_path / "out", "--as", "folder", "--shard-rows", 10)
+    assert_fails(rows, 2, "--shard-rows requires --as webdataset")
     assert_fails(prep("export", store, tmp_path, "--as", "folder"), 1, f"{tmp_path}: already exists")
     assert_fails(prep("export", store, "/proc/out", "--as", "folder"), 1, "/proc/.out.export")
     damaged = Path(shutil.copytree(store, tmp_path / "damaged"))
@@ -93,14 +71,14 @@ def test_signal_stops_export_with_75_and_same_command_resumes(store: Path, tmp_p
     name = "SIGINT" if group else "SIGTERM"
     script = (
         "import contextlib, os, signal, sys\n"
-        "from decodeonce.cli import main, progress\n"
+        "from decodeonce.cli import main, output\n"
         "left = 25\n"
         "def update(rows):\n"
         "    global left\n"
         "    left -= rows\n"
         "    if left == 0:\n"
         f"        os.kill({'0' if group else 'os.getpid()'}, signal.{name})\n"
-        "progress.count_bar = lambda *arguments, **options: contextlib.nullcontext(update)\n"
+        "output.count_bar = lambda *arguments, **options: contextlib.nullcontext(update)\n"
         f"sys.argv = {command!r}\n"
         "main()"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pty
-import re
 import sys
 from pathlib import Path
 
@@ -135,16 +134,6 @@ def test_range_works_like_python_slice(first: int | None, last: int | None, coun
     numbers = Selection(rows=row_range(text)).numbers(count)
     assert numbers == range(count)[first:last]
     assert numbers.step == 1
-
-
-@given(st.text(st.characters(codec="utf-8") | st.sampled_from("0123456789:-"), max_size=8))
-def test_range_is_parsed_or_refused(text: str) -> None:
-    try:
-        first, last = row_range(text)
-    except ValueError:
-        assert not re.fullmatch("(-?[0-9]{1,9})?:(-?[0-9]{1,9})?", text)
-    else:
-        assert slice(first, last).indices(10)
 
 
 def test_unknown_class_error_lists_similar_names() -> None:

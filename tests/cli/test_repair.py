@@ -54,7 +54,7 @@ def test_options_of_the_build_are_passed_to_its_source(tmp_path: Path) -> None:
     store = build_in_process(open_imagenet(tmp_path / "src", split="val"), tmp_path / "out", Recipe(16, 16))
     damage(store / "images-00000.npy", 4096 + 5 * 768)
     wrong = prep("repair", store, "--from", tmp_path / "src", "--option", "split=other")
-    assert (wrong.returncode, wrong.stderr.count("other split of ImageNet")) == (1, 1)
+    assert (wrong.returncode, wrong.stderr.count("split is 'other', expected one of train, val, auto")) == (1, 1)
     wrong = prep("repair", store, "--from", tmp_path / "src", "--option", "split")
     assert (wrong.returncode, wrong.stderr.count("expected NAME=VALUE, such as split=val")) == (2, 1)
     assert prep("repair", store, "--from", tmp_path / "src", "--option", "split=val").returncode == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,11 +16,20 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from decodeonce.cli.boxes import KeptBoxes, NamedBox
-from decodeonce.cli.rows import CheckedRows, draw_rows, shown_rows
-from decodeonce.cli.sheet import GAP, LINE, SheetFont, default_font, draw_sheet
-from decodeonce.cli.thumbnail import SIDE, ShownRow, legible, thumbnail
-from decodeonce.cli.written import write_out
+from decodeonce.cli.drawing import (
+    GAP,
+    LINE,
+    SIDE,
+    NamedBox,
+    SheetFont,
+    ShownRow,
+    default_font,
+    draw_sheet,
+    legible,
+    thumbnail,
+)
+from decodeonce.cli.output import write_out
+from decodeonce.cli.rows import CheckedRows, KeptBoxes, draw_rows, shown_rows
 from decodeonce.store import ImageClass, Store, disk, open_store
 from tests.command import assert_fails, prep
 from tests.store.signing import replace_file, resign
@@ -164,7 +174,6 @@ def test_all_rows_are_equally_likely_to_be_drawn() -> None:
     [
         (["--random", 4, "--count", 4], "exclude each other"),
         (["--seed", 4], "--seed requires --random N"),
-        (["--count", 0], "--count"),
         (["--out", "labels.npy"], "this file is part of the store"),
     ],
 )
@@ -327,12 +336,13 @@ def test_damaged_boxes_or_labels_are_an_error(tmp_path: Path, column: str) -> No
     assert_fails(prep("show", root, "--out", tmp_path / "a.png"), 1, f"{column}.npy: damaged: xxh3_64 is")
 
 
-@pytest.mark.parametrize(("command", "task"), [("show", "write a PNG"), ("report", "make small images")])
-def test_missing_pillow_is_an_error_with_the_command_to_run(tmp_path: Path, command: str, task: str) -> None:
+@pytest.mark.parametrize("command", ["show", "report"])
+def test_missing_pillow_is_an_error_with_the_command_to_run(tmp_path: Path, command: str) -> None:
     make_store(tmp_path / "store", random_images(4))
     script = (
         f"import sys\nsys.modules['PIL'] = None\nsys.argv = ['prep', '{command}', 'store', '--out', 'file']\n"
         "from decodeonce.cli import main\nmain()"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, f"prep: error: Pillow is needed to {task}; run: pip install pillow\n")
+    assert done.returncode == 1
+    assert re.fullmatch("prep: error: a package cannot be imported: .*PIL.*; run: prep doctor\n", done.stderr)

@@ -64,28 +64,21 @@ def test_node_gets_its_rows(
     ("arguments", "expected"),
     [
         (("--node-rank", 1), "--node-rank and --node-count must be given together"),
-        (("--node-count", 1), "--node-rank and --node-count must be given together"),
-        (("--rank", 0), "--rank and --world-size must be given together"),
         (("--world-size", 3), "--rank and --world-size must be given together"),
         (("--rank", 0, "--world-size", 2, "--node-rank", 0, "--node-count", 2), "but not both pairs"),
         (("--rank", 0, "--node-count", 2), "but not both pairs"),
         (("--node-rank", 2, "--node-count", 2), "--node-rank is 2 and --node-count 2"),
         (("--rank", -1, "--world-size", 2), "--rank is -1 and --world-size 2"),
-        (("--rank", 0, "--world-size", 0), "--rank is 0 and --world-size 0"),
-        (("--threads", 0), "--threads"),
     ],
 )
 def test_wrong_flags_are_usage_errors(
     store: Path, tmp_path: Path, arguments: tuple[object, ...], expected: str
 ) -> None:
-    result = prep("stage", store, tmp_path / "p", *arguments)
-    assert result.returncode == 2
-    assert expected in " ".join(result.stderr.split())
+    assert_fails(prep("stage", store, tmp_path / "p", *arguments), 2, expected)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_wrong_launcher_variable_is_usage_error(store: Path, tmp_path: Path) -> None:
-    assert_fails(prep("stage", store, tmp_path / "p", "--rank", 3), 2, "--rank and --world-size must be given together")
     assert_fails(prep("stage", store, tmp_path / "p", RANK="x", WORLD_SIZE="2"), 2, "RANK is 'x'")
 
 
@@ -112,13 +105,7 @@ def test_commands_work_on_staged_part(store: Path, images: NDArray[np.uint8], tm
     staged = {"staged_part": True, "first_row": 12, "held_rows": 12}
     assert whole == {**info, "staged_part": False, "first_row": 0, "held_rows": COUNT}
     assert info == {**info, **staged}
-    assert json.loads(prep("verify", part, "--json").stdout) == {
-        "ok": True,
-        "rows": 12,
-        "bad_rows": [],
-        "unknown_rows": [],
-        "bad_files": [],
-    }
+    assert prep("verify", part).stdout == f"{part}: 12 rows intact\n"
     lines = prep("ls", store).stdout.splitlines(keepends=True)
     assert len(lines) == COUNT + 1
     assert prep("ls", part).stdout.splitlines(keepends=True) == [lines[0], *lines[13:25]]

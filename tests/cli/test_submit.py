@@ -39,7 +39,7 @@ def test_scripts_run_the_given_flags_in_current_folder(src: Path, tmp_path: Path
     then = submit.index(f"cd -- {tmp_path}")
     assert submit[then + 1 : then + 3] == [
         f"export STORE={tmp_path}/out",
-        'submit --dependency="afterok:$id" --kill-on-invalid-dep=yes --export=ALL train.sh',
+        'submit then --dependency="afterok:$id" --kill-on-invalid-dep=yes --export=ALL train.sh',
     ]
     assert submit[-2:] == ['scontrol release "$plan"', 'echo "${jobs[*]}"']
     assert not (tmp_path / "out").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from pathlib import Path
 
@@ -52,7 +53,5 @@ def test_commands_wrap_at_the_width_of_their_terminal(tmp_path: Path) -> None:
         with Terminal(sys.executable, "-m", "decodeonce.cli", *command, cwd=tmp_path, columns=80) as terminal:
             lines = terminal.read_until(None).splitlines()
         for line in lines:
-            visible = (
-                line.replace("\x1b[32m", "").replace("\x1b[33m", "").replace("\x1b[31m", "").replace("\x1b[0m", "")
-            )
+            visible = re.sub("\x1b\\[[0-9]+m", "", line)
             assert len(visible) <= 80 or len(visible.split()) == 1, line

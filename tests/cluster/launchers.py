@@ -15,7 +15,7 @@ MPIEXEC = {"Open MPI": ("mpiexec.openmpi", "--oversubscribe", "-n"), "MPICH": ("
 # Without both variables, mpiexec of Open MPI refuses to run as root.
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 # Variables of an allocation or a launcher around the test run, which must not reach the launchers under test.
-FOREIGN = re.compile(r"(SLURM|SBATCH|SRUN|SALLOC|SQUEUE|SCANCEL|PBS|OMPI|PMI|PMIX|MPI|HYDRA)_|(RANK|WORLD_SIZE)$")
+FOREIGN = re.compile(r"(SLURM|SBATCH|SRUN|SALLOC|SQUEUE|SCANCEL|SGE|PBS|OMPI|PMI|PMIX|MPI|HYDRA)_|(RANK|WORLD_SIZE)$")
 
 
 def environ() -> dict[str, str]:

@@ -103,8 +103,12 @@ def test_finish_names_missing_blocks_and_the_chain_is_resubmitted(
     assert digests(out) == uninterrupted
 
 
-def test_elements_of_several_nodes(cluster: Cluster, tree: Path, uninterrupted: dict[str, str], tmp_path: Path) -> None:
+def test_elements_of_several_nodes(
+    cluster: Cluster, tree: Path, uninterrupted: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "store"
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1"}.items():  # stale variables of the shell that submits
+        monkeypatch.setitem(cluster.environ, name, value)
     jobs = submit_chain(cluster, "slurm", tree, out, "--tasks", "2", "--nodes", "2", "--time", "0:05:00")
     cluster.wait(*jobs)
     assert [set(cluster.states(job)) for job in jobs] == [{"COMPLETED"}] * 3, logs(out, "*.log")
@@ -148,7 +152,7 @@ def test_chain_is_not_submitted_if_slurm_refuses_a_job(cluster: Cluster, tree: P
     words = ["build", "imagenet", str(tree), str(tmp_path / "store"), "--cpus", "1", "--tasks", "5000", "--submit"]
     with pytest.raises(AssertionError, match=r"not submitted: .*Invalid job array specification"):
         cluster.run(*PREP, "submit", "slurm", *words)
-    assert "prep-plan" not in cluster.run("squeue", "-h", "-o", "%j")
+    assert "store-plan" not in cluster.run("squeue", "-h", "-o", "%j")
 
 
 def test_chain_is_submitted_with_qsub_of_slurm_wlm_torque(

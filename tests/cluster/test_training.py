@@ -6,6 +6,7 @@ GPU binding, nccl and a real PBS are not tested here.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -129,8 +130,45 @@ def test_requeued_job_resumes(
     cluster.wait(job, within=240)
     assert (cluster.states(job), cluster.facts(job)["Restarts"]) == (["COMPLETED"], "1"), cluster.output()
     log = (cluster.jobs / f"{job}.out").read_text()
-    assert f"resumed after step {step} in epoch {step // STEPS}" in log
+    assert int(re.findall(r"resumed after step (\d+)", log)[0]) >= step
     assert_same(read(checkpoint), uninterrupted, resumed=True)
+
+
+def test_job_queues_itself_again_at_its_time_limit(
+    cluster: Cluster, store: Path, uninterrupted: dict[str, Any], settings: dict[str, str]
+) -> None:
+    checkpoint = Path(settings["CHECKPOINT"])
+    job = sbatch(cluster, store, settings | {"FLAGS": "--checkpoint-every 1000000"})
+    log = cluster.jobs / f"{job}.out"
+    until(lambda: log.exists() and "images/s" in log.read_text(), cluster.output, within=240)
+    cluster.run("scancel", "--batch", "--signal=USR1", job)  # what Slurm does before the time limit
+    cluster.wait(job, within=240)
+    assert (cluster.states(job), cluster.facts(job)["Restarts"]) == (["COMPLETED"], "1"), cluster.output()
+    step, resumed = re.findall(r"ended by SIGTERM after step (\d+)|resumed after step (\d+)", log.read_text())
+    assert step[0] == resumed[1], "the checkpoint of the last step"
+    assert list(Path(settings["LOCAL"]).iterdir()) == []
+    assert_same(read(checkpoint), uninterrupted, resumed=True)
+
+
+@pytest.mark.parametrize("how", ["scancel", "time limit"])
+def test_no_part_stays_on_a_node(cluster: Cluster, store: Path, settings: dict[str, str], how: str) -> None:
+    job = sbatch(cluster, store, settings)
+    until(lambda: len(list(Path(settings["LOCAL"]).glob("*/store.json"))) == 2, cluster.output, within=240)
+    if how == "scancel":
+        cluster.cancel(job)
+    else:
+        cluster.run("scontrol", "update", f"JobId={job}", "EndTime=now")
+    cluster.wait(job, within=120)
+    until(lambda: not list(Path(settings["LOCAL"]).iterdir()), cluster.output)
+
+
+def test_missing_training_script_is_reported_before_staging(
+    cluster: Cluster, store: Path, settings: dict[str, str]
+) -> None:
+    job = sbatch(cluster, store, settings | {"TRAIN": "missing.py"})
+    cluster.wait(job)
+    log = (cluster.jobs / f"{job}.out").read_text()
+    assert log == "missing.py: no such file; set TRAIN to your training script\n"
 
 
 @pytest.mark.long
@@ -158,6 +196,7 @@ def test_pbs_script_runs_with_qsub_of_slurm_wlm_torque(
     """The script works on one node with MPICH. More nodes need a PBS_NODEFILE, which this qsub does not write."""
     settings |= {"STORE": str(store), "NODES": "1", "MPIEXEC": "mpiexec.mpich", "BIND": ""}
     settings |= {"GPUS": "4", "FLAGS": shlex.join(FLAGS), "OMP_NUM_THREADS": "1"}
+    settings |= {"SCRIPT": str(EXAMPLES / "train.pbs")}
     log = tmp_path / "log"
     # -V, because -v of this qsub accepts no spaces.
     qsub = [

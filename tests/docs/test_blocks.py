@@ -21,7 +21,7 @@ import torch
 from decodeonce.prep.building import Work, build
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
-from decodeonce.prep.sources.imagenet.split import AnySplit
+from decodeonce.prep.sources.imagenet import AnySplit
 from decodeonce.store import add_column
 from tests.docs.pages import SHELL, WRITTEN, Block, blocks, name_of
 from tests.images import jpeg
@@ -44,7 +44,8 @@ ONE_EPOCH = (
     (re.compile(r"(for epoch in range\((?:loader\.epoch, )?)\d+\)"), r"\g<1>1)"),
     (re.compile(r"\b(max_epochs|num_train_epochs)=\d+"), r"\g<1>=1"),
 )
-OPTIONAL = ("accelerate", "pytorch_lightning")  # the pinned versions do not support Python 3.10
+# The pinned versions do not support Python 3.10.
+OPTIONAL = ("accelerate", "pytorch_lightning", "ray", "dask.distributed")
 ON_THE_CPU = (('"cuda"', '"cpu"'), (".cuda()", ".cpu()"), ('"nccl"', '"gloo"'))
 PAGES = {name_of(page): page for page in WRITTEN}
 PYTHON = {name: found for name, page in PAGES.items() if (found := [b for b in blocks(page) if b.language == "python"])}
@@ -123,7 +124,7 @@ def run_block(block: Block, page: Path, names: dict[str, object]) -> None:
 @pytest.mark.filterwarnings("ignore")  # Lightning warns on machines with srun
 def test_blocks_of_page_run(name: str) -> None:
     for package in OPTIONAL:
-        if package in text_of(name):
+        if re.search(rf"(import|from) {re.escape(package)}\b", text_of(name)):
             pytest.importorskip(package)
     names: dict[str, object] = {"__name__": "__main__"}
     try:

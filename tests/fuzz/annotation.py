@@ -7,7 +7,7 @@ from random import Random
 
 from decodeonce.prep.pixels.geometry import pixel_box
 from decodeonce.prep.recipe import BoxRules
-from decodeonce.prep.sources.formats.annotations import Annotation, parse, usable_box
+from decodeonce.prep.sources.boxed import Annotation, parse, usable_box
 from tests.fuzz import Mutate
 
 RULES = (BoxRules(), BoxRules(margin=0.5, least=4), BoxRules(margin=10))

@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources.imagenet.labels import (
-    DEVKIT_TAR,
-    MAPPING,
-    SOLUTION,
-    TRUTH,
-    CompanionFiles,
-    find_synsets,
-    find_val_labels,
-)
-from decodeonce.prep.sources.imagenet.split import class_order
+from decodeonce.prep.sources import open_imagenet
+from decodeonce.prep.sources.imagenet_labels import DEVKIT_TAR, MAPPING, SOLUTION, TRUTH
 from tests.forms.form import Pic
 from tests.forms.imagenet import mapping, solution, tar_bytes, truth
 from tests.fuzz.scratch import scratch
@@ -33,21 +25,19 @@ def seeds() -> Iterator[bytes]:
 
 
 def TestOneInput(data: bytes) -> None:
-    """Find classes and labels in a folder with one file."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    """Open class folders and a folder of val images next to one of the files."""
+    for wnid in WNIDS:
+        (FOLDER / "classes" / wnid).mkdir(parents=True, exist_ok=True)
+    (FOLDER / "val").mkdir(exist_ok=True)
+    (FOLDER / "val/ILSVRC2012_val_00000001.JPEG").touch()
     name = FILES[data[0] % len(FILES)] if data else MAPPING
-    for path in FOLDER.iterdir():
-        path.unlink()
+    for other in FILES:
+        (FOLDER / other).unlink(missing_ok=True)
     (FOLDER / name).write_bytes(data[1:])
-    companions = CompanionFiles(FOLDER)
-    try:
-        listed = find_synsets(companions)
-        class_order(FOLDER, WNIDS, listed=listed)
-    except BuildError:
-        pass
-    try:
-        labels = find_val_labels(companions)
-        assert labels.digest
-        class_order(FOLDER, sorted(set(labels.wnids.values())), listed=listed, is_val=True)
-    except BuildError:
-        pass
+    for folder in ("classes", "val"):
+        try:
+            source = open_imagenet(FOLDER / folder)
+            assert source.found
+            assert len(list(source.entries())) == (folder == "val")
+        except BuildError:
+            pass

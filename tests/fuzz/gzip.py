@@ -49,7 +49,7 @@ def TestOneInput(data: bytes) -> None:
     try:
         stream = GzipStream(Holder(FILE, "fuzz.tgz", 0, len(data)), BuildError)
         for sample in read_samples(stream):
-            assert sample.name
+            assert sample.member.name
         stream.read_to_end()
     except BuildError:
         pass

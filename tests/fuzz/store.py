@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from decodeonce.errors import DecodeonceError
-from decodeonce.prep.convert import merge
+from decodeonce.prep.convert.convert import check_mergeable
 from decodeonce.prep.convert.rows import StoreRows
 from decodeonce.store import open_store, verify_store
 from decodeonce.store.hashing import hexdigest
@@ -98,7 +98,7 @@ def _convert(store: Store) -> None:
     """Check a store as `prep convert` does before it reads rows."""
     rows = StoreRows(Path(ROOT), store.manifest.digest)
     rows.check_files()
-    merge.check_mergeable([(ROOT, store.manifest)])
+    check_mergeable([store])
     for row in store.rows:
         rows.sample(row)
         rows.read(row)

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from random import Random
 
 from decodeonce.errors import BuildError
+from decodeonce.prep.sources.archives import BLOCK, list_tar
 from decodeonce.prep.sources.files import MAX_FILE_BYTES
-from decodeonce.prep.sources.formats.tar import BLOCK, list_tar
 from decodeonce.prep.sources.holders import Holder
 from decodeonce.prep.sources.webdataset import MAX_LABEL_BYTES, read_samples
 from tests.fuzz import Mutate

@@ -9,8 +9,8 @@ from random import Random
 
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.entry import Undecodable
+from decodeonce.prep.sources.archives import list_zip, read_member
 from decodeonce.prep.sources.files import MAX_FILE_BYTES
-from decodeonce.prep.sources.formats.zipped import list_zip, read_member
 from decodeonce.prep.sources.holders import Holder, open_holder
 from tests.fuzz import Mutate
 from tests.fuzz.scratch import scratch
@@ -26,10 +26,10 @@ def seeds() -> Iterator[bytes]:
     for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2):
         yield make_zip(io.BytesIO(), method)
     yield make_zip(io.BytesIO(), zipfile.ZIP_STORED, zip64=True)
-    yield make_zip(_Pipe(), zipfile.ZIP_DEFLATED)
+    yield make_zip(Pipe(), zipfile.ZIP_DEFLATED)
 
 
-class _Pipe(io.BytesIO):
+class Pipe(io.BytesIO):
     def seekable(self) -> bool:
         return False
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from decodeonce.cli.bench import commands
+from decodeonce.cli import bench
 from decodeonce.cli.bench.load import WHAT
 from tests.command import prep, prep_process
 from tests.stores import make_store, random_images
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not torch.accelerator.is_available(), reason="th
 
 def test_store_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = make_store(tmp_path / "s", random_images(240, shape=(64, 64, 3)), shard_rows=100)
-    monkeypatch.setattr(commands, "LOAD_SECONDS", 0.1)
+    monkeypatch.setattr(bench, "LOAD_SECONDS", 0.1)
     device = str(torch.accelerator.current_accelerator())
     flags = ["--device", device, "--batch-size", 16, "--gpu-rate", 1e9]
     facts = json.loads(prep("bench", "load", store, *flags, "--json").stdout)

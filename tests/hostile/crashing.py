@@ -9,7 +9,7 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.pixels import memory_limit
 from decodeonce.prep.pixels.user_map import MapSample, Pixels
 from decodeonce.prep.processes.isolated import MEMORY_BYTES, answer_questions
-from decodeonce.prep.sources.formats import tables
+from decodeonce.prep.sources import parquet as tables
 from decodeonce.prep.sources.holders import open_holder
 
 

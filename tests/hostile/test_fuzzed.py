@@ -13,8 +13,8 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.building.journal import BlockRecord, Journals, journal_line
 from decodeonce.prep.building.plan import read_plan
 from decodeonce.prep.sources import open_parquet, open_webdataset
-from decodeonce.prep.sources.formats import tables
-from decodeonce.prep.sources.formats.zipped import list_zip
+from decodeonce.prep.sources import parquet as tables
+from decodeonce.prep.sources.archives import list_zip
 from decodeonce.prep.sources.holders import open_holder
 from decodeonce.store import StorePaths
 from decodeonce.store.hashing import hexdigest
@@ -78,15 +78,15 @@ def signed(head: bytes) -> bytes:
 
 def test_foreign_line_of_a_journal_is_ignored(tmp_path: Path) -> None:
     """The digest of such a line may be valid: libFuzzer learns digests from comparisons."""
-    good = journal_line(BlockRecord(7), 0, 1.5)
-    heads = (b"", b"1", b"1\t0\t1.000", b"x\t0\t1.000\t{}", b"1\t0\tnan\t{}", b"-1\t0\t1.000\t{}")
+    good = journal_line(BlockRecord(7), 1.5)
+    heads = (b"", b"1", b"1\t1.000", b"x\t1.000\t{}", b"1\tnan\t{}", b"-1\t1.000\t{}")
     (tmp_path / "0of1-host-1-00.log").write_bytes(b"".join(map(signed, heads)) + good)
     assert Journals(tmp_path).blocks() == [7]
 
 
 @pytest.mark.parametrize("facts", [b"\xff", b"{", b"[" * 5000, b"[]", b"{}", b'{"rejects":[1]}'])
 def test_error_names_the_journal_of_a_foreign_record(tmp_path: Path, facts: bytes) -> None:
-    (tmp_path / "0of1-host-1-00.log").write_bytes(signed(b"1\t0\t1.000\t" + facts))
+    (tmp_path / "0of1-host-1-00.log").write_bytes(signed(b"1\t1.000\t" + facts))
     journals = Journals(tmp_path)
     with pytest.raises(BuildError, match=r"0of1-host-1-00\.log: has a record of another decodeonce release; remove"):
-        journals.record(1)
+        next(journals.records([1]))

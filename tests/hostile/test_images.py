@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -121,13 +122,14 @@ def test_memory_limit_of_the_user_causes_no_reject(tmp_path: Path, limit: str) -
     assert result.stdout.split() == ["MemoryError", "MemoryError", "MemoryError", "row", "Undecodable"]
 
 
-def write_ten_images(root: Path, hostile: bytes) -> Path:
-    """Write nine harmless images and hostile.jpg."""
-    (root / "cat").mkdir(parents=True)
+def build_ten_images(folder: Path, hostile: bytes, **recipe: Any) -> None:
+    """Build a store of nine harmless images and hostile.jpg in `folder`/out."""
+    (folder / "src/cat").mkdir(parents=True)
     for number in range(9):
-        (root / f"cat/{number}.jpg").write_bytes(jpeg(40, 30, seed=number))
-    (root / "cat/hostile.jpg").write_bytes(hostile)
-    return root
+        (folder / f"src/cat/{number}.jpg").write_bytes(jpeg(40, 30, seed=number))
+    (folder / "src/cat/hostile.jpg").write_bytes(hostile)
+    source, work = FolderSource(folder / "src"), Work(workers=1, max_bad="1")
+    build(source, folder / "out", Recipe(height=8, width=8, **recipe), work)
 
 
 def assert_one_reject(out: Path, reason: str) -> None:
@@ -139,25 +141,14 @@ def assert_one_reject(out: Path, reason: str) -> None:
 def test_image_with_very_many_scans_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "IMAGE_SECONDS", 0.2)
     monkeypatch.setattr(pool, "TICK_SECONDS", 0.02)
-    slow = scans(4000, 60_000)  # 1 MB, 4000x4000 pixels; decoding takes a minute
-    build(
-        FolderSource(write_ten_images(tmp_path / "src", slow)),
-        tmp_path / "out",
-        Recipe(height=8, width=8),
-        Work(workers=1, max_bad="1"),
-    )
+    build_ten_images(tmp_path, scans(4000, 60_000))  # 1 MB, 4000x4000 pixels; decoding takes a minute
     assert_one_reject(tmp_path / "out", "the decoder took more than 0.2 s, 2 times")
 
 
 def test_image_that_stops_its_worker_twice_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "HANGING_SECONDS", 0.2)
     monkeypatch.setattr(pool, "TICK_SECONDS", 0.1)
-    build(
-        FolderSource(write_ten_images(tmp_path / "src", JPEG)),
-        tmp_path / "out",
-        Recipe(height=8, width=8, map=find_map("tests.hostile.crashing:stop_at_hostile_image")),
-        Work(workers=1, max_bad="1"),
-    )
+    build_ten_images(tmp_path, JPEG, map=find_map("tests.hostile.crashing:stop_at_hostile_image"))
     assert_one_reject(tmp_path / "out", "the decoder took more than 0.2 s, 2 times")
 
 
@@ -175,40 +166,34 @@ files.read_range = fatal_read
 
 
 @pytest.fixture
-def fatal_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Path]:
-    """A function that creates a source with an image that kills its reader by a given signal."""
+def build_with_fatal_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """A function that builds from a source with an image that kills its reader by a given signal."""
 
-    def create(number: int) -> Path:
+    def build_it(number: int) -> None:
         (tmp_path / "site").mkdir()
         (tmp_path / "site/sitecustomize.py").write_text(FATAL_READ.format(signal=int(number)))
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), *filter(None, sys.path)]))
-        return write_ten_images(tmp_path / "src", jpeg(40, 30))
+        build_ten_images(tmp_path, jpeg(40, 30))
 
-    return create
+    return build_it
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, pytest.param(signal.SIGABRT, marks=pytest.mark.long)])
 def test_image_that_kills_its_reader_is_rejected(
-    tmp_path: Path, fatal_source: Callable[[int], Path], number: int
+    tmp_path: Path, build_with_fatal_read: Callable[[int], None], number: int
 ) -> None:
-    source = FolderSource(fatal_source(number))
-    build(source, tmp_path / "out", Recipe(height=8, width=8), Work(workers=1, max_bad="1"))
+    build_with_fatal_read(number)
     assert_one_reject(tmp_path / "out", f"the decoder died with exit status -{int(number)}, 2 times")
 
 
 @pytest.mark.parametrize("number", [signal.SIGBUS, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
-def test_read_killed_by_the_system_causes_no_reject(
-    tmp_path: Path, fatal_source: Callable[[int], Path], number: int
-) -> None:
-    source = FolderSource(fatal_source(number))
+def test_read_killed_by_the_system_causes_no_reject(build_with_fatal_read: Callable[[int], None], number: int) -> None:
     with pytest.raises(Stopped, match=f"workers keep dying .exit status -{int(number)}"):
-        build(source, tmp_path / "out", Recipe(height=8, width=8), Work(workers=1, max_bad="1"))
+        build_with_fatal_read(number)
 
 
 def test_hanging_read_does_not_count_as_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from decodeonce.prep.building.pool import Worker, WorkerSettings
-
-    worker = Worker(WorkerSettings(str(tmp_path), 0, 1, fail_on_bad=False))
+    worker = pool.Worker({"out": str(tmp_path), "task": 0, "tasks": 1, "on_bad": "reject"})
     heartbeat = worker.process.heartbeat
     monkeypatch.setattr(pool, "IMAGE_SECONDS", -1.0)  # so that the second check finds the limit passed
     try:

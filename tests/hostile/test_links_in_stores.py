@@ -18,8 +18,7 @@ import numpy as np
 import pytest
 
 from decodeonce.prep.building import Work, build, make_plan, work
-from decodeonce.prep.export.export import export_store
-from decodeonce.prep.export.images import ExportPaths, ExportSettings
+from decodeonce.prep.export.export import ExportPaths, ExportSettings, export_store
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import StorePaths, disk, open_store, stage

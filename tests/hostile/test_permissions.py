@@ -13,18 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from decodeonce.cli.written import write_out
+from decodeonce.cli.output import write_out
 from decodeonce.prep.building import Work, build, finish, make_plan, work
-from decodeonce.prep.building.max_bad import Allowance
-from decodeonce.prep.export.export import export_store
-from decodeonce.prep.export.images import ExportSettings
+from decodeonce.prep.building.plan import read_plan
+from decodeonce.prep.export.export import ExportSettings, export_store
 from decodeonce.prep.jobs import Chain, read_site, write_scripts
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sample import write_sample_tree
 from decodeonce.prep.sources import FolderSource
 from decodeonce.prep.sources.safe_open import OUTSIDE
-from decodeonce.store import open_store, stage_store
-from decodeonce.store.table import read_rejects
+from decodeonce.store import StorePaths, open_store, stage_store
 from tests.forms.boxed import XML
 from tests.forms.imagenet import zip_bytes
 from tests.forms.parquet import images, write_table
@@ -70,7 +68,7 @@ def test_written_files_follow_the_umask(tmp_path: Path, umask: int) -> None:
     make_plan(source, out, recipe)
     work(out, Work(workers=1))
     assert_modes(tmp_path, umask, least=10)  # the files that a kill would leave
-    finish(out, Allowance.parse("0"))
+    finish(out, "0")
     store = open_store(out)
     commands = [["prep", "plan"], ["prep", "work"], ["prep", "finish"]]
     write_scripts(out, read_site("generic-slurm"), Chain(tasks=1, cpus=1), commands, tmp_path)
@@ -200,5 +198,5 @@ def test_link_to_an_unreadable_file_outside_is_rejected(sources: Path) -> None:
     (sources / "tree/cat/out.jpg").symlink_to(sources / "secret/x.jpg")
     codes, errors = run_as_user([["plan", "folder", "tree", "out", "--size", "8"]])
     assert (codes, errors) == ([0], [])
-    (reject,) = read_rejects(sources / "out/.build/plan-rejects.tsv")
+    (reject,) = read_plan(StorePaths(sources / "out")).rejects
     assert reject.reason == OUTSIDE

@@ -15,9 +15,12 @@ import pytest
 
 from decodeonce.cli import printable
 from decodeonce.errors import BuildError
-from decodeonce.prep.building.max_bad import Allowance
+from decodeonce.prep.building.plan import Plan, plan_facts, scan
 from decodeonce.prep.jobs import Chain, read_site, write_scripts
 from decodeonce.prep.jobs.site import parse_site
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.sources import FolderSource
+from decodeonce.store import StorePaths
 from tests.command import prep
 from tests.images import make_tree
 from tests.store.signing import replace_file
@@ -162,8 +165,10 @@ def test_names_are_printed_without_terminal_escapes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_command_in_an_error_can_be_pasted(tmp_path: Path, recorder: Recorder, name: str) -> None:
+    source = FolderSource(make_tree(tmp_path / "src") / "train")
+    plan = Plan(StorePaths(Path(name)), plan_facts(source, scan(source), Recipe(), {}))
     with pytest.raises(BuildError, match="status") as caught:
-        Allowance.parse("0").check(1, 2, "a.jpg: empty file", Path(name))
+        plan.check_rejects(1, "a.jpg: empty file", "0")
     command = re.search("list them with `(prep status .*)`", str(caught.value))
     assert command is not None
     (tmp_path / "pasted").write_text(command[1])

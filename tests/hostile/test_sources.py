@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from decodeonce.cli import submit
-from decodeonce.cli.kinds import BuildRequest
+from decodeonce.cli.build import BuildRequest
 from decodeonce.errors import BuildError, DecodeonceError, Stopped
 from decodeonce.prep.building import Work, build, make_plan
 from decodeonce.prep.building.plan import scan
@@ -30,15 +30,15 @@ from decodeonce.prep.sources import (
     open_source,
     open_webdataset,
 )
+from decodeonce.prep.sources.boxed import Annotations
 from decodeonce.prep.sources.files import file_entry
 from decodeonce.prep.sources.folder import MAX_DEPTH, read_class_list
-from decodeonce.prep.sources.formats.annotations import Annotations
 from decodeonce.prep.sources.holders import source_file
-from decodeonce.prep.sources.imagenet.labels import CompanionFiles
+from decodeonce.prep.sources.imagenet_labels import CompanionFiles
 from decodeonce.prep.sources.safe_open import OUTSIDE, Links, open_regular, read_small
 from tests.forms.boxed import XML
 from tests.forms.form import Pic
-from tests.forms.imagenet import class_tars, tar_bytes, zip_bytes
+from tests.forms.imagenet import class_tars, tar_bytes, write, zip_bytes
 from tests.forms.parquet import images, write_table
 from tests.forms.webdataset import sample, write_tar
 from tests.images import jpeg
@@ -334,78 +334,58 @@ def test_class_list_that_is_a_fifo_is_a_usage_error(tmp_path: Path) -> None:
 
 
 STORE_FILES = ("images-00000.npy", "labels.npy", "checksums.npy", "samples.tsv", "rejects.tsv", "store.json")
-PLAN_FILES = ("lock", "plan.json", "plan-rows.npy", "plan-names.bin", "plan-rejects.tsv")
-SOURCE_FILES = (
-    "x.tar",
-    "x.zip",
-    "list.txt",
-    "LOC_val_solution.csv",
-    "ILSVRC2012_img_train.tar",
-    "ILSVRC2012_img_val.tar",
-)
+PLAN_FILES = ("lock", "plan.json", "plan-rows.npy", "plan-names.bin")
 HOSTILE = ("../../evil", "/etc/evil", "a/../../../evil", "..", "x\0y", "\n", "é\udcff")
 
 
-def _hostile_samples(src: Path) -> Source:
-    write_tar(src / "x.tar", [part for name in HOSTILE for part in sample(name, IMAGE, json={"label": name[:-1]})])
-    return open_webdataset(str(src))
+TRAIN = "ILSVRC/Data/CLS-LOC/train"
+SAMPLES = dict(part for name in HOSTILE for part in sample(name, IMAGE, json={"label": name[:-1]}))
+CLASS_TARS = {
+    "../../evil.tar": tar_bytes({f"{name}.JPEG": IMAGE for name in HOSTILE[:-1]}),
+    "/etc/x.tar": tar_bytes({}),
+}
+ZIPPED = {f"{TRAIN}/{name}/{name}.JPEG": IMAGE for name in ("a/../../../evil", "\n", "é")}
+ARCHIVES: list[tuple[dict[str, bytes], str]] = [  # the files of SRC, and the error
+    ({"x.tar": tar_bytes(SAMPLES)}, ""),
+    ({"ILSVRC2012_img_train.tar": tar_bytes(CLASS_TARS)}, ""),
+    ({"x.zip": zip_bytes(ZIPPED)}, ""),
+    (
+        {"x.zip": zip_bytes({f"{TRAIN}/../../../evil.JPEG": IMAGE})},
+        r"the class list contains '\.\.'; expected the name of a folder",
+    ),
+    (
+        {
+            "ILSVRC2012_img_val.tar": tar_bytes({f"/../{FIRST}": IMAGE}),
+            "LOC_val_solution.csv": f"{Path(FIRST).stem},../../n1 1\n".encode(),
+        },
+        "the class list contains '../../n1'; expected the name of a folder",
+    ),
+    ({"list.txt": b"../" * 9 + b"etc/passwd\tx\n"}, "passwd' is not below .*src; pass a folder"),
+]
 
 
-def _hostile_class_tars(src: Path) -> Source:
-    tars = {"../../evil.tar": tar_bytes({f"{name}.JPEG": IMAGE for name in HOSTILE[:-1]}), "/etc/x.tar": tar_bytes({})}
-    (src / "ILSVRC2012_img_train.tar").write_bytes(tar_bytes(tars))
-    return open_imagenet(src)
-
-
-def _hostile_zip(src: Path) -> Source:
-    files = {f"ILSVRC/Data/CLS-LOC/train/{name}/{name}.JPEG": IMAGE for name in ("a/../../../evil", "\n", "é")}
-    (src / "x.zip").write_bytes(zip_bytes(files))
-    return open_imagenet(src)
-
-
-def _hostile_folder_in_zip(src: Path) -> Source:
-    (src / "x.zip").write_bytes(zip_bytes({"ILSVRC/Data/CLS-LOC/train/../../../evil.JPEG": IMAGE}))
-    return open_imagenet(src)
-
-
-def _hostile_wnid(src: Path) -> Source:
-    (src / "ILSVRC2012_img_val.tar").write_bytes(tar_bytes({f"/../{FIRST}": IMAGE}))
-    (src / "LOC_val_solution.csv").write_text(f"{Path(FIRST).stem},../../n1 1\n")
-    return open_imagenet(src)
-
-
-def _hostile_list(src: Path) -> Source:
-    (src / "list.txt").write_text(f"{'../' * 9}etc/passwd\tx\n")
-    return open_list(src / "list.txt")
-
-
-@pytest.mark.parametrize(
-    ("make", "refused"),
-    [
-        (_hostile_samples, ""),
-        (_hostile_class_tars, ""),
-        (_hostile_zip, ""),
-        (_hostile_folder_in_zip, r"the class list contains '\.\.'; expected the name of a folder"),
-        (_hostile_wnid, r"the class list contains '../../n1'; expected the name of a folder"),
-        (_hostile_list, r"passwd' is not below .*src; pass a folder"),
-    ],
-)
-def test_names_in_archives_are_not_used_as_paths(tmp_path: Path, make: Callable[[Path], Source], refused: str) -> None:
+@pytest.mark.parametrize(("contents", "refused"), ARCHIVES)
+def test_names_in_archives_are_not_used_as_paths(tmp_path: Path, contents: dict[str, bytes], refused: str) -> None:
     """OUT contains only its usual files, and no file outside it is created or changed."""
     src, out = tmp_path / "a/b/src", tmp_path / "a/b/out"
-    src.mkdir(parents=True)
+    write(src, contents)
+    openers: dict[str, Callable[[], Source]] = {
+        "x.tar": lambda: open_webdataset(str(src)),
+        "list.txt": lambda: open_list(src / "list.txt"),
+    }
+    make = openers.get(next(iter(contents)), lambda: open_imagenet(src))
     if refused:
         with pytest.raises(BuildError, match=refused):
-            make_plan(make(src), out, SMALL)
-    elif make is _hostile_samples:
-        build(make(src), out, SMALL, Work(workers=1, max_bad="1"))
+            make_plan(make(), out, SMALL)
+    elif "x.tar" in contents:
+        build(make(), out, SMALL, Work(workers=1, max_bad="1"))
     else:
-        make_plan(make(src), out, SMALL)
+        make_plan(make(), out, SMALL)
     created = {path for path in tmp_path.rglob("*") if path.is_file() and path.parent != src}
     assert {path.parent for path in created} <= {out, out / ".build"}
     assert {path.name for path in created} <= {*STORE_FILES, *PLAN_FILES}
     assert bool(created) == (not refused)
-    assert len(list(src.iterdir())) == len({path.name for path in src.iterdir()} & {*SOURCE_FILES})
+    assert {path.name for path in src.iterdir()} == contents.keys()
 
 
 def test_scan_keeps_hostile_names_unchanged(tmp_path: Path) -> None:

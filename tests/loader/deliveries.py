@@ -55,3 +55,14 @@ def content(batch: Batch) -> Content:
 def contents(loader: Loader, epochs: int) -> Contents:
     """The contents of each batch."""
     return [content(batch) for _ in range(epochs) for batch in loader]
+
+
+def assert_same_batches(found: Loader, expected: Loader) -> None:
+    """Assert that two Loaders yield the same batches in two epochs and after resuming, and close them."""
+    with found, expected:
+        assert len(found) == len(expected)
+        assert contents(found, 2) == contents(expected, 2)
+        assert found.state_dict() == expected.state_dict()
+        for loader in (found, expected):
+            loader.load_state_dict(loader.state_dict() | {"rows_consumed": found.batch_size})
+        assert contents(found, 1) == contents(expected, 1)

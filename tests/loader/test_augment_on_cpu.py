@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import mmap
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,9 +17,9 @@ from torch import Tensor
 from decodeonce import Batch, Loader
 from decodeonce.loader import buffers
 from decodeonce.loader.augment import Augment, CenterCrop, Draws, Normalize, RandomFlip, RandomResizedCrop
+from decodeonce.loader.augment.crop import resize_on_cpu, resize_on_device, resize_windows
 from decodeonce.loader.augment.flip import mirror_on_cpu, mirror_on_device
 from decodeonce.loader.augment.normalize import normalize_on_cpu, normalize_on_device
-from decodeonce.loader.augment.resize import resize_on_cpu, resize_on_device, resize_windows
 from decodeonce.loader.buffers import recycled
 from tests.stores import make_store, random_images
 
@@ -133,19 +136,20 @@ def test_cpu_and_device_normalize_are_close(channels: int, result: torch.dtype) 
 # Memory of results
 
 
-def test_memory_is_reused_after_its_last_view_is_gone() -> None:
-    shape = (9, 331, 337, 3)  # a size that no other test uses
-    user = noise(1, 4, 4)
-    end_recycling = buffers.recycle_for(user)
+def test_memory_is_reused_after_its_last_view_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffers, "_thread", threading.local())
+    blocks: buffers.Pool[mmap.mmap] = buffers.Pool(4)
+    buffers.recycle_from(blocks)  # the thread of a Loader does the same
+    shape = (9, 331, 337, 3)
     first = recycled(shape, torch.uint8)
     address, view = first.data_ptr(), first[3:, 5].numpy()
     del first
-    second = recycled(shape, torch.uint8)
-    assert second.data_ptr() != address
+    assert len(blocks) == 0
     del view
-    assert recycled((9, 331, 338, 3), torch.uint8).data_ptr() != address  # of another size
+    assert len(blocks) == 1
+    larger = recycled((9, 331, 338, 3), torch.uint8)
+    assert (len(blocks), larger.data_ptr() == address) == (1, False)
     assert recycled(shape, torch.uint8).data_ptr() == address
-    end_recycling()
 
 
 def test_kept_batches_do_not_change() -> None:
@@ -158,25 +162,18 @@ def test_kept_batches_do_not_change() -> None:
     assert all(map(torch.equal, kept, copies))
 
 
-def new_loader(tmp_path: Path) -> Loader:
+def test_closed_and_dropped_loaders_free_memory(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", random_images(64, shape=(64, 64, 3)))
-    return Loader(store, batch_size=32, transform=Augment(RandomResizedCrop(128)))
-
-
-def test_closed_loader_frees_memory(tmp_path: Path) -> None:
-    with new_loader(tmp_path) as loader:
-        assert sum(batch.valid for batch in loader) == 64
-        assert buffers._blocks
-        kept = next(iter(loader))
-    assert not buffers._blocks
-    del kept
-    assert not buffers._blocks
-
-
-def test_dropped_loader_frees_memory(tmp_path: Path) -> None:
-    loader = new_loader(tmp_path)
+    loader = Loader(store, batch_size=32, transform=Augment(RandomResizedCrop(128)))
+    blocks = loader._delivery.blocks
     assert sum(batch.valid for batch in loader) == 64
-    assert buffers._blocks
-    del loader
+    assert len(blocks)
+    kept = next(iter(loader))
+    loader.close()
+    assert not len(blocks)
+    del kept
+    assert not len(blocks)
+    gone = weakref.ref(blocks)
+    del loader, blocks
     gc.collect()
-    assert not buffers._blocks
+    assert gone() is None

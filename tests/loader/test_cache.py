@@ -16,7 +16,15 @@ from decodeonce import Loader
 from decodeonce.loader.delivery import CachedDelivery, HostDevice
 from decodeonce.loader.partition import Tail
 from tests.conftest import COUNT
-from tests.loader.deliveries import CACHE_WAIT, WAITS, Contents, contents, delivery_without, replace_delivery
+from tests.loader.deliveries import (
+    CACHE_WAIT,
+    WAITS,
+    Contents,
+    assert_same_batches,
+    contents,
+    delivery_without,
+    replace_delivery,
+)
 from tests.loader.fake_device import FakeDevice, raw_bytes
 
 BATCH = 7
@@ -29,12 +37,7 @@ CPU = torch.device("cpu")
 def test_batches_equal_those_without_cache(store: Path, shuffle: str, tail: Tail, rank: int) -> None:
     settings: dict[str, Any] = {"batch_size": BATCH, "shuffle": shuffle, "tail": tail, "seed": 4}
     settings |= {"partition": "range", "rank": rank, "world_size": 2}
-    with Loader(store, cache="device", **settings) as cached, Loader(store, **settings) as plain:
-        assert contents(cached, 3) == contents(plain, 3)
-        cached.load_state_dict(plain.state_dict() | {"rows_consumed": BATCH})
-        plain.load_state_dict(cached.state_dict())
-        next(iter(cached)), next(iter(plain))
-        assert contents(cached, 1) == contents(plain, 1)
+    assert_same_batches(Loader(store, cache="device", **settings), Loader(store, **settings))
 
 
 class CountingDevice(HostDevice):

@@ -74,10 +74,6 @@ def add_constant(device: FakeDevice) -> Callable[[Batch], Batch]:
     return transform
 
 
-def test_batches_are_complete_on_a_late_device(store: Path) -> None:
-    assert_batches_equal(train(store), store)
-
-
 def test_transforms_run_between_copy_and_consumer(store: Path) -> None:
     assert_batches_equal(train(store, transform=add_constant), store, added=7)
 

@@ -27,7 +27,7 @@ from decodeonce.loader.delivery import make_delivery
 from decodeonce.loader.epoch import Epoch, Filler, LoaderThread, Positions
 from decodeonce.loader.meter import Meter
 from decodeonce.loader.partition import StepRows
-from decodeonce.loader.readers import Call, MmapReader, Reader, ReaderName, ShardFiles
+from decodeonce.loader.readers import Call, MmapReader, Reader, ReaderName
 from decodeonce.store import add_column
 from tests.conftest import COUNT
 from tests.stores import make_store, random_images
@@ -159,26 +159,17 @@ class CustomBaseException(BaseException):
 
 
 STEP = StepRows(np.arange(4), 4, 0)
-epochs: list[Epoch] = []  # keeps the epochs of fillers; a filler whose epoch is gone ends
-
-
-@pytest.fixture(autouse=True)
-def drop_epochs() -> Iterator[None]:
-    """Drop the epochs of a test, whose deliveries would keep memory for reuse."""
-    yield
-    epochs.clear()
 
 
 def make_filler(store: Path, steps: Iterable[StepRows], calls: Callable[..., list[Call]] | None = None) -> Filler:
     """A started filler of batches of 4 rows on the host, whose reader has the method `calls`."""
-    opened = open_store(store)
-    reader = MmapReader(opened, ShardFiles(opened), 1)
+    reader = MmapReader(open_store(store), 1)
     if calls is not None:
         vars(reader)["calls"] = calls
     delivery = make_delivery(torch.device("cpu"), (4, 8, 6, 3), 3, None, None)
     filler = Filler(steps, reader, delivery, Meter(), prefetch=3)
-    epochs.append(Epoch(filler, Positions(), steps=1, stride=4))
-    filler.start(epochs[-1])
+    vars(filler)["kept"] = epoch = Epoch(filler, Positions(), steps=1, stride=4)  # a filler whose epoch is gone ends
+    filler.start(epoch)
     return filler
 
 

@@ -28,7 +28,7 @@ from decodeonce.loader.partition import (
     rows_ahead,
     windows_fit,
 )
-from decodeonce.loader.readers import CHECK_EVERY, CHECKED_ROWS, Reader, ReaderName, ShardFiles
+from decodeonce.loader.readers import CHECK_EVERY, CHECKED_ROWS, Reader, ReaderName
 from tests.conftest import COUNT
 from tests.stores import make_store, random_images
 
@@ -114,9 +114,9 @@ def requested(monkeypatch: pytest.MonkeyPatch) -> Requests:
 
 @contextmanager
 def reader_of(path: Path) -> Iterator[Reader]:
-    files = ShardFiles(opened := open_store(path))
-    yield Reader(opened, files, 1)
-    files.close()
+    reader = Reader(open_store(path), 1)
+    yield reader
+    reader.close()
 
 
 def hint_rows(reader: Reader, *rows: int) -> None:

@@ -19,7 +19,7 @@ from decodeonce import Loader, StoreError, host, open_store
 from decodeonce.loader import readers
 from decodeonce.loader.order import Shuffle
 from decodeonce.loader.partition import PartitionKind
-from decodeonce.loader.readers import ReaderName, ShardFiles, make_reader
+from decodeonce.loader.readers import Reader, ReaderName, make_reader
 from tests.stores import make_store, random_images
 
 KINDS = [name for name in get_args(ReaderName) if name != "auto"]
@@ -27,15 +27,14 @@ KINDS = [name for name in get_args(ReaderName) if name != "auto"]
 
 def read(path: Path, kind: ReaderName, rows: list[int], out: NDArray[np.uint8], threads: int = 1) -> int:
     """Fill `out` with rows; return the number of calls."""
-    files = ShardFiles(opened := open_store(path))
+    reader, _ = make_reader(open_store(path), kind, threads, verify=False)
     try:
-        reader, _ = make_reader(opened, files, kind, threads, verify=False)
         calls = reader.calls(np.array(rows), out)
         for call in calls:
             call()
         return len(calls)
     finally:
-        files.close()
+        reader.close()
 
 
 @pytest.fixture(params=["npy", "hdf5"])
@@ -130,7 +129,7 @@ def test_missing_shard_is_named(tmp_path: Path, store: Path) -> None:
 
 def test_read_error_names_shard_and_row(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = os.open(store, os.O_RDONLY)  # reading a folder is an error of the operating system
-    monkeypatch.setattr(ShardFiles, "fd", lambda self, shard: folder)
+    monkeypatch.setattr(Reader, "fd", lambda self, shard: folder)
     with pytest.raises(StoreError, match=r"images-00001\.npy: row 30 cannot be read: Is a directory"):
         read(store, "pread", [30], np.empty((1, 8, 6, 3), np.uint8))
     os.close(folder)
@@ -138,7 +137,7 @@ def test_read_error_names_shard_and_row(store: Path, monkeypatch: pytest.MonkeyP
 
 def choose(store: Path, name: ReaderName = "auto") -> tuple[str, str]:
     """The name of the chosen reader, and the reason."""
-    reader, why = make_reader(opened := open_store(store), ShardFiles(opened), name, 1, verify=False)
+    reader, why = make_reader(open_store(store), name, 1, verify=False)
     return reader.name, why
 
 

@@ -47,7 +47,7 @@ def test_lent_slots_free_memory_if_closed_or_surplus() -> None:
         lent.pop()
     assert [array() is None for array in pixels] == [False, True, True]
     last = free.lend_rows(free.take(), 2)
-    free.close()
+    free.clear()
     assert pixels[0]() is not None
     del last
     assert pixels[0]() is None

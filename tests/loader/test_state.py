@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from decodeonce import Batch, Loader, open_store
+from decodeonce import Loader, open_store
 from tests.conftest import COUNT
 from tests.stores import make_store, random_images
 
@@ -130,13 +130,6 @@ def test_epoch_and_steps_left_after_an_unfinished_epoch(store: Path) -> None:
         list(batches)
         assert (loader.epoch, loader.steps_left) == (7, 9)
     assert (loader.epoch, loader.steps_left) == (7, 9)
-
-
-def test_repr_shows_sizes_and_position(store: Path) -> None:
-    with loader_of(store, rank=1, world_size=2) as loader:
-        batches = iter(loader)
-        next(batches)
-        assert repr(loader) == f"<Loader {store}: 60 rows, 7 per step on rank 1 of 2; epoch 0, 4 of 5 steps left>"
 
 
 @pytest.mark.parametrize("shuffle", ["full", "window", "none"])
@@ -269,18 +262,6 @@ def test_range_resumes_only_with_the_same_world_size(store: Path) -> None:
     two, three = (loader_of(store, world_size=world_size, **settings) for world_size in (2, 3))
     with two, three, pytest.raises(ValueError, match="world_size 2, here 3"):
         three.load_state_dict(two.state_dict())
-
-
-def test_batch_unpacks_to_images_and_labels(store: Path) -> None:
-    with loader_of(store) as loader:
-        batch = next(iter(loader))
-    assert isinstance(batch, Batch)
-    images, labels = batch
-    assert images is batch.images
-    assert labels is batch.labels
-    assert (tuple(images.shape), images.dtype) == ((7, 8, 6, 3), torch.uint8)
-    assert labels.dtype == batch.rows.dtype == torch.int64
-    assert batch.columns == {}
 
 
 @pytest.mark.parametrize("state", [None, [], "state.pt", 3, {}, {"epoch": 3, "global_step": 10, "seed": 5}])

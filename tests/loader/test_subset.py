@@ -80,11 +80,6 @@ def test_rows_can_be_in_any_order_or_a_mask(store: Path, rows: Any) -> None:
         assert [batch.rows.tolist() for batch in loader] == [[3, 4, 5], [40]]
 
 
-def test_rows_can_be_a_range(store: Path) -> None:
-    with Loader(store, batch_size=3, rows=range(58, 50, -2), shuffle="none", tail="keep") as loader:
-        assert [batch.rows.tolist() for batch in loader] == [[52, 54, 56], [58]]
-
-
 @pytest.mark.parametrize(
     ("rows", "message"),
     [

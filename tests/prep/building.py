@@ -6,7 +6,6 @@ from pathlib import Path
 
 from decodeonce.prep.building import finish, make_plan
 from decodeonce.prep.building.journal import Journal
-from decodeonce.prep.building.max_bad import Allowance
 from decodeonce.prep.building.worker import BlockDecoder, BlockWriter
 from decodeonce.prep.processes.child import Heartbeat
 from decodeonce.prep.recipe import Recipe
@@ -17,10 +16,10 @@ from decodeonce.store.shard_file import page_aligned_buffer
 def build_in_process(source: Source, out: Path, recipe: Recipe) -> Path:
     """Build the store `out` and return its path; up to 99 % of the images may be rejects."""
     plan = make_plan(source, out, recipe)
-    decoder = BlockDecoder(plan, Heartbeat(Heartbeat.new_fd()), fail_on_bad=False)
+    decoder = BlockDecoder(plan, Heartbeat(), fail_on_bad=False)
     writer = BlockWriter(plan, Journal(plan.paths.journals, 0, 1))
     for block in map(plan.blocks.__getitem__, range(len(plan.blocks))):
         buffer = page_aligned_buffer(block.rows * recipe.row_bytes)
-        writer.write(block, 0, decoder.decode(block, {}, buffer), buffer)
-    finish(out, Allowance.parse("99%"))
+        writer.write(block, decoder.decode(block, {}, buffer), buffer)
+    finish(out, "99%")
     return out

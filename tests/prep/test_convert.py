@@ -18,7 +18,7 @@ from decodeonce.prep.building import Work, build, make_plan
 from decodeonce.prep.building.blocks import block_rows_for
 from decodeonce.prep.building.plan import shuffled
 from decodeonce.prep.convert.convert import Conversion, convert, open_conversion, smaller_size
-from decodeonce.prep.convert.merge import converted_recipe
+from decodeonce.prep.convert.source import converted_recipe
 from decodeonce.prep.recipe import BoxRules, Filter, Recipe
 from decodeonce.prep.sources import BoxedSource, FolderSource, open_imagenet
 from decodeonce.store import open_store, stage_store, verify_store
@@ -50,20 +50,24 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def build_like(tree: Path, out: Path, like: Conversion) -> Path:
-    recipe = Recipe(**LARGE_ROWS, container=like.container, shard_size=like.shard_size)  # type: ignore[arg-type]
-    build(open_imagenet(tree), out, recipe, Work(max_bad="2"))
-    return out
-
-
 @pytest.fixture(scope="module")
-def npy(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_like(tree, tmp_path_factory.mktemp("built") / "npy", NPY)
+def built(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A store of `tree` in each container."""
+    folder = tmp_path_factory.mktemp("built")
+    for name, like in (("npy", NPY), ("hdf5", HDF5)):
+        recipe = Recipe(**LARGE_ROWS, container=like.container, shard_size=like.shard_size)  # type: ignore[arg-type]
+        build(open_imagenet(tree), folder / name, recipe, Work(max_bad="2"))
+    return {name: folder / name for name in ("npy", "hdf5")}
 
 
-@pytest.fixture(scope="module")
-def hdf5(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_like(tree, tmp_path_factory.mktemp("built") / "hdf5", HDF5)
+@pytest.fixture
+def npy(built: dict[str, Path]) -> Path:
+    return built["npy"]
+
+
+@pytest.fixture
+def hdf5(built: dict[str, Path]) -> Path:
+    return built["hdf5"]
 
 
 def test_conversion_equals_a_build_and_converts_back(npy: Path, hdf5: Path, tmp_path: Path) -> None:
@@ -71,13 +75,9 @@ def test_conversion_equals_a_build_and_converts_back(npy: Path, hdf5: Path, tmp_
     assert (manifest.container, manifest.count, len(manifest.shards)) == ("hdf5", 14, 14)
     assert tree_bytes(tmp_path / "hdf5") == tree_bytes(hdf5)
     assert manifest.rows_digest == open_store(npy).manifest.rows_digest
-    convert([tmp_path / "hdf5"], tmp_path / "npy", NPY, workers=1)
-    assert tree_bytes(tmp_path / "npy") == tree_bytes(npy)
-
-
-def test_conversion_without_changes_is_byte_identical(npy: Path, tmp_path: Path) -> None:
-    convert([npy], tmp_path / "copy", workers=1)
-    assert tree_bytes(tmp_path / "copy") == tree_bytes(npy)
+    for stored, conversion in ((tmp_path / "hdf5", NPY), (npy, None)):  # None changes nothing
+        convert([stored], tmp_path / f"{stored.name}-npy", conversion, workers=1)
+        assert tree_bytes(tmp_path / f"{stored.name}-npy") == tree_bytes(npy)
 
 
 @pytest.mark.parametrize("keep", [0, 2])
@@ -232,16 +232,15 @@ def test_different_recipes_are_listed_under_joined(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("second_store", "message"),
+    ("shape", "columns", "message"),
     [
-        ({"shape": (8, 7, 3)}, "a has rows of 8x6x3, .*b has rows of 8x7x3"),
-        ({"columns": {"weights": np.zeros(9, "<f4")}}, "a has no columns, .*b has the columns weights .<f4"),
+        ((8, 7, 3), {}, "a has rows of 8x6x3, .*b has rows of 8x7x3"),
+        ((8, 6, 3), {"weights": np.zeros(9, "<f4")}, "a has no columns, .*b has the columns weights .<f4"),
     ],
 )
 def test_stores_with_different_shapes_or_columns_are_refused(
-    second_store: dict[str, Any], message: str, tmp_path: Path
+    shape: tuple[int, int, int], columns: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    shape, columns = second_store.get("shape", (8, 6, 3)), second_store.get("columns")
     stores = [make_store(tmp_path / "a", random_images(9))]
     stores += [make_store(tmp_path / "b", random_images(9, shape=shape), columns=columns)]
     with pytest.raises(BuildError, match=message):
@@ -260,13 +259,13 @@ def test_stores_with_different_shapes_or_columns_are_refused(
 )
 def test_recipe_keys_of_other_writers_are_kept(recipe: dict[str, Any], expected: dict[str, Any]) -> None:
     settings = {"height": 8, "width": 6, "shard_size": 5, "filter": "box"}
-    as_hdf5 = {**settings, "container": "hdf5", "decoders": {"libhdf5": "2"}}
-    as_npy = {**settings, "container": "npy", "decoders": {}}
-    hdf5 = converted_recipe([recipe], (8, 6, 3), as_hdf5, {})
-    assert hdf5["decoders"] == (
-        "by hand" if recipe.get("decoders") == "by hand" else {**hdf5["decoders"], "libhdf5": "2"}
+    hdf5, npy = (
+        {**settings, "container": container, "decoders": decoders}
+        for container, decoders in (("hdf5", {"libhdf5": "2"}), ("npy", {}))
     )
-    assert converted_recipe([hdf5], (8, 6, 3), as_npy, {}) == {**expected, "container": "npy", "shard_size": 5}
+    as_hdf5 = converted_recipe([recipe], (8, 6, 3), hdf5, {})
+    assert as_hdf5["decoders"] == "by hand" or as_hdf5["decoders"]["libhdf5"] == "2"
+    assert converted_recipe([as_hdf5], (8, 6, 3), npy, {}) == {**expected, "container": "npy", "shard_size": 5}
 
 
 def test_selection_keeps_all_classes(npy: Path, tmp_path: Path) -> None:
@@ -291,17 +290,12 @@ def test_selection_keeps_all_classes(npy: Path, tmp_path: Path) -> None:
     assert verify_store(tmp_path / "out").ok
 
 
-@given(st.tuples(*[st.none() | st.integers(-25, 25)] * 2))
-def test_row_range_matches_python_slice(ends: tuple[int | None, int | None]) -> None:
-    assert list(Selection(rows=ends).numbers(18)) == list(range(18))[slice(*ends)]
-
-
 @pytest.mark.parametrize("rows", [(None, None), (3, 14), (10, 12), (None, 9), (-9, None)])
 def test_row_range_spans_stores(tmp_path: Path, rows: tuple[int | None, int | None]) -> None:
     stores = [small_store(tmp_path / name, ["a", "b", "c"], seed=seed) for seed, name in enumerate("xy")]
     source, _ = open_conversion(stores, tmp_path / "out", Conversion(selection=Selection(rows=rows)))
     all_rows = [(unit, row) for unit in (0, 1) for row in range(9)]
-    assert list(source.selected_rows) == all_rows[slice(*rows)]
+    assert list(source.selected_rows()) == all_rows[slice(*rows)]
     assert [(entry.unit, entry.place) for entry in source.entries()] == all_rows[slice(*rows)]
 
 
@@ -345,11 +339,14 @@ def test_finished_output_of_other_stores_is_not_cleaned_up(tmp_path: Path) -> No
     assert not (tmp_path / "out/.build").exists()
 
 
-def test_empty_selection_writes_nothing(npy: Path, tmp_path: Path) -> None:
+def test_input_without_selected_rows_is_refused(npy: Path, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="no row is selected"):
         convert([npy], tmp_path / "out", Conversion(selection=Selection(source="*.png")))
     with pytest.raises(ValueError, match="no class is named 'n00000003'; did you mean n0000000"):
         convert([npy], tmp_path / "out", Conversion(selection=Selection(classes=("n00000003",))))
+    stage_store(open_store(npy), tmp_path / "part", rows=range(5))
+    with pytest.raises(StoreError, match=r"a staged part.*convert the whole store"):
+        convert([tmp_path / "part"], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -365,12 +362,6 @@ def test_output_inside_an_input_store_is_refused(npy: Path, tmp_path: Path) -> N
         convert([npy], other, Conversion(container="hdf5"))
     assert convert([npy], other) == open_store(npy).manifest  # the copy equals the result of this conversion
     assert tree_bytes(other) == before
-
-
-def test_staged_part_is_refused(npy: Path, tmp_path: Path) -> None:
-    stage_store(open_store(npy), tmp_path / "part", rows=range(5))
-    with pytest.raises(StoreError, match=r"a staged part.*convert the whole store"):
-        convert([tmp_path / "part"], tmp_path / "out")
 
 
 def test_conversion_stops_at_damaged_row_and_resumes_after_repair(npy: Path, hdf5: Path, tmp_path: Path) -> None:

@@ -94,10 +94,6 @@ def test_numeric_folder_names_are_class_names(tmp_path: Path) -> None:
 def test_class_list_orders_labels(root: Path) -> None:
     text = "cat/1.jpg\ndog/2.jpg\n"
     assert [entry.label for entry in listed(root, text, classes=["dog", "cow", "cat"]).entries()] == [2, 0]
-    with pytest.raises(BuildError, match=r"list\.txt: line 2: class 'dog' is not in the class list"):
-        listed(root, text, classes=["cat"]).entries()
-    with pytest.raises(BuildError, match="contains 'cat' twice"):
-        listed(root, text, classes=["cat", "dog", "cat"]).entries()
 
 
 def test_entries_that_cannot_be_rows_have_a_reason(root: Path) -> None:
@@ -141,7 +137,7 @@ def test_errors_name_the_file_of_the_class_list(root: Path) -> None:
     text = "cat/1.jpg\t0\ndog/2.jpg\t2\n"
     with pytest.raises(BuildError, match=r"line 2: label 2, .*; order\.txt has 2 names"):
         listed(root, text, classes=ClassList(["a", "b"], "order.txt")).entries()
-    with pytest.raises(BuildError, match=r"line 2: class 'dog' is not in order\.txt; add it there"):
+    with pytest.raises(BuildError, match=r"list\.txt: line 2: class 'dog' is not in order\.txt; add it there"):
         listed(root, "cat/1.jpg\ndog/2.jpg\n", classes=ClassList(["cat"], "order.txt")).entries()
     with pytest.raises(BuildError, match=r"order\.txt contains 'cat' twice"):
         listed(root, "cat/1.jpg\n", classes=ClassList(["cat", "cat"], "order.txt")).entries()

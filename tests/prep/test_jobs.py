@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from decodeonce.errors import BuildError
+from decodeonce.launch import launch_variables
 from decodeonce.prep.jobs import Chain, Site, read_site, site_names, write_scripts
+from decodeonce.prep.jobs.pbs import current_umask
 from decodeonce.prep.jobs.site import parse_site
 
 COMMANDS = [["prep", "plan", "imagenet", "my src", "OUT"], ["prep", "work", "OUT"], ["prep", "finish", "OUT"]]
@@ -23,7 +26,13 @@ def written_scripts(tmp_path: Path, site: Site, chain: Chain) -> dict[str, list[
     """Write the scripts of a chain and return the lines of each, by name."""
     submit = write_scripts(tmp_path / "OUT", site, chain, COMMANDS, tmp_path)
     assert submit == tmp_path / "OUT.jobs/submit.sh"
-    return {path.name: path.read_text().splitlines() for path in submit.parent.iterdir()}
+    texts = {path.name: path.read_text().replace(" \\\n  ", " ") for path in submit.parent.iterdir()}
+    return {name: text.splitlines() for name, text in texts.items()}
+
+
+def unset(*, keep: str) -> str:
+    """Return the line that unsets the variables of launchers and arrays, except those of the batch system itself."""
+    return f"unset {' '.join(name for name in launch_variables() if not name.startswith(keep))}"
 
 
 def test_slurm_scripts(tmp_path: Path) -> None:
@@ -32,7 +41,7 @@ def test_slurm_scripts(tmp_path: Path) -> None:
     assert sorted(scripts) == ["array.slurm", "finish.slurm", "plan.slurm", "submit.sh"]
     assert scripts["array.slurm"] == [
         "#!/bin/bash",
-        "#SBATCH --job-name=prep-array",
+        "#SBATCH --job-name=OUT-array",
         "#SBATCH --output=array-%A_%a.log",
         "#SBATCH --open-mode=append",
         "#SBATCH --requeue",
@@ -47,17 +56,18 @@ def test_slurm_scripts(tmp_path: Path) -> None:
         "#SBATCH --signal=B:USR1@120",
         "#SBATCH -C cpu",
         f"cd -- {tmp_path} || exit",
+        unset(keep="SLURM_"),
         "exec prep work OUT",
     ]
     assert scripts["plan.slurm"][-1] == "exec prep plan imagenet 'my src' OUT"
     assert {"#SBATCH --output=plan-%j.log", "#SBATCH --cpus-per-task=4"} < set(scripts["plan.slurm"])
     assert not [line for line in scripts["finish.slurm"] if "--array" in line or "--signal" in line]
     assert [line for line in scripts["submit.sh"] if line.startswith("submit ")] == [
-        "submit --hold plan.slurm",
-        'submit --dependency="afterok:$plan" --kill-on-invalid-dep=yes array.slurm',
-        'submit --dependency="afterok:$plan,afterany:$id" --kill-on-invalid-dep=yes array.slurm'
+        "submit plan --hold plan.slurm  # held until the chain is complete",
+        'submit array --dependency="afterok:$plan" --kill-on-invalid-dep=yes array.slurm',
+        "submit 'round 2' --dependency=\"afterok:$plan,afterany:$id\" --kill-on-invalid-dep=yes array.slurm"
         "  # finished blocks are skipped",
-        'submit --dependency="afterok:$plan,afterany:$id" --kill-on-invalid-dep=yes finish.slurm',
+        'submit finish --dependency="afterok:$plan,afterany:$id" --kill-on-invalid-dep=yes finish.slurm',
     ]
 
 
@@ -66,9 +76,10 @@ def test_pbs_scripts(tmp_path: Path) -> None:
     scripts = written_scripts(tmp_path, PBS, chain)
     assert scripts["array.pbs"] == [
         "#!/bin/bash",
-        "#PBS -N prep-array",
+        "#PBS -N OUT-array",
         "#PBS -j oe",
         "#PBS -r y",
+        f"#PBS -W umask={current_umask():03o}",
         "#PBS -l select=1:ncpus=32:mpiprocs=1:mem=64gb",
         "#PBS -l walltime=1:00:00",
         "#PBS -A a1",
@@ -76,13 +87,14 @@ def test_pbs_scripts(tmp_path: Path) -> None:
         "#PBS -J 0-15%8",
         "#PBS -l place=scatter",
         f"cd -- {tmp_path} || exit",
+        unset(keep="PBS_"),
         "module load python",
         "exec timeout --preserve-status --signal=USR1 3480 prep work OUT",
     ]
     assert [line for line in scripts["submit.sh"] if line.startswith("submit ")] == [
-        "submit -h plan.pbs",
-        'submit -W depend="afterok:$plan" array.pbs',
-        'submit -W depend="afterok:$plan,afterany:$id" finish.pbs',
+        "submit plan -h plan.pbs  # held until the chain is complete",
+        'submit array -W depend="afterok:$plan" array.pbs',
+        'submit finish -W depend="afterok:$plan,afterany:$id" finish.pbs',
     ]
     assert scripts["submit.sh"][-2:] == ['qrls "$plan"', 'echo "${jobs[*]}"']
     assert not [line for line in written_scripts(tmp_path, PBS, Chain(tasks=1, cpus=1))["array.pbs"] if "-J" in line]
@@ -101,6 +113,29 @@ def test_elements_of_several_nodes_use_the_launcher_of_the_site(tmp_path: Path) 
     for scripts, count in ((pbs, 1), (generic, 1), (written_scripts(tmp_path, PBS_FREE, chain), 0)):
         assert scripts["array.pbs"].count("#PBS -l place=scatter") == count
     assert "#PBS -l place=scatter" not in generic["plan.pbs"]
+
+
+def test_mail_and_directives_of_the_array(tmp_path: Path) -> None:
+    chain = Chain(tasks=2, cpus=1, mail="me@example.org")
+    slurm = written_scripts(tmp_path, replace(SLURM, array_directives=("--gres=disk",)), chain)
+    pbs = written_scripts(tmp_path, replace(PBS, array_directives=("-l disk=1",)), chain)
+    mails = {name: [line for line in lines if " --mail-type" in line] for name, lines in slurm.items()}
+    assert mails["plan.slurm"] == ["#SBATCH --mail-type=FAIL"]
+    assert mails["array.slurm"] == ["#SBATCH --mail-type=NONE"]
+    assert mails["finish.slurm"] == ["#SBATCH --mail-type=END,FAIL"]
+    assert "#SBATCH --mail-user=me@example.org" in slurm["plan.slurm"]
+    for name, events in {"plan": "a", "array": "n", "finish": "ae"}.items():
+        assert {"#PBS -M me@example.org", f"#PBS -m {events}"} < set(pbs[f"{name}.pbs"])
+    assert [name for name, lines in slurm.items() if "#SBATCH --gres=disk" in lines] == ["array.slurm"]
+    assert [name for name, lines in pbs.items() if "#PBS -l disk=1" in lines] == ["array.pbs"]
+
+
+@pytest.mark.parametrize("name", ["my script.pbs", "it's.pbs", 'a"b.pbs'])
+def test_script_names_that_pbs_refuses(tmp_path: Path, name: str) -> None:
+    chain = Chain(tasks=1, cpus=1, then=Path(name))
+    with pytest.raises(BuildError, match="pbs refuses spaces and quotes in the path of a script; rename it"):
+        write_scripts(tmp_path / "OUT", PBS, chain, COMMANDS, tmp_path)
+    write_scripts(tmp_path / "OUT", SLURM, chain, COMMANDS, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["100%", "a\\b"])

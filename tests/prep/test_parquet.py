@@ -15,8 +15,8 @@ import pytest
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.entry import Undecodable
 from decodeonce.prep.sources import ParquetSource, open_parquet, open_source
-from decodeonce.prep.sources.formats import tables
-from decodeonce.prep.sources.formats.tables import read_error
+from decodeonce.prep.sources import parquet as tables
+from decodeonce.prep.sources.parquet import reading
 from tests.forms.parquet import images, write_table
 from tests.images import jpeg
 
@@ -56,12 +56,6 @@ def test_class_list_overrides_names_in_schema(tmp_path: Path) -> None:
     assert labels(open_parquet(path, classes=["x", "y"])) == ["y", "x", "x", "y", "y"]
     with pytest.raises(BuildError, match=r"a\.parquet: label 1, expected 0 to 0; the class list has 1 names"):
         list(open_parquet(path, classes=["x"]).entries())
-
-
-def test_classes_without_images_cause_a_warning(tmp_path: Path) -> None:
-    source = open_parquet(table(tmp_path, {"image": IMAGE_COLUMN, "label": [1] * 5}, names=["a", "b"]))
-    list(source.entries())
-    assert source.doubts(1000) == ["1 of 2 classes have no images (first 0, 'a')"]
 
 
 @pytest.mark.parametrize("metadata", [{}, {"huggingface": "{"}, {"huggingface": '{"info": {"features": {}}}'}])
@@ -245,7 +239,8 @@ def test_error_for_damaged_pages_names_row_group(tmp_path: Path) -> None:
 
 
 def test_temporary_file_system_error_stops_task() -> None:
-    assert isinstance(read_error("a.parquet", OSError(5, "Input/output error")), Stopped)
+    with pytest.raises(Stopped, match=r"a\.parquet: Input/output error"), reading("a.parquet"):
+        raise OSError(5, "Input/output error")
 
 
 def test_error_without_pyarrow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from decodeonce.errors import BuildError
-from decodeonce.prep.sources.formats.patterns import check_one_split, find_files
+from decodeonce.prep.sources.patterns import check_one_split, find_files
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from decodeonce.prep.jobs import Chain, read_site, write_scripts
 from tests import pbs
+from tests.cluster.until import until
 from tests.images import make_tree, tree_bytes
 
 PREP = [sys.executable, "-m", "decodeonce.cli"]
@@ -40,7 +43,7 @@ def test_no_job_is_dropped_if_qsub_is_slower_than_the_plan(tmp_path: Path) -> No
     assert [line.strip() for line in (tmp_path / "ran").read_text().splitlines()] == ran
 
 
-@pytest.mark.parametrize("name", ["prep-plan", "then"])
+@pytest.mark.parametrize("name", ["OUT-plan", "then"])
 def test_dropped_job_is_named_and_the_chain_cancelled(tmp_path: Path, name: str) -> None:
     done = submit(tmp_path / "pbs", small_chain(tmp_path), PBS_DROPS=name)
     assert (done.returncode != 0, done.stdout) == (True, "")
@@ -50,13 +53,97 @@ def test_dropped_job_is_named_and_the_chain_cancelled(tmp_path: Path, name: str)
 
 
 @pytest.mark.long
-def test_store_is_built_if_qsub_is_slower_than_the_plan(tmp_path: Path) -> None:
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_store_is_built_as_without_pbs(tmp_path: Path, nodes: str) -> None:
     tree = make_tree(tmp_path / "src", classes=2)
     environ = {**os.environ, **pbs.install(tmp_path / "pbs")}
-    words = ["build", "imagenet", str(tree), "OUT", "--tasks", "2", "--cpus", "1", "--submit"]
-    subprocess.run([*PREP, "submit", "pbs", *words], cwd=tmp_path, env=environ, check=True)
-    subprocess.run([*PREP, "build", "imagenet", str(tree), "alone"], cwd=tmp_path, check=True)
+    words = ["build", "imagenet", str(tree), "OUT", "--tasks", "2", "--nodes", nodes, "--cpus", "1", "--submit"]
+    subprocess.run([*PREP, "submit", "pbs", *words], cwd=tmp_path, env=environ, check=True, umask=0o027)
+    subprocess.run([*PREP, "build", "imagenet", str(tree), "alone"], cwd=tmp_path, check=True, umask=0o027)
     assert tree_bytes(tmp_path / "OUT") == tree_bytes(tmp_path / "alone")
+    assert modes(tmp_path / "OUT") == modes(tmp_path / "alone")
+    output = "".join(path.read_text() for path in (tmp_path / "OUT.jobs").glob("OUT-array.o*"))
+    for task in range(2 * int(nodes)):
+        assert f"task {task} of {2 * int(nodes)} (PBS_ARRAY_INDEX={task // int(nodes)}" in output
+
+
+def modes(folder: Path) -> dict[str, int]:
+    """Return the permissions of each file."""
+    return {path.name: path.stat().st_mode for path in folder.iterdir()}
+
+
+@pytest.mark.long
+def test_error_of_a_task_is_in_the_log_of_the_job(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "src", classes=2)
+    (tree / "train/n00000000/n00000000_0.JPEG").write_bytes(b"broken")
+    environ = {**os.environ, **pbs.install(tmp_path / "pbs")}
+    words = ["build", "imagenet", str(tree), "OUT", "--tasks", "2", "--nodes", "2", "--cpus", "1", "--on-bad", "fail"]
+    subprocess.run([*PREP, "submit", "pbs", *words, "--submit"], cwd=tmp_path, env=environ, check=True)
+    output = "".join(path.read_text() for path in (tmp_path / "OUT.jobs").glob("OUT-array.o*"))
+    assert "n00000000_0.JPEG: " in output
+
+
+@pytest.mark.parametrize("how", ["Ctrl-C", "SIGTERM", "Ctrl-C of submit.sh"])
+def test_interrupted_submission_leaves_no_jobs(tmp_path: Path, how: str) -> None:
+    tree, gate = make_tree(tmp_path / "src", classes=2), tmp_path / "gate"
+    os.mkfifo(gate)
+    environ = {**os.environ, **pbs.install(tmp_path / "pbs"), "PBS_GATE": str(gate)}
+    words = ["build", "imagenet", str(tree), "OUT", "--tasks", "2", "--rounds", "9", "--cpus", "1"]
+    command = [*PREP, "submit", "pbs", *words]
+    if how == "Ctrl-C of submit.sh":
+        subprocess.run(command, cwd=tmp_path, check=True)
+        command = ["bash", "OUT.jobs/submit.sh"]
+    else:
+        command += ["--submit"]
+    submitting = subprocess.Popen(
+        command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    for _ in range(2):  # two jobs
+        gate.write_text("")
+    with gate.open("w"):  # the third qsub runs
+        os.killpg(submitting.pid, signal.SIGTERM if how == "SIGTERM" else signal.SIGINT)
+
+    def has_ended() -> bool:
+        with suppress(OSError):  # no other qsub waits
+            os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
+        return submitting.poll() is not None
+
+    until(has_ended, "the end of prep submit")
+    assert "stopped; the jobs so far are cancelled" in submitting.communicate()[1]
+    assert submitting.returncode == (130 if how == "Ctrl-C of submit.sh" else 75)
+    assert pbs.queued(tmp_path / "pbs") == []
+    assert not (tmp_path / "OUT.jobs/submitted").exists()
+
+
+def test_queued_chain_is_shown_and_not_submitted_again_until_it_is_cancelled(tmp_path: Path) -> None:
+    script = small_chain(tmp_path)
+    held = script.read_text().replace('qrls "$plan"', "")
+    script.write_text(held)
+    assert submit(tmp_path / "pbs", script).returncode == 0
+    environ = {**os.environ, "PATH": f"{tmp_path}/pbs/bin:{os.environ['PATH']}"}
+
+    def prep(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*PREP, *words, "OUT"], cwd=tmp_path, env=environ, capture_output=True, text=True)
+
+    waiting = (
+        "array 2[].pbs: 2 of 2 waiting; round 2 3[].pbs: 2 of 2 waiting; finish 4.pbs: waiting; then 5.pbs: waiting"
+    )
+    assert f"plan 1.pbs: waiting; {waiting}\n" in prep("status").stdout
+    again = subprocess.run(["bash", script], env=environ, capture_output=True, text=True)
+    advice = f"plan 1.pbs is still in the queue; to cancel this chain, run: prep cancel {tmp_path}/OUT\n"
+    assert (again.returncode, again.stderr) == (1, advice)
+    assert prep("cancel").stdout.splitlines() == [
+        f"{job}: cancelled" for job in ("then 5.pbs", "finish 4.pbs", "round 2 3[].pbs", "array 2[].pbs", "plan 1.pbs")
+    ]
+    assert pbs.queued(tmp_path / "pbs") == []
+    assert prep("cancel").stdout == "OUT: all jobs have ended\n"
+    assert "no plan here" in prep("status").stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_build_without_a_submission_has_no_jobs_to_cancel(tmp_path: Path) -> None:
+    done = subprocess.run([*PREP, "cancel", "OUT"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, "this build was not submitted with `prep submit`" in done.stderr) == (1, True)
 
 
 def run_job(folder: Path, select: str, command: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import sys
 import threading
 import tracemalloc
 from collections.abc import Iterator
@@ -18,9 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decodeonce.errors import BuildError, Stopped
-from decodeonce.prep.building import Work, make_plan, work
+from decodeonce.prep.building import Work, free_space, make_plan, work
 from decodeonce.prep.building.plan import (
     PLAN_VERSION,
+    Plan,
     plan_facts,
     read_plan,
     scan,
@@ -41,6 +41,18 @@ from tests.images import jpeg, make_tree, tree_bytes
 SMALL = Recipe(height=16, width=16, shuffle_seed=0)
 
 
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """15 images in 3 classes."""
+    return make_tree(tmp_path / "src")
+
+
+@pytest.fixture
+def plan(tree: Path, tmp_path: Path) -> Plan:
+    """A plan of these images."""
+    return make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
+
+
 @given(st.integers(0, 3000), st.integers(0, 2**63))
 def test_shuffle_is_a_permutation(count: int, seed: int) -> None:
     assert sorted(shuffled(count, seed).tolist()) == list(range(count))
@@ -55,9 +67,7 @@ def test_shuffle_never_changes() -> None:
 GOLDEN_ORDER = [7, 3, 9, 2, 5, 4, 6, 0, 10, 1, 11, 8]
 
 
-def test_plan_lists_every_sample_once(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "src")
-    plan = make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
+def test_plan_lists_every_sample_once(plan: Plan, tree: Path, tmp_path: Path) -> None:
     again = read_plan(StorePaths(tmp_path / "out"))
     entries = again.samples.entries(0, again.count)
     assert {tree / os.fsdecode(entry.name) for entry in entries} == set(tree.glob("train/*/*.JPEG"))
@@ -69,16 +79,14 @@ def test_plan_lists_every_sample_once(tmp_path: Path) -> None:
         assert f"n{entry.label:08d}" in os.fsdecode(entry.name)
 
 
-def test_planning_again_writes_nothing(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "src")
+def test_planning_again_writes_nothing(tree: Path, tmp_path: Path) -> None:
     make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
     before = StorePaths(tmp_path / "out").plan.stat().st_mtime_ns
     make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
     assert StorePaths(tmp_path / "out").plan.stat().st_mtime_ns == before
 
 
-def test_different_recipe_is_an_error_that_names_the_settings(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "src")
+def test_different_recipe_is_an_error_that_names_the_settings(tree: Path, tmp_path: Path) -> None:
     make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
     with pytest.raises(BuildError, match="filter is box, the plan says bilinear; height is 20, the plan says 16"):
         make_plan(open_imagenet(tree), tmp_path / "out", Recipe(height=20, width=16, filter="box", shuffle_seed=0))
@@ -96,25 +104,21 @@ def test_different_recipe_is_an_error_that_names_the_settings(tmp_path: Path) ->
         (lambda tree: (tree / "train/n00000001/empty.JPEG").touch(), "places or rejects"),
     ],
 )
-def test_changed_source_is_an_error_that_names_the_file(tmp_path: Path, change: Any, message: str) -> None:
-    tree = make_tree(tmp_path / "src")
+def test_changed_source_is_an_error_that_names_the_file(tree: Path, tmp_path: Path, change: Any, message: str) -> None:
     make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
     change(tree)
     with pytest.raises(BuildError, match=message):
         make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
 
 
-def test_image_changed_after_plan_stops_the_task(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "src")
+def test_image_changed_after_plan_stops_the_task(tree: Path, tmp_path: Path) -> None:
     make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
     (tree / "train/n00000001/n00000001_0.JPEG").write_bytes(jpeg())
     with pytest.raises(BuildError, match=r"n00000001_0.JPEG: changed since the plan"):
         work(tmp_path / "out")
 
 
-def test_different_decoders_are_an_error(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "src")
-    plan = make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
+def test_different_decoders_are_an_error(plan: Plan, tree: Path, tmp_path: Path) -> None:
     facts = {**plan.facts, "recipe": {**plan.facts["recipe"], "decoders": {"simplejpeg": "0.1"}}}
     write_plan(plan.paths, scan(open_imagenet(tree)), facts)
     with pytest.raises(
@@ -123,19 +127,20 @@ def test_different_decoders_are_an_error(tmp_path: Path) -> None:
         work(tmp_path / "out")
 
 
-def test_damaged_plan_is_an_error(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "src")
+def test_damaged_plan_is_an_error(tree: Path, tmp_path: Path) -> None:
     path = make_plan(open_imagenet(tree), tmp_path / "out", SMALL).paths.plan
     path.write_bytes(path.read_bytes().replace(b'"count": 15', b'"count": 14'))
     with pytest.raises(BuildError, match="damaged"):
         work(tmp_path / "out")
 
 
-def test_leftovers_of_killed_plan_are_removed(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "src")
+def test_leftovers_of_killed_plan_are_removed(tree: Path, tmp_path: Path) -> None:
     plan = make_plan(open_imagenet(tree), tmp_path / "out", Recipe(height=99, width=99, container="hdf5"))
     plan.paths.plan.unlink()
+    for renamed in ("out/.fuse_hidden000001c100000032", "out/.build/.nfs0000000000bc2e1a00000002"):
+        (tmp_path / renamed).touch()  # removed, but still open
     make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
+    (tmp_path / "out/.fuse_hidden000001c100000032").unlink()
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".build", "images-00000.npy"]
 
 
@@ -154,9 +159,7 @@ def test_files_that_appear_in_out_during_listing_stay(tmp_path: Path, monkeypatc
     assert tree_bytes(out) == {"images-00000.npy": b"mine"}
 
 
-def test_build_with_done_blocks_but_no_plan_stays_unchanged(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "src")
-    plan = make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
+def test_build_with_done_blocks_but_no_plan_stays_unchanged(plan: Plan, tree: Path, tmp_path: Path) -> None:
     work(tmp_path / "out", Work(workers=1))
     plan.paths.plan.unlink()
     before = tree_bytes(tmp_path / "out")
@@ -165,8 +168,7 @@ def test_build_with_done_blocks_but_no_plan_stays_unchanged(tmp_path: Path) -> N
     assert tree_bytes(tmp_path / "out") == before
 
 
-def test_labels_follow_class_list_and_descriptions_follow_mapping(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "src")
+def test_labels_follow_class_list_and_descriptions_follow_mapping(tree: Path, tmp_path: Path) -> None:
     (tree / "LOC_synset_mapping.txt").write_text("n00000000 tench, Tinca tinca\nn00000002 goldfish\n")
     source = open_imagenet(tree)
     assert source.classes()[:2] == (ImageClass("n00000000", "tench, Tinca tinca"), ImageClass("n00000001", ""))
@@ -194,23 +196,20 @@ def test_moved_source_is_the_same_source(tmp_path: Path) -> None:
     work(tmp_path / "out")
 
 
-def test_different_class_names_are_a_different_source(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "src")
+def test_different_class_names_are_a_different_source(tree: Path, tmp_path: Path) -> None:
     make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
     (tree / "LOC_synset_mapping.txt").write_text("n00000000 tench\n")
     with pytest.raises(BuildError, match="or class names differ"):
         make_plan(open_imagenet(tree), tmp_path / "out", SMALL)
 
 
-def test_out_inside_source_is_an_error(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "src")
+def test_out_inside_source_is_an_error(tree: Path, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="is inside the source"):
         make_plan(FolderSource(tree / "train"), tree / "train/store", SMALL)
     make_plan(open_imagenet(tree), tree / "train.store", SMALL)
 
 
-def test_foreign_build_folder_stays_unchanged(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "src")
+def test_foreign_build_folder_stays_unchanged(tree: Path, tmp_path: Path) -> None:
     for mine in ("project/.build/debug", "project/images-2024"):
         (tmp_path / mine).mkdir(parents=True)
     with pytest.raises(BuildError, match="not an unfinished build: it contains images-2024"):
@@ -221,8 +220,7 @@ def test_foreign_build_folder_stays_unchanged(tmp_path: Path) -> None:
     assert (tmp_path / "project/.build/debug").exists()
 
 
-def test_splits(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "src")
+def test_splits(tree: Path, tmp_path: Path) -> None:
     make_tree(tree, split="val", classes=2)
     assert open_imagenet(tree).top == tree / "train"
     assert not open_imagenet(tree).keeps_order
@@ -294,20 +292,24 @@ def test_threads_on_network_file_system_list_the_same(tmp_path: Path, monkeypatc
     [(24, 4096, False), (24, 65536, True), (64, 65536, False), (1025, 4096, True), (1025, 65536, True)],
 )
 def test_nfs_warns_if_blocks_share_pages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, size: int, page: int, warns: bool
+    tree: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    size: int,
+    page: int,
+    warns: bool,
 ) -> None:
-    tree = make_tree(tmp_path / "src")
-    monkeypatch.setattr(sys.modules[make_plan.__module__], "network_file_system", lambda place: "NFS")
+    monkeypatch.setattr(free_space, "network_file_system", lambda place: "NFS")
     monkeypatch.setattr(mmap, "PAGESIZE", page)
     make_plan(open_imagenet(tree), tmp_path / "out", Recipe(height=size, width=size))
     assert any("share pages" in message for message in caplog.messages) == warns
 
 
-def test_failing_stat_in_a_thread_stops_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_stat_in_a_thread_stops_the_plan(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(root: Path, name: bytes, label: int, links: Links) -> Entry:
         raise Stopped(f"{name.decode()}: Stale file handle")
 
-    tree = make_tree(tmp_path / "src")
     monkeypatch.setattr(files, "file_entry", fails)
     monkeypatch.setattr(files, "network_file_system", lambda top: "NFS")
     with pytest.raises(Stopped, match=r"n00000000_0.JPEG: Stale"):
@@ -360,8 +362,7 @@ def test_summarizing_changes_takes_less_than_200_bytes_per_sample(tmp_path: Path
     assert peak / count < 200
 
 
-def test_plan_of_another_release_is_an_error(tmp_path: Path) -> None:
-    plan = make_plan(open_imagenet(make_tree(tmp_path / "src")), tmp_path / "out", SMALL)
+def test_plan_of_another_release_is_an_error(plan: Plan, tmp_path: Path) -> None:
     write_facts(plan.paths, {**plan.facts, "version": 1})
     message = f"plan version is 1, expected {PLAN_VERSION}; "
     message += "finish with the decodeonce release that made it, or remove .*out and build again$"
@@ -369,8 +370,7 @@ def test_plan_of_another_release_is_an_error(tmp_path: Path) -> None:
         work(tmp_path / "out")
 
 
-def test_plan_time_rejects_are_part_of_the_digest(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "src")
+def test_plan_time_rejects_are_part_of_the_digest(tree: Path, tmp_path: Path) -> None:
     empty = tree / "train/n00000001/a.JPEG"
     empty.mkdir()
     with_problem = scan(open_imagenet(tree)).digest
@@ -394,14 +394,13 @@ def test_decoder_versions_include_format_libraries() -> None:
 
 
 @pytest.mark.parametrize("content", [b"root:secret", b"PK\3\4", b"\x93NUMPY\1\0\x06\0secret", b""])
-def test_damaged_plan_file_is_named_without_its_content(tmp_path: Path, content: bytes) -> None:
-    plan = make_plan(open_imagenet(make_tree(tmp_path / "src")), tmp_path / "out", SMALL)
+def test_damaged_plan_file_is_named_without_its_content(plan: Plan, content: bytes) -> None:
     plan.paths.plan_rows.write_bytes(content)
     with pytest.raises(BuildError, match=r"plan-rows\.npy: damaged; remove .*out and build again$"):
         _ = read_plan(plan.paths).samples
 
 
-PLAN_FILES = ["plan-names.bin", "plan-rows.npy", "plan-rejects.tsv", "plan.json"]
+PLAN_FILES = ["plan-names.bin", "plan-rows.npy", "plan.json"]
 
 
 @pytest.mark.parametrize(

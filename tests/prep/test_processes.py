@@ -6,8 +6,7 @@ import errno
 
 import pytest
 
-from decodeonce.prep.processes.child import Child, Parent
-from decodeonce.prep.processes.workers import run_workers
+from decodeonce.prep.processes.child import Child, Parent, run_workers
 
 
 def main(arguments: list[str]) -> int:
@@ -27,11 +26,7 @@ def test_lost_file_server_is_not_mistaken_for_ended_parent() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    [
-        "decodeonce.prep.building.worker",
-        "decodeonce.prep.export.export",
-        "decodeonce.prep.sources.formats.tables",
-    ],
+    ["decodeonce.prep.building.worker", "decodeonce.prep.export.export", "decodeonce.prep.sources.parquet"],
 )
 def test_worker_ends_quietly_if_parent_ends_before_first_message(
     module: str, capfd: pytest.CaptureFixture[str]

@@ -10,7 +10,6 @@ import pytest
 
 from decodeonce.prep.building import Work, finish, make_plan, work
 from decodeonce.prep.building.journal import Journals
-from decodeonce.prep.building.max_bad import Allowance
 from decodeonce.prep.building.status import read_status
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
@@ -73,7 +72,7 @@ def test_task_that_stops_writing_is_silent_until_its_share_is_done(planned: Path
     work(planned, Work(max_bad="2"))
     status = read_status(planned)
     assert (status.state, [task.state for task in status.tasks]) == ("decoded", ["done", "done"])
-    finish(planned, Allowance.parse("2"))
+    finish(planned, "2")
     status = read_status(planned)
     assert (status.finished, status.state, status.rows, status.tasks) == (True, "finished", 14, [])
     assert status.rows_done == 14
@@ -86,14 +85,15 @@ def test_task_whose_process_ended_on_this_node_is_stopped(planned: Path) -> None
     (task,) = status.tasks
     assert (status.state, task.state) == ("stopped", "stopped")
     assert (status.rows_per_s, task.rows_per_s, status.seconds_left) == (0.0, 0.0, None)
-    host, pid = (writer := Journals(journal.parent).writers[journal]).host, writer.pid
+    host, pid = (author := Journals(journal.parent).authors[journal]).host, author.pid
     journal.rename(str(journal).replace(f"-{host}-{pid}-", f"-{host}-{os.getpid()}-"))
     assert read_status(planned).state == "working"
 
 
 def test_task_reads_only_journals_that_can_hold_its_blocks(planned: Path) -> None:
     journals = StorePaths(planned).journals
-    (journals / "2of3-elsewhere-1-ab.log").mkdir()  # opening it would fail
+    for name in ("2of3-elsewhere-1-ab.log", "0of3-unfinished.tmp"):  # the second is no journal
+        (journals / name).mkdir()  # opening it would fail
     for task, tasks in ((0, 3), (1, 3), (1, 9)):
         work(planned, Work(workers=1, task=task, tasks=tasks, max_bad="2"))
     for task, tasks in ((2, 3), (1, 2), (0, 1)):

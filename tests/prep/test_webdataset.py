@@ -96,22 +96,6 @@ def test_key_ends_at_first_dot_of_base_name(tmp_path: Path) -> None:
     ]
 
 
-def test_numbers_are_class_numbers_and_names_are_sorted(tmp_path: Path) -> None:
-    numbered = open_webdataset(shard(tmp_path, sample("k", IMAGE, cls=3), sample("l", IMAGE, cls=1)))
-    assert [entry.label for entry in numbered.entries()] == [3, 1]
-    assert len(numbered.classes()) == 4
-    assert numbered.doubts(1000) == ["2 of 4 classes have no images (first 0, '0')"]
-    path = shard(tmp_path, sample("k", IMAGE, txt="dog"), sample("l", IMAGE, txt="cat"), name="b.tar")
-    named = open_webdataset(path)
-    assert [entry.label for entry in named.entries()] == [1, 0]
-    assert named.doubts(2) == ["2 different labels for 2 samples; check that the labels are classes"]
-    ordered = open_webdataset(path, classes=["dog", "cat"])
-    assert [entry.label for entry in ordered.entries()] == [0, 1]
-    assert ordered.doubts(2) == []
-    with pytest.raises(BuildError, match=r"/b\.tar/k\.jpg: class 'dog' is not in the class list"):
-        list(open_webdataset(path, classes=["cat"]).entries())
-
-
 def test_error_for_label_beyond_class_list_names_shard(tmp_path: Path) -> None:
     shard(tmp_path, sample("k", IMAGE, cls=0), name="a-0.tar")
     shard(tmp_path, sample("größe/l", IMAGE, cls=2), name="a-1.tar")
@@ -187,10 +171,6 @@ def test_network_file_system_lists_shards_in_parallel(tmp_path: Path, monkeypatc
     assert list(source.entries()) == one_by_one
 
 
-def truncate(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
 def corrupt(path: Path) -> None:
     data = bytearray(path.read_bytes())
     middle = len(data) // 2
@@ -198,39 +178,33 @@ def corrupt(path: Path) -> None:
     path.write_bytes(data)
 
 
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
+def flip_bit_of_checksum(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-6] ^= 1  # a bit of the CRC-32 at the end of the stream
+    path.write_bytes(data)
 
 
-def zstd(path: Path) -> None:
-    path.write_bytes(b"\x28\xb5\x2f\xfd" + bytes(1000))
+def truncate_inside(path: Path) -> None:
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:3000]))
 
 
 @pytest.mark.parametrize(
-    ("name", "damage", "message"),
+    ("damage", "message"),
     [
-        ("a.tar", truncate, r"a\.tar: truncated: ends at byte"),
-        ("a.tar", empty, r"a\.tar: "),
-        ("a.tar", zstd, r"a\.tar: compressed with zstd"),
-        ("a.tgz", truncate, r"a\.tgz: cannot be unpacked at byte .*end-of-stream marker"),
-        ("a.tgz", corrupt, r"a\.tgz: (cannot be unpacked at byte|damaged: no tar header)"),
+        (lambda path: os.truncate(path, path.stat().st_size // 2), "cannot be unpacked at byte .*end-of-stream marker"),
+        (corrupt, "(cannot be unpacked at byte|damaged: no tar header)"),
+        (flip_bit_of_checksum, "cannot be unpacked at byte .*CRC check failed"),
+        (truncate_inside, "truncated: ends at byte 3000, expected at least"),
     ],
 )
-def test_damaged_shard_is_an_error_that_names_it(
-    tmp_path: Path, name: str, damage: Callable[[Path], None], message: str
+def test_damaged_gzipped_shard_is_an_error_that_names_it(
+    tmp_path: Path, damage: Callable[[Path], None], message: str
 ) -> None:
     images = [jpeg(50, 50, seed=seed) for seed in range(5)]
-    path = Path(shard(tmp_path, *(sample(f"{k}", data, cls=0) for k, data in enumerate(images)), name=name))
+    path = Path(shard(tmp_path, *(sample(f"{k}", data, cls=0) for k, data in enumerate(images)), name="a.tgz"))
     damage(path)
-    with pytest.raises(BuildError, match=message):
+    with pytest.raises(BuildError, match=rf"a\.tgz: {message}"):
         list(open_webdataset(str(path)).entries())
-
-
-def test_truncated_gzipped_tar_is_an_error(tmp_path: Path) -> None:
-    tar = Path(shard(tmp_path, sample("k", jpeg(200, 200), cls=0))).read_bytes()
-    (tmp_path / "b.tgz").write_bytes(gzip.compress(tar[:3000]))
-    with pytest.raises(BuildError, match=r"b\.tgz: truncated: ends at byte 3000, expected at least"):
-        list(open_webdataset(str(tmp_path / "b.tgz")).entries())
 
 
 def compressible_bytes(seed: int) -> bytes:
@@ -262,12 +236,3 @@ def test_gzip_stream_may_have_many_members(tmp_path: Path) -> None:
     with open_holder(tmp_path / "a.gz") as file:
         stream = GzipStream(file, BuildError)
         assert (stream.read_at(0, 2), stream.read_at(2, 9), stream.size) == (b"ab", b"cdef", 6)
-
-
-def test_stream_with_wrong_checksum_is_an_error(tmp_path: Path) -> None:
-    path = Path(shard(tmp_path, sample("k", IMAGE, cls=0), name="a.tar.gz"))
-    data = bytearray(path.read_bytes())
-    data[-6] ^= 1  # a bit of the CRC-32 at the end of the stream
-    path.write_bytes(data)
-    with pytest.raises(BuildError, match=r"a\.tar\.gz"):
-        list(open_webdataset(str(path)).entries())

@@ -15,8 +15,7 @@ from decodeonce.errors import Stopped
 from decodeonce.prep.building import Work, finish, make_plan, work
 from decodeonce.prep.building import pool as pool_module
 from decodeonce.prep.building.journal import Journals
-from decodeonce.prep.building.max_bad import Allowance
-from decodeonce.prep.building.pool import BlockQueue, Worker, WorkerPool, WorkerSettings, processor_seconds
+from decodeonce.prep.building.pool import BlockQueue, Worker, WorkerPool, processor_seconds
 from decodeonce.prep.building.status import read_status
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet, open_webdataset
@@ -38,12 +37,16 @@ def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "TICK_SECONDS", 0.02)
 
 
+def first_message(out: Path) -> dict[str, object]:
+    return {"out": str(out), "task": 0, "tasks": 1, "on_bad": "reject"}
+
+
 def planned(tree: Path, out: Path) -> tuple[WorkerPool, int]:
     """Make a plan; return a pool for all of its blocks, and the row of the slow image."""
     plan = make_plan(open_imagenet(tree), out, Recipe(height=1024, width=1024))
     (slow,) = [row for row in range(plan.count) if plan.samples.entry(row).name.endswith(b"slow.JPEG")]
     queue = BlockQueue(range(len(plan.blocks)), {})
-    return WorkerPool(WorkerSettings(str(out), 0, 1, fail_on_bad=False), 2, queue, {}), slow
+    return WorkerPool(first_message(out), 2, queue), slow
 
 
 def run_and_signal(pool: WorkerPool, row: int, signal_: int) -> int:
@@ -60,7 +63,7 @@ def run_and_signal(pool: WorkerPool, row: int, signal_: int) -> int:
 def test_image_that_kills_decoder_twice_is_rejected(slow_tree: Path, tmp_path: Path) -> None:
     pool, slow = planned(slow_tree, tmp_path / "out")
     assert run_and_signal(pool, slow, signal.SIGSEGV) == 2
-    manifest = finish(tmp_path / "out", Allowance.parse("1"))
+    manifest = finish(tmp_path / "out", "1")
     (reject,) = [reject for reject in read_rejects(tmp_path / "out/rejects.tsv") if reject.action == "rejected"]
     assert reject.source == "train/n00000001/slow.JPEG"
     assert reject.reason == "the decoder died with exit status -11, 2 times"
@@ -72,7 +75,7 @@ def test_worker_killed_from_outside_loses_no_image(slow_tree: Path, tmp_path: Pa
     with pytest.raises(Stopped, match="workers keep dying"):
         run_and_signal(pool, slow, signal.SIGKILL)
     work(tmp_path / "out", Work(workers=2))
-    assert finish(tmp_path / "out", Allowance.parse("0")).count == 9
+    assert finish(tmp_path / "out", "0").count == 9
 
 
 def test_image_that_takes_too_long_is_rejected(
@@ -83,7 +86,7 @@ def test_image_that_takes_too_long_is_rejected(
     work(tmp_path / "out", Work(workers=1, max_bad="1"))
     (reject,) = read_status(tmp_path / "out").rejects
     assert reject.reason == "the decoder took more than 0.1 s, 2 times"
-    assert finish(tmp_path / "out", Allowance.parse("1")).count == 8
+    assert finish(tmp_path / "out", "1").count == 8
 
 
 def test_decoder_without_processor_time_gets_the_longer_limit(
@@ -107,12 +110,12 @@ def test_decoder_without_processor_time_gets_the_longer_limit(
 
 def test_no_block_is_reserved_for_dismissed_worker(tmp_path: Path) -> None:
     """Both blocks share a read unit. A worker that died returns the second one to the queue."""
-    settings, queue = WorkerSettings(str(tmp_path), 0, 1, fail_on_bad=False), BlockQueue([0], {0: (0, 0), 1: (0, 0)})
-    pool, dismissed, new = WorkerPool(settings, 2, queue, {}), Worker(settings), Worker(settings)
+    first, queue = first_message(tmp_path), BlockQueue([0], {0: (0, 0), 1: (0, 0)})
+    pool, dismissed, new = WorkerPool(first, 2, queue), Worker(first), Worker(first)
     pool.workers.update((dismissed, new))
-    assert [pool.order(dismissed), pool.order(dismissed)] == [{"block": 0, "round": 0, "poison": {}}, None]
+    assert [pool.order(dismissed), pool.order(dismissed)] == [{"block": 0, "poison": {}}, None]
     queue.put_back([1])
-    assert pool.order(new) == {"block": 1, "round": 0, "poison": {}}
+    assert pool.order(new) == {"block": 1, "poison": {}}
     for worker in pool.workers:
         worker.process.end()
 
@@ -163,4 +166,4 @@ def test_workers_that_could_only_read_twice_are_dismissed(tmp_path: Path) -> Non
     assert len(list(plan.paths.journals.iterdir())) <= 4
     done = Journals(plan.paths.journals)
     assert done.blocks() == list(range(12))
-    assert len({path for _, path, _ in done.times()}) == 1
+    assert len({line.path for line in done.lines.values()}) == 1

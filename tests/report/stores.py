@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from decodeonce.cli.report.facts import Facts, gather
+from decodeonce.cli.report.page import Facts, gather
 from decodeonce.store import open_store
 from decodeonce.store.table import REJECT_COLUMNS, SAMPLE_COLUMNS, Reject, Sample, line, reject_line, sample_line
 from tests.command import prep

@@ -130,17 +130,6 @@ def test_policy_blocks_injected_scripts_and_requests(pages: dict[str, Path], bro
     page.close()
 
 
-def test_page_is_complete_without_javascript(pages: dict[str, Path], browser: Browser) -> None:
-    with open_page(browser, pages["many"], java_script_enabled=False) as page:
-        before = page.locator("section").all_inner_texts()
-        assert len(before) == 8
-        page.locator("details summary").first.click()
-        assert "class58" in page.locator("#classes table").last.inner_text()
-        pixels = np.asarray(Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("L"))
-    assert pixels.std() > 20
-    assert all(part.std() > 3 for part in np.array_split(pixels, len(pixels) // 300))
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "scheme"), [("hostile", "dark"), ("many", "light"), ("many", "dark")])
 def test_axe_finds_no_violations(name: str, scheme: str, pages: dict[str, Path], browser: Browser) -> None:

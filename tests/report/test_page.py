@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decodeonce.cli import printable
-from decodeonce.cli.report import facts as facts_module
-from decodeonce.cli.report.command import report
+from decodeonce.cli.report import page as page_module
+from decodeonce.cli.report import report
 from decodeonce.cli.report.page import POLICY, environment
 from decodeonce.cli.report.page import page as render_page
 from decodeonce.store import open_store, stage_store
@@ -174,8 +174,8 @@ def test_only_rows_that_were_read_are_called_intact_or_damaged(tmp_path: Path, m
     text = outline(root).text
     assert "Intact: every file and every row is unchanged." in text
     assert "The other values are from all 300 rows." in text
-    monkeypatch.setattr(facts_module, "ALL_BYTES", 0)
-    monkeypatch.setattr(facts_module, "SAMPLE_BYTES", 48 * 30)
+    monkeypatch.setattr(page_module, "ALL_BYTES", 0)
+    monkeypatch.setattr(page_module, "SAMPLE_BYTES", 48 * 30)
     text = outline(root).text
     assert "No damage found. Every file was checked, and 87 of 300 rows." in text
     assert "The other values are from 30 of 300 rows, evenly spaced." in text

@@ -13,7 +13,7 @@ import pytest
 
 from decodeonce.errors import Stopped, StoreError
 from decodeonce.prep.export import export
-from decodeonce.prep.export.images import ExportPaths, ExportSettings
+from decodeonce.prep.export.export import ExportPaths, ExportSettings
 from decodeonce.store import add_column, columns, disk, open_store, remove_column, sharing, verify_store, writer
 from decodeonce.store.durable import empty_folder
 from decodeonce.store.sharing import LOCK, patient, patient_if_there
@@ -210,9 +210,10 @@ def test_export_emptied_by_another_is_not_published(tmp_path: Path, monkeypatch:
     store, write = open_store(make_store(tmp_path / "s", random_images(COUNT))), export._write_blocks
     dest = tmp_path / "images"
 
-    def write_and_empty(*args: Any) -> None:
-        write(*args)
+    def write_and_empty(*args: Any) -> int:
+        blocks = write(*args)
         empty_folder(ExportPaths(dest).journals)
+        return blocks
 
     monkeypatch.setattr(export, "_write_blocks", write_and_empty)
     with pytest.raises(Stopped, match="another export"):

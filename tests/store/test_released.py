@@ -22,8 +22,7 @@ import decodeonce
 from decodeonce import open_store
 from decodeonce.errors import DecodeonceError, StoreError
 from decodeonce.prep.convert.convert import Conversion, convert
-from decodeonce.prep.export.export import export_store
-from decodeonce.prep.export.images import ExportSettings
+from decodeonce.prep.export.export import ExportSettings, export_store
 from decodeonce.store import Reject, Store, stage_store, verify_store
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.select import Selection, select_lines

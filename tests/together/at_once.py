@@ -15,13 +15,12 @@ from functools import partial
 from pathlib import Path
 
 from decodeonce.prep.building import Work, finish, make_plan, plan_unless_built, work
-from decodeonce.prep.building.max_bad import Allowance
 from decodeonce.prep.sources import open_imagenet
 from tests.images import make_tree, tree_bytes
 from tests.together.processes import RECIPE
 
 Call = Callable[[], object]
-ALLOWANCE = Allowance.parse("2")
+ALLOWANCE = "2"
 
 
 def at_once(*calls: Call) -> list[str]:

@@ -15,7 +15,6 @@ import pytest
 
 from decodeonce.errors import BuildError, StoreError
 from decodeonce.prep.building import Work, build, finish, is_built, make_plan, plan_unless_built, work
-from decodeonce.prep.building.max_bad import Allowance
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import open_store, stage_store
@@ -23,7 +22,7 @@ from tests.command import prep
 from tests.images import make_tree, tree_bytes
 from tests.together.processes import ROOT, build_arguments
 
-ALLOWANCE = Allowance.parse("2")
+ALLOWANCE = "2"
 ROW = 384 * 1024 * 3
 
 

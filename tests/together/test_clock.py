@@ -15,7 +15,6 @@ import pytest
 
 from decodeonce.prep.building import Work, build, finish, make_plan, work
 from decodeonce.prep.building.journal import Journals
-from decodeonce.prep.building.max_bad import Allowance
 from decodeonce.prep.building.status import Status, read_status
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
@@ -24,7 +23,7 @@ from tests.images import tree_bytes
 from tests.packages import need
 from tests.together.processes import ROOT
 
-ALLOWANCE = Allowance.parse("2")
+ALLOWANCE = "2"
 YEAR = 365.25 * 86400
 
 
@@ -63,7 +62,7 @@ def test_jumping_clocks_do_not_change_bytes(
     assert_makes_sense(read_status(out), 5)
     prep_at(faketime, "+30y", *work_command, "--task", 1)
     assert_makes_sense(read_status(out), 10)
-    times = [at for _, _, at in Journals(StorePaths(out).journals).times()]
+    times = [line.time for line in Journals(StorePaths(out).journals).lines.values()]
     assert times[4] < times[0] < time.time() + YEAR < time.time() + 29 * YEAR < times[5]
     work(out, Work(workers=1, max_bad="2"))
     assert_makes_sense(read_status(out), 15)

@@ -51,23 +51,26 @@ def _run() -> int | None:
     _open_streams()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # file names may not be UTF-8
+    failure: DecodeonceError
     try:
         with _worker_started(sys.argv[1:]):
             return _run_command()
     except DecodeonceError as error:
-        return _print_failure(error)
+        failure = error
     except OSError as error:
-        return _print_failure(failure_from(error, "prep"))
+        failure = failure_from(error, "prep")
+    except ImportError as error:
+        failure = DecodeonceError(f"a package cannot be imported: {error}; run: prep doctor")
     except MemoryError:
-        return _print_failure(
-            Stopped("out of memory; completed work is kept; run the same command again with more memory")
-        )
+        failure = Stopped("out of memory; completed work is kept; run the same command again with more memory")
+    if isinstance(failure, Stopped):
+        return _print_error(f"prep: stopped: {failure}", EXIT_STOPPED)
+    return _print_error(f"prep: error: {failure}", EXIT_FAILED)
 
 
 def _run_command() -> int | None:
     from decodeonce.cli.app import app
-    from decodeonce.cli.command import USAGE_ERROR
-    from decodeonce.cli.mistakes import usage_text
+    from decodeonce.cli.command import USAGE_ERROR, usage_text
 
     try:
         code: int | None = app(sys.argv[1:] or ["--help"], prog_name=program(), standalone_mode=False)
@@ -110,7 +113,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
     for later in STOPPING:
         signal.signal(later, signal.SIG_DFL)
     _call_imported("prep.processes.child", "kill_children")
-    _call_imported("cli.bench.trial", "remove_scratch")
+    _call_imported("cli.bench.build", "remove_scratch")
     name = signal.Signals(number).name
     message = f"prep: stopped: {name}; completed work is kept; run the same command again to resume"
     _end_log(EXIT_STOPPED, message)
@@ -130,12 +133,6 @@ def _call_imported(module: str, name: str, *arguments: object) -> bool:
     if function is not None:
         function(*arguments)
     return function is not None
-
-
-def _print_failure(error: DecodeonceError) -> int:
-    if isinstance(error, Stopped):
-        return _print_error(f"prep: stopped: {error}", EXIT_STOPPED)
-    return _print_error(f"prep: error: {error}", EXIT_FAILED)
 
 
 def _print_error(message: str, code: int) -> int:

@@ -14,11 +14,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from decodeonce.cli import log, output
 from decodeonce.cli.examples import examples
-from decodeonce.cli.mistakes import did_you_mean
 
 # UsageError of click, or of the copy of click in newer versions of Typer
 USAGE_ERROR: Any = typer.BadParameter.__base__
-
 QUIET = "Print only errors and --json output."
 LOG = "Append events to FILE as JSON lines. If FILE is a folder (FILE/), each process writes its own file there."
 
@@ -52,6 +50,14 @@ class _Summarised:
         return str(super().get_short_help_str(sys.maxsize))  # type: ignore[misc]
 
 
+def usage_text(error: Any) -> str:
+    """Return one line for a UsageError. If a command is missing or unknown, the line lists the commands."""
+    text = " ".join(error.format_message().split()).replace("Value error, ", "")  # some messages have line breaks
+    if error.ctx and isinstance(error.ctx.command, Group) and " command" in text:
+        text += f" Expected one of: {', '.join(error.ctx.command.list_commands(error.ctx))}."
+    return text
+
+
 def parameters(function: Callable[..., Any]) -> list[Parameter]:
     """Return the parameters of a function with evaluated annotations."""
     return list(inspect.signature(function, eval_str=True).parameters.values())
@@ -73,10 +79,9 @@ def with_options(function: Callable[..., None], options: type, more: Iterable[Pa
 
 
 class Group(_Summarised, TyperGroup):
-    """A group of commands; those in `lazy` are created on first use. Errors list the commands or suggest one."""
+    """A group of commands; those in `lazy` are created on first use."""
 
     format_epilog = _format_examples
-    member = "command"  # the word for a member in error messages
     lazy: ClassVar[Mapping[str, Callable[[], Any]]] = {}
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -88,23 +93,6 @@ class Group(_Summarised, TyperGroup):
         if name in self.lazy and name not in self.commands:
             self.commands[name] = self.lazy[name]()
         return super().get_command(ctx, name)
-
-    def parse_args(self, ctx: Any, args: Any) -> Any:
-        """Parse as click does, but list the commands if the command is missing."""
-        if not args and not ctx.resilient_parsing:
-            ctx.fail(f"Missing {self.member}{self._expected(ctx)}")
-        return super().parse_args(ctx, args)
-
-    def resolve_command(self, ctx: Any, args: Any) -> Any:
-        """Resolve as click does, with the same error message in every version of Typer."""
-        name, known = args[0], self.list_commands(ctx)
-        if name not in known and not ctx.resilient_parsing:
-            ctx.fail(f"No such {self.member} {name!r}{self._expected(ctx)}{did_you_mean(name, known)}")
-        return super().resolve_command(ctx, args)
-
-    def _expected(self, ctx: Any) -> str:
-        known = self.list_commands(ctx)
-        return f", expected one of {', '.join(known)}" if len(known) < 9 else ""
 
 
 class Command(_Summarised, TyperCommand):
@@ -124,7 +112,7 @@ class Command(_Summarised, TyperCommand):
 class LoggedCommand(Command):
     """A command with --quiet and --log FILE.
 
-    Its function does not take them: `output.say` and `progress.count_bar` obey them.
+    Its function does not take them: `output.say` and `output.count_bar` obey them.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:

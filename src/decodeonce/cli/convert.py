@@ -10,11 +10,10 @@ import typer
 from decodeonce.cli import parse
 from decodeonce.cli.build import check_alone, say_built
 from decodeonce.cli.options import ClassOption, DryRun, MatchOption, Out, RowsOption, Workers, option, selection
-from decodeonce.cli.output import say
-from decodeonce.cli.progress import build_progress
+from decodeonce.cli.output import build_progress, say
 from decodeonce.formatting import counted
 from decodeonce.prep.recipe import Filter, Sort
-from decodeonce.store.layout import ContainerName
+from decodeonce.store.layout import ContainerName, StorePaths
 
 
 def convert(
@@ -52,8 +51,6 @@ def convert(
     seed = parse.shuffle_seed("none" if shuffle_seed is None else shuffle_seed)
     selected = selection(names, match, rows)
     check_alone()
-    from decodeonce.prep.building import finish, is_built
-    from decodeonce.prep.building.max_bad import Allowance
     from decodeonce.prep.convert.convert import Conversion, open_conversion
     from decodeonce.prep.convert.convert import convert as convert_stores
 
@@ -71,13 +68,13 @@ def convert(
     if dry_run:
         from decodeonce.cli.dryrun import planned_text
 
-        planned = planned_text(made_of, recipe, sum(1 for _ in made_of.selected_rows.unsorted()))
+        planned = planned_text(made_of, recipe, sum(1 for _ in made_of.selected_rows()))
         return say(f"{planned}; nothing was written")
-    if is_built(made_of, out, recipe):
-        finish(out, Allowance.parse("0"))  # this also completes a finish that was killed
-        return say_built(out)
+    was_finished = StorePaths(out).manifest.exists()
     with build_progress() as progress:
         manifest = convert_stores(stores, out, conversion, workers=workers, progress=progress)
+    if was_finished:
+        return say_built(out)
     height, width, channels = manifest.shape
     say(
         f"{out}: {counted(manifest.count, 'row')} of {height}x{width}x{channels} written in "

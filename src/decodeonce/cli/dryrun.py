@@ -7,30 +7,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import gettempdir
 
-from decodeonce.cli.bench.trial import Trial, fair_sample, run_trial, scratch_folder
-from decodeonce.cli.kinds import BuildRequest
+from decodeonce.cli.bench.build import fair_sample, list_source, run_trial, scratch_folder
+from decodeonce.cli.build import BuildRequest
 from decodeonce.formatting import counted, duration_text, size_text
 from decodeonce.host import usable_cores
 from decodeonce.prep.building.blocks import Blocks
 from decodeonce.prep.building.free_space import (
-    Need,
     check_free_space,
-    describe_free_space,
+    describe_storage,
     find_storage,
     space_needed,
     stripe_advice,
 )
-from decodeonce.prep.building.max_bad import Allowance
-from decodeonce.prep.building.output_dir import check_output_dir
 from decodeonce.prep.building.plan import (
     Listing,
     Plan,
-    check_expected,
-    check_listing,
+    allowed_rejects,
     check_matches_plan,
     plan_facts,
     read_plan,
-    scan,
 )
 from decodeonce.prep.jobs import Chain
 from decodeonce.prep.jobs.base import clock
@@ -58,7 +53,7 @@ def time_here(workers: int, rows: int, per_s: float) -> str:
 
 def time_in_jobs(chain: Chain, workers: int, rows: int, per_s: float) -> str:
     """Describe the time of each task of a chain of jobs, and whether it fits the time limit."""
-    seconds = task_seconds(rows, per_s, chain.processes, min(workers, chain.cpus))
+    seconds = math.ceil(rows / chain.processes) / (per_s * min(workers, chain.cpus))
     size = f"{counted(chain.processes, 'task')} of {counted(workers, 'worker')}"
     text = f"time: {_about(seconds)} for each of {size}, on cores as fast as these"
     waves = math.ceil(chain.tasks / (chain.max_running or chain.tasks))
@@ -66,51 +61,39 @@ def time_in_jobs(chain: Chain, workers: int, rows: int, per_s: float) -> str:
         text += f", {chain.max_running} at a time: {duration_text(waves * seconds)} in total"
     if chain.seconds is None:
         return text
-    rounds = rounds_needed(seconds, chain.seconds - chain.lead)
+    rounds = max(1, math.ceil(seconds / (chain.seconds - chain.lead)))  # each round resumes the previous one
     limit = f"--time {clock(chain.seconds)}"
     if rounds == 1:
         return f"{text}; fits {limit}"
-    fits = f"fits {rounds} of the {chain.rounds} rounds of" if rounds <= chain.rounds else "does not fit"
-    more = "" if rounds <= chain.rounds else f": increase --time or --tasks, or pass --rounds {rounds}"
-    return f"{text}; {fits} {limit}{more}"
+    if rounds <= chain.rounds:
+        return f"{text}; fits {rounds} of the {chain.rounds} rounds of {limit}"
+    return f"{text}; does not fit {limit}: increase --time or --tasks, or pass --rounds {rounds}"
 
 
 def _about(seconds: float) -> str:
     return duration_text(seconds) if seconds < 1 else f"about {duration_text(seconds)}"
 
 
-def task_seconds(rows: int, per_s: float, tasks: int, cores: int) -> float:
-    """Return the seconds of the longest of `tasks` tasks with `cores` cores each."""
-    return math.ceil(rows / tasks) / (per_s * cores)
-
-
-def rounds_needed(seconds: float, limit: float) -> int:
-    """Return how many rounds a task needs under a time limit; each round resumes the previous one."""
-    return max(1, math.ceil(seconds / limit))
-
-
 def dry_run(request: BuildRequest, time: Time, seconds: float = SECONDS) -> Iterator[str]:
     """Yield the lines to print after decoding for `seconds`. Raises the errors of a build, lack of space last."""
     source, out, recipe = request.source, request.out, request.recipe
     paths = StorePaths(out)
-    check_output_dir(paths, source)
-    decoders = decoder_versions(recipe.container)
-    listing = scan(source)
-    check_listing(source, listing)
-    check_expected(source, listing.candidates, request.expect)
-    facts = plan_facts(source, listing, recipe, decoders)
+    listing = list_source(request, out)
+    facts = plan_facts(source, listing, recipe, decoder_versions(recipe.container))
     if started := paths.plan.exists():
         check_matches_plan(read_plan(paths), listing, facts)
     planned = planned_text(source, recipe, len(listing))
     yield f"{planned}; {counted(len(listing.rejects), 'file')} rejected; nothing was written"
     needed = space_needed(Plan(paths, facts))
-    yield _needed_text(needed, recipe)
+    rows = needed.rows * recipe.row_bytes
+    more = size_text(needed.bytes - rows)
+    yield f"space: {size_text(rows)} for rows, up to {more} for other data; up to {needed.files} files"
     yield from _sampled(request, listing, time, seconds)
     if started:  # its space is already reserved
         yield f"{out}: an unfinished build is here; the same command without --dry-run resumes it"
         return
     storage = find_storage(out)
-    yield from describe_free_space(storage, needed)
+    yield from describe_storage(storage, needed)
     if advice := stripe_advice(out, storage):
         yield advice
     check_free_space(out, storage, needed)
@@ -127,12 +110,6 @@ def planned_text(source: Source, recipe: Recipe, rows: int) -> str:
     )
 
 
-def _needed_text(needed: Need, recipe: Recipe) -> str:
-    rows = needed.rows * recipe.row_bytes
-    more = size_text(needed.bytes - rows)
-    return f"space: {size_text(rows)} for rows, up to {more} for other data; up to {needed.files} files"
-
-
 def _sampled(request: BuildRequest, listing: Listing, time: Time, seconds: float) -> Iterator[str]:
     """Yield the estimated time, its basis, and a warning if the build would fail because of too many rejects."""
     source, recipe = request.source, request.recipe
@@ -140,27 +117,17 @@ def _sampled(request: BuildRequest, listing: Listing, time: Time, seconds: float
     with scratch_folder(Path(gettempdir())) as scratch:
         trial = run_trial(source, entries, recipe, scratch, workers=1, seconds=seconds)
     yield time(len(listing), trial.samples_per_s)
-    yield _estimate_basis(trial, len(listing))
-    yield from _too_many_rejects(trial, listing, request.work.allowance)
-
-
-def _estimate_basis(trial: Trial, samples: int) -> str:
-    portion = "all" if trial.samples == samples else "a fair sample"
-    text = (
-        f"this is an estimate: one process here read and decoded {counted(trial.samples, 'image')} ({portion}) at "
-        f"{trial.samples_per_s:,.0f} images/s; a slower disk or a cold cache takes longer"
+    part = "all" if trial.samples == len(listing) else "a fair sample"
+    found = f"; {trial.rejects} of them cannot be decoded, first {trial.first_reject}" if trial.rejects else ""
+    yield (
+        f"this is an estimate: one process here read and decoded {counted(trial.samples, 'image')} ({part}) at "
+        f"{trial.samples_per_s:,.0f} images/s; a slower disk or a cold cache takes longer{found}"
     )
-    if not trial.rejects:
-        return text
-    return f"{text}; {trial.rejects} of them cannot be decoded, first {trial.first_reject}"
-
-
-def _too_many_rejects(trial: Trial, listing: Listing, allowance: Allowance) -> Iterator[str]:
-    """Yield a warning if the estimated number of rejects is more than the build allows."""
-    allowed = allowance.allowed(listing.candidates)
+    max_bad = request.work.max_bad
+    allowed = allowed_rejects(max_bad, listing.candidates)
     rejects = len(listing.rejects) + round(trial.rejects / trial.samples * len(listing))
     if rejects > allowed:
         yield (
             f"this build would fail: about {rejects} of {listing.candidates} images would be rejected, but --max-bad "
-            f"{allowance.text} allows {allowed}; repair or remove them, or pass a higher --max-bad"
+            f"{max_bad} allows {allowed}; repair or remove them, or pass a higher --max-bad"
         )

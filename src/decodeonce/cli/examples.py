@@ -17,10 +17,10 @@ prep finish train.store --max-bad 0.5%
 prep submit slurm build imagenet /data/imagenet train.store --tasks 16 --cpus 32 --time 4:00:00
 prep submit slurm build folder images images.store --tasks 4 --site perlmutter --account m1234 --submit
 prep submit pbs build imagenet /data/imagenet train.store --tasks 8 --cpus 64 --time 2:00:00
+prep submit kubernetes build imagenet /data/imagenet /data/train.store --tasks 8 --cpus 16 --image IMAGE --claim CLAIM
 prep status train.store
-prep status train.store --json
+prep cancel train.store
 prep info train.store
-prep info train.store --json
 prep verify train.store
 prep repair train.store --from /data/imagenet
 prep repair copy.store --from train.store
@@ -42,9 +42,7 @@ prep bench build imagenet /data/imagenet /scratch/me/train.store
 prep bench build webdataset 'shards/train-{0000..0147}.tar' train.store --workers 32 --json
 prep bench load train.store
 prep bench load train.store --device cuda --gpu-rate 2500
-prep sample imagenet-sample
 prep sample small --count 300 --classes 10
-prep doctor
 prep doctor /scratch/me --json
 """.strip().splitlines()
 

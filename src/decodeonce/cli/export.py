@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+import decodeonce
 from decodeonce.cli.options import StoreArgument, Workers, option
-from decodeonce.cli.output import say
-from decodeonce.cli.progress import count_bar
+from decodeonce.cli.output import count_bar, say
 from decodeonce.formatting import counted
 from decodeonce.host import usable_cores
 from decodeonce.prep.recipe import ExportForm
@@ -37,11 +37,9 @@ def export(
     """
     if shard_rows is not None and form != "webdataset":
         raise typer.BadParameter("--shard-rows requires --as webdataset")
-    from decodeonce.prep.export.export import export_store
-    from decodeonce.prep.export.images import SHARD_ROWS, ExportSettings
-    from decodeonce.store import open_store
+    from decodeonce.prep.export.export import SHARD_ROWS, ExportSettings, export_store
 
-    opened = open_store(store)
+    opened = decodeonce.open_store(store)
     settings = ExportSettings(form, quality=quality, shard_rows=shard_rows or SHARD_ROWS)
     with count_bar("images", total=len(opened)) as update:
         done = patient(dest, export_store, opened, dest, settings, workers=workers or usable_cores(), progress=update)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -13,20 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from decodeonce.cli import parse, printable
-from decodeonce.cli.options import (
-    DEFAULT_MAX_BAD,
-    ClassOption,
-    JsonFlag,
-    MatchOption,
-    RowsOption,
-    StoreArgument,
-    option,
-    selection,
-)
-from decodeonce.cli.output import print_json, say, show_facts
-from decodeonce.cli.progress import count_bar
-from decodeonce.errors import StoreError
+import decodeonce
+from decodeonce.cli import printable
+from decodeonce.cli.options import ClassOption, JsonFlag, MatchOption, RowsOption, StoreArgument, option, selected_lines
+from decodeonce.cli.output import check_out, count_bar, print_json, say, show_facts, write_out
+from decodeonce.errors import BuildError, StoreError
 from decodeonce.formatting import counted, duration_text, quoted, size_text
 from decodeonce.host import usable_cores
 from decodeonce.store.layout import repair_advice
@@ -37,15 +28,12 @@ CONTROLS = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 if TYPE_CHECKING:
     from decodeonce.prep.building.status import Status, TaskStatus
     from decodeonce.store import Store
-    from decodeonce.store.select import Selection
 
 
 def info(store: StoreArgument, as_json: JsonFlag = False) -> None:
     """Print facts about a store: counts, shape, shards, rows per class, rejects, statistics, recipe."""
-    from decodeonce.store import open_store
-
-    opened = open_store(store)
-    manifest = opened.manifest
+    opened = decodeonce.open_store(store)
+    manifest, rejects = opened.manifest, _rejects(opened)
     facts: dict[str, Any] = {
         "store": str(store),
         "rows": manifest.count,
@@ -58,8 +46,8 @@ def info(store: StoreArgument, as_json: JsonFlag = False) -> None:
         "shards": len(manifest.shards),
         "bytes": sum(shard.bytes for shard in manifest.shards),
         "classes": len(manifest.classes),
-        "rows_per_class": _unless_damaged(_rows_per_class, opened),
-        "rejects": _unless_damaged(_rejects, opened),
+        "rows_per_class": _rows_per_class(opened),
+        "rejects": rejects,
         "columns": [column.name for column in manifest.columns],
         **({} if manifest.box_classes is None else {"box_classes": len(manifest.box_classes)}),
         "pixel_mean": list(manifest.pixel_mean),
@@ -72,17 +60,9 @@ def info(store: StoreArgument, as_json: JsonFlag = False) -> None:
     if not as_json:
         facts["bytes"] = f"{facts['bytes']} ({size_text(facts['bytes'])})"
         facts["rows_per_class"] = _per_class_text(facts["rows_per_class"])
-        facts["rejects"] = _rejects_text(facts["rejects"])
+        skipped, unusual = counted(rejects["rejected"], "image"), counted(rejects["kept"], "unusual image")
+        facts["rejects"] = f"{skipped} skipped, {rejects['left out']} left out by --map, {unusual} kept"
     show_facts(facts, as_json=as_json)
-
-
-def _unless_damaged(read: Callable[[Store], dict[str, Any]], store: Store) -> dict[str, Any] | None:
-    """Return what `read` returns; if the file that it reads is damaged, print a note and return None."""
-    try:
-        return read(store)
-    except StoreError as error:
-        say(f"prep: note: {error}", err=True)
-        return None
 
 
 def _rows_per_class(store: Store) -> dict[str, Any]:
@@ -95,16 +75,12 @@ def _rows_per_class(store: Store) -> dict[str, Any]:
     return {"smallest": found["smallest"], "median": float(np.median(counts)), "largest": found["largest"]}
 
 
-def _per_class_text(found: dict[str, Any] | None) -> str:
-    if found is None:
-        return "unknown: labels.npy is damaged"
+def _per_class_text(found: dict[str, Any]) -> str:
     least, median, most = found["smallest"], found["median"], found["largest"]
     if least["rows"] == most["rows"]:
         return f"{most['rows']} in each"
-    ends = [
-        f"{end['rows']} ({end['name']} {end['description'].partition(',')[0]}".rstrip() + ")" for end in (least, most)
-    ]
-    return f"smallest {ends[0]}, median {median:g}, largest {ends[1]}"
+    names = [f"{one['name']} {one['description'].partition(',')[0]}".rstrip() for one in (least, most)]
+    return f"smallest {least['rows']} ({names[0]}), median {median:g}, largest {most['rows']} ({names[1]})"
 
 
 def _rejects(store: Store) -> dict[str, Any]:
@@ -116,28 +92,36 @@ def _rejects(store: Store) -> dict[str, Any]:
     return {"rejected": 0, "left out": 0, "kept": 0, **Counter(one.action for one in read_rejects(store.paths.rejects))}
 
 
-def _rejects_text(found: dict[str, Any] | None) -> str:
-    if found is None:
-        return "unknown: rejects.tsv is damaged"
-    images, unusual = counted(found["rejected"], "image"), counted(found["kept"], "unusual image")
-    return f"{images} skipped, {found['left out']} left out by --map, {unusual} kept"
-
-
 def status(
     out: Annotated[Path, typer.Argument(help="Build or store.", metavar="OUT")], as_json: JsonFlag = False
 ) -> None:
     """Print the progress of a build, on any node, and its rejected images."""
     from decodeonce.prep.building.status import read_status
+    from decodeonce.prep.jobs.submitted import job_states
 
-    status = read_status(out)
+    jobs = job_states(out)
+    try:
+        status = read_status(out)
+    except BuildError:
+        if not any(jobs.values()):
+            raise
+        return show_facts({"state": "submitted", "jobs": jobs if as_json else _jobs_text(jobs)}, as_json=as_json)
     if as_json:
-        return show_facts(asdict(status), as_json=True)
-    show_facts(_status_facts(out, status), as_json=False)
-    _show_tasks(status.tasks)
-    for reject in status.rejects[:20]:
-        say(f"  {reject}")
-    if len(status.rejects) > 20:
-        say(f"  and {len(status.rejects) - 20} more; --json lists all of them")
+        return show_facts({**asdict(status), "jobs": jobs}, as_json=True)
+    facts = _status_facts(out, status)
+    show_facts({**facts, "jobs": _jobs_text(jobs)} if jobs else facts, as_json=False)
+    undone = sorted((task for task in status.tasks if task.state != "done"), key=lambda task: task.state)
+    _say_first(40, list(map(_task_text, undone)), " tasks")  # silent tasks come first
+    _say_first(20, list(map(str, status.rejects)), "")
+
+
+def _jobs_text(jobs: Mapping[str, Mapping[str, int]]) -> str:
+    texts = []
+    for name, states in jobs.items():
+        number = sum(states.values())
+        counts = [f"{count} of {number} {state}" if number > 1 else state for state, count in states.items()]
+        texts.append(f"{name}: {', '.join(counts) or 'ended'}")
+    return "; ".join(texts)
 
 
 def _status_facts(out: Path, status: Status) -> dict[str, Any]:
@@ -155,10 +139,11 @@ def _status_facts(out: Path, status: Status) -> dict[str, Any]:
     if status.state == "working":
         left = "unknown" if status.seconds_left is None else duration_text(status.seconds_left)
         return {**facts, "rows_per_s": round(status.rows_per_s), "time_left": left}
-    from decodeonce.prep.building.max_bad import Allowance
+    from decodeonce.prep.building import Work
+    from decodeonce.prep.building.plan import allowed_rejects
 
     # With too many rejects, `work` and `finish` fail unless --max-bad allows them.
-    too_many = len(status.rejects) > Allowance.parse(DEFAULT_MAX_BAD).allowed(status.rows)
+    too_many = len(status.rejects) > allowed_rejects(Work().max_bad, status.rows)
     flag = f" --max-bad {len(status.rejects)}" if too_many else ""
     work, finish = f"prep work {quoted(str(out))}{flag}", f"prep finish {quoted(str(out))}{flag}"
     again = f"the same command again{flag and f' with{flag}'}, or {work} and then {finish}"
@@ -166,16 +151,18 @@ def _status_facts(out: Path, status: Status) -> dict[str, Any]:
     return {**facts, "next": f"{advice}, if you accept these rejects" if too_many else advice}
 
 
-def _show_tasks(tasks: list[TaskStatus]) -> None:
-    """Print a line for each task that is not done; silent tasks come first."""
-    undone = sorted((task for task in tasks if task.state != "done"), key=lambda task: task.state)
-    for task in undone[:40]:
-        say(
-            f"  task {task.task} of {task.tasks} on {task.host}: {task.state}, {task.blocks_done} of {task.blocks} "
-            f"blocks, {task.rows_per_s:.0f} rows/s, last write {duration_text(task.seconds_quiet)} ago"
-        )
-    if len(undone) > 40:
-        say(f"  and {len(undone) - 40} more tasks; --json lists all of them")
+def _task_text(task: TaskStatus) -> str:
+    return (
+        f"task {task.task} of {task.tasks} on {task.host}: {task.state}, {task.blocks_done} of {task.blocks} blocks, "
+        f"{task.rows_per_s:.0f} rows/s, last write {duration_text(task.seconds_quiet)} ago"
+    )
+
+
+def _say_first(most: int, lines: list[str], what: str) -> None:
+    for line in lines[:most]:
+        say(f"  {line}")
+    if len(lines) > most:
+        say(f"  and {len(lines) - most} more{what}; --json lists all of them")
 
 
 def verify(store: StoreArgument, as_json: JsonFlag = False) -> None:
@@ -201,22 +188,13 @@ def verify(store: StoreArgument, as_json: JsonFlag = False) -> None:
     raise typer.Exit(1)
 
 
-def _lines(store: Store, selected: Selection) -> Iterator[tuple[int, bytes]]:
-    from decodeonce.store.select import select_lines
-
-    with parse.usage_errors():
-        return select_lines(store, selected)
-
-
 def ls(store: StoreArgument, names: ClassOption = None, match: MatchOption = None, rows: RowsOption = None) -> None:
     """List rows with the columns of samples.tsv: row, label, class, source, width, height, box, digest.
 
     If any class has a description, it is a last column.
     """
-    from decodeonce.store import open_store
-
-    selected, opened = selection(names, match, rows), open_store(store)
-    lines = _with_descriptions(opened, _lines(opened, selected))
+    opened = decodeonce.open_store(store)
+    lines = _with_descriptions(opened, selected_lines(opened, names, match, rows))
     sys.stdout.buffer.writelines(map(_escaped if sys.stdout.isatty() else _without_controls, lines))
     sys.stdout.buffer.flush()
 
@@ -268,16 +246,12 @@ def show(
         raise typer.BadParameter("--count and --random exclude each other; give only one of them")
     if seed is not None and random is None:
         raise typer.BadParameter("--seed requires --random N")
-    from decodeonce.cli.written import check_out, need_pillow, write_out
-    from decodeonce.store import open_store
+    from decodeonce.cli.drawing import draw_sheet
+    from decodeonce.cli.rows import CheckedRows, damage_messages, draw_rows, shown_rows
 
-    selected, opened = selection(names, match, rows), open_store(store)
+    opened = decodeonce.open_store(store)
+    found = (row for row, _ in selected_lines(opened, names, match, rows))
     check_out(opened, out)
-    need_pillow("write a PNG")
-    from decodeonce.cli.rows import CheckedRows, damage_messages, draw_rows, shown_rows  # these import Pillow
-    from decodeonce.cli.sheet import draw_sheet
-
-    found = (row for row, _ in _lines(opened, selected))
     chosen = draw_rows(found, random, seed or 0) if random else list(islice(found, count or 64))
     if not chosen:
         raise StoreError(

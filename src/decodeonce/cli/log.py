@@ -27,8 +27,7 @@ class JsonLog:
         self._path = path
         self._who = {"host": platform.node(), "pid": os.getpid()}  # several processes may share a file
         self._fd: int | None = None
-        self._started = time.monotonic()
-        self._written_at = self._started
+        self._started = self._written_at = time.monotonic()
         self._pending: Mapping[str, Any] | None = None
         self._last_message = ""
         try:
@@ -86,13 +85,15 @@ _log: JsonLog | None = None
 
 def begin(path: str) -> None:
     """Start the log of this command in `path`. If `path` is a folder or ends in a slash, use a new file in it."""
-    from decodeonce.launch import find_rank, find_task
+    from decodeonce.launch import JOB_IDS, find_rank, find_task
 
     global _log
     _log = JsonLog(path)
     command = [program(), *sys.argv[1:]]
-    launcher, task = _found_or_error(find_rank), _found_or_error(find_task)
-    _log.write("start", version=__version__, command=command, launcher=launcher, task=task)
+    job = next((os.environ[name] for name in JOB_IDS if os.environ.get(name)), None)
+    _log.write(
+        "start", version=__version__, command=command, launcher=_found(find_rank), task=_found(find_task), job=job
+    )
 
 
 def message(text: str) -> None:
@@ -134,10 +135,10 @@ def _open(path: str) -> int:
     return fd
 
 
-def _found_or_error(find: Callable[[], object]) -> str | None:
-    """Return what a function finds, or its error message."""
+def _found(find: Callable[[], object]) -> str | None:
+    """Return what a function finds as text; None if it finds nothing, or needs flags of the command for it."""
     try:
         found = find()
-    except ValueError as error:
-        return str(error)
+    except ValueError:
+        return None
     return str(found) if found else None

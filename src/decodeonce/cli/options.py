@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from decodeonce.cli import parse
-from decodeonce.cli.complete import class_names
+from decodeonce.formatting import quoted
 
 if TYPE_CHECKING:
+    from decodeonce.store import Store
     from decodeonce.store.select import Selection
 
 
@@ -33,6 +36,24 @@ MaxBad = Annotated[
 ]
 DryRun = Annotated[bool, option("Print what would be written, and write nothing.", flag="--dry-run")]
 JsonFlag = Annotated[bool, option("Print one JSON object instead of text.", flag="--json")]
+
+
+def class_names(ctx: typer.Context) -> list[str]:
+    """Complete the class names of the store that precedes on the command line; an empty list if it cannot be read.
+
+    Names that need quotes are left out. store.json is read without `open_store`, because importing NumPy would take
+    too long for a completion.
+    """
+    # An option without its value ends the parsing of click, and the arguments before it are in args.
+    given = [ctx.params.get("store"), *(ctx.params.get("stores") or ()), *ctx.args]
+    path = Path(next(filter(None, given), "."), "store.json")
+    try:
+        manifest = json.loads(path.read_bytes() if path.is_file() else b"")  # reading a pipe would block
+        names = [str(described["name"]) for described in manifest["classes"]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []
+    return [name for name in names if name == quoted(name)]  # Typer selects those that match what was typed
+
 
 ClassOption = Annotated[
     list[str] | None,
@@ -58,3 +79,13 @@ def selection(names: list[str] | None, match: str | None, rows: str | None) -> S
 
     with parse.usage_errors():
         return Selection(tuple(names or ()), match, row_range(rows) if rows is not None else (None, None))
+
+
+def selected_lines(
+    store: Store, names: list[str] | None, match: str | None, rows: str | None
+) -> Iterator[tuple[int, bytes]]:
+    """Yield the rows that --class, --match and --rows select, each with its line of samples.tsv."""
+    from decodeonce.store.select import select_lines
+
+    with parse.usage_errors():
+        return select_lines(store, selection(names, match, rows))

@@ -1,6 +1,7 @@
-"""Print messages, tables and JSON.
+"""Print messages, tables, JSON and progress, and write output files.
 
-With `--quiet`, which `LoggedCommand` adds to a command, `say` prints nothing but errors; `print_json` still prints.
+Progress is a tqdm bar on a terminal, otherwise a line every 15 s on standard error. With `--quiet`, which
+`LoggedCommand` adds to a command, only errors and JSON are printed.
 """
 
 from __future__ import annotations
@@ -8,13 +9,23 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from decodeonce.cli import fitted, log
+from decodeonce.formatting import counted
+
+if TYPE_CHECKING:
+    from decodeonce.prep.building import Progress
+    from decodeonce.store import Store
+
+PROGRESS_SECONDS = 15.0
 
 _quiet = False
 
@@ -28,11 +39,6 @@ def quiet_if(*, quiet: bool) -> Iterator[None]:
         yield
     finally:
         _quiet = before
-
-
-def is_quiet() -> bool:
-    """Whether --quiet is in effect."""
-    return _quiet
 
 
 def say(text: str, *, err: bool = False) -> None:
@@ -76,3 +82,103 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value)
+
+
+def check_out(store: Store, out: Path) -> None:
+    """Raise a usage error if `out` is a file of the store: writing it would damage the store."""
+    manifest, paths = store.manifest, store.paths
+    own = {paths.manifest.name, paths.part.name, *manifest.files, *(shard.file for shard in manifest.shards)}
+    folder, name = os.path.split(os.path.realpath(out))  # writing follows links
+    if name in own and folder == os.path.realpath(paths.root):
+        raise typer.BadParameter(f"--out {out}: this file is part of the store; choose another name")
+
+
+def write_out(path: Path, data: bytes) -> None:
+    """Write a file atomically. A pipe or a device gets the bytes directly."""
+    from decodeonce.store.durable import write_atomic
+
+    if path.exists() and not path.is_file():
+        with open(path, "wb") as pipe:
+            pipe.write(data)
+        return
+    try:
+        write_atomic(Path(os.path.realpath(path)), [data])
+    except OSError as error:
+        error.filename = str(path)  # not the name of the temporary file
+        raise
+
+
+@contextmanager
+def count_bar(unit: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """Yield a callback that adds to the count of `unit`s, of `total` if that is known. Any thread may call it."""
+    lock, count = threading.Lock(), 0
+    with _bar(unit, total) as bar:
+        show = _meter(bar, unit)
+
+        def update(more: int) -> None:
+            nonlocal count
+            with lock:
+                count += more
+                show(count, total, count)
+
+        yield update
+
+
+@contextmanager
+def build_progress() -> Iterator[Callable[[Progress], None]]:
+    """Yield a callback for `work` that shows images/s, MB/s written, rejects and the time left."""
+    started = False
+    with _bar("images", None) as bar:
+        show = _meter(bar, "images")
+
+        def update(progress: Progress) -> None:
+            nonlocal started
+            if not started and (done := progress.rows - progress.new_rows):
+                with bar.external_write_mode(sys.stdout):
+                    say(f"resuming: {done:,} of {progress.total_rows:,} rows are already done")
+            started = True
+            show(progress.rows, progress.total_rows, progress.new_rows, progress.bytes, progress.rejects)
+
+        yield update
+
+
+def _bar(unit: str, total: int | None) -> Any:
+    """Return a tqdm bar, which is disabled with --quiet or if standard error is not a terminal."""
+    from tqdm import tqdm
+
+    tqdm.monitor_interval = 0  # start no monitor thread
+    silent = _quiet or not sys.stderr.isatty()
+    return tqdm(total=total, unit=f" {unit}", dynamic_ncols=True, file=sys.stderr, disable=silent)
+
+
+def _meter(bar: Any, unit: str) -> Callable[..., None]:
+    """Return a function that logs progress and moves the bar, or prints a line every PROGRESS_SECONDS without one."""
+    started = printed = time.monotonic()
+
+    def show(
+        rows: int, total: int | None, new_rows: int, nbytes: int | None = None, rejects: int | None = None
+    ) -> None:
+        """Show that `rows` of `total` are done, `new_rows` of them by this command; None means unknown."""
+        nonlocal printed
+        now = time.monotonic()
+        seconds = max(now - started, 1e-3)
+        rate = new_rows / seconds
+        left = round((total - rows) / rate, 1) if total is not None and rate else None
+        facts = {"rows": rows, "total_rows": total, "rows_per_s": round(rate, 1), "rejects": rejects}
+        written = None if nbytes is None else round(nbytes / seconds)
+        log.progress({**facts, "bytes_per_s": written, "seconds_left": left})
+        more = "" if rejects is None else f"{(written or 0) / 1e6:.0f} MB/s, {counted(rejects, 'reject')}"
+        if not bar.disable:
+            if bar.total != total:
+                bar.reset(total=total)
+                bar.n = bar.initial = rows - new_rows  # rows of an earlier run do not count for the rate
+            bar.set_postfix_str(more, refresh=False)
+            bar.update(rows - bar.n)
+        elif not _quiet and now - printed >= PROGRESS_SECONDS:
+            printed = now
+            done = f"{rows} {unit}" if total is None else f"{rows} of {total} {unit}"
+            time_left = "" if left is None else f"{left:.0f} s left"
+            parts = filter(None, [done, f"{rate:.0f} {unit}/s", more, time_left])
+            print(", ".join(parts), file=sys.stderr, flush=True)
+
+    return show

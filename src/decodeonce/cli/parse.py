@@ -10,8 +10,6 @@ import typer
 
 LARGEST = 2**63 - 1
 LEAST = 4096  # bytes; a smaller size without a unit is refused
-UNITS = {"": 1, "B": 1, **{f"{p}B": 1000**i for i, p in enumerate("KMGT", 1)}}
-UNITS |= {f"{p}IB": 1024**i for i, p in enumerate("KMGT", 1)}
 
 
 @contextmanager
@@ -34,19 +32,16 @@ def row_size(text: str) -> tuple[int, int]:
 
 def byte_size(text: str, flag: str = "--shard-size") -> int:
     """Return the bytes of "32GiB", "1.5TB" or "65536". A few bytes without a unit are refused: the unit is missing."""
-    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([a-z]*)", text.strip().lower())
-    unit = UNITS.get(match[2].upper()) if match else None
-    if match is None or unit is None or not 1 <= (size := int(float(match[1]) * unit)) <= LARGEST:
-        raise typer.BadParameter(f"{flag} {text}: expected a size such as 32GiB, 10GB or 500MiB{_hint(text)}")
-    if match[2] == "" and size < LEAST:
-        raise typer.BadParameter(f"{flag} {text}: {size} bytes cannot hold an image; did you mean {match[1]}GiB?")
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(?:([KMGT])(I?))?(B?)", text.strip().upper())
+    number, prefix, binary, unit = match.groups() if match else ("0", "", "", "")
+    size = int(float(number) * (1024 if binary else 1000) ** " KMGT".index(prefix or " "))
+    cut = prefix and not unit  # such as 32G or 32Gi
+    if cut or not 1 <= size <= LARGEST:
+        hint = f"; did you mean {number}{prefix}iB?" if cut else ""
+        raise typer.BadParameter(f"{flag} {text}: expected a size such as 32GiB, 10GB or 500MiB{hint}")
+    if size < LEAST and not unit:
+        raise typer.BadParameter(f"{flag} {text}: {size} bytes cannot hold an image; did you mean {number}GiB?")
     return size
-
-
-def _hint(text: str) -> str:
-    """Suggest a unit for texts such as 32G or 32Gi."""
-    match = re.fullmatch(r"([0-9.]+)([kmgt])i?", text.strip().lower())
-    return f"; did you mean {match[1]}{match[2].upper()}iB?" if match else ""
 
 
 def shuffle_seed(text: str) -> int | None:

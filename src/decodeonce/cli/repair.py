@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from decodeonce.cli.options import StoreArgument, option
-from decodeonce.cli.output import say
-from decodeonce.cli.progress import count_bar
+from decodeonce.cli.output import count_bar, say
 from decodeonce.formatting import counted
 from decodeonce.store.sharing import patient_if_there
 
@@ -24,8 +23,9 @@ FromOption = Annotated[
 BuildOptions = Annotated[
     list[str] | None,
     option(
-        "Open SRC with this flag of `prep build`, such as split=val; repeatable. Only a store of an earlier release, "
-        "which does not record them, needs it.",
+        "Open SRC with this flag of `prep build`, such as split=val, or as kind=NAME; repeatable. Only a store that "
+        "does not record them needs it: one of an earlier release, or one that `prep convert` selected, sorted or "
+        "merged.",
         "NAME=VALUE",
         flag="--option",
     ),

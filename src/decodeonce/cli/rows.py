@@ -1,23 +1,22 @@
-"""Read, check and draw single rows for `prep show` and `prep report`."""
+"""Read and check single rows, with their boxes, for `prep show` and `prep report`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from decodeonce.cli.boxes import KeptBoxes, NamedBox, draw_boxes
-from decodeonce.cli.thumbnail import ShownRow, thumbnail
+from decodeonce.cli.drawing import NamedBox, ShownRow, thumbnail
 from decodeonce.errors import StoreError
 from decodeonce.formatting import counted
 from decodeonce.splitmix import GOLDEN, mix
 from decodeonce.store import Store
 from decodeonce.store.checks import check_file
+from decodeonce.store.class_words import with_words
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import repair_advice
-from decodeonce.store.manifest import rows_text
+from decodeonce.store.manifest import BOX_COLUMNS, BOX_LABELS, Column, ImageClass, rows_text
 from decodeonce.store.verify import read_rows, row_ranges
 
 Pixels = NDArray[np.uint8]
@@ -63,21 +62,42 @@ class CheckedRows:
         return np.frombuffer(data, np.uint8).reshape(manifest.shape), damaged
 
 
+def box_columns(store: Store) -> list[Column]:
+    """Return the columns of `prep build --keep-boxes` if the store has them; older stores have no `box_labels`."""
+    found = {column.name: column for column in store.manifest.columns if column.name in BOX_COLUMNS}
+    kinds = {name: (column.dtype, column.shape[1:]) for name, column in found.items()}
+    kept = kinds.get("boxes") == ("<f4", (4,)) and kinds.get("box_count") == ("<i4", ())
+    return list(found.values()) if kept else []
+
+
+class KeptBoxes:
+    """The boxes of the rows of a store, if it keeps boxes. Raises StoreError if one of their columns is damaged."""
+
+    def __init__(self, store: Store) -> None:
+        columns = box_columns(store)
+        for column in columns:
+            check_file(store.paths.root / column.file, store.manifest.files[column.file])
+        self._columns = {column.name: store.column(column) for column in columns}
+        classes = (*with_words(tuple(map(ImageClass, store.box_classes))), *store.classes)
+        words = {cls.name: cls.description.partition(",")[0] for cls in classes if cls.description}
+        self._names = [words.get(name, name) for name in store.box_classes]
+
+    def of(self, row: int) -> list[NamedBox]:
+        """Return the boxes of a row."""
+        if not self._columns:
+            return []
+        edges = self._columns["boxes"][row][: max(0, int(self._columns["box_count"][row]))].tolist()
+        labels = self._columns[BOX_LABELS][row].tolist() if self._names else [-1] * len(edges)
+        named = zip(edges, labels, strict=False)
+        return [NamedBox(tuple(box), self._names[label] if label >= 0 else "") for box, label in named]
+
+
 def shown_rows(store: Store, rows: Iterable[int], checked: CheckedRows) -> Iterator[ShownRow]:
     """Yield each row as a thumbnail with its class. Raises StoreError if the labels or boxes are damaged."""
     boxes = KeptBoxes(store)
     for row in rows:
         pixels, damaged = checked.read(row)
-        yield ShownRow(row, row_thumbnail(pixels, boxes.of(row)), store.classes[store.labels[row]], damaged)
-
-
-def row_thumbnail(pixels: Pixels | None, boxes: Sequence[NamedBox]) -> Image.Image | None:
-    """Return a row as a small image with its boxes, or None if it cannot be read."""
-    if pixels is None:
-        return None
-    image = thumbnail(pixels)
-    draw_boxes(image, boxes, pixels.shape)
-    return image
+        yield ShownRow(row, thumbnail(pixels, boxes.of(row)), store.classes[store.labels[row]], damaged)
 
 
 def damage_messages(store: Store, damaged: list[int], problem: str) -> Iterator[str]:

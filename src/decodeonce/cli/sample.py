@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from decodeonce.cli.options import Workers, option
-from decodeonce.cli.output import say
-from decodeonce.cli.progress import count_bar
+from decodeonce.cli.output import count_bar, say
 
 
 def sample(
@@ -29,10 +28,10 @@ def sample(
     if classes > count:
         raise typer.BadParameter(f"--classes is {classes}, expected at most {count}, the value of --count")
     with count_bar("images", total=count) as update:
-        tree = write_sample_tree(
+        nbytes, pixels = write_sample_tree(
             dest, count=count, classes=classes, seed=seed, workers=workers or usable_cores(), progress=update
         )
     say(
-        f"{dest}: {tree.images:,} images in {tree.classes:,} classes, {tree.bytes / tree.images / 1e3:.0f} KB and "
-        f"{tree.pixels / tree.images:,.0f} pixels each on average"
+        f"{dest}: {count:,} images in {classes:,} classes, {nbytes / count / 1e3:.0f} KB and "
+        f"{pixels / count:,.0f} pixels each on average"
     )

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
+import decodeonce
 from decodeonce.cli.options import StoreArgument, option
-from decodeonce.cli.output import say
-from decodeonce.cli.progress import count_bar
+from decodeonce.cli.output import count_bar, say
 from decodeonce.formatting import quoted, size_text
 from decodeonce.launch import check_rank, find_rank
 from decodeonce.store.sharing import patient
@@ -34,11 +34,11 @@ def stage(
     again to resume.
     """
     part, parts, who = _share(rank, world_size, node_rank, node_count)
-    from decodeonce.store import open_store, part_rows, stage_store
+    from decodeonce.store import part_rows, stage_store
     from decodeonce.store.manifest import rows_text
     from decodeonce.store.stage import THREADS
 
-    opened = open_store(store)
+    opened = decodeonce.open_store(store)
     rows = part_rows(len(opened), part, parts)
     say(f"{dest}: staging {rows_text(rows)} of the {len(opened)} rows of {store}, for {who}")
     started = time.monotonic()

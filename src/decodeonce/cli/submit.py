@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from decodeonce.cli import parse, program
-from decodeonce.cli.build import say_dry_run, say_found, say_storage
+from decodeonce.cli import STOPPING, parse, program
+from decodeonce.cli.build import BuildRequest, kinds_app, say_dry_run, say_found, say_storage
 from decodeonce.cli.command import Command, Group, LoggedCommand, new_app, with_options
-from decodeonce.cli.kinds import BuildRequest, kinds_app
 from decodeonce.cli.options import option
 from decodeonce.cli.output import say
-from decodeonce.errors import BuildError
+from decodeonce.errors import BuildError, Stopped
 from decodeonce.formatting import quoted
 from decodeonce.store.layout import StorePaths
 
@@ -31,6 +31,8 @@ BuildCommand = Annotated[
     list[str],
     typer.Argument(metavar="build KIND SRC OUT [FLAGS]", help="A `prep build` command with any of its flags."),
 ]
+
+STOPPED_SCRIPT = 130  # the exit status of submit.sh after it cancelled its jobs because of a signal
 
 app = new_app(cls=Group, help="Write the job scripts of a build for a batch system: plan, an array of tasks, finish.")
 
@@ -70,6 +72,9 @@ class JobOptions:
     max_running: Annotated[
         int | None, option("Run at most N elements at the same time. (default: no limit)", "N", min=1)
     ] = None
+    mail: Annotated[
+        str | None, option("Send a mail here when the build ends or its plan fails. (default: none)", "ADDRESS")
+    ] = None
     then: Annotated[
         Path | None,
         option("Run this job script after the build if it succeeds; $STORE is OUT. (default: none)", "FILE"),
@@ -101,7 +106,48 @@ class JobOptions:
             raise typer.BadParameter(f"--then {self.then}: no such file; expected a job script")
         seconds, mem = _seconds(settings.pop("time", None)), _memory(settings.pop("mem", None))
         with parse.usage_errors():
-            return Chain(tasks=self.tasks, rounds=self.rounds, then=self.then, seconds=seconds, mem=mem, **settings)
+            return Chain(
+                tasks=self.tasks,
+                rounds=self.rounds,
+                mail=self.mail,
+                then=self.then,
+                seconds=seconds,
+                mem=mem,
+                **settings,
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodOptions:
+    """The flags of `prep submit kubernetes`."""
+
+    tasks: Annotated[int, option("Run the build as an Indexed Job of N pods.", "N", min=1)]
+    cpus: Annotated[int, option("Request N cores per pod.", "N", min=1)]
+    image: Annotated[str, option("Use this container image, which has decodeonce.", "IMAGE")]
+    claim: Annotated[str, option("Mount this PersistentVolumeClaim, which has SRC and OUT, in all pods.", "NAME")]
+    mount: Annotated[str, option("Mount it at this folder.", "DIR")] = "/data"
+    mem: Annotated[str | None, option("Limit the memory per pod, such as 64Gi. (default: no limit)", "BYTES")] = None
+    max_running: Annotated[
+        int | None, option("Run at most N pods at the same time. (default: no limit)", "N", min=1)
+    ] = None
+
+
+def _submit_to_kubernetes(words: BuildCommand, options: PodOptions) -> None:
+    from decodeonce.prep.jobs import no_option
+    from decodeonce.prep.jobs.kubernetes import Pods, build_jobs
+
+    with parse.usage_errors():
+        pods = Pods(**asdict(options))
+    flags = parsed_build(words)
+    if flags["dry_run"]:
+        raise typer.BadParameter("--dry-run reads the source; run it in a pod")
+    out, allowed = no_option(flags["out"]), ["--max-bad", flags["max_bad"]]
+    work = ["prep", "work", out, "--tasks", str(pods.tasks), "--workers", str(flags["workers"] or pods.cpus)]
+    work += [*allowed, "--on-bad", flags["on_bad"]]
+    path = Path(f"{flags['out'].name}.yaml")
+    path.write_text(build_jobs(out, pods, [["prep", "plan", *words[1:]], work, ["prep", "finish", out, *allowed]]))
+    start = f"kubectl apply -f {quoted(str(path))}"
+    say(f"{path}: wrote plan, an Indexed Job of {pods.tasks} and finish; to submit them, run: {start}")
 
 
 def _submit_command(scheduler: str) -> Callable[..., None]:
@@ -136,6 +182,15 @@ def _memory(text: str | None) -> str | None:
 def parse_build(words: Sequence[str], then: Callable[[BuildRequest], None]) -> None:
     """Parse the words as `prep build` does, and call `then` with the build."""
     kinds_app(then, "", Command)(list(words), prog_name="prep build", standalone_mode=False)
+
+
+def parsed_build(words: Sequence[str]) -> dict[str, Any]:
+    """Return the flags of a `prep build` command by name, without opening the source."""
+    given = list(words[1:])
+    kinds = typer.main.get_group(kinds_app(lambda request: None, "", Command))
+    name, command, rest = kinds.resolve_command(kinds.make_context("prep build", given), given)
+    assert command is not None  # resolve_command fails for an unknown kind
+    return dict(command.make_context(f"prep build {name}", rest).params)
 
 
 def _write(request: BuildRequest, words: Sequence[str], site: Site, chain: Chain, *, submit: bool) -> None:
@@ -180,14 +235,35 @@ def _program_command() -> list[str]:
 
 
 def _run_submit_script(script: Path) -> str:
-    """Run the submit script; return the job ids that it printed."""
-    done = subprocess.run(["bash", str(script)], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if done.returncode:
-        problem = " ".join((done.stderr or done.stdout).split()) or f"exit status {done.returncode}"
+    """Run the submit script; return the job ids that it printed. On Ctrl-C or SIGTERM, let it cancel its jobs."""
+    pipe = subprocess.PIPE
+    running = subprocess.Popen(
+        ["bash", script], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    )
+
+    def stop_script(number: int, frame: object) -> None:
+        running.terminate()
+
+    before = {number: signal.signal(number, stop_script) for number in STOPPING}
+    try:
+        output, errors = running.communicate()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    problem = " ".join((errors or output).split()) or f"exit status {running.returncode}"
+    if running.returncode == STOPPED_SCRIPT:
+        raise Stopped(f"{script}: {problem}; run the same command again")
+    if running.returncode:
         raise BuildError(f"{script}: not submitted: {problem}; fix this and run: bash {quoted(str(script))}")
-    return done.stdout.strip()
+    return output.strip()
 
 
+app.command(
+    "kubernetes",
+    cls=LoggedCommand,
+    context_settings={"ignore_unknown_options": True},
+    help="Write the jobs of a build into OUT.yaml: plan, an Indexed Job, finish. SRC and OUT are paths in the pods.",
+)(with_options(_submit_to_kubernetes, PodOptions))
 for _scheduler in ("slurm", "pbs"):
     app.command(
         _scheduler,

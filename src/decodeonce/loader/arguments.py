@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 import os
-from typing import SupportsIndex
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 
@@ -18,16 +19,12 @@ def as_store(store: StoreLike) -> Store:
     return store if isinstance(store, Store) else open_store(store)
 
 
-def whole(name: str, value: object, least: int | None = None) -> int:
+def whole(name: str, value: Any, least: int | None = None) -> int:
     """Return a whole number of any type as an int. ValueError unless it is one, of `least` or more if that is given."""
-    bound = "" if least is None else f" of {least} or more"
-    error = ValueError(f"{name} is {value!r}, expected a whole number{bound}")
-    if isinstance(value, bool | np.bool_) or not isinstance(value, SupportsIndex):
-        raise error
-    try:
+    number = None
+    with suppress(TypeError):  # not a number, or an array or tensor that is not a single whole number
         number = operator.index(value)
-    except TypeError:  # an array or tensor that is not a single whole number
-        raise error from None
-    if least is not None and number < least:
-        raise error
+    if number is None or isinstance(value, bool | np.bool_) or (least is not None and number < least):
+        bound = "" if least is None else f" of {least} or more"
+        raise ValueError(f"{name} is {value!r}, expected a whole number{bound}")
     return number

@@ -1,9 +1,11 @@
-"""Deliver filled slots as batches: on the host, or on an accelerator through copies on a side stream."""
+"""Batches, and how filled slots become batches: on the host, or on an accelerator through copies on a side stream."""
 
 from __future__ import annotations
 
 import math
+import mmap
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
@@ -14,12 +16,61 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from decodeonce.loader.batch import Batch, Transform
-from decodeonce.loader.buffers import Event, Slot, Slots, page_aligned_slot, recycle_for
+from decodeonce.loader.buffers import Event, Pool, Slot, Slots, page_aligned_slot, recycle_from
 from decodeonce.loader.meter import mark
 from decodeonce.loader.order import Rows
 from decodeonce.loader.partition import StepRows
 
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """The images, labels and further columns of up to `batch_size` rows, on the Loader's device.
+
+    A batch unpacks to images and labels, so that ``for images, labels in loader`` works.
+
+    Attributes:
+        images: uint8 (B, H, W, C), contiguous. ``images.permute(0, 3, 1, 2)`` is already channels_last; no copy. After
+            ``Augment``: (B, C, H, W), channels_last, with the dtype of its last step.
+        labels: int64 (B,). After ``MixUp`` or ``CutMix``: float32 (B, classes).
+        rows: int64 (B,), row numbers in the store. The first `valid` are in ascending order, and so is the padding:
+            this is faster to read, and the order within a batch has no meaning.
+        valid: Number of rows that count. The rows after them are padding.
+        epoch: Number of the epoch. A transform can derive its random numbers from it.
+        columns: The store's other numeric columns by name, each (B, ...).
+
+    Example:
+        >>> for batch in loader:
+        ...     loss = cross_entropy(model(batch.images), batch.labels)
+    """
+
+    images: Tensor
+    labels: Tensor
+    rows: Tensor
+    valid: int
+    epoch: int
+    columns: dict[str, Tensor] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        yield self.images
+        yield self.labels
+
+    def to(self, device: str | torch.device, *, non_blocking: bool = False) -> Batch:
+        """Return a batch with every tensor on `device`. Lightning and accelerate call this.
+
+        Args:
+            device: Target device.
+            non_blocking: As in ``torch.Tensor.to``. Default: False.
+        """
+        moved = (tensor.to(device, non_blocking=non_blocking) for tensor in self.tensors())
+        images, labels, rows, *columns = moved
+        return Batch(images, labels, rows, self.valid, self.epoch, dict(zip(self.columns, columns, strict=True)))
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors of the batch: images, labels, rows and the columns."""
+        return [self.images, self.labels, self.rows, *self.columns.values()]
+
+
+Transform = Callable[[Batch], Batch]
 Array = NDArray[np.generic]
 Shape = tuple[int, ...]
 Result = tuple[float, float] | BaseException  # the times of a copying thread (see meter.timed), or its error
@@ -137,29 +188,30 @@ class Delivery:
     """
 
     transfers = False  # whether batches are copied to a device
+    cached_rows = 0  # rows that do not need to be read again
 
     def __init__(self, slots: Slots, transform: Transform | None) -> None:
         self.slots = slots
         self._transform = transform
-        self._end_recycling = recycle_for(self)  # for memory that a transform allocates on a CPU
+        self.blocks: Pool[mmap.mmap] = Pool(4)  # for a transform on a CPU; an augmented batch needs three
 
     def begin(self) -> None:
         """Prepare for an epoch."""
 
     def enter(self) -> None:
         """Prepare the filler's thread."""
+        recycle_from(self.blocks)
 
     def lacking(self, rows: Rows) -> Rows:
         """The part of `rows` that must be read."""
         return rows
 
-    def cached_rows(self) -> int:
-        """Number of rows that do not need to be read again."""
-        return 0
-
     def take(self) -> Slot:
         """Take a slot that can be overwritten."""
-        return self.slots.take()
+        slot = self.slots.take()
+        if slot.copied is not None:
+            slot.copied.synchronize()  # otherwise the next rows could overwrite data that is not copied yet
+        return slot
 
     def send(self, filled: Filled, labels: Array, columns: dict[str, Array]) -> Sent:
         """Move a batch to its device and transform it. The slot is given back automatically."""
@@ -184,8 +236,8 @@ class Delivery:
 
     def close(self) -> None:
         """Free slots and cache."""
-        self.slots.close()
-        self._end_recycling()
+        self.slots.clear()
+        self.blocks.clear()
 
     def _images(self, filled: Filled) -> Tensor:
         return torch.from_numpy(self.slots.lend_rows(filled.slot, len(filled.rows)))
@@ -216,14 +268,9 @@ class StreamDelivery(Delivery):
         self._begun = self._device.record()
 
     def enter(self) -> None:
+        super().enter()
         self._device.set_stream(self._stream)  # each thread has its own current stream
         self._stream.wait_event(self._begun)
-
-    def take(self) -> Slot:
-        slot = self.slots.take()
-        if slot.copied is not None:
-            slot.copied.synchronize()  # otherwise the next rows could overwrite data that is not copied yet
-        return slot
 
     def receive(self, sent: Sent) -> Batch:
         stream = self._device.current_stream()
@@ -272,9 +319,6 @@ class CachedDelivery(StreamDelivery):
     def lacking(self, rows: Rows) -> Rows:
         return rows[~self._uploaded[self._places(rows)]]
 
-    def cached_rows(self) -> int:
-        return int(self._uploaded.sum())
-
     def close(self) -> None:
         super().close()
         del self._cache
@@ -284,6 +328,7 @@ class CachedDelivery(StreamDelivery):
         if len(indexes):
             self._device.put(self._cache, self._move(indexes), uploaded)
             self._uploaded[indexes] = True
+            self.cached_rows += len(indexes)
         return self._device.gather(self._cache, self._move(self._places(filled.step.rows)))
 
     def _places(self, rows: Rows) -> Rows:
@@ -295,18 +340,13 @@ def make_delivery(
     device: torch.device, shape: Shape, prefetch: int, transform: Transform | None, cached: range | Rows | None
 ) -> Delivery:
     """Create the delivery to a device, with slots of `shape`. `cached`: rows to keep in device memory, or None."""
-    target = open_device(device)
+    target = (HostDevice if device.type == "cpu" else Device)(device)
     if cached is not None:
         return CachedDelivery(shape, target, transform, cached)
     if device.type != "cpu":
         return StreamDelivery(shape, target, transform)
     # Up to `prefetch` batches are ready or in progress. The user holds one batch while the next is received.
     return Delivery(Slots(partial(page_aligned_slot, shape), prefetch + 2), transform)
-
-
-def open_device(device: torch.device) -> Device:
-    """Return the device as the loader uses it."""
-    return (HostDevice if device.type == "cpu" else Device)(device)
 
 
 def find_device(device: str | torch.device) -> torch.device:

@@ -20,12 +20,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from queue import Empty, SimpleQueue
 
-from decodeonce.loader.batch import Batch
 from decodeonce.loader.buffers import refuse_to_copy
-from decodeonce.loader.delivery import Delivery, Filled, Result, Sent
+from decodeonce.loader.delivery import Batch, Delivery, Filled, Result, Sent
 from decodeonce.loader.meter import Meter, mark, timed
 from decodeonce.loader.partition import StepRows
 from decodeonce.loader.readers import Call, Reader
@@ -145,7 +143,7 @@ class Filler:
         # The thread deletes the reader when it ends, so that files are unmapped even if the user keeps the iterator.
         self._reader = reader
         self._in_progress: deque[Filled] = deque()
-        self._calls: SimpleQueue[tuple[Call, SimpleQueue[Result]] | None] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[Call, SimpleQueue[Result] | None] | None] = SimpleQueue()
         self._allowances: SimpleQueue[object] = SimpleQueue()
         for _ in range(prefetch):
             self.allow_one()
@@ -247,8 +245,7 @@ class Filler:
             self.meter.hints += 1
             if hint := self._reader.hint(self.delivery.lacking(rows)):
                 self.meter.cold += 1
-                # The result is ignored: if the hint failed, the reader will fail too.
-                self._calls.put((partial(self._unless_stopped, hint), SimpleQueue()))
+                self._calls.put((hint, None))  # nobody needs the result: if the hint fails, the reader will fail too
         rows = self.delivery.lacking(step.rows)
         start = time.perf_counter()
         filled = Filled(step, rows, self.delivery.take())
@@ -278,15 +275,15 @@ class Filler:
         """Run queued calls in order until None arrives."""
         while (item := self._calls.get()) is not None:
             call, done = item
+            if done is None and self._must_stop():
+                continue
             try:
                 with mark("read"):
-                    done.put(timed(call))
+                    result: Result = timed(call)
             except BaseException as error:  # every kind: the filler waits for each call
-                done.put(error)
-
-    def _unless_stopped(self, hint: Call) -> None:
-        if not self._must_stop():
-            hint()
+                result = error
+            if done is not None:
+                done.put(result)
 
     def _must_stop(self) -> bool:
         return self._stopped or self.epoch() is None

@@ -13,14 +13,13 @@ from decodeonce.host import usable_cores
 from decodeonce.launch import Rank, check_rank, find_rank
 from decodeonce.loader.arguments import StoreLike, as_store, whole
 from decodeonce.loader.augment import Augment
-from decodeonce.loader.batch import Batch, Transform
 from decodeonce.loader.buffers import refuse_to_copy
-from decodeonce.loader.delivery import find_device, make_delivery
+from decodeonce.loader.delivery import Batch, Transform, find_device, make_delivery
 from decodeonce.loader.epoch import Epoch, Filler, Position, Positions
 from decodeonce.loader.meter import Meter
 from decodeonce.loader.order import Shuffle, derive_key, make_order
 from decodeonce.loader.partition import PartitionKind, StepRows, Tail, find_rows, make_partition, plan_steps, read_ahead
-from decodeonce.loader.readers import Reader, ReaderName, ShardFiles, make_reader
+from decodeonce.loader.readers import Reader, ReaderName, make_reader
 from decodeonce.store.hashing import hexdigest
 
 # ArrayLike would fill three lines of help(Loader).
@@ -123,8 +122,7 @@ class Loader:
         target, opened = find_device(device), as_store(store)
         self._root, self._manifest = opened.paths.root, opened.manifest
         if isinstance(transform, Augment):
-            transform.check_columns(column.name for column in self._manifest.columns)
-            transform.check_classes(len(self._manifest.classes))
+            transform.check_store([column.name for column in self._manifest.columns], len(self._manifest.classes))
 
         chosen = find_rows(rows, len(opened))
         self.count = len(chosen)
@@ -156,8 +154,7 @@ class Loader:
 
         shape = (self.batch_size, *self._manifest.shape)
         self._delivery = make_delivery(target, shape, self._prefetch, transform, own if cache else None)
-        self._files = ShardFiles(opened)
-        made, why = make_reader(opened, self._files, reader, threads, verify=verify)
+        made, why = make_reader(opened, reader, threads, verify=verify)
         self._reader: Reader | None = made
         self._choice: dict[str, Any] = {"reader": made.name, "why": why, "threads": threads}
         self._meter = Meter()
@@ -235,8 +232,8 @@ class Loader:
         """End all threads, close files and free buffers. A second call does nothing; existing batches stay valid."""
         self._end_epoch("the Loader was closed")
         if self._reader is not None:
+            self._reader.close()
             self._reader = None
-            self._files.close()
             self._delivery.close()
 
     def set_epoch(self, epoch: int) -> None:
@@ -322,7 +319,7 @@ class Loader:
             - seconds_transforming: time in calls of the transform.
             - seconds_sending: time spent waiting for buffers and delivering batches, without the transform.
         """
-        slots, cached = self._delivery.slots.made, self._delivery.cached_rows()
+        slots, cached = self._delivery.slots.made, self._delivery.cached_rows
         return {**self._choice, "slots": slots, "cached_rows": cached, **self._meter.facts(self._manifest.row_bytes)}
 
     def bottleneck(self) -> str:

@@ -55,15 +55,14 @@ class ShardFiles:
     def __init__(self, store: Store) -> None:
         shards = store.manifest.shards
         self.paths = [store.paths.root / shard.file for shard in shards]
-        self.row_bytes = store.manifest.row_bytes
-        self._manifest = store.manifest
+        self.manifest, self.row_bytes = store.manifest, store.manifest.row_bytes
         self._origins = np.array([shard.offset(0) for shard in shards], np.int64)
         self._fds: dict[int, int] = {}
         self.close = weakref.finalize(self, _close_all, self._fds)  # a second call does nothing
 
     def open(self, rows: Rows) -> list[int]:
         """Open the shards that hold `rows` and return their numbers. StoreError if one differs from the manifest."""
-        shards: list[int] = np.unique(self._manifest.shard_indexes(rows)).tolist()
+        shards: list[int] = np.unique(self.manifest.shard_indexes(rows)).tolist()
         for shard in shards:
             if shard not in self._fds:
                 self._fds[shard] = self._open(shard)
@@ -72,7 +71,7 @@ class ShardFiles:
     def check(self, rows: Rows) -> None:
         """Raise StoreError if a file that holds `rows` has become shorter than the manifest says."""
         for shard in self.open(rows):
-            found, expected = os.fstat(self._fds[shard]).st_size, self._manifest.shards[shard].bytes
+            found, expected = os.fstat(self._fds[shard]).st_size, self.manifest.shards[shard].bytes
             if found < expected:
                 raise ends_early(self.paths[shard], found, expected)
 
@@ -82,7 +81,7 @@ class ShardFiles:
 
     def spans(self, rows: Rows) -> Iterator[Span]:
         """Group `rows`, in the given order, into as few spans as possible."""
-        shards = self._manifest.shard_indexes(rows)
+        shards = self.manifest.shard_indexes(rows)
         offsets = self._origins[shards] + rows * self.row_bytes
         breaks = np.flatnonzero((rows[1:] != rows[:-1] + 1) | (shards[1:] != shards[:-1])) + 1
         firsts, lasts = np.append(0, breaks), np.append(breaks, len(rows))
@@ -90,7 +89,7 @@ class ShardFiles:
         return map(Span, firsts.tolist(), lasts.tolist(), shards[firsts].tolist(), offsets[firsts].tolist())
 
     def _open(self, shard: int) -> int:
-        path, manifest = self.paths[shard], self._manifest
+        path, manifest = self.paths[shard], self.manifest
         try:
             check_shard(path, manifest.shards[shard], manifest.container)  # the file can change after opening a store
             with reading(path, buffering=0) as file:
@@ -114,7 +113,7 @@ def _close_all(fds: dict[int, int]) -> None:
         disk.close(fds.popitem()[1])
 
 
-class Reader:
+class Reader(ShardFiles):
     """Read rows into slots with `threads` threads and one preadv per run of consecutive rows.
 
     With `verify`, the thread that copied a row also checks it.
@@ -125,16 +124,14 @@ class Reader:
 
     name = "pread"
 
-    def __init__(self, store: Store, files: ShardFiles, threads: int, *, verify: bool = False) -> None:
-        self._store, self._files, self.threads = store, files, threads
-        self._remote = network_file_system(store.paths.root) is not None
-        self._piece = read_ahead_bytes(store.paths.root)
+    def __init__(self, store: Store, threads: int, *, verify: bool = False) -> None:
+        super().__init__(store)
+        self._store, self.threads = store, threads
         self._hints, self._cold = 0, False
         self._checksums: NDArray[np.uint64] | None = None
         if verify:
-            manifest = store.manifest
-            for file in (store.paths.checksums.name, *(column.file for column in manifest.columns)):
-                check_file(store.paths.root / file, manifest.files[file])
+            for file in (store.paths.checksums.name, *(column.file for column in self.manifest.columns)):
+                check_file(store.paths.root / file, self.manifest.files[file])
             self._checksums = np.asarray(store.checksums)
         self._labels = np.asarray(store.labels)
         # Only booleans and numbers: torch has no tensors of text.
@@ -164,26 +161,27 @@ class Reader:
                 self._cold = self._any_cold(rows[:: -(-len(rows) // CHECKED_ROWS)])
             self._hints += 1
             if self._cold:
-                self._files.open(rows)
+                self.open(rows)
                 return partial(self._read_ahead, rows)
         return None
 
     def _read_ahead(self, rows: Rows) -> None:
-        for span in self._files.spans(rows):
-            fd, end = self._files.fd(span.shard), span.offset + (span.last - span.first) * self._files.row_bytes
-            for start in range(span.offset, end, self._piece):
-                os.posix_fadvise(fd, start, min(self._piece, end - start), os.POSIX_FADV_WILLNEED)
+        piece = read_ahead_bytes(self._store.paths.root)
+        for span in self.spans(rows):
+            fd, end = self.fd(span.shard), span.offset + (span.last - span.first) * self.row_bytes
+            for start in range(span.offset, end, piece):
+                os.posix_fadvise(fd, start, min(piece, end - start), os.POSIX_FADV_WILLNEED)
 
     def _any_cold(self, rows: Rows) -> bool:
-        self._files.open(rows)
+        self.open(rows)
         byte = bytearray(1)
         try:
-            for span in self._files.spans(rows):
-                os.preadv(self._files.fd(span.shard), [byte], span.offset, os.RWF_NOWAIT)
+            for span in self.spans(rows):
+                os.preadv(self.fd(span.shard), [byte], span.offset, os.RWF_NOWAIT)
         except BlockingIOError:
             return True
         except OSError:  # this file system does not support RWF_NOWAIT
-            return self._remote
+            return network_file_system(self._store.paths.root) is not None
         return False
 
     def _fill(self, rows: Rows, out: Pixels) -> None:
@@ -191,23 +189,23 @@ class Reader:
         if self._checksums is None:
             return
         checksums = self._checksums[rows].tolist()
-        wrong = first_wrong_row(out.data.cast("B"), self._files.row_bytes, checksums)
+        wrong = first_wrong_row(out.data.cast("B"), self.row_bytes, checksums)
         if wrong is not None:
-            raise damaged_row_error(self._store.paths.root, self._store.manifest, int(rows[wrong]))
+            raise damaged_row_error(self._store.paths.root, self.manifest, int(rows[wrong]))
 
     def _prepare(self, rows: Rows) -> None:
         """Prepare to copy these rows. A single thread calls this before the others copy."""
-        self._files.open(rows)
+        self.open(rows)
 
     def _copy(self, rows: Rows, out: Pixels) -> None:
-        target, size = out.data.cast("B"), self._files.row_bytes
-        for span in self._files.spans(rows):
+        target, size = out.data.cast("B"), self.row_bytes
+        for span in self.spans(rows):
             self._read(span, int(rows[span.first]), target[span.first * size : span.last * size])
 
     def _read(self, span: Span, row: int, target: memoryview) -> None:
-        path = self._files.paths[span.shard]
+        path = self.paths[span.shard]
         try:
-            nbytes = read_at(self._files.fd(span.shard), target, span.offset)
+            nbytes = read_at(self.fd(span.shard), target, span.offset)
         except OSError as error:
             if error.errno in (errno.ESTALE, *SERVER_DOWN_ERRORS):
                 raise unreadable_shard_error(path, error) from error
@@ -232,14 +230,14 @@ class MmapReader(Reader):
     # and 13.9. A first pass over a mapping ran at 11.5 with one thread. MADV_POPULATE_READ cost as much as it saved.
 
     def _prepare(self, rows: Rows) -> None:
-        self._files.check(rows)
+        self.check(rows)
 
     def _copy(self, rows: Rows, out: Pixels) -> None:
         self._store.images.take(rows, out)
 
 
-def make_reader(store: Store, files: ShardFiles, name: ReaderName, threads: int, *, verify: bool) -> tuple[Reader, str]:
-    """Create a reader; return it and the reason for the choice. The caller closes `files`."""
+def make_reader(store: Store, name: ReaderName, threads: int, *, verify: bool) -> tuple[Reader, str]:
+    """Create a reader; return it and the reason for the choice."""
     network, memory = network_file_system(store.paths.root), available_memory()
     nbytes, chosen = len(store.rows) * store.manifest.row_bytes, "pread"
     if network is not None and name != "pread":
@@ -250,4 +248,4 @@ def make_reader(store: Store, files: ShardFiles, name: ReaderName, threads: int,
         why = f"{nbytes / 1e9:.1f} GB of rows exceed half of the {memory / 1e9:.1f} GB of available memory"
     else:
         chosen, why = "mmap", "a local file system, and the rows fit into half of the available memory"
-    return (Reader if chosen == "pread" else MmapReader)(store, files, threads, verify=verify), why
+    return (Reader if chosen == "pread" else MmapReader)(store, threads, verify=verify), why

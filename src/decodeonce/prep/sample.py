@@ -7,7 +7,6 @@ import io
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -18,8 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageColor, ImageDraw, ImageFilter
 
 from decodeonce.errors import DecodeonceError
-from decodeonce.prep.processes.child import ChildDied, Parent
-from decodeonce.prep.processes.workers import run_workers
+from decodeonce.prep.processes.child import ChildDied, Parent, run_workers
 from decodeonce.store import disk
 from decodeonce.store.durable import append, make_folder
 
@@ -28,27 +26,9 @@ Values = NDArray[Any]  # float
 Size = tuple[int, int]  # width, height in pixels
 Look = tuple[str, str, str, str]  # pattern, color, noun, setting: what the images of a class have in common
 Order = tuple[int, str, Look, str]  # index, path under train/, look, kind of unusual file ("" if ordinary)
-Take = Callable[[tuple[int, int]], None]  # receives the size of an image in bytes and in pixels
 MIN_COUNT_FOR_CUT = 1000  # one truncated image among fewer exceeds the 0.1 % that `prep build` allows
 _TILE = 1024
 _CIRCLE = np.array([(math.cos(k * math.pi / 20), math.sin(k * math.pi / 20)) for k in range(40)])
-
-
-@dataclass(frozen=True)
-class SampleTree:
-    """What was written.
-
-    Args:
-        images: Number of images.
-        classes: Number of classes.
-        bytes: Total size of the image files.
-        pixels: Total width times height.
-    """
-
-    images: int
-    classes: int
-    bytes: int
-    pixels: int
 
 
 # fmt: off
@@ -111,7 +91,7 @@ def write_sample_tree(
     seed: int = 0,
     workers: int = 1,
     progress: Callable[[int], None] = lambda images: None,
-) -> SampleTree:
+) -> tuple[int, int]:
     """Write synthetic images as DEST/train/<wnid>/<wnid>_<number>.JPEG, and DEST/LOC_synset_mapping.txt.
 
     Unusual files are as in ImageNet: 2 % grey JPEGs, one CMYK JPEG and one PNG named .JPEG. From 1,000 images on, one
@@ -119,21 +99,21 @@ def write_sample_tree(
 
     Args:
         dest: Folder to create; it must not exist or be empty.
-        count: Number of images, at least 50.
+        count: Number of images, at least 50, because every tree has one of each unusual file.
         classes: Number of classes, 1 to 1000, at most `count`.
         seed: Seed of the random numbers.
         workers: Number of processes.
         progress: Called with the number of images written since its last call.
 
     Returns:
-        What was written.
+        The total size of the images in bytes, and their total number of pixels.
 
     Raises:
-        ValueError: If a number is out of range.
         FileExistsError: If `dest` is not an empty folder.
         DecodeonceError: A worker process died.
     """
-    _check(dest, count, classes)
+    if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
+        raise FileExistsError(errno.EEXIST, "exists and is not an empty folder; choose a new one", str(dest))
     rng = np.random.default_rng([seed, count])  # images use [seed, index]
     looks = _looks(rng, classes)
     for wnid in looks:
@@ -151,17 +131,7 @@ def write_sample_tree(
     except ChildDied as died:
         advice = f"see the messages above, then remove {dest} and run the same command again"
         raise DecodeonceError(f"{dest}: {died}; {advice}") from None
-    written, pixels = map(sum, zip(*done, strict=True))
-    return SampleTree(count, classes, written, pixels)
-
-
-def _check(dest: Path, count: int, classes: int) -> None:
-    if count < 50:
-        raise ValueError(f"count is {count}, expected at least 50: every tree has one of each unusual file")
-    if not 1 <= classes <= min(1000, count):
-        raise ValueError(f"classes is {classes}, expected 1 to {min(1000, count)} (at most 1000 and at most count)")
-    if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
-        raise FileExistsError(errno.EEXIST, "exists and is not an empty folder; choose a new one", str(dest))
+    return sum(nbytes for nbytes, _ in done), sum(pixels for _, pixels in done)
 
 
 def _looks(rng: Rng, classes: int) -> dict[str, Look]:
@@ -175,10 +145,8 @@ def _looks(rng: Rng, classes: int) -> dict[str, Look]:
 def _orders(rng: Rng, looks: dict[str, Look], count: int) -> list[Order]:
     share = rng.uniform(0.6, 1.0, len(looks))
     sizes = 1 + rng.multinomial(count - len(looks), share / share.sum())
-    indices = rng.choice(count, 3 + max(1, round(count * 0.02)), replace=False).tolist()
-    unusual = dict.fromkeys(indices, "grey") | dict(
-        zip(indices, ("cmyk", "png", "cut" if count >= MIN_COUNT_FOR_CUT else ""), strict=False)
-    )
+    kinds = ["cmyk", "png", "cut" if count >= MIN_COUNT_FOR_CUT else ""] + ["grey"] * max(1, round(count * 0.02))
+    unusual = dict(zip(rng.choice(count, len(kinds), replace=False).tolist(), kinds, strict=True))
     sized = zip(looks.items(), sizes, strict=True)
     named = [(f"{wnid}/{wnid}_{13 * k + 7}.JPEG", look) for (wnid, look), size in sized for k in range(size)]
     return [(index, path, look, unusual.get(index, "")) for index, (path, look) in enumerate(named)]
@@ -250,11 +218,8 @@ def _background(rng: Rng, place: str, size: Size) -> tuple[Values, Values]:
     clouds = _noise(rng, 1.5, (width, height)) * (8 + rough / 4)
     small = Image.fromarray(_bytes(sky + (ground - sky) * land + clouds))
     for tint in rng.choice(tints.split(), things):
-        x, y, radius = (
-            width * rng.random(),
-            height * rng.normal(horizon + 0.08, things / 100),
-            width * rng.gamma(4, 0.008),
-        )
+        x, y = width * rng.random(), height * rng.normal(horizon + 0.08, things / 100)
+        radius = width * rng.gamma(4, 0.008)
         ImageDraw.Draw(small).ellipse((x - radius, y - radius, x + radius, y + radius), fill=str(tint))
     return _resized(np.asarray(small.filter(ImageFilter.BoxBlur(0.7))), size), _resized(rough, size)
 

@@ -44,7 +44,6 @@ class StorePaths:
         self.plan = self.build / "plan.json"  # written last: the plan exists only with this file
         self.plan_rows = self.build / "plan-rows.npy"
         self.plan_names = self.build / "plan-names.bin"
-        self.plan_rejects = self.build / "plan-rejects.tsv"
         self.journals = self.build / "journals"
 
     def plan_column(self, number: int) -> Path:
@@ -64,6 +63,11 @@ class StorePaths:
     def submit(self) -> Path:
         """The script that submits all jobs as a chain."""
         return self.jobs / "submit.sh"
+
+    @property
+    def submitted(self) -> Path:
+        """The ids of the submitted jobs."""
+        return self.jobs / "submitted"
 
 
 def verify_command(root: Path) -> str:

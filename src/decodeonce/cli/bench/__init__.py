@@ -1,1 +1,90 @@
-"""`prep bench`: measure in under a minute what limits a build or a training run on this machine."""
+"""`prep bench`: measure in under a minute what limits a build or a training run on this machine.
+
+The modules that measure are imported when a command runs.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Literal
+
+import typer
+
+from decodeonce.cli.build import BuildRequest, run_build, say_found
+from decodeonce.cli.command import Group, LoggedCommand, new_app
+from decodeonce.cli.options import JsonFlag, StoreArgument, option
+from decodeonce.cli.output import print_json, say
+from decodeonce.cli.submit import parse_build
+
+BUILD_SECONDS, LOAD_SECONDS = 4.0, 3.0  # per measurement; each command makes several
+
+app = new_app(
+    cls=Group, help="Measure in under a minute what limits a build, or training from a store, on this machine."
+)
+
+
+@app.command("build", cls=LoggedCommand, context_settings={"ignore_unknown_options": True})
+def bench_build(
+    words: Annotated[
+        list[str], typer.Argument(metavar="KIND SRC OUT [FLAGS]", help="The words of a `prep build` command.")
+    ],
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure what limits a build, and estimate its time: run a part of it.
+
+    The part is built in a scratch folder next to OUT, which is removed. The source is dropped from the page cache to
+    measure cold reads.
+    """
+    parse_build(words, partial(_measure, as_json=as_json))
+
+
+def _measure(request: BuildRequest, *, as_json: bool) -> None:
+    if request.dry_run:
+        return run_build(request)
+    if not (folder := request.out.absolute().parent).is_dir():
+        raise typer.BadParameter(f"OUT {request.out}: there is no folder {folder}; create it, or choose another OUT")
+    from decodeonce.cli.bench.build import build_lines, measure_build
+
+    if not as_json:
+        say_found(request)
+    facts = measure_build(request, BUILD_SECONDS)
+    if as_json:
+        return print_json(facts)
+    for line in build_lines(facts):
+        say(line)
+
+
+@app.command("load", cls=LoggedCommand)
+def bench_load(
+    store: StoreArgument,
+    batch_size: Annotated[int, option("Load batches of N rows.", "N", min=1)] = 256,
+    gpu_rate: Annotated[
+        float, option("Compare with a training step that takes X images/s.", "X", min=0.001, max=1e9)
+    ] = 2500,
+    reader: Annotated[
+        Literal["auto", "pread", "mmap"],
+        option("Choose how the Loader reads. auto: let it choose; pread: read calls; mmap: memory map."),
+    ] = "auto",
+    threads: Annotated[
+        int | None, option("Copy with N threads. (default: that of the Loader)", "N", min=1, max=1024)
+    ] = None,
+    device: Annotated[str, option("Load batches to this device: cpu, cuda or cuda:1.", "NAME")] = "cpu",
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure what limits training from a store: storage, memory, the transfer to the device or the training step.
+
+    The store is dropped from the page cache to measure cold reads; other jobs that use it must read it again.
+    """
+    from decodeonce.cli.bench.load import load_lines, measure_load
+    from decodeonce.loader.delivery import find_device
+
+    try:
+        find_device(device)
+    except (ValueError, RuntimeError) as error:  # torch raises these for an invalid device name
+        raise typer.BadParameter(f"--device {device}: {str(error).splitlines()[0]}") from None
+    how = {"batch_size": batch_size, "device": device, "reader": reader, "threads": threads}
+    facts = measure_load(store, how, gpu_rate, LOAD_SECONDS)
+    if as_json:
+        return print_json(facts)
+    for line in (*load_lines(facts), facts["sentence"]):
+        say(line)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain, repeat
@@ -18,13 +16,8 @@ from decodeonce import Loader
 from decodeonce.cli.bench.machine import drop_pages, others_share, others_text
 from decodeonce.formatting import size_text
 from decodeonce.host import available_memory, is_in_memory, network_file_system
-from decodeonce.loader.readers import ShardFiles
-from decodeonce.store import Store, open_store
-from decodeonce.store.regular_files import read_at
-from decodeonce.store.shard_file import page_aligned_buffer
+from decodeonce.store import open_store
 
-READERS = 32  # concurrent reads of single rows that keep storage busy (docs/contribute/lab-notes.md)
-CHUNK = 1024  # rows between two looks at the clock
 WARM_BYTES = 1 << 30  # the most rows, in bytes, that are read into memory
 WARM_UP_BATCHES = 6  # more than a Loader has slots: the first write to a slot of 0.4 GB takes 1.6 s, the next 0.02 s
 COLD = 0.5  # the smallest share of read-ahead checks that finds rows on storage if the store is cold
@@ -50,18 +43,14 @@ def measure_load(path: Path, how: Mapping[str, Any], gpu_rate: float, seconds: f
     """Measure everything that `--json` prints, in bytes/s and images/s ("samples"); None means not measured."""
     others, store = others_share(), open_store(path)
     rows, row_bytes, memory = store.rows, store.manifest.row_bytes, available_memory()
-    with closing(ShardFiles(store)) as opened:
-        shards = opened.paths
     timed = partial(_timed, path, how)
     timed(rows[:1], seconds=0.0)  # the first calls of torch are slow
-    cold, random, limits = None, None, [WARM_BYTES, (memory or WARM_BYTES) // 4]
+    cold, limits = None, [WARM_BYTES, (memory or WARM_BYTES) // 4]
     why_warm = f"{path} is on a memory file system" if is_in_memory(path) else ""
     if not why_warm:
-        drop_pages(shards)
-        random = random_read_rate(store, rows, seconds)
-        limits.append(int(random * 2 * seconds))
-        drop_pages(shards)
+        drop_pages(store.paths.root / shard.file for shard in store.manifest.shards)
         cold = timed(rows, seconds=2 * seconds, epochs=1)
+        limits.append(int(cold.samples_per_s * row_bytes * 2 * seconds))
         if cold.stats["cold_share"] < COLD and not network_file_system(path):
             cold, why_warm = None, "rows stayed in memory, probably because another process uses them"
     kept = rows[: max(2 * how["batch_size"], min(limits) // row_bytes)]
@@ -80,7 +69,6 @@ def measure_load(path: Path, how: Mapping[str, Any], gpu_rate: float, seconds: f
         "batch_size": min(how["batch_size"], len(rows)),
         "device": how["device"],
         "why_not_cold": why_warm,
-        "random_read_cold_bytes_per_s": None if cold is None else random,
         "loader_cold": asdict(cold) if cold else None,
         "loader_warm": asdict(warm),
         "gpu_samples_per_s": gpu_rate,
@@ -145,33 +133,12 @@ def _timed(
         return Timed(taken / (now - start), first, loader.bottleneck(), loader.stats())
 
 
-def random_read_rate(store: Store, rows: range, seconds: float) -> float:
-    """Read rows in random order with many threads, for about `seconds` or until all were read; return bytes/s."""
-    order = np.random.default_rng(0).permutation(np.array(rows))
-    with closing(ShardFiles(store)) as files, ThreadPoolExecutor(READERS) as pool:
-
-        def read(row: np.int64) -> int:
-            [span] = files.spans(np.array([row]))
-            return read_at(files.fd(span.shard), page_aligned_buffer(files.row_bytes), span.offset)
-
-        nbytes, start = 0, time.perf_counter()
-        for first in range(0, len(order), CHUNK):
-            chunk = order[first : first + CHUNK]
-            files.open(chunk)
-            nbytes += sum(pool.map(read, chunk))
-            if time.perf_counter() - start >= seconds:
-                break
-        return nbytes / (time.perf_counter() - start)
-
-
 def load_lines(facts: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of `prep bench load`."""
     row_bytes, cold, warm = facts["row_bytes"], facts["loader_cold"], facts["loader_warm"]
     memory = "unknown" if facts["available_memory_bytes"] is None else size_text(facts["available_memory_bytes"])
     yield f"{facts['rows']:,} rows of {size_text(row_bytes)}, {size_text(facts['bytes'])}; {memory} of memory available"
-    random = facts["random_read_cold_bytes_per_s"]
     rates = {
-        "random row reads, cold": random and random / row_bytes,
         "Loader, cold": cold and cold["samples_per_s"],
         "Loader, rows in memory": warm["samples_per_s"],
         "training step (--gpu-rate)": facts["gpu_samples_per_s"],

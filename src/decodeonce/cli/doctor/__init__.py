@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import platform
-import resource
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from decodeonce import __version__
-from decodeonce.cli.doctor import machine, software, storage
-from decodeonce.cli.doctor.check import IMPORT_ERRORS, Finding, bad
-from decodeonce.cli.doctor.locks import locks
+from decodeonce.cli.doctor import machine, software
+from decodeonce.cli.doctor.check import IMPORT_ERRORS, Finding, bad, ok
 from decodeonce.cli.options import JsonFlag
 from decodeonce.cli.output import print_json, say, say_marked
 from decodeonce.formatting import counted
-from decodeonce.host import available_memory, installed_version, usable_cores
 
 if TYPE_CHECKING:
     from decodeonce.prep.building.free_space import Storage
 
 PACKAGES = ("numpy", "h5py", "typer", "xxhash", "tqdm", "jinja2")
 CHECKS: dict[str, Callable[[], Finding]] = {
-    "python": software.python,
-    "decodeonce": software.decodeonce,
+    "python": lambda: ok(f"{platform.python_version()} ({sys.executable})"),
+    "decodeonce": lambda: ok(f"{__version__} ({Path(__file__).parents[2]})"),
     "torch": software.torch,
     "pillow": software.pillow,
     "formats of pil": software.formats_of_pil,
@@ -43,11 +41,10 @@ CHECKS: dict[str, Callable[[], Finding]] = {
 }
 # Checks of each PATH, which may not exist yet.
 PATH_CHECKS: dict[str, Callable[[Storage], Finding]] = {
-    "file system": storage.file_system,
-    "room": storage.free_room,
-    "abilities": storage.abilities,
-    "locks": lambda found: locks(found.place),
-    "stripes": storage.stripes,
+    "file system": machine.file_system,
+    "abilities": machine.abilities,
+    "locks": machine.locks,
+    "stripes": machine.stripes,
 }
 COLOURS = {"ok": "green", "warn": "yellow", "bad": "red"}
 
@@ -70,7 +67,7 @@ def doctor(
     if as_json:
         checks = [{"name": name, **asdict(finding)} for name, finding in findings]
         problems = [f"{name}: {one.found}: {one.advice}" for name, one in findings if one.level != "ok"]
-        print_json({"ok": not levels["bad"], "checks": checks, **_facts(dict(findings)), "problems": problems})
+        print_json({"ok": not levels["bad"], "checks": checks, "problems": problems})
     else:
         width = max(len(name) for name, _ in findings)
         for name, finding in findings:
@@ -97,19 +94,3 @@ def _run_check(check: Callable[[], Finding]) -> Finding:
         return check()
     except IMPORT_ERRORS as error:
         return bad(f"cannot be checked: {error}", "reinstall the package that the message names")
-
-
-def _facts(findings: dict[str, Finding]) -> dict[str, Any]:
-    """Return the main findings as values for programs."""
-    names = ("numpy", "torch", "h5py", "xxhash", "simplejpeg")
-    return {
-        "decodeonce": __version__,
-        "python": platform.python_version(),
-        **{name: installed_version(name) or "not installed" for name in names},
-        "pillow": findings["pillow"].found,
-        "usable_cores": usable_cores(),
-        "available_memory_gb": round((available_memory() or 0) / 1e9, 1),
-        "open_files_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        "launcher": findings["rank"].found,
-        "task": findings["task"].found,
-    }

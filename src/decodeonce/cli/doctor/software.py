@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import platform
 import subprocess
 import sys
 from collections import Counter
 from contextlib import suppress
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any
 
 from decodeonce.cli.doctor.check import IMPORT_ERRORS, Finding, Level, bad, ok, warn
 from decodeonce.host import installed_version
@@ -18,32 +16,16 @@ from decodeonce.host import installed_version
 ANSWER = "found: "
 # This runs in a separate process, because a torch that does not fit the machine may raise anything, hang or crash.
 ASK_TORCH = f"""
-import json, warnings
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    import torch
-    backends = [getattr(torch, name) for name in ("cuda", "xpu") if hasattr(torch, name)]
-    here = [backend for backend in backends if backend.is_available()]
-    names = [backend.get_device_name(index) for backend in here for index in range(backend.device_count())]
-warned = [str(warning.message) for warning in caught if "CUDA" in str(warning.message)]
-print("\\n{ANSWER}" + json.dumps({{"version": torch.__version__, "devices": names, "warnings": warned}}))
+import json, torch
+backends = [getattr(torch, name) for name in ("cuda", "xpu") if hasattr(torch, name)]
+here = [backend for backend in backends if backend.is_available()]
+names = [backend.get_device_name(index) for backend in here for index in range(backend.device_count())]
+print("\\n{ANSWER}" + json.dumps([torch.__version__, names]))
 """
 TORCH_SECONDS = 180  # the first import from a cold network file system can take minutes
 TORCH_PAGE = "https://pytorch.org/get-started/locally/"
 PIL_ADVICE = 'see "pillow-simd or Pillow" in docs/start/install.md; finish unfinished builds before you change it'
 FORMATS = {"webp": "WebP", "libtiff": "compressed TIFF"}  # by their names in PIL.features
-
-
-def python() -> Finding:
-    """Report the version of Python."""
-    return ok(f"{platform.python_version()} ({sys.executable})")
-
-
-def decodeonce() -> Finding:
-    """Report the version of decodeonce and its folder."""
-    import decodeonce as package
-
-    return ok(f"{package.__version__} ({Path(package.__file__).parent})")
 
 
 def torch() -> Finding:
@@ -69,15 +51,16 @@ def torch() -> Finding:
     if answer.returncode or not answers:
         problem = (answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"])[-1]
         return bad(f"{version}, import fails: {problem}", f'check "address space", then reinstall torch: {TORCH_PAGE}')
-    return torch_check(json.loads(answers[-1].removeprefix(ANSWER)), gpus_of_machine())
+    imported, devices = json.loads(answers[-1].removeprefix(ANSWER))
+    return torch_check(imported, devices, answer.stderr, gpus_of_machine())
 
 
-def torch_check(found: dict[str, Any], gpus: str) -> Finding:
-    """Return the finding for `found`, which ASK_TORCH prints, on a machine with `gpus` ("" for none)."""
-    version, warning = found["version"], " ".join(found["warnings"][:1]).split("\n")[0]
-    if found["devices"]:
-        devices = ", ".join(f"{count} x {name}" for name, count in Counter(found["devices"]).items())
-        return Finding("warn" if warning else "ok", f"{version}: {devices}", warning)
+def torch_check(version: str, devices: list[str], stderr: str, gpus: str) -> Finding:
+    """Return the finding for a torch that found `devices` and printed `stderr`, on a machine with `gpus` ("": none)."""
+    warning = next((line.rpartition("Warning: ")[2] for line in stderr.splitlines() if "CUDA" in line), "")
+    if devices:
+        found = ", ".join(f"{count} x {name}" for name, count in Counter(devices).items())
+        return Finding("warn" if warning else "ok", f"{version}: {found}", warning)
     if not gpus:
         return ok(f"{version}: CPU only, no GPU found")
     advice = f"check CUDA_VISIBLE_DEVICES, then the driver, then whether this torch is built for it: {TORCH_PAGE}"

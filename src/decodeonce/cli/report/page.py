@@ -1,12 +1,15 @@
-"""Render a report as one HTML page that loads nothing and runs no script."""
+"""Gather what a report shows from a store, and render it as one HTML page that loads nothing and runs no script."""
 
 from __future__ import annotations
 
 import base64
 import io
 import json
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from array import array
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -16,13 +19,25 @@ from PIL import Image
 
 from decodeonce import __version__
 from decodeonce.cli import printable
+from decodeonce.cli.drawing import ShownRow, legible, thumbnail
 from decodeonce.cli.report import charts
-from decodeonce.cli.report.facts import Facts
-from decodeonce.cli.thumbnail import legible
+from decodeonce.cli.rows import CheckedRows, KeptBoxes, box_columns, evenly_spaced
+from decodeonce.errors import StoreError
 from decodeonce.formatting import counted, size_text
+from decodeonce.store import Reject, Store
 from decodeonce.store.manifest import VERSION, rows_text
-from decodeonce.store.verify import row_ranges
+from decodeonce.store.table import read_rejects
+from decodeonce.store.verify import bad_files, row_ranges
 
+T = TypeVar("T")
+
+FIRST_ROWS = 64  # shown as images, as in `prep show`
+ALL_BYTES = 2 * 10**9  # every row of a store of up to this size is read
+SAMPLE_BYTES = 400 * 10**6  # read from a larger store: 2,034 evenly spaced rows of 256x256
+MAX_LISTED = 500  # lines of rejects.tsv
+MAX_SHOWN, MAX_PER_KIND = 24, 4  # unusual images, in total and per kind of reason
+KEPT = "kept"  # the action for an unusual image, which is in the store
+LEVELS = 256
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 MAX_VALUE = 300  # characters shown of a value in store.json
 MAX_NAME = 60  # characters shown of a class name
@@ -30,12 +45,162 @@ JPEG_QUALITY = 82
 QUANTILES = {"smallest": 0.0, "5%": 0.05, "25%": 0.25, "median": 0.5, "75%": 0.75, "95%": 0.95, "largest": 1.0}
 
 
-class ClassRows(NamedTuple):
-    """A class and its number of rows."""
+@dataclass
+class Rejects:
+    """The lines of rejects.tsv: `counts` maps (action, kind of reason) to a number of lines, `listed` are the first.
 
-    label: int
-    name: str
-    rows: int
+    `shown` are the unusual images that the page shows.
+    """
+
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    listed: list[Reject] = field(default_factory=list)
+    shown: list[Reject] = field(default_factory=list)
+
+    @property
+    def unusual(self) -> int:
+        """The number of unusual images; they are in the store."""
+        return sum(number for (action, _), number in self.counts.items() if action == KEPT)
+
+    @property
+    def rejected(self) -> int:
+        """The number of images that are not in the store."""
+        return self.counts.total() - self.unusual
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Known sizes, float64 (n, 2) as width and height, of the images or boxes that rows were made from.
+
+    `unknown` rows have no size, `boxes` rows were made from a box. `rows` maps each unusual image to its first row.
+    """
+
+    sides: NDArray[np.float64]
+    unknown: int
+    boxes: int
+    rows: dict[str, int]
+
+
+@dataclass
+class Rows:
+    """The rows that were read: `shown` as images, `damaged` ones, and how often each level occurs, int64 (C, 256).
+
+    `counted` rows of an evenly spaced `sample` are in `levels`. `checked` is the number of rows whose checksum was
+    compared. It is 0 if checksums.npy is damaged; `trouble` is then the error.
+    """
+
+    levels: NDArray[np.int64]
+    sample: int
+    trouble: str
+    counted: int = 0
+    checked: int = 0
+    damaged: list[int] = field(default_factory=list)
+    shown: dict[int, ShownRow] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a report shows. The attributes read from a damaged file are None.
+
+    `problems` maps names of damaged files to what is wrong. `first_rows` are the rows shown in the section Images,
+    `unusual` those made from unusual images.
+    """
+
+    store: Store
+    problems: dict[str, str]
+    counts: NDArray[np.int64] | None
+    sizes: Sizes | None
+    rejects: Rejects | None
+    first_rows: list[int]
+    rows: Rows
+    unusual: list[tuple[Reject, ShownRow]]
+
+
+def gather(store: Store, progress: Callable[[int], None]) -> Facts:
+    """Read what the page shows; `progress` is called with the number of rows just read."""
+    problems = dict(bad_files(store.paths, store.manifest))
+    rejects = _unless_bad("rejects.tsv", problems, lambda: read_all_rejects(store))
+    to_show = rejects.shown if rejects else []
+    sizes = _unless_bad("samples.tsv", problems, lambda: read_sizes(store, {reject.source for reject in to_show}))
+    labels = _unless_bad("labels.npy", problems, lambda: store.labels)
+    counts = None if labels is None else np.bincount(labels, minlength=len(store.classes))
+    first_rows = list(store.rows[:FIRST_ROWS])
+    row_of = {source: row for source, row in sizes.rows.items() if row in store.rows} if sizes else {}
+    boxes = None if problems.keys() & {column.file for column in box_columns(store)} else KeptBoxes(store)
+    rows = _read_rows(store, {*first_rows, *row_of.values()}, labels, boxes, progress)
+    if rows.trouble:
+        problems.setdefault("checksums.npy", rows.trouble)
+    unusual = [(reject, rows.shown[row_of[reject.source]]) for reject in to_show if reject.source in row_of]
+    return Facts(store, problems, counts, sizes, rejects, first_rows, rows, unusual)
+
+
+def _unless_bad(name: str, problems: dict[str, str], read: Callable[[], T]) -> T | None:
+    """Return `read()`, or None if the file is damaged or cannot be parsed."""
+    if name in problems:
+        return None
+    try:
+        return read()
+    except (StoreError, OverflowError, ValueError) as error:  # its content is malformed, although its digest matches
+        problems[name] = str(error)
+        return None
+
+
+def read_all_rejects(store: Store) -> Rejects:
+    """Count the lines of rejects.tsv, and choose those to show."""
+    rejects = Rejects()
+    for reject in read_rejects(store.paths.rejects):
+        kind = (reject.action, reject.reason.partition(":")[0])  # "garbled: Corrupt JPEG data" is of kind "garbled"
+        rejects.counts[kind] += 1
+        if len(rejects.listed) < MAX_LISTED:
+            rejects.listed.append(reject)
+        if reject.action == KEPT and rejects.counts[kind] <= MAX_PER_KIND and len(rejects.shown) < MAX_SHOWN:
+            rejects.shown.append(reject)
+    return rejects
+
+
+def read_sizes(store: Store, wanted: set[str]) -> Sizes:
+    """Read the sizes of all rows, and find the first rows of the `wanted` sources."""
+    sides, boxes, rows = array("d"), 0, dict[str, int]()
+    for sample in store.samples:
+        left, top, right, bottom = (
+            map(int, sample.box.split(",")) if sample.box else (0, 0, sample.width, sample.height)
+        )
+        sides.extend((right - left, bottom - top))
+        boxes += bool(sample.box)
+        if sample.source in wanted:
+            rows.setdefault(sample.source, sample.row)
+    both = np.frombuffer(sides).reshape(-1, 2)
+    known = both[(both > 0).all(axis=1)]
+    return Sizes(known, len(both) - len(known), boxes, rows)
+
+
+def _read_rows(
+    store: Store,
+    shown: set[int],
+    labels: NDArray[np.int64] | None,
+    boxes: KeptBoxes | None,
+    progress: Callable[[int], None],
+) -> Rows:
+    """Read the sample and the rows to show, each row once. Damaged rows are left out of the levels."""
+    sample = set(store.rows)
+    if len(sample) * store.manifest.row_bytes > ALL_BYTES:
+        sample = set(evenly_spaced(store.rows, max(1, SAMPLE_BYTES // store.manifest.row_bytes)))
+    checked, channels = CheckedRows(store), store.manifest.shape[2]
+    rows = Rows(np.zeros((channels, LEVELS), np.int64), len(sample), checked.problem)
+    for row in sorted(sample | shown):
+        pixels, damaged = checked.read(row)
+        rows.checked += not checked.problem
+        if damaged:
+            rows.damaged.append(row)
+        elif row in sample and pixels is not None:
+            rows.counted += 1
+            for channel in range(channels):
+                # Pillow takes 0.1 ms per row of 256x256, and np.bincount 1.5 ms.
+                rows.levels[channel] += np.array(Image.fromarray(pixels[..., channel]).histogram())
+        if row in shown:
+            cls = None if labels is None else store.classes[labels[row]]
+            rows.shown[row] = ShownRow(row, thumbnail(pixels, boxes.of(row) if boxes else ()), cls, damaged)
+        progress(1)
+    return rows
 
 
 def page(facts: Facts) -> bytes:
@@ -44,7 +209,7 @@ def page(facts: Facts) -> bytes:
     (height, width, channels), sides = manifest.shape, facts.sizes.sides if facts.sizes else np.zeros((0, 2))
     classes, drawn, is_enlarged = _class_rows(facts), dict[str, charts.Chart](), None
     if classes:
-        names, counts = [cls.name for cls in classes], [cls.rows for cls in classes]
+        names, counts = [cls["name"] for cls in classes], [cls["rows"] for cls in classes]
         few = len(classes) <= charts.MAX_BARS
         drawn["classes"] = charts.class_bars(names, counts) if few else charts.class_curve(counts)
     if len(sides):
@@ -54,7 +219,6 @@ def page(facts: Facts) -> bytes:
     shares = rows.levels / np.maximum(rows.levels.sum(axis=1, keepdims=True), 1)
     if rows.counted:
         drawn["levels"] = charts.levels(shares)
-    unusual = facts.rejects.shown if facts.rejects else []
     template = environment().get_template("page.html")
     html = template.render(
         version=__version__,
@@ -73,7 +237,7 @@ def page(facts: Facts) -> bytes:
         channel_names=["red", "green", "blue"] if channels == 3 else [f"channel {n}" for n in range(channels)],
         levels=[[int(np.searchsorted(line.cumsum(), share)) for share in (0.05, 0.5, 0.95)] for line in shares],
         shares=shares,
-        unusual=[(reject, row) for reject in unusual if (row := facts.unusual_row(reject.source))],
+        unusual=facts.unusual,
         damaged_runs=[rows_text(range(first, last + 1)) for first, last in row_ranges(rows.damaged)],
         charts=drawn,
     )
@@ -85,7 +249,7 @@ def environment() -> Environment:
     env = Environment(
         loader=PackageLoader("decodeonce.cli.report"),
         autoescape=True,
-        finalize=_finalize,
+        finalize=lambda value: value if isinstance(value, Markup) else printable(str(value)),  # for UTF-8 and browsers
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -102,11 +266,6 @@ def environment() -> Environment:
         "value_text": value_text,
     }
     return env
-
-
-def _finalize(value: object) -> str:
-    """Escape characters that UTF-8 cannot encode or that a browser does not show. Markup is already escaped."""
-    return value if isinstance(value, Markup) else printable(str(value))
 
 
 def value_text(value: Any) -> str:
@@ -151,10 +310,10 @@ def _quantiles(sides: NDArray[np.float64]) -> dict[str, list[str]]:
     return dict(zip(("width", "height", "shorter side", "width / height"), texts, strict=True))
 
 
-def _class_rows(facts: Facts) -> list[ClassRows]:
-    """Return all classes, largest first; none if labels.npy is damaged."""
+def _class_rows(facts: Facts) -> list[dict[str, Any]]:
+    """Return label, name and number of rows of all classes, largest first; none if labels.npy is damaged."""
     if facts.counts is None:
         return []
-    order, classes = np.argsort(-facts.counts, kind="stable").tolist(), facts.store.classes
-    names = [" ".join(filter(None, (cls.name, cls.description))) for cls in classes]
-    return [ClassRows(label, legible(names[label], MAX_NAME), int(facts.counts[label])) for label in order]
+    names = [legible(" ".join(filter(None, (cls.name, cls.description))), MAX_NAME) for cls in facts.store.classes]
+    order = np.argsort(-facts.counts, kind="stable").tolist()
+    return [{"label": label, "name": names[label], "rows": int(facts.counts[label])} for label in order]

@@ -4,13 +4,11 @@ Nothing here waits for the device or copies from the host to it, except for a fe
 device.
 """
 
-from decodeonce.loader.augment.augment import Augment, BoxStep, LabelStep, Step
-from decodeonce.loader.augment.crop import CenterCrop, RandomCrop, RandomResizedCrop
-from decodeonce.loader.augment.draws import Draws, mix_words
+from decodeonce.loader.augment.augment import Augment, BoxStep, Draws, LabelStep, Step, mix_words
+from decodeonce.loader.augment.crop import CenterCrop, RandomCrop, RandomResizedCrop, ramp
 from decodeonce.loader.augment.flip import RandomFlip
 from decodeonce.loader.augment.mix import CutMix, MixUp
 from decodeonce.loader.augment.normalize import IMAGENET, Normalize
-from decodeonce.loader.augment.sizes import ramp
 
 __all__ = [
     "IMAGENET",

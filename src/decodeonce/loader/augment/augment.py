@@ -1,19 +1,30 @@
-"""Augment: a list of steps as the transform of a Loader."""
+"""Augment: a list of steps as the transform of a Loader. First what a step is, then what steps share.
+
+Boxes are float32 (B, K, 4), left, top, right, bottom in pixels; absent boxes are zeros. Each coordinate is rounded
+once, to float32: after a single float32 operation, or after several in float64. So a CPU and a device give the same
+bits.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from decodeonce.loader.arguments import whole
-from decodeonce.loader.augment.boxes import clip_boxes, present_boxes
-from decodeonce.loader.augment.draws import Draws
-from decodeonce.loader.batch import Batch
+from decodeonce.loader.delivery import Batch
 from decodeonce.loader.order import derive_key
+from decodeonce.splitmix import FACTOR_1, FACTOR_2, GOLDEN
+
+_BITS = 24  # the precision of float32
+# An image takes about 0.3 ms, and holds Python's global lock for 0.03 ms. More threads would wait for the lock.
+_MOST_THREADS = 8
 
 
 class Step(Protocol):
@@ -113,19 +124,14 @@ class Augment:
         self._steps = steps
         self._seed = whole("seed", seed)
 
-    def check_columns(self, names: Iterable[str]) -> None:
-        """Raise ValueError if a step does not support batches with the columns `names`."""
-        if "boxes" in names:
-            for step in self._steps:
-                _as_box_step(step)
-
-    def check_classes(self, count: int) -> None:
-        """Raise ValueError if a step has fewer than `count` classes."""
+    def check_store(self, columns: Collection[str], classes: int) -> None:
+        """Raise ValueError if a step does not support a store with these columns and this number of classes."""
         for step in self._steps:
-            found = getattr(step, "num_classes", count)
-            if found < count:
-                name = type(step).__name__
-                raise ValueError(f"{name} has num_classes={found}, expected at least the {count} classes of the store")
+            if "boxes" in columns:
+                _as_box_step(step)
+            if (found := getattr(step, "num_classes", classes)) < classes:
+                what = f"{type(step).__name__} has num_classes={found}"
+                raise ValueError(f"{what}, expected at least the {classes} classes of the store")
 
     def __call__(self, batch: Batch) -> Batch:
         """Return the batch with its images, labels and boxes augmented."""
@@ -147,14 +153,110 @@ class Augment:
 def _as_box_step(step: Step) -> BoxStep:
     if isinstance(step, BoxStep):
         return step
-    name = getattr(step, "__name__", type(step).__name__)
-    if isinstance(step, LabelStep):
-        raise ValueError(
-            f'the store has the column "boxes", but the step {name} of Augment cannot mix boxes; '
-            "remove the step or use a store without boxes"
-        )
-    raise ValueError(
-        f'the store has the column "boxes", but the step {name} of Augment does not move boxes; '
-        "make it a class with the method move_boxes(self, boxes, draws, height, width); "
+    problem = (
+        "does not move boxes; make it a class with the method move_boxes(self, boxes, draws, height, width); "
         "if the step moves no pixels, the method is: return boxes"
     )
+    if isinstance(step, LabelStep):
+        problem = "cannot mix boxes; remove the step or use a store without boxes"
+    name = getattr(step, "__name__", type(step).__name__)
+    raise ValueError(f'the store has the column "boxes", but the step {name} of Augment {problem}')
+
+
+def mix_words(words: Tensor) -> Tensor:
+    """Mix 64-bit words as ``decodeonce.splitmix.mix`` does, on any device.
+
+    Args:
+        words: int64, any shape; the bits are those of unsigned words.
+
+    Returns:
+        Tensor: int64, the same shape.
+    """
+    words = (words ^ _shift_right(words, 30)) * _signed(FACTOR_1)
+    words = (words ^ _shift_right(words, 27)) * _signed(FACTOR_2)
+    return words ^ _shift_right(words, 31)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Draws:
+    """The random numbers of one step for the rows of a batch.
+
+    The numbers of a row depend only on `key` and the row, not on the batch. ``Augment`` creates the draws and passes
+    them to its steps.
+
+    Args:
+        key: 64-bit key, derived from seed, epoch and the number of the step.
+        rows: int64 (B,), row numbers in the store.
+        epoch: Epoch of the batch. Default: 0.
+    """
+
+    key: int
+    rows: Tensor
+    epoch: int = 0
+
+    def uniform(self, count: int) -> Tensor:
+        """Return uniform random numbers for each row. Calling it again returns the same numbers.
+
+        Number i of a row consists of the upper bits of ``derive_key(seed, epoch, step, row, i)``.
+
+        Args:
+            count: Numbers per row.
+
+        Returns:
+            Tensor: float32 (B, count) in [0, 1), multiples of 2**-24, on the device of the batch.
+        """
+        words = mix_words(self.rows ^ _signed(self.key + GOLDEN)) + _signed(GOLDEN)
+        words = mix_words(words[:, None] ^ torch.arange(count, device=words.device))
+        return _shift_right(words, 64 - _BITS).to(torch.float32) * 2.0**-_BITS
+
+
+def _signed(word: int) -> int:
+    """The int64 with the same 64 bits."""
+    return (word + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _shift_right(words: Tensor, bits: int) -> Tensor:
+    """Shift right and fill with zeros; `>>` would repeat the sign bit."""
+    return (words >> bits) & ((1 << (64 - bits)) - 1)
+
+
+@cache
+def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of `values` on the device. Each constant is copied there only once."""
+    # torch.tensor waits for the copy, so any stream can use the constant afterwards.
+    return torch.tensor(values, dtype=dtype, device=device)
+
+
+def map_boxes(boxes: Tensor, x: Callable[[Tensor], Tensor], y: Callable[[Tensor], Tensor]) -> Tensor:
+    """Apply `x` to the left and right of boxes, and `y` to the top and bottom, each (B, K)."""
+    left, top, right, bottom = boxes.unbind(2)
+    return torch.stack([x(left), y(top), x(right), y(bottom)], 2)
+
+
+def clip_boxes(boxes: Tensor, height: int, width: int) -> Tensor:
+    """Clip boxes to an image of this size. Boxes outside of the image become zeros."""
+    clipped = map_boxes(boxes, lambda x: x.clamp(0, width), lambda y: y.clamp(0, height))
+    return clipped.masked_fill(~present_boxes(clipped)[:, :, None], 0)
+
+
+def present_boxes(boxes: Tensor) -> Tensor:
+    """(B, K) bool: which boxes are present, that is, have an area."""
+    left, top, right, bottom = boxes.unbind(2)
+    return (left < right) & (top < bottom)
+
+
+def fill_rows(result: Tensor, fill: Callable[[int], None]) -> Tensor:
+    """Call `fill` with the number of each row of `result`, in torch.get_num_threads() threads, at most 8.
+
+    `fill` must use NumPy for operations that torch would run in several threads. torch's threads spin while they wait
+    for each other. When other processes used the same cores, this took up to 20 times as long as the work itself.
+    """
+    threads = max(1, min(torch.get_num_threads(), len(result), _MOST_THREADS))
+
+    def fill_share(first: int) -> None:
+        for row in range(first, len(result), threads):
+            fill(row)
+
+    with ThreadPoolExecutor(threads) as pool:
+        deque(pool.map(fill_share, range(threads)), maxlen=0)
+    return result

@@ -1,20 +1,83 @@
-"""Crop images: CenterCrop, RandomCrop and RandomResizedCrop."""
+"""Crop images: CenterCrop, RandomCrop and RandomResizedCrop; their sizes; and resizing, bilinear with antialiasing."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate, pad
 
-from decodeonce.loader.augment.boxes import map_boxes
-from decodeonce.loader.augment.constants import constant
-from decodeonce.loader.augment.draws import Draws
-from decodeonce.loader.augment.resize import resize_windows
-from decodeonce.loader.augment.sizes import Size, check_size, size_at
+from decodeonce.loader.arguments import whole
+from decodeonce.loader.augment.augment import Draws, constant, fill_rows, map_boxes
+from decodeonce.loader.buffers import recycled
+
+FixedSize = int | tuple[int, int]
+Size = FixedSize | Callable[[int], FixedSize]
 
 _TRIES = 10
+
+
+def size_at(size: Size, epoch: int) -> tuple[int, int]:
+    """(height, width) in this epoch. ValueError if the size is not valid."""
+    name, found = (f"size({epoch})", size(epoch)) if callable(size) else ("size", size)
+    pair = found if isinstance(found, tuple) else (found, found)
+    if len(pair) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in pair):
+        raise ValueError(f"{name} is {found!r}, expected a whole number of pixels or (height, width), each at least 1")
+    return pair
+
+
+def check_size(size: Size) -> None:
+    """Raise ValueError if a fixed size is not valid. The results of a function are checked when it is called."""
+    if not callable(size):
+        size_at(size, 0)
+
+
+def ramp(
+    first_epoch: int, first_size: int, last_epoch: int, last_size: int, *, multiple: int = 32
+) -> Callable[[int], int]:
+    """Create an image size that changes linearly between two epochs, for progressive resizing.
+
+    Small images in the first epochs make training faster. FFCV's ResNet-50 for 88 epochs uses
+    ``ramp(65, 160, 76, 192)``.
+
+    Args:
+        first_epoch: Up to this epoch, the size is `first_size`. 0 or more.
+        first_size: Size in pixels, at least 1.
+        last_epoch: From this epoch on, the size is `last_size`. Must be after `first_epoch`.
+        last_size: Size in pixels, at least 1.
+        multiple: Sizes between are rounded to a multiple of this number of pixels. Default: 32.
+
+    Returns:
+        Callable[[int], int]: From the epoch to the size in pixels; a `size` of the crops in this package.
+
+    Raises:
+        ValueError: If a number is out of range, or `last_epoch` is not after `first_epoch`.
+
+    Example:
+        >>> crop = RandomResizedCrop(ramp(65, 160, 76, 192))
+    """
+    first_epoch, last_epoch = whole("first_epoch", first_epoch, 0), whole("last_epoch", last_epoch, 0)
+    first_size, last_size = whole("first_size", first_size, 1), whole("last_size", last_size, 1)
+    multiple = whole("multiple", multiple, 1)
+    if last_epoch <= first_epoch:
+        raise ValueError(f"last_epoch is {last_epoch}, expected an epoch after first_epoch={first_epoch}")
+
+    def size(epoch: int) -> int:
+        if epoch <= first_epoch:
+            return first_size
+        if epoch >= last_epoch:
+            return last_size
+        share = (epoch - first_epoch) / (last_epoch - first_epoch)
+        rounded = round((first_size + share * (last_size - first_size)) / multiple) * multiple
+        least, most = sorted((first_size, last_size))
+        return min(max(rounded, least), most)
+
+    return size
 
 
 @dataclass(frozen=True)
@@ -26,12 +89,21 @@ class _Crop:
     def __post_init__(self) -> None:
         check_size(self.size)
 
-    def _window(self, draws: Draws, height: int, width: int) -> tuple[int, int]:
-        """(height, width) of the crop; ValueError if it is larger than the images."""
-        size = size_at(self.size, draws.epoch)
-        if size[0] > height or size[1] > width:
-            raise ValueError(f"a crop of {size[0]}x{size[1]} is larger than the images, {height}x{width}")
-        return size
+    def _corner(self, draws: Draws, spare_height: int, spare_width: int) -> tuple[Any, Any]:
+        """Top and left of the windows, each a number or int64 (B, 1). Images exceed a window by the spare pixels."""
+        raise NotImplementedError
+
+    def _window(self, draws: Draws, height: int, width: int) -> tuple[Any, Any, int, int]:
+        """Top, left, height and width of the windows; ValueError if they are larger than the images."""
+        out_height, out_width = size_at(self.size, draws.epoch)
+        if out_height > height or out_width > width:
+            raise ValueError(f"a crop of {out_height}x{out_width} is larger than the images, {height}x{width}")
+        return *self._corner(draws, height - out_height, width - out_width), out_height, out_width
+
+    def move_boxes(self, boxes: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
+        """Subtract the corner of each window from its `boxes` (see ``BoxStep``)."""
+        top, left, _, _ = self._window(draws, height, width)
+        return map_boxes(boxes, lambda x: x - left, lambda y: y - top)
 
 
 @dataclass(frozen=True)
@@ -47,16 +119,12 @@ class CenterCrop(_Crop):
         ValueError: If `size` is not valid or, when a batch is cropped, larger than the images.
     """
 
-    def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
-        height, width = self._window(draws, images.shape[1], images.shape[2])
-        top, left = _centre(images.shape[1], height), _centre(images.shape[2], width)
-        return images[:, top : top + height, left : left + width]
+    def _corner(self, draws: Draws, spare_height: int, spare_width: int) -> tuple[int, int]:
+        return round(spare_height / 2.0), round(spare_width / 2.0)
 
-    def move_boxes(self, boxes: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
-        """Subtract the corner of the window from `boxes` (see ``BoxStep``)."""
-        out_height, out_width = self._window(draws, height, width)
-        top, left = _centre(height, out_height), _centre(width, out_width)
-        return map_boxes(boxes, lambda x: x - left, lambda y: y - top)
+    def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
+        top, left, height, width = self._window(draws, *images.shape[1:3])
+        return images[:, top : top + height, left : left + width]
 
 
 @dataclass(frozen=True)
@@ -70,24 +138,16 @@ class RandomCrop(_Crop):
         ValueError: If `size` is not valid or, when a batch is cropped, larger than the images.
     """
 
-    def _corners(self, draws: Draws, spare_height: int, spare_width: int) -> tuple[Tensor, Tensor]:
-        """Top and left of the windows, int64 (B,) each; images exceed the window by the spare height and width."""
-        top, left = draws.uniform(2).unbind(1)
+    def _corner(self, draws: Draws, spare_height: int, spare_width: int) -> tuple[Tensor, Tensor]:
+        top, left = draws.uniform(2).split(1, 1)
         return (top * (spare_height + 1)).to(torch.int64), (left * (spare_width + 1)).to(torch.int64)
 
     def __call__(self, images: Tensor, draws: Draws, /) -> Tensor:
-        height, width = self._window(draws, images.shape[1], images.shape[2])
-        top, left = self._corners(draws, images.shape[1] - height, images.shape[2] - width)
+        top, left, height, width = self._window(draws, *images.shape[1:3])
         # Index a view of all windows, so that one window per image is copied. On two cores this takes 0.03 ms per image
         # of 256x256; indexing by rows and columns takes 0.22 ms.
         windows = images.unfold(1, height, 1).unfold(2, width, 1).permute(0, 1, 2, 4, 5, 3)
-        return windows[torch.arange(len(images), device=images.device), top, left]
-
-    def move_boxes(self, boxes: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
-        """Subtract the corner of each window from its `boxes` (see ``BoxStep``)."""
-        out_height, out_width = self._window(draws, height, width)
-        top, left = self._corners(draws, height - out_height, width - out_width)
-        return map_boxes(boxes, lambda x: x - left[:, None], lambda y: y - top[:, None])
+        return windows[torch.arange(len(images), device=images.device), top[:, 0], left[:, 0]]
 
 
 @dataclass(frozen=True)
@@ -148,7 +208,7 @@ class RandomResizedCrop:
         low, high = self.ratio
         widest = min(height, max(1, round(width / low))), min(width, max(1, round(height * high)))
         central = constant(widest, torch.float64, uniform.device).expand(len(sizes), 1, 2)
-        fits = torch.nn.functional.pad(((sizes >= 1) & (sizes <= whole)).all(2), (0, 1), value=True)
+        fits = pad(((sizes >= 1) & (sizes <= whole)).all(2), (0, 1), value=True)
         first = fits.to(torch.int32).argmax(1)[:, None]  # argmax returns the first of equal values
         size = torch.cat([sizes, central], 1).gather(1, first[:, :, None].expand(-1, 1, 2))[:, 0]
         spare = whole - size
@@ -177,11 +237,77 @@ def _whole(numbers: Tensor) -> Tensor:
     return numbers.to(torch.int64).to(numbers.dtype)
 
 
-def _centre(size: int, window: int) -> int:
-    return round((size - window) / 2.0)
-
-
 def _check_range(name: str, values: tuple[float, float], most: float) -> None:
     if len(values) != 2 or not 0 < values[0] <= values[1] <= most or math.isinf(values[1]):
         bound = "" if math.isinf(most) else f" of at most {most}"
         raise ValueError(f"{name} is {values!r}, expected two numbers above 0{bound}, the larger one second")
+
+
+def resize_windows(images: Tensor, windows: Tensor, height: int, width: int) -> Tensor:
+    """Resize a window of each image. uint8 images stay uint8 (rounded); other dtypes become float32.
+
+    Args:
+        images: (B, H, W, C).
+        windows: (B, 4) whole numbers: top, left, height and width.
+        height: Height of the result in pixels.
+        width: Width of the result in pixels.
+    """
+    if images.dtype != torch.uint8:
+        return _multiply(images, windows, height, width)
+    if images.device.type == "cpu":
+        return resize_on_cpu(images, windows, height, width)
+    return resize_on_device(images, windows, height, width)
+
+
+def resize_on_device(images: Tensor, windows: Tensor, height: int, width: int) -> Tensor:
+    """Resize uint8 images on any device; differs from `resize_on_cpu` by at most one level."""
+    levels = _multiply(images, windows, height, width).add_(0.5)  # rounds halves up, as on a CPU
+    # If torch multiplies float32 at reduced precision, white can become 256, which is black as uint8.
+    return levels.clamp_(0, 255).to(torch.uint8, memory_format=torch.contiguous_format)
+
+
+def resize_on_cpu(images: Tensor, windows: Tensor, out_height: int, out_width: int) -> Tensor:
+    """Resize uint8 images on a CPU with torch's kernel for uint8.
+
+    Resizing a window from 256x256 to 224x224 takes 0.1 ms; `_multiply` takes 3.1 ms.
+    """
+    result = recycled((len(images), out_height, out_width, images.shape[3]), images.dtype)
+    pixels, written = images.numpy(), result.permute(0, 3, 1, 2).numpy()
+    places = windows.to(torch.int64).tolist()
+
+    def resize(row: int) -> None:
+        top, left, height, width = places[row]
+        window = np.ascontiguousarray(pixels[row, top : top + height, left : left + width])
+        # [None] before permute() gives the strides that torch accepts as channels_last; the result has them too.
+        image = torch.from_numpy(window)[None].permute(0, 3, 1, 2)
+        written[row] = interpolate(image, (out_height, out_width), mode="bilinear", antialias=True).numpy()[0]
+
+    return fill_rows(result, resize)
+
+
+def _multiply(images: Tensor, windows: Tensor, out_height: int, out_width: int) -> Tensor:
+    """Resize to float32, without rounding, by multiplying with two matrices of weights."""
+    batch, height, width, channels = images.shape
+    top, left, box_height, box_width = windows.to(torch.float32).unbind(1)
+    rows = _bilinear(top, box_height, out_height, height)
+    columns = _bilinear(left, box_width, out_width, width).transpose(1, 2)
+    # Separate the channels here, where levels are copied to floats anyway. Then no float moves between the products.
+    lines = images.transpose(2, 3).to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    resized = torch.bmm(rows, lines.view(batch, height, channels * width))
+    resized = torch.bmm(resized.view(batch, out_height * channels, width), columns)
+    return resized.view(batch, out_height, channels, out_width).transpose(2, 3)
+
+
+def _bilinear(first: Tensor, length: Tensor, out: int, size: int) -> Tensor:
+    """Weights (B, out, size) that resize `length` (B,) pixels, starting at `first` (B,), to `out` pixels.
+
+    `size` is the number of pixels of the whole image. The weights are those of Pillow: a triangle that widens as the
+    image shrinks, cut off at the edges of the window (src/libImaging/Resample.c, precompute_coeffs).
+    """
+    scale = (length / out)[:, None]
+    middles = torch.arange(0.5, max(out, size), dtype=torch.float32, device=first.device)
+    centres = first[:, None] + middles[:out] * scale
+    distances = (middles[:size] - centres[:, :, None]).div_(scale.clamp(min=1)[:, :, None]).abs_()
+    inside = (middles[:size] > first[:, None]) & (middles[:size] < (first + length)[:, None])
+    weights = distances.neg_().add_(1).clamp_(min=0).mul_(inside[:, None])
+    return weights.div_(weights.sum(2, keepdim=True))

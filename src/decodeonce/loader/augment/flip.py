@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decodeonce.loader.augment.draws import Draws
-from decodeonce.loader.augment.threads import for_each_row
+from decodeonce.loader.augment.augment import Draws, fill_rows
 from decodeonce.loader.buffers import recycled
 
 
@@ -61,5 +60,4 @@ def mirror_on_cpu(images: Tensor, flipped: Tensor) -> Tensor:
     def mirror(row: int) -> None:
         written[row] = pixels[row, :, :: steps[row]]
 
-    for_each_row(mirror, len(images))
-    return result
+    return fill_rows(result, mirror)

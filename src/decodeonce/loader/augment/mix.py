@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from decodeonce.loader.arguments import whole
-from decodeonce.loader.augment.draws import Draws
-from decodeonce.loader.augment.threads import for_each_row
+from decodeonce.loader.augment.augment import Draws, fill_rows
 from decodeonce.loader.buffers import recycled
 
 _SAMPLES = 2**16
@@ -141,8 +140,7 @@ def blend_on_cpu(images: Tensor, partners: Tensor, kept: Tensor) -> Tensor:
         mixed += np.multiply(pixels[others[row]], 1 - shares[row], dtype=np.float32)
         written[row] = np.add(mixed, rounding, out=mixed)
 
-    for_each_row(blend, len(images))
-    return result
+    return fill_rows(result, blend)
 
 
 def paste_on_device(images: Tensor, partners: Tensor, rectangles: Tensor) -> Tensor:
@@ -164,8 +162,7 @@ def paste_on_cpu(images: Tensor, partners: Tensor, rectangles: Tensor) -> Tensor
         written[row] = pixels[row]
         written[row, top:bottom, left:right] = pixels[others[row], top:bottom, left:right]
 
-    for_each_row(paste, len(images))
-    return result
+    return fill_rows(result, paste)
 
 
 def _by_row(images: Tensor) -> bool:

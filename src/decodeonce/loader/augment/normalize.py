@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from decodeonce.loader.arguments import StoreLike, as_store
-from decodeonce.loader.augment.constants import constant
-from decodeonce.loader.augment.draws import Draws
-from decodeonce.loader.augment.threads import for_each_row
+from decodeonce.loader.augment.augment import Draws, constant, fill_rows
 from decodeonce.loader.buffers import recycled
 
 IMAGENET: tuple[tuple[float, ...], tuple[float, ...]] = (
@@ -83,5 +81,4 @@ def normalize_on_cpu(images: Tensor, scale: Tensor, shift: Tensor, dtype: torch.
         np.multiply(lines[row], scales, out=written[row], dtype=np.float32)
         np.add(written[row], shifts, out=written[row])
 
-    for_each_row(normalize, len(images))
-    return result.to(dtype)
+    return fill_rows(result, normalize).to(dtype)

@@ -11,7 +11,6 @@ from typing import Any
 
 from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
-from decodeonce.host import network_file_system
 from decodeonce.prep.building.finish import finish
 from decodeonce.prep.building.free_space import check_free_space, find_storage, space_needed
 from decodeonce.prep.building.output_dir import check_output_dir, clear_leftovers, is_built, reserve_shards
@@ -19,7 +18,6 @@ from decodeonce.prep.building.plan import (
     Listing,
     Plan,
     check_expected,
-    check_listing,
     check_matches_plan,
     plan_facts,
     read_plan,
@@ -27,7 +25,7 @@ from decodeonce.prep.building.plan import (
     write_facts,
     write_plan,
 )
-from decodeonce.prep.building.work import Progress, Work, work
+from decodeonce.prep.building.pool import Progress, Work, work
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source
@@ -64,11 +62,8 @@ def make_plan(source: Source, out: Path, recipe: Recipe, expect: int | None = No
         if (plan := _stamped_plan(paths, source, recipe.facts(decoders))) is not None:
             check_expected(source, plan.candidates, expect)
             return plan
-    listing = scan(source)
-    check_expected(source, listing.candidates, expect)
+    listing = scan(source, expect)
     facts = plan_facts(source, listing, recipe, decoders)
-    if not paths.plan.exists():
-        check_listing(source, listing)
     make_folder(paths.root)
     with locked(paths.build):  # if two processes plan at once, the second finds the first one's plan
         make_folder(paths.build)  # reports it if the folder is not writable
@@ -97,8 +92,10 @@ def _new_plan(paths: StorePaths, listing: Listing, facts: dict[str, Any]) -> Pla
         raise BuildError(what) from missing_error(paths.plan)
     clear_leftovers(paths)
     plan = Plan(paths, facts)
-    check_free_space(paths.root, find_storage(paths.root), space_needed(plan))
-    _warn_of_shared_pages(plan)
+    storage = find_storage(paths.root)
+    check_free_space(paths.root, storage, space_needed(plan))
+    if storage.kind == "NFS":
+        _warn_of_shared_pages(plan)
     make_folder(paths.journals)
     try:
         reserve_shards(plan)
@@ -115,8 +112,7 @@ def _warn_of_shared_pages(plan: Plan) -> None:
     # writes share none, unless the kernel's pages are larger: 64 KiB on some aarch64 machines.
     block_bytes = plan.blocks.block_rows * plan.recipe.row_bytes
     written_alone = block_bytes if mmap.PAGESIZE <= PAGE else plan.recipe.row_bytes
-    place = plan.paths.root.absolute().parent
-    if written_alone % PAGE and place.exists() and network_file_system(place) == "NFS":
+    if written_alone % PAGE:
         logging.getLogger("decodeonce").warning(
             "%s: on NFS, and blocks of %d bytes share pages; decode on one node only, or choose a --size whose rows "
             "fill whole pages (a multiple of 64 does)",
@@ -141,14 +137,15 @@ def plan_unless_built(source: Source, out: Path, recipe: Recipe, expect: int | N
         BuildError: As `make_plan` and `is_built`.
         StoreError: `out` is a damaged store.
     """
-    if is_built(source, out, recipe, expect):
-        return None
-    try:
-        return make_plan(source, out, recipe, expect)
-    except (BuildError, OSError):
-        if not is_built(source, out, recipe, expect):
-            raise
-        return None
+    paths = StorePaths(out)
+    if not paths.manifest.exists():
+        try:
+            return make_plan(source, out, recipe, expect)
+        except (BuildError, OSError):
+            if not paths.manifest.exists():  # otherwise another process has finished the build
+                raise
+    is_built(source, out, recipe, expect)
+    return None
 
 
 def build(
@@ -185,4 +182,4 @@ def build(
     how = how or Work()
     if plan_unless_built(source, out, recipe, expect) is not None:
         work(out, how, progress)
-    return finish(out, how.allowance)
+    return finish(out, how.max_bad)

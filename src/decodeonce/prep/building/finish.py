@@ -19,13 +19,11 @@ from numpy.typing import NDArray
 from decodeonce.errors import REPLACED_ERRORS, BuildError
 from decodeonce.formatting import quoted
 from decodeonce.prep.building.journal import FACTS, Journals, summed_lines
-from decodeonce.prep.building.max_bad import Allowance
 from decodeonce.prep.building.output_dir import check_shard
 from decodeonce.prep.building.plan import Plan, read_plan
 from decodeonce.prep.entry import name_bytes, name_text
 from decodeonce.prep.sources.base import DecodedRows
 from decodeonce.store import Column, Manifest, StorePaths
-from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.durable import remove_file, remove_tree, sync_folder
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.manifest import read_manifest
@@ -36,14 +34,14 @@ from decodeonce.store.writer import seal_store, trim_shards, write_array, write_
 CHUNK_ROWS = 1 << 13
 
 
-def finish(out: Path, allowance: Allowance) -> Manifest:
+def finish(out: Path, max_bad: str = "0.1%") -> Manifest:
     """Turn a planned and decoded build into a finished store.
 
     Safe to repeat: if the store is finished already, or an earlier finish was killed, this completes it.
 
     Args:
         out: Folder of the store.
-        allowance: Maximum number of rejects, such as `Work().allowance`.
+        max_bad: Maximum number of rejects, as in `Work`.
 
     Returns:
         The manifest of the finished store.
@@ -56,7 +54,7 @@ def finish(out: Path, allowance: Allowance) -> Manifest:
     manifest = None
     if not paths.manifest.exists():
         try:
-            manifest = _finish_planned(paths, allowance)
+            manifest = _finish_planned(paths, max_bad)
         except (BuildError, OSError) as error:
             # Another process may have finished the store first, cut the shards and removed .build.
             if (isinstance(error, OSError) and error.errno not in REPLACED_ERRORS) or not paths.manifest.exists():
@@ -71,30 +69,20 @@ def finish(out: Path, allowance: Allowance) -> Manifest:
     return manifest
 
 
-def _finish_planned(paths: StorePaths, allowance: Allowance) -> Manifest:
+def _finish_planned(paths: StorePaths, max_bad: str) -> Manifest:
     """Write everything up to store.json. The plan's mappings end with this call, so that NFS releases their files."""
     plan, journals = read_plan(paths), Journals(paths.journals)
-    _check_complete(plan, journals)
-    for index in range(plan.blocks.shards):
-        check_shard(plan, index)
-    return _Finisher(plan, journals).finish(allowance)
-
-
-def _check_complete(plan: Plan, journals: Journals) -> None:
     missing = [block for block in range(len(plan.blocks)) if block not in journals]
     if missing:
+        out = quoted(str(paths.root))
+        submitted = f"bash {quoted(str(paths.submit))}" if paths.submit.exists() else ""
         raise BuildError(
-            f"{plan.paths.root}: {len(missing)} of {len(plan.blocks)} blocks are not done (first {missing[0]}); "
-            f"run: {_next_step(plan.paths)}"
+            f"{paths.root}: {len(missing)} of {len(plan.blocks)} blocks are not done (first {missing[0]}); "
+            f"run: {submitted or f'prep work {out} && prep finish {out}'}"
         )
-
-
-def _next_step(paths: StorePaths) -> str:
-    """Return the command that continues the build: the submit script if there is one."""
-    if paths.submit.exists():
-        return f"bash {quoted(str(paths.submit))}"
-    out = str(paths.root)
-    return f"prep work {quoted(out)} && prep finish {quoted(out)}"
+    for index in range(plan.blocks.shards):
+        check_shard(plan, index)
+    return _Finisher(plan, journals).finish(max_bad)
 
 
 class _Finisher:
@@ -105,36 +93,31 @@ class _Finisher:
 
     def __init__(self, plan: Plan, journals: Journals) -> None:
         self._plan, self._paths = plan, plan.paths
-        self._rejects: list[tuple[int, str]] = []
-        self._left_out: list[tuple[int, str]] = []
-        self._unusual: list[tuple[int, str]] = []
         self._boxes: dict[int, str] = {}
-        self._crashes = 0
-        self._sums, self._squares = np.zeros(3, object), np.zeros(3, object)
-        facts = np.empty(plan.count, FACTS)
-        for block, record in enumerate(journals.records(range(len(plan.blocks)))):
-            facts[plan.blocks[block].first : plan.blocks[block].last] = record.facts
-            self._rejects += record.rejects
-            self._left_out += record.left_out
-            self._unusual += record.unusual
+        self._crashes = plan.facts["manifest"].get("decoder_crashes", 0)
+        self._sums, self._squares = np.zeros((2, 3), object)  # exact integers
+        facts, holes, listed = np.empty(plan.count, FACTS), list[int](), list[tuple[int, str, str]]()
+        for record in journals.records(range(len(plan.blocks))):
+            block = plan.blocks[record.block]
+            facts[block.first : block.last] = record.facts
+            holes += record.holes
+            listed += record.rejects
             self._boxes.update(record.boxes)
             self._crashes += record.crashes
             self._sums += np.array(record.sums, object)
             self._squares += np.array(record.squares, object)
-        self._planned = _planned_rows(plan.count, [row for row, _ in [*self._rejects, *self._left_out]])
+        self._listed = plan.rejects + plan.rejects_of(sorted(listed))
+        self._planned = _planned_rows(plan.count, holes)
+        self._count = len(self._planned)
         self._facts = facts[self._planned]
         self._source = plan.source()
         self._columns = [*plan.columns, *self._source.columns()]
 
-    @property
-    def _count(self) -> int:
-        return len(self._planned)
-
-    def finish(self, allowance: Allowance) -> Manifest:
-        plan, paths, count = self._plan, self._paths, self._count
-        rejects = [*plan.rejects, *(plan.reject(row, reason) for row, reason in self._rejects)]
-        allowance.check(len(rejects), plan.candidates, str(rejects[0]) if rejects else "", paths.root)
-        if not count:
+    def finish(self, max_bad: str) -> Manifest:
+        plan, paths = self._plan, self._paths
+        rejects = [reject for reject in self._listed if reject.action == "rejected"]
+        plan.check_rejects(len(rejects), next(iter(rejects), ""), max_bad)
+        if not self._count:
             command = f"prep status {quoted(str(paths.root))}"
             raise BuildError(f"{paths.root}: every image was rejected or left out; list them with: {command}")
         self._fill_holes()
@@ -146,40 +129,31 @@ class _Finisher:
         for column in self._columns:
             arrays.append((paths.root / column.file, column.shape, column.dtype, self._column(column)))
         files = {
-            path.name: write_array(path, (count, *shape), np.dtype(dtype), parts, scratch=scratch)
+            path.name: write_array(path, (self._count, *shape), np.dtype(dtype), parts, scratch=scratch)
             for path, shape, dtype, parts in arrays
         }
         for path, lines in ((paths.samples, self._sample_lines()), (paths.rejects, self._reject_lines())):
             files[path.name] = write_small(path, lines, scratch=scratch)
+        shard_rows = plan.blocks.shard_rows
         return seal_store(
-            paths,
-            self._draft(),
-            shard_rows=plan.blocks.shard_rows,
-            scratch=scratch,
-            files=files,
-            labels=self._labels(),
+            paths, self._draft(), shard_rows=shard_rows, scratch=scratch, files=files, labels=self._labels()
         )
 
     def _fill_holes(self) -> None:
         """Copy the planned row of each hole into it, and check its checksum."""
-        buffer = page_aligned_buffer(self._plan.recipe.row_bytes)
-        suffix = CONTAINERS[self._plan.recipe.container].suffix
+        plan, place = self._plan, self._plan.blocks.place
+        buffer = page_aligned_buffer(plan.recipe.row_bytes)
         holes = np.flatnonzero(self._planned != np.arange(self._count)).tolist()
-        for shards, rows in itertools.groupby(holes, self._shards_of):
-            hole_shard, tail_shard = (self._paths.shard(index, suffix) for index in shards)
-            with ShardFile(tail_shard) as source, ShardFile(hole_shard) as target:
-                for hole in rows:
-                    self._copy(source, int(self._planned[hole]), target, hole, buffer)
+        moves = [(place(int(self._planned[hole])), place(hole), hole) for hole in holes]
+        for (tail_shard, hole_shard), some in itertools.groupby(moves, lambda move: (move[0][0], move[1][0])):
+            with ShardFile(plan.shard(tail_shard)) as source, ShardFile(plan.shard(hole_shard)) as target:
+                for (_, from_offset), (_, to_offset), hole in some:
+                    source.read(buffer, from_offset)
+                    if row_checksum(buffer) != self._facts["checksum"][hole]:
+                        row = f"planned row {self._planned[hole]}"
+                        raise BuildError(f"{source.path}: {row} does not match its checksum; remove OUT, build again")
+                    target.write(buffer, to_offset)
                 target.sync()
-
-    def _shards_of(self, hole: int) -> tuple[int, int]:
-        return self._plan.blocks.place(hole)[0], self._plan.blocks.place(int(self._planned[hole]))[0]
-
-    def _copy(self, source: ShardFile, tail: int, target: ShardFile, hole: int, buffer: memoryview) -> None:
-        source.read(buffer, self._plan.blocks.place(tail)[1])
-        if row_checksum(buffer) != self._facts["checksum"][hole]:
-            raise BuildError(f"{source.path}: planned row {tail} does not match its checksum; remove OUT, build again")
-        target.write(buffer, self._plan.blocks.place(hole)[1])
 
     def _chunks(self) -> Iterator[slice]:
         return (slice(first, min(first + CHUNK_ROWS, self._count)) for first in range(0, self._count, CHUNK_ROWS))
@@ -193,7 +167,7 @@ class _Finisher:
         for chunk in self._chunks():
             places = self._planned[chunk]
             if column in plan.columns:
-                yield plan.column_values(plan.columns.index(column))[places]
+                yield samples.planned[column.file][places]
             else:
                 planned = {name: values[places] for name, values in samples.planned.items()}
                 rows = DecodedRows(plan.recipe, samples.rows[places], self._facts[chunk], planned)
@@ -225,18 +199,15 @@ class _Finisher:
             )
 
     def _reject_lines(self) -> Iterator[bytes]:
-        found = [*self._plan.rejects, *self._source.carried_rejects()]
-        for rows, action in ((self._rejects, "rejected"), (self._left_out, "left out"), (self._unusual, "kept")):
-            found += [self._plan.reject(row, reason, action) for row, reason in rows]
+        found = [*self._listed, *self._source.carried_rejects()]
         yield line(REJECT_COLUMNS)
         yield from map(reject_line, sorted(found, key=lambda r: (name_bytes(r.source), r.action, r.reason)))
 
     def _draft(self) -> Manifest:
         plan, facts = self._plan, self._plan.facts
         pixels = self._count * summed_lines(plan.recipe.height) * plan.recipe.width
-        mean = [int(s) / pixels for s in self._sums]
         # Exact integers until the last step: n*sum(x^2) - sum(x)^2 would lose precision in floating point.
-        variance = [(pixels * int(q) - int(s) ** 2) / pixels**2 for s, q in zip(self._sums, self._squares, strict=True)]
+        variance = (pixels * self._squares - self._sums**2) / pixels**2
         return Manifest(
             count=self._count,
             shape=plan.recipe.shape,
@@ -244,14 +215,14 @@ class _Finisher:
             block_rows=plan.blocks.block_rows,
             shards=(),
             classes=plan.classes,
-            pixel_mean=tuple(mean),
+            pixel_mean=tuple(self._sums / pixels),
             pixel_std=tuple(map(math.sqrt, variance)),
             recipe=facts["manifest"]["recipe"],
             source=facts["manifest"]["source"],
             columns=tuple(self._columns),
             files={},
             box_classes=None if (names := facts["manifest"].get("box_classes")) is None else tuple(names),
-            decoder_crashes=self._crashes + facts["manifest"].get("decoder_crashes", 0),
+            decoder_crashes=self._crashes,
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import subprocess
@@ -69,9 +68,10 @@ def find_storage(out: Path) -> Storage:
 
 def check_free_space(out: Path, storage: Storage, need: Need) -> None:
     """Raise BuildError if the disk or a quota has less space or fewer files than needed."""
-    limits: list[tuple[str, int | None, int | None]] = [("", storage.free_bytes, storage.free_files)]
-    limits += [(f" within the quota of {quota.whose}", quota.free_bytes, quota.free_files) for quota in storage.quotas]
-    for where, free_bytes, free_files in limits:
+    limits: list[Storage | Quota] = [storage, *storage.quotas]
+    for limit in limits:
+        free_bytes, free_files = limit.free_bytes, limit.free_files
+        where = f" within the quota of {limit.whose}" if isinstance(limit, Quota) else ""
         if free_bytes is not None and need.bytes > free_bytes:
             raise BuildError(
                 f"{out}: {size_text(free_bytes)} free{where}, {size_text(need.bytes)} needed "
@@ -84,34 +84,25 @@ def check_free_space(out: Path, storage: Storage, need: Need) -> None:
             )
 
 
-def describe_storage(storage: Storage) -> list[str]:
-    """Describe the storage and each quota, one sentence each."""
-    return [text for text, _, _ in _limits(storage)]
-
-
-def describe_free_space(storage: Storage, need: Need) -> list[str]:
-    """Describe the storage and each quota, each with whether it is enough for `need`."""
-    lines = []
-    for text, free_bytes, free_files in _limits(storage):
-        short = [size_text(need.bytes)] if free_bytes is not None and need.bytes > free_bytes else []
-        short += [f"{need.files} files"] if free_files is not None and need.files > free_files else []
-        lines.append(f"{text}: {'not enough, ' + ' and '.join(short) + ' needed' if short else 'enough'}")
-    return lines
-
-
-def _limits(storage: Storage) -> list[tuple[str, int | None, int | None]]:
-    """Return (sentence, free bytes, free files) of the file system and of each quota; None means no limit."""
+def describe_storage(storage: Storage, need: Need | None = None) -> list[str]:
+    """Describe the storage and each quota, one sentence each; with `need`, also say whether each is enough for it."""
     files = "" if storage.free_files is None else f" and {storage.free_files} files"
-    kind = storage.kind or "a local file system"
     room = "unlimited bytes" if storage.free_bytes is None else size_text(storage.free_bytes)
-    place = f"{storage.place}: {kind}, {room}{files} free"
-    limits: list[tuple[str, int | None, int | None]] = [(place, storage.free_bytes, storage.free_files)]
+    texts = [f"{storage.place}: {storage.kind or 'a local file system'}, {room}{files} free"]
     for quota in storage.quotas:
         room = "any size" if quota.free_bytes is None else size_text(quota.free_bytes)
         more = "any number of" if quota.free_files is None else quota.free_files
-        text = f"the quota of {quota.whose} leaves {room} and {more} files"
-        limits.append((text, quota.free_bytes, quota.free_files))
-    return limits
+        texts.append(f"the quota of {quota.whose} leaves {room} and {more} files")
+    limits: list[Storage | Quota] = [storage, *storage.quotas]
+    return [f"{text}{_enough(limit, need)}" for text, limit in zip(texts, limits, strict=True)]
+
+
+def _enough(limit: Storage | Quota, need: Need | None) -> str:
+    if need is None:
+        return ""
+    short = [size_text(need.bytes)] if limit.free_bytes is not None and need.bytes > limit.free_bytes else []
+    short += [f"{need.files} files"] if limit.free_files is not None and need.files > limit.free_files else []
+    return f": not enough, {' and '.join(short)} needed" if short else ": enough"
 
 
 def stripe_advice(out: Path, storage: Storage) -> str | None:
@@ -172,7 +163,6 @@ def _output(*command: str) -> str | None:
 def space_needed(plan: Plan) -> Need:
     """Return what a build will write: rows, plan and journals (about 200 bytes per row), and files."""
     planned = plan.facts["planned"]
-    numbers = sum((8 + int(column.dtype[2:])) * math.prod(column.shape) for column in plan.columns)
-    other_bytes = 200 + numbers + 2 * sum(size for _, size in planned)  # numbers are in the plan and in the store
-    files = plan.blocks.shards + OTHER_FILES + 2 * (len(planned) + len(plan.columns))
+    other_bytes = 200 + 2 * sum(size for _, size in planned)  # numbers are in the plan and in the store
+    files = plan.blocks.shards + OTHER_FILES + 2 * len(planned)
     return Need(plan.count, plan.count * (plan.recipe.row_bytes + other_bytes), files)

@@ -1,7 +1,7 @@
 """Journals: the completed blocks of a build, one line per block, written after the block's data are durable.
 
-A line is `block TAB round TAB time TAB JSON TAB digest`. The time is in seconds since 1970, by the clock of the node
-that decoded the block. The digest is the xxh3_64 of everything before it; a line with a wrong digest is ignored.
+A line is `block TAB time TAB JSON TAB digest`. The time is in seconds since 1970, by the clock of the node that decoded
+the block. The digest is the xxh3_64 of everything before it; a line with a wrong digest is ignored.
 
 Each process writes its own journal, because appending is not atomic on NFS. A journal's name begins with its task,
 such as `3of16-`, so that a task reads only the journals that can hold blocks of its own share.
@@ -16,8 +16,10 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -27,10 +29,6 @@ from decodeonce.errors import BuildError, add_path_to_errors
 from decodeonce.store import disk
 from decodeonce.store.durable import append, sync_folder
 from decodeonce.store.hashing import hexdigest
-
-# Neighboring blocks are in the journals of one task's workers, one journal per core of a node. Opening a journal again
-# for each record would cost one or two round trips on a parallel file system.
-OPEN_FILES = 256
 
 # What a build records about a row. All zeros describe a row without pixels.
 FACTS = np.dtype(
@@ -96,10 +94,8 @@ class BlockRecord:
     Attributes:
         block: Index of the block.
         facts: One record of dtype FACTS per planned row.
-        rejects: (planned row, reason) of the rejects.
-        left_out: (planned row, text) of the rows that the user's map left out.
+        rejects: (planned row, reason, action) of the images that rejects.tsv will list.
         boxes: (planned row, text for samples.tsv) of the rows that are boxes.
-        unusual: (planned row, text for rejects.tsv) of unusual images that were kept.
         sums: Sum of the pixel values per channel, as in PixelSums.
         squares: Sum of the squared pixel values per channel, as in PixelSums.
         crashes: Number of rows whose image killed its decoder.
@@ -107,10 +103,8 @@ class BlockRecord:
 
     block: int
     facts: NDArray[np.void] = field(default_factory=lambda: np.empty(0, FACTS))
-    rejects: list[tuple[int, str]] = field(default_factory=list)
-    left_out: list[tuple[int, str]] = field(default_factory=list)
+    rejects: list[tuple[int, str, str]] = field(default_factory=list)
     boxes: list[tuple[int, str]] = field(default_factory=list)
-    unusual: list[tuple[int, str]] = field(default_factory=list)
     sums: list[int] = field(default_factory=list)
     squares: list[int] = field(default_factory=list)
     crashes: int = 0
@@ -118,34 +112,34 @@ class BlockRecord:
     @property
     def holes(self) -> list[int]:
         """The planned rows of the block without pixels, ascending."""
-        return sorted(row for row, _ in [*self.rejects, *self.left_out])
+        return [row for row, _, action in self.rejects if action != "kept"]
 
 
-def journal_line(record: BlockRecord, round_: int, at: float) -> bytes:
+def journal_line(record: BlockRecord, at: float) -> bytes:
     """Return the line of a record, written `at` seconds since 1970."""
     fields = {**vars(record), "facts": base64.b64encode(record.facts.tobytes()).decode()}
-    head = b"%d\t%d\t%.3f\t%s" % (record.block, round_, at, json.dumps(fields, separators=(",", ":")).encode())
+    head = b"%d\t%.3f\t%s" % (record.block, at, json.dumps(fields, separators=(",", ":")).encode())
     return b"%s\t%s\n" % (head, hexdigest(head).encode())
 
 
 def _parse(encoded: bytes, path: Path) -> BlockRecord:
     try:
-        fields = json.loads(encoded.split(b"\t")[3])
+        fields = json.loads(encoded.split(b"\t")[2])
         fields["facts"] = np.frombuffer(base64.b64decode(fields["facts"], validate=True), FACTS)
-        for name in ("rejects", "left_out", "boxes", "unusual"):
-            fields[name] = [(row, said) for row, said in fields[name]]
+        for name in ("rejects", "boxes"):
+            fields[name] = [tuple(listed) for listed in fields[name]]
         return BlockRecord(**fields)
     except (ValueError, TypeError, LookupError, RecursionError):
         advice = "remove this file and run the same command again to decode its blocks again"
         raise BuildError(f"{path}: has a record of another decodeonce release; {advice}") from None
 
 
-LINE = re.compile(rb"([0-9]{1,18})\t([0-9]{1,18})\t(-?[0-9]{1,18}\.[0-9]{3})\t(.+)")
+LINE = re.compile(rb"([0-9]{1,18})\t(-?[0-9]{1,18}\.[0-9]{3})\t(.+)")
 NAME = re.compile(r"([0-9]+)of([0-9]+)-(.+)-([0-9]{1,9})-[0-9a-f]+\.log")
 
 
 @dataclass(frozen=True)
-class Writer:
+class Author:
     """The process that wrote a journal: `pid` on node `host`, for task `task` of `tasks`."""
 
     task: int
@@ -162,10 +156,10 @@ class Journal:
         self._fd = disk.open_file(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
         sync_folder(folder)
 
-    def append(self, record: BlockRecord, round_: int) -> None:
+    def append(self, record: BlockRecord) -> None:
         """Add a line and make it durable. After an OSError, do not use the journal again."""
         with add_path_to_errors(self.path):
-            append(self._fd, journal_line(record, round_, time.time()))
+            append(self._fd, journal_line(record, time.time()))
             disk.fdatasync(self._fd)
 
     def close(self) -> None:
@@ -175,13 +169,12 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Position, digest, round and time of a block's latest record."""
+    """Position, digest and time of a block's record."""
 
     path: Path
     offset: int
     length: int
     digest: str
-    round: int
     time: float
 
 
@@ -191,52 +184,39 @@ class Journals:
     Args:
         folder: The folder of the journals.
         of: Called with task and number of tasks; returns whether to read that task's journals. Default: all.
+
+    Attributes:
+        lines: The lines of the blocks that are done, in the order of the journals.
+        authors: The processes that wrote the journals.
+
+    Raises:
+        BuildError: Two processes decoded a block differently, so its checksums may not match its rows.
     """
 
     def __init__(self, folder: Path, of: Callable[[int, int], bool] = lambda task, tasks: True) -> None:
-        self._lines: dict[int, Line] = {}
-        self._disputed: set[int] = set()
-        self.writers: dict[Path, Writer] = {}
+        self.lines: dict[int, Line] = {}
+        self.authors: dict[Path, Author] = {}
         for name in sorted(os.listdir(folder)):
             match = NAME.fullmatch(name)
             if match and of(int(match[1]), int(match[2])):
-                self.writers[folder / name] = Writer(int(match[1]), int(match[2]), match[3], int(match[4]))
+                self.authors[folder / name] = Author(int(match[1]), int(match[2]), match[3], int(match[4]))
                 self._scan(folder / name)
 
     def __contains__(self, block: object) -> bool:
-        """Return whether a block is done and no two journals contradict each other."""
-        return block in self._lines and block not in self._disputed
+        """Return whether a block is done."""
+        return block in self.lines
 
     def blocks(self) -> list[int]:
         """Return the blocks that are done, ascending."""
-        return sorted(block for block in self._lines if block not in self._disputed)
+        return sorted(self.lines)
 
-    def round(self, block: int) -> int:
-        """Return the round for decoding a block: one more than the latest round in the journals, or 0."""
-        return self._lines[block].round + 1 if block in self._lines else 0
-
-    def record(self, block: int) -> BlockRecord:
-        """Return the record of a block that is done."""
-        (record,) = self.records([block])
-        return record
-
-    def records(self, blocks: Iterable[int]) -> Iterator[BlockRecord]:
-        """Yield the records of completed blocks in the given order; at most OPEN_FILES journals are open at a time."""
-        files: dict[Path, int] = {}
-        try:
-            for line in map(self._lines.__getitem__, blocks):
-                if line.path not in files:
-                    if len(files) == OPEN_FILES:
-                        disk.close(files.pop(next(iter(files))))
-                    files[line.path] = os.open(line.path, os.O_RDONLY)
-                yield _parse(os.pread(files[line.path], line.length, line.offset), line.path)
-        finally:
-            for fd in files.values():
-                disk.close(fd)
-
-    def times(self) -> Iterator[tuple[int, Path, float]]:
-        """Yield (block, journal, time) of the blocks that are done."""
-        return ((block, self._lines[block].path, self._lines[block].time) for block in self.blocks())
+    def records(self, blocks: Container[int]) -> Iterator[BlockRecord]:
+        """Yield the records of those of `blocks` that are done, in the order of the journals: each is opened once."""
+        wanted = (line for block, line in self.lines.items() if block in blocks)
+        for path, lines in groupby(wanted, attrgetter("path")):
+            with open(path, "rb") as file:
+                for line in lines:
+                    yield _parse(os.pread(file.fileno(), line.length, line.offset), path)
 
     def _scan(self, path: Path) -> None:
         offset = 0
@@ -246,16 +226,10 @@ class Journals:
                     break  # cut off, or still being written
                 head, _, digest = encoded.rpartition(b"\t")
                 if digest == hexdigest(head).encode() + b"\n" and (match := LINE.fullmatch(head)):
-                    block, round_, at, facts = match.groups()
-                    line = Line(path, offset, len(encoded), hexdigest(facts), int(round_), float(at))
-                    self._note(int(block), line)
+                    block, at, facts = match.groups()
+                    line = Line(path, offset, len(encoded), hexdigest(facts), float(at))
+                    known = self.lines.setdefault(int(block), line)
+                    if known.digest != line.digest:
+                        what = f"{known.path} and {path}: two processes decoded block {int(block)} differently"
+                        raise BuildError(f"{what}; remove both files and run the same command again")
                 offset += len(encoded)
-
-    def _note(self, block: int, line: Line) -> None:
-        """Keep the record of the latest round. If two records of the same round differ, the block is not done."""
-        known = self._lines.get(block)
-        if known is None or line.round > known.round:
-            self._lines[block] = line
-            self._disputed.discard(block)
-        elif line.round == known.round and line.digest != known.digest:
-            self._disputed.add(block)

@@ -9,13 +9,12 @@ from pathlib import Path
 
 from decodeonce.errors import BuildError, add_path_to_errors
 from decodeonce.formatting import counted, quoted
-from decodeonce.prep.building.plan import Listing, Plan, check_expected, scan
+from decodeonce.prep.building.plan import Listing, Plan, scan
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe, differences
 from decodeonce.prep.sources import Source
 from decodeonce.store import Manifest, StorePaths, disk, open_store
 from decodeonce.store.columns import column_file
-from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.durable import empty_folder, remove_file, reserve, sync_folder
 from decodeonce.store.hashing import canonical
 from decodeonce.store.manifest import DATA_OFFSET
@@ -23,10 +22,12 @@ from decodeonce.store.sharing import LOCK, missing_error
 from decodeonce.store.table import read_rejects
 
 # Files that a killed build may leave in OUT and in OUT/.build. Any other file belongs to the user.
-OURS = re.compile(r"images-\d{5}\.(npy|h5)|(labels|checksums)\.npy|(samples|rejects)\.tsv|store\.h5")
+# sshfs and NFS rename a removed file that is still open.
+RENAMED = r"\.(fuse_hidden|nfs)[0-9a-f]+"
+OURS = re.compile(rf"images-\d{{5}}\.(npy|h5)|(labels|checksums)\.npy|(samples|rejects)\.tsv|store\.h5|{RENAMED}")
 OURS_IN_BUILD = re.compile(
-    r"lock|journals|plan-(rows\.npy|names\.bin|column-\d+\.npy|rejects\.tsv)|plan\.json|store\.h5"
-    r"|\..*\.tmp|tmp.*\.h5"
+    r"lock|journals|plan-(rows\.npy|names\.bin|column-\d+\.npy)|plan\.json|store\.h5"
+    rf"|\..*\.tmp|tmp.*\.h5|{RENAMED}"
 )
 
 
@@ -55,15 +56,14 @@ def is_built(source: Source, out: Path, recipe: Recipe, expect: int | None = Non
         raise BuildError(f"{out}: already holds a staged part of a store; choose another OUT, or remove it first")
     found, planned = open_store(out).manifest, recipe.facts(decoder_versions(recipe.container))
     if changes := _differences(source.manifest_facts(planned, "")["recipe"], found.recipe):
-        raise BuildError(_different_store(out, changes))
-    listing = scan(source)
-    check_expected(source, listing.candidates, expect)
+        raise _different_store(out, changes)
+    listing = scan(source, expect)
     wanted = source.manifest_facts(planned, listing.digest)["source"]
     # The digest of the listing decides. Stores of earlier releases have no options.
     if changes := _differences(*({**facts, "options": None} for facts in (wanted, found.source))):
         if wanted["digest"] == listing.digest != found.source.get("digest"):  # not when a store is converted
-            raise BuildError(_different_store(out, f"{_different_images(source, listing, paths, found)} ({changes})"))
-        raise BuildError(_different_store(out, f"the source's {changes}"))
+            raise _different_store(out, f"{_different_images(source, listing, paths, found)} ({changes})")
+        raise _different_store(out, f"the source's {changes}")
     return True
 
 
@@ -82,8 +82,9 @@ def _differences(wanted: dict[str, object], found: dict[str, object]) -> str:
     return "; ".join(differences(json.loads(canonical(wanted)), found, of="store"))
 
 
-def _different_store(out: Path, changes: str) -> str:
-    return f"{out}: already holds a different finished store: {changes}; choose another OUT, or remove it first"
+def _different_store(out: Path, changes: str) -> BuildError:
+    what = f"already holds a different finished store: {changes}"
+    return BuildError(f"{out}: {what}; choose another OUT, or remove it first")
 
 
 def check_output_dir(paths: StorePaths, source: Source) -> None:
@@ -117,8 +118,7 @@ def clear_leftovers(paths: StorePaths) -> None:
 def planned_shard(plan: Plan, index: int) -> tuple[Path, int]:
     """Return the path of a shard and its size in bytes until the store is finished."""
     rows = min(plan.blocks.shard_rows, plan.count - index * plan.blocks.shard_rows)
-    suffix = CONTAINERS[plan.recipe.container].suffix
-    return plan.paths.shard(index, suffix), DATA_OFFSET + rows * plan.recipe.row_bytes
+    return plan.shard(index), DATA_OFFSET + rows * plan.recipe.row_bytes
 
 
 def check_shard(plan: Plan, index: int) -> None:

@@ -5,20 +5,20 @@ OUT/.build:
 
 - plan-rows.npy: one record per row.
 - plan-names.bin: the names of the samples, concatenated.
-- plan-column-0.npy and so on: one file per numeric column, then one for each of the source's other numbers.
-- plan.json: written last; the plan exists once this file does.
+- plan-column-0.npy and so on: one file per numeric column, and one for each of the source's other numbers.
+- plan.json: settings and rejects; written last, so the plan exists once this file does.
 
 Arrays are memory-mapped, so that a task reads only its own rows.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
+import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,22 +28,23 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from decodeonce.errors import REPLACED_ERRORS, BuildError, Stopped, StoreError
+from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, quoted
 from decodeonce.prep.building.blocks import Blocks
 from decodeonce.prep.entry import Entry, name_text
 from decodeonce.prep.recipe import Recipe, differences
 from decodeonce.prep.sources import Source, open_source
-from decodeonce.prep.sources.formats.numbers import NumberColumn
+from decodeonce.prep.sources.labels import NumberColumn
 from decodeonce.splitmix import GOLDEN, mix
 from decodeonce.store import Column, ImageClass, Reject, StorePaths
+from decodeonce.store.columns import column_file
+from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.durable import write_atomic
-from decodeonce.store.hashing import canonical, digest_of
+from decodeonce.store.hashing import digest_of, sign
 from decodeonce.store.layout import missing_advice
-from decodeonce.store.table import REJECT_COLUMNS, line, read_rejects, reject_line
 from decodeonce.store.writer import write_array
 
-PLAN_VERSION = 6
+PLAN_VERSION = 7
 ROW = np.dtype(
     [
         ("label", "<i4"),
@@ -70,7 +71,7 @@ class Samples:
     Attributes:
         rows: One record of dtype ROW per sample.
         names: The bytes of all names, in the order of the samples.
-        planned: The values of `Entry.planned` by name, each (samples, ...).
+        planned: The values of `Entry.planned` by name and of the source's columns by file name, each (samples, ...).
     """
 
     rows: NDArray[np.void]
@@ -137,14 +138,14 @@ class Listing:
 
     Attributes:
         samples: The samples that can become rows.
-        columns: The columns in the source's `column_names`, each with its values (samples, ...).
+        columns: The columns in the source's `column_names`.
         rejects: Samples that cannot become rows.
         digest: Covers class, size, name, boxes and values of every candidate, and whether it can become a row.
         frozen: Covers the same and the modification times and places.
     """
 
     samples: Samples
-    columns: tuple[tuple[Column, NDArray[Any]], ...]
+    columns: tuple[Column, ...]
     rejects: tuple[Reject, ...]
     digest: str
     frozen: str
@@ -158,13 +159,17 @@ class Listing:
         return len(self) + len(self.rejects)
 
 
-def scan(source: Source) -> Listing:
+def scan(source: Source, expect: int | None = None) -> Listing:
     """List a source once, and log its warnings.
 
     Memory per sample is 44 bytes, the name, and 8 bytes for each number.
+
+    Raises:
+        BuildError: The source does not list `expect` images (None: any number), or none that can become a row.
     """
-    rows, names, rejects, planned = bytearray(), bytearray(), [], dict[str, NumberColumn]()
-    own = [NumberColumn(name) for name in source.column_names]
+    rows, names, rejects = bytearray(), bytearray(), []
+    own = [column_file(name) for name in source.column_names]
+    numbers = {file: NumberColumn(name) for file, name in zip(own, source.column_names, strict=True)}
     digest, frozen = xxhash.xxh3_64(), xxhash.xxh3_64()
     for entry in source.entries():
         fact = b"%d\t%d\t%s%s\n" % (entry.label, entry.size, entry.name, _other_facts(entry))
@@ -176,16 +181,19 @@ def scan(source: Source) -> Listing:
         place = (entry.size, entry.mtime_ns, entry.unit, entry.place)
         rows += PACKED.pack(entry.label, len(entry.name), len(names), *place)
         names += entry.name
-        for column, value in zip(own, entry.values, strict=True):
-            column.append(value)
-        for name, numbers in entry.planned.items():
-            planned.setdefault(name, NumberColumn(name)).append(numbers)
+        for name, value in (*zip(own, entry.values, strict=True), *entry.planned.items()):
+            numbers.setdefault(name, NumberColumn(name)).append(value)
     for doubt in source.doubts(len(rows) // PACKED.size):
         logging.getLogger("decodeonce").warning("%s: %s", source.root, doubt)
-    held = {name: column.to_array() for name, column in planned.items()}
-    samples = Samples(np.frombuffer(rows, ROW), np.frombuffer(names, np.uint8), held)
-    columns = tuple(column.to_column() for column in own)
-    return Listing(samples, columns, tuple(rejects), digest.hexdigest(), frozen.hexdigest())
+    planned = {name: column.to_array() for name, column in numbers.items()}
+    samples = Samples(np.frombuffer(rows, ROW), np.frombuffer(names, np.uint8), planned)
+    columns = tuple(numbers[file].to_column()[0] for file in own)
+    listing = Listing(samples, columns, tuple(rejects), digest.hexdigest(), frozen.hexdigest())
+    check_expected(source, listing.candidates, expect)
+    if not len(listing):
+        tried = f"; all {listing.candidates} candidates are rejects, first {rejects[0]}" if rejects else ""
+        raise BuildError(f"{source.root}: no images found{tried}; read as {source.found}")
+    return listing
 
 
 def _other_facts(entry: Entry) -> bytes:
@@ -198,6 +206,21 @@ def _other_facts(entry: Entry) -> bytes:
     return "".join(f"\t{fact}" for fact in (*entry.facts, *entry.values)).encode()
 
 
+def allowed_rejects(max_bad: str, candidates: int) -> int:
+    """Return how many of `candidates` images may be rejects: a percentage of them such as "0.1%", or a number."""
+    if not re.fullmatch(r"\d+|\d+(\.\d+)?%", max_bad):
+        raise ValueError(f"max-bad is {max_bad!r}, expected a number of images (25) or a percentage (0.1%)")
+    if not max_bad.endswith("%"):
+        return int(max_bad)
+    whole, _, decimals = max_bad[:-1].partition(".")
+    return candidates * int(whole + decimals) // int(f"100{'0' * len(decimals)}")
+
+
+def reject_error(reject: object) -> BuildError:
+    """Return the error for a reject with --on-bad fail."""
+    return BuildError(f"{reject}; repair or remove the image, or pass --on-bad reject")
+
+
 def check_expected(source: Source, found: int, expect: int | None) -> None:
     """Raise BuildError unless a source lists the expected number of images."""
     if expect is not None and found != expect:
@@ -208,66 +231,32 @@ def check_expected(source: Source, found: int, expect: int | None) -> None:
         )
 
 
-def check_listing(source: Source, listing: Listing) -> None:
-    """Raise BuildError if a source has no sample that can become a row."""
-    if not len(listing):
-        tried = f"; all {listing.candidates} candidates are rejects, first "
-        why = f"{tried}{listing.rejects[0]}" if listing.rejects else ""
-        raise BuildError(f"{source.root}: no images found{why}; read as {source.found}")
-
-
-@dataclass(frozen=True)
 class Plan:
     """A plan, read from OUT/.build.
 
     Args:
         paths: The paths of the store.
         facts: The content of plan.json.
+
+    Attributes:
+        count: Number of planned rows, before rejects are removed.
+        rejects: The samples that were rejected when the plan was made.
+        candidates: Number of samples that the source listed, rejects included.
+        recipe: The recipe, without the decoders.
+        blocks: How the planned rows are divided into blocks and shards.
+        classes: The classes in label order.
+        columns: The numeric columns of the source.
     """
 
-    paths: StorePaths
-    facts: dict[str, Any]
-
-    @property
-    def count(self) -> int:
-        """Number of planned rows, before rejects are removed."""
-        return int(self.facts["count"])
-
-    @property
-    def candidates(self) -> int:
-        """Number of samples that the source listed, plan-time rejects included."""
-        return int(self.facts["candidates"])
-
-    @property
-    def rejected(self) -> int:
-        """Number of samples that were rejected when the plan was made."""
-        return self.candidates - self.count
-
-    @cached_property
-    def recipe(self) -> Recipe:
-        """The recipe, without the decoders."""
-        return Recipe.from_facts(self.facts["recipe"])
-
-    @cached_property
-    def blocks(self) -> Blocks:
-        """How the planned rows are divided into blocks and shards."""
-        return Blocks(self.count, self.recipe.row_bytes, self.facts["block_rows"], self.facts["shard_rows"])
-
-    @cached_property
-    def classes(self) -> tuple[ImageClass, ...]:
-        """The classes in label order."""
-        return tuple(ImageClass(**fact) for fact in self.facts["classes"])
-
-    @cached_property
-    def rejects(self) -> list[Reject]:
-        """The samples that were rejected when the plan was made."""
-        try:
-            rejects = list(read_rejects(self.paths.plan_rejects))
-        except StoreError:
-            rejects = []
-        if [reject.action for reject in rejects] != ["rejected"] * self.rejected:  # the last field shows a cut line
-            raise self._damaged(self.paths.plan_rejects)
-        return rejects
+    def __init__(self, paths: StorePaths, facts: dict[str, Any]) -> None:
+        self.paths, self.facts = paths, facts
+        self.count = int(facts["count"])
+        self.rejects = [Reject(**reject) for reject in facts["rejects"]]
+        self.candidates = self.count + len(self.rejects)
+        self.recipe = Recipe.from_facts(facts["recipe"])
+        self.blocks = Blocks(self.count, self.recipe.row_bytes, facts["block_rows"], facts["shard_rows"])
+        self.classes = tuple(ImageClass(**cls) for cls in facts["classes"])
+        self.columns = [Column(**{**column, "shape": tuple(column["shape"])}) for column in facts["columns"]]
 
     @cached_property
     def samples(self) -> Samples:
@@ -278,17 +267,8 @@ class Plan:
             raise self._damaged(self.paths.plan_names)
         # All names may be empty, and an empty file cannot be mapped.
         names = np.memmap(self.paths.plan_names, np.uint8, "r") if nbytes else np.empty(0, np.uint8)
-        planned = enumerate(self.facts["planned"], len(self.columns))
-        return Samples(rows, names, {name: self.column_values(number) for number, (name, _) in planned})
-
-    @cached_property
-    def columns(self) -> list[Column]:
-        """The numeric columns of the source."""
-        return [Column(**{**facts, "shape": tuple(facts["shape"])}) for facts in self.facts["columns"]]
-
-    def column_values(self, number: int) -> NDArray[Any]:
-        """Return the values of one column, (count, ...), memory-mapped."""
-        return self._mapped(self.paths.plan_column(number))
+        planned = enumerate(self.facts["planned"])
+        return Samples(rows, names, {name: self._mapped(self.paths.plan_column(k)) for k, (name, _) in planned})
 
     def _mapped(self, path: Path) -> NDArray[Any]:
         try:
@@ -302,9 +282,23 @@ class Plan:
     def _damaged(self, path: Path) -> BuildError:
         return BuildError(f"{path}: damaged; remove {quoted(str(self.paths.root))} and build again")
 
-    def reject(self, row: int, reason: str, action: str = "rejected") -> Reject:
-        """Return the line of rejects.tsv for the sample of a planned row."""
-        return Reject(self.samples.entry(row).text, reason, action)
+    def rejects_of(self, listed: Iterable[tuple[int, str, str]]) -> list[Reject]:
+        """Return the lines of rejects.tsv for these (planned row, reason, action)."""
+        return [Reject(self.samples.entry(row).text, reason, action) for row, reason, action in listed]
+
+    def shard(self, index: int) -> Path:
+        """Return the path of a shard."""
+        return self.paths.shard(index, CONTAINERS[self.recipe.container].suffix)
+
+    def check_rejects(self, rejects: int, first: object, max_bad: str) -> None:
+        """Raise BuildError if `max_bad` allows fewer than `rejects` rejects, of which `first` is one."""
+        allowed = allowed_rejects(max_bad, self.candidates)
+        if rejects > allowed:
+            raise BuildError(
+                f"{rejects} of {self.candidates} images are rejects, --max-bad {max_bad} allows {allowed}; first "
+                f"{first}; list them with `prep status {quoted(str(self.paths.root))}`; to continue, run the same "
+                "command with a higher --max-bad: completed blocks are kept"
+            )
 
     def source(self) -> Source:
         """Open the source that this plan was made from."""
@@ -321,27 +315,16 @@ def read_plan(paths: StorePaths) -> Plan:
         raise BuildError(f"{paths.root}: no plan here (no {paths.plan}); {advice}") from None
     try:
         facts = json.loads(encoded)
-        intact, version = facts["digest"] == digest_of(facts), facts["version"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        intact = False
-    if not intact:
-        raise BuildError(f"{paths.plan}: damaged; remove {paths.root} and build again")
-    if version != PLAN_VERSION:
-        found = f"plan version is {version!r}, expected {PLAN_VERSION}"
-        advice = f"finish with the decodeonce release that made it, or remove {paths.root} and build again"
-        raise BuildError(f"{paths.plan}: {found}; {advice}")
-    return Plan(paths, facts)
-
-
-def removed_error(error: OSError, out: Path) -> Stopped | None:
-    """Return the error for a build that was removed or became unreachable during work; None for other errors."""
-    hidden = missing_advice(out)
-    if error.errno not in REPLACED_ERRORS or (
-        StorePaths(out).plan.exists() and not hidden and error.errno != errno.ESTALE
-    ):
-        return None
-    what = f"{error.filename or out}: {error.strerror}"
-    return Stopped(f"{what}; {hidden or 'another process removed it: '}run the same command again")
+        if facts["digest"] == digest_of(facts):
+            version = facts["version"]
+            if version == PLAN_VERSION:
+                return Plan(paths, facts)
+            found = f"plan version is {version!r}, expected {PLAN_VERSION}"
+            advice = f"finish with the decodeonce release that made it, or remove {paths.root} and build again"
+            raise BuildError(f"{paths.plan}: {found}; {advice}")
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
+        pass
+    raise BuildError(f"{paths.plan}: damaged; remove {paths.root} and build again")
 
 
 def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[str, str]) -> dict[str, Any]:
@@ -351,10 +334,10 @@ def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[
     return {
         "version": PLAN_VERSION,
         "count": len(listing),
-        "candidates": listing.candidates,
+        "rejects": [asdict(reject) for reject in listing.rejects],
         "block_rows": blocks.block_rows,
         "shard_rows": blocks.shard_rows,
-        "columns": [asdict(column) for column, _ in listing.columns],
+        "columns": [asdict(column) for column in listing.columns],
         "planned": [[name, values[:1].nbytes] for name, values in listing.samples.planned.items()],
         "classes": [{"name": c.name, "description": c.description} for c in source.classes()],
         "recipe": recipe.facts(decoders),
@@ -365,7 +348,6 @@ def plan_facts(source: Source, listing: Listing, recipe: Recipe, decoders: dict[
             "facts": source.facts(),
             "stamp": source.stamp(),
             "read_unit": source.read_unit,
-            "digest": listing.digest,
             "frozen": listing.frozen,
         },
     }
@@ -378,15 +360,14 @@ def write_plan(paths: StorePaths, listing: Listing, facts: dict[str, Any]) -> Pl
     chunks = [order[first : first + CHUNK] for first in range(0, len(order), CHUNK)]
     write_atomic(paths.plan_names, (_names(listing, chunk) for chunk in chunks))
     write_array(paths.plan_rows, order.shape, AS_BYTES, _rows(listing, chunks))
-    for number, values in enumerate([*(values for _, values in listing.columns), *listing.samples.planned.values()]):
+    for number, values in enumerate(listing.samples.planned.values()):
         write_array(paths.plan_column(number), values.shape, values.dtype, map(values.__getitem__, chunks))
-    write_atomic(paths.plan_rejects, [line(REJECT_COLUMNS), *map(reject_line, listing.rejects)])
     return write_facts(paths, facts)
 
 
 def write_facts(paths: StorePaths, facts: dict[str, Any]) -> Plan:
     """Write plan.json, which makes the plan exist."""
-    write_atomic(paths.plan, [canonical({**facts, "digest": digest_of(facts)})])
+    write_atomic(paths.plan, [sign(facts)])
     return Plan(paths, facts)
 
 
@@ -435,33 +416,24 @@ def row_order(listing: Listing, seed: int | None, *, by_unit: bool) -> NDArray[n
 
 def check_matches_plan(plan: Plan, listing: Listing, facts: dict[str, Any]) -> None:
     """Raise BuildError unless `facts` match the plan; only the location of the source may differ."""
+    out, planned, found = plan.paths.root, plan.facts["source"], facts["source"]
     if plan.facts["recipe"] != facts["recipe"]:
-        raise BuildError(
-            f"{plan.paths.root}: planned with a different recipe: "
-            f"{'; '.join(differences(facts['recipe'], plan.facts['recipe']))}; use the plan's settings, or remove OUT "
-            "and build again"
-        )
-    columns = [[column["name"] for column in some["columns"]] for some in (facts, plan.facts)]
-    if columns[0] != columns[1]:
-        asked, there = (", ".join(names) or "none" for names in columns)
-        message = f"planned with the columns {there}, but this command asks for {asked}"
-        advice = "pass the plan's --column, or remove OUT and build again"
-        raise BuildError(f"{plan.paths.root}: {message}; {advice}")
-    planned, found = plan.facts["source"], facts["source"]
+        changes = "; ".join(differences(facts["recipe"], plan.facts["recipe"]))
+        advice = "use the plan's settings, or remove OUT and build again"
+        raise BuildError(f"{out}: planned with a different recipe: {changes}; {advice}")
+    asked, there = (", ".join(column["name"] for column in some["columns"]) or "none" for some in (facts, plan.facts))
+    if asked != there:
+        what = f"{out}: planned with the columns {there}, but this command asks for {asked}"
+        raise BuildError(f"{what}; pass the plan's --column, or remove OUT and build again")
     if planned["frozen"] != found["frozen"]:
-        summary, out = plan.samples.changes_in(listing.samples), plan.paths.root
+        summary = plan.samples.changes_in(listing.samples)
         if planned["root"] != found["root"]:
-            raise BuildError(
-                f"{out}: planned from {planned['root']} ({planned['kind']}), but SRC is {found['root']} "
-                f"({found['kind']}): {summary}; pass the planned SRC, or remove OUT and build again"
-            )
-        raise BuildError(
-            f"{planned['root']}: the source changed since the plan: {summary}; restore it, or remove {out} and build "
-            "again"
-        )
+            what = f"{out}: planned from {planned['root']} ({planned['kind']}), but SRC is {found['root']}"
+            advice = "pass the planned SRC, or remove OUT and build again"
+            raise BuildError(f"{what} ({found['kind']}): {summary}; {advice}")
+        what = f"{planned['root']}: the source changed since the plan: {summary}"
+        raise BuildError(f"{what}; restore it, or remove {out} and build again")
     if plan.facts["classes"] != facts["classes"] or planned["kind"] != found["kind"]:
-        raise BuildError(
-            f"{plan.paths.root}: planned as {planned['kind']} with {len(plan.facts['classes'])} classes, now "
-            f"{found['kind']} with {len(facts['classes'])}, or class names differ; pass the same source, or remove OUT "
-            "and build again"
-        )
+        there, here = (f"{some['source']['kind']} with {len(some['classes'])} classes" for some in (plan.facts, facts))
+        what = f"{out}: planned as {there}, now {here}, or class names differ"
+        raise BuildError(f"{what}; pass the same source, or remove OUT and build again")

@@ -1,22 +1,164 @@
-"""The worker processes of a task: which block each decodes next, workers that die or hang, stopping early."""
+"""The second step of a build: a task decodes its share of the blocks in worker processes, possibly next to other tasks.
+
+This module decides which block each worker decodes next, and handles workers that die or hang and early stops.
+"""
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from decodeonce.errors import Stopped
-from decodeonce.prep.building.plan import Plan
+from decodeonce.errors import REPLACED_ERRORS, BuildError, Stopped
+from decodeonce.host import usable_cores
+from decodeonce.prep.building.blocks import overlap
+from decodeonce.prep.building.journal import Journals
+from decodeonce.prep.building.plan import Plan, allowed_rejects, read_plan, reject_error
+from decodeonce.prep.building.status import done_rejects
+from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.processes.child import child_of, wait_for
+from decodeonce.prep.recipe import OnBad, check_choice, differences
+from decodeonce.store import StorePaths
+from decodeonce.store.durable import make_folder
+from decodeonce.store.layout import missing_advice
 from decodeonce.store.reader import runs
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The progress of a task. Rows count once they are durable.
+
+    Args:
+        rows: Completed rows of the task's share.
+        total_rows: Rows of the task's share.
+        new_rows: Rows completed by this run.
+        bytes: Bytes written by this run.
+        rejects: Rejects found when planning and in the task's share.
+    """
+
+    rows: int
+    total_rows: int
+    new_rows: int
+    bytes: int
+    rejects: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """How to decode the blocks of a build.
+
+    Args:
+        workers: Number of worker processes. None (default): one per usable core.
+        task: Index of this task, 0 (default) to `tasks - 1`.
+        tasks: Number of tasks that share the build. Default: 1.
+        max_bad: Maximum number of rejects in the whole build: a percentage of all images, "0.1%" by default, or a
+            number such as "25".
+        on_bad: What to do with an image that cannot be decoded. "reject" (default): record it and continue; "fail":
+            stop the build.
+
+    Raises:
+        ValueError: If a value is out of range.
+    """
+
+    workers: int | None = None
+    task: int = 0
+    tasks: int = 1
+    max_bad: str = "0.1%"
+    on_bad: OnBad = "reject"
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"workers is {self.workers}, expected at least 1")
+        if not 0 <= self.task < self.tasks:
+            raise ValueError(f"task is {self.task} of {self.tasks}, expected 0 to {self.tasks - 1}")
+        check_choice("on_bad", self.on_bad, OnBad)
+        allowed_rejects(self.max_bad, 0)
+
+
+def work(out: Path, how: Work | None = None, progress: Callable[[Progress], None] | None = None) -> None:
+    """Decode the blocks of one task's share that are not done yet.
+
+    It is safe to kill this at any moment, to run it again, and to run it twice at once: two processes that decode the
+    same share write the same bytes. A task reads only its own share of plan and journals, so its startup time does not
+    grow with the store. If the store is already finished, there is nothing to do.
+
+    Args:
+        out: Folder of the planned store.
+        how: Share, number of workers, and limits on rejects. Default: `Work()`, the whole store.
+        progress: Called about once per second.
+
+    Raises:
+        Stopped: Make the same call again. A file system failed temporarily, workers keep dying, or SIGUSR1 arrived.
+        BuildError: The build cannot continue until something changes. For example, an image is missing, or the rejects
+            of the plan and of this share exceed `max_bad`. (`finish` checks the rejects of all shares.)
+    """
+    paths = StorePaths(out)
+    if paths.manifest.exists():
+        return
+    try:
+        plan = read_plan(paths)
+        _check_decoders(plan)
+        make_folder(paths.journals)  # without locks, another node may have removed it while it wrote the same plan
+        _decode_share(plan, how or Work(), progress or (lambda done: None))
+    except (BuildError, Stopped, OSError) as error:
+        if not paths.manifest.exists():
+            if stopped := _removed(error, paths):
+                raise stopped from None
+            raise
+        logging.getLogger("decodeonce").warning("%s: another process finished this build; nothing left to do", out)
+
+
+def _removed(error: Exception, paths: StorePaths) -> Stopped | None:
+    """Return the error for a build that was removed or became unreachable; None if `error` has another cause."""
+    if not isinstance(error, OSError) or error.errno not in REPLACED_ERRORS:
+        return None
+    hidden = missing_advice(paths.root)
+    if paths.plan.exists() and not hidden and error.errno != errno.ESTALE:
+        return None
+    what = f"{error.filename or paths.root}: {error.strerror}"
+    return Stopped(f"{what}; {hidden or 'another process removed it: '}run the same command again")
+
+
+def _check_decoders(plan: Plan) -> None:
+    planned = plan.facts["recipe"]["decoders"]
+    found = decoder_versions(plan.recipe.container)
+    if found != planned:
+        raise BuildError(
+            f"the installed decoders differ from the plan's: {'; '.join(differences(found, planned))}; "
+            "install the plan's versions on every node, or remove OUT and plan again"
+        )
+
+
+def _decode_share(plan: Plan, how: Work, progress: Callable[[Progress], None]) -> None:
+    """Decode the missing blocks of a task's share; raises as `work`."""
+    share = plan.blocks.of_task(how.task, how.tasks)
+    journals = Journals(plan.paths.journals, lambda task, tasks: overlap(share, plan.blocks.of_task(task, tasks)))
+    todo = [block for block in share if block not in journals]
+    known = [*plan.rejects, *done_rejects(plan, journals, share)]
+    rejects, first = len(known), str(known[0]) if known else ""
+    if how.on_bad == "fail" and first:
+        raise reject_error(first)
+    total, left = (sum(plan.blocks[block].rows for block in blocks) for blocks in (share, todo))
+    rows, written = 0, 0
+    first_message = {"out": str(plan.paths.root), "task": how.task, "tasks": how.tasks, "on_bad": how.on_bad}
+    pool = WorkerPool(first_message, how.workers or usable_cores(), BlockQueue(todo, block_spans(plan, todo)))
+    for done in chain([None], pool.run()):
+        if done is not None:
+            rows, written, rejects = rows + done["rows"], written + done["bytes"], rejects + done["rejects"]
+            first = first or done["first_reject"]
+        plan.check_rejects(rejects, first, how.max_bad)
+        progress(Progress(total - left + rows, total, rows, written, rejects))
+
 
 CUT_SEARCH = 64  # blocks to search on each side of a run's middle for a place to cut
 Span = tuple[int, int]  # the first and the last read unit of a block
@@ -53,14 +195,8 @@ class BlockQueue:
 
     def put_back(self, blocks: Sequence[int]) -> None:
         """Return blocks to the queue, ahead of all others."""
-        if not blocks:
-            return
-        if not self._spans:
-            rest = self._runs.pop() if self._runs else []
-            self._runs = [[*rest, *reversed(blocks)]]
-            return
-        for start, end in runs(np.diff(blocks) != 1):
-            self._runs.append(list(reversed(blocks[start:end])))
+        parts = runs(np.diff(blocks) != 1) if self._spans else [(0, len(blocks))]
+        self._runs += [list(reversed(blocks[start:end])) for start, end in parts]
 
     def next(self, after: int | None, others: Collection[int]) -> int | None:
         """Take a block for a worker.
@@ -73,10 +209,8 @@ class BlockQueue:
             The block, or None if the queue is empty or every remaining run would have to be read twice completely.
         """
         self._runs = [run for run in self._runs if run]
-        if not self._runs:
-            return None
-        if not self._spans:
-            return self._runs[0].pop()
+        if self._runs and not self._spans:
+            return self._runs[-1].pop()
         for run in self._runs:
             if after is not None and run[-1] == after + 1:
                 return run.pop()
@@ -113,24 +247,6 @@ KILLED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGXCPU)  # an 
 READER_CRASHES = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGILL, -signal.SIGFPE)
 
 
-@dataclass(frozen=True)
-class WorkerSettings:
-    """The settings that every worker of a task receives when it starts."""
-
-    out: str
-    task: int
-    tasks: int
-    fail_on_bad: bool
-
-
-class Watched(NamedTuple):
-    """The row that a worker is decoding, when this was first seen, and the worker's processor time at that moment."""
-
-    row: int | None = None
-    since: float = 0.0
-    spent: float = 0.0
-
-
 _ending = False
 
 
@@ -143,13 +259,14 @@ def stop_after_blocks() -> None:
 class Worker:
     """One worker process, the blocks it is working on, and the image it is decoding."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, first_message: Mapping[str, object]) -> None:
         self.process = child_of(WORKER)
-        self.process.send(vars(settings))
+        self.process.send(first_message)
         self.blocks: list[int] = []
         self.last: int | None = None
         self.limit_passed = 0.0
-        self._watched = Watched()
+        # The row that was last seen, when it was first seen, and the processor time at that moment.
+        self._watched: tuple[int | None, float, float] = (None, 0.0, 0.0)
         self._looked = 0.0
 
     @property
@@ -163,11 +280,12 @@ class Worker:
         unwatched = now - self._looked > 5 * TICK_SECONDS  # this process itself was stopped or got no processor time
         self._looked = now
         spent = processor_seconds(self.process.pid, unknown=now)
-        if row is None or row != self._watched.row or unwatched:
-            self._watched = Watched(row, now, spent)
+        watched, since, spent_before = self._watched
+        if row is None or row != watched or unwatched:
+            self._watched = (row, now, spent)
             return
-        clock = now - self._watched.since
-        if min(clock, spent - self._watched.spent) > IMAGE_SECONDS:  # min: a --map may use several processors
+        clock = now - since
+        if min(clock, spent - spent_before) > IMAGE_SECONDS:  # min: a --map may use several processors
             self.limit_passed = IMAGE_SECONDS
         elif clock > HANGING_SECONDS:
             self.limit_passed = HANGING_SECONDS
@@ -179,18 +297,17 @@ class WorkerPool:
     """Decodes blocks on up to `size` worker processes.
 
     Args:
-        settings: The settings of every worker.
+        first_message: What every worker receives when it starts.
         size: Maximum number of workers.
         queue: The blocks to decode.
-        rounds: The round of each block.
 
     Attributes:
         workers: The workers that are alive.
     """
 
-    def __init__(self, settings: WorkerSettings, size: int, queue: BlockQueue, rounds: dict[int, int]) -> None:
+    def __init__(self, first_message: Mapping[str, object], size: int, queue: BlockQueue) -> None:
         self.workers: set[Worker] = set()
-        self._settings, self._size, self._queue, self._rounds = settings, size, queue, rounds
+        self._first_message, self._size, self._queue = first_message, size, queue
         self._strikes: Counter[int] = Counter()
         self._poison: dict[int, str] = {}
         self._idle_deaths = 0
@@ -208,7 +325,7 @@ class WorkerPool:
         count, looked = len(self._queue), 0.0
         try:
             for _ in range(min(self._size, count)):
-                self._start_worker()
+                self.workers.add(Worker(self._first_message))
             # Do not wait for a worker that is still starting when no block is left.
             while self.workers and (self._queue or any(worker.blocks for worker in self.workers)):
                 by_process = {worker.process: worker for worker in self.workers}
@@ -227,15 +344,12 @@ class WorkerPool:
             left = f"stopped after the current blocks, {len(self._queue)} of {count} are left"
             raise Stopped(f"SIGUSR1: {left}; completed blocks are kept; run the same command again to resume")
 
-    def _start_worker(self) -> None:
-        self.workers.add(Worker(self._settings))
-
     def _hear(self, worker: Worker) -> Iterator[dict[str, Any]]:
         messages = worker.process.receive()
         if messages is None:
             self.workers.remove(worker)
             if self._died(worker) and self._queue and not _ending:
-                self._start_worker()
+                self.workers.add(Worker(self._first_message))
             return
         for message in messages:
             if "report" in message:
@@ -254,7 +368,7 @@ class WorkerPool:
             return None
         worker.blocks.append(block)
         worker.last = block
-        return {"block": block, "round": self._rounds.get(block, 0), "poison": self._poison}
+        return {"block": block, "poison": self._poison}
 
     def _died(self, worker: Worker) -> bool:
         """Put a dead worker's blocks back into the queue. An image that killed STRIKES decoders becomes a reject.

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from decodeonce.errors import BuildError
 from decodeonce.host import process_exists
-from decodeonce.prep.building.journal import Journals, Writer
+from decodeonce.prep.building.journal import Author, Journals
 from decodeonce.prep.building.plan import Plan, read_plan
 from decodeonce.store import Reject, StorePaths
 from decodeonce.store.manifest import read_manifest
@@ -81,13 +82,10 @@ class Status:
     rejects: list[Reject]
 
 
-def done_rejects(plan: Plan, journals: Journals, blocks: Iterable[int]) -> list[Reject]:
+def done_rejects(plan: Plan, journals: Journals, blocks: Container[int]) -> list[Reject]:
     """Return the rejects in those of `blocks` that are done."""
-    return [
-        plan.reject(row, reason)
-        for record in journals.records(block for block in blocks if block in journals)
-        for row, reason in record.rejects
-    ]
+    listed = sorted(reject for record in journals.records(blocks) for reject in record.rejects)
+    return [reject for reject in plan.rejects_of(listed) if reject.action == "rejected"]
 
 
 def read_status(out: Path) -> Status:
@@ -99,81 +97,66 @@ def read_status(out: Path) -> Status:
         rejects = [reject for reject in read_rejects(paths.rejects) if reject.action == "rejected"]
         return Status(True, "finished", blocks, blocks, manifest.count, manifest.count, 0.0, None, [], rejects)
     try:
-        return _Unfinished(read_plan(paths), Journals(paths.journals), time.time()).status()
+        return _unfinished(read_plan(paths), Journals(paths.journals), time.time())
     except (BuildError, FileNotFoundError):
         if not paths.manifest.exists():
             raise
         return read_status(out)  # another process finished the store in the meantime
 
 
-class _Unfinished:
-    def __init__(self, plan: Plan, journals: Journals, now: float) -> None:
-        self._plan, self._journals, self._now = plan, journals, now
-        self._rates = self._find_rates()
+def _unfinished(plan: Plan, journals: Journals, now: float) -> Status:
+    rows_done = sum(plan.blocks[block].rows for block in journals.blocks())
+    tasks = _tasks(plan, journals, now)
+    rate = sum(task.rows_per_s for task in tasks)
+    state: State = "stopped" if tasks else "planned"
+    if rows_done == plan.count:
+        state = "decoded"
+    elif any(task.state == "working" for task in tasks):
+        state = "working"
+    return Status(
+        finished=False,
+        state=state,
+        blocks=len(plan.blocks),
+        blocks_done=len(journals.blocks()),
+        rows=plan.count,
+        rows_done=rows_done,
+        rows_per_s=rate,
+        seconds_left=(plan.count - rows_done) / rate if rate else None,
+        tasks=tasks,
+        rejects=plan.rejects + done_rejects(plan, journals, range(len(plan.blocks))),
+    )
 
-    def status(self) -> Status:
-        plan, done, tasks = self._plan, self._journals.blocks(), self._tasks()
-        rows_done = sum(plan.blocks[block].rows for block in done)
-        rate = sum(task.rows_per_s for task in tasks)
-        state: State = "stopped" if tasks else "planned"
-        if len(done) == len(plan.blocks):
-            state = "decoded"
-        elif any(task.state == "working" for task in tasks):
-            state = "working"
-        return Status(
-            finished=False,
-            state=state,
-            blocks=len(plan.blocks),
-            blocks_done=len(done),
-            rows=plan.count,
-            rows_done=rows_done,
-            rows_per_s=rate,
-            seconds_left=(plan.count - rows_done) / rate if rate else None,
-            tasks=tasks,
-            rejects=plan.rejects + done_rejects(plan, self._journals, range(len(plan.blocks))),
-        )
 
-    def _find_rates(self) -> dict[Path, float]:
-        """Return rows per second of each journal, over the last WINDOW seconds or since the build's first block.
+def _tasks(plan: Plan, journals: Journals, now: float) -> list[TaskStatus]:
+    """Return the status of each task.
 
-        Blocks completed in the future are ignored, because clocks jump and differ between nodes.
-        """
-        times = [(block, path, at) for block, path, at in self._journals.times() if at <= self._now]
-        began = max(self._now - WINDOW, min((at for _, _, at in times), default=self._now))
-        rows = dict.fromkeys(self._journals.writers, 0)
-        for block, path, at in times:
-            rows[path] += self._plan.blocks[block].rows if at >= began else 0
-        return {path: count / max(self._now - began, 1.0) for path, count in rows.items()}
-
-    def _tasks(self) -> list[TaskStatus]:
-        journals: dict[tuple[int, int], list[Path]] = {}
-        for path, writer in self._journals.writers.items():
-            journals.setdefault((writer.tasks, writer.task), []).append(path)
-        return [self._task(task, tasks, paths) for (tasks, task), paths in sorted(journals.items())]
-
-    def _task(self, task: int, tasks: int, paths: list[Path]) -> TaskStatus:
-        share = self._plan.blocks.of_task(task, tasks)
-        done = sum(block in self._journals for block in share)
+    Rates are over the last WINDOW seconds, or since the build's first block. Blocks completed in the future are
+    ignored, because clocks jump and differ between nodes.
+    """
+    past = [(block, line) for block, line in journals.lines.items() if line.time <= now]
+    began = max(now - WINDOW, min((line.time for _, line in past), default=now))
+    recent = Counter[Path]()  # rows in each journal
+    for block, line in past:
+        recent[line.path] += plan.blocks[block].rows if line.time >= began else 0
+    by_task: dict[tuple[int, int], list[Path]] = {}
+    for path, author in journals.authors.items():
+        by_task.setdefault((author.tasks, author.task), []).append(path)
+    found = []
+    for (tasks, task), paths in sorted(by_task.items()):
+        share = plan.blocks.of_task(task, tasks)
+        done = sum(block in journals for block in share)
         wrote, last = max((path.stat().st_mtime, path) for path in paths)
-        quiet = max(0.0, self._now - wrote)
-        runs = any(_may_run(self._journals.writers[path]) for path in paths)
+        quiet = max(0.0, now - wrote)
         state: TaskState = "silent" if quiet > SILENT_AFTER else "working"
         if done == len(share):
             state = "done"
-        elif not runs:
+        elif not any(_may_run(journals.authors[path]) for path in paths):
             state = "stopped"
-        return TaskStatus(
-            task=task,
-            tasks=tasks,
-            host=self._journals.writers[last].host,
-            blocks=len(share),
-            blocks_done=done,
-            rows_per_s=0.0 if state == "stopped" else sum(self._rates[path] for path in paths),
-            seconds_quiet=quiet,
-            state=state,
-        )
+        rate = 0.0 if state == "stopped" else sum(recent[path] for path in paths) / max(now - began, 1.0)
+        found.append(TaskStatus(task, tasks, journals.authors[last].host, len(share), done, rate, quiet, state))
+    return found
 
 
-def _may_run(writer: Writer) -> bool:
+def _may_run(author: Author) -> bool:
     """Return whether a journal's process may still run; nothing is known about processes on other nodes."""
-    return writer.host != socket.gethostname() or process_exists(writer.pid)
+    return author.host != socket.gethostname() or process_exists(author.pid)

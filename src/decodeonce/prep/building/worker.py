@@ -1,13 +1,12 @@
 """The worker process that decodes blocks, started by pool.py.
 
-An order names a block, its round, and the rows known to kill decoders. A report says that a block is durable and in the
+An order names a block and the rows known to kill decoders. A report says that a block is durable and in the
 journal. The heartbeat holds the row that is being read or decoded.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,12 @@ import numpy as np
 from decodeonce.errors import REPLACED_ERRORS, Stopped, failure_from
 from decodeonce.prep.building.blocks import Block
 from decodeonce.prep.building.journal import FACTS, BlockRecord, Journal, PixelSums
-from decodeonce.prep.building.max_bad import reject_error
-from decodeonce.prep.building.plan import Plan, read_plan
+from decodeonce.prep.building.plan import Plan, read_plan, reject_error
 from decodeonce.prep.entry import Entry, LeftOut, Row, Undecodable
 from decodeonce.prep.pixels.decode import Decoder
 from decodeonce.prep.pixels.memory_limit import limited_memory
 from decodeonce.prep.processes.child import Heartbeat, Parent
 from decodeonce.store import StorePaths
-from decodeonce.store.containers import CONTAINERS
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.manifest import read_manifest
 from decodeonce.store.shard_file import ShardFile, page_aligned_buffer
@@ -50,7 +47,7 @@ class BlockDecoder:
             buffer: Receives the rows; the bytes of rejects stay unchanged.
         """
         size, sums = self._plan.recipe.row_bytes, PixelSums(self._plan.recipe.shape)
-        record = BlockRecord(block.index, np.zeros(block.rows, FACTS))
+        facts, rejects, boxes = np.zeros(block.rows, FACTS), [], []
         for index, entry in enumerate(self._plan.samples.entries(block.first, block.last)):
             number = block.first + index
             try:
@@ -59,20 +56,19 @@ class BlockDecoder:
                 self._heartbeat.idle()
                 if isinstance(reason, Undecodable) and self._fail_on_bad:
                     raise reject_error(f"{entry.text}: {reason}") from None
-                lines = record.left_out if isinstance(reason, LeftOut) else record.rejects
-                lines.append((number, str(reason)))
+                rejects.append((number, str(reason), "left out" if isinstance(reason, LeftOut) else "rejected"))
                 continue
             self._heartbeat.idle()
             buffer[index * size : (index + 1) * size] = row.pixels
             checksum = row_checksum(row.pixels)
             sums.add(row.pixels, checksum)
-            record.facts[index] = checksum, int(row.digest, 16), row.width, row.height, row.turn
+            facts[index] = checksum, int(row.digest, 16), row.width, row.height, row.turn
             if row.box:
-                record.boxes.append((number, row.box))
+                boxes.append((number, row.box))
             if row.unusual:
-                record.unusual.append((number, row.unusual))
+                rejects.append((number, row.unusual, "kept"))
         crashes = sum(number in poison for number in range(block.first, block.last))
-        return replace(record, sums=sums.sums(), squares=sums.squares(), crashes=crashes)
+        return BlockRecord(block.index, facts, rejects, boxes, sums.sums(), sums.squares(), crashes)
 
     def _row(self, number: int, entry: Entry, poison: str | None) -> Row:
         if poison:
@@ -92,39 +88,36 @@ class BlockWriter:
     def __init__(self, plan: Plan, journal: Journal) -> None:
         self._plan = plan
         self._journal = journal
-        self._shard: tuple[int, ShardFile] | None = None
+        self._shard: ShardFile | None = None
 
-    def write(self, block: Block, round_: int, record: BlockRecord, buffer: memoryview) -> dict[str, Any]:
+    def write(self, block: Block, record: BlockRecord, buffer: memoryview) -> dict[str, Any]:
         """Make a block durable, data before journal line; return the report for the parent."""
-        self._check_build()
         size, written = self._plan.recipe.row_bytes, 0
-        shard = self._open(block.shard)
-        self._check_build()  # again, because the shard may belong to another build that replaced this one
+        shard, paths = self._open(block.shard), self._plan.paths
+        # Another build may have replaced this one, and its shards have the same names. So this check, of a file whose
+        # name is unique, follows after opening the shard.
+        if not (paths.plan.exists() and self._journal.path.exists()):
+            raise Stopped(f"{paths.root}: another process finished or removed the build")
         for first, last in runs_between(block, record.holes):
             start, end = (first - block.first) * size, (last - block.first) * size
             shard.write(buffer[start:end], block.offset + start)
             written += end - start
         shard.sync()
-        if self._plan.paths.manifest.exists():  # the store was finished meanwhile; this write may have grown a shard
-            trim_shards(self._plan.paths, read_manifest(self._plan.paths.manifest))
-            raise Stopped(f"{self._plan.paths.root}: another process finished the build")
-        self._journal.append(record, round_)
-        rejects = [self._plan.reject(row, reason) for row, reason in record.rejects]
+        if paths.manifest.exists():  # the store was finished meanwhile; this write may have grown a shard
+            trim_shards(paths, read_manifest(paths.manifest))
+            raise Stopped(f"{paths.root}: another process finished the build")
+        self._journal.append(record)
+        rejects = [each for each in self._plan.rejects_of(record.rejects) if each.action == "rejected"]
         report = {"block": block.index, "rows": block.rows, "bytes": written, "rejects": len(rejects)}
         return {**report, "first_reject": str(rejects[0]) if rejects else ""}
 
-    def _check_build(self) -> None:
-        """Raise Stopped if this build no longer exists; the name of this process's journal is unique."""
-        if not (self._plan.paths.plan.exists() and self._journal.path.exists()):
-            raise Stopped(f"{self._plan.paths.root}: another process finished or removed the build")
-
     def _open(self, index: int) -> ShardFile:
-        if self._shard is None or self._shard[0] != index:
+        path = self._plan.shard(index)
+        if self._shard is None or self._shard.path != path:
             if self._shard is not None:
-                self._shard[1].close()
-            suffix = CONTAINERS[self._plan.recipe.container].suffix
-            self._shard = (index, ShardFile(self._plan.paths.shard(index, suffix)))
-        return self._shard[1]
+                self._shard.close()
+            self._shard = ShardFile(path)
+        return self._shard
 
 
 def runs_between(block: Block, holes: list[int]) -> list[tuple[int, int]]:
@@ -144,7 +137,7 @@ def serve(parent: Parent, plan: Plan, decoder: BlockDecoder, writer: BlockWriter
             record = decoder.decode(block, poison, buffers[0])
             if pending is not None:
                 parent.report(pending.result())
-            pending = flusher.submit(writer.write, block, order["round"], record, buffers[0])
+            pending = flusher.submit(writer.write, block, record, buffers[0])
             buffers.reverse()
         if pending is not None:
             parent.report(pending.result())
@@ -157,7 +150,7 @@ def main(arguments: list[str]) -> int:
         out = Path(settings["out"])
         try:
             plan = read_plan(StorePaths(out))
-            decoder = BlockDecoder(plan, parent.heartbeat, fail_on_bad=settings["fail_on_bad"])
+            decoder = BlockDecoder(plan, parent.heartbeat, fail_on_bad=settings["on_bad"] == "fail")
             journal = Journal(plan.paths.journals, settings["task"], settings["tasks"])
             serve(parent, plan, decoder, BlockWriter(plan, journal))
         except OSError as error:

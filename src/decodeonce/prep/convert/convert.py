@@ -14,13 +14,15 @@ from typing import get_args
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.building.build import build
-from decodeonce.prep.building.work import Progress, Work
-from decodeonce.prep.convert.merge import check_mergeable
+from decodeonce.prep.building.pool import Progress, Work
+from decodeonce.prep.convert.rows import shape_text
 from decodeonce.prep.convert.source import StoreSource
 from decodeonce.prep.recipe import Filter, Recipe, Sort, check_choice
-from decodeonce.store import Manifest, open_store
+from decodeonce.store import Manifest, Store, open_store
 from decodeonce.store.layout import ContainerName
-from decodeonce.store.select import Selection
+from decodeonce.store.select import Selection, labels_of
+
+FIXED = ("labels.npy", "checksums.npy")  # every store has these files, so no column can use them
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def open_conversion(
         store.check_held(range(len(store)), "convert the whole store")
         if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(store.paths.root)):
             raise BuildError(f"{out}: is the input store {store.paths.root} or inside it; choose another OUT")
-    check_mergeable([(store.paths.root, store.manifest) for store in opened])
+    check_mergeable(opened)
     first, selection = opened[0].manifest, conversion.selection
     size = smaller_size(first.shape, conversion.size)
     source = StoreSource(
@@ -114,25 +116,53 @@ def open_conversion(
         sort=conversion.sort,
         size=size,
     )
-    source.classes()  # raises ValueError if a selected class does not exist
-    return source, _recipe(conversion, first, opened[0].paths.root, size or first.shape[:2])
-
-
-def _recipe(conversion: Conversion, first: Manifest, path: Path, size: Sequence[int]) -> Recipe:
-    """Return the recipe of the build. Settings that the conversion leaves open come from the first store's recipe."""
-    stored_filter = first.recipe.get("filter", "")
-    shard_size = conversion.shard_size or first.recipe.get("shard_size")
+    labels_of(selection.classes, source.classes())  # raises ValueError if a selected class does not exist
+    # Settings that the conversion leaves open come from the first store, which another writer may have made.
+    height, width = size or first.shape[:2]
+    stored_filter, shard_size = first.recipe.get("filter", ""), first.recipe.get("shard_size")
     try:
-        return Recipe(
-            height=size[0],
-            width=size[1],
+        return source, Recipe(
+            height=height,
+            width=width,
             filter=conversion.filter or (stored_filter if stored_filter in get_args(Filter) else Recipe.filter),
             container=conversion.container or first.container,
-            shard_size=shard_size if type(shard_size) is int and shard_size > 0 else Recipe.shard_size,
+            shard_size=conversion.shard_size
+            or (shard_size if type(shard_size) is int and shard_size > 0 else Recipe.shard_size),
             shuffle_seed=conversion.shuffle_seed,
         )
-    except ValueError as error:  # a store of another writer may have larger rows than a build can make
-        raise BuildError(f"{path}: {error}") from None
+    except ValueError as error:  # rows of another writer may be larger than a build can make
+        raise BuildError(f"{opened[0].paths.root}: {error}") from None
+
+
+def check_mergeable(stores: Sequence[Store]) -> None:
+    """Raise BuildError unless the rows of all these stores can be in one store."""
+    path, first = stores[0].paths.root, stores[0].manifest
+    for store in stores[1:]:
+        other_path, other = store.paths.root, store.manifest
+        if other.shape != first.shape:
+            raise BuildError(
+                f"{path} has rows of {shape_text(first.shape)}, {other_path} has rows of {shape_text(other.shape)}; "
+                "all rows of a store have one shape: convert one of the stores with --size first"
+            )
+        columns, other_columns = _columns_text(first), _columns_text(other)
+        if columns != other_columns:
+            raise BuildError(
+                f"{path} has {columns}, {other_path} has {other_columns}; "
+                "stores can be merged only if they have the same columns: change one with `prep column add` or `remove`"
+            )
+    if first.shape[2] != 3:
+        raise BuildError(f"{path}: rows are {shape_text(first.shape)}; only rows with 3 channels can be converted")
+    names = [column.name for column in first.columns]
+    for column in first.columns:
+        if column.file in FIXED or column.file.startswith("images-") or names.count(column.name) > 1:
+            raise BuildError(f"{path}: column {column.name!r} is in {column.file}, expected a unique name and file")
+
+
+def _columns_text(manifest: Manifest) -> str:
+    columns = sorted(f"{c.name} ({c.dtype}{list(c.shape)})" for c in manifest.columns)
+    if manifest.box_classes is not None:  # without class names, the box labels of two stores cannot be compared
+        columns.append("the names of box_labels")
+    return f"the columns {', '.join(columns)}" if columns else "no columns"
 
 
 def smaller_size(shape: tuple[int, int, int], size: tuple[int, int] | None) -> list[int] | None:

@@ -1,11 +1,13 @@
-"""Read single rows of a finished store, and check each."""
+"""Read single rows of a finished store, check each, and resize them."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from decodeonce.errors import BuildError, StoreError
+from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.holders import SourceFiles, source_file
 from decodeonce.store.checks import check_file
 from decodeonce.store.hashing import row_checksum
@@ -61,3 +63,20 @@ class StoreRows:
     def close(self) -> None:
         """Close the shards; the next read opens them again."""
         self._files.close()
+
+
+def resized(pixels: bytes, shape: tuple[int, int, int], recipe: Recipe) -> bytes:
+    """Return a row of `shape`, resized if the recipe has another size."""
+    if shape == recipe.shape:
+        return pixels
+    from PIL import Image  # here, so that a missing Pillow is reported like in a build
+
+    from decodeonce.prep.pixels.decode import FILTERS
+
+    image = Image.frombuffer("RGB", (shape[1], shape[0]), pixels, "raw", "RGB", 0, 1)
+    return image.resize((recipe.width, recipe.height), FILTERS[recipe.filter]).tobytes("raw", "RGB")
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """Format a shape: 224x224x3."""
+    return "x".join(map(str, shape))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,17 @@ from numpy.typing import NDArray
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.building.blocks import block_rows_for
-from decodeonce.prep.convert import merge
-from decodeonce.prep.convert.rows import StoreRows
-from decodeonce.prep.convert.selection import SelectedRows
-from decodeonce.prep.entry import Entry, RowMaker, name_bytes
+from decodeonce.prep.convert.rows import StoreRows, resized
+from decodeonce.prep.entry import Entry, Row, RowMaker, name_bytes
+from decodeonce.prep.pixels.versions import DISTRIBUTIONS
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources.base import DecodedRows, Source
-from decodeonce.store.manifest import BOX_LABELS, Column, ImageClass
-from decodeonce.store.select import Selection
+from decodeonce.store.hashing import canonical, hexdigest
+from decodeonce.store.manifest import BOX_LABELS, Column, ImageClass, Manifest, overlap
+from decodeonce.store.select import Selection, labels_of, matching_lines
 from decodeonce.store.table import Reject, read_rejects
+
+InputRow = tuple[int, int]  # the index of a store, and a row of it
 
 
 class StoreSource(Source):
@@ -32,8 +35,9 @@ class StoreSource(Source):
     Args:
         root: Path of the first store.
         stores: (path, manifest digest) of each store.
-        selection: The fields of a `Selection`.
-        sort: "class", "source", or None to keep the order.
+        selection: The fields of a `Selection`. Row numbers count through all stores.
+        sort: "class" sorts by label, "source" by the bytes of the source names; the sort is stable. None keeps the
+            order.
         size: (height, width) in pixels of the new rows, or None to keep the size.
     """
 
@@ -44,28 +48,34 @@ class StoreSource(Source):
         root: Path,
         *,
         stores: Sequence[Sequence[str]],
-        selection: dict[str, object],
+        selection: dict[str, Any],
         sort: str | None = None,
         size: Sequence[int] | None = None,
     ) -> None:
         super().__init__(root)
         self._facts: dict[str, Any] = {"stores": stores, "selection": selection, "sort": sort, "size": size}
+        self._stores, self._selection, self._sort, self._size = stores, Selection(**selection), sort, size
 
     @cached_property
     def inputs(self) -> list[StoreRows]:
         """The stores, opened on first use."""
-        return [StoreRows(Path(path), digest) for path, digest in self._facts["stores"]]
+        return [StoreRows(Path(path), digest) for path, digest in self._stores]
 
     @cached_property
-    def selected_rows(self) -> SelectedRows:
-        """The rows to convert."""
-        facts = self._facts["selection"]
-        selection = Selection(tuple(facts["classes"]), facts["source"], tuple(facts["rows"]))
-        return SelectedRows(self.inputs, selection, self._facts["sort"])
+    def _classes(self) -> tuple[tuple[ImageClass, ...], list[list[int]]]:
+        return merged_classes([rows.manifest.classes for rows in self.inputs])
 
     @cached_property
     def _box_classes(self) -> tuple[tuple[str, ...], list[list[int]]]:
-        return merge.merged_box_classes([rows.manifest for rows in self.inputs])
+        return merged_box_classes([rows.manifest for rows in self.inputs])
+
+    @cached_property
+    def _count(self) -> int:
+        return sum(len(rows.store) for rows in self.inputs)
+
+    @cached_property
+    def _numbers(self) -> range:
+        return self._selection.numbers(self._count)
 
     def facts(self) -> dict[str, object]:
         """Return the keyword arguments from which `open_source` makes this source again."""
@@ -73,25 +83,66 @@ class StoreSource(Source):
 
     def classes(self) -> tuple[ImageClass, ...]:
         """Return the classes of all stores, also those without selected rows, so that labels keep their meaning."""
-        return self.selected_rows.classes
+        return self._classes[0]
+
+    def selected_rows(self) -> Iterator[InputRow]:
+        """Yield the selected rows in the order of their numbers."""
+        classes, new_labels = self._classes
+        selected, first = labels_of(self._selection.classes, classes), 0
+        for unit, rows in enumerate(self.inputs):
+            held = overlap(self._numbers, range(first, first + len(rows.store)))
+            its_rows, labels = range(held.start - first, held.stop - first), None
+            if selected is not None:
+                labels = frozenset(label for label, new in enumerate(new_labels[unit]) if new in selected)
+            for row, _ in matching_lines(rows.store.paths.samples, its_rows, labels, self._selection.source):
+                yield unit, row
+            first += len(rows.store)
+
+    def _selected(self, shuffle_seed: int | None) -> dict[str, object]:
+        """Return the entry "selected" of the new recipe: empty if all rows are taken in their order."""
+        facts = {
+            "classes": list(self._selection.classes) or None,
+            "source": self._selection.source,
+            "rows": [self._numbers.start, self._numbers.stop] if len(self._numbers) < self._count else None,
+            "sort": self._sort,
+            "shuffle_seed": shuffle_seed,
+        }
+        return {name: value for name, value in facts.items() if value is not None}
 
     def entries(self) -> Iterator[Entry]:
         """Yield the selected rows in their order; raise BuildError if there are none."""
         for rows in self.inputs:
             rows.check_files()
         found = False
-        for unit, place in self.selected_rows:
+        for unit, place in sorted(self.selected_rows(), key=self._sort_key) if self._sort else self.selected_rows():
             rows, found = self.inputs[unit], True
             sample = rows.sample(place)
-            label, size = self.selected_rows.labels[unit][sample.label], rows.manifest.row_bytes
+            label, size = self._classes[1][unit][sample.label], rows.manifest.row_bytes
             stamp = int(rows.manifest.digest, 16) >> 1  # below 2^63, the limit of mtime_ns
             yield Entry(name_bytes(sample.source), label, size, stamp, unit=unit, place=place)
         if not found:
             raise BuildError(f"{self.root}: no row is selected; `prep ls` lists rows, classes and sources")
 
+    def _sort_key(self, input_row: InputRow) -> int | bytes:
+        unit, row = input_row
+        if self._sort == "class":
+            return self._classes[1][unit][int(self.inputs[unit].store.labels[row])]
+        return name_bytes(self.inputs[unit].sample(row).source)
+
     def read(self, entry: Entry) -> bytes:
         """Return the bytes of a row; raise StoreError if they do not match its checksum."""
         return self.inputs[entry.unit].read(entry.place)
+
+    def row_maker(self, recipe: Recipe) -> RowMaker:
+        """Return this source: it knows the original size, digest and box of each row."""
+        self._recipe = recipe
+        return self
+
+    def row(self, data: bytes, entry: Entry) -> Row:
+        """Return the new row for the bytes of a stored row."""
+        rows = self.inputs[entry.unit]
+        sample, pixels = rows.sample(entry.place), resized(data, rows.manifest.shape, self._recipe)
+        return Row(pixels, sample.width, sample.height, "", sample.digest, box=sample.box)
 
     def columns(self) -> list[Column]:
         """Return the columns, which are the same in all stores."""
@@ -108,18 +159,17 @@ class StoreSource(Source):
                 # The label -1 means no box; as an index it takes the -1 that is appended here.
                 found = np.array([*self._box_classes[1][unit], -1])[found]
             values[units == unit] = found
-        is_boxes = column.name == "boxes" and column.shape[-1:] == (4,) and column.dtype == "<f4"
-        if self._facts["size"] and is_boxes:
-            height, width = np.divide(self._facts["size"], self.inputs[0].manifest.shape[:2])
+        if self._size and (column.name, column.shape[-1:], column.dtype) == ("boxes", (4,), "<f4"):
+            height, width = np.divide(self._size, self.inputs[0].manifest.shape[:2])
             values = values * np.array([width, height, width, height])
         return values
 
     def manifest_facts(self, recipe: dict[str, Any], digest: str) -> dict[str, object]:
         """Return the recipe and source of the inputs with the changes of the conversion."""
-        manifests, selected = [rows.manifest for rows in self.inputs], self.selected_rows.facts(recipe["shuffle_seed"])
+        manifests, selected = [rows.manifest for rows in self.inputs], self._selected(recipe["shuffle_seed"])
         return {
-            "recipe": merge.converted_recipe([m.recipe for m in manifests], manifests[0].shape, recipe, selected),
-            "source": merge.converted_source(manifests, selected),
+            "recipe": converted_recipe([m.recipe for m in manifests], manifests[0].shape, recipe, selected),
+            "source": converted_source(manifests, selected),
             "decoder_crashes": sum(manifest.decoder_crashes for manifest in manifests),
             **({} if manifests[0].box_classes is None else {"box_classes": list(self._box_classes[0])}),
         }
@@ -129,7 +179,7 @@ class StoreSource(Source):
         listed = [
             (unit, reject) for unit, rows in enumerate(self.inputs) for reject in read_rejects(rows.store.paths.rejects)
         ]
-        if not self.selected_rows.has_all_rows:
+        if self._selected(None).keys() - {"sort"}:
             kept = {(unit, reject.source) for unit, reject in listed if reject.action == "kept"}
             selected = {(entry.unit, entry.text) for entry in self.entries()} & kept if kept else set()
             listed = [(unit, reject) for unit, reject in listed if (unit, reject.source) in selected]
@@ -148,8 +198,72 @@ class StoreSource(Source):
         usual = range(block_rows_for(count, row_bytes), block_rows_for(most, row_bytes) + 1)
         return first.block_rows if first.block_rows in usual else None
 
-    def row_maker(self, recipe: Recipe) -> RowMaker:
-        """Return what makes the new rows, resized if needed."""
-        from decodeonce.prep.convert.resize import StoredRowMaker  # imports Pillow, which a listing does not need
 
-        return StoredRowMaker(self.inputs, recipe)
+def merged_classes(
+    stores: Sequence[tuple[ImageClass, ...]],
+) -> tuple[tuple[ImageClass, ...], list[list[int]]]:
+    """Return the merged classes and, for each store, the new label of each of its labels.
+
+    The classes of the first store come first. Classes with the same name become one, which gets the first description
+    that is not empty.
+    """
+    classes = list(stores[0])
+    labels = {cls.name: label for label, cls in reversed(list(enumerate(classes)))}
+    new_labels = [list(range(len(classes)))]
+    for others in stores[1:]:
+        for cls in others:
+            label = labels.setdefault(cls.name, len(classes))
+            if label == len(classes):
+                classes.append(cls)
+            elif not classes[label].description:
+                classes[label] = replace(classes[label], description=cls.description)
+        new_labels.append([labels[cls.name] for cls in others])
+    return tuple(classes), new_labels
+
+
+def merged_box_classes(stores: Sequence[Manifest]) -> tuple[tuple[str, ...], list[list[int]]]:
+    """Return the merged box classes and, for each store, the new label of each of its box labels."""
+    merged, new_labels = merged_classes([tuple(map(ImageClass, store.box_classes or ())) for store in stores])
+    return tuple(cls.name for cls in merged), new_labels
+
+
+def converted_recipe(
+    found: Sequence[dict[str, Any]], shape: tuple[int, int, int], recipe: dict[str, Any], selected: dict[str, object]
+) -> dict[str, Any]:
+    """Return the recipe for store.json: that of the inputs with the changes of the conversion.
+
+    `found` are the recipes of the inputs, whose rows have `shape`; keys that other writers added are kept. `recipe` is
+    that of the conversion. `selected` is its selection and order, empty for all rows in their order. If the inputs'
+    recipes differ, all of them are listed under "joined".
+    """
+    own: dict[str, object] = {"selected": selected} if selected else {}
+    if (recipe["height"], recipe["width"]) != shape[:2]:
+        by = {name: version for name, version in recipe["decoders"].items() if name in DISTRIBUTIONS}
+        own |= {"resized_from": list(shape[:2]), "resize_filter": recipe["filter"], "resized_by": by}
+    base, *others = [_with_container(one, recipe) for one in found]
+    if any(other != base for other in others) or any(key in base for key in own):
+        base = _with_container({"joined": list(found)}, recipe)
+    if "resized_from" in own or "joined" in base:
+        own |= {"height": recipe["height"], "width": recipe["width"]}
+    return {**base, **own}
+
+
+def _with_container(found: dict[str, Any], recipe: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe with the container, shard size and libhdf5 version of the conversion."""
+    updated = {**found, "container": recipe["container"], "shard_size": recipe["shard_size"]}
+    decoders = found.get("decoders", {})
+    if isinstance(decoders, dict):
+        updated["decoders"] = {name: version for name, version in decoders.items() if name != "libhdf5"}
+        updated["decoders"] |= {name: version for name, version in recipe["decoders"].items() if name == "libhdf5"}
+        if not updated["decoders"]:
+            del updated["decoders"]
+    return updated
+
+
+def converted_source(manifests: Sequence[Manifest], selected: dict[str, object]) -> dict[str, Any]:
+    """Return the source for store.json: that of a single unselected input, otherwise the digests of all inputs."""
+    if len(manifests) == 1 and not selected:
+        return manifests[0].source
+    stores = [manifest.digest for manifest in manifests]
+    digest = hexdigest(canonical({"stores": stores, "selected": selected}))
+    return {"kind": "store", "digest": digest, "stores": stores}

@@ -28,6 +28,7 @@ class Chain:
         queue: Queue, partition or QOS.
         seconds: Time limit of each job in seconds, at least 60; None uses the default of the batch system.
         mem: Memory per node, such as "64G"; None uses the default of the batch system.
+        mail: Address that gets a mail when the plan fails, or when `prep finish` ends.
         then: Job script of the user to run after `prep finish` succeeds.
 
     Raises:
@@ -43,13 +44,14 @@ class Chain:
     queue: str | None = None
     seconds: int | None = None
     mem: str | None = None
+    mail: str | None = None
     then: Path | None = None
 
     def __post_init__(self) -> None:
         for name in ("tasks", "cpus", "rounds", "nodes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
-        for name in ("account", "queue"):
+        for name in ("account", "queue", "mail"):
             value = getattr(self, name)
             if value is not None and not re.fullmatch(r"[\w.:,@/+-]+", value):
                 raise ValueError(f"{name} is {value!r}, expected a name without spaces or special characters")
@@ -71,9 +73,10 @@ class Chain:
 
 @dataclass(frozen=True)
 class Job:
-    """One job script: its name, command and resources. `array` is True for the array of tasks."""
+    """A job script: the names of script and job, its command and resources. `array` is True for the array of tasks."""
 
     name: str
+    shown_name: str
     command: Sequence[str]
     nodes: int
     cpus: int
@@ -89,11 +92,16 @@ class Scheduler(Protocol):
     release: str
     show: str  # fails if the job is not in the queue
     cancel: str
+    states: str  # prints a line for each element that has not ended, for `parse_states`
     with_store: str  # option that passes the variable STORE to a job
     forbidden: str  # characters that the path of a log must not have
+    forbidden_in_script: str  # characters that the path of a script must not have
 
     def head(self, job: Job, site: Site, chain: Chain) -> list[str]:
         """Return the directives of a job script."""
+
+    def parse_states(self, printed: str) -> list[str]:
+        """Return the state of each element, such as "waiting" for another job, "pending" or "running"."""
 
     def with_signal(self, command: str, chain: Chain) -> str:
         """Return the shell command that runs a task and sends it SIGUSR1 shortly before its time limit."""

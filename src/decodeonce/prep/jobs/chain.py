@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
 from decodeonce.errors import BuildError
 from decodeonce.formatting import quoted
+from decodeonce.launch import launch_variables
 from decodeonce.prep.jobs.base import Chain, Job, Scheduler, no_option
 from decodeonce.prep.jobs.pbs import PBS
 from decodeonce.prep.jobs.site import Site
@@ -35,20 +38,28 @@ def write_scripts(out: Path, site: Site, chain: Chain, commands: Sequence[Sequen
         The path of submit.sh, the script that submits the jobs.
 
     Raises:
-        BuildError: If the path of OUT.jobs has a character that the batch system forbids in paths of logs.
+        BuildError: If the path of OUT.jobs has a character that the batch system forbids in paths of logs, or
+            `chain.then` one that it forbids in paths of scripts.
     """
     paths, scheduler = StorePaths(out), SCHEDULERS[site.scheduler]
     if found := set(scheduler.forbidden) & set(str(paths.jobs)):
         raise BuildError(
             f"{paths.jobs}: {site.scheduler} treats {found.pop()!r} in the path of a log specially; choose another OUT"
         )
+    if chain.then is not None and set(scheduler.forbidden_in_script) & set(str(chain.then)):
+        raise BuildError(f"{chain.then}: {site.scheduler} refuses spaces and quotes in the path of a script; rename it")
     make_folder(paths.jobs)
     plan, work, finish = commands
     few = min(FEW_CPUS, chain.cpus)
+    # Variables of the shell that submits the jobs. The batch system replaces its own.
+    stale = [name for name in launch_variables() if not name.startswith(f"{site.scheduler.upper()}_")]
+    unset = textwrap.wrap(f"unset {' '.join(stale)}", 110)
+    store = re.sub(r"[^\w.-]", "_", out.absolute().name)[:40]
+    store = store if store[0].isalpha() else f"store-{store}"  # PBS wants a letter first
     jobs = [
-        Job("plan", plan, nodes=1, cpus=few),
-        Job("array", work, nodes=chain.nodes, cpus=chain.cpus, array=True),
-        Job("finish", finish, nodes=1, cpus=few),
+        Job("plan", f"{store}-plan", plan, nodes=1, cpus=few),
+        Job("array", f"{store}-array", work, nodes=chain.nodes, cpus=chain.cpus, array=True),
+        Job("finish", f"{store}-finish", finish, nodes=1, cpus=few),
     ]
     for job in jobs:
         command = " ".join(map(quoted, job.command))
@@ -60,46 +71,67 @@ def write_scripts(out: Path, site: Site, chain: Chain, commands: Sequence[Sequen
             "#!/bin/bash",
             *scheduler.head(job, site, chain),
             f"cd -- {quoted(str(folder))} || exit",
+            " \\\n  ".join(unset),
             *site.setup,
             f"exec {command}",
         ]
         _write(paths.jobs / f"{job.name}{scheduler.suffix}", lines)
-    _write(paths.submit, _submission(paths, scheduler, chain, folder))
+    _write(paths.submit, _submission(paths, site, chain, folder))
     return paths.submit
 
 
-def _submission(paths: StorePaths, scheduler: Scheduler, chain: Chain, folder: Path) -> list[str]:
+def _submission(paths: StorePaths, site: Site, chain: Chain, folder: Path) -> list[str]:
+    scheduler = SCHEDULERS[site.scheduler]
     array, finish = f"array{scheduler.suffix}", f"finish{scheduler.suffix}"
     later = scheduler.after("afterok:$plan,afterany:$id")
+    root, rounds = quoted(str(paths.root)), range(2, chain.rounds + 1)
     lines = [
         "#!/bin/bash",
-        "# Submits the jobs as a chain, each after the previous one. If one is refused, all are cancelled.",
+        "# Submits the jobs as a chain, each after the previous one. If one is refused, or on Ctrl-C, it cancels all.",
         "set -Eeuo pipefail",
         f"cd -- {quoted(str(paths.jobs.absolute()))}",
-        "jobs=()",
-        "undo() { # starts with the last job, because PBS deletes jobs that wait for a deleted one",
+        "record=$PWD/submitted",
+        'if [ -e "$record" ]; then',
+        "  while IFS=$'\\t' read -r name id _ cluster; do",
+        '    [ -z "$cluster" ] || export SLURM_CLUSTERS="$cluster"',
+        f'    if [ -n "$({scheduler.states} "$id" 2> /dev/null)" ]; then',
+        f'      echo "$name $id is still in the queue; to cancel this chain, run: prep cancel "{quoted(root)} >&2',
+        "      exit 1",
+        "    fi",
+        '  done < "$record"',
+        "fi",
+        ': > "$record"',
+        "jobs=() stopped=",
+        "undo() { # starts with the last job, which waits for the others",
+        "  trap - ERR",
         "  for ((i = ${#jobs[@]} - 1; i >= 0; i--)); do",
         f'    {scheduler.cancel} "${{jobs[i]}}" || echo "could not cancel ${{jobs[i]}}" >&2',
         "  done",
+        '  rm "$record"',
         "}",
         "trap undo ERR",
-        "trap 'undo; exit 130' INT TERM HUP",
-        "submit() { # [OPTION...] SCRIPT",
-        f'  id=$(trap - ERR; {scheduler.submit} "$@")',
-        '  [[ $id != *";"* ]] || export SLURM_CLUSTERS="${id#*;}"  # with several clusters, Slurm prints ID;CLUSTER',
+        "trap stopped=yes INT TERM HUP",
+        "check() { # between two commands of the batch system, so that no id gets lost",
+        '  [ -z "$stopped" ] || { undo; echo "stopped; the jobs so far are cancelled" >&2; exit 130; }',
+        "}",
+        "submit() { # NAME [OPTION...] SCRIPT",
+        "  check",
+        f"  id=$(trap - ERR; trap '' INT TERM HUP; {scheduler.submit} \"${{@:2}}\")",
+        "  cluster=",
+        '  [[ $id != *";"* ]] || export SLURM_CLUSTERS="${id#*;}" cluster="${id#*;}"  # Slurm may print ID;CLUSTER',
         "  id=${id%%;*}",
         '  jobs+=("$id")',
+        f'  printf \'%s\\t%s\\t{site.scheduler}\\t%s\\n\' "$1" "$id" "$cluster" >> "$record"',
         "}",
-        "# The plan is held until the chain is complete, because PBS may drop a job that waits for an ended one.",
-        f"submit {scheduler.hold} plan{scheduler.suffix}",
+        f"submit plan {scheduler.hold} plan{scheduler.suffix}  # held until the chain is complete",
         "plan=$id",
-        f"submit {scheduler.after('afterok:$plan')} {array}",
-        *[f"submit {later} {array}  # finished blocks are skipped" for _ in range(chain.rounds - 1)],
-        f"submit {later} {finish}",
+        f"submit array {scheduler.after('afterok:$plan')} {array}",
+        *[f"submit 'round {round_}' {later} {array}  # finished blocks are skipped" for round_ in rounds],
+        f"submit finish {later} {finish}",
     ]
     if chain.then is not None:
         lines += [f"cd -- {quoted(str(folder))}", f"export STORE={quoted(str(paths.root.absolute()))}"]
-        lines += [f"submit {scheduler.after('afterok:$id')} {scheduler.with_store}{quoted(no_option(chain.then))}"]
+        lines += [f"submit then {scheduler.after('afterok:$id')} {scheduler.with_store}{quoted(no_option(chain.then))}"]
     return [
         *lines,
         'for id in "${jobs[@]}"; do',
@@ -108,6 +140,7 @@ def _submission(paths: StorePaths, scheduler: Scheduler, chain: Chain, folder: P
         "    false",
         "  }",
         "done",
+        "check",
         f'{scheduler.release} "$plan"',
         'echo "${jobs[*]}"',
     ]

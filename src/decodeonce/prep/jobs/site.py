@@ -20,6 +20,7 @@ else:
     import tomli as tomllib
 
 SCHEDULERS = ("slurm", "pbs")
+LISTS = ("directives", "array_directives", "setup", "needs", "advice")
 DEFAULTS = ("account", "queue", "time", "cpus", "mem", "nodes", "max_running")
 
 
@@ -38,6 +39,7 @@ class Site:
         needs: Flags of `prep submit` that the site requires, without dashes.
         advice: Sentences that `prep submit` prints.
         defaults: Default values of flags, by name.
+        array_directives: Directives for the script of the array only.
     """
 
     name: str
@@ -50,6 +52,11 @@ class Site:
     needs: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
     defaults: dict[str, int | str] = field(default_factory=dict)
+    array_directives: tuple[str, ...] = ()
+
+    def directives_of(self, array: bool) -> tuple[str, ...]:
+        """Return the directives of the script of the array, or of other scripts."""
+        return (*self.directives, *self.array_directives) if array else self.directives
 
     def launch_command(self, command: str, *, nodes: int, cpus: int) -> str:
         """Return the shell command that runs `command` once on each of `nodes` nodes."""
@@ -91,7 +98,7 @@ def parse_site(text: str, name: str) -> Site:
         _check(facts)
     except (ValueError, TypeError) as error:
         raise BuildError(f"{name}: {error}; see the profiles in {_profiles()}") from None
-    lists = {key: tuple(facts[key]) for key in ("directives", "setup", "needs", "advice") if key in facts}
+    lists = {key: tuple(facts[key]) for key in LISTS if key in facts}
     flag = "--partition" if facts["scheduler"] == "slurm" else "-q"
     return Site(**{"queue_flag": flag, **facts, **lists})
 
@@ -110,7 +117,7 @@ def _check(facts: dict[str, Any]) -> None:
         raise ValueError(f"{multiline[0]} is {facts[multiline[0]]!r}, expected a single printable line")
     if facts["scheduler"] not in SCHEDULERS:
         raise ValueError(f"scheduler is {facts['scheduler']!r}, expected {' or '.join(SCHEDULERS)}")
-    for key in ("directives", "setup", "needs", "advice"):
+    for key in LISTS:
         value = facts.get(key, [])
         if not isinstance(value, list) or not all(isinstance(item, str) and "\n" not in item for item in value):
             raise ValueError(f"{key} is {value!r}, expected a list of single-line strings")

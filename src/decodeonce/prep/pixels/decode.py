@@ -11,7 +11,8 @@ import os
 import struct
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,12 +20,11 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
-from decodeonce.errors import Stopped
-from decodeonce.prep.entry import Box, Entry, LeftOut, Row, Undecodable
+from decodeonce.prep.entry import Box, Entry, Row, Undecodable
 from decodeonce.prep.pixels.failure_reasons import is_lossless, reason
 from decodeonce.prep.pixels.geometry import Fit, PixelBox, fit_to, pixel_box, upright
-from decodeonce.prep.pixels.memory_limit import IMAGE_BYTES, can_allocate, limited_memory
-from decodeonce.prep.pixels.user_map import MapError, MapSample, apply_map, load_map
+from decodeonce.prep.pixels.memory_limit import IMAGE_BYTES, can_allocate
+from decodeonce.prep.pixels.user_map import LoadedMap, MapSample
 from decodeonce.prep.recipe import Recipe
 from decodeonce.store.hashing import hexdigest
 
@@ -60,11 +60,9 @@ BAD_CONTENT = (
     SyntaxError,
     ValueError,
     EOFError,
-    KeyError,
-    IndexError,
+    LookupError,
     TypeError,
-    OverflowError,
-    ZeroDivisionError,
+    ArithmeticError,
     struct.error,
     zlib.error,
     Image.DecompressionBombError,
@@ -113,7 +111,7 @@ class Decoder:
         self._row = (recipe.width, recipe.height)
         self._filter = FILTERS[recipe.filter]
         self._buffer = np.empty(0, np.uint8)
-        self._map = load_map(recipe.map) if recipe.map else None
+        self._map = LoadedMap(recipe.map) if recipe.map else None
         self._class_names = class_names
 
     def row(self, data: bytes, entry: Entry) -> Row:
@@ -127,10 +125,14 @@ class Decoder:
         """
         try:
             decoded = self.decode(data, entry.box)
-            if self._map is None:
-                return self._fitted(data, entry, decoded, decoded.image, decoded.shown_size)
-            made = self._apply_map(decoded, entry)
-            return self._fitted(data, entry, decoded, made, made.size)
+            image, size = decoded.image, decoded.shown_size
+            if self._map is not None:
+                image = self._mapped(decoded, entry)
+                size = image.size
+            fit = fit_to(self._recipe.fit, size, self._row)
+            extreme = fit.width * fit.height > MAX_RESIZED_PIXELS
+            image = self._resize_region(image, fit) if extreme else self._resize(image, fit)
+            pixels = image.tobytes("raw", "RGB")
         except MemoryError:
             if can_allocate(IMAGE_BYTES):
                 raise Undecodable(f"takes more than {IMAGE_BYTES >> 30} GiB of memory to decode") from None
@@ -139,18 +141,9 @@ class Decoder:
             if not can_allocate(PIXEL_BYTES * _pixels(data)):  # several libraries report a lack of memory as damage
                 raise MemoryError from None
             raise
-
-    def _fitted(
-        self, data: bytes, entry: Entry, decoded: DecodedImage, image: Image.Image, size: tuple[int, int]
-    ) -> Row:
-        """Return the row of `image`, the decoded image or a map's result; `size` is its size in source pixels."""
-        fit = fit_to(self._recipe.fit, size, self._row)
-        extreme = fit.width * fit.height > MAX_RESIZED_PIXELS
-        image = self._resize_region(image, fit) if extreme else self._resize(image, fit)
         unusual = _join(decoded.unusual, _misnamed(decoded.format, entry.text), "extreme shape" if extreme else "")
-        packed = image.tobytes("raw", "RGB")
         box = ",".join(map(str, decoded.box)) if decoded.box else ""
-        return Row(packed, decoded.width, decoded.height, unusual, hexdigest(data), decoded.turn, box)
+        return Row(pixels, decoded.width, decoded.height, unusual, hexdigest(data), decoded.turn, box)
 
     def decode(self, data: bytes, box: Box | None = None) -> DecodedImage:
         """Decode an image, or a box of it, to RGB or RGBX; rotate it upright if the recipe says so.
@@ -171,23 +164,11 @@ class Decoder:
             return replace(decoded, image=decoded.image.transpose(TURNS[turn]), turn=turn)
         return decoded
 
-    def _apply_map(self, decoded: DecodedImage, entry: Entry) -> Image.Image:
-        assert self._recipe.map is not None
+    def _mapped(self, decoded: DecodedImage, entry: Entry) -> Image.Image:
         assert self._map is not None
-        name, class_name = self._recipe.map.function, self._class_names[entry.label]
+        class_name = self._class_names[entry.label]
         sample = MapSample(entry.text, entry.label, class_name, decoded.width, decoded.height, decoded.box)
-        pixels = np.array(decoded.image.convert("RGB"))
-        try:
-            with limited_memory(None):  # no limit: the user's map may keep a large model
-                made = apply_map(self._map, pixels, sample)
-        except MapError as error:
-            raise Undecodable(f"{name}: {error}") from None
-        except MemoryError:
-            raise Stopped(
-                f"{entry.text}: {name} is out of memory; run the same command again with fewer --workers"
-            ) from None
-        if made is None:
-            raise LeftOut(f"left out by {name}")
+        made = self._map(np.array(decoded.image.convert("RGB")), sample)
         _check_size(made.shape[1], made.shape[0])
         return Image.fromarray(made)
 
@@ -249,7 +230,8 @@ class Decoder:
         if "memory" in complaint:
             raise MemoryError(complaint)
         try:
-            image = _load(data).convert("RGBX")
+            with _opened(data) as opened:
+                image = opened.convert("RGBX")
         except BAD_CONTENT as error:
             short = "truncated" in str(error)
             raise Undecodable(f"truncated: {error}" if short else reason(data, ValueError(complaint))) from None
@@ -296,27 +278,23 @@ def _check_size(width: int, height: int) -> None:
         raise Undecodable(f"decompression bomb: {width}x{height} pixels, more than {MAX_PIXELS}")
 
 
-def _open(data: bytes) -> Image.Image:
-    image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
-    _check_size(*image.size)
-    if image.format == "JPEG" and is_lossless(data):
-        raise OSError("libjpeg-turbo 3 reads some of these and 2 none: a store must not depend on Pillow's")
-    return image
-
-
-def _load(data: bytes) -> Image.Image:
+@contextmanager
+def _opened(data: bytes, *, check: bool = True) -> Iterator[Image.Image]:
+    """Open an image with Pillow, without its warnings, and check its size and kind unless only the header is read."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        image = _open(data)
-        image.load()
-    return image
+        image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
+        if check:
+            _check_size(*image.size)
+            if image.format == "JPEG" and is_lossless(data):
+                raise OSError("libjpeg-turbo 3 reads some of these and 2 none: a store must not depend on Pillow's")
+        yield image
 
 
 def _decode_with_pillow(data: bytes) -> DecodedImage:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return _converted(_open(data))
+        with _opened(data) as image:
+            return _converted(image)
     except BAD_CONTENT as error:
         raise Undecodable(reason(data, error)) from None
 
@@ -350,9 +328,7 @@ def _upper_bytes(image: Image.Image) -> Image.Image:
 def _orientation(data: bytes) -> int:
     """Return the EXIF orientation that is still to be applied."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            image = Image.open(io.BytesIO(data), formats=FORMATS)
+        with _opened(data, check=False) as image:
             # In TIFF the orientation belongs to the format, and Pillow has applied it already.
             return 1 if image.format == "TIFF" else int(image.getexif().get(ORIENTATION, 1))
     except BAD_CONTENT:
@@ -362,12 +338,10 @@ def _orientation(data: bytes) -> int:
 def _pixels(data: bytes) -> int:
     """Return the number of pixels in an image's header, at most MAX_PIXELS; 0 if the header cannot be read."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            width, height = Image.open(io.BytesIO(data), formats=FORMATS).size
+        with _opened(data, check=False) as image:
+            return min(image.width * image.height, MAX_PIXELS)
     except BAD_CONTENT:
         return 0
-    return min(width * height, MAX_PIXELS)
 
 
 def _misnamed(found: str, name: str) -> str:

@@ -15,7 +15,7 @@ SIGNATURES = {
     b"BM": "BMP",
     b"II*\0": "TIFF",
     b"MM\0*": "TIFF",
-    **{b"P%d" % number: "PPM" for number in range(1, 7)},
+    **dict.fromkeys((b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"), "PPM"),
 }
 UNREAD = {
     b"\0\0\0\x0cjP  ": "JPEG 2000",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -61,20 +60,13 @@ def upright(size: tuple[int, int], turn: int) -> tuple[int, int]:
     return (size[1], size[0]) if turn >= 5 else size
 
 
-# Maps each EXIF orientation to the function that moves a point (x, y) along with the image.
-_TURNED: dict[int, Callable[[float, float], tuple[float, float]]] = {
-    1: lambda x, y: (x, y),
-    2: lambda x, y: (1 - x, y),
-    3: lambda x, y: (1 - x, 1 - y),
-    4: lambda x, y: (x, 1 - y),
-    5: lambda x, y: (y, x),
-    6: lambda x, y: (1 - y, x),
-    7: lambda x, y: (1 - y, 1 - x),
-    8: lambda x, y: (y, 1 - x),
-}
-
-
 def turned_box(box: Box, turn: int) -> Box:
     """Return a box after its image was rotated or flipped by EXIF orientation `turn` (1 to 8)."""
-    (x0, y0), (x1, y1) = _TURNED[turn](*box[:2]), _TURNED[turn](*box[2:])
-    return (min(x0, x1), min(y0, y1), max(x0, x1), max(y0, y1))
+    left, top, right, bottom = box
+    if turn >= 5:
+        left, top, right, bottom = top, left, bottom, right
+    if turn in (2, 3, 6, 7):
+        left, right = 1 - right, 1 - left
+    if turn in (3, 4, 7, 8):
+        top, bottom = 1 - bottom, 1 - top
+    return (left, top, right, bottom)

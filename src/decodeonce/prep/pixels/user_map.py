@@ -12,8 +12,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.errors import BuildError
+from decodeonce.errors import BuildError, Stopped
+from decodeonce.prep.entry import LeftOut, Undecodable
 from decodeonce.prep.pixels.geometry import PixelBox
+from decodeonce.prep.pixels.memory_limit import limited_memory
 from decodeonce.prep.recipe import UserMap
 from decodeonce.store.hashing import file_chunks, file_hexdigest
 
@@ -60,18 +62,6 @@ def find_map(name: str) -> UserMap:
     return UserMap(name, file_hexdigest(file_chunks(path)))
 
 
-def load_map(wanted: UserMap) -> MapFunction:
-    """Import the function of a recipe's map; raise BuildError if its module changed since the plan."""
-    function, path = _import(wanted.function)
-    found = file_hexdigest(file_chunks(path))
-    if found != wanted.xxh3:
-        raise BuildError(
-            f"{path}: the map {wanted.function} changed since the plan (xxh3_64 {found}, planned {wanted.xxh3}); "
-            "restore it, or remove OUT and build again"
-        )
-    return function
-
-
 def _import(name: str) -> tuple[MapFunction, Path]:
     """Return the function and the file of its module. The current folder is searched last."""
     module_name, _, function_name = name.partition(":")
@@ -99,35 +89,48 @@ def _import(name: str) -> tuple[MapFunction, Path]:
     return function, path
 
 
-class MapError(Exception):
-    """A map raised an exception, or returned something that is not an image."""
+class LoadedMap:
+    """The imported function of a recipe's map. Raises BuildError if its module changed since the plan."""
 
+    def __init__(self, wanted: UserMap) -> None:
+        self._name = wanted.function
+        self._function, path = _import(wanted.function)
+        found = file_hexdigest(file_chunks(path))
+        if found != wanted.xxh3:
+            raise BuildError(
+                f"{path}: the map {self._name} changed since the plan (xxh3_64 {found}, planned {wanted.xxh3}); "
+                "restore it, or remove OUT and build again"
+            )
 
-def apply_map(function: MapFunction, pixels: Pixels, sample: MapSample) -> Pixels | None:
-    """Call a map on an image.
+    def __call__(self, pixels: Pixels, sample: MapSample) -> Pixels:
+        """Call the map on an image.
 
-    Args:
-        function: The map.
-        pixels: (H, W, 3) uint8; the map may change them in place.
-        sample: What the map receives about the image.
+        Args:
+            pixels: (H, W, 3) uint8; the map may change them in place.
+            sample: What the map receives about the image.
 
-    Returns:
-        The map's image, (H, W, 3) uint8, or None to leave the image out.
+        Returns:
+            The map's image, (H, W, 3) uint8.
 
-    Raises:
-        MapError: The map raised an exception, or returned something that is not an image.
-    """
-    try:
-        made = function(pixels, sample)
-    except MemoryError:
-        raise
-    except Exception as error:  # a user's function may raise anything, which must not end the build
-        raise MapError(f"{type(error).__name__}: {error}") from error
-    if made is None:
-        return None
-    if not isinstance(made, np.ndarray) or made.dtype != np.uint8 or made.ndim != 3 or made.shape[2] != 3:
-        found = f"{made.dtype} {made.shape}" if isinstance(made, np.ndarray) else type(made).__name__
-        raise MapError(f"returned {found}, expected uint8 (H, W, 3) or None")
-    if not made.size:
-        raise MapError(f"returned an empty image, {made.shape}")
-    return np.ascontiguousarray(made)
+        Raises:
+            LeftOut: The map returned None.
+            Undecodable: The map raised an exception, or returned something that is not an image.
+            Stopped: The map ran out of memory.
+        """
+        try:
+            with limited_memory(None):  # no limit: the user's map may keep a large model
+                made = self._function(pixels, sample)
+        except MemoryError:
+            raise Stopped(
+                f"{sample.source}: {self._name} is out of memory; run the same command again with fewer --workers"
+            ) from None
+        except Exception as error:  # a user's function may raise anything, which must not end the build
+            raise Undecodable(f"{self._name}: {type(error).__name__}: {error}") from None
+        if made is None:
+            raise LeftOut(f"left out by {self._name}")
+        if not isinstance(made, np.ndarray) or made.dtype != np.uint8 or made.ndim != 3 or made.shape[2] != 3:
+            found = f"{made.dtype} {made.shape}" if isinstance(made, np.ndarray) else type(made).__name__
+            raise Undecodable(f"{self._name}: returned {found}, expected uint8 (H, W, 3) or None")
+        if not made.size:
+            raise Undecodable(f"{self._name}: returned an empty image, {made.shape}")
+        return np.ascontiguousarray(made)

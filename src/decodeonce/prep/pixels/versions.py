@@ -33,10 +33,7 @@ class Pillow:
     @property
     def description(self) -> str:
         """Name, version and SIMD level as one text."""
-        if not self.name:
-            return "not installed"
-        both = " (installed over each other)" if len(self.installed) > 1 else ""
-        return f"{self.name} {self.version}, {self.simd}{both}"
+        return f"{self.name} {self.version}, {self.simd}"
 
 
 def find_pillow() -> Pillow:

@@ -16,11 +16,10 @@ import os
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
@@ -39,65 +38,46 @@ sys.exit(import_module(sys.argv[2]).main(sys.argv[3:]))
 """
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_ROW = struct.Struct("<q")
 
 _alive: set[int] = set()
 _started_early: dict[str, list[Child]] = defaultdict(list)
 
 
 class Heartbeat:
-    """The page of the descriptor `fd`: which row is being read or decoded, if any."""
+    """A page of memory: which row is being read or decoded, if any.
 
-    def __init__(self, fd: int) -> None:
-        self._page = mmap.mmap(fd, _ROW.size)
+    Args:
+        fd: The descriptor of a page that this process inherited. Default: a new page.
+    """
 
-    @staticmethod
-    def new_fd() -> int:
-        """Return the descriptor of a new page, for a process to inherit."""
-        fd = os.memfd_create("heartbeat")
-        os.truncate(fd, _ROW.size)
-        return fd
+    def __init__(self, fd: int | None = None) -> None:
+        self.fd = os.memfd_create("heartbeat") if fd is None else fd
+        os.truncate(self.fd, 8)
+        self._row = memoryview(mmap.mmap(self.fd, 8)).cast("q")
 
     def start_reading(self, row: int) -> None:
         """Record that this planned row is being read."""
-        _ROW.pack_into(self._page, 0, -row - 1)
+        self._row[0] = -row - 1
 
     def start_decoding(self, row: int) -> None:
         """Record that this planned row is being decoded."""
-        _ROW.pack_into(self._page, 0, row + 1)
+        self._row[0] = row + 1
 
     def idle(self) -> None:
         """Record that no row is being read or decoded."""
-        _ROW.pack_into(self._page, 0, 0)
+        self._row[0] = 0
 
     @property
     def decoding(self) -> int | None:
         """The planned row that is being decoded, if any."""
-        (stored,) = _ROW.unpack_from(self._page, 0)
+        stored = self._row[0]
         return stored - 1 if stored > 0 else None
 
     @property
     def reading(self) -> int | None:
         """The planned row that is being read, if any."""
-        (stored,) = _ROW.unpack_from(self._page, 0)
+        stored = self._row[0]
         return -stored - 1 if stored < 0 else None
-
-    def close(self) -> None:
-        """Unmap the page."""
-        self._page.close()
-
-
-@contextmanager
-def signals_held() -> Iterator[None]:
-    """Block SIGINT and SIGUSR1 in this block; a process that is started in it keeps them blocked.
-
-    These signals reach the whole process group or every process of a job. Only the parent should handle them.
-    """
-    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR1})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
 
 
 def spawn(module: str, fds: Sequence[int]) -> subprocess.Popen[bytes]:
@@ -108,14 +88,6 @@ def spawn(module: str, fds: Sequence[int]) -> subprocess.Popen[bytes]:
         pass_fds=fds,
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
     )
-
-
-def end_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends.
-
-    A closed socket ends a worker only at its next message, which a worker that hangs never sends.
-    """
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 class ChildDied(Exception):
@@ -134,12 +106,17 @@ class Child:
     """A worker process that runs `main` of a module, as seen from its parent."""
 
     def __init__(self, module: str) -> None:
-        page, (self.socket, theirs) = Heartbeat.new_fd(), socket.socketpair()
-        self.heartbeat = Heartbeat(page)
-        with theirs, signals_held():
-            self._process = spawn(module, (theirs.fileno(), page))
-            _alive.add(self._process.pid)
-        os.close(page)
+        self.heartbeat, (self.socket, theirs) = Heartbeat(), socket.socketpair()
+        # These signals reach the whole process group or every process of a job. Only the parent should handle them, and
+        # a process that is started while they are blocked keeps them blocked.
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR1})
+        try:
+            with theirs:
+                self._process = spawn(module, (theirs.fileno(), self.heartbeat.fd))
+                _alive.add(self._process.pid)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+            os.close(self.heartbeat.fd)  # the page stays mapped
         self._unread = bytearray()
 
     @property
@@ -191,7 +168,6 @@ class Child:
         self.wait()
         _alive.discard(self.pid)
         self.socket.close()
-        self.heartbeat.close()
 
 
 @contextmanager
@@ -222,6 +198,45 @@ def wait_for(children: Collection[Child], seconds: float | None = None) -> list[
     return [child for child in children if child.socket.fileno() in ready]
 
 
+def run_workers(module: str, count: int, task: object, orders: Iterator[object], take: Callable[[Any], None]) -> None:
+    """Give orders to `count` processes that run `main` of a module. All messages must be JSON-serializable.
+
+    However this ends, all processes are killed and reaped.
+
+    Args:
+        module: Its `main` opens a `Parent`, receives `task`, and iterates over `orders()`.
+        count: Number of processes.
+        task: The first message to each process.
+        orders: The orders, in sequence.
+        take: Called with each report of a process.
+
+    Raises:
+        DecodeonceError, OSError: What a process raised.
+        ChildDied: A process died.
+    """
+    children: list[Child] = []
+    try:
+        for _ in range(count):
+            children.append(Child(module))
+            children[-1].send(task)
+        running = set(children)
+        while running:
+            for child in wait_for(running):
+                messages = child.receive()
+                if messages is None:
+                    running.remove(child)
+                    if status := child.wait():
+                        raise ChildDied(status)
+                for message in messages or ():
+                    if "report" in message:
+                        take(message["report"])
+                    else:
+                        child.send(next(orders, None))
+    finally:
+        for child in children:
+            child.end()
+
+
 def kill_children() -> None:
     """Kill and reap every child; for a signal handler that then ends this process."""
     for pid in list(_alive):
@@ -243,8 +258,8 @@ class Parent:
     """
 
     def __init__(self, arguments: Sequence[str], *, shared: bool = False) -> None:
-        if not shared:
-            end_with_parent()
+        if not shared:  # a closed socket ends a worker only at its next message, which a worker that hangs never sends
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         with suppress(OSError):  # standard error may be closed
             os.dup2(2, 1)  # keeps a library's output out of the parent's standard output
         fd, page = map(int, arguments)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from decodeonce.formatting import counted
@@ -23,22 +22,19 @@ class Reason(NamedTuple):
     name: str = ""
 
 
-BAD_AGAIN = Reason("damaged again after the repair; check the disk, then run the command again")
-
-
-def row_sentences(root: Path, rows: list[int], reasons: Mapping[int, Reason]) -> Iterator[str]:
-    """Yield a sentence for each reason, with its rows and the name of the first image."""
+def row_sentences(reasons: Mapping[int, Reason]) -> Iterator[str]:
+    """Yield a sentence for each reason, with its rows and the name of the first image. The rows must be sorted."""
     by_text: dict[str, list[int]] = {}
-    for row in rows:
-        by_text.setdefault(reasons.get(row, BAD_AGAIN).text, []).append(row)
-    for text, some in by_text.items():
-        ranges = row_ranges(some)
+    for row, reason in reasons.items():
+        by_text.setdefault(reason.text, []).append(row)
+    for text, rows in by_text.items():
+        ranges = row_ranges(rows)
         rows_named = ", ".join(rows_text(range(first, last + 1)) for first, last in ranges[:MOST_RANGES])
         if len(ranges) > MOST_RANGES:
             rows_named += f" and {counted(len(ranges) - MOST_RANGES, 'more range', 'more ranges')} of rows"
-        names = list(dict.fromkeys(reasons[row].name for row in some if row in reasons and reasons[row].name))
+        names = list(dict.fromkeys(reasons[row].name for row in rows if reasons[row].name))
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        yield f"{root}: {rows_named}: {f'{names[0]}{more}: ' if names else ''}{text}"
+        yield f"{rows_named}: {f'{names[0]}{more}: ' if names else ''}{text}"
 
 
 def versions_to_install(manifest: Manifest) -> str:

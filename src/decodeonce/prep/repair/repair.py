@@ -11,8 +11,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,18 +27,16 @@ from decodeonce.store.containers import CONTAINERS, npy_header
 from decodeonce.store.disk import LINK
 from decodeonce.store.durable import empty_folder, sync_folder, write_at, write_atomic, writing
 from decodeonce.store.hashing import hexdigest, row_checksum
-from decodeonce.store.manifest import read_manifest, read_part
+from decodeonce.store.manifest import SmallFile, read_manifest, read_part
 from decodeonce.store.shard_file import ShardFile
 from decodeonce.store.sharing import LOCK, locked
 from decodeonce.store.table import Samples
 from decodeonce.store.verify import read_checksums, stored_checksums
 from decodeonce.store.writer import copy_small, virtual_bytes, write_head
 
-if TYPE_CHECKING:
-    from decodeonce.prep.repair.rows import ImageRows, StoredRows
-
 NO_SOURCE = Reason("pass as --from what the store was built from, or another store with these rows")
 NO_CHECKSUM = Reason("cannot be checked, because checksums.npy is damaged")
+BAD_AGAIN = Reason("damaged again after the repair; check the disk, then run the command again")
 
 
 @dataclass(frozen=True)
@@ -123,42 +121,47 @@ class _StoreRepair:
     """A repair in progress: the files and rows that are still damaged, and why."""
 
     def __init__(self, store: Store, found: Report, source: str | None, options: Mapping[str, object]) -> None:
-        self._store, self._paths, self._manifest = store, store.paths, store.manifest
-        self._source = source
-        self._new_rows = None if source is None else self._open_rows(source, options)
-        self._found, self._bad_files = found, set(found.bad_files)
-        self._bad_rows = {*_numbers(found.bad_rows), *_numbers(found.unknown_rows)}
+        self._store, self._paths, self._manifest, self._found = store, store.paths, store.manifest, found
+        self._source, self._new_rows = source, None
+        if source is not None:
+            decoder_versions("npy")  # raises BuildError if no decoder is installed
+            from decodeonce.prep.repair.rows import open_rows
+
+            self._new_rows = open_rows(self._manifest, source, options)
+        self._bad_files, self._bad_rows = set(found.bad_files), {*_numbers(found.bad_rows, found.unknown_rows)}
         self._checksums = read_checksums(store)
         self._heads: dict[str, bytes] = {}  # headers of damaged shards, by file
-        names = sorted(self._bad_files)
-        self._file_reasons = {name: reason for name in names if (reason := _not_a_file(self._paths.root / name))}
+        self._file_reasons = {name: why for name in found.bad_files if (why := _not_a_file(self._paths.root / name))}
         self._row_reasons: dict[int, Reason] = {}
         self._repaired_rows = 0
 
     def run(self) -> None:
-        """Repair what can be repaired: small files first, because they say where rows come from and which are right."""
+        """Repair what can be repaired: small files first, because they say where rows come from and which are right.
+
+        store.h5 is last, because readers take the holes of a shard in it for images.
+        """
         self._copy_small_files()
         self._make_heads()
-        self._repair_labels()
+        self._repair_file(self._paths.labels, self._possible_labels())
         self._repair_checksums()
         self._repair_rows()
         self._repair_shards()
-        self._repair_virtual()
+        self._repair_file(self._paths.virtual, self._possible_virtual())
 
     def outcome(self, left: Report) -> Repair:
         """Return the result, given the report of a verification after the repair."""
         for name, problem in zip(left.bad_files, left.problems, strict=True):
             damaged = f"{self._paths.root / name}: damaged; {self._what_restores(name)}"
             self._file_reasons.setdefault(name, damaged if name in self._manifest.files else problem)
-        rows = sorted([*_numbers(left.bad_rows), *_numbers(left.unknown_rows)])
         reasons = {**self._row_reasons, **dict.fromkeys(_numbers(left.unknown_rows), NO_CHECKSUM)}
+        rows = {row: reasons.get(row, BAD_AGAIN) for row in sorted(_numbers(left.bad_rows, left.unknown_rows))}
         return Repair(
             rows=left.rows,
             repaired_rows=self._repaired_rows,
             repaired_files=sorted(set(self._found.bad_files) - set(left.bad_files)),
             unrepaired=[
                 *(self._file_reasons[name] for name in left.bad_files),
-                *row_sentences(self._paths.root, rows, reasons),
+                *(f"{self._paths.root}: {sentence}" for sentence in row_sentences(rows)),
             ],
         )
 
@@ -168,12 +171,6 @@ class _StoreRepair:
                 again = f"prep column add {quoted(str(self._paths.root))} {quoted(column.name)} FILE.npy"
                 return f"{FROM_COPY}, or add the same values again: `{again}`"
         return COPY
-
-    def _open_rows(self, source: str, options: Mapping[str, object]) -> ImageRows | StoredRows:
-        decoder_versions("npy")  # raises BuildError if no decoder is installed
-        from decodeonce.prep.repair.rows import open_rows
-
-        return open_rows(self._manifest, source, options)
 
     # Small files.
 
@@ -187,50 +184,45 @@ class _StoreRepair:
                 copy_small(Path(self._source) / name, self._paths.root / name, facts, scratch=self._paths.repair)
                 self._bad_files.discard(name)
 
-    def _repair_labels(self) -> None:
-        """Rebuild labels.npy from samples.tsv."""
-        if self._paths.labels.name in self._bad_files and self._paths.samples.name not in self._bad_files:
+    def _repair_file(self, path: Path, possible: Iterable[bytes]) -> None:
+        """Replace a damaged file by the first of the possible contents that has the right size and digest."""
+        if path.name not in self._bad_files or path.name in self._file_reasons:
+            return
+        for data in possible:
+            if SmallFile(len(data), hexdigest(data)) == self._manifest.files[path.name]:
+                write_atomic(path, [data], scratch=self._paths.repair)
+                self._bad_files.discard(path.name)
+                return
+
+    def _possible_labels(self) -> Iterator[bytes]:
+        if self._paths.samples.name not in self._bad_files:
             labels = np.fromiter((sample.label for sample in self._store.samples), "<i8", len(self._store))
-            self._replace_if_right(self._paths.labels, npy_header(labels.shape, "<i8") + labels.tobytes())
+            yield npy_header(labels.shape, "<i8") + labels.tobytes()
+
+    def _possible_virtual(self) -> Iterator[bytes]:
+        if self._paths.labels.name not in self._bad_files:
+            for with_classes in (True, False):
+                yield virtual_bytes(self._manifest, labels=self._store.labels, with_classes=with_classes)
 
     def _repair_checksums(self) -> None:
         """Rebuild checksums.npy from what is left of it and, for rows that differ, from stored or new rows."""
-        stored = {row: self._stored_checksum(row) for row in _numbers(self._found.unknown_rows)}
-        self._write_checksums(stored)
-        if self._paths.checksums.name in self._bad_files and self._new_rows:
-            found = self._new_rows.rows(list(self._wanted_samples()), lambda row, pixels: True)
-            new = {sample.row: row_checksum(pixels) for sample, pixels in found if not isinstance(pixels, Reason)}
-            self._write_checksums({**stored, **new})
+        unknown = _numbers(self._found.unknown_rows)
+        stored = {row: stored_checksums(self._store, range(row, row + 1))[0] or 0 for row in unknown}
+        self._repair_file(self._paths.checksums, self._possible_checksums(stored))
         if self._paths.checksums.name not in self._bad_files:
             self._checksums = read_checksums(self._store)
             self._bad_rows -= {row for row, checksum in stored.items() if checksum == int(self._checksums[row])}
 
-    def _write_checksums(self, changed: dict[int, int]) -> None:
+    def _possible_checksums(self, stored: dict[int, int]) -> Iterator[bytes]:
         checksums = self._checksums.astype("<u8")
-        checksums[list(changed)] = list(changed.values())
-        self._replace_if_right(self._paths.checksums, npy_header(checksums.shape, "<u8") + checksums.tobytes())
+        header = npy_header(checksums.shape, "<u8")
+        checksums[list(stored)] = list(stored.values())
+        yield header + checksums.tobytes()
+        for sample, pixels in self._made_rows(lambda row, pixels: True):
+            checksums[sample.row] = row_checksum(pixels)
+        yield header + checksums.tobytes()
 
-    def _repair_virtual(self) -> None:
-        """Rebuild store.h5 from the manifest and labels.npy."""
-        if self._paths.virtual.name in self._bad_files and self._paths.labels.name not in self._bad_files:
-            for with_classes in (True, False):
-                data = virtual_bytes(self._manifest, labels=self._store.labels, with_classes=with_classes)
-                self._replace_if_right(self._paths.virtual, data)
-
-    def _replace_if_right(self, path: Path, data: bytes) -> None:
-        facts = self._manifest.files[path.name]
-        if (len(data), hexdigest(data)) == (facts.bytes, facts.xxh3):
-            self._replace(path, [data])
-
-    def _replace(self, path: Path, chunks: Iterable[bytes]) -> None:
-        if path.name in self._bad_files and path.name not in self._file_reasons:
-            write_atomic(path, chunks, scratch=self._paths.repair)
-            self._bad_files.discard(path.name)
-
-    def _stored_checksum(self, row: int) -> int:
-        return stored_checksums(self._store, range(row, row + 1))[0] or 0
-
-    # Shards.
+    # Rows and shards.
 
     def _make_heads(self) -> None:
         """Rebuild the header, the bytes before the rows, of each damaged shard."""
@@ -247,15 +239,11 @@ class _StoreRepair:
                 self._file_reasons[shard.file] = reason
 
     def _repair_rows(self) -> None:
-        """Write and check each damaged row that the source has. The first row of a shard restores the file's size."""
-        wanted = list(self._wanted_samples())
+        """Write each damaged row that the source has. The first row of a shard restores the file's size."""
         allow_open_files(2 * len(self._manifest.shards))
         with ExitStack() as opened:
             files: dict[str, ShardFile] = {}
-            for sample, pixels in self._new_rows.rows(wanted, self._is_right) if self._new_rows else ():
-                if isinstance(pixels, Reason):
-                    self._row_reasons[sample.row] = pixels
-                    continue
+            for sample, pixels in self._made_rows(self._is_right):
                 shard = self._manifest.shard_of(sample.row)
                 if shard.file not in files:
                     if shard.file in self._heads:
@@ -267,8 +255,16 @@ class _StoreRepair:
             for file in files.values():
                 file.sync()
 
+    def _made_rows(self, is_right: Callable[[int, bytes], bool]) -> Iterator[tuple[Sample, bytes]]:
+        """Yield the damaged rows that the source has, and record why the others cannot be repaired."""
+        wanted = list(self._wanted_samples())
+        for sample, pixels in self._new_rows.rows(wanted, is_right) if self._new_rows else ():
+            if isinstance(pixels, bytes):
+                yield sample, pixels
+            else:
+                self._row_reasons[sample.row] = pixels
+
     def _wanted_samples(self) -> Iterator[Sample]:
-        """Yield the samples of the damaged rows to look for, and record why the others cannot be repaired."""
         samples = Samples(self._paths.samples, len(self._store))
         for row in sorted(self._bad_rows):
             file = self._manifest.shard_of(row).file
@@ -322,5 +318,5 @@ def _restore_size(path: Path, shard: Shard) -> None:
     sync_folder(path.parent)
 
 
-def _numbers(ranges: Iterable[tuple[int, int]]) -> Iterator[int]:
-    return (row for first, last in ranges for row in range(first, last + 1))
+def _numbers(*runs: list[tuple[int, int]]) -> Iterator[int]:
+    return (row for first, last in chain(*runs) for row in range(first, last + 1))

@@ -4,34 +4,33 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice, product
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from decodeonce.errors import BuildError, StoreError
 from decodeonce.host import usable_cores
-from decodeonce.prep.convert.merge import shape_text
-from decodeonce.prep.convert.resize import StoredRowMaker
-from decodeonce.prep.convert.rows import StoreRows
+from decodeonce.prep.convert.rows import StoreRows, resized, shape_text
 from decodeonce.prep.entry import Entry, LeftOut, Undecodable, name_bytes
 from decodeonce.prep.pixels.decode import Decoder
-from decodeonce.prep.recipe import Filter, Recipe
+from decodeonce.prep.recipe import Filter, Recipe, check_choice
 from decodeonce.prep.repair.reasons import COPY, Reason, versions_to_install
-from decodeonce.prep.repair.source import read_images, reopen_source
+from decodeonce.prep.sources import SOURCES, Source, find_opener
+from decodeonce.prep.sources.base import WITH_BOXES
 from decodeonce.store.hashing import hexdigest
 from decodeonce.store.manifest import REBUILD, Manifest, read_manifest
 from decodeonce.store.table import Sample
 
+CHANGED = f"changed since the build; pass as --from a source that has the original, or {REBUILD}"
 BOX = re.compile(r"\d{1,9}(,\d{1,9}){3}")
 # A scaled decode cuts a box at its exact edges. They are less than a pixel inside those of samples.tsv, which are whole
 # pixels.
 ALMOST_ONE = 1 - 2e-6
-CHANGED = f"changed since the build; pass as --from a source that has the original, or {REBUILD}"
 READ_AHEAD = 4  # images per thread that are read before they are decoded
 
 IsRight = Callable[[int, bytes], bool]  # takes a row number and pixels; whether they are those of the row
@@ -48,23 +47,25 @@ def open_rows(manifest: Manifest, source: str, options: Mapping[str, object]) ->
     return ImageRows(manifest, source, options)
 
 
+class _Decoders(threading.local):
+    """The decoders of a thread, one per recipe."""
+
+    def __init__(self, recipes: list[Recipe], class_names: list[str]) -> None:
+        self.each = [Decoder(recipe, class_names) for recipe in recipes]
+
+
 class ImageRows:
     """Rows made from the images in SRC by the store's recipe, with one thread per core."""
 
     def __init__(self, manifest: Manifest, src: str, options: Mapping[str, object]) -> None:
         self._manifest, self._src = manifest, src
-        self._source = reopen_source(manifest, src, options, follow_links=True)  # digests are checked
+        self._source = reopen_source(manifest, src, options)
         self._recipes = recipes_of(manifest.recipe)
         if not self._recipes:
             sizes = manifest.recipe.get("resized_from")
             why = f"resized from {shape_text(sizes)}" if isinstance(sizes, list) else "not written by `prep build`"
             raise BuildError(f"{src}: the rows were {why}; pass as --from a store that has them")
-        mapped = any(recipe.map for recipe in self._recipes)
-        self._threads = 1 if mapped else usable_cores()  # a map is code of the user, which need not be thread-safe
-        self._decoders: SimpleQueue[list[Decoder]] = SimpleQueue()
-        names = [cls.name for cls in manifest.classes]
-        for _ in range(self._threads):
-            self._decoders.put([Decoder(recipe, names) for recipe in self._recipes])
+        self._decoders = _Decoders(self._recipes, [cls.name for cls in manifest.classes])
 
     def rows(self, wanted: Sequence[Sample], is_right: IsRight) -> Iterator[tuple[Sample, Pixels]]:
         """Yield each wanted row once, in any order. Raises Stopped if an image cannot be read at the moment."""
@@ -72,34 +73,48 @@ class ImageRows:
         for sample in wanted:
             left.setdefault(name_bytes(sample.source), []).append(sample)
         problems: dict[bytes, str] = {}
+        images = self._read(left, problems)
+        mapped = any(recipe.map for recipe in self._recipes)
+        threads = 1 if mapped else usable_cores()  # a map is code of the user, which need not be thread-safe
 
-        def read() -> Iterator[tuple[Sample, bytes]]:
-            for name, data in read_images(self._source, left.keys(), problems):
+        def decode(found: tuple[Sample, bytes]) -> tuple[Sample, Pixels]:
+            return found[0], self._decode(*found, is_right)
+
+        with ThreadPoolExecutor(threads) as pool:
+            while some := list(islice(images, READ_AHEAD * threads)):
+                yield from pool.map(decode, some)
+        for name, missing in left.items():
+            why = problems.get(name) or f"not in {self._src}; pass what the store was built from"
+            yield from ((sample, Reason(why, sample.source)) for sample in missing)
+
+    def _read(self, left: dict[bytes, list[Sample]], problems: dict[bytes, str]) -> Iterator[tuple[Sample, bytes]]:
+        """Yield the samples in `left`, which are by name, with their images, and remove them there.
+
+        `problems` gets why other images cannot be used, by name.
+        """
+        try:
+            for entry in self._source.find(left.keys()):
+                name = entry.name
+                if entry.problem:
+                    problems[name] = entry.problem
+                    continue
+                try:
+                    data = self._source.read(entry)
+                except Undecodable as error:
+                    problems[name] = f"{os.fsdecode(self._source.holder(entry))}: {error}"
+                    continue
                 digest = hexdigest(data)
                 fitting = [sample for sample in left[name] if sample.digest == digest]
                 left[name] = [sample for sample in left[name] if sample.digest != digest]
                 if not fitting:
                     problems[name] = CHANGED
                 yield from ((sample, data) for sample in fitting)
+        except BuildError as error:  # a damaged archive: what was found before is of use
+            problems.update({name: str(error) for name in left if name not in problems})
 
-        def decode(found: tuple[Sample, bytes]) -> tuple[Sample, Pixels]:
-            decoders = self._decoders.get()
-            try:
-                return found[0], self._decode(decoders, *found, is_right)
-            finally:
-                self._decoders.put(decoders)
-
-        images = read()
-        with ThreadPoolExecutor(self._threads) as pool:
-            while some := list(islice(images, READ_AHEAD * self._threads)):
-                yield from pool.map(decode, some)
-        for name, missing in left.items():
-            why = problems.get(name) or f"not in {self._src}; pass what the store was built from"
-            yield from ((sample, Reason(why, sample.source)) for sample in missing)
-
-    def _decode(self, decoders: list[Decoder], sample: Sample, data: bytes, is_right: IsRight) -> Pixels:
+    def _decode(self, sample: Sample, data: bytes, is_right: IsRight) -> Pixels:
         why = "decodes to different pixels"
-        for decoder, recipe in zip(decoders, self._recipes, strict=True):
+        for decoder, recipe in zip(self._decoders.each, self._recipes, strict=True):
             for entry in _entries(sample, recipe):
                 try:
                     pixels = decoder.row(data, entry).pixels
@@ -109,6 +124,39 @@ class ImageRows:
                 if is_right(sample.row, pixels):
                     return pixels
         return Reason(f"{why}; {versions_to_install(self._manifest) or COPY}", sample.source)
+
+
+def reopen_source(manifest: Manifest, src: str, options: Mapping[str, Any]) -> Source:
+    """Open SRC as the source of a store, to find its images by name. Their digests are checked, so links are followed.
+
+    Args:
+        manifest: The store's manifest.
+        src: The source of the build. For a list, it may be the folder that its paths start from.
+        options: Arguments of the opener that the manifest lacks or that differ now; "kind" names another opener.
+
+    Raises:
+        BuildError: If SRC is not such a source.
+    """
+    named = str(options.get("kind", manifest.source.get("kind"))).removesuffix(WITH_BOXES)
+    # imagenet-tar is one of the forms that the opener of imagenet detects.
+    openers = [kind for kind in (named, named.partition("-")[0]) if kind in SOURCES and SOURCES[kind].opener]
+    kind = openers[0] if openers else "imagenet"  # selected and merged stores do not name the kinds of their inputs
+    given: dict[str, Any] = {"classes": [cls.name for cls in manifest.classes]} if openers else {}
+    if not SOURCES[kind].suffixes and not os.path.exists(src):  # otherwise it may be a pattern
+        raise BuildError(f"{src}: no such file or folder; expected the source that the store was built from")
+    opener = find_opener(kind)
+    hints = get_type_hints(opener)
+    # A manifest may come from anybody, and must not name a folder outside SRC: only `options` may be paths.
+    paths = {name for name, hint in hints.items() if Path in (hint, *get_args(hint))}
+    try:
+        given |= {name: value for name, value in manifest.source.get("options", {}).items() if name not in paths}
+        given |= {name: value for name, value in options.items() if name != "kind"}
+        for name, value in given.items():
+            if get_origin(hints.get(name)) is Literal:  # the command line checks choices, so openers need not
+                check_choice(name, value, hints[name])
+        return opener(src, **given, follow_links=True)
+    except (TypeError, AttributeError, ValueError) as error:  # options of another kind, or a damaged manifest
+        raise BuildError(f"{src}: cannot be opened as {kind}: {error}; pass the flags of the build") from None
 
 
 def recipes_of(facts: dict[str, Any]) -> list[Recipe]:
@@ -132,12 +180,11 @@ def _entries(sample: Sample, recipe: Recipe) -> Iterator[Entry]:
         yield entry
     if not BOX.fullmatch(sample.box) or sample.width < 1 or sample.height < 1:
         return
-    edges = list(map(int, sample.box.split(",")))
-    inward = (ALMOST_ONE, ALMOST_ONE, -ALMOST_ONE, -ALMOST_ONE)
-    for step in product((0, 1), repeat=4) if recipe.scaled_decode else [(0, 0, 0, 0)]:
-        left, top, right, bottom = (edge + by * share for edge, by, share in zip(edges, step, inward, strict=True))
-        width, height = sample.width, sample.height
-        yield replace(entry, planned={"box": [left / width, top / height, right / width, bottom / height]})
+    left, top, right, bottom = map(int, sample.box.split(","))
+    width, height = sample.width, sample.height
+    for x0, y0, x1, y1 in product((0, ALMOST_ONE), repeat=4) if recipe.scaled_decode else [(0, 0, 0, 0)]:
+        box = [(left + x0) / width, (top + y0) / height, (right - x1) / width, (bottom - y1) / height]
+        yield replace(entry, planned={"box": box})
 
 
 class StoredRows:
@@ -146,15 +193,15 @@ class StoredRows:
     def __init__(self, manifest: Manifest, path: Path) -> None:
         self._path = path
         self._rows = StoreRows(path, read_manifest(path / "store.json").digest)
-        self._maker: StoredRowMaker | None = None
         (height, width, _), theirs = manifest.shape, self._rows.manifest.shape
+        self._recipe: Recipe | None = None
         if manifest.shape == theirs:
             return
         sizes, filter_ = manifest.recipe.get("resized_from"), manifest.recipe.get("resize_filter", "")
         if sizes != list(theirs[:2]) or theirs[2] != 3 or filter_ not in get_args(Filter):
             expected = f"{shape_text(manifest.shape)}{f' or {shape_text(sizes)}' if isinstance(sizes, list) else ''}"
             raise BuildError(f"{path}: rows are {shape_text(theirs)}, expected {expected}; pass a store with such rows")
-        self._maker = StoredRowMaker([self._rows], Recipe(height=height, width=width, filter=filter_))
+        self._recipe = Recipe(height=height, width=width, filter=filter_)
 
     def rows(self, wanted: Sequence[Sample], is_right: IsRight) -> Iterator[tuple[Sample, Pixels]]:
         """Yield each wanted row once, in any order."""
@@ -174,8 +221,8 @@ class StoredRows:
             except StoreError:
                 why = f"also damaged in {self._path}"
                 continue
-            if self._maker is not None:
-                pixels = self._maker.row(pixels, Entry(name_bytes(sample.source), 0, 0, 0, place=place)).pixels
+            if self._recipe:
+                pixels = resized(pixels, self._rows.manifest.shape, self._recipe)
             if is_right(sample.row, pixels):
                 return pixels
             why = f"has different pixels in {self._path}; pass as --from a copy of the store to repair"

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from decodeonce.prep.sources.file_list import open_list as open_list
     from decodeonce.prep.sources.folder import FolderSource as FolderSource
     from decodeonce.prep.sources.folder import open_folder as open_folder
-    from decodeonce.prep.sources.imagenet.forms import ImagenetSource as ImagenetSource
-    from decodeonce.prep.sources.imagenet.recognise import open_imagenet as open_imagenet
+    from decodeonce.prep.sources.imagenet import ImagenetSource as ImagenetSource
+    from decodeonce.prep.sources.imagenet import open_imagenet as open_imagenet
     from decodeonce.prep.sources.parquet import ParquetSource as ParquetSource
     from decodeonce.prep.sources.parquet import open_parquet as open_parquet
     from decodeonce.prep.sources.webdataset import WebdatasetSource as WebdatasetSource
@@ -33,7 +33,7 @@ class Registered(NamedTuple):
             default "" if the source has no command. A keyword-only parameter `root: Annotated[Path, "help text"]`
             becomes the flag --root of this kind. The first paragraph of the opener's docstring is the help text of
             `prep build KIND`.
-        suffixes: Suffixes of the files that the source reads, by which `recognise_kind` knows SRC; default none.
+        suffixes: Suffixes of the files that the source reads, so that SRC may be a pattern; default none.
     """
 
     source: str
@@ -43,10 +43,10 @@ class Registered(NamedTuple):
 
 _HERE = "decodeonce.prep.sources"
 SOURCES = {
-    "imagenet": Registered(f"{_HERE}.imagenet.forms:ImagenetSource", f"{_HERE}.imagenet.recognise:open_imagenet"),
-    "imagenet-flat": Registered(f"{_HERE}.imagenet.forms:ImagenetFlatSource"),
-    "imagenet-tar": Registered(f"{_HERE}.imagenet.forms:ImagenetTarSource"),
-    "imagenet-zip": Registered(f"{_HERE}.imagenet.forms:ImagenetZipSource"),
+    "imagenet": Registered(f"{_HERE}.imagenet:ImagenetSource", f"{_HERE}.imagenet:open_imagenet"),
+    "imagenet-flat": Registered(f"{_HERE}.imagenet:ImagenetFlatSource"),
+    "imagenet-tar": Registered(f"{_HERE}.imagenet:ImagenetTarSource"),
+    "imagenet-zip": Registered(f"{_HERE}.imagenet:ImagenetZipSource"),
     "folder": Registered(f"{_HERE}.folder:FolderSource", f"{_HERE}.folder:open_folder"),
     "list": Registered(f"{_HERE}.file_list:ListSource", f"{_HERE}.file_list:open_list"),
     "webdataset": Registered(

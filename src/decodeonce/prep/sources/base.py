@@ -204,7 +204,7 @@ class Source(ABC):
         """Return the values of one of `columns` for these rows.
 
         Returns:
-            An array of shape (n, *column.shape). It is stored with the column's dtype.
+            An array of shape `(n, *column.shape)`. It is stored with the column's dtype.
         """
         raise NotImplementedError
 

@@ -1,28 +1,39 @@
-"""Add bounding boxes to any source: a row for each object, or boxes as columns next to whole images."""
+"""Add bounding boxes to any source: a row for each object, or boxes as columns next to whole images.
+
+The boxes come from the XML annotations of ILSVRC and Pascal VOC. Real annotations have these defects. Coordinates refer
+to <size>, which is not always the JPEG's size. Boxes are inverted or leave the image. <filename> may be "%s" or another
+image's, so it is not read. Some names are words ("dog"), not wnids.
+"""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from xml.etree.ElementTree import Element, TreeBuilder
+from xml.parsers.expat import ExpatError, ParserCreate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from decodeonce.errors import BuildError
-from decodeonce.prep.entry import WHOLE, Box, Entry, RowMaker
+from decodeonce.errors import BuildError, raise_file_system_failure
+from decodeonce.prep.entry import WHOLE, Box, Entry, RowMaker, name_text
 from decodeonce.prep.pixels.geometry import fit_to, turned_box, upright
 from decodeonce.prep.recipe import BoxRules, Recipe
 from decodeonce.prep.sources.base import WITH_BOXES, DecodedRows, Source
 from decodeonce.prep.sources.files import parallel_map, stem_of
-from decodeonce.prep.sources.formats.annotations import NOT_ANNOTATED, Annotation, Annotations, usable_box
-from decodeonce.prep.sources.formats.labels import labels_by_word
 from decodeonce.prep.sources.safe_open import Links
 from decodeonce.store.manifest import BOX_COLUMNS, BOX_LABELS, Column, ImageClass
 
+SUFFIX = b".xml"
+MAX_XML_BYTES = 1 << 20  # an annotation of ILSVRC has 500 bytes, plus 230 per further object
+# Left, top, right, bottom in pixels of the annotation's <size>, clipped to it.
+Edges = tuple[float, float, float, float]
 EDGES, NUMBERS = "edges", "numbers"  # planned for kept boxes: 4 fractions each, then NaN; number of the name, then -1
 
 
@@ -181,14 +192,12 @@ class BoxedSource(Source):
             self._note(f"images without a usable box{done}", entry.text)
             if not whole:
                 return
-        if keep:
-            if len(found) > keep:
-                self._note(f"images with more than {keep} boxes; only the first {keep} are kept", entry.text)
+        if keep and len(found) > keep:
+            self._note(f"images with more than {keep} boxes; only the first {keep} are kept", entry.text)
+        if keep or not found:
             yield self._planned(entry, found[:keep])
         else:
             yield from (self._planned(replace(entry, label=self._label(each[0])), [each]) for each in found)
-            if not found:
-                yield self._planned(entry, [])
 
     def _planned(self, entry: Entry, found: list[tuple[str, Box]]) -> Entry:
         """Return the entry with boxes."""
@@ -223,8 +232,16 @@ class BoxedSource(Source):
         if not self._names:  # not earlier: some sources know their classes only after their first entry
             classes = self.source.classes()
             self._names = {cls.name: label for label, cls in enumerate(classes)}
-            self._words = {word: classes[label].name for word, label in labels_by_word(classes).items()}
+            self._words = class_by_word(classes)
         return name if name in self._names else self._words.get(name.casefold(), name)
+
+
+def class_by_word(classes: Sequence[ImageClass]) -> dict[str, str]:
+    """Return the name of the class for every casefolded word that is in the description of exactly one class."""
+    by_class = {cls.name: {word.strip().casefold() for word in cls.description.split(",")} for cls in classes}
+    words = [(word, name) for name, some in by_class.items() for word in some]
+    times = Counter(word for word, _ in words)
+    return {word: name for word, name in words if times[word] == 1}
 
 
 def _placed(rows: DecodedRows) -> NDArray[np.float64]:
@@ -250,3 +267,125 @@ def _packed(values: NDArray[Any], present: NDArray[np.bool_], absent: int) -> ND
     packed = np.full_like(values, absent)
     packed[np.sort(present)[:, ::-1]] = values[present]
     return packed
+
+
+class Annotation(NamedTuple):
+    """The contents of an XML file: its <size> in pixels, and name and edges of each object; or its problem."""
+
+    width: float = 0.0
+    height: float = 0.0
+    objects: tuple[tuple[str, Edges], ...] = ()
+    problem: str = ""
+
+
+NOT_ANNOTATED = Annotation()
+
+
+class Annotations:
+    """Every <stem>.xml below a folder, at any depth, except hidden ones (".name").
+
+    A folder that several links lead to counts once.
+
+    Args:
+        top: The folder.
+        links: Which links may be followed; default None: those that stay in `top`.
+
+    Raises:
+        BuildError: If there is no annotation, or two have the same stem.
+    """
+
+    def __init__(self, top: Path, links: Links | None = None) -> None:
+        self._links = links or Links(top)
+        self._folders: dict[bytes, bytes] = {}  # by stem: 130 bytes each, 70 MB for the 550,000 of ILSVRC
+        for folder, names in self._links.walk():
+            for name in (name for name in names if name.endswith(SUFFIX)):
+                if (other := self._folders.setdefault(stem_of(name), folder)) is not folder:
+                    first, second = (os.fsdecode(os.path.join(place, name)) for place in (other, folder))
+                    same = "two annotations with the same name; pass a folder that holds only one of them"
+                    raise BuildError(f"{first} and {second}: {same}")
+        if not self._folders:
+            raise BuildError(
+                f"{top}: contains no *.xml; expected unpacked annotations, such as n01440764/n01440764_10040.xml"
+            )
+
+    def read(self, name: bytes) -> Annotation:
+        """Return the annotation of the image `name`, or NOT_ANNOTATED; raise Stopped or BuildError if access fails."""
+        stem = stem_of(name)
+        if stem not in self._folders:
+            return NOT_ANNOTATED
+        path = os.path.join(self._folders[stem], stem + SUFFIX)
+        try:
+            with open(self._links.open(path), "rb", buffering=0) as file:
+                return parse(file.read(MAX_XML_BYTES + 1))
+        except OSError as error:
+            raise_file_system_failure(error, path)
+            problem = error.strerror
+        except ValueError as error:
+            problem = str(error)
+        return Annotation(problem=f"{name_text(stem)}.xml: {problem}")
+
+    def files_except(self, stems: set[bytes]) -> list[str]:
+        """Return the names of the files whose stem is not in `stems`, sorted."""
+        return [f"{name_text(stem)}.xml" for stem in sorted(self._folders.keys() - stems)]
+
+
+def usable_box(edges: Edges, size: Annotation, rules: BoxRules) -> Box | str:
+    """Return the box with its margin, as fractions of the image's sides; or, as text, why it is skipped."""
+    left, top, right, bottom = edges
+    if left == right or top == bottom:
+        return "boxes with no area inside their image, skipped"
+    if min(right - left, bottom - top) < rules.least:
+        return f"boxes with a side under {rules.least} pixels, skipped"
+    x, y = rules.margin * (right - left), rules.margin * (bottom - top)
+    right, bottom = min(right + x, size.width), min(bottom + y, size.height)
+    return (max(left - x, 0) / size.width, max(top - y, 0) / size.height, right / size.width, bottom / size.height)
+
+
+def parse(data: bytes) -> Annotation:
+    """Parse an annotation; raise ValueError with the reason if it cannot be used."""
+    if len(data) > MAX_XML_BYTES:
+        raise ValueError(f"more than {MAX_XML_BYTES} bytes")
+    root = _tree(data)
+    if root.tag != "annotation":
+        raise ValueError(f"<{root.tag[:40]}>, expected <annotation>")
+    width, height = (_number(root, "size", side) for side in ("width", "height"))
+    if width <= 0 or height <= 0:
+        raise ValueError(f"size is {width:g}x{height:g}, so its boxes are nowhere")
+    return Annotation(width, height, tuple(_object(found, width, height) for found in root.iterfind("object")))
+
+
+def _object(found: Element, width: float, height: float) -> tuple[str, Edges]:
+    name = (found.findtext("name") or "").strip()
+    if not name:
+        raise ValueError("an object without a name")
+    left, right = sorted(min(max(_number(found, "bndbox", edge), 0.0), width) for edge in ("xmin", "xmax"))
+    top, bottom = sorted(min(max(_number(found, "bndbox", edge), 0.0), height) for edge in ("ymin", "ymax"))
+    return name, (left, top, right, bottom)
+
+
+def _number(parent: Element, group: str, name: str) -> float:
+    text = parent.findtext(f"{group}/{name}", "")
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"its {group} has {name} {text.strip()[:40]!r}, expected a number")
+    return number
+
+
+def _tree(data: bytes) -> Element:
+    builder, parser = TreeBuilder(), ParserCreate()
+    parser.buffer_text = True
+    parser.StartElementHandler, parser.EndElementHandler = builder.start, builder.end
+    parser.CharacterDataHandler, parser.StartDoctypeDeclHandler = builder.data, _refuse_document_type
+    try:
+        parser.Parse(data, True)
+    except (ExpatError, LookupError) as error:  # LookupError: an encoding that Python does not know
+        raise ValueError(f"not well-formed: {error}") from None
+    return builder.close()
+
+
+def _refuse_document_type(*declared: object) -> None:
+    # Annotations do not declare one; it could define entities that expand without limit.
+    raise ValueError("it declares a document type")

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TextIO
+from typing import Annotated, Any, NamedTuple
 
 import xxhash
 
@@ -17,8 +17,7 @@ from decodeonce.errors import BuildError
 from decodeonce.prep.entry import Entry, name_bytes, name_text
 from decodeonce.prep.sources.files import named_entries, read_file, stat_entries
 from decodeonce.prep.sources.folder import IMAGE_SUFFIXES
-from decodeonce.prep.sources.formats.labels import LabelledSource
-from decodeonce.prep.sources.formats.numbers import parse_value
+from decodeonce.prep.sources.labels import LabelledSource, parse_value
 from decodeonce.prep.sources.safe_open import Links, expecting, open_regular
 
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img")
@@ -69,9 +68,8 @@ class ListSource(LabelledSource):
         return f"list {name} ({find_layout(self.file, self.column_names)})"
 
     def facts(self) -> dict[str, Any]:
-        classes = [cls.name for cls in self.classes()]
-        column = list(self.column_names)
-        return {"file": str(self.file), "classes": classes, "column": column, "follow_links": self._links.follow}
+        own = {"file": str(self.file), "column": list(self.column_names), "follow_links": self._links.follow}
+        return {**super().facts(), **own}
 
     def entries(self) -> Iterator[Entry]:
         """Yield every sample, in the order of the list."""
@@ -89,9 +87,8 @@ class ListSource(LabelledSource):
         labelled = False
         for line, name in self._lines():
             labelled = line.label is not None
-            label = self._label(line, name)
-            if label and label not in seen:
-                seen[label] = f"{self.file}: line {line.number}"
+            if label := self._label(line, name):
+                seen.setdefault(label, f"{self.file}: line {line.number}")
         self._learn(seen, numbered=labelled)
 
     def _listed(self) -> Iterator[Entry]:
@@ -119,13 +116,13 @@ class ListSource(LabelledSource):
     def _label(self, line: Line, name: bytes) -> str:
         if line.label is not None:
             return line.label
-        parts = name.rsplit(b"/", 2)
-        if len(parts) == 1:
+        folder, _, _ = name.rpartition(b"/")
+        if not folder:
             raise BuildError(
                 f"{self.file}: line {line.number}: {line.path!r} has neither a label nor a folder that names its "
                 "class; add a column of labels, or pass a parent folder as --root"
             )
-        return name_text(parts[-2])
+        return name_text(os.path.basename(folder))
 
 
 def path_below(root: str, path: str) -> str | None:
@@ -215,14 +212,13 @@ def read_list(file: Path, columns: Sequence[str] = ()) -> Iterator[Line]:
 def find_layout(file: Path, columns: Sequence[str] = ()) -> Layout:
     """Find the format of a list from its name and first line, and the positions of `columns`."""
     _check_text(file)
-    _, first = next(_rows(file, ""), (0, [""]))
-    separator = _separator(file, first[0])
-    _, fields = next(_rows(file, separator), (0, [""]))
-    names = [field.strip().lower() for field in fields]
+    number, [line] = next(_rows(file, ""), (0, [""]))
+    separator = _separator(file, line)
+    fields = [field.strip() for field in _split(file, number, line, separator)]
+    names = [field.lower() for field in fields]
     path, label = (next((names.index(n) for n in known if n in names), None) for known in (PATH_COLUMNS, LABEL_COLUMNS))
     if path is not None and (label is not None or len(names) == 1 + len(columns)):
-        others = _column_positions(file, [field.strip() for field in fields], columns)
-        return Layout(separator, path, label, header=True, others=others)
+        return Layout(separator, path, label, header=True, others=_column_positions(file, fields, columns))
     if columns and path is None:
         raise BuildError(
             f"{file}: no header line, but --column {columns[0]} needs one; expected a first line with {columns[0]} and "
@@ -270,31 +266,27 @@ def _check_text(file: Path) -> None:
 
 def _rows(file: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the number and fields of each line that is not blank."""
-    with expecting(file, EXPECTED), _open_text(file) as text:
+    # Only \n ends a line: paths may contain the other characters that Python treats as line ends.
+    encoding: dict[str, Any] = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": "\n"}
+    with expecting(file, EXPECTED), open(open_regular(file), **encoding) as text:
         for number, line in enumerate(iter(partial(text.readline, MAX_LINE + 1), ""), 1):
             if len(line) > MAX_LINE:
                 raise BuildError(f"{file}: a line has more than {MAX_LINE} characters; expected a path and a label")
-            fields = _csv(file, number, line) if separator == "," else _plain(line.rstrip("\r\n"), separator)
+            fields = _split(file, number, line, separator)
             if any(map(str.strip, fields)):
                 yield number, fields
 
 
-def _open_text(file: Path) -> TextIO:
-    # Only \n ends a line: paths may contain the other characters that Python treats as line ends.
-    return open(open_regular(file), encoding="utf-8-sig", errors="surrogateescape", newline="\n")
-
-
-def _csv(file: Path, number: int, line: str) -> list[str]:
-    try:
-        fields = next(csv.reader([line]))
-    except csv.Error as error:
-        raise BuildError(f"{file}: line {number}: {error}; expected CSV") from None
-    if any("\n" in field for field in fields):
-        raise BuildError(f"{file}: line {number}: a quoted field spans several lines; expected one row per line")
-    return fields
-
-
-def _plain(line: str, separator: str) -> list[str]:
+def _split(file: Path, number: int, line: str, separator: str) -> list[str]:
+    if separator == ",":
+        try:
+            fields = next(csv.reader([line]))
+        except csv.Error as error:
+            raise BuildError(f"{file}: line {number}: {error}; expected CSV") from None
+        if any("\n" in field for field in fields):
+            raise BuildError(f"{file}: line {number}: a quoted field spans several lines; expected one row per line")
+        return fields
+    line = line.rstrip("\r\n")
     if separator == " ":
         return line.rsplit(" ", 1)
     return line.split(separator) if separator else [line]

@@ -14,12 +14,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TypeVar
 
-from decodeonce.errors import (
-    BuildError,
-    Stopped,
-    failure_from,
-    raise_file_system_failure,
-)
+from decodeonce.errors import BuildError, Stopped, failure_from, raise_file_system_failure
 from decodeonce.host import network_file_system
 from decodeonce.prep.entry import Entry
 from decodeonce.prep.sources.safe_open import OUTSIDE, Links, open_regular

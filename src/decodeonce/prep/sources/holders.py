@@ -9,13 +9,13 @@ import stat
 import sys
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from decodeonce.errors import BuildError, DecodeonceError, Stopped
-from decodeonce.prep.entry import name_bytes
+from decodeonce.prep.entry import Entry, Value, name_bytes
 from decodeonce.prep.sources.files import mtime_of, open_listed, read_range
 from decodeonce.prep.sources.safe_open import Links, expecting, open_regular
 from decodeonce.store import disk
@@ -138,10 +138,29 @@ class HolderFile(io.RawIOBase):
         return data
 
     def readinto(self, buffer: Any) -> int:
-        data = self._holder.read_at(self._at, len(buffer))
+        data = self.read(len(buffer))
         buffer[: len(data)] = data
-        self._at += len(data)
         return len(data)
+
+
+class Member(NamedTuple):
+    """A file in an archive.
+
+    Attributes:
+        name: Its path, without a leading "./".
+        place: In a tar, the offset of the file's first byte. In a zip, the offset of its local header.
+        size: Its unpacked size in bytes.
+        problem: Why it cannot become a row; default "": it can.
+    """
+
+    name: bytes
+    place: int
+    size: int
+    problem: str = ""
+
+    @property
+    def base_name(self) -> bytes:
+        return self.name.rpartition(b"/")[2]
 
 
 class SourceFile(NamedTuple):
@@ -169,6 +188,11 @@ def source_file(root: Path, name: str, links: Links | None = None) -> SourceFile
     return SourceFile(name, facts.st_size, mtime_of(facts))
 
 
+def folders_above(names: Iterable[bytes]) -> set[bytes]:
+    """Return every part of the names that ends before a "/": the files that may hold these samples."""
+    return {name[:at] for name in names for at, byte in enumerate(name) if byte == ord("/")}
+
+
 class SourceFiles:
     """The numbered files of a source. Reading raises BuildError if a file is missing or has changed.
 
@@ -187,15 +211,19 @@ class SourceFiles:
     def path(self, number: int) -> bytes:
         return file_path(self._root, self.files[number].name)
 
-    def by_file(self, names: Iterable[bytes]) -> dict[int, set[bytes]]:
-        """Return the names of samples by the number of the file whose name they start with."""
-        numbers = {name_bytes(file.name): number for number, file in enumerate(self.files)}
-        found: dict[int, set[bytes]] = {}
-        for name in names:
-            starts = (name[:at] for at, byte in enumerate(name) if byte == ord("/"))
-            if (number := next((numbers[start] for start in starts if start in numbers), None)) is not None:
-                found.setdefault(number, set()).add(name)
-        return found
+    @property
+    def first(self) -> Path:
+        """The path of the first file."""
+        return Path(os.fsdecode(self.path(0)))
+
+    def entry(self, number: int, member: Member, label: int = 0, values: Sequence[Value] = ()) -> Entry:
+        """Return the entry of a member of a file. Its name is <file>/<member>."""
+        name, mtime_ns = self.name_of(number, member.name), self.files[number].mtime_ns
+        return Entry(name, label, member.size, mtime_ns, member.problem, number, member.place, values=tuple(values))
+
+    def name_of(self, number: int, inside: bytes) -> bytes:
+        """Return the name of a part of a file; that of the whole file if `inside` is b""."""
+        return b"/".join(filter(None, (name_bytes(self.files[number].name), inside)))
 
     def read(self, number: int, offset: int, size: int) -> bytes:
         """Read exactly `size` bytes from `offset`."""

@@ -1,20 +1,68 @@
-"""Parquet files like those of Hugging Face: a column of encoded images and a column of labels."""
+"""Parquet files like those of Hugging Face: a column of encoded images and a column of labels.
+
+Columns, labels and paths are read in a separate process, because pyarrow may abort: of 4,800 files with a few bytes
+changed, pyarrow 26 aborted on 2. Workers, whose deaths are counted, read the images themselves.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate, chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
-from decodeonce.errors import BuildError
-from decodeonce.prep.entry import Entry, name_bytes
-from decodeonce.prep.sources.formats import tables
-from decodeonce.prep.sources.formats.labels import LabelledSource
-from decodeonce.prep.sources.formats.patterns import check_one_split, describe_files, find_files
-from decodeonce.prep.sources.holders import SourceFiles, source_file
+from decodeonce.errors import TRANSIENT_ERRORS, BuildError, failure_from
+from decodeonce.prep.entry import Entry, Undecodable, name_bytes
+from decodeonce.prep.pixels.memory_limit import limited_memory
+from decodeonce.prep.processes.isolated import MEMORY_BYTES, Isolated, answer_questions
+from decodeonce.prep.sources.archives import MAX_MEMBERS, MAX_NAME_BYTES
+from decodeonce.prep.sources.files import MAX_FILE_BYTES, size_problem
+from decodeonce.prep.sources.holders import Holder, HolderFile, SourceFiles, source_file
+from decodeonce.prep.sources.labels import LabelledSource
+from decodeonce.prep.sources.patterns import check_one_split, describe_files, find_files
+
+MAX_FOOTER_BYTES = 1 << 26  # the footer is read whole; with 10,000 row groups of three columns it has about 4 MB
+MAX_GROUP_BYTES = 8 << 30  # size of a row group according to its metadata; a worker holds one
+# Metadata may be wrong. Reading a group may take GROUP_TIMES its stated size plus MORE_BYTES before it is an error.
+GROUP_TIMES, MORE_BYTES = 6, 4 << 30
+MAX_LABELS_BYTES = 1 << 28  # limit for the different labels of a row group, which are held in memory
+ROWS_AT_ONCE = 4096
+ROWS_WITH_NUMBERS = 256  # fewer, because each row may have thousands of numbers
+# Errors that a damaged file causes in pyarrow or in code that uses its results. ArrowException, which is not a built-in
+# exception, must be added after pyarrow is imported.
+DAMAGED = (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError)
+NO_BYTES = "the bytes of the image are not in the table"
+IMAGE_COLUMNS = ("image", "img", "picture", "jpg", "jpeg", "png")
+LABEL_COLUMNS = ("label", "labels", "class", "cls", "fine_label", "target", "category", "class_name")
+# Types of columns, as pyarrow writes their names.
+BINARY = {"binary", "large_binary", "binary_view"}
+TEXT = {"string", "large_string", "string_view"}
+INTEGERS = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+NUMBERS = INTEGERS | {"float", "double", "bool"}
+# The content and the types of the columns that --image-column and --label-column choose.
+EXPECTED = {
+    "image": ("images", "binary, or a struct with binary `bytes`"),
+    "label": ("labels", "integers or strings"),
+}
+EXPECTED_NUMBERS = "expected integers, floats or booleans, or lists of these"
+# Label, path of the image, whether there is an image, and the values of the columns of numbers.
+Row = tuple[str | None, str | None, bool, Sequence[Any]]
+
+
+class Columns(NamedTuple):
+    """The columns to read: `image` ("image.bytes" for a struct), `path` of the image ("" for none), and `label`.
+
+    `numbers` are the columns of numbers to keep.
+    """
+
+    image: str
+    path: str
+    label: str
+    numbers: Sequence[str] = ()
 
 
 class ParquetSource(LabelledSource):
@@ -45,17 +93,17 @@ class ParquetSource(LabelledSource):
         groups: Sequence[int] = (),
         classes: Sequence[str] | None = None,
     ) -> None:
-        self._columns = tables.Columns(*columns)
+        self._columns = Columns(*columns)
         super().__init__(root, classes, self._columns.numbers)
         self._files = SourceFiles(root, files)
         self._groups = list(groups)  # row groups per file
-        self._table: tuple[int, tables.Table] | None = None
+        self._table: tuple[int, Table] | None = None
         self._images: tuple[int, Any] | None = None
 
     @property
     def top(self) -> Path:
         """The first file: no folder is listed, so a store may be written next to the files."""
-        return Path(os.fsdecode(self._files.path(0)))
+        return self._files.first
 
     @property
     def found(self) -> str:
@@ -63,8 +111,8 @@ class ParquetSource(LabelledSource):
         return f"{files}, images from {columns.image}, labels from {columns.label}"
 
     def facts(self) -> dict[str, Any]:
-        classes = [cls.name for cls in self.classes()]
-        return {"files": self._files.facts(), "columns": [*self._columns], "groups": self._groups, "classes": classes}
+        facts = {**super().facts(), "files": self._files.facts(), "columns": [*self._columns]}
+        return {**facts, "groups": self._groups}
 
     def stamp(self) -> Any:
         return [self._files.facts(), [*self._columns], self._requested]
@@ -72,18 +120,17 @@ class ParquetSource(LabelledSource):
     def entries(self) -> Iterator[Entry]:
         """Yield every row, file by file. Labels are read twice, first for the classes."""
         self._learn(self._scan_labels())
-        for number, first_unit in enumerate(accumulate(self._groups[:-1], initial=0)):
-            yield from self._listed(number, first_unit)
+        return chain.from_iterable(map(self._listed, range(sum(self._groups))))
 
     def read(self, entry: Entry) -> bytes:
         if self._images is None or self._images[0] != entry.unit:
             self._images = None  # free the memory before the next row group is read
             number, group = self._locate(entry.unit)
             if self._table is None or self._table[0] != number:
-                self._table = (number, tables.Table(self._files.holder(number)))
+                self._table = (number, Table(self._files.holder(number)))
             data = self._table[1].read(group, [self._columns.image])
-            self._images = (entry.unit, tables.column(data, self._columns.image))
-        return tables.image_at(self._images[1], entry.place)
+            self._images = (entry.unit, column(data, self._columns.image))
+        return image_at(self._images[1], entry.place)
 
     def holder(self, entry: Entry) -> bytes:
         return self._files.path(self._locate(entry.unit)[0])
@@ -104,34 +151,33 @@ class ParquetSource(LabelledSource):
         names: list[str] | None = None
         for number in range(len(self._files.files)):
             path, facts = os.fsdecode(self._files.path(number)), self._ask("facts", number)
-            before, names = names, facts["names"]
-            if number and names != before:
+            if number and facts["names"] != names:
                 raise BuildError(f"{path}: its classes differ from those of the first file; build the files separately")
+            names = facts["names"]
             self._rows.append(facts["rows"])
-            for group in range(len(facts["rows"])):
-                for label in self._ask("labels", number, group=group):
-                    seen.setdefault(label, path)
+            for label in facts["labels"]:
+                seen.setdefault(label, path)
         self._groups = list(map(len, self._rows))
         self._given = names if self._given is None else self._given
         return seen
 
-    def _listed(self, number: int, first_unit: int) -> Iterator[Entry]:
+    def _listed(self, unit: int) -> Iterator[Entry]:
+        """Yield the rows of a row group."""
+        number, group = self._locate(unit)
         path, (name, _, mtime_ns) = os.fsdecode(self._files.path(number)), self._files.files[number]
-        row = 0
-        for group, rows in enumerate(self._rows[number]):
-            place = 0
-            while place < rows and (some := self._ask("rows", number, group=group, first=place)):
-                for label, inner, has_image, numbers in some:
-                    text = f"{name}/{row}/{inner}" if inner else f"{name}/{row}"
-                    of_class, problem = self._class_of(label)
-                    problem = problem if has_image else tables.NO_BYTES
-                    values = self._checked(numbers, f"{path}: row {row}") if numbers and not problem else ()
-                    unit = first_unit + group
-                    yield Entry(name_bytes(text), of_class, 0, mtime_ns, problem, unit, place, values=values)
-                    row, place = row + 1, place + 1
+        before, rows, place = sum(self._rows[number][:group]), self._rows[number][group], 0
+        while place < rows and (some := self._ask("rows", number, group=group, first=place)):
+            for label, inner, has_image, numbers in some:
+                row = before + place
+                text = f"{name}/{row}/{inner}" if inner else f"{name}/{row}"
+                of_class, problem = self._class_of(label)
+                problem = problem if has_image else NO_BYTES
+                values = self._checked(numbers, f"{path}: row {row}") if numbers and not problem else ()
+                yield Entry(name_bytes(text), of_class, 0, mtime_ns, problem, unit, place, values=values)
+                place += 1
 
     def _ask(self, what: str, number: int, **facts: Any) -> Any:
-        return tables.ask_about(self._files, number, what, columns=self._columns, **facts)
+        return ask_about(self._files, number, what, columns=self._columns, **facts)
 
 
 def open_parquet(
@@ -169,5 +215,242 @@ def open_parquet(
     if os.path.isdir(src):
         check_one_split(root, names)
     files = SourceFiles(root, [source_file(root, name) for name in names])
-    columns = tables.ask_about(files, 0, "columns", image=image_column, label=label_column, numbers=column or [])
+    columns = ask_about(files, 0, "columns", image=image_column, label=label_column, numbers=column or [])
     return ParquetSource(root, files=files.files, columns=columns, classes=classes)
+
+
+def pyarrow() -> Any:
+    """Import pyarrow and pyarrow.parquet; raise BuildError if pyarrow is not installed."""
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise BuildError("reading Parquet requires pyarrow; run: pip install pyarrow") from None
+    return pyarrow
+
+
+class Table:
+    """An open Parquet file; raise BuildError if it is invalid."""
+
+    def __init__(self, holder: Holder) -> None:
+        self.path = holder.path
+        footer = int.from_bytes(holder.read_at(max(holder.size - 8, 0), 4), "little")
+        if MAX_FOOTER_BYTES < footer < holder.size:
+            limit = f"expected at most {MAX_FOOTER_BYTES}; rewrite the file"
+            raise BuildError(f"{self.path}: the footer has {footer} bytes, {limit}")
+        with reading(self.path):
+            self.file = pyarrow().parquet.ParquetFile(HolderFile(holder))
+
+    def read(self, group: int, columns: list[str]) -> Any:
+        """Read some columns of a row group as a pyarrow.Table; raise Stopped or BuildError on failure."""
+        size = self.file.metadata.row_group(group).total_byte_size
+        what, advice = f"{self.path}: row group {group}", "rewrite the file with smaller row groups"
+        if not 0 <= size <= MAX_GROUP_BYTES:
+            raise BuildError(f"{what}: {size} bytes, expected at most {MAX_GROUP_BYTES}; {advice}")
+        try:
+            with limited_memory(most := GROUP_TIMES * size + MORE_BYTES), reading(what):
+                return self.file.read_row_group(group, columns=columns, use_threads=False)
+        except MemoryError:
+            problem = f"takes more than {most} bytes of memory, or more than is free"
+            raise BuildError(f"{what}: {problem}; {advice}") from None
+
+    def rows(self, group: int, columns: Columns) -> list[Row]:
+        """Read the rows of a row group. Images are only read if some are missing."""
+        facts = self.file.metadata.row_group(group)
+        nulls = _null_count(facts, columns.image)
+        mixed = 0 < nulls < facts.num_rows
+        data = self.read(
+            group, [columns.label, *filter(None, [columns.path]), *[columns.image] * mixed, *columns.numbers]
+        )
+        count, where = data.num_rows, f"{self.path}: row group {group}"
+        if count != facts.num_rows:
+            raise BuildError(f"{where}: {count} rows, expected {facts.num_rows}; download the file again")
+        labels = (None if label is None else str(label) for label in column(data, columns.label).to_pylist())
+        paths = column(data, columns.path).to_pylist() if columns.path else [None] * count
+        if any(len(path) > MAX_NAME_BYTES for path in filter(None, paths)):
+            raise BuildError(f"{where}: a path of more than {MAX_NAME_BYTES} bytes; shorten it")
+        has_image = column(data, columns.image).is_valid().to_pylist() if mixed else [nulls == 0] * count
+        numbers = [data[name].to_pylist() for name in columns.numbers]
+        return list(zip(labels, paths, has_image, zip(*numbers, strict=True) if numbers else [()] * count, strict=True))
+
+
+def _null_count(group: Any, name: str) -> int:
+    """Return the number of nulls in a leaf column according to its statistics; 0 without statistics."""
+    leaves = (group.column(number) for number in range(group.num_columns))
+    statistics = next((leaf.statistics for leaf in leaves if leaf.path_in_schema == name), None)
+    return int(statistics.null_count) if statistics is not None and statistics.has_null_count else 0
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Turn an error of pyarrow into Stopped if a failure of the file system may pass, otherwise into BuildError."""
+    try:
+        yield
+    except MemoryError:  # pyarrow's is an ArrowException, too
+        raise
+    except (*DAMAGED, pyarrow().ArrowException) as error:
+        if isinstance(error, OSError) and error.errno in TRANSIENT_ERRORS:
+            raise failure_from(error, what) from None
+        found, expected = " ".join(str(error).split()), "expected a complete Parquet file; copy or download it again"
+        raise BuildError(f"{what}: {found}; {expected}") from None
+
+
+def column(table: Any, name: str) -> Any:
+    """Return a column of a pyarrow.Table; "a.b" is the field b of the column a."""
+    return table[name] if name in table.column_names else table.select([name.rpartition(".")[0]]).flatten()[name]
+
+
+def image_at(images: Any, place: int) -> bytes:
+    """Return the bytes in a row of a column of images; raise Undecodable if there are none or too many."""
+    image = images[place].as_py() if place < len(images) else None
+    if image is None:
+        raise Undecodable(NO_BYTES)
+    if len(image) > MAX_FILE_BYTES:
+        raise Undecodable(size_problem(len(image)))
+    return bytes(image)
+
+
+def find_columns(path: str, schema: Any, *, image: str = "", label: str = "", numbers: Sequence[str] = ()) -> Columns:
+    """Return the columns of images and labels of a schema, by type and name, or the ones passed as `image` and `label`.
+
+    `numbers` are the columns of numbers to keep. Raise BuildError if a column is missing, ambiguous or of another type.
+    """
+    images = {field.name: leaves for field in schema if (leaves := _image_leaves(field)) is not None}
+    likely = [name for name in images if name.lower() in IMAGE_COLUMNS] if len(images) > 1 else list(images)
+    labels = [field.name for field in schema if _is_label(field.type)]
+    coded = [name for name in labels if class_names(schema, name) is not None]
+    known = coded or [name for name in labels if name.lower() in LABEL_COLUMNS]
+    if image:
+        likely = [name for name, leaves in images.items() if image in (name, leaves[0])]
+    if label:
+        known = [name for name in labels if name == label]
+    chosen = _choose(path, schema, "image", likely, image)
+    for name in numbers:
+        _check_numbers(path, schema, name)
+    return Columns(*images[chosen], _choose(path, schema, "label", known, label), list(numbers))
+
+
+def _check_numbers(path: str, schema: Any, name: str) -> None:
+    fields = [field for field in schema if field.name == name]
+    if len(fields) != 1:
+        raise BuildError(f"{path}: --column {name}: no such column; {_describe_columns(schema)}")
+    kind = str(getattr(fields[0].type, "value_type", fields[0].type))
+    if kind not in NUMBERS:
+        text = "; for text, store token ids" if kind in TEXT else ""
+        raise BuildError(f"{path}: --column {name}: has type {fields[0].type}; {EXPECTED_NUMBERS}{text}")
+
+
+def _describe_columns(schema: Any) -> str:
+    return "the columns are " + ", ".join(f"{field.name} ({field.type})" for field in schema)
+
+
+def _choose(path: str, schema: Any, what: str, found: list[str], named: str) -> str:
+    """Return the only column in `found`; raise BuildError if there is none or several. `named` is the user's choice."""
+    if len(found) == 1:
+        return found[0]
+    columns, (content, expected) = _describe_columns(schema), EXPECTED[what]
+    if named:
+        problem = f"cannot hold {content}, expected {expected}" if named in schema.names else "no such column"
+        raise BuildError(f"{path}: --{what}-column {named}: {problem}; {columns}")
+    problem = f"several columns may hold {content} ({', '.join(found)})" if found else f"no column looks like {content}"
+    raise BuildError(f"{path}: {problem}; choose one with --{what}-column; {columns}")
+
+
+def _image_leaves(field: Any) -> tuple[str, str] | None:
+    """Return the leaf columns with an image's bytes and path ("" for none), or None for a column of other content."""
+    if str(field.type) in BINARY:
+        return field.name, ""
+    inner = {part.name: str(part.type) for part in field.type} if str(field.type).startswith("struct<") else {}
+    if inner.get("bytes") not in BINARY:
+        return None
+    return f"{field.name}.bytes", f"{field.name}.path" if "path" in inner else ""
+
+
+def _is_label(kind: Any) -> bool:
+    return str(kind.value_type if str(kind).startswith("dictionary<") else kind) in INTEGERS | TEXT
+
+
+def class_names(schema: Any, label: str) -> list[str] | None:
+    """Return the names in Hugging Face's ClassLabel of a column, from the schema's metadata; None without one."""
+    try:
+        known = json.loads((schema.metadata or {})[b"huggingface"])
+        names = known["info"]["features"][label]["names"]
+        found = list(names.values() if isinstance(names, dict) else names)
+        name_bytes("".join(found))  # raises an error for lone surrogates, which JSON can contain
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return None
+    return found
+
+
+_reader = Isolated(__name__)
+_table: tuple[list[Any], SourceFiles, Table] | None = None  # the file of the last question
+_rows: tuple[list[Any], int, list[Row]] | None = None
+
+
+def ask_about(files: SourceFiles, number: int, ask: str, **facts: Any) -> Any:
+    """Call `answer` for a file in the separate process."""
+    path, (_, *as_listed) = os.fsdecode(files.path(number)), files.files[number]
+    return _reader.ask(path, ask=ask, file=[path, *as_listed], **facts)
+
+
+def answer(ask: str, file: list[Any], **facts: Any) -> Any:
+    """Answer one of `QUESTIONS` about a file (path, size, mtime_ns); raise BuildError if it is damaged."""
+    try:
+        with reading(file[0]):
+            return QUESTIONS[ask](file, **facts)
+    except MemoryError:
+        problem = f"listing takes more than {MEMORY_BYTES} bytes of memory"
+        raise BuildError(f"{file[0]}: {problem}; rewrite the file with smaller row groups") from None
+
+
+def _opened(file: list[Any]) -> Table:
+    global _table, _rows
+    if _table is None or _table[0] != file:
+        if _table is not None:
+            _table[1].close()
+        _table = _rows = None
+        files = SourceFiles(Path(file[0]), [("", *file[1:])])
+        _table = (file, files, Table(files.holder(0)))
+    return _table[2]
+
+
+def _columns(file: list[Any], **asked: Any) -> Columns:
+    return find_columns(file[0], _opened(file).file.schema_arrow, **asked)
+
+
+def _facts(file: list[Any], columns: list[Any]) -> dict[str, Any]:
+    """Return the rows of each row group, the class names and the labels; raise BuildError if a column is missing."""
+    table, (image, path, label, numbers) = _opened(file).file, Columns(*columns)
+    leaves = {table.schema.column(number).path for number in range(len(table.schema))}
+    missing = [leaf for leaf in (image, path, label) if leaf and leaf not in leaves]
+    missing += [name for name in numbers if name not in table.schema_arrow.names]
+    if missing:
+        raise BuildError(f"{file[0]}: no column {missing[0]}, which the first file has; build the files separately")
+    rows = [table.metadata.row_group(group).num_rows for group in range(table.num_row_groups)]
+    if not all(0 <= here <= MAX_MEMBERS for here in (*rows, sum(rows))):
+        raise BuildError(f"{file[0]}: {sum(rows)} rows, expected at most {MAX_MEMBERS}; write it as several files")
+    labels = dict[str, None]()  # in order of appearance
+    for group in range(len(rows)):
+        values = column(_opened(file).read(group, [label]), label).unique()
+        here = list(map(str, values.drop_null().to_pylist()))
+        if sum(map(len, here)) > MAX_LABELS_BYTES or max(map(len, here), default=0) > MAX_NAME_BYTES:
+            raise BuildError(
+                f"{file[0]}: row group {group}: the labels are long texts; expected class names or numbers"
+            )
+        labels.update(dict.fromkeys(here))
+    return {"rows": rows, "names": class_names(table.schema_arrow, label), "labels": list(labels)}
+
+
+def _rows_from(file: list[Any], columns: list[Any], group: int, first: int) -> list[Row]:
+    global _rows
+    table = _opened(file)
+    if _rows is None or _rows[:2] != (file, group):
+        _rows = (file, group, table.rows(group, Columns(*columns)))
+    return _rows[2][first : first + (ROWS_WITH_NUMBERS if Columns(*columns).numbers else ROWS_AT_ONCE)]
+
+
+QUESTIONS: dict[str, Callable[..., Any]] = {"columns": _columns, "facts": _facts, "rows": _rows_from}
+
+
+def main(arguments: list[str]) -> int:
+    """Answer the questions of `ask_about`."""
+    return answer_questions(arguments, answer)

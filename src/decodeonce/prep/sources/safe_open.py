@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from decodeonce.errors import BuildError, failure_from, raise_file_system_failure
@@ -68,20 +68,14 @@ class Links:
     def __init__(self, root: Path, *, follow: bool = False) -> None:
         self.follow = follow
         self._root = root
-        self._folders: dict[bytes, bool] = {}
+        self.folder_leads_outside = lru_cache(KEPT_FOLDERS)(self.leads_outside)  # for folders, of which there are few
 
     def leads_outside(self, path: bytes) -> bool:
         """Return whether a path, with all links resolved, is outside `root`. Always False with `follow`."""
-        return not self.follow and not self._is_below(os.path.realpath(path))
-
-    def folder_leads_outside(self, folder: bytes) -> bool:
-        """Return the same as `leads_outside` for a folder, and cache it."""
-        known = self._folders.get(folder)
-        if known is None:
-            if len(self._folders) == KEPT_FOLDERS:
-                self._folders.clear()
-            known = self._folders[folder] = self.leads_outside(folder)
-        return known
+        if self.follow:
+            return False
+        real = os.path.realpath(path)
+        return real != self._top and not real.startswith(os.path.join(self._top, b""))
 
     def open(self, path: bytes) -> int:
         """Open a regular file; raise OSError if it is not one, and OSError with EXDEV if it is outside `root`."""
@@ -127,6 +121,3 @@ class Links:
     @cached_property
     def _top(self) -> bytes:
         return os.path.realpath(os.fsencode(self._root))
-
-    def _is_below(self, real: bytes) -> bool:
-        return real == self._top or real.startswith(os.path.join(self._top, b""))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from array import array
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -21,21 +20,21 @@ from decodeonce.errors import BuildError, Stopped
 from decodeonce.host import network_file_system, usable_cores
 from decodeonce.prep.entry import Entry, name_bytes, name_text
 from decodeonce.prep.sources import SOURCES
+from decodeonce.prep.sources.archives import list_tar
 from decodeonce.prep.sources.files import STAT_THREADS
-from decodeonce.prep.sources.formats.labels import LabelledSource
-from decodeonce.prep.sources.formats.member import Member
-from decodeonce.prep.sources.formats.numbers import NumberColumn, number_columns
-from decodeonce.prep.sources.formats.patterns import describe_files, find_files
-from decodeonce.prep.sources.formats.tar import list_tar
 from decodeonce.prep.sources.holders import (
     GZIP_MAGIC,
     GzipStream,
     Holder,
+    Member,
     SourceFiles,
     file_path,
+    folders_above,
     open_holder,
     source_file,
 )
+from decodeonce.prep.sources.labels import LabelledSource, NumberColumn, number_columns
+from decodeonce.prep.sources.patterns import describe_files, find_files
 from decodeonce.prep.sources.safe_open import expecting
 
 SUFFIXES = SOURCES["webdataset"].suffixes
@@ -43,6 +42,7 @@ IMAGE_SUFFIXES = (b"jpg", b"jpeg", b"png")
 LABELS = (b"cls", b"txt", b"json")  # the first one that a sample has gives its label
 LABEL_KEYS = ("label", "cls", "class")
 MAX_LABEL_BYTES = 1 << 16
+NO_IMAGE = "no jpg, jpeg or png in the sample"
 _LONE = re.compile("[\ud800-\udfff]")  # lone surrogates: JSON can contain them, valid text cannot
 _PARTS = re.compile(rb"((?:.*/)?[^/.]+)\.([^/]+)", re.DOTALL)
 
@@ -81,7 +81,7 @@ class WebdatasetSource(LabelledSource):
     @property
     def top(self) -> Path:
         """The first file: no folder is listed, so a store may be written next to the shards."""
-        return Path(os.fsdecode(self._files.path(0)))
+        return self._files.first
 
     @property
     def found(self) -> str:
@@ -91,27 +91,32 @@ class WebdatasetSource(LabelledSource):
         return f"{describe_files([file.name for file in self._files.files], 'shard')}, {labels}"
 
     def facts(self) -> dict[str, Any]:
-        classes = [cls.name for cls in self.classes()]
-        column = list(self.column_names)
-        return {"files": self._files.facts(), "gzipped": sorted(self._gzipped), "classes": classes, "column": column}
+        own = {"gzipped": sorted(self._gzipped), "column": list(self.column_names)}
+        return {**super().facts(), "files": self._files.facts(), **own}
 
     def stamp(self) -> Any:
         return [self._files.facts(), sorted(self._gzipped), self._requested, *self.column_names]
 
     def entries(self) -> Iterator[Entry]:
         """Yield every sample in the order of shards and members, after all shards have been indexed."""
-        index, shards = SampleIndex(number_columns(self.column_names)), range(len(self._files.files))
-        paths = [os.fsdecode(self._files.path(number)) for number in shards]
+        columns, seen, indexes = number_columns(self.column_names), dict[str, str](), list[str]()
         with ThreadPoolExecutor(self._threads()) as threads:
-            for number, found in enumerate(threads.map(self._list, shards)):
+            shards = threads.map(lambda number: list(self._samples(number)), range(len(self._files.files)))
+            for number, found in enumerate(shards):
+                path = os.fsdecode(self._files.path(number))
                 for sample in found:
-                    index.add(number, sample, paths[number])
-        self._learn({label: f"{paths[shard]}/{name_text(name)}" for label, (shard, name) in index.labels.items()})
-        for number, sample in index:
-            label, problem = self._class_of(sample.label)
-            name, mtime_ns = self._name(number, sample), self._files.files[number].mtime_ns
-            problem, values = sample.problem or problem, tuple(sample.values)
-            yield Entry(name, label, sample.size, mtime_ns, problem, number, sample.place, values=values)
+                    if sample.label and sample.label not in seen:
+                        seen[sample.label] = f"{path}/{name_text(sample.member.name)}"
+                    _collect(columns, sample, path)
+                # JSON takes 60 bytes per sample and its name, objects 500.
+                indexes.append(json.dumps([(*sample.member, sample.label) for sample in found], default=name_text))
+        self._learn(seen)
+        rows = zip(*columns, strict=True)
+        for number, index in enumerate(indexes):
+            for name, place, size, damage, text in json.loads(index):
+                label, problem = self._class_of(text)
+                values = next(rows, ()) if text and not damage else ()
+                yield self._files.entry(number, Member(name_bytes(name), place, size, damage or problem), label, values)
 
     def read(self, entry: Entry) -> bytes:
         if entry.unit not in self._gzipped:
@@ -129,26 +134,21 @@ class WebdatasetSource(LabelledSource):
 
     def find(self, names: Collection[bytes]) -> Iterator[Entry]:
         """Yield the entries with these names. Only their shards are listed; a damaged one does not stop the others."""
-        for number, here in self._files.by_file(names).items():
-            shard = self._files.files[number]
+        above = folders_above(names)
+        for number, file in enumerate(self._files.files):
+            if (shard := name_bytes(file.name)) not in above:
+                continue
             try:
-                for sample in self._samples(number):
-                    if (name := self._name(number, sample)) in here:
-                        yield Entry(name, 0, sample.size, shard.mtime_ns, sample.problem, number, sample.place)
+                found = (self._files.entry(number, sample.member) for sample in self._samples(number))
+                yield from (entry for entry in found if entry.name in names)
             except BuildError as error:
-                yield from (Entry(name, 0, 0, 0, str(error)) for name in here)
+                yield from (Entry(name, 0, 0, 0, str(error)) for name in names if name.startswith(shard + b"/"))
 
     def holder(self, entry: Entry) -> bytes:
         return self._files.path(entry.unit)
 
-    def _name(self, number: int, sample: Sample) -> bytes:
-        return b"%s/%s" % (name_bytes(self._files.files[number].name), sample.name)
-
     def _threads(self) -> int:
         return STAT_THREADS if network_file_system(self.root) else usable_cores() if self._gzipped else 1
-
-    def _list(self, number: int) -> list[Sample]:
-        return list(self._samples(number))
 
     def _samples(self, number: int) -> Generator[Sample, None, None]:
         """Yield the samples of one shard."""
@@ -196,18 +196,18 @@ def _is_gzipped(path: bytes) -> bool:
 
 
 class Sample(NamedTuple):
-    """A sample in a tar: name, offset and size in bytes of its image, and its label ("" for none).
+    """A sample in a tar: its image, or its first member, with the problem if it has no image, and its label.
 
-    `label_from` is the suffix of the file with the label. `values` has a value for each requested column, None for
-    a missing one.
+    Attributes:
+        member: The image.
+        label: The label as text; "" for none.
+        label_from: The suffix of the file with the label.
+        values: A value for each requested column, None for a missing one.
     """
 
-    name: bytes
-    place: int
-    size: int
+    member: Member
     label: str
     label_from: str
-    problem: str
     values: Sequence[Any] = ()
 
 
@@ -220,37 +220,32 @@ def read_samples(tar: Holder, columns: Sequence[str] = ()) -> Iterator[Sample]:
 
 def _sample(parts: Iterator[tuple[bytes, Member]], tar: Holder, columns: Sequence[str]) -> Sample:
     first: Member | None = None
-    image: tuple[int, Member] | None = None
-    label, rank, duplicate, fields = "", len(LABELS), False, dict[str, Any]()
+    images: list[tuple[int, Member]] = []
+    texts: dict[bytes, bytes] = {}
     for suffix, member in parts:
         first = first or member
         if suffix in IMAGE_SUFFIXES:
-            this = (IMAGE_SUFFIXES.index(suffix), member)
-            duplicate |= image is not None and image[0] == this[0]
-            image = min(image or this, this)
-        elif suffix in LABELS and 0 < member.size <= MAX_LABEL_BYTES:
-            is_label, is_fields = suffix in LABELS[:rank], suffix == b"json" and columns
-            data = tar.read_at(member.place, member.size) if is_label or is_fields else b""
-            if is_label:
-                rank, label = LABELS.index(suffix), _label(suffix, data)
-            if is_fields:
-                fields = _fields(data)
+            images.append((IMAGE_SUFFIXES.index(suffix), member))
+        elif suffix in LABELS and suffix not in texts and 0 < member.size <= MAX_LABEL_BYTES:
+            is_best = texts.keys().isdisjoint(LABELS[: LABELS.index(suffix)])
+            if is_best or (columns and suffix == b"json"):
+                texts[suffix] = tar.read_at(member.place, member.size)
     assert first is not None
-    main = image[1] if image else first
-    problem = "two images in the sample" if duplicate else main.problem
-    if image is None:
-        problem = "no jpg, jpeg or png in the sample"
-    label_from = LABELS[rank].decode() if label else ""
-    values = [fields.get(column) for column in columns]
-    return Sample(main.name, main.place, main.size, label, label_from, problem, values)
+    rank, main = min(images, key=itemgetter(0), default=(0, first._replace(problem=NO_IMAGE)))
+    if len(images) > 1 and [each for each, _ in images].count(rank) > 1:
+        main = main._replace(problem="two images in the sample")
+    label_from = next((suffix for suffix in LABELS if suffix in texts), b"")
+    label = _label(label_from, texts.get(label_from, b""))
+    fields = _fields(texts.get(b"json", b"")) if columns else {}
+    return Sample(main, label, label_from.decode() if label else "", [fields.get(column) for column in columns])
 
 
 def _label(suffix: bytes, data: bytes) -> str:
     if suffix != b"json":
         return name_text(data).strip()
     facts = _fields(data)
-    found = [facts[key] for key in LABEL_KEYS if key in facts]
-    label = str(found[0]) if found and isinstance(found[0], (int, str)) and not isinstance(found[0], bool) else ""
+    found = next((facts[key] for key in LABEL_KEYS if key in facts), None)
+    label = str(found) if isinstance(found, (int, str)) and not isinstance(found, bool) else ""
     return "" if _LONE.search(label) else label
 
 
@@ -263,45 +258,12 @@ def _fields(data: bytes) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-class SampleIndex:
-    """Holds the samples of all shards until every label is known. A sample takes 28 bytes, its name and its values."""
-
-    def __init__(self, columns: Sequence[NumberColumn] = ()) -> None:
-        self._values = columns
-        self.labels: dict[str, tuple[int, bytes]] = {}  # with the first shard and sample of each
-        self._numbers: dict[str, int] = {"": -1}
-        self._columns: tuple[array[int], ...] = tuple(array(code) for code in "iqqii")
-        self._names = bytearray()
-        self._problems: dict[int, str] = {}
-
-    def add(self, shard: int, sample: Sample, path: str = "") -> None:
-        """Add a sample of a shard. `path` names the shard in messages."""
-        number = self._numbers.setdefault(sample.label, len(self.labels))
-        if number == len(self.labels):
-            self.labels[sample.label] = (shard, sample.name)
-        if sample.problem:
-            self._problems[len(self._columns[0])] = sample.problem
-        elif sample.label:
-            where = f"{path}: {name_text(sample.name)}"
-            for numbers, found in zip(self._values, sample.values, strict=True):
-                if found is None:
-                    expected = (
-                        f"expected a json object of at most {MAX_LABEL_BYTES} bytes with the key {numbers.name!r}"
-                    )
-                    raise BuildError(f"{where}: column {numbers.name!r}: found nothing, {expected}")
-                numbers.append(numbers.check(found, where))
-        facts = (shard, sample.place, sample.size, number, len(sample.name))
-        for column, fact in zip(self._columns, facts, strict=True):
-            column.append(fact)
-        self._names += sample.name
-
-    def __iter__(self) -> Iterator[tuple[int, Sample]]:
-        labels, end, index = [*self.labels, ""], 0, 0
-        for at, (shard, place, size, number, length) in enumerate(zip(*self._columns, strict=True)):
-            end += length
-            name = bytes(self._names[end - length : end])
-            problem = self._problems.get(at, "")
-            has_values = number >= 0 and not problem
-            values = [numbers[index] for numbers in self._values] if has_values else []
-            index += has_values
-            yield shard, Sample(name, place, size, labels[number], "", problem, values)
+def _collect(columns: Sequence[NumberColumn], sample: Sample, path: str) -> None:
+    """Append the values of a sample to the columns, unless it cannot become a row."""
+    where = f"{path}: {name_text(sample.member.name)}"
+    is_row = sample.label and not sample.member.problem
+    for column, value in zip(columns, sample.values if is_row else (), strict=False):
+        if value is None:
+            expected = f"expected a json object of at most {MAX_LABEL_BYTES} bytes with the key {column.name!r}"
+            raise BuildError(f"{where}: column {column.name!r}: found nothing, {expected}")
+        column.append(column.check(value, where))

@@ -1,1 +1,0 @@
-"""Parsers for the files that sources read: archives, lists, tables and annotations."""

@@ -1,0 +1,205 @@
+"""Labels and numbers that are stored in the data: how labels become class numbers, and numbers become columns."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decodeonce.errors import BuildError
+from decodeonce.formatting import counted
+from decodeonce.prep.entry import Value, name_bytes
+from decodeonce.prep.sources.base import Source
+from decodeonce.prep.sources.folder import ClassList, check_no_duplicates
+from decodeonce.store.columns import column_file
+from decodeonce.store.manifest import Column, ImageClass
+
+MAX_NUMBERS = 1 << 20  # a larger label is probably an id; every number below it would become a class
+NOT_FINITE = {"nan", "inf", "infinity"}  # as NumPy and pandas write them; JSON spells them differently
+WHOLE_IN_FLOAT32 = 2**24  # float32 represents every whole number up to here
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
+
+
+class LabelledSource(Source):
+    """Base of sources that learn their classes from labels in the data.
+
+    `entries` of a subclass must call `_learn` with all labels before it yields, and `_class_of` for each sample.
+
+    Args:
+        root: The folder or file that entry names are relative to.
+        classes: Class names in label order, or None to number the labels that are found.
+        column: Names of columns of numbers to read next to the labels, or None.
+    """
+
+    def __init__(self, root: Path, classes: Sequence[str] | None, column: Sequence[str] | None) -> None:
+        super().__init__(root)
+        self.column_names = tuple(column or ())
+        self._number_columns = number_columns(self.column_names)
+        self._requested = ClassList(classes) if classes is not None else None
+        self._given: list[str] | None = self._requested
+        self._names: list[str] | None = self._requested
+        self._numbers: dict[str, int] = {}
+
+    def facts(self) -> dict[str, Any]:
+        return {"classes": [cls.name for cls in self.classes()]}
+
+    def classes(self) -> tuple[ImageClass, ...]:
+        if self._names is None:
+            next(self.entries(), None)
+        return tuple(map(ImageClass, self._names or ()))
+
+    def doubts(self, samples: int) -> list[str]:
+        names, used = self._names or [], {number for number in self._numbers.values() if number >= 0}
+        unused = sorted(set(range(len(names))) - used) if used else []
+        warnings = []
+        if unused:
+            first = unused[0]
+            warnings.append(f"{len(unused)} of {len(names)} classes have no images (first {first}, {names[first]!r})")
+        if self._given is None and len(used) > max(samples // 2, 1):
+            warnings.append(f"{len(used)} different labels for {samples} samples; check that the labels are classes")
+        return warnings
+
+    def _learn(self, seen: Mapping[str, object], *, numbered: bool = True) -> None:
+        """Set the classes, and the class number of each label.
+
+        If all labels are whole numbers, they are the class numbers; a negative one has no class. Otherwise they are
+        names, in the order of the given classes, or sorted by their bytes.
+
+        Args:
+            seen: Each label, with the place where it was seen first, for messages.
+            numbered: Whether whole numbers are class numbers; default True. If False, all labels are names.
+
+        Raises:
+            BuildError: If the given classes lack a label. Without given classes, if only some labels are whole numbers:
+                a single caption among numbers would otherwise renumber all classes.
+        """
+        texts = [label for label in seen if not numbered or not _NUMBER.fullmatch(label)]
+        if not texts:
+            self._learn_numbers(seen)
+            return
+        if numbered and self._given is None and len(texts) < len(seen):
+            raise BuildError(
+                f"{seen[texts[0]]}: label {texts[0]!r:.80} is not a whole number, but {len(seen) - len(texts)} of "
+                f"{len(seen)} different labels are; correct it, or list all class names with --classes FILE"
+            )
+        check_no_duplicates(self._given or ())
+        names = sorted(seen, key=name_bytes) if self._given is None else list(self._given)
+        numbers = {name: number for number, name in enumerate(names)}
+        for label, where in seen.items():
+            if label not in numbers:
+                origin = ClassList(self._given or ()).origin
+                raise BuildError(f"{where}: class {label!r} is not in {origin}; add it there, or omit --classes")
+        self._names, self._numbers = names, {label: numbers[label] for label in seen}
+
+    def _learn_numbers(self, seen: Mapping[str, object]) -> None:
+        self._numbers = {label: int(label) for label in seen}
+        largest = max(seen, key=self._numbers.__getitem__, default="-1")
+        count = MAX_NUMBERS if self._given is None else len(self._given)
+        if int(largest) >= count:
+            advice = "class numbers start at 0"
+            if self._given is not None:
+                advice = f"{ClassList(self._given).origin} has {count} names, expected one for each class"
+            raise BuildError(f"{seen[largest]}: label {largest}, expected 0 to {count - 1}; {advice}")
+        self._names = list(map(str, range(int(largest) + 1))) if self._given is None else list(self._given)
+
+    def _class_of(self, label: str | None) -> tuple[int, str]:
+        """Return the class number of a label and "", or 0 and the problem of a label without a class."""
+        if not label:
+            return 0, "no label"
+        number = self._numbers[label]
+        return (number, "") if number >= 0 else (0, f"label {label}, expected 0 or more")
+
+    def _checked(self, values: Iterable[object], where: str) -> tuple[Value, ...]:
+        """Return the values of a sample for all columns; raise BuildError, starting with `where`, if one is invalid."""
+        columns = zip(self._number_columns, values, strict=True)
+        return tuple(column.check(value, where) for column, value in columns)
+
+
+class NumberColumn:
+    """Collects the values of a column: all numbers, or all lists of numbers of the same length.
+
+    The dtype is int64 if all numbers are whole, otherwise float32, or float64 if there are also numbers beyond 2**24:
+    there float32 has gaps of more than 1. Each number takes 8 bytes of memory.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._shape: tuple[int, ...] | None = None  # of the first value
+        self._held: array[Any] = array("q")
+
+    def check(self, value: object, where: str) -> Value:
+        """Return the value if it fits this column; otherwise raise BuildError, starting with `where`."""
+        numbers, shape = _numbers_and_shape(value)
+        if numbers and all(map(_is_number, numbers)) and self._shape in (None, shape):
+            self._shape = shape
+            return value  # type: ignore[return-value]
+        expected = "a number, or a list of numbers like [1, 2]"
+        if self._shape is not None:
+            expected = f"a list of {counted(self._shape[0], 'number')}" if self._shape else "a number"
+            expected += ", like the first row"
+        found = "nothing" if value is None else f"{value!r:.80}"
+        why = ""
+        if isinstance(value, str):
+            why = "; a column cannot hold text: store token ids"
+        elif any(isinstance(number, int | float) and not _is_number(number) for number in numbers):
+            why = "; numbers must be finite, and whole numbers must fit int64"
+        raise BuildError(f"{where}: column {self.name!r}: found {found}, expected {expected}{why}")
+
+    def append(self, value: Value) -> None:
+        """Append a value that `check` returned."""
+        numbers, self._shape = _numbers_and_shape(value)
+        if self._held.typecode == "q" and float in map(type, numbers):
+            self._held = array("d", self._held)
+        self._held.extend(numbers)
+
+    def __iter__(self) -> Iterator[Value]:
+        return (value.tolist() for value in self.to_array())
+
+    def to_array(self) -> NDArray[Any]:
+        """Return the values as int64 or float64."""
+        return np.frombuffer(self._held, np.dtype(self._held.typecode)).reshape(-1, *(self._shape or ()))
+
+    def to_column(self) -> tuple[Column, NDArray[Any]]:
+        """Return the column of the store, and its values as int64 or float64."""
+        values = self.to_array()
+        fits = self._held.typecode == "d" and np.abs(values).max() <= WHOLE_IN_FLOAT32
+        return Column(self.name, column_file(self.name), "<f4" if fits else values.dtype.str, values.shape[1:]), values
+
+
+def _numbers_and_shape(value: object) -> tuple[list[Any], tuple[int, ...]]:
+    return (value, (len(value),)) if isinstance(value, list) else ([value], ())
+
+
+def _is_number(value: object) -> bool:
+    """Return whether int64 or float64 can hold the value. True and False count as 1 and 0."""
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def number_columns(names: Sequence[str]) -> list[NumberColumn]:
+    """Return a column for each name; raise BuildError if a store cannot have columns of these names."""
+    for name in names:
+        try:
+            column_file(name)
+        except ValueError as error:
+            raise BuildError(f"--column: {error}") from None
+        if list(names).count(name) > 1:
+            raise BuildError(f"--column {name}: given more than once, expected once")
+    return list(map(NumberColumn, names))
+
+
+def parse_value(text: str) -> object:
+    """Parse a field of a list: JSON or a word like "nan". Return other text as it is, and None for an empty field."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        word = text.strip()
+        return float(word) if word.lower().lstrip("+-") in NOT_FINITE else word or None

@@ -1,0 +1,95 @@
+"""The sources of docs/contribute/sources.md work as that page says: its blocks are written to files and registered."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from decodeonce.errors import BuildError
+from decodeonce.prep.recipe import Recipe
+from decodeonce.prep.repair.repair import repair_store
+from decodeonce.prep.repair.rows import reopen_source
+from decodeonce.prep.sources import SOURCES, Registered, find_opener
+from decodeonce.store import open_store, verify_store
+from decodeonce.store.manifest import read_manifest
+from tests.docs.pages import ROOT, blocks
+from tests.forms.all_forms import PICS
+from tests.images import reference_row, tree_bytes
+from tests.prep.building import build_in_process
+
+RECIPE = Recipe(height=32, width=32, shuffle_seed=0)
+CLASSES = ["airplane", "bird", "cat"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _new_sources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Register the sources of the page, as modules of a package `new_sources`."""
+    path = tmp_path_factory.mktemp("path")
+    (path / "new_sources").mkdir()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(path)
+        for block in blocks(ROOT / "docs" / "contribute" / "sources.md"):
+            if kind := re.search(r'^    kind = "(\w+)"', block.text, re.MULTILINE):
+                (path / "new_sources" / f"{kind[1]}.py").write_text(block.text)
+            else:
+                lines = eval(f"{{{block.text}}}", {"_HERE": "new_sources", "Registered": Registered})
+                for name, registered in lines.items():
+                    patched.setitem(SOURCES, name, registered)
+        yield
+
+
+def check_repair(store: Path, src: Path) -> None:
+    """Damage some rows and repair them from SRC."""
+    before = tree_bytes(store)
+    images = np.load(store / "images-00000.npy", mmap_mode="r+")
+    images[[0, 4, len(images) - 1]] ^= 1
+    images.flush()
+    assert not verify_store(store).ok
+    repair = repair_store(store, src)
+    assert (repair.ok, repair.repaired_rows) == (True, 3)
+    assert tree_bytes(store) == before
+
+
+def test_source_of_files(tmp_path: Path) -> None:
+    (tmp_path / "src/south").mkdir(parents=True)
+    data = {f"{pic.stem}.jpg": pic.data for pic in PICS}
+    for name, encoded in data.items():
+        (tmp_path / "src/south" / name).write_bytes(encoded)
+    out = build_in_process(find_opener("zoo")(tmp_path / "src", camera="south"), tmp_path / "out", RECIPE)
+    assert read_manifest(out / "store.json").source["options"] == {"camera": "south"}
+    store = open_store(out)
+    for sample in store.samples:
+        np.testing.assert_array_equal(store.images[sample.row], reference_row(data[sample.source], 32, 32))
+        assert store.classes[store.labels[sample.row]].name == sample.source.partition("_")[0]
+    assert len(store.samples) == len(PICS)
+    check_repair(out, tmp_path / "src")
+
+
+def test_source_of_records_in_larger_files(tmp_path: Path) -> None:
+    src, records = tmp_path / "src", np.random.default_rng(0).integers(0, 256, (2, 9, 3073), np.uint8)
+    records[:, :, 0] = np.arange(18).reshape(2, 9) % 4  # label 3 is not a class
+    src.mkdir()
+    (src / "batches.meta.txt").write_text("\n".join([*CLASSES, "\n"]))
+    records[0].tofile(src / "data_batch_1.bin")
+    records[1].tofile(src / "data_batch_2.bin")
+    out = build_in_process(find_opener("cifar10")(src), tmp_path / "out", RECIPE)
+    store = open_store(out)
+    assert [cls.name for cls in store.classes] == CLASSES
+    for sample in store.samples:
+        batch, place = map(int, re.findall(r"\d+", sample.source))
+        label, *pixels = records[batch - 1, place]
+        np.testing.assert_array_equal(store.images[sample.row], np.reshape(pixels, (3, 32, 32)).transpose(1, 2, 0))
+        assert store.labels[sample.row] == label
+    assert len(store.samples) == 14
+    assert (out / "rejects.tsv").read_text().count("label 3, expected 0 to 2") == 4
+    check_repair(out, src)
+    with pytest.raises(BuildError, match="cannot be opened as cifar10: split is 'val', expected one of train, test"):
+        reopen_source(read_manifest(out / "store.json"), str(src), {"split": "val"})
+    with (src / "data_batch_2.bin").open("ab") as file:
+        file.write(b"cut")
+    with pytest.raises(BuildError, match=r"data_batch_2\.bin: 27660 bytes, expected records of 3073 bytes"):
+        build_in_process(find_opener("cifar10")(src), tmp_path / "other", RECIPE)
