@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.docs.fork_server import Run, run_line
 from tests.docs.pages import ROOT, blocks
 from tests.stores import make_store, random_images
 
@@ -53,8 +52,8 @@ class Runner:
         """
         assert self.server.stdin is not None
         assert self.server.stdout is not None
-        self.server.stdin.write(run_line(Run(str(folder), **options)))
-        self.server.stdin.flush()
+        run = {"folder": str(folder), "ranks": 1, "port": 0, "step": 0, "line": 0, **options}
+        print(json.dumps(run), file=self.server.stdin, flush=True)
         statuses: list[int] = json.loads(self.server.stdout.readline())
         outputs = [(folder / f"rank{rank}.out").read_text() for rank in range(len(statuses))]
         if -signal.SIGKILL in statuses:
@@ -72,12 +71,9 @@ def runner(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
         (text,) = [block.text for block in blocks(page) if "os.replace" in block.text]
     else:
         text = (ROOT / "examples" / "train_mixup.py").read_text()
-    for pattern, replacement in {
-        r"EPOCHS, EVERY, (\w+) = \d+, 100,": rf"EPOCHS, EVERY, \1 = {EPOCHS}, 1,",
-        r"batch_size=256,": f"batch_size={BATCH},",
-    }.items():
-        text, count = re.subn(pattern, replacement, text)
-        assert count == 1
+    text, epochs = re.subn(r"EPOCHS, EVERY, (\w+) = \d+, 100,", rf"EPOCHS, EVERY, \1 = {EPOCHS}, 1,", text)
+    text, batches = re.subn("batch_size=256,", f"batch_size={BATCH},", text)
+    assert (epochs, batches) == (1, 1)
     (folder / "train.py").write_text(text)
     columns = {"weight": np.linspace(0.5, 1.5, ROWS, dtype="<f4")}
     store = make_store(folder / "store", random_images(ROWS, shape=(8, 8, 3)), shard_rows=7, columns=columns)
@@ -125,10 +121,6 @@ def assert_each_row_once(batches: list[dict[str, Any]]) -> None:
     assert rows == Counter(itertools.product(range(EPOCHS), range(ROWS)))
 
 
-def assert_identical(actual: Any, expected: Any) -> None:
-    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
-
-
 def test_run_killed_in_every_step_gives_the_same_model(runner: Runner, uninterrupted: Any, tmp_path: Path) -> None:
     batches, expected = uninterrupted
     folder, trained, kills = runner.folder(tmp_path), list[dict[str, Any]](), 0
@@ -138,24 +130,8 @@ def test_run_killed_in_every_step_gives_the_same_model(runner: Runner, uninterru
         assert trained == batches[: len(trained)]
     assert trained + pop_log(folder) == batches
     assert kills == EPOCHS * STEPS - 1
-    assert_identical(checkpoint(folder)["model"], expected["model"])
+    torch.testing.assert_close(checkpoint(folder)["model"], expected["model"], rtol=0, atol=0)
     assert checkpoint(folder)["loader"] == expected["loader"]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("step", [1, STEPS - 1, STEPS, EPOCHS * STEPS])
-def test_run_killed_at_any_line_gives_the_same_model(
-    runner: Runner, uninterrupted: Any, tmp_path: Path, step: int
-) -> None:
-    batches, expected = uninterrupted
-    for line in range(runner.lines):
-        folder = runner.folder(tmp_path)
-        assert runner.run(folder, step=step, line=line) == [-signal.SIGKILL]
-        trained = saved(folder, pop_log(folder))
-        assert len(trained) >= step - 1
-        assert runner.run(folder) == [0]
-        assert trained + (pop_log(folder) if len(trained) < len(batches) else []) == batches
-        assert_identical(checkpoint(folder)["model"], expected["model"])
 
 
 def free_port() -> int:
@@ -165,7 +141,7 @@ def free_port() -> int:
         return port
 
 
-@pytest.mark.parametrize("step", [3, *(pytest.param(step, marks=pytest.mark.long) for step in (1, 2, 4, 5, 6, 7))])
+@pytest.mark.parametrize("step", [3, *(pytest.param(step, marks=pytest.mark.long) for step in (1, 4, 7))])
 def test_three_ranks_resume_a_run_of_two_killed_ranks(runner: Runner, tmp_path: Path, step: int) -> None:
     folder = runner.folder(tmp_path)
     assert runner.run(folder, ranks=2, port=free_port(), step=step, line=6) == [-signal.SIGKILL] * 2
