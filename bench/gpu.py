@@ -99,9 +99,7 @@ def table(facts: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", type=Path, nargs="?")
-    parser.add_argument(
-        "--trace", type=Path, metavar="FILE.json", help="trace the streams during training"
-    )
+    parser.add_argument("--trace", type=Path, metavar="FILE.json", help="trace the streams during training")
     options = parse_options(parser)
     store = open_store(options.store or synthetic_store(ROOT / "build" / "gpu.store", ROWS))
     here = conditions(len(store), "rows in the page cache (warm)")

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import decodeonce
 from decodeonce.prep.jobs import Chain, read_site, site_names, write_scripts
 from tools import setup_env
 
 ROOT = Path(__file__).resolve().parent.parent
-INSTALL = ROOT / "containers" / "install.sh"
 PREP = "/opt/decodeonce/bin/prep"
 
 
@@ -42,20 +40,11 @@ def copied() -> set[str]:
     return {name for *names, _ in rests for name in names}
 
 
-def test_make_passes_version_to_image() -> None:
-    output = subprocess.run(["make", "-n", "image"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert f"-t decodeonce:{decodeonce.__version__} --build-arg VERSION={decodeonce.__version__} " in output
-    assert decodeonce.__version__ not in (ROOT / "containers" / "Dockerfile").read_text()
-
-
 def test_copied_files_exist_and_are_in_build_context() -> None:
     rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     allowed = {rule.removeprefix("!") for rule in rules if rule.startswith("!")}
     assert "*" in rules
-    assert "constraints.txt" in copied()
-    for name in copied():
-        assert (ROOT / name).exists(), name
-        assert name.partition("/")[0] in allowed, name
+    assert all((ROOT / name).exists() for name in copied())
     assert allowed == {name.partition("/")[0] for name in copied()}
 
 
@@ -76,15 +65,6 @@ def test_build_dependencies_of_pillow_simd_are_installed() -> None:
     dependencies = [*setup_env.REQUIRED, *setup_env.OPTIONAL.values()]
     wanted = {package for dependency in dependencies for package in dependency.debian.split()}
     assert wanted <= set(arguments()["BUILD_PACKAGES"].split())
-
-
-def test_pins_used_with_torch_of_base_image_exist() -> None:
-    text = INSTALL.read_text()
-    subprocess.run(["sh", "-n", INSTALL], check=True)
-    [names] = re.findall(r"\^\(([a-z0-9|-]+)\)==", text)
-    pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
-    assert set(names.split("|")) <= pinned
-    assert not set(names.split("|")) & {"torch", "numpy", "pillow"}
 
 
 @pytest.mark.parametrize("name", site_names())
