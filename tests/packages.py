@@ -7,10 +7,10 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -36,23 +36,21 @@ def _is_there(program: str, path: str) -> bool:
     return found is not None and (program != "qsub" or b"sbatch" in Path(found).read_bytes())
 
 
-def provide(packages: Packages, path: str = PATH, install: Callable[[list[str]], str] | None = None) -> str:
-    """Install missing packages if possible. Return "" if none is missing afterwards, otherwise what to do."""
+def need(packages: Packages, path: str = PATH) -> None:
+    """Install missing programs of these packages. If that fails, skip the test, or let it fail in CI."""
     if not missing(packages, path):
-        return ""
-    with install_lock():
-        if lacking := missing(packages, path):
-            why = (install or apt_get)(lacking)
-            lacking = missing(packages, path)
-    return f"to run these tests: apt-get install {' '.join(lacking)} ({why})" if lacking else ""
-
-
-@contextmanager
-def install_lock() -> Iterator[None]:
-    """Let one test process install at a time. A second apt-get would fail, because the first holds apt's locks."""
-    with open(LOCK, "w") as file:
+        return
+    with open(LOCK, "w") as file:  # a second apt-get would fail, because the first holds apt's locks
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        lacking = missing(packages, path)
+        why = apt_get(lacking) if lacking else ""
+    if lacking := missing(packages, path):
+        give_up(f"to run these tests: apt-get install {' '.join(lacking)} ({why})")
+
+
+def give_up(reason: str) -> NoReturn:
+    """Skip a test that cannot run here, or let it fail in CI, where a skipped test would go unnoticed."""
+    (pytest.fail if is_fatal(os.environ) else pytest.skip)(reason)
 
 
 def apt_get(packages: list[str]) -> str:
@@ -77,9 +75,3 @@ def apt_get(packages: list[str]) -> str:
 def is_fatal(environ: Mapping[str, str]) -> bool:
     """Return whether a skipped test is a failure: in CI, except if ALLOW_SKIPS is set."""
     return bool(environ.get("CI")) and not environ.get("ALLOW_SKIPS")
-
-
-def need(packages: Packages, path: str = PATH) -> None:
-    """Install the programs of these packages. If that fails, skip the test, or let it fail in CI."""
-    if problem := provide(packages, path):
-        (pytest.fail if is_fatal(os.environ) else pytest.skip)(problem)

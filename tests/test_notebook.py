@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import subprocess
 import sys
 from importlib import metadata
@@ -19,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 from decodeonce.store.manifest import ImageClass
 from tests.command import run
-from tests.packages import is_fatal
+from tests.packages import give_up
 from tests.store.signing import resign
 from tests.stores import make_store, random_images
 from tools import setup_env, setup_notebook
@@ -39,7 +38,7 @@ def python() -> Path:
     command = [sys.executable, "-m", "tools.setup_notebook"]
     done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
-        (pytest.fail if is_fatal(os.environ) else pytest.skip)(done.stderr.strip())
+        give_up(done.stderr.strip())
     return setup_notebook.PYTHON
 
 

@@ -10,14 +10,14 @@ import pytest
 
 from tests.netfs import sshfs
 from tests.netfs.gluster import PACKAGES, Gluster, running
-from tests.packages import is_fatal, need
+from tests.packages import give_up, need
 
 
 @pytest.fixture(scope="session")
 def programs() -> None:
     """Skip these tests if GlusterFS is not installed or cannot be mounted; fail them if CI is set."""
     if os.geteuid() or not os.access("/dev/fuse", os.W_OK):
-        (pytest.fail if is_fatal(os.environ) else pytest.skip)("mounting GlusterFS requires root and /dev/fuse")
+        give_up("mounting GlusterFS requires root and /dev/fuse")
     need(PACKAGES)
 
 
@@ -47,7 +47,7 @@ def nodes(gluster: Gluster) -> list[Path]:
 def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[sshfs.Mount]]:
     """Two sshfs mounts of one folder; skipped like GlusterFS."""
     if os.geteuid() or not os.access("/dev/fuse", os.W_OK):
-        (pytest.fail if is_fatal(os.environ) else pytest.skip)("mounting sshfs requires root and /dev/fuse")
+        give_up("mounting sshfs requires root and /dev/fuse")
     need(sshfs.PACKAGES, sshfs.PATH)
     with sshfs.mounted_twice(tmp_path_factory.mktemp("sshfs")) as mounts:
         yield mounts
