@@ -9,15 +9,25 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.builds import PREP, digests, make_slow_tree
-from tests.cluster.programs import CLUSTER
 from tests.cluster.slurm import Cluster
 from tests.packages import need
+
+# Each Debian package whose programs these tests run, and a program by which it is recognised.
+PACKAGES = {
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "slurm-client": "sbatch",
+    "munge": "munged",
+    "slurm-wlm-torque": "qsub",
+    "openmpi-bin": "mpiexec.openmpi",
+    "mpich": "mpiexec.mpich",
+}
 
 
 @pytest.fixture(scope="session")
 def programs() -> None:
     """Skip the tests that need Slurm and two MPIs if these are not installed; fail them if CI is set."""
-    need(CLUSTER)
+    need(PACKAGES)
 
 
 @pytest.fixture(scope="session")

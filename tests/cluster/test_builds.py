@@ -1,4 +1,4 @@
-"""Builds as cluster jobs have the same bytes if jobs are killed, cancelled, requeued or resubmitted."""
+"""Builds by jobs and ranks have the same bytes if a node is lost, tasks overlap or another process takes over."""
 
 from __future__ import annotations
 
@@ -23,55 +23,10 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 @pytest.fixture
 def out(tree: Path, tmp_path: Path) -> Path:
     """A planned store."""
-    return plan_store(tree, tmp_path / "store")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def limited(cluster: Cluster, tree: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A store, and a job that has reached its time limit in the middle of the build.
-
-    Slurm checks limits every 30 s. The fixture is used automatically, so that other tests run meanwhile.
-    """
-    out = plan_store(tree, tmp_path_factory.mktemp("limited") / "store")
-    job = cluster.submit(work(out))
-    stop_in_the_middle(cluster, out, job)
-    cluster.run("scontrol", "update", f"JobId={job}", "EndTime=now")
-    return out, job
-
-
-def plan_store(tree: Path, out: Path) -> Path:
+    out = tmp_path / "store"
     subprocess.run([*PREP, "plan", "imagenet", str(tree), str(out)], check=True)
     assert read_status(out).blocks == BLOCKS
     return out
-
-
-def test_killed_element_is_resubmitted(cluster: Cluster, out: Path, uninterrupted: dict[str, str]) -> None:
-    array = cluster.submit(work(out, 2), "--array=0-1")
-    stop_in_the_middle(cluster, out, f"{array}_1", task=1)
-    cluster.signal(f"{array}_1", signal.SIGKILL)
-    cluster.wait(array)
-    assert sorted(cluster.states(array)) == ["COMPLETED", "FAILED"], cluster.output()
-    cluster.wait(cluster.submit(work(out, 2), "--array=1"))
-    assert_finished(cluster, out, uninterrupted)
-
-
-def test_requeued_job_completes(cluster: Cluster, out: Path, uninterrupted: dict[str, str]) -> None:
-    job = cluster.submit(work(out), "--open-mode=append")
-    stop_in_the_middle(cluster, out, job)
-    cluster.requeue(job)
-    cluster.wait(job)
-    assert (cluster.states(job), cluster.facts(job)["Restarts"]) == (["COMPLETED"], "1"), cluster.output()
-    assert_finished(cluster, out, uninterrupted)
-
-
-def test_job_that_reached_its_time_limit_is_resubmitted(
-    cluster: Cluster, limited: tuple[Path, str], uninterrupted: dict[str, str]
-) -> None:
-    out, job = limited
-    cluster.wait(job)
-    assert cluster.states(job) == ["TIMEOUT"], cluster.output()
-    cluster.wait(cluster.submit(work(out)))
-    assert_finished(cluster, out, uninterrupted)
 
 
 def test_lost_node_returns_with_its_old_processes(cluster: Cluster, out: Path, uninterrupted: dict[str, str]) -> None:

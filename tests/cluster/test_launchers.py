@@ -85,7 +85,9 @@ def test_variables_of_array_elements(cluster: Cluster, tmp_path: Path, array: st
 
 def test_variables_of_arrays_of_slurm_wlm_torque(cluster: Cluster, tmp_path: Path) -> None:
     directives = ["#PBS -J 0-3", "#PBS -N images", "#PBS -l walltime=00:05:00"]
-    job = cluster.qsub("\n".join([*directives, shlex.join(recorder(tmp_path / "seen"))]))
+    script = cluster.jobs / "array.sh"
+    script.write_text("\n".join(["#!/bin/bash", *directives, shlex.join(recorder(tmp_path / "seen")), ""]))
+    job = cluster.run("qsub", script.name)
     cluster.wait(job)
     environs = recorded(tmp_path / "seen")
     names = ("PBS_ARRAY_INDEX", "PBS_ARRAY_ID", "PBS_JOBNAME", "PBS_O_WORKDIR")
