@@ -25,7 +25,7 @@ FOLDER = ROOT / "build" / "fuzz"
 ALL_SECONDS = 1800
 TIMEOUT = 25  # seconds for one input; libFuzzer calls a longer one a hang
 MEMORY = 1024  # MiB; Python, NumPy and the targets take 100
-MAX_BYTES = {"annotation": 4096, "journal": 4096, "lists": 4096, "table": 4096, "plan": 8192, "manifest": 8192}
+MAX_BYTES = {"annotation": 4096, "journal": 4096, "lists": 4096, "table": 4096, "plan": 8192}
 DEFAULT_MAX_BYTES = 1 << 16
 
 

@@ -127,7 +127,7 @@ def test_unfinished_store_is_never_read_nor_called_undamaged(
         assert "whole" not in capsys.readouterr().out
     assert read_status(out).blocks_done == 15
     os.close(hold)
-    assert paused.ended().code == 0
+    assert paused.ended().returncode == 0
     assert open_store(out)
 
 
