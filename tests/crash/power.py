@@ -31,7 +31,7 @@ class Recorder:
     """
 
     def __init__(self, path: Path, ignored: Collection[str] = ()) -> None:
-        self._path, self._lock, self._forgotten = path, threading.Lock(), ignored
+        self._path, self._lock, self._ignored = path, threading.Lock(), ignored
         self._pid = self._fd = -1
         path.write_bytes(b"")
 
@@ -52,7 +52,7 @@ class Recorder:
         with self._lock:  # records have the order of the calls, and no thread is killed while it records
             is_new = name == "open_file" and args[1] & os.O_CREAT and not args[0].exists()
             result = real(*args)
-            if (is_new or name in (*CHANGES, *FLUSHES)) and name not in self._forgotten:
+            if (is_new or name in (*CHANGES, *FLUSHES)) and name not in self._ignored:
                 self._write(_record(name, args, result))
             return result
 
