@@ -1,8 +1,7 @@
-"""Builds by jobs and ranks have the same bytes if a node is lost, tasks overlap or another process takes over."""
+"""Builds by jobs and ranks have the same bytes if a node is lost or tasks overlap."""
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 import subprocess
@@ -66,17 +65,4 @@ def test_ranks_of_mpiexec_share_a_build(mpi: str, out: Path, uninterrupted: dict
     assert {(task.task, task.tasks) for task in status.tasks} == {(0, 2), (1, 2), (2, 3)}
     assert status.blocks_done == BLOCKS
     subprocess.run([*PREP, "finish", out], check=True)
-    assert digests(out) == uninterrupted
-
-
-def test_another_process_finishes_the_blocks_of_a_stopped_element(
-    cluster: Cluster, out: Path, uninterrupted: dict[str, str]
-) -> None:
-    array = cluster.submit(work(out, 2), "--array=0-1")
-    processes = stop_in_the_middle(cluster, out, f"{array}_1", task=1)
-    cluster.run(*PREP, "work", out)
-    assert_finished(cluster, out, uninterrupted)
-    for pid in processes:
-        os.kill(pid, signal.SIGCONT)
-    cluster.wait(array)
     assert digests(out) == uninterrupted

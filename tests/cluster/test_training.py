@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TRAIN = EXAMPLES / "train_resnet50.py"
-SIZE, EPOCHS, STEPS = 32, 60, 4  # 16 images per step
+SIZE, EPOCHS, STEPS = 32, 30, 4  # 16 images per step
 FLAGS = ["--model", "small", "--batch-size", "4", "--epochs", str(EPOCHS), "--print-every", "2"]
 FLAGS += ["--checkpoint-every", "2"]
 

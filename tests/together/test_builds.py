@@ -148,9 +148,7 @@ def test_workers_end_when_their_parent_is_killed(
     paused = Prep(*build_arguments(tree, out), "--workers", 2, folder=tmp_path, gates=(gate,))
     hold = paused.reached(gate)
     os.kill(paused.process.pid, signal.SIGKILL)
-    assert (
-        paused.ended().returncode == -signal.SIGKILL
-    )  # every worker has closed its pipes
+    assert paused.ended().returncode == -signal.SIGKILL  # every worker has closed its pipes
     os.close(hold)
     assert StorePaths(out).plan.exists()
     ended = prep(*build_arguments(tree, out))
