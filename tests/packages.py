@@ -26,7 +26,6 @@ Packages = Mapping[str, str]  # maps a Debian package to a program that it conta
 
 
 def missing(packages: Packages, path: str = PATH) -> list[str]:
-    """Return the packages whose programs are missing."""
     return [package for package, program in packages.items() if not _is_there(program, path)]
 
 

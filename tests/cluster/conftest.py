@@ -32,7 +32,6 @@ def programs() -> None:
 
 @pytest.fixture(scope="session")
 def cluster(programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A Slurm cluster of three nodes."""
     running = Cluster(tmp_path_factory.mktemp("slurm"))
     yield running
     running.close()
@@ -46,7 +45,6 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def uninterrupted(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The hashes of the files of an uninterrupted build by one process."""
     out = tmp_path_factory.mktemp("uninterrupted") / "store"
     subprocess.run([*PREP, "build", "imagenet", str(tree), str(out), "--workers", "1"], check=True)
     return digests(out)

@@ -41,7 +41,6 @@ def start(log: Path, command: list[str]) -> int:
 
 
 def reap() -> None:
-    """Reap the children that ended."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -83,7 +83,6 @@ class Cluster:
             raise
 
     def close(self) -> None:
-        """End the daemons and every job."""
         self._keeper.communicate(timeout=30)
 
     def _start(self) -> None:

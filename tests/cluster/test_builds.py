@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from decodeonce.prep.building.status import read_status
-from tests.cluster.builds import BLOCKS, PREP, assert_finished, digests, stop_in_the_middle, work
+from tests.cluster.builds import BLOCKS, PREP, digests, stop_in_the_middle
 from tests.cluster.launchers import MPIEXEC, mpiexec
 from tests.cluster.slurm import Cluster
 from tests.cluster.until import until
@@ -21,7 +21,6 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 @pytest.fixture
 def out(tree: Path, tmp_path: Path) -> Path:
-    """A planned store."""
     out = tmp_path / "store"
     subprocess.run([*PREP, "plan", "imagenet", str(tree), str(out)], check=True)
     assert read_status(out).blocks == BLOCKS
@@ -29,7 +28,9 @@ def out(tree: Path, tmp_path: Path) -> Path:
 
 
 def test_lost_node_returns_with_its_old_processes(cluster: Cluster, out: Path, uninterrupted: dict[str, str]) -> None:
-    job = cluster.submit(work(out), "--requeue")
+    job = cluster.submit(
+        f"exec {shlex.join([*PREP, 'work', str(out), '--workers', '1'])} --task 0 --tasks 1", "--requeue"
+    )
     old = stop_in_the_middle(cluster, out, job)
     node = cluster.facts(job)["NodeList"]
     cluster.disconnect(node)
@@ -38,7 +39,8 @@ def test_lost_node_returns_with_its_old_processes(cluster: Cluster, out: Path, u
         facts = cluster.facts(job)
         assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), cluster.output()
         assert facts["NodeList"] != node
-        assert_finished(cluster, out, uninterrupted)
+        cluster.run(*PREP, "finish", out)
+        assert digests(out) == uninterrupted
         assert cluster.signal(job, signal.SIGCONT) == old
         until(lambda: not cluster.signal(job, signal.SIGCONT), "the end of the old processes")
     finally:

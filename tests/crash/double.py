@@ -82,7 +82,6 @@ class Double:
         self._lock = threading.Lock()
 
     def calls(self) -> list[Call]:
-        """Return the calls so far."""
         return [Call(LABELS[byte >> 1], bool(byte & 1)) for byte in self._log.read_bytes()]
 
     def happened(self) -> Call | None:

@@ -30,13 +30,11 @@ class Forked:
         return self._status
 
     def kill(self) -> None:
-        """Send SIGKILL unless the process is known to have ended."""
         if self._status is None:
             os.kill(self.pid, 9)
 
 
 def fork(module: str, fds: Sequence[int]) -> Forked:
-    """Start `main(arguments)` of a module like child.spawn."""
     pid = os.fork()
     if not pid:
         _child_main(import_module(module), fds)
@@ -59,5 +57,4 @@ def _child_main(module: ModuleType, fds: Sequence[int]) -> None:
 
 
 def install() -> None:
-    """Make prep start its workers with `fork`."""
     vars(child)["spawn"] = fork

@@ -85,7 +85,6 @@ def _child_main(errors: Path, run: Callable[[], int]) -> None:
 
 
 def run_command(target: Target) -> int:
-    """Run the command line in this process and return its exit code."""
     forking.install()
     sys.argv = ["prep", *target.arguments]
     return _run() or 0
@@ -109,7 +108,6 @@ class Crasher:
         self.expected, self.calls = tree_bytes(self.target.sandbox), double.calls()
 
     def clear(self) -> None:
-        """Make a fresh sandbox."""
         shutil.rmtree(self.target.sandbox, ignore_errors=True)
         self.target.set_up()
 

@@ -36,7 +36,6 @@ class Recorder:
         path.write_bytes(b"")
 
     def install(self) -> None:
-        """Record this process and those that it forks."""
         for name in NAMES:
             setattr(disk, name, partial(self._call, name, getattr(disk, name)))
 
@@ -148,7 +147,6 @@ class Change(NamedTuple):
     got: Name | None
 
     def done(self, names: dict[Name, Thing]) -> None:
-        """Apply the change to `names`."""
         if self.lost is not None and names.get(self.lost) is self.thing:
             del names[self.lost]
         if self.got is not None:
@@ -168,7 +166,6 @@ class Disk:
         self._pending: list[Change] = []
 
     def do(self, record: tuple[Any, ...]) -> None:
-        """Add an operation."""
         name, *facts = record
         if name in ("write", "cut", "reserve"):
             self._things[facts[0]].pending.append((name, *facts[1:]))
@@ -233,7 +230,6 @@ class Disk:
 
 
 def lay_out(tree: Tree, sandbox: Path) -> None:
-    """Write a tree into the empty folder `sandbox`."""
     for path, content in tree.items():
         if content is None:
             (sandbox / path).mkdir()

@@ -49,7 +49,6 @@ class Target(ABC):
     repairs: bool = False
 
     def set_up(self) -> None:
-        """Make the sandbox."""
         self.sandbox.mkdir()
 
     @abstractmethod
@@ -70,11 +69,9 @@ class Build(Target):
 
     @property
     def paths(self) -> StorePaths:
-        """The paths of the store."""
         return StorePaths(self.sandbox / "out")
 
     def check(self, expected: dict[str, bytes]) -> None:
-        """Open and verify the store, and read its status."""
         try:
             finished = read_status(self.paths.root).finished
         except BuildError:
@@ -94,7 +91,6 @@ class Stage(Target):
     """`prep stage`."""
 
     def check(self, expected: dict[str, bytes]) -> None:
-        """Open and verify the staged part."""
         part = self.sandbox / "part"
         check_store(part, expected, self.sandbox, (part / "store.json").exists())
 
@@ -103,7 +99,6 @@ class Export(Target):
     """`prep export`; DEST exists once it is complete."""
 
     def check(self, expected: dict[str, bytes]) -> None:
-        """Check that DEST is missing or complete."""
         if (self.sandbox / "out").exists():
             assert {name: data for name, data in tree_bytes(self.sandbox).items() if ".export" not in name} == expected
 
@@ -112,7 +107,6 @@ class Repair(Target):
     """`prep repair` of a store with a flipped bit, a truncated shard and a missing small file."""
 
     def set_up(self) -> None:
-        """Copy the damaged store."""
         shutil.copytree(self.sandbox.with_name(DAMAGED), self.sandbox)
 
     def check(self, expected: dict[str, bytes]) -> None:
@@ -136,7 +130,6 @@ class AddColumn(Target):
     """`prep column add` to a complete store."""
 
     def set_up(self) -> None:
-        """Copy the store."""
         self.sandbox.mkdir()
         shutil.copytree(self.sandbox.with_name(STORE), self.sandbox / "out")
 

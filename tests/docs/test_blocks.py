@@ -67,7 +67,6 @@ def folder(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Limit torch to one thread. The models are small; on a busy machine, threads mostly wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -87,7 +86,6 @@ def one_rank(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def text_of(name: str) -> str:
-    """Return all Python code of a page."""
     return "".join(block.text for block in PYTHON[name])
 
 

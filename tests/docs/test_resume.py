@@ -39,7 +39,6 @@ class Runner:
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def folder(self, parent: Path) -> Path:
-        """Create a new folder to train in."""
         folder = parent / f"run{next(self.numbers)}"
         folder.mkdir()
         (folder / "train.store").symlink_to(self.store)

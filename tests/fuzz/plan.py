@@ -31,7 +31,6 @@ def seeds() -> Iterator[bytes]:
 
 
 def mutate(data: bytes, size: int, random: Random, mutate: Mutate) -> bytes:
-    """Change the JSON."""
     return mutate_tree(data, size, random, mutate)
 
 

@@ -28,7 +28,6 @@ DEFAULT_MAX_BYTES = 1 << 16
 
 
 def main() -> int:
-    """Run the targets, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=int, help="time per target (default: half an hour, divided by the targets)")
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"any of {', '.join(TARGETS)} (default: all)")
@@ -71,7 +70,6 @@ def fuzz(name: str, seconds: int) -> bool:
 
 
 def failure(log: str) -> str:
-    """Return the line of libFuzzer's log that describes the failure."""
     lines = [line.strip() for line in log.splitlines()]
     exceptions = [after for line, after in pairwise(lines) if "Uncaught Python exception" in line]
     return next(iter([*exceptions, *(line for line in lines if "ERROR: libFuzzer" in line)]), "see the log")

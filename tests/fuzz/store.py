@@ -39,7 +39,6 @@ def seeds() -> Iterator[bytes]:
 
 
 def mutate(data: bytes, size: int, random: Random, mutate: Mutate) -> bytes:
-    """Change the manifest or the files."""
     return mutate_tree(data, size, random, mutate)
 
 
