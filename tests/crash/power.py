@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from decodeonce.store import disk
-from tests.crash.double import NAMES, SECTOR
+from tests.crash.double import NAMES, SECTOR, Log
 
 CHANGES = ("mkdir", "replace", "unlink", "rmdir", "write", "pwrite", "ftruncate", "fallocate")
 FLUSHES = ("fsync", "fdatasync")
@@ -31,9 +31,7 @@ class Recorder:
     """
 
     def __init__(self, path: Path, ignored: Collection[str] = ()) -> None:
-        self._path, self._lock, self._ignored = path, threading.Lock(), ignored
-        self._pid = self._fd = -1
-        path.write_bytes(b"")
+        self._log, self._lock, self._ignored = Log(path), threading.Lock(), ignored
 
     def install(self) -> None:
         for name in NAMES:
@@ -42,7 +40,7 @@ class Recorder:
     def records(self) -> list[tuple[Any, ...]]:
         """Return the calls in order; files and folders are inode numbers."""
         found = []
-        with open(self._path, "rb") as file:
+        with open(self._log.path, "rb") as file:
             while file.peek(1):
                 found.append(pickle.load(file))
         return found
@@ -52,13 +50,8 @@ class Recorder:
             is_new = name == "open_file" and args[1] & os.O_CREAT and not args[0].exists()
             result = real(*args)
             if (is_new or name in (*CHANGES, *FLUSHES)) and name not in self._ignored:
-                self._write(_record(name, args, result))
+                self._log.append(pickle.dumps(_record(name, args, result)))
             return result
-
-    def _write(self, record: tuple[Any, ...]) -> None:
-        if self._pid != os.getpid():  # a worker has closed the inherited descriptor
-            self._fd, self._pid = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), os.getpid()
-        os.write(self._fd, pickle.dumps(record))
 
 
 def _record(name: str, args: tuple[Any, ...], result: Any) -> tuple[Any, ...]:
