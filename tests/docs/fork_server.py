@@ -1,8 +1,8 @@
-"""Run a training script in forked processes, and kill some with SIGKILL: `python -m tests.docs.fork_server SCRIPT`.
+"""Run training scripts in forked processes, and kill some with SIGKILL: `python -m tests.docs.fork_server`.
 
 Importing torch takes seconds, so this process imports it once and forks. It starts no threads. Each line of its
-standard input is a run: {"folder", "ranks", "port", "step", "line"} as JSON. The script runs with that many ranks,
-each of which appends a line per batch to rows<rank>.jsonl. The answer is a line with the exit statuses of the ranks.
+standard input is a run: {"script", "folder", "ranks", "port", "step", "line"} as JSON. The script runs with that many
+ranks, each of which appends a line per batch to rows<rank>.jsonl. The answer is a line with the ranks' exit statuses.
 
 The last rank is killed in step `step`, counted from 1, before it runs the line `line` of that step, counted from 0. The
 other ranks are then killed, too. With step 0, no rank is killed.
@@ -26,10 +26,10 @@ import torch.distributed
 from decodeonce import Batch, Loader
 
 
-def main(script: Path) -> None:
-    code = compile(script.read_text(), str(script), "exec")
+def main() -> None:
     for line in sys.stdin:
         run = json.loads(line)
+        code = compile(Path(run["script"]).read_text(), run["script"], "exec")
         ranks = {fork(run, rank, code): rank for rank in range(run["ranks"])}
         statuses = [0] * len(ranks)
         while ranks:
@@ -96,4 +96,4 @@ def execute(code: CodeType, log: Path, kill_at: tuple[int, int] | None) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+    main()

@@ -34,6 +34,7 @@ class Runner:
     """Runs the script with one process per rank."""
 
     server: subprocess.Popen[str]
+    script: Path
     store: Path
     lines: int
     numbers: Iterator[int] = field(default_factory=itertools.count)
@@ -51,8 +52,8 @@ class Runner:
         """
         assert self.server.stdin is not None
         assert self.server.stdout is not None
-        run = {"folder": str(folder), "ranks": 1, "port": 0, "step": 0, "line": 0, **options}
-        print(json.dumps(run), file=self.server.stdin, flush=True)
+        run = {"script": str(self.script), "folder": str(folder), "ranks": 1, "port": 0, "step": 0, "line": 0}
+        print(json.dumps(run | options), file=self.server.stdin, flush=True)
         statuses: list[int] = json.loads(self.server.stdout.readline())
         outputs = [(folder / f"rank{rank}.out").read_text() for rank in range(len(statuses))]
         if -signal.SIGKILL in statuses:
@@ -62,8 +63,19 @@ class Runner:
         return statuses
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[subprocess.Popen[str]]:
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    command, environ = [sys.executable, "-m", "tests.docs.fork_server"], os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, cwd=ROOT, env=environ, **pipes) as server:
+        yield server
+        server.communicate("")
+
+
 @pytest.fixture(scope="module", params=LINES)
-def runner(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Runner]:
+def runner(
+    server: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Runner:
     folder = tmp_path_factory.mktemp("runner")
     if request.param == "plain":
         page = ROOT / "docs" / "how-to" / "multi-gpu-and-resume.md"
@@ -76,11 +88,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     (folder / "train.py").write_text(text)
     columns = {"weight": np.linspace(0.5, 1.5, ROWS, dtype="<f4")}
     store = make_store(folder / "store", random_images(ROWS, shape=(8, 8, 3)), shard_rows=7, columns=columns)
-    command = [sys.executable, "-m", "tests.docs.fork_server", str(folder / "train.py")]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes) as server:
-        yield Runner(server, store, LINES[request.param])
-        server.communicate("")
+    return Runner(server, folder / "train.py", store, LINES[request.param])
 
 
 def pop_log(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
