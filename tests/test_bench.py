@@ -54,7 +54,7 @@ def test_gpu_benchmark_runs_on_cpu(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_gpu_benchmark_of_peers_runs_on_cpu(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "imagenet", classes=2, per_class=2)
-    facts = run("gpu_peers", tree, *ON_CPU, "--steps", "3", "--scratch", tmp_path / "scratch")
+    facts = run("gpu_peers", tree, *ON_CPU, "--steps", "1", "--scratch", tmp_path / "scratch")
     feeds = {"decodeonce Loader", "DataLoader, memory map, prefetcher", "DataLoader, JPEG files, prefetcher"}
     assert feeds | {"one batch on the device"} <= set(facts["runs"])
     assert not feeds & set(facts["missing"])
