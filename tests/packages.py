@@ -7,7 +7,8 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
@@ -39,12 +40,19 @@ def need(packages: Packages, path: str = PATH) -> None:
     """Install missing programs of these packages. If that fails, skip the test, or let it fail in CI."""
     if not missing(packages, path):
         return
-    with open(LOCK, "w") as file:  # a second apt-get would fail, because the first holds apt's locks
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with install_lock():
         lacking = missing(packages, path)
         why = apt_get(lacking) if lacking else ""
     if lacking := missing(packages, path):
         give_up(f"to run these tests: apt-get install {' '.join(lacking)} ({why})")
+
+
+@contextmanager
+def install_lock() -> Iterator[None]:
+    """Let one test process install at a time. A second apt-get would fail, because the first holds apt's locks."""
+    with open(LOCK, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def give_up(reason: str) -> NoReturn:

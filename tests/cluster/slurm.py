@@ -168,6 +168,9 @@ class Cluster:
         shown = self.run("scontrol", "-o", "show", "job", job)
         return dict(fact.partition("=")[::2] for fact in shown.split() if "=" in fact)
 
+    def cancel(self, job: str) -> None:
+        self.run("scancel", job)
+
     def signal(self, job: str, number: signal.Signals) -> list[int]:
         """Signal every process of a job or element directly, not through Slurm; return their ids."""
         # scancel --signal=STOP would set the state of the job to STOPPED, which squeue then treats as ended.
@@ -185,6 +188,10 @@ class Cluster:
         array = f"{environ.get('SLURM_ARRAY_JOB_ID')}_{environ.get('SLURM_ARRAY_TASK_ID')}"
         ours = environ.get("SLURM_CONF") == self.environ["SLURM_CONF"]
         return ours and job in (environ.get("SLURM_JOB_ID"), array)
+
+    def requeue(self, job: str) -> None:
+        """End a running job and queue it again."""
+        self.run("scontrol", "requeue", job)
 
     def disconnect(self, node: str) -> None:
         """Kill the daemon of a node and mark the node as down. The processes of its jobs keep running.

