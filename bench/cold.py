@@ -46,7 +46,7 @@ DEPTHS = (1, 4, 16, 64, 256)
 MAX_IN_FLIGHT = 256 << 20  # bytes that one fio reads at a time
 SHUFFLES: tuple[Shuffle, ...] = ("full", "window", "none")
 READERS = ("pread", "mmap")
-FINALISTS = 3  # per access pattern, and overall
+FINALISTS = 3
 SLOTS = 5  # of a Loader: its prefetch and two more
 
 
@@ -147,14 +147,6 @@ def all_reads(store: Store) -> Iterator[Reads]:
                         yield Reads(rw, engine, size, depth)
 
 
-def has_pattern(store: Store, shuffle: str, reads: Reads) -> bool:
-    """Return whether fio reads like the Loader with this `shuffle`: random rows, random blocks, or all in order."""
-    row, block = block_bytes(store)
-    if shuffle == "none":
-        return reads.rw == "read"
-    return (reads.rw, reads.block) == ("randread", row if shuffle == "full" else block)
-
-
 def fio_rate(store: Store, reads: Reads, seconds: float) -> float:
     """Run fio on the rows of the first shard, for at most `seconds`; return bytes/s. It reads no row twice."""
     shard = store.manifest.shards[0]
@@ -187,13 +179,9 @@ def sweep(store: Store, seconds: float) -> dict[Reads, float]:
     return rates
 
 
-def finalists(store: Store, rates: dict[Reads, float]) -> list[Reads]:
-    """Return the fastest settings overall and per access pattern of the Loader."""
-    by_rate = sorted(rates, key=rates.__getitem__, reverse=True)
-    chosen = by_rate[:FINALISTS]
-    for shuffle in SHUFFLES:
-        chosen += [reads for reads in by_rate if has_pattern(store, shuffle, reads)][:FINALISTS]
-    return list(dict.fromkeys(chosen))
+def finalists(rates: dict[Reads, float]) -> list[Reads]:
+    """Return the fastest settings."""
+    return sorted(rates, key=rates.__getitem__, reverse=True)[:FINALISTS]
 
 
 def read_ahead_batches(store: Store, batch_size: int, shuffle: str) -> int:
@@ -232,22 +220,20 @@ def cold_epoch(store: Store, batch_size: int, shuffle: Any, reader: Any) -> Epoc
 def measure(store: Store, batch_size: int, repeats: int, seconds: float) -> dict[str, Any]:
     """Run the sweep, then repeat fio's finalists and the Loader in turn; return all rates."""
     once = sweep(store, seconds)
-    fio: dict[Reads, list[float]] = {reads: [] for reads in finalists(store, once)}
+    fio: dict[Reads, list[float]] = {reads: [] for reads in finalists(once)}
     loads: dict[tuple[str, str], list[EpochRate]] = {(order, reader): [] for order in SHUFFLES for reader in READERS}
     for _ in range(repeats):
         for reads, rates in fio.items():
             rates.append(fio_rate(store, reads, seconds))
         for (shuffle, reader), epochs in loads.items():
             epochs.append(cold_epoch(store, batch_size, shuffle, reader))
-    best = fastest(fio, list(fio))
+    best = fastest(fio)
     loader = {}
     for (shuffle, reader), epochs in loads.items():
         rates = [epoch.rate for epoch in epochs]
-        alike = fastest(fio, [reads for reads in fio if has_pattern(store, shuffle, reads)])
         loader[f'`shuffle="{shuffle}"`, {reader}'] = {
             "bytes_per_s": rates,
             "of_best": ratio(rates, fio[best]),
-            "of_best_alike": ratio(rates, fio[alike]),
             "read_per_byte": statistics.median(epoch.read for epoch in epochs),
         }
     return {
@@ -258,9 +244,9 @@ def measure(store: Store, batch_size: int, repeats: int, seconds: float) -> dict
     }
 
 
-def fastest(rates: dict[Reads, list[float]], among: list[Reads]) -> Reads:
+def fastest(rates: dict[Reads, list[float]]) -> Reads:
     """Return the settings with the largest median rate."""
-    return max(among, key=lambda reads: statistics.median(rates[reads]))
+    return max(rates, key=lambda reads: statistics.median(rates[reads]))
 
 
 def rate_text(rates: list[float]) -> str:
@@ -271,14 +257,12 @@ def rate_text(rates: list[float]) -> str:
 
 def table(facts: dict[str, Any]) -> str:
     """Return the table for docs/reference/benchmarks.md."""
-    lines = ["| | GB/s | / fastest fio | / fastest fio with this pattern | read per byte |", "|---|---|---|---|---|"]
+    lines = ["| | GB/s | / fastest fio | read per byte |", "|---|---|---|---|"]
     for name, rates in sorted(facts["fio"].items(), key=lambda item: -statistics.median(item[1])):
-        lines.append(f"| fio: {name} | {rate_text(rates)} | | | |")
+        lines.append(f"| fio: {name} | {rate_text(rates)} | | |")
     for name, found in facts["loader"].items():
-        ratios = (ratio_text(found[key]) for key in ("of_best", "of_best_alike"))
-        lines.append(
-            f"| {name} | {rate_text(found['bytes_per_s'])} | {' | '.join(ratios)} | {found['read_per_byte']:.2f} |"
-        )
+        cells = [name, rate_text(found["bytes_per_s"]), ratio_text(found["of_best"]), f"{found['read_per_byte']:.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -1,6 +1,6 @@
 """Measure transfers to an accelerator, and training and augmentation from a store.
 
-    python -m bench.gpu [STORE] [--batch-size 256] [--steps 60] [--repeats 5] [--trace FILE.svg] [--json]
+    python -m bench.gpu [STORE] [--batch-size 256] [--steps 60] [--repeats 5] [--trace FILE.json] [--json]
 
 It takes up to five minutes on one GPU. The arms of a repeat run in turn. Results are medians; ratios are ratios of the
 medians with their range over the repeats. Without STORE, 4 GB of random rows are created in build/gpu.store.
@@ -14,7 +14,7 @@ medians with their range over the repeats. Without STORE, 4 GB of random rows ar
   the share of the time in which the device had no batch; "steps waited" is the share of steps for which the loop had to
   wait in next(). The processor time is that of the whole process, which includes the waiting of the device's driver.
 - Augmentation: images/s of RandomResizedCrop(224), RandomFlip and Normalize to bf16.
-- `--trace`: what each stream did during three steps from the store, drawn as an image.
+- `--trace`: what each stream did during three steps from the store, for https://ui.perfetto.dev.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from typing import Any
 from bench.conditions import conditions, heading, medians, ratio, ratio_text
 from bench.copies import drain
 from bench.gpu_arms import Bench
-from bench.streams import draw, hidden_share, read_streams
 from bench.synthetic import synthetic_store
 from bench.training import ROOT, TRACED_STEPS, Run, parse_options
 from decodeonce import open_store
@@ -100,26 +99,19 @@ def table(facts: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", type=Path, nargs="?")
-    parser.add_argument("--trace", type=Path, metavar="FILE.svg", help="draw the streams of the device during training")
+    parser.add_argument("--trace", type=Path, metavar="FILE.json", help="trace the streams during training")
     options = parse_options(parser)
-    if options.trace and options.device.type == "cpu":
-        parser.error("--trace draws the streams of a device, and a CPU has none; leave it out, or run on a GPU")
     store = open_store(options.store or synthetic_store(ROOT / "build" / "gpu.store", ROWS))
     here = conditions(len(store), "rows in the page cache (warm)")
     bench = Bench(store, options.device, options.batch_size, options.steps)
-    facts: dict[str, Any] = {"conditions": here}
     if options.trace:  # before the measurements, so that none is lost if the profiler does not work
-        streams = read_streams(bench.training.trace(bench.batches("from the store", TRACED_STEPS)))
-        options.trace.write_text(draw(streams), encoding="utf-8")
-        facts["copies_under_compute"] = hidden_share(streams)
-    facts |= measure(bench, options.repeats)
+        bench.training.trace(bench.batches("from the store", TRACED_STEPS), options.trace)
+    facts = {"conditions": here, **measure(bench, options.repeats)}
     if options.json:
         print(json.dumps(facts))
         return
     print(heading(facts["conditions"]))
     print(table(facts))
-    if options.trace:
-        print(f"{facts['copies_under_compute']:.2f} of the time of copies is under compute: {options.trace}")
 
 
 if __name__ == "__main__":

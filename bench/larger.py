@@ -24,7 +24,6 @@ import signal
 import statistics
 import sys
 import tempfile
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +44,10 @@ from bench.cold import (
     timed_epoch,
 )
 from bench.conditions import conditions, heading
-from bench.soak import UsageOverTime, build_and_verify, print_growth, table, watch
+from bench.soak import build_and_verify, print_growth, table, watch
 from decodeonce import Loader, open_store
 
 EPOCHS = 2
-PARTS = 10
 
 
 def measure_epochs(path: Path, shuffle: Any, batch_size: int) -> list[list[float]]:
@@ -59,13 +57,6 @@ def measure_epochs(path: Path, shuffle: Any, batch_size: int) -> list[list[float
     with Loader(path, batch_size=batch_size, shuffle=shuffle) as loader:
         print(loader.stats()["reader"], flush=True)  # makes the parent start sampling
         return [list(timed_epoch(loader, store, shuffle)) for _ in range(EPOCHS)]
-
-
-def memory_over_time(samples: UsageOverTime) -> str:
-    """Return the median anonymous memory in MB of each tenth of the time."""
-    ends = [len(samples) * tenth // PARTS for tenth in range(PARTS + 1)]
-    parts = [[usage.anonymous for _, usage in samples[a:b]] for a, b in pairwise(ends) if a < b]
-    return " ".join(f"{statistics.median(part):.0f}" for part in parts)
 
 
 def measure(source: Path, scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -78,7 +69,7 @@ def measure(source: Path, scratch: Path, options: argparse.Namespace) -> dict[st
     fio: dict[Reads, list[float]] = {}
     if options.fio:
         print("running fio with all settings …", file=sys.stderr, flush=True)
-        fio = {reads: [] for reads in finalists(store, sweep(store, options.seconds))}
+        fio = {reads: [] for reads in finalists(sweep(store, options.seconds))}
     epochs = {}
     for shuffle in SHUFFLES:
         for reads, rates in fio.items():
@@ -88,7 +79,7 @@ def measure(source: Path, scratch: Path, options: argparse.Namespace) -> dict[st
         found, output = watch([sys.executable, "-m", "bench.larger", *arguments], options.every, announced=True)
         name = f'Loader, `shuffle="{shuffle}"`'
         processes[name], epochs[name] = found[""], json.loads(output.splitlines()[-1])
-    best = fastest(fio, list(fio)) if fio else None
+    best = fastest(fio) if fio else None
     return {
         "conditions": here | {"images": len(store)},
         "storage": f"{storage_name(path)}, {options.fio or 'no fio'}",
@@ -149,10 +140,7 @@ def main() -> int:
         facts = measure(source, scratch, options)
     finally:
         shutil.rmtree(scratch)
-    processes = facts["processes"]
-    print(rates_table(facts), table(processes), sep="\n\n", end="\n\n")
-    for name, samples in processes.items():
-        print(f"{name}, anonymous memory in MB, median of each tenth of its time: {memory_over_time(samples)}")
+    print(rates_table(facts), table(facts["processes"]), sep="\n\n", end="\n\n")
     return print_growth(facts, as_json=options.json)
 
 

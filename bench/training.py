@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
-import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,8 +19,7 @@ from examples.train_resnet50 import resnet50
 ROOT = Path(__file__).resolve().parent.parent
 
 CLASSES = 1000
-SKIPPED_STEPS, DRAWN_STEPS = 4, 3  # the first steps of an epoch transfer the batches ahead
-TRACED_STEPS = SKIPPED_STEPS + DRAWN_STEPS
+SKIPPED_STEPS, TRACED_STEPS = 4, 7  # the first steps of an epoch transfer the batches ahead
 Batches = Iterable[Iterable[Tensor]]  # images and labels on the device
 Run = dict[str, float]
 
@@ -110,16 +107,13 @@ class Training:
             "processor_s_per_step": processor / len(waits),
         }
 
-    def trace(self, batches: Batches) -> dict[str, Any]:
-        """Train on TRACED_STEPS batches; return the Chrome trace of the last DRAWN_STEPS steps."""
-        plan = schedule(wait=SKIPPED_STEPS - 1, warmup=1, active=DRAWN_STEPS, repeat=1)
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder, "trace.json")
-            with profile(schedule=plan, on_trace_ready=lambda found: found.export_chrome_trace(str(file))) as profiler:
-                for images, labels in batches:
-                    self.step(images, labels)
-                    profiler.step()
-            return dict(json.loads(file.read_text()))
+    def trace(self, batches: Batches, file: Path) -> None:
+        """Train on TRACED_STEPS batches, and write a Chrome trace of the last three steps."""
+        plan = schedule(wait=SKIPPED_STEPS - 1, warmup=1, active=TRACED_STEPS - SKIPPED_STEPS, repeat=1)
+        with profile(schedule=plan, on_trace_ready=lambda found: found.export_chrome_trace(str(file))) as profiler:
+            for images, labels in batches:
+                self.step(images, labels)
+                profiler.step()
 
     def _mark(self) -> Any:
         """Mark this place in the work of the current stream; on a CPU, it is the current time.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -63,19 +62,6 @@ def group_of_test(nodeid: str) -> str:
     """Return the name of a test's group: its file, or the folder whose files share one Slurm or one GlusterFS."""
     path = nodeid.partition("::")[0]
     return next((folder for folder in ("cluster", "netfs") if folder in path.split("/")), path)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the number of crash points tried, by kind (tests/crash)."""
-    tried = Counter[str]()
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            if getattr(report, "when", None) == "call":
-                tried.update(dict(report.user_properties).get("tried", {}))
-    if tried:
-        terminalreporter.section(f"{sum(tried.values())} crash points tried")
-        for kind, number in sorted(tried.items()):
-            terminalreporter.line(f"{number:6} {kind}")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -10,11 +10,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
 
-import pytest
-
-from tests.packages import is_fatal
+from tests.packages import give_up
 
 
 @contextmanager
@@ -33,7 +30,7 @@ def reporting_disk(folder: Path, figures: tuple[int, int, int, int, int]) -> Ite
     try:
         fd = os.open("/dev/fuse", os.O_RDWR)
     except OSError as error:
-        _give_up(f"FUSE requires root and /dev/fuse: {error.strerror}")
+        give_up(f"FUSE requires root and /dev/fuse: {error.strerror}")
     server = threading.Thread(target=_serve, args=(fd, figures), daemon=True)
     try:
         with _mounted(folder, "fuse", f"fd={fd},rootmode=40000,user_id=0,group_id=0", fd) as disk:
@@ -79,14 +76,8 @@ def _mounted(folder: Path, kind: str, options: str, *fds: int) -> Iterator[Path]
     if mounted.returncode:
         # The reason contains no folder or size, so that pytest reports all skipped tests in one line.
         reason = mounted.stderr.partition("\n")[0].rpartition(": ")[2]
-        _give_up(f"mounting a {kind} requires root: {reason}")
+        give_up(f"mounting a {kind} requires root: {reason}")
     try:
         yield disk
     finally:
         subprocess.run(["umount", str(disk)], check=True)
-
-
-def _give_up(reason: str) -> NoReturn:
-    if is_fatal(os.environ):
-        pytest.fail(reason)
-    pytest.skip(reason)

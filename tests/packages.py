@@ -7,10 +7,11 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -26,7 +27,6 @@ Packages = Mapping[str, str]  # maps a Debian package to a program that it conta
 
 
 def missing(packages: Packages, path: str = PATH) -> list[str]:
-    """Return the packages whose programs are missing."""
     return [package for package, program in packages.items() if not _is_there(program, path)]
 
 
@@ -36,15 +36,15 @@ def _is_there(program: str, path: str) -> bool:
     return found is not None and (program != "qsub" or b"sbatch" in Path(found).read_bytes())
 
 
-def provide(packages: Packages, path: str = PATH, install: Callable[[list[str]], str] | None = None) -> str:
-    """Install missing packages if possible. Return "" if none is missing afterwards, otherwise what to do."""
+def need(packages: Packages, path: str = PATH) -> None:
+    """Install missing programs of these packages. If that fails, skip the test, or let it fail in CI."""
     if not missing(packages, path):
-        return ""
+        return
     with install_lock():
-        if lacking := missing(packages, path):
-            why = (install or apt_get)(lacking)
-            lacking = missing(packages, path)
-    return f"to run these tests: apt-get install {' '.join(lacking)} ({why})" if lacking else ""
+        lacking = missing(packages, path)
+        why = apt_get(lacking) if lacking else ""
+    if lacking := missing(packages, path):
+        give_up(f"to run these tests: apt-get install {' '.join(lacking)} ({why})")
 
 
 @contextmanager
@@ -53,6 +53,11 @@ def install_lock() -> Iterator[None]:
     with open(LOCK, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def give_up(reason: str) -> NoReturn:
+    """Skip a test that cannot run here, or let it fail in CI, where a skipped test would go unnoticed."""
+    (pytest.fail if is_fatal(os.environ) else pytest.skip)(reason)
 
 
 def apt_get(packages: list[str]) -> str:
@@ -77,9 +82,3 @@ def apt_get(packages: list[str]) -> str:
 def is_fatal(environ: Mapping[str, str]) -> bool:
     """Return whether a skipped test is a failure: in CI, except if ALLOW_SKIPS is set."""
     return bool(environ.get("CI")) and not environ.get("ALLOW_SKIPS")
-
-
-def need(packages: Packages, path: str = PATH) -> None:
-    """Install the programs of these packages. If that fails, skip the test, or let it fail in CI."""
-    if problem := provide(packages, path):
-        (pytest.fail if is_fatal(os.environ) else pytest.skip)(problem)

@@ -39,7 +39,6 @@ class Terminal:
         self._process.wait()
 
     def write(self, data: bytes) -> None:
-        """Type."""
         os.write(self._fd, data)
 
     def read_until(self, text: str | None) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from bench.conditions import ratio, ratio_text
 from tests.images import make_tree
 from tests.stores import make_store, random_images
 
@@ -25,10 +26,18 @@ def run(module: str, *arguments: str | Path) -> dict[str, Any]:
     return facts
 
 
+def test_ratio_is_ratio_of_medians_with_range_over_repeats() -> None:
+    # The median of the ratios per repeat would be 0.5, which does not match two medians shown in a table.
+    found = ratio([400.0, 450.0, 700.0], [1000.0, 900.0, 1400.0])
+    assert found == pytest.approx([0.45, 0.4, 0.5])
+    assert ratio_text(found) == "0.45 (0.40 to 0.50)"
+
+
 @pytest.mark.long
 def test_gpu_benchmark_runs_on_cpu(tmp_path: Path) -> None:
     store = make_store(tmp_path / "s", random_images(9, shape=(32, 32, 3)))
-    facts = run("gpu", store, *ON_CPU, "--steps", "1")
+    facts = run("gpu", store, *ON_CPU, "--steps", "1", "--trace", tmp_path / "trace.json")
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert (facts["device"], facts["batch_size"]) == ("cpu", 2)
     assert len(facts["runs"]) == 9
     for name in ("one batch", "from the store", "from the cache", "one augmented batch", "with Augment"):
@@ -45,7 +54,7 @@ def test_gpu_benchmark_runs_on_cpu(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_gpu_benchmark_of_peers_runs_on_cpu(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "imagenet", classes=2, per_class=2)
-    facts = run("gpu_peers", tree, *ON_CPU, "--steps", "3", "--scratch", tmp_path / "scratch")
+    facts = run("gpu_peers", tree, *ON_CPU, "--steps", "1", "--scratch", tmp_path / "scratch")
     feeds = {"decodeonce Loader", "DataLoader, memory map, prefetcher", "DataLoader, JPEG files, prefetcher"}
     assert feeds | {"one batch on the device"} <= set(facts["runs"])
     assert not feeds & set(facts["missing"])

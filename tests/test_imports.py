@@ -25,7 +25,7 @@ SUBPACKAGES = {
 PARTS = {
     "store": {"errors", "lazy", "formatting", "host"},
     "loader": {"errors", "splitmix", "host", "launch", "store"},
-    "prep": {"errors", "lazy", "formatting", "host", "splitmix", "store"},
+    "prep": {"errors", "lazy", "formatting", "host", "launch", "splitmix", "store"},
     "cli": {"errors", "formatting", "host", "splitmix", "launch", "store", "prep", "loader"},
 }
 

@@ -105,36 +105,3 @@ def test_larger_benchmark_runs_on_small_store(tmp_path: Path) -> None:
     assert facts["growth"] == []
     assert "fio is missing" in done.stderr
     assert list(scratch.iterdir()) == []
-
-
-def test_cold_benchmark_needs_fio(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bench.cold"]
-    environment = {**os.environ, "PATH": str(tmp_path)}
-    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert "fio is missing" in done.stdout
-
-
-COMPARING = """
-import json
-from pathlib import Path
-from bench.cold import all_reads, finalists, has_pattern, timed_epoch
-from bench.synthetic import synthetic_store
-from decodeonce import Loader, open_store
-store = open_store(synthetic_store(Path(sys.argv[1]), 1200, sparse=True))
-rates = {reads: 1 / (number + 1) for number, reads in enumerate(all_reads(store))}
-chosen = finalists(store, rates)
-patterns = [sum(has_pattern(store, shuffle, reads) for reads in chosen) for shuffle in ("full", "window", "none")]
-with Loader(store, batch_size=400) as loader:
-    try:
-        timed_epoch(loader, store, "full")
-    except SystemExit as error:
-        fastest_first = max(rates.values()) == rates[chosen[0]]
-        print(json.dumps([fastest_first, patterns, str(error)]))
-"""
-
-
-def test_fastest_reads_are_compared_and_small_store_is_rejected(tmp_path: Path) -> None:
-    fastest_first, patterns, error = json.loads(run_in_bench(COMPARING, tmp_path / "sparse.store"))
-    assert fastest_first
-    assert min(patterns) >= 2
-    assert error.endswith("use a larger store or a smaller --batch-size")

@@ -19,7 +19,7 @@ PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "setup.txt"
 PINS = (ROOT / "constraints.txt", ROOT / "constraints-notebook.txt")
 INPUTS = (*PINS, Path(__file__).resolve())
-PACKAGES = ("ipykernel", "jupytext", "matplotlib", "nbclient", "pillow")
+PACKAGES = ("ipykernel", "matplotlib", "nbclient", "pillow")
 NOT_SHARED = ("PIL", "pillow", "pip", "__", "_distutils", "distutils")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 import sys
 from pathlib import Path
@@ -33,17 +32,6 @@ def digests(root: Path) -> dict[str, str]:
     return {name: hexdigest(data) for name, data in tree_bytes(root).items()}
 
 
-def prep(*arguments: str | Path) -> str:
-    """Return a line of a job script. It uses exec, so that signals for the script reach prep."""
-    return f"exec {shlex.join([*PREP, *map(str, arguments)])}"
-
-
-def work(out: Path, tasks: int = 1) -> str:
-    """Return the script of a job, or of an element of an array, that does its share of a build."""
-    task = "$SLURM_ARRAY_TASK_ID" if tasks > 1 else "0"
-    return f"{prep('work', out, '--workers', '1')} --task {task} --tasks {tasks}"
-
-
 def stop_in_the_middle(cluster: Cluster, out: Path, job: str, task: int = 0) -> list[int]:
     """Stop the processes of a job after its task has finished a block but not all; return their process ids."""
 
@@ -55,8 +43,3 @@ def stop_in_the_middle(cluster: Cluster, out: Path, job: str, task: int = 0) -> 
     (stopped,) = (status for status in read_status(out).tasks if status.task == task)
     assert stopped.blocks_done < stopped.blocks
     return processes
-
-
-def assert_finished(cluster: Cluster, out: Path, uninterrupted: dict[str, str]) -> None:
-    cluster.run(*PREP, "finish", out)
-    assert digests(out) == uninterrupted

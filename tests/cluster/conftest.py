@@ -9,20 +9,29 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.builds import PREP, digests, make_slow_tree
-from tests.cluster.programs import CLUSTER
 from tests.cluster.slurm import Cluster
 from tests.packages import need
+
+# Each Debian package whose programs these tests run, and a program by which it is recognised.
+PACKAGES = {
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "slurm-client": "sbatch",
+    "munge": "munged",
+    "slurm-wlm-torque": "qsub",
+    "openmpi-bin": "mpiexec.openmpi",
+    "mpich": "mpiexec.mpich",
+}
 
 
 @pytest.fixture(scope="session")
 def programs() -> None:
     """Skip the tests that need Slurm and two MPIs if these are not installed; fail them if CI is set."""
-    need(CLUSTER)
+    need(PACKAGES)
 
 
 @pytest.fixture(scope="session")
 def cluster(programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A Slurm cluster of three nodes."""
     running = Cluster(tmp_path_factory.mktemp("slurm"))
     yield running
     running.close()
@@ -36,7 +45,6 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def uninterrupted(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The hashes of the files of an uninterrupted build by one process."""
     out = tmp_path_factory.mktemp("uninterrupted") / "store"
     subprocess.run([*PREP, "build", "imagenet", str(tree), str(out), "--workers", "1"], check=True)
     return digests(out)

@@ -14,7 +14,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,35 +41,18 @@ def start(log: Path, command: list[str]) -> int:
 
 
 def reap() -> None:
-    """Reap the children that ended."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def end_all() -> None:
-    """Kill all descendants of this process, including those that start meanwhile."""
-    while pids := descendants(os.getpid()):
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
-        reap()
-
-
-def descendants(ancestor: int) -> list[int]:
-    """Return the ids of all descendants of a process."""
-    children: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(path.read_text().rpartition(")")[2].split()[1])
-        except (FileNotFoundError, ProcessLookupError):  # the process has ended
-            continue
-        children.setdefault(parent, []).append(int(path.parent.name))
-    found = [ancestor]
-    for pid in found:
-        found += children.get(pid, [])
-    return found[1:]
+    """Kill the children until none is left: the children of a killed process become children of this one."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    while pids := children.read_text().split():
+        for pid in map(int, pids):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 if __name__ == "__main__":

@@ -42,5 +42,5 @@ def recorded(folder: Path) -> list[dict[str, str]]:
 
 
 def _numbers(environ: Mapping[str, str]) -> list[int]:
-    names = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+    names = ("SLURM_ARRAY_TASK_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
     return [int(environ.get(name, -1)) for name in names]

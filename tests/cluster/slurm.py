@@ -13,14 +13,12 @@ import sys
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import IO
 
 from tests import packages
 from tests.cluster import keeper, launchers
 from tests.cluster.until import until
 
 NODES = ("node1", "node2", "node3")
-CPUS = 4  # CPUs per node, independent of those of this host
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
 
 CONF = """\
@@ -48,7 +46,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory
 SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
-# a node can claim more CPUs than the host has
+# a node can claim more CPUs (below, 4) than the host has
 SlurmdParameters=config_overrides
 # a node that was set to down stays down
 ReturnToService=1
@@ -57,7 +55,7 @@ KillWait=2
 # keep the states of ended jobs for longer than a test run
 MinJobAge=3600
 DefMemPerCPU=64
-NodeName={nodes} NodeHostname={host} NodeAddr=127.0.0.1 Port={node_ports} CPUs={cpus} RealMemory=1024 State=UNKNOWN
+NodeName={nodes} NodeHostname={host} NodeAddr=127.0.0.1 Port={node_ports} CPUs=4 RealMemory=1024 State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -85,10 +83,7 @@ class Cluster:
             raise
 
     def close(self) -> None:
-        """End the daemons and every job."""
-        _pipe(self._keeper.stdin).close()
-        self._keeper.wait(timeout=30)
-        _pipe(self._keeper.stdout).close()
+        self._keeper.communicate(timeout=30)
 
     def _start(self) -> None:
         self._write_files()
@@ -116,32 +111,30 @@ class Cluster:
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         (self.folder / "plugstack.conf").write_text("optional spank_pbs.so\n")  # PBS_* in addition to SLURM_*
         ports = free_ports(1 + len(NODES))
-        facts = {
-            "host": socket.gethostname().split(".")[0],
-            "user": os.geteuid(),
-            "folder": self.folder,
-            "ports": ports,
-            "nodes": ",".join(NODES),
-            "node_ports": f"[{','.join(map(str, ports[1:]))}]",
-            "cpus": CPUS,
-        }
-        (self.folder / "slurm.conf").write_text(CONF.format(**facts))
+        conf = CONF.format(
+            host=socket.gethostname().split(".")[0],
+            user=os.geteuid(),
+            folder=self.folder,
+            ports=ports,
+            nodes=",".join(NODES),
+            node_ports=f"[{','.join(map(str, ports[1:]))}]",
+        )
+        (self.folder / "slurm.conf").write_text(conf)
 
     def _launch(self, name: str, *command: str) -> int:
         found = shutil.which(command[0], path=packages.PATH) or command[0]
-        keeper_in, keeper_out = _pipe(self._keeper.stdin), _pipe(self._keeper.stdout)
-        print(json.dumps([str(self.folder / f"{name}.log"), found, *command[1:]]), file=keeper_in, flush=True)
-        return int(keeper_out.readline())
+        assert self._keeper.stdin is not None
+        assert self._keeper.stdout is not None
+        print(json.dumps([str(self.folder / f"{name}.log"), found, *command[1:]]), file=self._keeper.stdin, flush=True)
+        return int(self._keeper.stdout.readline())
 
     def _logs(self) -> str:
         tails = {path: path.read_text(errors="replace").splitlines()[-5:] for path in self.folder.glob("*.log")}
         return "Slurm is up\n" + "\n".join(f"{path.name}: {line}" for path, lines in tails.items() for line in lines)
 
     def _idle_nodes(self) -> int:
-        done = subprocess.run(
-            ["sinfo", "-h", "-N", "-o", "%N", "-t", "idle"], env=self.environ, capture_output=True, text=True
-        )
-        return len(set(done.stdout.split()))
+        command = ["sinfo", "-h", "-N", "-o", "%N", "-t", "idle"]  # fails until slurmctld listens
+        return len(set(subprocess.run(command, env=self.environ, capture_output=True, text=True).stdout.split()))
 
     def run(self, *command: str | Path, script: str | None = None) -> str:
         """Run a command in the folder of the jobs, with `script` as standard input; return its output."""
@@ -156,12 +149,6 @@ class Cluster:
         if not any(option.startswith("--output") for option in options):
             options += ("--output=%A_%a.out" if any(o.startswith("--array") for o in options) else "--output=%j.out",)
         return self.run("sbatch", "--parsable", *options, script=f"#!/bin/bash\n{script}\n")
-
-    def qsub(self, script: str, *options: str) -> str:
-        """Submit a script with the qsub of slurm-wlm-torque; return the job id."""
-        path = self.jobs / f"pbs{len(list(self.jobs.glob('pbs*.sh')))}.sh"
-        path.write_text(f"#!/bin/bash\n{script}\n")
-        return self.run("qsub", *options, path.name)
 
     def wait(self, *jobs: str, within: float = 60) -> None:
         """Wait until jobs, including all elements of arrays, have ended, successfully or not."""
@@ -206,19 +193,17 @@ class Cluster:
         """End a running job and queue it again."""
         self.run("scontrol", "requeue", job)
 
-    def set_down(self, node: str) -> None:
-        """Mark a node as down. Slurm ends its jobs, and starts those with --requeue again on other nodes."""
+    def disconnect(self, node: str) -> None:
+        """Kill the daemon of a node and mark the node as down. The processes of its jobs keep running.
+
+        Slurm starts the jobs with --requeue again on other nodes.
+        """
+        os.kill(self._slurmd.pop(node), signal.SIGKILL)
         self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
 
-    def disconnect(self, node: str) -> None:
-        """Kill the daemon of a node and mark the node as down. The processes of its jobs keep running."""
-        os.kill(self._slurmd.pop(node), signal.SIGKILL)
-        self.set_down(node)
-
     def resume(self, node: str) -> None:
-        """Restart the daemon of a node if needed, and return the node to service."""
-        if node not in self._slurmd:
-            self._start_node(node)
+        """Restart the daemon of a node, and return the node to service."""
+        self._start_node(node)
         self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
         until(lambda: self._idle_nodes() == len(NODES), self._logs)
 
@@ -242,8 +227,3 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def _pipe(pipe: IO[str] | None) -> IO[str]:
-    assert pipe is not None
-    return pipe

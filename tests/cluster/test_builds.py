@@ -1,8 +1,7 @@
-"""Builds as cluster jobs have the same bytes if jobs are killed, cancelled, requeued or resubmitted."""
+"""Builds by jobs and ranks have the same bytes if a node is lost or tasks overlap."""
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 import subprocess
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from decodeonce.prep.building.status import read_status
-from tests.cluster.builds import BLOCKS, PREP, assert_finished, digests, stop_in_the_middle, work
+from tests.cluster.builds import BLOCKS, PREP, digests, stop_in_the_middle
 from tests.cluster.launchers import MPIEXEC, mpiexec
 from tests.cluster.slurm import Cluster
 from tests.cluster.until import until
@@ -22,60 +21,16 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 @pytest.fixture
 def out(tree: Path, tmp_path: Path) -> Path:
-    """A planned store."""
-    return plan_store(tree, tmp_path / "store")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def limited(cluster: Cluster, tree: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A store, and a job that has reached its time limit in the middle of the build.
-
-    Slurm checks limits every 30 s. The fixture is used automatically, so that other tests run meanwhile.
-    """
-    out = plan_store(tree, tmp_path_factory.mktemp("limited") / "store")
-    job = cluster.submit(work(out))
-    stop_in_the_middle(cluster, out, job)
-    cluster.run("scontrol", "update", f"JobId={job}", "EndTime=now")
-    return out, job
-
-
-def plan_store(tree: Path, out: Path) -> Path:
+    out = tmp_path / "store"
     subprocess.run([*PREP, "plan", "imagenet", str(tree), str(out)], check=True)
     assert read_status(out).blocks == BLOCKS
     return out
 
 
-def test_killed_element_is_resubmitted(cluster: Cluster, out: Path, uninterrupted: dict[str, str]) -> None:
-    array = cluster.submit(work(out, 2), "--array=0-1")
-    stop_in_the_middle(cluster, out, f"{array}_1", task=1)
-    cluster.signal(f"{array}_1", signal.SIGKILL)
-    cluster.wait(array)
-    assert sorted(cluster.states(array)) == ["COMPLETED", "FAILED"], cluster.output()
-    cluster.wait(cluster.submit(work(out, 2), "--array=1"))
-    assert_finished(cluster, out, uninterrupted)
-
-
-def test_requeued_job_completes(cluster: Cluster, out: Path, uninterrupted: dict[str, str]) -> None:
-    job = cluster.submit(work(out), "--open-mode=append")
-    stop_in_the_middle(cluster, out, job)
-    cluster.requeue(job)
-    cluster.wait(job)
-    assert (cluster.states(job), cluster.facts(job)["Restarts"]) == (["COMPLETED"], "1"), cluster.output()
-    assert_finished(cluster, out, uninterrupted)
-
-
-def test_job_that_reached_its_time_limit_is_resubmitted(
-    cluster: Cluster, limited: tuple[Path, str], uninterrupted: dict[str, str]
-) -> None:
-    out, job = limited
-    cluster.wait(job)
-    assert cluster.states(job) == ["TIMEOUT"], cluster.output()
-    cluster.wait(cluster.submit(work(out)))
-    assert_finished(cluster, out, uninterrupted)
-
-
 def test_lost_node_returns_with_its_old_processes(cluster: Cluster, out: Path, uninterrupted: dict[str, str]) -> None:
-    job = cluster.submit(work(out), "--requeue")
+    job = cluster.submit(
+        f"exec {shlex.join([*PREP, 'work', str(out), '--workers', '1'])} --task 0 --tasks 1", "--requeue"
+    )
     old = stop_in_the_middle(cluster, out, job)
     node = cluster.facts(job)["NodeList"]
     cluster.disconnect(node)
@@ -84,7 +39,8 @@ def test_lost_node_returns_with_its_old_processes(cluster: Cluster, out: Path, u
         facts = cluster.facts(job)
         assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), cluster.output()
         assert facts["NodeList"] != node
-        assert_finished(cluster, out, uninterrupted)
+        cluster.run(*PREP, "finish", out)
+        assert digests(out) == uninterrupted
         assert cluster.signal(job, signal.SIGCONT) == old
         until(lambda: not cluster.signal(job, signal.SIGCONT), "the end of the old processes")
     finally:
@@ -111,17 +67,4 @@ def test_ranks_of_mpiexec_share_a_build(mpi: str, out: Path, uninterrupted: dict
     assert {(task.task, task.tasks) for task in status.tasks} == {(0, 2), (1, 2), (2, 3)}
     assert status.blocks_done == BLOCKS
     subprocess.run([*PREP, "finish", out], check=True)
-    assert digests(out) == uninterrupted
-
-
-def test_another_process_finishes_the_blocks_of_a_stopped_element(
-    cluster: Cluster, out: Path, uninterrupted: dict[str, str]
-) -> None:
-    array = cluster.submit(work(out, 2), "--array=0-1")
-    processes = stop_in_the_middle(cluster, out, f"{array}_1", task=1)
-    cluster.run(*PREP, "work", out)
-    assert_finished(cluster, out, uninterrupted)
-    for pid in processes:
-        os.kill(pid, signal.SIGCONT)
-    cluster.wait(array)
     assert digests(out) == uninterrupted

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.launchers import MPIEXEC, mpiexec, recorded, recorder
+from tests.cluster.launchers import MPIEXEC, recorded, recorder
 from tests.cluster.slurm import Cluster
 
 # The first test on a fresh machine installs Slurm.
@@ -21,19 +21,6 @@ ARRAY = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN"
 def picked(environs: list[dict[str, str]], names: tuple[str, ...]) -> list[list[str | None]]:
     """Return the values of these variables; None if one is not set."""
     return [[environ.get(name) for name in names] for environ in environs]
-
-
-@pytest.mark.usefixtures("programs")
-@pytest.mark.parametrize(
-    ("mpi", "expected"),
-    [
-        ("Open MPI", [["0", "2", None, None], ["1", "2", None, None]]),
-        ("MPICH", [[None, None, "0", "2"], [None, None, "1", "2"]]),
-    ],
-)
-def test_variables_of_mpiexec_ranks(tmp_path: Path, mpi: str, expected: list[list[str | None]]) -> None:
-    mpiexec(mpi, 2, *recorder(tmp_path / "ranks"))
-    assert picked(recorded(tmp_path / "ranks"), (*RANKS, *STEP)) == [[*rank, None, None, None] for rank in expected]
 
 
 def test_variables_of_launchers_in_a_slurm_job(cluster: Cluster, tmp_path: Path) -> None:
@@ -81,14 +68,3 @@ def test_variables_of_array_elements(cluster: Cluster, tmp_path: Path, array: st
     job = cluster.submit(shlex.join(recorder(tmp_path / "seen")), f"--array={array}")
     cluster.wait(job)
     assert picked(recorded(tmp_path / "seen"), ARRAY) == expected
-
-
-def test_variables_of_arrays_of_slurm_wlm_torque(cluster: Cluster, tmp_path: Path) -> None:
-    directives = ["#PBS -J 0-3", "#PBS -N images", "#PBS -l walltime=00:05:00"]
-    job = cluster.qsub("\n".join([*directives, shlex.join(recorder(tmp_path / "seen"))]))
-    cluster.wait(job)
-    environs = recorded(tmp_path / "seen")
-    names = ("PBS_ARRAY_INDEX", "PBS_ARRAY_ID", "PBS_JOBNAME", "PBS_O_WORKDIR")
-    assert picked(environs, names) == [[str(index), job, "images", str(cluster.jobs)] for index in range(4)]
-    assert len({environ["PBS_JOBID"] for environ in environs}) == 4
-    assert cluster.facts(f"{job}_0")["TimeLimit"] == "00:05:00"

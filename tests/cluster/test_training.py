@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TRAIN = EXAMPLES / "train_resnet50.py"
-SIZE, EPOCHS, STEPS = 32, 60, 4  # 16 images per step
+SIZE, EPOCHS, STEPS = 32, 30, 4  # 16 images per step
 FLAGS = ["--model", "small", "--batch-size", "4", "--epochs", str(EPOCHS), "--print-every", "2"]
 FLAGS += ["--checkpoint-every", "2"]
 
@@ -199,20 +199,9 @@ def test_pbs_script_runs_with_qsub_of_slurm_wlm_torque(
     settings |= {"SCRIPT": str(EXAMPLES / "train.pbs")}
     log = tmp_path / "log"
     # -V, because -v of this qsub accepts no spaces.
-    qsub = [
-        "qsub",
-        "-V",
-        "-q",
-        "main",
-        "-l",
-        "select=1:ncpus=4",
-        "-o",
-        str(log),
-        "-e",
-        str(log),
-        str(EXAMPLES / "train.pbs"),
-    ]
-    job = cluster.run("env", *(f"{name}={value}" for name, value in settings.items()), *qsub)
+    qsub = shlex.split("qsub -V -q main -l select=1:ncpus=4")
+    variables = [f"{name}={value}" for name, value in settings.items()]
+    job = cluster.run("env", *variables, *qsub, "-o", log, "-e", log, EXAMPLES / "train.pbs")
     cluster.wait(job, within=240)
     printed = log.read_text()
     assert cluster.states(job) == ["COMPLETED"], printed

@@ -27,7 +27,6 @@ from tests.crash.targets import Target, make_sources, make_stores, make_targets
 
 
 def main() -> int:
-    """Test the suites that the arguments name."""
     parser = argparse.ArgumentParser(prog="python -m tests.crash")
     parser.add_argument("what", nargs="+", metavar="TARGET:SUITE[:AT_MOST]")
     parser.add_argument("--seed", type=int, default=0)

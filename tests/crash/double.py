@@ -66,6 +66,22 @@ class Fault:
     seed: int = 0
 
 
+class Log:
+    """A file to which several processes append, each with its own descriptor."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = self._pid = -1
+        path.write_bytes(b"")
+
+    def append(self, data: bytes) -> int:
+        """Append bytes, and return the size of the file then."""
+        if self._pid != os.getpid():  # an inherited descriptor may be closed, and would share its position
+            self._fd, self._pid = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), os.getpid()
+        os.write(self._fd, data)
+        return os.lseek(self._fd, 0, os.SEEK_CUR)
+
+
 class Double:
     """Replaces the disk module after `install`, in this process and in those that it forks later.
 
@@ -73,17 +89,13 @@ class Double:
     """
 
     def __init__(self, folder: Path, fault: Fault | None = None) -> None:
-        self._log, self._mark, self.fault = folder / "calls", folder / "happened", fault
-        for path in (self._log, self._mark):
-            path.unlink(missing_ok=True)
-        self._log.touch()
-        self._root = self._pid = -1
-        self._fd = -1
+        self._log, self._mark, self.fault = Log(folder / "calls"), folder / "happened", fault
+        self._mark.unlink(missing_ok=True)
+        self._root = -1
         self._lock = threading.Lock()
 
     def calls(self) -> list[Call]:
-        """Return the calls so far."""
-        return [Call(LABELS[byte >> 1], bool(byte & 1)) for byte in self._log.read_bytes()]
+        return [Call(LABELS[byte >> 1], bool(byte & 1)) for byte in self._log.path.read_bytes()]
 
     def happened(self) -> Call | None:
         """Return the call that the fault happened to, if any."""
@@ -101,20 +113,14 @@ class Double:
     def _call(self, name: str, real: Callable[..., Any], *args: Any) -> Any:
         label = "create" if name == "open_file" and args[1] & os.O_CREAT else name
         call = Call(label, os.getpid() != self._root)
-        number = self._number(call)
+        with self._lock:
+            number = self._log.append(_byte(call))
         fault = self.fault
         if fault is None or number < fault.call or not call.accepts(fault.kind):
             return real(*args)
         if self._is_first(call) or fault.kind.endswith("from then on"):
             return self._go_wrong(fault, real, args)
         return real(*args)
-
-    def _number(self, call: Call) -> int:
-        with self._lock:
-            if self._pid != os.getpid():  # an inherited descriptor would share its position with other processes
-                self._fd, self._pid = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), os.getpid()
-            os.write(self._fd, _byte(call))
-            return os.lseek(self._fd, 0, os.SEEK_CUR)
 
     def _is_first(self, call: Call) -> bool:
         try:

@@ -8,14 +8,12 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from itertools import pairwise
 from types import ModuleType
 
 from decodeonce.prep.processes import child
-
-START_HOOKS: list[Callable[[], None]] = []  # each worker calls these when it starts
 
 
 class Forked:
@@ -32,13 +30,11 @@ class Forked:
         return self._status
 
     def kill(self) -> None:
-        """Send SIGKILL unless the process is known to have ended."""
         if self._status is None:
             os.kill(self.pid, 9)
 
 
 def fork(module: str, fds: Sequence[int]) -> Forked:
-    """Start `main(arguments)` of a module like child.spawn."""
     pid = os.fork()
     if not pid:
         _child_main(import_module(module), fds)
@@ -52,8 +48,6 @@ def _child_main(module: ModuleType, fds: Sequence[int]) -> None:
         for first, last in pairwise([2, *sorted(fds), 4096]):
             os.closerange(first + 1, last)
         sys.stdin = open(0)  # noqa: SIM115
-        for hook in START_HOOKS:
-            hook()
         code = module.main([str(fd) for fd in fds]) or 0
     except BaseException:
         traceback.print_exc()
@@ -63,5 +57,4 @@ def _child_main(module: ModuleType, fds: Sequence[int]) -> None:
 
 
 def install() -> None:
-    """Make prep start its workers with `fork`."""
     vars(child)["spawn"] = fork

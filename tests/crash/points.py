@@ -45,12 +45,7 @@ def adopt_orphans() -> None:
 def run_in_child(errors: Path, run: Callable[[], int]) -> Ended:
     """Call `run` in a process group of its own, and wait until all of its processes have ended.
 
-    Args:
-        errors: File for their standard error.
-        run: Returns the exit status.
-
-    Raises:
-        Failure: The processes hang; they are killed.
+    Their standard error goes to the file `errors`. If they hang, kill them and raise Failure.
     """
     pid = os.fork()
     if not pid:
@@ -90,7 +85,6 @@ def _child_main(errors: Path, run: Callable[[], int]) -> None:
 
 
 def run_command(target: Target) -> int:
-    """Run the command line in this process and return its exit code."""
     forking.install()
     sys.argv = ["prep", *target.arguments]
     return _run() or 0
@@ -114,7 +108,6 @@ class Crasher:
         self.expected, self.calls = tree_bytes(self.target.sandbox), double.calls()
 
     def clear(self) -> None:
-        """Make a fresh sandbox."""
         shutil.rmtree(self.target.sandbox, ignore_errors=True)
         self.target.set_up()
 
@@ -190,9 +183,7 @@ class Crasher:
     def check_rerun(self, *, complete: bool = False, durable: int = 0) -> None:
         """Check the files, run the command again, and compare the result.
 
-        Args:
-            complete: Whether everything must be there before the command runs again.
-            durable: Number of units of work that must not be lost.
+        If `complete`, everything must be there before; at least `durable` units of work must not be lost.
         """
         ended = run_in_child(self.errors, lambda: self._check_and_resume(complete, durable))
         if ended != Ended(0, "") and not self.is_refusal(ended):
@@ -212,10 +203,8 @@ class Crasher:
 
     def is_refusal(self, ended: Ended) -> bool:
         """Return whether the command refused to run because everything was done before."""
-        refusal = self.target.refusal
-        return (
-            bool(refusal) and ended.status == EXIT_FAILED and refusal in ended.stderr and ended.stderr.count("\n") == 1
-        )
+        refusal, lines = self.target.refusal, ended.stderr.count("\n")
+        return bool(refusal) and (ended.status, lines) == (EXIT_FAILED, 1) and refusal in ended.stderr
 
 
 def differences(found: dict[str, bytes], expected: dict[str, bytes]) -> str:

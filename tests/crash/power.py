@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from decodeonce.store import disk
-from tests.crash.double import NAMES, SECTOR
+from tests.crash.double import NAMES, SECTOR, Log
 
 CHANGES = ("mkdir", "replace", "unlink", "rmdir", "write", "pwrite", "ftruncate", "fallocate")
 FLUSHES = ("fsync", "fdatasync")
@@ -31,19 +31,16 @@ class Recorder:
     """
 
     def __init__(self, path: Path, ignored: Collection[str] = ()) -> None:
-        self._path, self._lock, self._forgotten = path, threading.Lock(), ignored
-        self._pid = self._fd = -1
-        path.write_bytes(b"")
+        self._log, self._lock, self._ignored = Log(path), threading.Lock(), ignored
 
     def install(self) -> None:
-        """Record this process and those that it forks."""
         for name in NAMES:
             setattr(disk, name, partial(self._call, name, getattr(disk, name)))
 
     def records(self) -> list[tuple[Any, ...]]:
         """Return the calls in order; files and folders are inode numbers."""
         found = []
-        with open(self._path, "rb") as file:
+        with open(self._log.path, "rb") as file:
             while file.peek(1):
                 found.append(pickle.load(file))
         return found
@@ -52,14 +49,9 @@ class Recorder:
         with self._lock:  # records have the order of the calls, and no thread is killed while it records
             is_new = name == "open_file" and args[1] & os.O_CREAT and not args[0].exists()
             result = real(*args)
-            if (is_new or name in (*CHANGES, *FLUSHES)) and name not in self._forgotten:
-                self._write(_record(name, args, result))
+            if (is_new or name in (*CHANGES, *FLUSHES)) and name not in self._ignored:
+                self._log.append(pickle.dumps(_record(name, args, result)))
             return result
-
-    def _write(self, record: tuple[Any, ...]) -> None:
-        if self._pid != os.getpid():  # a worker has closed the inherited descriptor
-            self._fd, self._pid = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), os.getpid()
-        os.write(self._fd, pickle.dumps(record))
 
 
 def _record(name: str, args: tuple[Any, ...], result: Any) -> tuple[Any, ...]:
@@ -85,10 +77,11 @@ def _place(path: Path) -> tuple[int, str]:
     return os.stat(os.path.dirname(os.path.abspath(path))).st_ino, os.path.basename(path)
 
 
-class File:
-    """A file: its durable bytes, and the operations since."""
+class Thing:
+    """A file with its durable bytes and the operations since, or a folder."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_folder: bool) -> None:
+        self.is_folder = is_folder
         self.durable, self.pending = b"", list[tuple[Any, ...]]()
 
     def flush(self) -> None:
@@ -134,111 +127,81 @@ def _done(durable: bytes, pending: list[tuple[Any, ...]]) -> bytes:
     return bytes(held)
 
 
-class Folder:
-    """A folder: its durable names."""
-
-    def __init__(self) -> None:
-        self.durable: dict[str, File | Folder] = {}
-
-
 Tree = dict[str, bytes | None]  # None for a folder
+Name = tuple[Thing, str]  # a folder, and a name in it
 
 
 class Change(NamedTuple):
-    """A name that a file or folder got, lost or, in a rename, both."""
+    """A name that a file or folder got, lost or, in a rename, both. A flush of the folder makes it durable."""
 
-    thing: File | Folder
-    lost: tuple[Folder, str] | None
-    got: tuple[Folder, str] | None
+    folder: Thing
+    thing: Thing
+    lost: Name | None
+    got: Name | None
 
-    @property
-    def flushed_by(self) -> Folder:
-        """The folder whose flush makes this change durable."""
-        place = self.got or self.lost
-        assert place is not None
-        return place[0]
-
-    def done(self, names: dict[Folder, dict[str, File | Folder]]) -> None:
-        """Apply the change to `names`."""
-        if self.lost is not None and names[self.lost[0]].get(self.lost[1]) is self.thing:
-            del names[self.lost[0]][self.lost[1]]
+    def done(self, names: dict[Name, Thing]) -> None:
+        if self.lost is not None and names.get(self.lost) is self.thing:
+            del names[self.lost]
         if self.got is not None:
-            names[self.got[0]][self.got[1]] = self.thing
+            names[self.got] = self.thing
 
 
 class Disk:
     """The durable state of a sandbox, and the operations since; `do` adds one record.
 
-    Args:
-        root: Inode of the sandbox, which is empty at first.
+    `root` is the inode of the sandbox, which is empty at first.
     """
 
     def __init__(self, root: int) -> None:
-        self._root = Folder()
-        self._things: dict[int, File | Folder] = {root: self._root}
-        self._folders = [self._root]
+        self._root = Thing(is_folder=True)
+        self._things = {root: self._root}  # by inode
+        self._durable: dict[Name, Thing] = {}
         self._pending: list[Change] = []
 
     def do(self, record: tuple[Any, ...]) -> None:
-        """Add an operation."""
         name, *facts = record
         if name in ("write", "cut", "reserve"):
-            file = self._things[facts[0]]
-            assert isinstance(file, File)
-            file.pending.append((name, *facts[1:]))
+            self._things[facts[0]].pending.append((name, *facts[1:]))
         elif name == "flush":
             if facts[0] in self._things:  # not the folder that the sandbox is in
                 self._flush(self._things[facts[0]])
         elif name == "make":
-            self._make(*facts)
-        elif (thing := self._seen(facts[0]).get(facts[1])) is not None:  # None: libhdf5's own scratch file
-            got = (self._folder(facts[2]), facts[3]) if name == "move" else None
-            self._pending.append(Change(thing, (self._folder(facts[0]), facts[1]), got))
+            folder, thing = self._things[facts[0]], Thing(is_folder=facts[3])
+            self._things[facts[2]] = thing
+            self._pending.append(Change(folder, thing, None, (folder, facts[1])))
+        else:
+            lost = self._things[facts[0]], facts[1]
+            got = (self._things[facts[2]], facts[3]) if name == "move" else None
+            if lost in (seen := self._names(lambda change: True)):  # not libhdf5's own scratch file
+                self._pending.append(Change((got or lost)[0], seen[lost], lost, got))
 
-    def _make(self, parent: int, name: str, inode: int, is_folder: bool) -> None:
-        thing = self._things[inode] = Folder() if is_folder else File()
-        if isinstance(thing, Folder):
-            self._folders.append(thing)
-        self._pending.append(Change(thing, None, (self._folder(parent), name)))
-
-    def _folder(self, inode: int) -> Folder:
-        folder = self._things[inode]
-        assert isinstance(folder, Folder)
-        return folder
-
-    def _seen(self, inode: int) -> dict[str, File | Folder]:
-        return self._names(lambda change: True)[self._folder(inode)]
-
-    def _flush(self, thing: File | Folder) -> None:
-        if isinstance(thing, File):
+    def _flush(self, thing: Thing) -> None:
+        if not thing.is_folder:
             return thing.flush()
-        names = {folder: folder.durable for folder in self._folders}
         left: list[Change] = []
         for change in self._pending:
-            if change.flushed_by is thing:
-                change.done(names)
+            if change.folder is thing:
+                change.done(self._durable)
                 if change.lost is not None:  # the old name is gone, too, whether or not it had reached the disk
                     left = [other for other in left if (other.thing, other.got) != (change.thing, change.lost)]
             else:
                 left.append(change)
         self._pending = left
 
-    def _names(self, chosen: Callable[[Change], bool]) -> dict[Folder, dict[str, File | Folder]]:
-        names = {folder: dict(folder.durable) for folder in self._folders}
+    def _names(self, chosen: Callable[[Change], bool]) -> dict[Name, Thing]:
+        names = dict(self._durable)
         for change in self._pending:
             if chosen(change):
                 change.done(names)
         return names
 
-    def _tree(self, chosen: Callable[[Change], bool], content: Callable[[File], bytes]) -> Tree:
+    def _tree(self, chosen: Callable[[Change], bool], content: Callable[[Thing], bytes]) -> Tree:
         names, found = self._names(chosen), Tree()
 
-        def walk(folder: Folder, path: str) -> None:
-            for name, thing in sorted(names[folder].items()):
-                if isinstance(thing, File):
-                    found[path + name] = content(thing)
-                else:
-                    found[path + name] = None
+        def walk(folder: Thing, path: str) -> None:
+            for name, thing in sorted((name, thing) for (top, name), thing in names.items() if top is folder):
+                found[path + name] = None if thing.is_folder else content(thing)
+                if thing.is_folder:
                     walk(thing, f"{path}{name}/")
 
         walk(self._root, "")
@@ -252,15 +215,14 @@ class Disk:
         """Yield possible states after a power loss now: the extremes, and `mixtures` random mixtures."""
         yield "nothing unflushed", self.worst()
         yield "names without data", self._tree(lambda change: True, lambda file: file.durable)
-        yield "names and zeros", self._tree(lambda change: True, File.zeros)
-        yield "data without names", self._tree(lambda change: False, File.all)
+        yield "names and zeros", self._tree(lambda change: True, Thing.zeros)
+        yield "data without names", self._tree(lambda change: False, Thing.all)
         for number in range(mixtures):
             mixed = self._tree(lambda change: rng.random() < 0.5, lambda file: file.some(rng))
             yield f"mixture {number}", mixed
 
 
 def lay_out(tree: Tree, sandbox: Path) -> None:
-    """Write a tree into the empty folder `sandbox`."""
     for path, content in tree.items():
         if content is None:
             (sandbox / path).mkdir()

@@ -5,48 +5,32 @@ from __future__ import annotations
 import errno
 import os
 import random
-import signal
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from mmap import PAGESIZE  # tmpfs counts these pages: 4 KiB, or 64 KiB on some aarch64 kernels
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from decodeonce.store import disk
-from tests.crash import forking
 from tests.crash.double import KINDS, Double, Fault
 from tests.crash.points import Crasher, Ended, Failure, run_command, run_in_child
 from tests.crash.power import Disk, Recorder, Tree, lay_out
 
 FEWER_KINDS = ("SIGKILL", "SIGKILL of all", "torn at 512 bytes, SIGKILL", "EIO", "ENOSPC from then on")
 MIXTURES = 6
-MICROSECONDS = (150, 300, 700, 1500)  # between signals; a command takes about 50,000
-
 SPARE_PAGES = 40  # for plan, journals, folders and temporary files
 
 Point = Callable[[], str | None]  # tests a point; returns its kind, or None if the fault did not happen
 
 
 class Suites:
-    """The suites of one target.
-
-    Args:
-        crasher: Tests a point of the target.
-        folder: Folder for recorded calls.
-        seed: Seed for random points.
-        ignored: Calls to ignore in power losses, which must lead to failures.
-
-    Attributes:
-        count: Number of tested points by kind.
-        failures: Descriptions of the failed points.
-    """
+    """The suites of one target. Power losses ignore the calls in `ignored`, which must lead to failures."""
 
     def __init__(self, crasher: Crasher, folder: Path, seed: int, ignored: Collection[str] = ()) -> None:
-        self._crasher, self._folder, self._seed, self._forgotten = crasher, folder, seed, ignored
-        self.count: Counter[str] = Counter()
+        self._crasher, self._folder, self._seed, self._ignored = crasher, folder, seed, ignored
+        self.count: Counter[str] = Counter()  # of tested points by kind
         self.failures: list[str] = []
 
     def run(self, suite: str, at_most: int | None) -> None:
@@ -92,31 +76,6 @@ class Suites:
             raise Failure(f"{faults}: {error}") from None
         return "at random, up to four in a row"
 
-    def _signals(self) -> Iterator[tuple[str, Point]]:
-        """System calls that signals interrupt all the time."""
-        for microseconds in MICROSECONDS:
-            yield f"a signal every {microseconds} us", partial(self._interrupt, microseconds)
-
-    def _interrupt(self, microseconds: int) -> str:
-        crasher = self._crasher
-        crasher.clear()
-
-        def start_timer() -> None:
-            signal.signal(signal.SIGALRM, _ignore)
-            signal.setitimer(signal.ITIMER_REAL, microseconds / 1e6, microseconds / 1e6)
-
-        def run() -> int:
-            forking.START_HOOKS.append(start_timer)
-            start_timer()
-            code = run_command(crasher.target)
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            return code
-
-        if (ended := run_in_child(crasher.errors, run)) != Ended(0, ""):
-            raise Failure(f"{ended}")
-        crasher.check_rerun(complete=True)
-        return "signals all the time"
-
     def _full(self) -> Iterator[tuple[str, Point]]:
         """A disk of every size in pages, from too small to large enough; then more space."""
         return self._sizes("reserved", lambda: None)
@@ -151,8 +110,7 @@ class Suites:
 
     def _power(self) -> Iterator[tuple[str, Point]]:
         """A power loss after every call of a run without faults."""
-        records = self._recorded([None])
-        yield from self._losses(records, 0, MIXTURES)
+        yield from self._losses(self._recorded(None), 0, MIXTURES)
 
     def _again(self) -> Iterator[tuple[str, Point]]:
         """A SIGKILL at every call, the command again, and a power loss during or after that."""
@@ -161,8 +119,8 @@ class Suites:
 
     def _loss_again(self, number: int) -> str:
         by_worker = self._crasher.calls[number - 1].by_worker
-        first = self._recorded([Fault(number, "SIGKILL of all" if by_worker else "SIGKILL")])
-        records = self._recorded([None], keep=True)
+        first = self._recorded(Fault(number, "SIGKILL of all" if by_worker else "SIGKILL"))
+        records = self._recorded(None, again=True)
         rng = random.Random(f"{self._seed} {number}")
         losses = list(self._losses(records, len(first) + 1, 1, unflushed=1))
         for name, point in [*rng.sample(losses[:-1], min(2, len(losses) - 1)), *losses[-1:]]:
@@ -172,24 +130,23 @@ class Suites:
                 raise Failure(f"{name}: {error}") from None
         return "SIGKILL, again, power loss"
 
-    def _recorded(self, runs: list[Fault | None], *, keep: bool = False) -> list[tuple[Any, ...]]:
-        """Run the command once per fault and return the recorded calls; `keep` adds to the previous recording."""
+    def _recorded(self, fault: Fault | None, *, again: bool = False) -> list[tuple[Any, ...]]:
+        """Run the command and return the recorded calls; `again` adds to what the run before left and recorded."""
         crasher = self._crasher
-        if not keep:
+        if not again:
             crasher.clear()
-            self._recorder = Recorder(self._folder / "records", self._forgotten)
+            self._recorder = Recorder(self._folder / "records", self._ignored)
             self._disk_root = crasher.target.sandbox.stat().st_ino
-        for fault in runs:
-            double = Double(self._folder, fault)
+        double = Double(self._folder, fault)
 
-            def run(double: Double = double) -> int:
-                double.install()
-                self._recorder.install()
-                return run_command(crasher.target)
+        def run() -> int:
+            double.install()
+            self._recorder.install()
+            return run_command(crasher.target)
 
-            ended = run_in_child(crasher.errors, run)
-            if fault is None and ended != Ended(0, "") and not crasher.is_refusal(ended):
-                raise Failure(f"{ended}")
+        ended = run_in_child(crasher.errors, run)
+        if fault is None and ended != Ended(0, "") and not crasher.is_refusal(ended):
+            raise Failure(f"{ended}")
         return self._recorder.records()
 
     def _losses(
@@ -197,11 +154,7 @@ class Suites:
     ) -> Iterator[tuple[str, Point]]:
         """Yield a point for each different state after each record from number `first` on, and one for the end.
 
-        Args:
-            records: The recorded calls.
-            first: Number of the first record.
-            mixtures: Number of random mixtures per record.
-            unflushed: Number of blocks whose journal line a killed worker may have written without a flush.
+        A killed worker may have written the journal lines of `unflushed` blocks without a flush.
         """
         model, seen = Disk(self._disk_root), set[int]()
         for number in range(len(records) + 1):
@@ -234,10 +187,6 @@ def _without_fallocate() -> None:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
     disk.fallocate = fallocate
-
-
-def _ignore(number: int, frame: FrameType | None) -> None:
-    pass
 
 
 def _blocks_done(records: list[tuple[Any, ...]]) -> int:

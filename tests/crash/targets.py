@@ -30,35 +30,21 @@ VALUES = "values.npy"  # the column to add
 
 @dataclass(frozen=True)
 class Target(ABC):
-    """A command under test.
-
-    Args:
-        name: Name of the target.
-        sandbox: Folder that the command writes to.
-        arguments: Command line.
-        replaces_workers: Whether the command replaces a worker that dies and then completes.
-        refusal: Error message if everything was done before; "" if that is not an error.
-        repairs: Whether the command repairs what it cannot read.
-    """
+    """A command under test."""
 
     name: str
-    sandbox: Path
+    sandbox: Path  # the folder that the command writes to
     arguments: tuple[str, ...]
-    replaces_workers: bool = True
-    refusal: str = ""
-    repairs: bool = False
+    replaces_workers: bool = True  # replaces a worker that dies and then completes
+    refusal: str = ""  # the error message if everything was done before, unless that is not an error
+    repairs: bool = False  # repairs what it cannot read
 
     def set_up(self) -> None:
-        """Make the sandbox."""
         self.sandbox.mkdir()
 
     @abstractmethod
     def check(self, expected: dict[str, bytes]) -> None:
-        """Raise AssertionError or another exception if anything reports incomplete files as complete.
-
-        Args:
-            expected: Files of a run without faults, by path.
-        """
+        """Raise an exception if anything reports files as complete that differ from those of a run without faults."""
 
     def durable(self) -> int:
         """Return how many units of work would not be done again."""
@@ -70,11 +56,9 @@ class Build(Target):
 
     @property
     def paths(self) -> StorePaths:
-        """The paths of the store."""
         return StorePaths(self.sandbox / "out")
 
     def check(self, expected: dict[str, bytes]) -> None:
-        """Open and verify the store, and read its status."""
         try:
             finished = read_status(self.paths.root).finished
         except BuildError:
@@ -94,7 +78,6 @@ class Stage(Target):
     """`prep stage`."""
 
     def check(self, expected: dict[str, bytes]) -> None:
-        """Open and verify the staged part."""
         part = self.sandbox / "part"
         check_store(part, expected, self.sandbox, (part / "store.json").exists())
 
@@ -103,7 +86,6 @@ class Export(Target):
     """`prep export`; DEST exists once it is complete."""
 
     def check(self, expected: dict[str, bytes]) -> None:
-        """Check that DEST is missing or complete."""
         if (self.sandbox / "out").exists():
             assert {name: data for name, data in tree_bytes(self.sandbox).items() if ".export" not in name} == expected
 
@@ -112,7 +94,6 @@ class Repair(Target):
     """`prep repair` of a store with a flipped bit, a truncated shard and a missing small file."""
 
     def set_up(self) -> None:
-        """Copy the damaged store."""
         shutil.copytree(self.sandbox.with_name(DAMAGED), self.sandbox)
 
     def check(self, expected: dict[str, bytes]) -> None:
@@ -136,7 +117,6 @@ class AddColumn(Target):
     """`prep column add` to a complete store."""
 
     def set_up(self) -> None:
-        """Copy the store."""
         self.sandbox.mkdir()
         shutil.copytree(self.sandbox.with_name(STORE), self.sandbox / "out")
 
@@ -200,6 +180,8 @@ def make_targets(base: Path) -> dict[str, Target]:
     store, out = str(base / STORE), str(sandbox / "out")
     tree = ("build", "imagenet", str(base / "tree"), out, *SIZE, "--max-bad", "5", "--workers", "1")
     large = ("build", "imagenet", str(base / "large"), out, *SIZE, "--max-bad", "5")
+    export = ("export", store, out, "--as")
+    two_workers = (*export, "webdataset", "--shard-rows", "3", "--workers", "2")
     targets = [
         Build("npy", sandbox, tree),
         Build("hdf5", sandbox, (*tree, "--format", "hdf5")),
@@ -207,20 +189,9 @@ def make_targets(base: Path) -> dict[str, Target]:
         Build("large", sandbox, (*large, "--workers", "2")),
         Build("convert", sandbox, ("convert", store, out, "--size", "16", "--format", "hdf5", "--workers", "1")),
         Stage("stage", sandbox, ("stage", store, str(sandbox / "part"), "--node-rank", "1", "--node-count", "3")),
-        Export("folder", sandbox, ("export", store, out, "--as", "folder", "--workers", "1"), refusal=HERE),
-        Export(
-            "webdataset",
-            sandbox,
-            ("export", store, out, "--as", "webdataset", "--shard-rows", "5", "--workers", "1"),
-            refusal=HERE,
-        ),
-        Export(
-            "workers",
-            sandbox,
-            ("export", store, out, "--as", "webdataset", "--shard-rows", "3", "--workers", "2"),
-            replaces_workers=False,
-            refusal=HERE,
-        ),
+        Export("folder", sandbox, (*export, "folder", "--workers", "1"), refusal=HERE),
+        Export("webdataset", sandbox, (*export, "webdataset", "--shard-rows", "5", "--workers", "1"), refusal=HERE),
+        Export("workers", sandbox, two_workers, replaces_workers=False, refusal=HERE),
         AddColumn("column", sandbox, ("column", "add", out, "score", str(base / VALUES))),
         Repair("repair", sandbox, ("repair", out, "--from", str(base / "tree")), repairs=True),
     ]

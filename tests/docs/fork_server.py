@@ -1,7 +1,11 @@
-"""Run a training script in forked processes, and kill some with SIGKILL: `python -m tests.docs.fork_server SCRIPT`.
+"""Run training scripts in forked processes, and kill some with SIGKILL: `python -m tests.docs.fork_server`.
 
-Importing torch takes seconds, so this process imports it once and forks. It starts no threads. It reads a Run as JSON
-from each line of its standard input, and prints a line with the exit statuses of all ranks.
+Importing torch takes seconds, so this process imports it once and forks. It starts no threads. Each line of its
+standard input is a run: {"script", "folder", "ranks", "port", "step", "line"} as JSON. The script runs with that many
+ranks, each of which appends a line per batch to rows<rank>.jsonl. The answer is a line with the ranks' exit statuses.
+
+The last rank is killed in step `step`, counted from 1, before it runs the line `line` of that step, counted from 0. The
+other ranks are then killed, too. With step 0, no rank is killed.
 """
 
 from __future__ import annotations
@@ -11,7 +15,6 @@ import os
 import signal
 import sys
 import traceback
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -23,27 +26,12 @@ import torch.distributed
 from decodeonce import Batch, Loader
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run of the script in `folder` with `ranks` ranks. Each rank appends a line per batch to rows<rank>.jsonl.
-
-    The last rank is killed in step `step`, counted from 1, before it runs the line `line` of that step, counted from 0.
-    The other ranks are then killed, too. With step 0, no rank is killed.
-    """
-
-    folder: str
-    ranks: int = 1
-    port: int = 0
-    step: int = 0
-    line: int = 0
-
-
-def main(script: Path) -> None:
-    code = compile(script.read_text(), str(script), "exec")
+def main() -> None:
     for line in sys.stdin:
-        run = Run(**json.loads(line))
-        ranks = {fork(run, rank, code): rank for rank in range(run.ranks)}
-        statuses = [0] * run.ranks
+        run = json.loads(line)
+        code = compile(Path(run["script"]).read_text(), run["script"], "exec")
+        ranks = {fork(run, rank, code): rank for rank in range(run["ranks"])}
+        statuses = [0] * len(ranks)
         while ranks:
             pid, status = os.wait()
             statuses[ranks.pop(pid)] = os.waitstatus_to_exitcode(status)
@@ -53,24 +41,21 @@ def main(script: Path) -> None:
         print(json.dumps(statuses), flush=True)
 
 
-def fork(run: Run, rank: int, code: CodeType) -> int:
+def fork(run: dict[str, Any], rank: int, code: CodeType) -> int:
     """Run the script in a child process, and return its process ID."""
     pid = os.fork()
     if pid:
         return pid
     status = 1
     try:
-        os.chdir(run.folder)
+        os.chdir(run["folder"])
         output = os.open(f"rank{rank}.out", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": run.ranks, "MASTER_PORT": run.port}
+        variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": run["ranks"], "MASTER_PORT": run["port"]}
         os.environ |= {name: str(value) for name, value in variables.items()} | {"MASTER_ADDR": "127.0.0.1"}
-        execute(
-            code,
-            Path(f"rows{rank}.jsonl"),
-            (run.step, run.line) if run.step and rank == run.ranks - 1 else None,
-        )
+        is_killed = run["step"] and rank == run["ranks"] - 1
+        execute(code, Path(f"rows{rank}.jsonl"), (run["step"], run["line"]) if is_killed else None)
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -109,11 +94,6 @@ def execute(code: CodeType, log: Path, kill_at: tuple[int, int] | None) -> None:
     names["loader"].close()
 
 
-def run_line(run: Run) -> str:
-    """Encode a run as main() reads it."""
-    return json.dumps(asdict(run)) + "\n"
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+    main()

@@ -28,18 +28,6 @@ from tests.images import jpeg
 
 CLASSES = ("n01440764", "n01443537", "n01484850", "n02123045")
 DIFFERENT_IMAGES = 16
-# Maps pages to the reasons of their blocks that are not run. Keep this short.
-NOT_RUN: dict[str, list[str]] = {
-    "docs/migrate.md": [
-        "needs torchvision",
-        "needs tensordict",
-        "needs FFCV",
-        "needs webdataset",
-        "needs tensorflow",
-        "needs DALI and a GPU",
-        "needs SPDL",
-    ],
-}
 ONE_EPOCH = (
     (re.compile(r"(for epoch in range\((?:loader\.epoch, )?)\d+\)"), r"\g<1>1)"),
     (re.compile(r"\b(max_epochs|num_train_epochs)=\d+"), r"\g<1>=1"),
@@ -80,7 +68,6 @@ def folder(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Limit torch to one thread. The models are small; on a busy machine, threads mostly wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -100,7 +87,6 @@ def one_rank(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def text_of(name: str) -> str:
-    """Return all Python code of a page."""
     return "".join(block.text for block in PYTHON[name])
 
 
@@ -136,11 +122,6 @@ def test_blocks_of_page_run(name: str) -> None:
             torch.distributed.destroy_process_group()
         names.clear()
         gc.collect()
-
-
-def test_blocks_that_are_not_run_are_listed() -> None:
-    not_run = {name: [block.not_run for block in blocks_ if block.not_run] for name, blocks_ in PYTHON.items()}
-    assert {name: reasons for name, reasons in not_run.items() if reasons} == NOT_RUN
 
 
 def test_languages_of_blocks_are_known() -> None:

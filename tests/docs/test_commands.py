@@ -1,12 +1,10 @@
-"""Every command and flag is documented, documented ones exist, and docs/reference/commands.md is up to date."""
+"""docs/reference/commands.md, which lists every command and flag, is up to date; other pages name existing ones."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,6 @@ from tests.docs.pages import GENERATED, SHELL, WRITTEN, blocks, is_pinned, name_
 from tools import command_reference
 
 COMMANDS = dict(command_reference.commands())
-# Flags that need no page: every Typer program has them.
-NEED_NO_PAGE = {"--help", "--install-completion", "--show-completion"}
-TEXTS = {name_of(page): page.read_text(encoding="utf-8") for page in WRITTEN}
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 # The beginning of a line that runs `prep`.
 RUNS_PREP = re.compile(r"\s*(\$ )?(\w+=\S* )*((srun|mpiexec|mpirun|time|nohup|bash)\b.* )?prep( |$)")
@@ -31,43 +26,6 @@ def flags_of(command: Any) -> set[str]:
     """Return the long flags of a command, or of all commands of a group."""
     flags = {flag for param in command.params for flag in param.opts + param.secondary_opts if flag.startswith("--")}
     return flags.union(*map(flags_of, command_reference.members(command).values()))
-
-
-COMMANDS_WITH = Counter(chain(*map(flags_of, COMMANDS.values())))
-# Flags of more than half of the commands; one page may document them for all.
-COMMON = {flag for flag in COMMANDS_WITH if 2 * COMMANDS_WITH[flag] > len(COMMANDS)}
-
-
-def same_flags(path: str) -> list[str]:
-    """Return the commands with the same flags, including this one. A page about one of them is enough for all."""
-    return [other for other, command in COMMANDS.items() if flags_of(command) == flags_of(COMMANDS[path])]
-
-
-def mention(path: str) -> re.Pattern[str]:
-    """Return a pattern of mentions of a command: `prep submit slurm`, also as `prep submit slurm|pbs`.
-
-    For the kinds of `prep build`, which share most flags, a mention of `prep build` is enough.
-    """
-    *words, last = re.sub("^prep (build|plan) .*", r"prep \1", path).split()
-    return re.compile(rf"\b{' '.join([*words, ''])}(?:[a-z]+(?:\||\\\|))*{last}\b")
-
-
-def undocumented() -> Iterator[str]:
-    """Yield every command that no page mentions, and every flag that no page about its command mentions."""
-    everything = "".join(TEXTS.values())
-    for path, command in COMMANDS.items():
-        about = [text for text in TEXTS.values() if any(mention(other).search(text) for other in same_flags(path))]
-        if not mention(path).search(everything):
-            yield path
-        for flag in sorted(flags_of(command) - NEED_NO_PAGE):
-            pattern = re.compile(rf"(?<![\w-]){flag}(?![\w-])")
-            if not any(map(pattern.search, [everything] if flag in COMMON else about)):
-                yield f"{path} {flag}"
-
-
-def test_every_command_and_flag_is_documented() -> None:
-    missing = list(undocumented())
-    assert not missing, f"document these in README.md or a page of docs/: {', '.join(missing)}"
 
 
 def test_command_reference_is_up_to_date() -> None:

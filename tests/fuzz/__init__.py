@@ -6,15 +6,18 @@ module may have `mutate`, which changes an input so that it still passes the fir
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable
 from importlib import import_module
+from pathlib import Path
 from random import Random
 from typing import Protocol, cast
 
 Mutate = Callable[[bytes, int], bytes]  # takes bytes and a maximum size, returns changed bytes
 
 TARGETS = (
-    "manifest",
     "store",
     "table",
     "journal",
@@ -49,3 +52,10 @@ def mutator_of(target: Target) -> Callable[[bytes, int, Random, Mutate], bytes] 
     A mutator takes an input, a maximum size, a random generator and libFuzzer's mutator.
     """
     return getattr(target, "mutate", None)
+
+
+def scratch(name: str) -> Path:
+    """Create a folder for a target. It is removed when the process ends."""
+    folder = Path(tempfile.mkdtemp(prefix=f"fuzz-{name}-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

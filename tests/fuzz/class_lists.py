@@ -9,7 +9,7 @@ from decodeonce.prep.sources import open_imagenet
 from decodeonce.prep.sources.imagenet_labels import DEVKIT_TAR, MAPPING, SOLUTION, TRUTH
 from tests.forms.form import Pic
 from tests.forms.imagenet import mapping, solution, tar_bytes, truth
-from tests.fuzz.scratch import scratch
+from tests.fuzz import scratch
 
 FOLDER = scratch("class-lists") / "a" / "b" / "c" / "d"  # so deep that no reader finds files of the folders above
 FILES = (MAPPING, SOLUTION, TRUTH, DEVKIT_TAR)

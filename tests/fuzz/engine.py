@@ -9,7 +9,7 @@ import sys
 from random import Random
 
 from tests.fuzz import TARGETS, load, mutator_of
-from tests.fuzz.fence import Fence
+from tests.fuzz.fence import build_fence
 from tools.setup_fuzz import FOLDER
 
 # Python code that reads the input. Branches and comparisons in it show libFuzzer which inputs are new.
@@ -33,7 +33,7 @@ def main() -> None:
     if mutate is not None:
         own["custom_mutator"] = lambda data, size, seed: mutate(bytes(data), size, Random(seed), atheris.Mutate)
     atheris.Setup([sys.argv[0], *arguments], target.TestOneInput, **own)
-    Fence()
+    build_fence()
     atheris.Fuzz()
 
 

@@ -19,21 +19,11 @@ class OutsideError(BaseException):
     """A path outside the target's folder. It is a BaseException so that handlers of Exception do not catch it."""
 
 
-class Fence:
-    """Raises OutsideError, until the process ends, if a file outside is opened, created, changed or removed."""
-
-    def __init__(self) -> None:
-        self.active = True
-        atexit.register(self.disable)
-        sys.addaudithook(self.check)
-
-    def disable(self) -> None:
-        """Allow the removal of the folders when the process ends."""
-        self.active = False
-
-    def check(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if self.active:
-            _check(event, arguments)
+def build_fence() -> None:
+    """From now on, raise OutsideError if a file outside is opened, created, changed or removed."""
+    active = [True]
+    atexit.register(active.clear)  # when the process ends, the folders are removed
+    sys.addaudithook(lambda event, arguments: _check(event, arguments) if active else None)
 
 
 def _check(event: str, arguments: tuple[Any, ...]) -> None:

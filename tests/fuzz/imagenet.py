@@ -11,8 +11,7 @@ from decodeonce.prep.entry import Undecodable
 from decodeonce.prep.sources import open_imagenet
 from tests.forms.form import Pic
 from tests.forms.imagenet import ZIP, class_tars, flat, kaggle, solution, tar_bytes, zip_bytes
-from tests.fuzz import Mutate, tar, zip
-from tests.fuzz.scratch import scratch
+from tests.fuzz import Mutate, scratch, tar, zip
 
 MAX_READ_BYTES = 1 << 20
 FILES = ("train.tar", "ILSVRC2012_img_val.tar", ZIP)

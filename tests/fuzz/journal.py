@@ -9,7 +9,7 @@ import numpy as np
 
 from decodeonce.errors import BuildError
 from decodeonce.prep.building.journal import FACTS, BlockRecord, Journals, journal_line
-from tests.fuzz.scratch import scratch
+from tests.fuzz import scratch
 
 FOLDER = scratch("journal")
 FILE = FOLDER / "0of1-host-1-00000000.log"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.sources import open_list
-from tests.fuzz.scratch import scratch
+from tests.fuzz import scratch
 
 FOLDER = scratch("lists")
 SUFFIXES = (".txt", ".csv", ".tsv")

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.prep.sources import open_parquet
-from tests.fuzz.scratch import scratch
+from tests.forms.parquet import IMAGE
+from tests.fuzz import scratch
 
 FILE = scratch("parquet") / "fuzz.parquet"
-IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 IMAGES = [{"bytes": b"picture", "path": "a.jpg"}, {"bytes": None, "path": None}, None]
 
 

@@ -11,8 +11,7 @@ from decodeonce.prep.building.plan import plan_facts, read_plan, scan
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import FolderSource
 from decodeonce.store import StorePaths
-from tests.fuzz import Mutate
-from tests.fuzz.scratch import scratch
+from tests.fuzz import Mutate, scratch
 from tests.fuzz.trees import mutate_tree, reencode
 from tests.images import make_tree
 from tests.store.signing import sign
@@ -32,7 +31,6 @@ def seeds() -> Iterator[bytes]:
 
 
 def mutate(data: bytes, size: int, random: Random, mutate: Mutate) -> bytes:
-    """Change the JSON."""
     return mutate_tree(data, size, random, mutate)
 
 

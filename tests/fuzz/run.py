@@ -12,9 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from itertools import pairwise
-from pathlib import Path
 
 from decodeonce.store.hashing import hexdigest
 from tests.fuzz import TARGETS, load
@@ -25,12 +23,11 @@ FOLDER = ROOT / "build" / "fuzz"
 ALL_SECONDS = 1800
 TIMEOUT = 25  # seconds for one input; libFuzzer calls a longer one a hang
 MEMORY = 1024  # MiB; Python, NumPy and the targets take 100
-MAX_BYTES = {"annotation": 4096, "journal": 4096, "lists": 4096, "table": 4096, "plan": 8192, "manifest": 8192}
+MAX_BYTES = {"annotation": 4096, "journal": 4096, "lists": 4096, "table": 4096, "plan": 8192}
 DEFAULT_MAX_BYTES = 1 << 16
 
 
 def main() -> int:
-    """Run the targets, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=int, help="time per target (default: half an hour, divided by the targets)")
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"any of {', '.join(TARGETS)} (default: all)")
@@ -48,50 +45,31 @@ def main() -> int:
 def fuzz(name: str, seconds: int) -> bool:
     """Run a target and print a summary. Return whether it failed."""
     corpus, seeds, findings = (FOLDER / kind / name for kind in ("corpus", "seeds", "findings"))
-    for folder in (corpus, findings):
+    shutil.rmtree(seeds, ignore_errors=True)
+    for folder in (corpus, findings, seeds):
         folder.mkdir(parents=True, exist_ok=True)
-    write_seeds(name, seeds)
-    log, before, started = FOLDER / f"{name}.log", set(findings.iterdir()), time.monotonic()
-    limits = {
-        "max_total_time": seconds,
-        "timeout": TIMEOUT,
-        "rss_limit_mb": MEMORY,
-        "max_len": MAX_BYTES.get(name, DEFAULT_MAX_BYTES),
-    }
-    options = [f"-{option}={value}" for option, value in limits.items()]
-    engine = [sys.executable, "-m", "tests.fuzz.engine", name]
-    paths = [str(corpus), str(seeds), f"-artifact_prefix={findings}/", "-print_final_stats=1"]
+    for data in load(name).seeds():
+        (seeds / hexdigest(data)).write_bytes(data)
+    log, before = FOLDER / f"{name}.log", set(findings.iterdir())
+    options = [f"-max_total_time={seconds}", f"-timeout={TIMEOUT}", f"-rss_limit_mb={MEMORY}", "-print_final_stats=1"]
+    options += [f"-max_len={MAX_BYTES.get(name, DEFAULT_MAX_BYTES)}", f"-artifact_prefix={findings}/"]
+    command = [sys.executable, "-m", "tests.fuzz.engine", name, str(corpus), str(seeds), *options]
     # The targets write a file for nearly every input, so the folder should be in memory. libFuzzer does not remove it.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with log.open("w") as out, tempfile.TemporaryDirectory(dir=memory) as scratch:
         environment = {**os.environ, "TMPDIR": scratch}
-        code = subprocess.run(
-            [*engine, *paths, *options], cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT
-        ).returncode
+        code = subprocess.run(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT).returncode
     output = log.read_text(errors="replace")
     runs = re.findall(r"number_of_executed_units: (\d+)", output) or re.findall(r"^#(\d+)", output, re.M) or ["0"]
-    coverage = re.findall(r"cov: (\d+) ft: (\d+)", output) or [("0", "0")]
-    elapsed = time.monotonic() - started
-    print(f"{name:12} {int(runs[-1]):9,} executions in {elapsed:4.0f} s, coverage {'/'.join(coverage[-1])}", flush=True)
-    new = sorted(set(findings.iterdir()) - before)
-    for path in new:
-        file = path.relative_to(ROOT)
-        print(f"  {failure(output)}\n  to repeat: .venv/bin/python -m tests.fuzz.engine {name} {file}", flush=True)
-    if code and not new:
-        print(f"  ended with exit code {code}; see {log.relative_to(ROOT)}", flush=True)
+    print(f"{name:12} {int(runs[-1]):9,} executions", flush=True)
+    if code:
+        print(f"  {failure(output)} (exit code {code}, log: {log.relative_to(ROOT)})", flush=True)
+    for path in sorted(set(findings.iterdir()) - before):
+        print(f"  to repeat: .venv/bin/python -m tests.fuzz.engine {name} {path.relative_to(ROOT)}", flush=True)
     return bool(code)
 
 
-def write_seeds(name: str, folder: Path) -> None:
-    """Write the seeds of a target to a folder, and remove other files there."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    for data in load(name).seeds():
-        (folder / hexdigest(data)).write_bytes(data)
-
-
 def failure(log: str) -> str:
-    """Return the line of libFuzzer's log that describes the failure."""
     lines = [line.strip() for line in log.splitlines()]
     exceptions = [after for line, after in pairwise(lines) if "Uncaught Python exception" in line]
     return next(iter([*exceptions, *(line for line in lines if "ERROR: libFuzzer" in line)]), "see the log")

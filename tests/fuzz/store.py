@@ -17,8 +17,7 @@ from decodeonce.store.hashing import hexdigest
 from decodeonce.store.manifest import part_bytes
 from decodeonce.store.reader import Store
 from decodeonce.store.table import read_rejects
-from tests.fuzz import Mutate
-from tests.fuzz.scratch import scratch
+from tests.fuzz import Mutate, scratch
 from tests.fuzz.trees import mutate_tree
 from tests.store.signing import sign
 from tests.stores import make_store, random_images
@@ -40,7 +39,6 @@ def seeds() -> Iterator[bytes]:
 
 
 def mutate(data: bytes, size: int, random: Random, mutate: Mutate) -> bytes:
-    """Change the manifest or the files."""
     return mutate_tree(data, size, random, mutate)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from decodeonce.errors import StoreError
 from decodeonce.store.table import Sample, Samples, escape, read_rejects, unescape
-from tests.fuzz.scratch import scratch
+from tests.fuzz import scratch
 
 GOLDEN = Path(__file__).parent.parent / "store" / "golden" / "npy"
 FILE = scratch("table") / "lines.tsv"

@@ -12,8 +12,7 @@ from decodeonce.prep.entry import Undecodable
 from decodeonce.prep.sources.archives import list_zip, read_member
 from decodeonce.prep.sources.files import MAX_FILE_BYTES
 from decodeonce.prep.sources.holders import Holder, open_holder
-from tests.fuzz import Mutate
-from tests.fuzz.scratch import scratch
+from tests.fuzz import Mutate, scratch
 
 FILE = scratch("zip") / "fuzz.zip"
 MAX_READ_BYTES = 1 << 20

@@ -40,7 +40,6 @@ def work(factor: Tensor, batch: Batch) -> Tensor:
 
 
 def copied(batch: Batch) -> Batch:
-    """A copy of the batch, queued on the current stream."""
     columns = {name: column.clone() for name, column in batch.columns.items()}
     images, labels, rows = batch.images.clone(), batch.labels.clone(), batch.rows.clone()
     return dataclasses.replace(batch, images=images, labels=labels, rows=rows, columns=columns)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from decodeonce import Batch, Loader
+from decodeonce import Batch
 from decodeonce.loader.augment import (
     Augment,
     CenterCrop,
@@ -24,7 +23,6 @@ from decodeonce.loader.augment import (
     RandomResizedCrop,
     Step,
 )
-from tests.gpu.consumer import consume, on_host
 from tests.loader.meta_device import batch_of
 from tests.stores import random_images
 
@@ -132,9 +130,3 @@ def test_boxes_are_bit_identical(device: torch.device) -> None:
     expected, found = augment(batch).columns, augment(batch.to(device)).columns
     for name in columns:
         assert torch.equal(found[name].cpu(), expected[name])
-
-
-def test_augmenting_loader_gives_the_batches_of_the_host(larger: Path, device: torch.device) -> None:
-    augment = Augment(RandomCrop(48), RandomFlip(), seed=4)
-    with Loader(larger, batch_size=64, seed=1, device=device, transform=augment) as loader:
-        assert consume(loader, 3, device) == on_host(larger, 3, batch_size=64, seed=1, transform=augment)

@@ -1,7 +1,8 @@
-"""Batches on a busy device are bit-identical to those on the host."""
+"""Batches on a busy device are bit-identical to those on the host, copied or from the cache, with one Loader or two."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,33 +10,46 @@ import numpy as np
 import pytest
 import torch
 
-from decodeonce import Loader
-from tests.gpu.consumer import consume, on_host
-from tests.loader.deliveries import content
+from decodeonce import Batch, Loader
+from decodeonce.loader.augment import Augment, RandomCrop, RandomFlip
+from decodeonce.loader.delivery import CachedDelivery, Device
+from tests.conftest import COUNT
+from tests.gpu.conftest import ROWS
+from tests.gpu.consumer import SIDE, consume, copied, on_host, work
+from tests.loader.deliveries import Contents, content, contents
 from tests.stores import make_store, random_images
 
 BATCH = 7
+WAYS = [("global", None), ("range", None), ("range", "device")]  # partitions, with and without a cache
+CACHES = pytest.mark.parametrize("cache", [None, "device"])
+AUGMENT = Augment(RandomCrop(48), RandomFlip(), seed=4)
 
 
 @pytest.mark.parametrize("shuffle", ["full", "window", "none"])
 @pytest.mark.parametrize("tail", ["drop", "pad", "keep"])
-@pytest.mark.parametrize("partition", ["global", "range"])
+@pytest.mark.parametrize(("partition", "cache"), WAYS)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_batches_equal_those_on_the_host(
-    store: Path, device: torch.device, shuffle: str, tail: str, partition: str, rank: int
+    store: Path, device: torch.device, shuffle: str, tail: str, partition: str, cache: Any, rank: int
 ) -> None:
     settings: dict[str, Any] = {"batch_size": BATCH, "shuffle": shuffle, "tail": tail, "seed": 4}
     settings |= {"partition": partition, "rank": rank, "world_size": 2}
-    with Loader(store, device=device, **settings) as loader:
-        assert consume(loader, 3, device) == on_host(store, 3, **settings)
+    with Loader(store, device=device, cache=cache, **settings) as loader:
+        assert consume(loader, 4, device) == on_host(store, 4, **settings)
 
 
-@pytest.mark.parametrize("prefetch", [1, 3, 8])
+@pytest.mark.parametrize(
+    "settings", [{"prefetch": 1}, {}, {"prefetch": 8}, {"cache": "device"}, {"transform": AUGMENT}], ids=str
+)
 def test_large_batches_equal_those_on_the_host_over_many_epochs(
-    larger: Path, device: torch.device, prefetch: int
+    larger: Path, device: torch.device, settings: dict[str, Any]
 ) -> None:
-    with Loader(larger, batch_size=128, seed=1, device=device, prefetch=prefetch) as loader:
-        assert consume(loader, 10, device) == on_host(larger, 10, batch_size=128, seed=1)
+    transform = settings.get("transform")
+    with Loader(larger, batch_size=128, seed=1, device=device, **settings) as loader:
+        found = consume(loader, 10, device)
+        assert found == on_host(larger, 10, batch_size=128, seed=1, transform=transform)
+        if "cache" in settings:
+            assert loader.stats()["cached_rows"] == ROWS
 
 
 def test_consumer_can_use_its_own_stream(larger: Path, device: torch.device) -> None:
@@ -61,9 +75,85 @@ def test_all_tensors_are_on_the_device(device: torch.device, tmp_path: Path) -> 
     with Loader(store, batch_size=5, device=device) as loader:
         for batch in loader:
             assert {tensor.device for tensor in batch.tensors()} == {device}
-            assert (batch.images.dtype, batch.labels.dtype, batch.rows.dtype) == (
+            assert [t.dtype for t in (batch.images, batch.labels, batch.rows)] == [
                 torch.uint8,
                 torch.int64,
                 torch.int64,
-            )
+            ]
             assert np.array_equal(batch.columns["score"].cpu().numpy(), scores[batch.rows.cpu().numpy()])
+
+
+def test_unfinished_epoch_keeps_its_cached_rows(store: Path, device: torch.device) -> None:
+    with Loader(store, batch_size=BATCH, tail="keep", device=device, cache="device") as loader:
+        batches = iter(loader)
+        next(batches)
+        rest = consume(loader, 1, device)
+        assert rest == on_host(store, 2, batch_size=BATCH, tail="keep")[len(loader) :]
+        assert loader.stats()["cached_rows"] == COUNT
+
+
+def test_changing_a_batch_does_not_change_the_cache(store: Path, device: torch.device) -> None:
+    with Loader(store, batch_size=BATCH, tail="keep", seed=4, device=device, cache="device") as loader:
+        kept = list(loader)
+        for batch in loader:
+            batch.images.zero_()
+        kept += list(loader)
+        expected = on_host(store, 3, batch_size=BATCH, tail="keep", seed=4)
+    steps = len(expected) // 3
+    assert [content(batch) for batch in kept] == expected[:steps] + expected[2 * steps :]
+
+
+def test_rows_that_do_not_fit_are_an_error(device: torch.device) -> None:
+    with pytest.raises(ValueError, match=r'cache="device": \d+\.0 GB of rows do not fit; use more ranks'):
+        CachedDelivery((4, 1 << 10, 1 << 20, 3), Device(device), None, range(10**9))
+
+
+@CACHES
+@pytest.mark.parametrize("done", [0, 5, 9])
+def test_state_resumes_on_the_device_and_on_the_host(store: Path, device: torch.device, done: int, cache: Any) -> None:
+    settings: dict[str, Any] = {"batch_size": BATCH, "seed": 5, "tail": "keep"}
+    with Loader(store, device=device, cache=cache, **settings) as loader:
+        batches = iter(loader)
+        for _ in range(done):
+            next(batches)
+        state = loader.state_dict()
+        epochs = on_host(store, 2, **settings)
+        rest = epochs[done : len(loader)] or epochs[len(loader) :]
+    with Loader(store, device=device, cache=cache, **settings) as resumed:
+        resumed.load_state_dict(state)
+        assert consume(resumed, 1, device) == rest
+    with Loader(store, **settings) as resumed:
+        resumed.load_state_dict(state)
+        assert contents(resumed, 1) == rest
+
+
+TRAINING: dict[str, Any] = {"batch_size": 64, "seed": 1, "transform": AUGMENT}
+VALIDATION: dict[str, Any] = {"batch_size": 100, "shuffle": "none", "tail": "keep"}
+
+
+def test_two_loaders_in_turn(larger: Path, device: torch.device) -> None:
+    """Validate in the middle of training, as many scripts do; the validation set is cached."""
+    copies: tuple[list[Batch], list[Batch]] = ([], [])
+    factor = torch.full((SIDE, SIDE), 1 / SIDE, device=device)
+    training = Loader(larger, device=device, **TRAINING)
+    validation = Loader(larger, device=device, cache="device", **VALIDATION)
+    with training, validation:
+        for _ in range(2):
+            for batch in training:
+                factor = work(factor, batch)
+                copies[0].append(copied(batch))
+                if training.steps_left % 8 == 0:
+                    copies[1].extend(copied(other) for other in validation)
+    assert [content(batch) for batch in copies[0]] == on_host(larger, 2, **TRAINING)
+    assert [content(batch) for batch in copies[1]] == on_host(larger, 4, **VALIDATION)
+
+
+def test_two_loaders_in_two_threads(larger: Path, device: torch.device) -> None:
+    def run(settings: dict[str, Any]) -> Contents:
+        torch.accelerator.set_stream(torch.Stream(device=device))  # each thread has its own current stream
+        with Loader(larger, device=device, **settings) as loader:
+            return consume(loader, 4, device)
+
+    with ThreadPoolExecutor(2) as pool:
+        for settings, found in zip((TRAINING, VALIDATION), pool.map(run, (TRAINING, VALIDATION)), strict=True):
+            assert found == on_host(larger, 4, **settings)

@@ -51,18 +51,6 @@ def test_epoch_after_a_failed_transform_is_complete(
         assert consume(loader, 1, device) == second_epoch(store)
 
 
-def test_epoch_after_an_error_in_the_loop_is_complete(store: Path, device: torch.device) -> None:
-    with Loader(store, batch_size=BATCH, device=device) as loader:
-
-        def train() -> None:
-            for _ in loader:
-                raise_lookup_error(device)
-
-        with pytest.raises(LookupError):
-            train()
-        assert consume(loader, 1, device) == second_epoch(store)
-
-
 INTERRUPTED = """
 import os, signal, sys, threading
 import torch

@@ -40,7 +40,6 @@ class Mount:
         self._server.send_signal(signal.SIGSTOP if stopped else signal.SIGCONT)
 
     def stop(self) -> None:
-        """Unmount the folder and end its processes."""
         self._server.kill()
         subprocess.run(["umount", "-l", str(self.path)], check=False)
         for process in (self._server, self._client):

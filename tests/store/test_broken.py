@@ -21,7 +21,7 @@ from decodeonce.store import verify_store
 from decodeonce.store.containers import CONTAINERS, npy_header
 from decodeonce.store.hashing import MAX_SIGNED_BYTES, hexdigest
 from decodeonce.store.manifest import parse_manifest, read_manifest
-from tests.fuzz import manifest as fuzz
+from tests.fuzz import store as fuzz
 from tests.store.signing import Facts, flip, replace_file, resign
 from tests.stores import make_store, random_images
 
@@ -282,11 +282,11 @@ def test_signed_but_wrong_manifest_is_refused(store: Path, change: Callable[[Fac
     assert_refused(store, str(store), text)
 
 
-def test_changed_manifest_is_valid_or_raises_store_error() -> None:
-    """Change manifests and a stage.json at random, as `make fuzz` does, and sign them again."""
-    seeds, random = [*fuzz.seeds()][:3], Random(0)
+def test_changed_store_is_refused_or_used_without_other_errors() -> None:
+    """Change a store and a part of it at random, as `make fuzz` does, and sign the manifest again."""
+    seeds, random = [*fuzz.seeds()], Random(0)
     for number in range(1000):
-        changed = fuzz.mutate(seeds[number % 3], 1 << 16, random, lambda data, size: data[::-1][:size])
+        changed = fuzz.mutate(seeds[number % 2], 1 << 16, random, lambda data, size: data[::-1][:size])
         fuzz.TestOneInput(changed)
 
 

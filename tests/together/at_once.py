@@ -6,6 +6,7 @@ Prints, as JSON, the exceptions of the calls and the files that differ from thos
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shutil
 import sys
@@ -25,24 +26,22 @@ ALLOWANCE = "2"
 
 def at_once(*calls: Call) -> list[str]:
     """Make each call in its own process, all at the same moment, and return the exceptions that they raised."""
-    start_read, start_write = os.pipe()
-    errors_read, errors_write = os.pipe()
-    for call in calls:
-        if not os.fork():
-            try:
-                os.close(start_write)
-                os.read(start_read, 1)
-                call()
-            except BaseException as error:
-                os.write(errors_write, f"{type(error).__name__}: {error}\n".encode())
-            finally:
-                os._exit(0)
-    for fd in (start_read, start_write, errors_write):  # all calls begin when the last copy of `start_write` is closed
-        os.close(fd)
-    for _ in calls:
-        os.wait()
-    with open(errors_read) as errors:
-        return errors.read().splitlines()
+    forking = multiprocessing.get_context("fork")
+    barrier, errors = forking.Barrier(len(calls)), forking.SimpleQueue()
+
+    def run(call: Call) -> None:
+        barrier.wait()
+        try:
+            call()
+        except BaseException as error:
+            errors.put(f"{type(error).__name__}: {error}")
+
+    processes = [forking.Process(target=run, args=(call,)) for call in calls]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    return [errors.get() for _ in iter(errors.empty, True)]
 
 
 def main() -> int:

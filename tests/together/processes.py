@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 from decodeonce.prep.recipe import Recipe
 
@@ -17,14 +16,6 @@ RECIPE = Recipe(height=384, width=1024, shard_size=2 * 384 * 1024 * 3, shuffle_s
 FLAGS = ["--size", "384x1024", "--shard-size", str(RECIPE.shard_size), "--shuffle-seed", "none"]
 FLAGS += ["--max-bad", "2", "--map", MAP]
 START = "from decodeonce.cli import main\nmain()"
-
-
-class Ended(NamedTuple):
-    """Exit code and output of a process."""
-
-    code: int
-    stdout: str
-    stderr: str
 
 
 class Prep:
@@ -50,15 +41,10 @@ class Prep:
         """Wait until the process or a worker reaches the gate. Close the returned descriptor to let it continue."""
         return os.open(self._fifos[gate], os.O_WRONLY)
 
-    def ended(self) -> Ended:
+    def ended(self) -> subprocess.CompletedProcess[str]:
         """Wait until the process and all processes that it started have ended."""
-        stdout, stderr = self.process.communicate()
-        return Ended(self.process.returncode, stdout, stderr)
-
-
-def prep(*arguments: object, folder: Path) -> Ended:
-    """Run `prep` and wait for its end."""
-    return Prep(*arguments, folder=folder).ended()
+        outputs = self.process.communicate()
+        return subprocess.CompletedProcess(self.process.args, self.process.returncode, *outputs)
 
 
 def build_arguments(tree: Path, out: Path) -> list[object]:

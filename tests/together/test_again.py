@@ -28,7 +28,6 @@ ROW = 384 * 1024 * 3
 
 @pytest.fixture
 def store(tree: Path, recipe: Recipe, expected_files: dict[str, bytes], tmp_path: Path) -> Path:
-    """A finished store."""
     out = tmp_path / "store"
     for name, data in expected_files.items():
         out.mkdir(exist_ok=True)

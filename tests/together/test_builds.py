@@ -15,8 +15,9 @@ from decodeonce.prep.building import Progress, Work, finish, make_plan, work
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import open_imagenet
 from decodeonce.store import StorePaths, verify_store
+from tests.command import prep
 from tests.images import tree_bytes
-from tests.together.processes import Prep, build_arguments, prep
+from tests.together.processes import Prep, build_arguments
 
 FINISHED = "another process finished this build; nothing left to do"
 ALLOWANCE = "2"
@@ -38,7 +39,7 @@ def test_two_builds_of_one_out_both_succeed(tree: Path, expected_files: dict[str
     first_ended = first.ended()
     os.close(second_gate)
     second_ended = second.ended()
-    assert (first_ended.code, second_ended.code) == (0, 0), (first_ended, second_ended)
+    assert (first_ended.returncode, second_ended.returncode) == (0, 0), (first_ended, second_ended)
     assert first_ended.stderr == ""
     assert FINISHED in second_ended.stderr
     assert "13 rows written, 2 images skipped" in first_ended.stdout
@@ -65,7 +66,7 @@ def test_task_running_when_other_process_finishes_build(
     assert tree_bytes(out) == expected_files
     os.close(hold)
     ended = paused.ended()
-    assert ended.code == 0, ended
+    assert ended.returncode == 0, ended
     assert FINISHED in ended.stderr.splitlines()[-1]
     assert tree_bytes(out) == expected_files
 
@@ -82,7 +83,7 @@ def test_task_killed_in_write_after_finish_leaves_rows_intact(
     os.truncate(out / "images-00006.npy", 4096 + 2 * ROW)  # as if the write had come just after the finish
     os.killpg(paused.process.pid, signal.SIGKILL)
     os.close(hold)
-    assert paused.ended().code == -signal.SIGKILL
+    assert paused.ended().returncode == -signal.SIGKILL
     report = verify_store(out)
     assert (report.bad_rows, bool(report.problems)) == ([], True)
     assert finish(out, ALLOWANCE).count == 13
@@ -100,11 +101,11 @@ def test_build_paused_in_finish_while_other_build_ends(
     arguments = [*build_arguments(tree, out), "--workers", 1]
     paused = Prep(*arguments, folder=tmp_path, gates=(gate,))
     hold = paused.reached(gate)
-    other = prep(*arguments, folder=tmp_path)
-    assert other.code == 0, other
+    other = prep(*arguments)
+    assert other.returncode == 0, other
     os.close(hold)
     ended = paused.ended()
-    assert (ended.code, ended.stderr) == (0, ""), ended
+    assert (ended.returncode, ended.stderr) == (0, ""), ended
     assert tree_bytes(out) == expected_files
 
 
@@ -120,7 +121,7 @@ def test_task_does_not_write_into_build_that_replaced_its_own(
     work(out, Work(workers=1, max_bad="2"))
     os.close(hold)
     ended = paused.ended()
-    assert ended.code == 75, ended
+    assert ended.returncode == 75, ended
     assert "another process finished or removed the build" in ended.stderr.splitlines()[-1]
     finish(out, ALLOWANCE)
     assert tree_bytes(out) == expected_files
@@ -146,9 +147,9 @@ def test_workers_end_when_their_parent_is_killed(
     paused = Prep(*build_arguments(tree, out), "--workers", 2, folder=tmp_path, gates=(gate,))
     hold = paused.reached(gate)
     os.kill(paused.process.pid, signal.SIGKILL)
-    assert paused.ended().code == -signal.SIGKILL  # every worker has closed its pipes, even the one paused at the gate
+    assert paused.ended().returncode == -signal.SIGKILL  # every worker has closed its pipes
     os.close(hold)
     assert StorePaths(out).plan.exists()
-    ended = prep(*build_arguments(tree, out), folder=tmp_path)
-    assert (ended.code, ended.stderr) == (0, ""), ended
+    ended = prep(*build_arguments(tree, out))
+    assert (ended.returncode, ended.stderr) == (0, ""), ended
     assert tree_bytes(out) == expected_files

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +18,7 @@ from decodeonce.store import stage_store
 from tests import disks
 from tests.command import prep
 from tests.images import tree_bytes
-from tests.together.processes import ROOT, build_arguments
+from tests.together.processes import build_arguments
 
 ADVICE = "fix this and run the same command again"
 # Commands, and the path that their error names. "store" is finished, "planned" and "worked" are not, "empty" is an
@@ -114,51 +111,3 @@ def test_loader_reads_from_read_only_disk(disk: Path, expected_files: dict[str, 
         for batch in loader:
             assert np.array_equal(batch.images.numpy(), store.take(batch.rows.numpy()))
     assert tree_bytes(disk / "store") == expected_files
-
-
-SCRIPT = """
-import json, os, sys
-from decodeonce import Loader
-from decodeonce.cli import _run
-store = sys.argv[1]
-found = {"rows": sum(len(batch.rows) for batch in Loader(store, batch_size=4, tail="keep"))}
-for line in sys.argv[2:]:
-    sys.argv = ["prep", *line.split()]
-    found[line] = _run() or 0
-print(json.dumps(found))
-"""
-# Without these capabilities, permission bits apply to root, too.
-DROP_CAPABILITIES = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all"]
-
-
-def test_user_without_write_permission_can_read(tree: Path, expected_files: dict[str, bytes], tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    store = folder / "store"
-    store.mkdir(parents=True)
-    for name, data in expected_files.items():
-        (store / name).write_bytes(data)
-    for path in (store, folder):
-        path.chmod(0o555)
-    reading = [f"{command} {store}" for command in ("verify", "info", "ls", "status", "finish")]
-    writing = [
-        f"{command} {source} {folder}/new{flags}"
-        for command, source, flags in (
-            ("stage", store, " --node-rank 0 --node-count 1"),
-            ("export", store, " --as folder"),
-            ("convert", store, " --format hdf5"),
-            ("build imagenet", tree, ""),
-        )
-    ]
-    command = [sys.executable, "-c", SCRIPT, str(store), *reading, *writing]
-    command = [*(DROP_CAPABILITIES if os.geteuid() == 0 else []), *command]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended
-    found = json.loads(ended.stdout.splitlines()[-1])
-    assert found == {"rows": 13, **dict.fromkeys(reading, 0), **dict.fromkeys(writing, 1)}
-    errors = ended.stderr.splitlines()
-    assert len(errors) == len(writing), errors
-    for line in errors:
-        assert line.startswith(f"prep: error: {folder}/")
-        assert line.endswith("Permission denied; change its permissions and run the same command again")
-    assert os.listdir(folder) == ["store"]
-    assert tree_bytes(store) == expected_files
