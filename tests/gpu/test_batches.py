@@ -39,7 +39,9 @@ def test_batches_equal_those_on_the_host(
 
 
 @pytest.mark.parametrize(
-    "settings", [{"prefetch": 1}, {}, {"prefetch": 8}, {"cache": "device"}, {"transform": AUGMENT}], ids=str
+    "settings",
+    [{"prefetch": 1}, {}, {"prefetch": 8}, {"cache": "device"}, {"transform": AUGMENT}],
+    ids=["prefetch 1", "default", "prefetch 8", "cache", "augment"],
 )
 def test_large_batches_equal_those_on_the_host_over_many_epochs(
     larger: Path, device: torch.device, settings: dict[str, Any]
