@@ -82,7 +82,7 @@ def test_help_uses_terminal_width_and_cuts_no_summary(columns: int) -> None:
             ["biuld", "folder", "a", "b"],
             "No such command 'biuld'. Expected one of: build, plan, work, finish, submit, ",
         ),
-        (["submit", "build", "imagenet"], "Expected one of: slurm, pbs. (see prep submit --help)"),
+        (["submit", "build", "imagenet"], "Expected one of: kubernetes, slurm, pbs. (see prep submit --help)"),
         (
             ["plan", "movies", "a", "b"],
             f"No such command 'movies'. Expected one of: {', '.join(KINDS)}. (see prep plan ",

@@ -39,7 +39,7 @@ def test_bash_completes_commands_flags_and_values(environ: dict[str, str], tmp_p
     make_store(tmp_path / "train.store", random_images(4))
     wanted = {
         "prep bu": "build",
-        "prep submit ''": "slurm pbs",
+        "prep submit ''": "kubernetes slurm pbs",
         "prep build im": "imagenet",
         "prep build list --ro": "--root",
         "prep build folder src out --fit ''": "crop stretch pad",

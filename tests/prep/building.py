@@ -17,9 +17,11 @@ def build_in_process(source: Source, out: Path, recipe: Recipe) -> Path:
     """Build the store `out` and return its path; up to 99 % of the images may be rejects."""
     plan = make_plan(source, out, recipe)
     decoder = BlockDecoder(plan, Heartbeat(), fail_on_bad=False)
-    writer = BlockWriter(plan, Journal(plan.paths.journals, 0, 1))
+    journal = Journal(plan.paths.journals, 0, 1)
+    writer = BlockWriter(plan, journal.path)
     for block in map(plan.blocks.__getitem__, range(len(plan.blocks))):
         buffer = page_aligned_buffer(block.rows * recipe.row_bytes)
-        writer.write(block, decoder.decode(block, {}, buffer), buffer)
+        report = writer.write(block, decoder.decode(block, {}, buffer), buffer)
+        journal.append_line(report["line"].encode())
     finish(out, "99%")
     return out

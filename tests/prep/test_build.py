@@ -200,7 +200,7 @@ def test_block_written_again_after_finish_changes_no_row(
     plan = decode_all(tree, out)
     decoder = BlockDecoder(plan, Heartbeat(), fail_on_bad=False)
     journal = Journal(plan.paths.journals, 0, 1)
-    writer = BlockWriter(plan, journal)
+    writer = BlockWriter(plan, journal.path)
     plan_file = StorePaths(out).plan
     late = {}
     for index in range(len(plan.blocks)):

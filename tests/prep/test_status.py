@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,9 @@ def journal_of_killed_task(planned: Path) -> Path:
     (journal,) = StorePaths(planned).journals.iterdir()
     whole = journal.read_bytes()
     journal.write_bytes(whole[: whole.index(b"\n") + 10])
-    return journal
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    return journal.rename(str(journal).replace(f"-{os.getpid()}-", f"-{ended.pid}-"))
 
 
 def test_task_that_stops_writing_is_silent_until_its_share_is_done(planned: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from decodeonce.errors import Stopped
 from decodeonce.prep.building import Work, finish, make_plan, work
 from decodeonce.prep.building import pool as pool_module
-from decodeonce.prep.building.journal import Journals
+from decodeonce.prep.building.journal import Journal, Journals
 from decodeonce.prep.building.pool import BlockQueue, Worker, WorkerPool, processor_seconds
 from decodeonce.prep.building.status import read_status
 from decodeonce.prep.recipe import Recipe
@@ -37,8 +37,8 @@ def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "TICK_SECONDS", 0.02)
 
 
-def first_message(out: Path) -> dict[str, object]:
-    return {"out": str(out), "task": 0, "tasks": 1, "on_bad": "reject"}
+def first_message(out: Path, journal: Journal) -> dict[str, object]:
+    return {"out": str(out), "journal": str(journal.path), "on_bad": "reject"}
 
 
 def planned(tree: Path, out: Path) -> tuple[WorkerPool, int]:
@@ -46,7 +46,8 @@ def planned(tree: Path, out: Path) -> tuple[WorkerPool, int]:
     plan = make_plan(open_imagenet(tree), out, Recipe(height=1024, width=1024))
     (slow,) = [row for row in range(plan.count) if plan.samples.entry(row).name.endswith(b"slow.JPEG")]
     queue = BlockQueue(range(len(plan.blocks)), {})
-    return WorkerPool(first_message(out), 2, queue), slow
+    journal = Journal(plan.paths.journals, 0, 1)
+    return WorkerPool(first_message(out, journal), 2, queue, journal), slow
 
 
 def run_and_signal(pool: WorkerPool, row: int, signal_: int) -> int:
@@ -110,8 +111,9 @@ def test_decoder_without_processor_time_gets_the_longer_limit(
 
 def test_no_block_is_reserved_for_dismissed_worker(tmp_path: Path) -> None:
     """Both blocks share a read unit. A worker that died returns the second one to the queue."""
-    first, queue = first_message(tmp_path), BlockQueue([0], {0: (0, 0), 1: (0, 0)})
-    pool, dismissed, new = WorkerPool(first, 2, queue), Worker(first), Worker(first)
+    journal, queue = Journal(tmp_path, 0, 1), BlockQueue([0], {0: (0, 0), 1: (0, 0)})
+    first = first_message(tmp_path, journal)
+    pool, dismissed, new = WorkerPool(first, 2, queue, journal), Worker(first), Worker(first)
     pool.workers.update((dismissed, new))
     assert [pool.order(dismissed), pool.order(dismissed)] == [{"block": 0, "poison": {}}, None]
     queue.put_back([1])

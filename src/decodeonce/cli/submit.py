@@ -18,7 +18,7 @@ from decodeonce.cli import STOPPING, parse, program
 from decodeonce.cli.build import BuildRequest, kinds_app, say_dry_run, say_found, say_storage
 from decodeonce.cli.command import Command, Group, LoggedCommand, new_app, with_options
 from decodeonce.cli.options import option
-from decodeonce.cli.output import say
+from decodeonce.cli.output import say, write_out
 from decodeonce.errors import BuildError, Stopped
 from decodeonce.formatting import quoted
 from decodeonce.store.layout import StorePaths
@@ -145,7 +145,8 @@ def _submit_to_kubernetes(words: BuildCommand, options: PodOptions) -> None:
     work = ["prep", "work", out, "--tasks", str(pods.tasks), "--workers", str(flags["workers"] or pods.cpus)]
     work += [*allowed, "--on-bad", flags["on_bad"]]
     path = Path(f"{flags['out'].name}.yaml")
-    path.write_text(build_jobs(out, pods, [["prep", "plan", *words[1:]], work, ["prep", "finish", out, *allowed]]))
+    commands = [["prep", "plan", *words[1:]], work, ["prep", "finish", out, *allowed]]
+    write_out(path, build_jobs(out, pods, commands).encode("utf-8", "surrogateescape"))
     start = f"kubectl apply -f {quoted(str(path))}"
     say(f"{path}: wrote plan, an Indexed Job of {pods.tasks} and finish; to submit them, run: {start}")
 

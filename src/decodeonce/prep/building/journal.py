@@ -115,8 +115,9 @@ class BlockRecord:
         return [row for row, _, action in self.rejects if action != "kept"]
 
 
-def journal_line(record: BlockRecord, at: float) -> bytes:
-    """Return the line of a record, written `at` seconds since 1970."""
+def journal_line(record: BlockRecord, at: float | None = None) -> bytes:
+    """Return the line of a record, written `at` seconds since 1970; None means now."""
+    at = time.time() if at is None else at
     fields = {**vars(record), "facts": base64.b64encode(record.facts.tobytes()).decode()}
     head = b"%d\t%.3f\t%s" % (record.block, at, json.dumps(fields, separators=(",", ":")).encode())
     return b"%s\t%s\n" % (head, hexdigest(head).encode())
@@ -157,9 +158,13 @@ class Journal:
         sync_folder(folder)
 
     def append(self, record: BlockRecord) -> None:
+        """Add the line of a record, as `append_line` does."""
+        self.append_line(journal_line(record))
+
+    def append_line(self, line: bytes) -> None:
         """Add a line and make it durable. After an OSError, do not use the journal again."""
         with add_path_to_errors(self.path):
-            append(self._fd, journal_line(record, time.time()))
+            append(self._fd, line)
             disk.fdatasync(self._fd)
 
     def close(self) -> None:

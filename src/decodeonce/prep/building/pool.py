@@ -12,8 +12,8 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import numpy as np
 from decodeonce.errors import REPLACED_ERRORS, BuildError, Stopped
 from decodeonce.host import usable_cores
 from decodeonce.prep.building.blocks import overlap
-from decodeonce.prep.building.journal import Journals
+from decodeonce.prep.building.journal import Journal, Journals
 from decodeonce.prep.building.plan import Plan, allowed_rejects, read_plan, reject_error
 from decodeonce.prep.building.status import done_rejects
 from decodeonce.prep.pixels.versions import decoder_versions
@@ -150,14 +150,25 @@ def _decode_share(plan: Plan, how: Work, progress: Callable[[Progress], None]) -
         raise reject_error(first)
     total, left = (sum(plan.blocks[block].rows for block in blocks) for blocks in (share, todo))
     rows, written = 0, 0
-    first_message = {"out": str(plan.paths.root), "task": how.task, "tasks": how.tasks, "on_bad": how.on_bad}
-    pool = WorkerPool(first_message, how.workers or usable_cores(), BlockQueue(todo, block_spans(plan, todo)))
-    for done in chain([None], pool.run()):
-        if done is not None:
-            rows, written, rejects = rows + done["rows"], written + done["bytes"], rejects + done["rejects"]
-            first = first or done["first_reject"]
-        plan.check_rejects(rejects, first, how.max_bad)
-        progress(Progress(total - left + rows, total, rows, written, rejects))
+    plan.check_rejects(rejects, first, how.max_bad)
+    progress(Progress(total - left, total, 0, 0, rejects))
+    if not todo:
+        return
+    with closing(Journal(plan.paths.journals, how.task, how.tasks)) as journal:
+        first_message = {"out": str(plan.paths.root), "journal": str(journal.path), "on_bad": how.on_bad}
+        warned = False
+        queue = BlockQueue(todo, block_spans(plan, todo))
+        pool = WorkerPool(first_message, how.workers or usable_cores(), queue, journal)
+        for done in pool.run():
+            if done is not None:
+                rows, written, rejects = rows + done["rows"], written + done["bytes"], rejects + done["rejects"]
+                first = first or done["first_reject"]
+            if _ending and not rows and not warned:  # at once: the time limit may come before a block is completed
+                warned = True
+                text = "no block was completed in this run; if the next one ends like this, request more time (--time)"
+                logging.getLogger("decodeonce").warning("%s: %s", plan.paths.root, text)
+            plan.check_rejects(rejects, first, how.max_bad)
+            progress(Progress(total - left + rows, total, rows, written, rejects))
 
 
 CUT_SEARCH = 64  # blocks to search on each side of a run's middle for a place to cut
@@ -300,20 +311,22 @@ class WorkerPool:
         first_message: What every worker receives when it starts.
         size: Maximum number of workers.
         queue: The blocks to decode.
+        journal: Receives the line of each completed block.
 
     Attributes:
         workers: The workers that are alive.
     """
 
-    def __init__(self, first_message: Mapping[str, object], size: int, queue: BlockQueue) -> None:
+    def __init__(self, first_message: Mapping[str, object], size: int, queue: BlockQueue, journal: Journal) -> None:
         self.workers: set[Worker] = set()
+        self._journal = journal
         self._first_message, self._size, self._queue = first_message, size, queue
         self._strikes: Counter[int] = Counter()
         self._poison: dict[int, str] = {}
         self._idle_deaths = 0
 
     def run(self) -> Generator[dict[str, Any] | None, None, None]:
-        """Decode the blocks; yield the report of each from BlockWriter.write, and None about once per second.
+        """Decode the blocks; yield the report of each once it is in the journal, and None about once per second.
 
         However the loop ends, all workers are killed and reaped. A killed worker loses only blocks that it has not
         reported yet.
@@ -355,6 +368,7 @@ class WorkerPool:
             if "report" in message:
                 worker.blocks.remove(message["report"]["block"])
                 self._idle_deaths = 0
+                self._journal.append_line(message["report"].pop("line").encode())
                 yield message["report"]
             else:
                 worker.process.send(self.order(worker))

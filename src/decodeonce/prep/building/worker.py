@@ -1,7 +1,7 @@
 """The worker process that decodes blocks, started by pool.py.
 
-An order names a block and the rows known to kill decoders. A report says that a block is durable and in the
-journal. The heartbeat holds the row that is being read or decoded.
+An order names a block and the rows known to kill decoders. A report says that a block is durable, and has its line for
+the journal. The heartbeat holds the row that is being read or decoded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from decodeonce.errors import REPLACED_ERRORS, Stopped, failure_from
 from decodeonce.prep.building.blocks import Block
-from decodeonce.prep.building.journal import FACTS, BlockRecord, Journal, PixelSums
+from decodeonce.prep.building.journal import FACTS, BlockRecord, PixelSums, journal_line
 from decodeonce.prep.building.plan import Plan, read_plan, reject_error
 from decodeonce.prep.entry import Entry, LeftOut, Row, Undecodable
 from decodeonce.prep.pixels.decode import Decoder
@@ -83,20 +83,25 @@ class BlockDecoder:
 
 
 class BlockWriter:
-    """Writes decoded blocks to their shards, flushes them and adds them to the journal."""
+    """Writes decoded blocks to their shards and flushes them.
 
-    def __init__(self, plan: Plan, journal: Journal) -> None:
+    Args:
+        plan: The plan of the build.
+        journal: Path of the task's journal.
+    """
+
+    def __init__(self, plan: Plan, journal: Path) -> None:
         self._plan = plan
         self._journal = journal
         self._shard: ShardFile | None = None
 
     def write(self, block: Block, record: BlockRecord, buffer: memoryview) -> dict[str, Any]:
-        """Make a block durable, data before journal line; return the report for the parent."""
+        """Make a block durable; return the report for the parent, with the line that it then adds to the journal."""
         size, written = self._plan.recipe.row_bytes, 0
         shard, paths = self._open(block.shard), self._plan.paths
         # Another build may have replaced this one, and its shards have the same names. So this check, of a file whose
         # name is unique, follows after opening the shard.
-        if not (paths.plan.exists() and self._journal.path.exists()):
+        if not (paths.plan.exists() and self._journal.exists()):
             raise Stopped(f"{paths.root}: another process finished or removed the build")
         for first, last in runs_between(block, record.holes):
             start, end = (first - block.first) * size, (last - block.first) * size
@@ -106,10 +111,10 @@ class BlockWriter:
         if paths.manifest.exists():  # the store was finished meanwhile; this write may have grown a shard
             trim_shards(paths, read_manifest(paths.manifest))
             raise Stopped(f"{paths.root}: another process finished the build")
-        self._journal.append(record)
         rejects = [each for each in self._plan.rejects_of(record.rejects) if each.action == "rejected"]
         report = {"block": block.index, "rows": block.rows, "bytes": written, "rejects": len(rejects)}
-        return {**report, "first_reject": str(rejects[0]) if rejects else ""}
+        line = journal_line(record).decode()
+        return {**report, "first_reject": str(rejects[0]) if rejects else "", "line": line}
 
     def _open(self, index: int) -> ShardFile:
         path = self._plan.shard(index)
@@ -151,8 +156,7 @@ def main(arguments: list[str]) -> int:
         try:
             plan = read_plan(StorePaths(out))
             decoder = BlockDecoder(plan, parent.heartbeat, fail_on_bad=settings["on_bad"] == "fail")
-            journal = Journal(plan.paths.journals, settings["task"], settings["tasks"])
-            serve(parent, plan, decoder, BlockWriter(plan, journal))
+            serve(parent, plan, decoder, BlockWriter(plan, Path(settings["journal"])))
         except OSError as error:
             if error.errno in REPLACED_ERRORS:
                 raise  # `work` finds out whether another process removed or finished the build

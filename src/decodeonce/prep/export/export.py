@@ -253,8 +253,7 @@ def _write_blocks(
     source: Store, paths: ExportPaths, settings: ExportSettings, workers: int, progress: Callable[[int], None]
 ) -> int:
     """Write every block that no journal records, and return the number of all blocks."""
-    remove_tree(paths.scratch)
-    make_folder(paths.scratch)
+    make_folder(paths.scratch)  # not emptied: without locks, another export may be writing there
     done, size = set(Journals(paths.journals).blocks()), settings.block_rows(source)
     blocks = -(-len(source) // size)
     left = [block for block in range(blocks) if block not in done]
@@ -279,7 +278,7 @@ class ExportPaths:
     Attributes:
         claim: Store and settings of the export, written after the folders below were created.
         images: The folder that is renamed to DEST.
-        scratch: Temporary files; the next run removes those that a kill left.
+        scratch: Temporary files, also those that a kill left, until the export is complete.
     """
 
     def __init__(self, dest: Path) -> None:
