@@ -19,7 +19,7 @@ from decodeonce.cli.bench import build, load, machine
 from decodeonce.cli.bench.build import SampledSource, Trial, build_lines, fair_sample, measure_build, run_trial
 from decodeonce.cli.bench.load import Timed, load_lines, measure_load
 from decodeonce.cli.bench.machine import busy_share, core_times, drop_pages, others_text
-from decodeonce.cli.build import BuildRequest
+from decodeonce.cli.kinds import BuildRequest
 from decodeonce.errors import BuildError
 from decodeonce.host import is_in_memory
 from decodeonce.prep.building import Work

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from decodeonce.cli import dryrun
-from decodeonce.cli.build import BuildRequest
 from decodeonce.cli.dryrun import dry_run, time_here, time_in_jobs
+from decodeonce.cli.kinds import BuildRequest
 from decodeonce.errors import BuildError
 from decodeonce.host import usable_cores
 from decodeonce.prep.building import Work, build, make_plan

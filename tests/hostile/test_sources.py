@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from decodeonce.cli import submit
-from decodeonce.cli.build import BuildRequest
+from decodeonce.cli.kinds import BuildRequest
 from decodeonce.errors import BuildError, DecodeonceError, Stopped
 from decodeonce.prep.building import Work, build, make_plan
 from decodeonce.prep.building.plan import scan

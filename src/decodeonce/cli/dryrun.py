@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import gettempdir
 
 from decodeonce.cli.bench.build import fair_sample, list_source, run_trial, scratch_folder
-from decodeonce.cli.build import BuildRequest
+from decodeonce.cli.kinds import BuildRequest
 from decodeonce.formatting import counted, duration_text, size_text
 from decodeonce.host import usable_cores
 from decodeonce.prep.building.blocks import Blocks

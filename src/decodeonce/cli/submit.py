@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from decodeonce.cli import STOPPING, parse, program
-from decodeonce.cli.build import BuildRequest, kinds_app, say_dry_run, say_found, say_storage
+from decodeonce.cli.build import say_dry_run, say_found, say_storage
 from decodeonce.cli.command import Command, Group, LoggedCommand, new_app, with_options
+from decodeonce.cli.kinds import BuildRequest, kinds_app
 from decodeonce.cli.options import option
 from decodeonce.cli.output import say, write_out
 from decodeonce.errors import BuildError, Stopped

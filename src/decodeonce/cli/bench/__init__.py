@@ -10,8 +10,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from decodeonce.cli.build import BuildRequest, run_build, say_found
+from decodeonce.cli.build import run_build, say_found
 from decodeonce.cli.command import Group, LoggedCommand, new_app
+from decodeonce.cli.kinds import BuildRequest
 from decodeonce.cli.options import JsonFlag, StoreArgument, option
 from decodeonce.cli.output import print_json, say
 from decodeonce.cli.submit import parse_build

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from decodeonce.cli.bench.machine import busy_share, core_times, drop_pages, others_share, others_text
-from decodeonce.cli.build import BuildRequest
+from decodeonce.cli.kinds import BuildRequest
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, duration_text
 from decodeonce.host import free_space, is_in_memory, network_file_system, usable_cores

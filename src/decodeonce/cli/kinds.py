@@ -1,0 +1,196 @@
+"""The kinds of sources of `prep build`, their flags, and the build that these describe."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from inspect import Parameter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin
+
+import typer
+
+from decodeonce.cli import parse
+from decodeonce.cli.command import Command, Group, LoggedCommand, make_command, new_app, parameters, with_options
+from decodeonce.cli.options import DEFAULT_MAX_BAD, DryRun, MaxBad, Out, Size, Src, Workers, option
+from decodeonce.prep.recipe import BoxRules, Exif, Filter, Fit, OnBad, OnDamaged, Recipe, WithoutBox
+from decodeonce.prep.sources import KINDS, find_opener
+from decodeonce.store.layout import ContainerName
+
+if TYPE_CHECKING:
+    from decodeonce.prep.building import Work
+    from decodeonce.prep.sources import Source
+
+OnBadOption = Annotated[
+    OnBad,
+    option(
+        "Choose what to do with an image that cannot be decoded. reject: skip it and list it in rejects.tsv; "
+        "fail: stop the build."
+    ),
+]
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """A build as the command line describes it."""
+
+    source: Source
+    out: Path
+    recipe: Recipe
+    work: Work
+    dry_run: bool
+    expect: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions:
+    """The flags of a build that all kinds of source share."""
+
+    size: Size = "256"
+    fit: Annotated[
+        Fit,
+        option(
+            "Choose how images reach the size. crop: resize, then crop the center, like torchvision's Resize and "
+            "CenterCrop; stretch: change the aspect ratio; pad: resize to fit and add black borders."
+        ),
+    ] = Recipe.fit
+    filter: Annotated[Filter, option("Choose the filter for resizing. bilinear is torchvision's default.")] = (
+        Recipe.filter
+    )
+    container: Annotated[
+        ContainerName,
+        option("Choose the file format of the shards. npy: NumPy arrays; hdf5: HDF5 files.", flag="--format"),
+    ] = Recipe.container
+    shard_size: Annotated[
+        str, option("Limit the size of a shard, such as 10GB or 500MiB. A shard holds at least one block.", "BYTES")
+    ] = "32GiB"
+    shuffle_seed: Annotated[
+        str | None,
+        option("Shuffle the rows with this seed; none keeps the source's order. (default: 0; none for val)", "N"),
+    ] = None
+    workers: Workers = None
+    on_bad: OnBadOption = "reject"
+    max_bad: MaxBad = DEFAULT_MAX_BAD
+    exif: Annotated[
+        Exif, option("Choose how to treat EXIF rotation. ignore: keep pixels as stored; apply: rotate them upright.")
+    ] = Recipe.exif
+    on_damaged: Annotated[
+        OnDamaged,
+        option(
+            "Choose what to do with a damaged image that can be decoded. keep: keep it and list it in rejects.tsv; "
+            "reject: skip it and list it."
+        ),
+    ] = Recipe.on_damaged
+    scaled_decode: Annotated[
+        bool,
+        option("Decode large JPEGs at 1/2, 1/4 or 1/8 size. This is faster; pixels differ.", flag="--scaled-decode"),
+    ] = Recipe.scaled_decode
+    classes: Annotated[
+        Path | None,
+        option("Read the class names in label order from FILE, one per line. (default: sorted names)", "FILE"),
+    ] = None
+    boxes: Annotated[
+        Path | None,
+        option("Read ILSVRC's XML annotations from DIR and make a row of every object. (default: whole images)", "DIR"),
+    ] = None
+    box_margin: Annotated[
+        float | None, option("Widen each box on every side by X times its width or height. (default: 0)", "X")
+    ] = None
+    min_box: Annotated[int | None, option("Skip objects with a side of less than N pixels. (default: 1)", "N")] = None
+    without_box: Annotated[
+        WithoutBox | None,
+        option("Choose what to do with an image without a box. keep: make a row of it; skip: omit it. (default: keep)"),
+    ] = None
+    keep_boxes: Annotated[
+        int | None,
+        option("Make a row of each image instead of each object, and store up to K of its boxes.", "K", min=1),
+    ] = None
+    map: Annotated[
+        str | None, option("Call your function on each decoded image, before resizing.", "PACKAGE.MODULE:FUNCTION")
+    ] = None
+    follow_links: Annotated[
+        bool,
+        option("Follow links that lead outside SRC. Without this, such images are rejected.", flag="--follow-links"),
+    ] = False
+    dry_run: DryRun = False
+    expect: Annotated[
+        int | None,
+        option("Fail unless SRC lists exactly N images, including rejected ones. (default: any number)", "N", min=1),
+    ] = None
+
+    def request(self, src: str, out: Path, opener: Callable[..., Source]) -> BuildRequest:
+        """Check all flags, then open SRC."""
+        from decodeonce.prep.building import Work
+        from decodeonce.prep.sources import BoxedSource
+        from decodeonce.prep.sources.folder import read_class_list
+
+        if not src:
+            raise typer.BadParameter("SRC is empty; expected a path or a pattern")
+        with parse.usage_errors():
+            recipe = self._recipe()
+            work = Work(workers=self.workers, max_bad=self.max_bad, on_bad=self.on_bad)
+            names = read_class_list(self.classes) if self.classes else None
+        source = opener(src, classes=names, follow_links=self.follow_links)
+        if self.boxes is not None and recipe.boxes is not None:
+            source = BoxedSource(source, self.boxes, recipe.boxes, follow_links=self.follow_links)
+        if self.shuffle_seed is None and source.keeps_order:
+            recipe = replace(recipe, shuffle_seed=None)
+        return BuildRequest(source, out, recipe, work, self.dry_run, self.expect)
+
+    def _recipe(self) -> Recipe:
+        from decodeonce.prep.pixels.user_map import find_map
+
+        height, width = parse.row_size(self.size)
+        return Recipe(
+            height=height,
+            width=width,
+            fit=self.fit,
+            filter=self.filter,
+            container=self.container,
+            shard_size=parse.byte_size(self.shard_size),
+            shuffle_seed=parse.shuffle_seed("0" if self.shuffle_seed is None else self.shuffle_seed),
+            exif=self.exif,
+            on_damaged=self.on_damaged,
+            scaled_decode=self.scaled_decode,
+            boxes=self._box_rules(),
+            map=find_map(self.map) if self.map else None,
+        )
+
+    def _box_rules(self) -> BoxRules | None:
+        flags = {"margin": self.box_margin, "least": self.min_box, "without": self.without_box, "keep": self.keep_boxes}
+        given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
+        if self.boxes is not None:
+            return BoxRules(**given)
+        if given:
+            raise typer.BadParameter("--box-margin, --min-box, --without-box and --keep-boxes require --boxes DIR")
+        return None
+
+
+def kinds_app(run: Callable[[BuildRequest], None], help_text: str, cls: type[Command] = LoggedCommand) -> typer.Typer:
+    """Return a group with a command for each kind of source, created on first use, that opens SRC and calls `run`."""
+
+    class Kinds(Group):
+        lazy: ClassVar = {kind: partial(_kind_command, kind, run, cls) for kind in KINDS}
+
+    app = new_app(cls=Kinds, help=help_text, subcommand_metavar="KIND SRC OUT [FLAGS]")
+    app.callback()(lambda: None)
+    return app
+
+
+def _kind_command(kind: str, run: Callable[[BuildRequest], None], cls: type[Command]) -> Any:
+    opener = find_opener(kind)
+
+    def command(src: Src, out: Out, options: BuildOptions, **own: Any) -> None:
+        run(options.request(src, out, partial(opener, **own)))
+
+    annotated = [parameter for parameter in parameters(opener) if get_origin(parameter.annotation) is Annotated]
+    help_text = (inspect.getdoc(opener) or "").partition("\n\n")[0]
+    return make_command(with_options(command, BuildOptions, map(_flag, annotated)), cls, help=help_text)
+
+
+def _flag(parameter: Parameter) -> Parameter:
+    """Return the flag of a parameter annotated as `Annotated[type, "help text"]` or with a "METAVAR" after the text."""
+    kind, *texts = get_args(parameter.annotation)
+    return parameter.replace(annotation=Annotated[kind, option(*texts)])
