@@ -30,9 +30,14 @@ StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="Finished s
 
 Size = Annotated[str, option("Set the height and width of a row in pixels: 256, or HxW such as 192x256.", "SIZE")]
 Workers = Annotated[int | None, option("Run N worker processes. (default: usable cores)", "N", min=1)]
-DEFAULT_MAX_BAD = "0.1%"
+DEFAULT_MAX_BAD = "auto"
 MaxBad = Annotated[
-    str, option("Fail if more images than this are rejected: a share such as 0.1%, or a number such as 25.", "SHARE")
+    str,
+    option(
+        "Fail if more images than this are rejected: a number such as 25, a share such as 0.1%, or auto. Auto is 0.1%, "
+        "or a tenth of a small source, but at most ten images of it.",
+        "SHARE",
+    ),
 ]
 DryRun = Annotated[bool, option("Print what would be written, and write nothing.", flag="--dry-run")]
 JsonFlag = Annotated[bool, option("Print one JSON object instead of text.", flag="--json")]

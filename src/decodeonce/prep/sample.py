@@ -26,7 +26,7 @@ Values = NDArray[Any]  # float
 Size = tuple[int, int]  # width, height in pixels
 Look = tuple[str, str, str, str]  # pattern, color, noun, setting: what the images of a class have in common
 Order = tuple[int, str, Look, str]  # index, path under train/, look, kind of unusual file ("" if ordinary)
-MIN_COUNT_FOR_CUT = 1000  # one truncated image among fewer exceeds the 0.1 % that `prep build` allows
+MIN_COUNT_FOR_CUT = 1000  # smaller trees have no damaged image, so that their builds reject nothing
 _TILE = 1024
 _CIRCLE = np.array([(math.cos(k * math.pi / 20), math.sin(k * math.pi / 20)) for k in range(40)])
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import struct
@@ -207,9 +208,14 @@ def _other_facts(entry: Entry) -> bytes:
 
 
 def allowed_rejects(max_bad: str, candidates: int) -> int:
-    """Return how many of `candidates` images may be rejects: a percentage of them such as "0.1%", or a number."""
+    """Return how many of `candidates` images may be rejects: a percentage of them such as "0.1%", a number, or "auto".
+
+    "auto" allows 0.1%. In a small source, where that is less than ten images, it allows a tenth, at most ten images.
+    """
+    if max_bad == "auto":
+        return max(candidates // 1000, min(10, math.ceil(candidates / 10)))
     if not re.fullmatch(r"\d+|\d+(\.\d+)?%", max_bad):
-        raise ValueError(f"max-bad is {max_bad!r}, expected a number of images (25) or a percentage (0.1%)")
+        raise ValueError(f"max-bad is {max_bad!r}, expected a number of images (25), a percentage (0.1%) or auto")
     if not max_bad.endswith("%"):
         return int(max_bad)
     whole, _, decimals = max_bad[:-1].partition(".")
@@ -294,10 +300,13 @@ class Plan:
         """Raise BuildError if `max_bad` allows fewer than `rejects` rejects, of which `first` is one."""
         allowed = allowed_rejects(max_bad, self.candidates)
         if rejects > allowed:
+            found = (
+                f"{rejects} of {counted(self.candidates, 'image')} {'is a reject' if rejects == 1 else 'are rejects'}"
+            )
             raise BuildError(
-                f"{rejects} of {self.candidates} images are rejects, --max-bad {max_bad} allows {allowed}; first "
-                f"{first}; list them with `prep status {quoted(str(self.paths.root))}`; to continue, run the same "
-                "command with a higher --max-bad: completed blocks are kept"
+                f"{found}, --max-bad {max_bad} allows {allowed}; first {first}; list them with "
+                f"`prep status {quoted(str(self.paths.root))}`; to continue, run the same command with a higher "
+                "--max-bad: completed blocks are kept"
             )
 
     def source(self) -> Source:

@@ -61,8 +61,8 @@ class WorkSettings:
         workers: Number of worker processes. None (default): one per usable core.
         task: Index of this task, 0 (default) to `tasks - 1`.
         tasks: Number of tasks that share the build. Default: 1.
-        max_bad: Maximum number of rejects in the whole build: a percentage of all images, "0.1%" by default, or a
-            number such as "25".
+        max_bad: Maximum number of rejects in the whole build: a number such as "25", a percentage of all images such as
+            "0.1%", or "auto" (default): 0.1%, or, where that is less than ten images, a tenth and at most ten.
         on_bad: What to do with an image that cannot be decoded. "reject" (default): record it and continue; "fail":
             stop the build.
 
@@ -73,7 +73,7 @@ class WorkSettings:
     workers: int | None = None
     task: int = 0
     tasks: int = 1
-    max_bad: str = "0.1%"
+    max_bad: str = "auto"
     on_bad: OnBad = "reject"
 
     def __post_init__(self) -> None:
