@@ -307,6 +307,20 @@ def test_deeply_nested_elements_are_an_error() -> None:
         parse(b"<a>" * deep + b"</a>" * deep)
 
 
+@pytest.mark.parametrize(
+    ("database", "edges"),
+    [
+        ("<source><database>The VOC2012 Database</database></source>", (0, 0, 100, 79)),
+        ("<source><database> ImageNet database</database></source>", (1, 1, 100, 80)),
+        ("<source><database>My VOC</database></source>", (1, 1, 100, 79)),
+        ("<source/>", (1, 1, 100, 79)),
+    ],
+)
+def test_pixels_are_numbered_as_in_the_database(database: str, edges: tuple[float, ...]) -> None:
+    text = xml(("dog", (100, 79, 1, 1))).replace("<size>", f"{database}<size>")  # inverted
+    assert parse(text.encode()).objects == (("dog", edges),)
+
+
 def test_annotations_with_other_encodings_or_parts_are_read() -> None:
     text = '<?xml version="1.0" encoding="{}"?>' + xml(("Möwe", (0, 0, 50, 40)))
     assert {parse(text.format(name).encode(name)).objects[0][0] for name in ("utf-8", "latin-1", "utf-16")} == {"Möwe"}

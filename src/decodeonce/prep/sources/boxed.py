@@ -1,16 +1,27 @@
 """Add bounding boxes to any source: a row for each object, or boxes as columns next to whole images.
 
-The boxes come from the XML annotations of ILSVRC and Pascal VOC. Real annotations have these defects. Coordinates refer
-to <size>, which is not always the JPEG's size. Boxes are inverted or leave the image. <filename> may be "%s" or another
-image's, so it is not read. Some names are words ("dog"), not wnids.
+The boxes come from the XML annotations of ILSVRC and Pascal VOC. What their coordinates mean depends on the database:
+
+- VOC numbers pixels from 1, and xmax and ymax are the last pixels of the box. The documentation of its development kit
+  (VOC2012_doc.pdf) says: "The top-left pixel in the image has coordinates (1,1)." In an image of 500 pixels, boxes at
+  the edges begin at 1 and end at 500.
+- ILSVRC numbers pixels from 0, and xmax and ymax are the last pixels, too. The readme of its development kit (that of
+  2015, section 1.4) only says that annotations are "in PASCAL VOC format", and its evaluation counts xmax - xmin + 1
+  pixels. But in an image of 500 pixels, boxes at the edges begin at 0 and end at 499, such as that of n03820318_101.
+- Tools that write the same XML, such as labelImg, mean distances from the left and upper edge of the image.
+
+Real annotations have these defects. Coordinates refer to <size>, which is not always the JPEG's size. Boxes are
+inverted or leave the image. <filename> may be "%s" or another image's, so it is not read. Some names are words ("dog"),
+not wnids.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -24,7 +35,7 @@ from numpy.typing import NDArray
 from decodeonce.errors import BuildError, raise_file_system_failure
 from decodeonce.prep.entry import WHOLE, Box, Entry, RowMaker, name_text
 from decodeonce.prep.pixels.geometry import fit_to, turned_box, upright
-from decodeonce.prep.recipe import BoxRules, Recipe
+from decodeonce.prep.recipe import BoxOrigin, BoxRules, Recipe
 from decodeonce.prep.sources.base import WITH_BOXES, DecodedRows, Source
 from decodeonce.prep.sources.files import parallel_map, stem_of
 from decodeonce.prep.sources.safe_open import Links
@@ -34,6 +45,8 @@ SUFFIX = b".xml"
 MAX_XML_BYTES = 1 << 20  # an annotation of ILSVRC has 500 bytes, plus 230 per further object
 # Left, top, right, bottom in pixels of the annotation's <size>, clipped to it.
 Edges = tuple[float, float, float, float]
+# What to add to the first and the last coordinate of a box, to get distances from the edge of the image.
+SHIFTS: dict[BoxOrigin, tuple[int, int]] = {"0": (0, 1), "1": (-1, 0), "edge": (0, 0)}
 EDGES, NUMBERS = "edges", "numbers"  # planned for kept boxes: 4 fractions each, then NaN; number of the name, then -1
 
 
@@ -48,6 +61,9 @@ class BoxedSource(Source):
         source: The source of the images.
         boxes: Folder of annotations, `*.xml` at any depth.
         rules: How boxes are used. Pass the same rules to `Recipe`.
+        origin: What coordinates mean. "1": numbers of pixels from 1, and xmax and ymax are the last ones in the box, as
+            in VOC; "0": the same from 0, as in ILSVRC; "edge": distances from the left and upper edge of the image.
+            None (default): decide by the <database> of each annotation, "edge" if it is neither VOC nor ILSVRC.
         follow_links: Whether links may lead out of `boxes`. Default False: the image of such a link is rejected.
 
     Raises:
@@ -60,13 +76,22 @@ class BoxedSource(Source):
         >>> build(source, Path("objects.store"), Recipe(height=224, width=224, boxes=rules))
     """
 
-    def __init__(self, source: Source, boxes: Path, rules: BoxRules, *, follow_links: bool = False) -> None:
+    def __init__(
+        self,
+        source: Source,
+        boxes: Path,
+        rules: BoxRules,
+        *,
+        origin: BoxOrigin | None = None,
+        follow_links: bool = False,
+    ) -> None:
         super().__init__(source.root)
         self.kind, self.read_unit = source.kind + WITH_BOXES, source.read_unit
         self.column_names = source.column_names
         self.source = source
         self.boxes = boxes
         self.rules = rules
+        self._origin = origin
         self._links = Links(boxes, follow=follow_links)
         self._start()
 
@@ -116,7 +141,7 @@ class BoxedSource(Source):
         if not os.path.isdir(self.boxes):
             what = "not a folder" if os.path.exists(self.boxes) else "no such folder"
             raise BuildError(f"{self.boxes}: {what}; expected a folder of unpacked annotations (*.xml) after --boxes")
-        annotations, used = Annotations(self.boxes, self._links), set[bytes]()
+        annotations, used = Annotations(self.boxes, self._links, self._origin), set[bytes]()
         read = parallel_map(self.boxes, lambda entry: (entry, annotations.read(entry.name)), self.source.entries())
         for entry, annotation in read:
             self._samples += not entry.problem
@@ -289,13 +314,14 @@ class Annotations:
     Args:
         top: The folder.
         links: Which links may be followed; default None: those that stay in `top`.
+        origin: What coordinates mean, as for `BoxedSource`.
 
     Raises:
         BuildError: If there is no annotation, or two have the same stem.
     """
 
-    def __init__(self, top: Path, links: Links | None = None) -> None:
-        self._links = links or Links(top)
+    def __init__(self, top: Path, links: Links | None = None, origin: BoxOrigin | None = None) -> None:
+        self._links, self._origin = links or Links(top), origin
         self._folders: dict[bytes, bytes] = {}  # by stem: 130 bytes each, 70 MB for the 550,000 of ILSVRC
         for folder, names in self._links.walk():
             for name in (name for name in names if name.endswith(SUFFIX)):
@@ -316,7 +342,7 @@ class Annotations:
         path = os.path.join(self._folders[stem], stem + SUFFIX)
         try:
             with open(self._links.open(path), "rb", buffering=0) as file:
-                return parse(file.read(MAX_XML_BYTES + 1))
+                return parse(file.read(MAX_XML_BYTES + 1), self._origin)
         except OSError as error:
             raise_file_system_failure(error, path)
             problem = error.strerror
@@ -341,8 +367,8 @@ def usable_box(edges: Edges, size: Annotation, rules: BoxRules) -> Box | str:
     return (max(left - x, 0) / size.width, max(top - y, 0) / size.height, right / size.width, bottom / size.height)
 
 
-def parse(data: bytes) -> Annotation:
-    """Parse an annotation; raise ValueError with the reason if it cannot be used."""
+def parse(data: bytes, origin: BoxOrigin | None = None) -> Annotation:
+    """Parse an annotation; raise ValueError with the reason if it cannot be used. `origin` is as for `BoxedSource`."""
     if len(data) > MAX_XML_BYTES:
         raise ValueError(f"more than {MAX_XML_BYTES} bytes")
     root = _tree(data)
@@ -351,16 +377,30 @@ def parse(data: bytes) -> Annotation:
     width, height = (_number(root, "size", side) for side in ("width", "height"))
     if width <= 0 or height <= 0:
         raise ValueError(f"size is {width:g}x{height:g}, so its boxes are nowhere")
-    return Annotation(width, height, tuple(_object(found, width, height) for found in root.iterfind("object")))
+    shift = SHIFTS[origin or _origin_of(root.findtext("source/database", ""))]
+    return Annotation(width, height, tuple(_object(found, width, height, shift) for found in root.iterfind("object")))
 
 
-def _object(found: Element, width: float, height: float) -> tuple[str, Edges]:
+def _origin_of(database: str) -> BoxOrigin:
+    """Return what coordinates mean in a database such as "The VOC2007 Database", "ILSVRC_2012" or "Unknown"."""
+    if re.search(r"\bVOC\d{4}\b", database):
+        return "1"
+    return "0" if re.match(r"\s*(ILSVRC|ImageNet)", database) else "edge"
+
+
+def _object(found: Element, width: float, height: float, shift: tuple[int, int]) -> tuple[str, Edges]:
     name = (found.findtext("name") or "").strip()
     if not name:
         raise ValueError("an object without a name")
-    left, right = sorted(min(max(_number(found, "bndbox", edge), 0.0), width) for edge in ("xmin", "xmax"))
-    top, bottom = sorted(min(max(_number(found, "bndbox", edge), 0.0), height) for edge in ("ymin", "ymax"))
+    left, right = _between((_number(found, "bndbox", edge) for edge in ("xmin", "xmax")), width, shift)
+    top, bottom = _between((_number(found, "bndbox", edge) for edge in ("ymin", "ymax")), height, shift)
     return name, (left, top, right, bottom)
+
+
+def _between(ends: Iterable[float], side: float, shift: tuple[int, int]) -> tuple[float, float]:
+    """Return the edges of a box along one side of the image: in order, shifted and clipped."""
+    first, last = sorted(ends)
+    return min(max(first + shift[0], 0.0), side), min(max(last + shift[1], 0.0), side)
 
 
 def _number(parent: Element, group: str, name: str) -> float:
