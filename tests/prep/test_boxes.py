@@ -165,8 +165,8 @@ def test_hidden_and_other_files_are_not_annotations(annotated: AnnotatedTree) ->
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (None, "no such folder; expected a folder of unpacked annotations"),
-        ("file", "not a folder"),
+        (None, "No such file or directory; expected unpacked annotations after --boxes: a folder of"),
+        ("file", "not JSON: Expecting value: .*; expected unpacked annotations after --boxes: a folder of"),
         ("folder", r"contains no \*.xml"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -79,8 +80,8 @@ def annotate_frame(tree: Path, database: str, edges: tuple[int, int, int, int]) 
 def check_frame(tree: Path, boxes: Path, *flags: str) -> None:
     """Check that the object is cut out at its frame, and that a kept box is the frame."""
     common = ("build", "folder", tree / "src", "--boxes", boxes, *flags)
-    prep(*common[:3], tree / "objects", *common[3:], "--size", "32")
-    prep(*common[:3], tree / "whole", *common[3:], "--size", "64x96", "--keep-boxes", "1")
+    for out, *own in (("objects", "--size", "32"), ("whole", "--size", "64x96", "--keep-boxes", "1")):
+        assert prep(*common[:3], tree / out, *common[3:], *own).returncode == 0
     objects, whole = open_store(tree / "objects"), open_store(tree / "whole")
     assert objects.samples[0].box == "8,6,40,38"
     np.testing.assert_array_equal(objects.images[0], np.asarray(Image.open(tree / "src/thing/a.png"))[6:38, 8:40])
@@ -104,6 +105,16 @@ def test_coordinates_mean_what_their_database_says(
     draw_frame(tmp_path)
     annotate_frame(tmp_path, database, edges)
     check_frame(tmp_path, tmp_path / "xml", *flags.split())
+
+
+def test_boxes_of_json_are_distances_from_the_edges(tmp_path: Path) -> None:
+    draw_frame(tmp_path)
+    size, drawn = {"width": 96, "height": 64}, {"category_id": "x", "bbox": [8.0, 6, 32, 32]}
+    images, categories = [{"id": 5, "file_name": "a.jpg", **size}], [{"id": "x", "name": "thing"}]
+    found = {"images": images, "categories": categories, "annotations": [{"image_id": 5, **drawn}]}
+    (tmp_path / "instances.json").write_text(json.dumps(found))
+    for _ in range(2):  # the second build finds both stores
+        check_frame(tmp_path, tmp_path / "instances.json")
 
 
 def test_store_of_an_earlier_release_is_found_again_by_its_boxes(tmp_path: Path) -> None:

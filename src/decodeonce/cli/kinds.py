@@ -93,7 +93,11 @@ class BuildOptions:
     ] = None
     boxes: Annotated[
         Path | None,
-        option("Read ILSVRC's or VOC's XML from DIR and make a row of every object. (default: whole images)", "DIR"),
+        option(
+            "Read COCO's JSON, or a folder of ILSVRC's or VOC's XML, and make a row of every object. "
+            "(default: whole images)",
+            "PATH",
+        ),
     ] = None
     box_margin: Annotated[
         float | None, option("Widen each box on every side by X times its width or height. (default: 0)", "X")
@@ -174,7 +178,7 @@ class BuildOptions:
             return BoxRules(**given)
         if given or self.box_origin:
             flags_of_boxes = "--box-margin, --min-box, --without-box, --box-origin and --keep-boxes"
-            raise typer.BadParameter(f"{flags_of_boxes} require --boxes DIR")
+            raise typer.BadParameter(f"{flags_of_boxes} require --boxes PATH")
         return None
 
 
