@@ -187,6 +187,49 @@ def test_one_of_mixes_each_image_with_the_step_that_its_weights_choose(
     assert torch.equal(step.mix_labels(labels_of(400), draws, 12, 9), labels)
 
 
+def test_one_of_mixes_an_image_as_torchvisions_random_choice_mixes_a_batch() -> None:
+    """Which step and which share a row has are distributed as with RandomChoice([MixUp, CutMix], p=[0.25, 0.75])."""
+    count, side, epochs = 200, 16, 60
+    step = OneOf(MixUp(0.8, count), CutMix(1.0, count), weights=(1, 3))
+    levels = torch.arange(count, dtype=torch.float64)[:, None, None, None].expand(-1, side, side, 1)
+    by_mixup, kept = np.empty((epochs, count), bool), np.empty((epochs, count))
+    for epoch in range(epochs):
+        draws = draws_of(count, seed=4, epoch=epoch)
+        images, labels = step(levels, draws), step.mix_labels(torch.arange(count), draws, side, side)
+        kept[epoch] = labels.diagonal()
+        pasted = (images.amax((1, 2, 3)) > images.amin((1, 2, 3))).numpy()
+        by_mixup[epoch] = (
+            ~pasted & (kept[epoch] > 0) & (kept[epoch] < 1)
+        )  # other rectangles are empty or fill the image
+    total = by_mixup.size
+    assert abs(by_mixup.mean() - 0.25) < 4 * math.sqrt(0.25 * 0.75 / total)
+    chi_square = ((by_mixup.sum(0) - epochs / 4) ** 2 / (epochs * 0.25 * 0.75)).sum()
+    assert abs(chi_square - count) < 4 * math.sqrt(2 * count)  # rows do not prefer a step
+    for first, second in ((by_mixup[1:], by_mixup[:-1]), (by_mixup[:, 1:], by_mixup[:, :-1])):
+        assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 4 / math.sqrt(total)
+    random = np.random.default_rng(0)
+    assert distance(kept[by_mixup], random.beta(0.8, 0.8, 100_000)) < 1.95 / math.sqrt(by_mixup.sum())
+    half = (0.5 * np.sqrt(1 - random.random((100_000, 1))) * side).astype(int)  # as in torchvision's CutMix
+    middle = random.integers(0, side, (100_000, 2))
+    cut = np.prod(np.clip(middle + half, 0, side) - np.clip(middle - half, 0, side), axis=1) / side**2
+    assert distance(kept[~by_mixup], 1 - cut) < 1.95 / math.sqrt((~by_mixup).sum())
+
+
+def distance(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
+    """The largest distance between the empirical distributions (Kolmogorov and Smirnov), to 6 decimals."""
+    first, second = (np.sort(np.round(some, 6)) for some in (first, second))
+    both = np.concatenate([first, second])
+    shares = [np.searchsorted(some, both, "right") / len(some) for some in (first, second)]
+    return float(np.abs(shares[0] - shares[1]).max())
+
+
+def test_one_of_shows_its_steps_and_weights() -> None:
+    shown = repr(OneOf(MixUp(0.8, 10), CutMix(1.0, 10, p=0.5), weights=[1, 3]))
+    assert shown == (
+        "OneOf(MixUp(alpha=0.8, num_classes=10, p=1.0), CutMix(alpha=1.0, num_classes=10, p=0.5), weights=(1, 3))"
+    )
+
+
 def test_one_of_three_steps_mixes_an_image_once() -> None:
     count = 60
     step = OneOf(MixUp(1.0, count), CutMix(1.0, count), MixUp(8.0, count))

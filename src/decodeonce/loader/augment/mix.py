@@ -159,8 +159,11 @@ class OneOf(_Mixing):
         if len(weights) != len(steps) or not all(0 <= each < math.inf for each in weights) or not any(weights):
             raise ValueError(f"weights is {weights!r}, expected {len(steps)} numbers of 0 or more, not all 0")
         self.num_classes = same_width(steps)
-        self._steps = steps
+        self._steps, self._weights = steps, weights
         self._ends = tuple(end / sum(weights) for end in accumulate(weights))
+
+    def __repr__(self) -> str:
+        return f"OneOf({', '.join(map(repr, self._steps))}, weights={self._weights})"
 
     def _each(self, draws: Draws, chosen: Tensor) -> Iterator[tuple[_Mix, Tensor]]:
         """Yield each step with the rows that it mixes, bool (B,)."""
