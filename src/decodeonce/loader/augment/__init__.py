@@ -7,7 +7,7 @@ device.
 from decodeonce.loader.augment.augment import Augment, BoxStep, Draws, LabelStep, Step, mix_words
 from decodeonce.loader.augment.crop import CenterCrop, RandomCrop, RandomResizedCrop, ramp
 from decodeonce.loader.augment.flip import RandomFlip
-from decodeonce.loader.augment.mix import CutMix, MixUp
+from decodeonce.loader.augment.mix import CutMix, MixUp, OneOf
 from decodeonce.loader.augment.normalize import IMAGENET, Normalize
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "LabelStep",
     "MixUp",
     "Normalize",
+    "OneOf",
     "RandomCrop",
     "RandomFlip",
     "RandomResizedCrop",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Protocol, runtime_checkable
@@ -72,13 +72,14 @@ class BoxStep(Step, Protocol):
 
 @runtime_checkable
 class LabelStep(Step, Protocol):
-    """A step that also changes labels, such as ``MixUp``."""
+    """A step that also changes labels, such as ``MixUp``, and the columns that ``Augment`` has as `mixed`."""
 
     def mix_labels(self, labels: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
         """Return the labels of the images that the step returns for the same `draws`.
 
         Args:
-            labels: int64 (B,), or float32 (B, classes) if an earlier step mixed them. Do not write to it.
+            labels: int64 (B,), or soft labels (B, classes): a column, or labels that an earlier step mixed. Do not
+                write to it.
             draws: The same as in the call of the step.
             height: Height of the images before the step, in pixels.
             width: Width of the images before the step, in pixels.
@@ -107,25 +108,35 @@ class Augment:
         *steps: Steps from this package, or callables ``(images, draws) -> images`` (see ``Step``). For a store with
             boxes, every step must be a ``BoxStep``. Without steps, images are only permuted.
         seed: Any whole number. Default: 0.
+        mixed: Columns of soft labels (B, classes), such as the tags of each image as zeros and ones, that ``MixUp``,
+            ``CutMix`` and ``OneOf`` mix like the labels, to float32. Default: none.
 
     Raises:
-        ValueError: If a step is not callable or is a class. The Loader raises ValueError if the store has boxes that a
-            step does not move, or more classes than ``MixUp`` or ``CutMix``.
+        ValueError: If a step is not callable or is a class, if steps have different `num_classes`, or if there is
+            `mixed` but no step that mixes. The Loader raises ValueError if the store has boxes that a step does not
+            move, more classes than ``MixUp`` or ``CutMix``, or no such column as in `mixed`.
 
     Example:
         >>> augment = Augment(RandomResizedCrop(224), RandomFlip(), Normalize("train.store"), seed=0)
         >>> loader = Loader("train.store", batch_size=256, device="cuda", transform=augment)
     """
 
-    def __init__(self, *steps: Step, seed: int = 0) -> None:
+    def __init__(self, *steps: Step, seed: int = 0, mixed: Collection[str] = ()) -> None:
         for step in steps:
             if isinstance(step, type) or not callable(step):
                 raise ValueError(f"a step is {step!r}, expected a callable object such as RandomFlip()")
+        same_width(step for step in steps if hasattr(step, "num_classes"))
         self._steps = steps
         self._seed = whole("seed", seed)
+        self._mixed = (mixed,) if isinstance(mixed, str) else tuple(mixed)
+        if self._mixed and not any(isinstance(step, LabelStep) for step in steps):
+            raise ValueError(f"mixed is {mixed!r}, but no step mixes labels; add a step such as MixUp, or remove mixed")
 
     def check_store(self, columns: Collection[str], classes: int) -> None:
         """Raise ValueError if a step does not support a store with these columns and this number of classes."""
+        if missing := [name for name in self._mixed if name not in columns]:
+            there = ", ".join(sorted(columns)) or "none"
+            raise ValueError(f"mixed has {missing[0]!r}, which is not a column of the store; its columns: {there}")
         for step in self._steps:
             if "boxes" in columns:
                 _as_box_step(step)
@@ -141,6 +152,8 @@ class Augment:
             (height, width), images = images.shape[1:3], step(images, draws)
             if isinstance(step, LabelStep):
                 labels = step.mix_labels(labels, draws, height, width)
+                for name in self._mixed:
+                    columns[name] = step.mix_labels(_soft(name, columns[name]), draws, height, width)
             if "boxes" in columns:
                 moved = _as_box_step(step).move_boxes(columns["boxes"], draws, height, width)
                 columns["boxes"] = clip_boxes(moved, images.shape[1], images.shape[2])
@@ -148,6 +161,22 @@ class Augment:
             columns["box_labels"] = columns["box_labels"].masked_fill(~present_boxes(columns["boxes"]), -1)
         images = images.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
         return dataclasses.replace(batch, images=images, labels=labels, columns=columns)
+
+
+def same_width(steps: Iterable[object]) -> int:
+    """Return the num_classes of the steps, 0 if there are none; raise ValueError if they differ."""
+    widths = {step.num_classes: type(step).__name__ for step in steps}  # type: ignore[attr-defined]
+    if len(widths) > 1:
+        found = " and ".join(f"{name} has num_classes={width}" for width, name in widths.items())
+        raise ValueError(f"{found}, expected the same for all steps")
+    return next(iter(widths), 0)
+
+
+def _soft(name: str, values: Tensor) -> Tensor:
+    if values.dim() != 2:
+        shape = tuple(values.shape)
+        raise ValueError(f"the column {name!r} of mixed has the shape {shape}, expected soft labels: (rows, classes)")
+    return values
 
 
 def _as_box_step(step: Step) -> BoxStep:
