@@ -317,7 +317,7 @@ class CachedDelivery(StreamDelivery):
         self._uploaded = np.zeros(len(rows), np.bool_)
 
     def lacking(self, rows: Rows) -> Rows:
-        return rows[~self._uploaded[self._places(rows)]]
+        return np.unique(rows[~self._uploaded[self._places(rows)]])  # padding repeats rows
 
     def close(self) -> None:
         super().close()
@@ -327,8 +327,9 @@ class CachedDelivery(StreamDelivery):
         uploaded, indexes = super()._images(filled), self._places(filled.rows)
         if len(indexes):
             self._device.put(self._cache, self._move(indexes), uploaded)
+            # Another batch can have uploaded some of these rows after `lacking` was called.
+            self.cached_rows += len(indexes) - np.count_nonzero(self._uploaded[indexes])
             self._uploaded[indexes] = True
-            self.cached_rows += len(indexes)
         return self._device.gather(self._cache, self._move(self._places(filled.step.rows)))
 
     def _places(self, rows: Rows) -> Rows:
