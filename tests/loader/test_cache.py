@@ -72,7 +72,7 @@ def test_each_row_is_transferred_once(store: Path, tail: Tail) -> None:
     assert uploaded[-1] == COUNT  # with "drop", a row can be first used in a later epoch, but is uploaded once
 
 
-@pytest.mark.parametrize("settings", [{"rows": range(5), "tail": "pad"}])
+@pytest.mark.parametrize("settings", [{"weights": np.arange(COUNT)}, {"rows": range(5), "tail": "pad"}])
 def test_repeated_rows_are_cached_once(store: Path, settings: dict[str, Any]) -> None:
     settings |= {"batch_size": BATCH, "seed": 4}
     with Loader(store, cache="device", **settings) as loader, Loader(store, **settings) as plain:
