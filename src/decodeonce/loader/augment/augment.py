@@ -95,8 +95,9 @@ class Augment:
     Called with a ``Batch``, it returns a new ``Batch`` whose images are (B, C, H, W) in channels_last memory format,
     with the dtype of the last step. The images of the given batch are not changed.
 
-    Augmentation is reproducible: it depends only on seed, epoch, row and the steps, not on batch size or rank. On a
-    CPU, uint8 images are bit-identical in any batch. On other devices, the batch can change the last bits of what
+    Augmentation is reproducible: it depends only on seed, epoch, row and the steps, not on batch size or rank. With
+    ``Loader(weights=...)``, the position in the epoch replaces the row, so that a row drawn twice gives two images. On
+    a CPU, uint8 images are bit-identical in any batch. On other devices, the batch can change the last bits of what
     ``RandomResizedCrop`` computes and so, rarely, a pixel value by one level. ``MixUp`` and ``CutMix`` choose the other
     image from the batch.
 
@@ -147,8 +148,9 @@ class Augment:
     def __call__(self, batch: Batch) -> Batch:
         """Return the batch with its images, labels and boxes augmented."""
         images, labels, columns = batch.images, batch.labels, dict(batch.columns)
+        drawn = batch.rows if batch.positions is None else batch.positions
         for number, step in enumerate(self._steps):
-            draws = Draws(derive_key(self._seed, batch.epoch, number), batch.rows, batch.epoch)
+            draws = Draws(derive_key(self._seed, batch.epoch, number), drawn, batch.epoch)
             (height, width), images = images.shape[1:3], step(images, draws)
             if isinstance(step, LabelStep):
                 labels = step.mix_labels(labels, draws, height, width)
@@ -215,7 +217,7 @@ class Draws:
 
     Args:
         key: 64-bit key, derived from seed, epoch and the number of the step.
-        rows: int64 (B,), row numbers in the store.
+        rows: int64 (B,), row numbers in the store or, with ``Loader(weights=...)``, positions in the epoch.
         epoch: Epoch of the batch. Default: 0.
     """
 
