@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+from tests.cluster.until import until
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 # Runs its last arguments as mpiexec and srun do, on one node.
@@ -54,3 +58,17 @@ def test_failed_removal_of_the_part_does_not_fail_the_job(tmp_path: Path, script
     write_program(tmp_path, "python.sh", "exit 0")
     done = run(script, tmp_path, SCRIPT=str(EXAMPLES / script), BIND="")
     assert done.returncode == 0, done.stderr
+
+
+def test_process_that_removes_the_part_is_not_killed_if_no_step_starts(tmp_path: Path) -> None:
+    """A job that ends starts no step. Its EXIT trap must not kill the srun of the process that removes the part."""
+    traps = 'trap "touch killed; exit" TERM; trap "touch alive; exit" WINCH'
+    keeper = f'exec > /dev/null 2>&1; {traps}; echo $$ > pid; mkdir -p "$PART-0"; sleep 9 & wait; exit'
+    steps = f'case "$*" in *--overlap*) {keeper};; *train.py*|*" rm "*) exit 1;; esac'
+    write_program(tmp_path, "srun", f"{steps}; {LAUNCHER}")
+    write_program(tmp_path, "python.sh", "exit 0")
+    assert run("train.slurm", tmp_path).returncode == 1
+    with suppress(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGWINCH)  # bash handles SIGTERM first
+    until(lambda: (tmp_path / "alive").exists() or (tmp_path / "killed").exists(), "the end of the keeper")
+    assert not (tmp_path / "killed").exists()
