@@ -349,6 +349,36 @@ def test_signal_during_import_ends_command_with_one_line(module: str, tree: Path
     assert result.returncode == 75
 
 
+@pytest.mark.long
+def test_signal_at_any_moment_of_a_build_ends_it_with_one_line(tree: Path, tmp_path: Path) -> None:
+    def build(moment: int) -> subprocess.CompletedProcess[str]:
+        """Build, with a SIGINT before the process opens its file number `moment`; print the number of opened files."""
+        script = (
+            "import os, signal, sys\n"
+            "from decodeonce.cli import main\n"
+            "opened = 0\n"
+            "def at(event, args):\n"
+            "    global opened\n"
+            "    opened += event == 'open'\n"
+            f"    if event == 'open' and opened == {moment}:\n"
+            "        os.kill(os.getpid(), signal.SIGINT)\n"
+            "sys.addaudithook(at)\n"
+            f"sys.argv = ['prep', 'build', 'imagenet', {str(tree)!r}, {str(tmp_path / str(moment))!r}, '-q']\n"
+            "try:\n"
+            "    main()\n"
+            "finally:\n"
+            "    print(opened)"
+        )
+        return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+    uninterrupted = build(-1)
+    assert uninterrupted.returncode == 0
+    for share in range(1, 10, 2):
+        result = build(int(uninterrupted.stdout) * share // 10)
+        assert result.stderr.startswith("prep: stopped: SIGINT")
+        assert (result.stderr.count("\n"), result.returncode) == (1, 75)
+
+
 def test_signal_after_outcome_does_not_change_it(store: Path) -> None:
     script = (
         "import atexit, os, signal, sys\n"

@@ -236,6 +236,18 @@ def test_options_of_another_kind_are_refused(store: Path, tree: Path, options: d
         repair_store(store, tree)
 
 
+def test_store_is_repaired_from_a_source_of_another_kind(tmp_path: Path) -> None:
+    write_folder(tmp_path / "src/train", PICS)
+    store = build_in_process(open_imagenet(tmp_path / "src", split="train"), tmp_path / "out", RECIPE)
+    lines = [f"train/{pic.wnid}/{pic.stem}.JPEG,{pic.wnid}\n" for pic in PICS]
+    (tmp_path / "src/list.csv").write_text("path,label\n" + "".join(lines))
+    damage_rows(store, 1)
+    with pytest.raises(BuildError, match="kind=liste: no such kind of source, expected one of imagenet, folder, list"):
+        repair_store(store, tmp_path / "src/list.csv", options={"kind": "liste"})
+    repair = repair_store(store, tmp_path / "src/list.csv", options={"kind": "list"})
+    assert (repair.ok, repair.repaired_rows) == (True, 1)
+
+
 def test_damaged_shard_does_not_stop_repair_from_the_others(tmp_path: Path) -> None:
     for number, pics in enumerate((PICS[:4], PICS[4:])):
         write_tar(tmp_path / f"src/{number}.tar", chain(*(sample(p.stem, p.data, txt=p.wnid) for p in pics)))

@@ -241,7 +241,7 @@ class BlockQueue:
         cuts = sorted(range(1, len(run)), key=lambda cut: abs(cut - half))
         between = [(cut, self._spans[run[cut]][1], self._spans[run[cut - 1]][0]) for cut in cuts[: 2 * CUT_SEARCH]]
         clean = [cut for cut, before, after in between if before != after]
-        inside = [cut for cut, before, after in between if first != before == after != last]
+        inside = [cut for cut, before, after in between if before == after and before not in (first, last)]
         return next(iter([*clean, *inside]), None)
 
 
