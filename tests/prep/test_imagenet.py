@@ -436,20 +436,6 @@ def test_truncated_or_invalid_tar_is_an_error(tmp_path: Path, damage: Callable[[
         listed(tmp_path / "x.tar")
 
 
-def test_images_are_found_without_listing_other_class_tars(tmp_path: Path) -> None:
-    tars = forms.class_tars(PICS)
-    first, *others = tars
-    damaged = dict.fromkeys(others, b"damaged" * 200)
-    source = open_imagenet(write(tmp_path / "whole", {TRAIN_TAR: tar_bytes(tars)}))
-    wanted = [entry for entry in source.entries() if first.encode() in entry.name][1:]
-    source = open_imagenet(write(tmp_path / "some", {TRAIN_TAR: tar_bytes({**tars, **damaged})}))
-    found = list(source.find([entry.name for entry in wanted]))
-    assert [entry.name for entry in found] == [entry.name for entry in wanted]
-    assert list(source.find([b"other", b"other/a.JPEG"])) == []
-    with pytest.raises(BuildError, match="not a tar, or damaged"):
-        list(source.entries())
-
-
 def test_threads_on_network_file_system_give_same_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, {TRAIN_TAR: tar_bytes(forms.class_tars(PICS))})
     expected, threads = list(open_imagenet(tmp_path).entries()), set()

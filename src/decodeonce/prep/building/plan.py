@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from decodeonce.errors import BuildError
 from decodeonce.formatting import counted, quoted
 from decodeonce.prep.building.blocks import Blocks
+from decodeonce.prep.building.journal import BlockRecord
 from decodeonce.prep.entry import Entry, name_text
 from decodeonce.prep.recipe import Recipe, differences
 from decodeonce.prep.sources import Source, open_source
@@ -285,6 +286,11 @@ class Plan:
     def rejects_of(self, listed: Iterable[tuple[int, str, str]]) -> list[Reject]:
         """Return the lines of rejects.tsv for these (planned row, reason, action)."""
         return [Reject(self.samples.entry(row).text, reason, action) for row, reason, action in listed]
+
+    def rejects_in(self, records: Iterable[BlockRecord]) -> list[Reject]:
+        """Return the rejects of these blocks."""
+        listed = sorted(reject for record in records for reject in record.rejects if reject[2] == "rejected")
+        return self.rejects_of(listed)
 
     def shard(self, index: int) -> Path:
         """Return the path of a shard."""

@@ -111,7 +111,7 @@ class BlockWriter:
         if paths.manifest.exists():  # the store was finished meanwhile; this write may have grown a shard
             trim_shards(paths, read_manifest(paths.manifest))
             raise Stopped(f"{paths.root}: another process finished the build")
-        rejects = [each for each in self._plan.rejects_of(record.rejects) if each.action == "rejected"]
+        rejects = self._plan.rejects_in([record])
         report = {"block": block.index, "rows": block.rows, "bytes": written, "rejects": len(rejects)}
         line = journal_line(record).decode()
         return {**report, "first_reject": str(rejects[0]) if rejects else "", "line": line}

@@ -23,7 +23,7 @@ from decodeonce.prep.sources.archives import list_tar, list_zip, read_member, so
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.files import mode_of, named_entries, parallel_map, read_file, stat_entries
 from decodeonce.prep.sources.folder import SUFFIXES, WNID, check_classes, class_folders, list_folders
-from decodeonce.prep.sources.holders import Member, SourceFile, SourceFiles, folders_above, open_holder, source_file
+from decodeonce.prep.sources.holders import Member, SourceFile, SourceFiles, open_holder, source_file
 from decodeonce.prep.sources.imagenet_labels import MAPPING, SOLUTION, VAL_PREFIX, CompanionFiles, ValLabels
 from decodeonce.prep.sources.safe_open import Links
 from decodeonce.store.manifest import ImageClass
@@ -407,16 +407,13 @@ class ArchiveSource(ImagenetSplit):
         """Yield every image, by class in label order, then by name. Only headers are read."""
         parts = self.parts()
         if not self.is_flat:
-            return self._by_class(parts)
+            here = ((label, parts[name]) for label, name in enumerate(self._names) if name in parts)
+            return chain.from_iterable(parallel_map(self.top, self._entries_of, here, TARS_AT_ONCE))
         if len(parts) > 1:
             raise BuildError(
                 f"{self.top}: val images are both in one folder and in class folders; unpack the zip and sort them"
             )
         return iter(self.labels.sort(self._entries_of((0, parts[""])), self._names))
-
-    def _by_class(self, parts: Mapping[str, Any]) -> Iterator[Entry]:
-        here = ((label, parts[name]) for label, name in enumerate(self._names) if name in parts)
-        return chain.from_iterable(parallel_map(self.top, self._entries_of, here, TARS_AT_ONCE))
 
     def holder(self, entry: Entry) -> bytes:
         return self._files.path(entry.unit)
@@ -473,14 +470,6 @@ class ImagenetTarSource(ArchiveSource):
 
     def read(self, entry: Entry) -> bytes:
         return self._files.read(entry.unit, entry.place, entry.size)
-
-    def find(self, names: Collection[bytes]) -> Iterator[Entry]:
-        """Yield the entries with these names. Only their class tars are listed."""
-        if self.is_flat:
-            return super().find(names)
-        above = folders_above(names)
-        tars = {name: tar for name, tar in self.parts().items() if self._files.name_of(tar.unit, tar.inner) in above}
-        return (entry for entry in self._by_class(tars) if entry.name in names)
 
     def _entries_of(self, labelled: tuple[int, ClassTar]) -> list[Entry]:
         label, tar = labelled
