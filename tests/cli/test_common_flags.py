@@ -24,7 +24,7 @@ from decodeonce.cli.examples import EXAMPLES, examples
 from decodeonce.errors import DecodeonceError, failure_from
 from decodeonce.prep.sources import KINDS
 from decodeonce.store import disk
-from tests.command import app, assert_fails, prep, prep_process, run
+from tests.command import app, assert_fails, prep, prep_process
 from tests.images import make_tree
 from tests.stores import make_store, random_images
 from tests.terminal import Terminal
@@ -198,23 +198,6 @@ def test_quiet_shows_no_bar(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", random_images(9))
     assert "9 rows" in on_terminal("verify", store, TERM="xterm")
     assert on_terminal("verify", store, "-q", TERM="xterm") == ""
-
-
-@pytest.mark.parametrize(
-    ("environ", "coloured"),
-    [({}, True), ({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)],
-)
-def test_colours_are_only_for_terminals_that_allow_them(environ: dict[str, Any], coloured: bool) -> None:
-    script = (
-        "from decodeonce.cli import command, output\n"
-        "from tests.command import app\n"
-        "app.command('mark', cls=command.Command)(lambda: output.say_marked('bad', 'red', 'all'))\n"
-        "app(['mark'], standalone_mode=False)"
-    )
-    with Terminal(sys.executable, "-c", script, cwd=Path(), environ={"TERM": "xterm", **environ}) as terminal:
-        assert terminal.read_until(None) == ("\x1b[31mbad \x1b[0m  all\r\n" if coloured else "bad   all\r\n")
-    if "NO_COLOR" in environ and coloured:  # not on a pipe
-        assert run(sys.executable, "-c", script, **environ) == "bad   all\n"
 
 
 def events(path: Path) -> list[dict[str, Any]]:

@@ -21,9 +21,8 @@ import numpy as np
 
 from decodeonce.errors import REPLACED_ERRORS, BuildError, Stopped
 from decodeonce.host import usable_cores
-from decodeonce.prep.building.blocks import overlap
 from decodeonce.prep.building.journal import Journal, Journals
-from decodeonce.prep.building.plan import Plan, allowed_rejects, read_plan, reject_error
+from decodeonce.prep.building.plan import Plan, allowed_rejects, overlap, read_plan, reject_error
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.processes.child import child_of, wait_for
 from decodeonce.prep.recipe import OnBad, check_choice, differences

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 
 from decodeonce.errors import REPLACED_ERRORS, Stopped, failure_from
-from decodeonce.prep.building.blocks import Block
+from decodeonce.host import limited_memory
 from decodeonce.prep.building.journal import FACTS, BlockRecord, PixelSums, journal_line
-from decodeonce.prep.building.plan import Plan, read_plan, reject_error
+from decodeonce.prep.building.plan import Block, Plan, read_plan, reject_error
 from decodeonce.prep.entry import Entry, LeftOut, Row, Undecodable
 from decodeonce.prep.pixels.decode import Decoder
-from decodeonce.prep.pixels.memory_limit import limited_memory
 from decodeonce.prep.processes.child import Heartbeat, Parent
 from decodeonce.store import StorePaths
 from decodeonce.store.hashing import row_checksum
