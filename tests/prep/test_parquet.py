@@ -94,15 +94,22 @@ def test_images_may_be_plain_bytes(tmp_path: Path, kind: Any) -> None:
     assert [source.read(entry) for entry in entries] == IMAGES
 
 
-def test_rows_without_label_are_problems_and_those_without_image_are_rejects(tmp_path: Path) -> None:
+@pytest.mark.parametrize("statistics", [True, False])
+def test_rows_without_image_or_label_are_problems(tmp_path: Path, statistics: bool) -> None:
     values = images([(IMAGES[0], None), None, (None, "elsewhere.jpg"), (IMAGES[3], "3.jpg"), (IMAGES[4], "")])
-    source = open_parquet(table(tmp_path, {"image": values, "label": [0, 1, 1, None, -1]}, group=5))
+    path = table(tmp_path, {"image": values, "label": [0, 1, 1, None, -1]}, group=5, write_statistics=statistics)
+    source = open_parquet(path)
     entries = list(source.entries())
-    assert [entry.problem for entry in entries] == ["", "", "", "no label", "label -1, expected 0 or more"]
+    missing = tables.NO_BYTES if statistics else ""
+    assert [entry.problem for entry in entries] == ["", missing, missing, "no label", "label -1, expected 0 or more"]
     assert source.read(entries[0]) == IMAGES[0]
-    for entry in entries[1:3]:
-        with pytest.raises(Undecodable, match="not in the table"):
-            source.read(entry)
+    with pytest.raises(Undecodable, match="not in the table"):
+        source.read(entries[2])
+
+
+def test_table_of_paths_without_bytes_has_only_problems(tmp_path: Path) -> None:
+    path = table(tmp_path, {"image": images([(None, f"{k}.jpg") for k in range(4)]), "label": [0] * 4})
+    assert [entry.problem for entry in open_parquet(path).entries()] == [tables.NO_BYTES] * 4
 
 
 @pytest.mark.parametrize(

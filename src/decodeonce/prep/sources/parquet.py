@@ -49,8 +49,8 @@ EXPECTED = {
     "label": ("labels", "integers or strings"),
 }
 EXPECTED_NUMBERS = "expected integers, floats or booleans, or lists of these"
-# Label, path of the image, and the values of the columns of numbers.
-Row = tuple[str | None, str | None, Sequence[Any]]
+# Label, path of the image, whether there is an image, and the values of the columns of numbers.
+Row = tuple[str | None, str | None, bool, Sequence[Any]]
 
 
 class Columns(NamedTuple):
@@ -167,10 +167,11 @@ class ParquetSource(LabelledSource):
         path, (name, _, mtime_ns) = os.fsdecode(self._files.path(number)), self._files.files[number]
         before, rows, place = sum(self._rows[number][:group]), self._rows[number][group], 0
         while place < rows and (some := self._ask("rows", number, group=group, first=place)):
-            for label, inner, numbers in some:
+            for label, inner, has_image, numbers in some:
                 row = before + place
                 text = f"{name}/{row}/{inner}" if inner else f"{name}/{row}"
                 of_class, problem = self._class_of(label)
+                problem = problem if has_image else NO_BYTES
                 values = self._checked(numbers, f"{path}: row {row}") if numbers and not problem else ()
                 yield Entry(name_bytes(text), of_class, 0, mtime_ns, problem, unit, place, values=values)
                 place += 1
@@ -253,18 +254,30 @@ class Table:
             raise BuildError(f"{what}: {problem}; {advice}") from None
 
     def rows(self, group: int, columns: Columns) -> list[Row]:
-        """Read the rows of a row group, without their images."""
-        names = [columns.label, *filter(None, [columns.path]), *columns.numbers]
-        data, expected = self.read(group, names), self.file.metadata.row_group(group).num_rows
+        """Read the rows of a row group. Images are only read if some are missing."""
+        facts = self.file.metadata.row_group(group)
+        nulls = _null_count(facts, columns.image)
+        mixed = 0 < nulls < facts.num_rows
+        data = self.read(
+            group, [columns.label, *filter(None, [columns.path]), *[columns.image] * mixed, *columns.numbers]
+        )
         count, where = data.num_rows, f"{self.path}: row group {group}"
-        if count != expected:
-            raise BuildError(f"{where}: {count} rows, expected {expected}; download the file again")
+        if count != facts.num_rows:
+            raise BuildError(f"{where}: {count} rows, expected {facts.num_rows}; download the file again")
         labels = (None if label is None else str(label) for label in column(data, columns.label).to_pylist())
         paths = column(data, columns.path).to_pylist() if columns.path else [None] * count
         if any(len(path) > MAX_NAME_BYTES for path in filter(None, paths)):
             raise BuildError(f"{where}: a path of more than {MAX_NAME_BYTES} bytes; shorten it")
+        has_image = column(data, columns.image).is_valid().to_pylist() if mixed else [nulls == 0] * count
         numbers = [data[name].to_pylist() for name in columns.numbers]
-        return list(zip(labels, paths, zip(*numbers, strict=True) if numbers else [()] * count, strict=True))
+        return list(zip(labels, paths, has_image, zip(*numbers, strict=True) if numbers else [()] * count, strict=True))
+
+
+def _null_count(group: Any, name: str) -> int:
+    """Return the number of nulls in a leaf column according to its statistics; 0 without statistics."""
+    leaves = (group.column(number) for number in range(group.num_columns))
+    statistics = next((leaf.statistics for leaf in leaves if leaf.path_in_schema == name), None)
+    return int(statistics.null_count) if statistics is not None and statistics.has_null_count else 0
 
 
 @contextmanager
