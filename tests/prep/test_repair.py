@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decodeonce.errors import BuildError, StoreError
-from decodeonce.prep.building import blocks
+from decodeonce.prep.building import plan as plan_module
 from decodeonce.prep.building.output_dir import is_built
 from decodeonce.prep.convert.convert import Conversion, open_conversion
 from decodeonce.prep.pixels.user_map import find_map
@@ -51,7 +51,7 @@ SUFFIX = {"npy": ".npy", "hdf5": ".h5"}
 @pytest.fixture(scope="module", autouse=True)
 def _small_blocks() -> Any:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(blocks, "SMALLEST", 1)
+        patched.setattr(plan_module, "SMALLEST", 1)
         yield
 
 

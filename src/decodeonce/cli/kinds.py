@@ -156,17 +156,13 @@ class BuildOptions:
         from decodeonce.prep.pixels.user_map import find_map
 
         height, width = parse.row_size(self.size)
+        same: tuple[str, ...] = ("fit", "filter", "container", "exif", "on_damaged", "scaled_decode")
         return Recipe(
+            **{name: getattr(self, name) for name in same},
             height=height,
             width=width,
-            fit=self.fit,
-            filter=self.filter,
-            container=self.container,
             shard_size=parse.byte_size(self.shard_size),
             shuffle_seed=parse.shuffle_seed("0" if self.shuffle_seed is None else self.shuffle_seed),
-            exif=self.exif,
-            on_damaged=self.on_damaged,
-            scaled_decode=self.scaled_decode,
             boxes=self._box_rules(),
             map=find_map(self.map) if self.map else None,
         )

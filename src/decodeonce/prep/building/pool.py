@@ -21,10 +21,8 @@ import numpy as np
 
 from decodeonce.errors import REPLACED_ERRORS, BuildError, Stopped
 from decodeonce.host import usable_cores
-from decodeonce.prep.building.blocks import overlap
 from decodeonce.prep.building.journal import Journal, Journals
-from decodeonce.prep.building.plan import Plan, allowed_rejects, read_plan, reject_error
-from decodeonce.prep.building.status import done_rejects
+from decodeonce.prep.building.plan import Plan, allowed_rejects, overlap, read_plan, reject_error
 from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.processes.child import child_of, wait_for
 from decodeonce.prep.recipe import OnBad, check_choice, differences
@@ -144,7 +142,7 @@ def _decode_share(plan: Plan, how: WorkSettings, progress: Callable[[Progress], 
     share = plan.blocks.of_task(how.task, how.tasks)
     journals = Journals(plan.paths.journals, lambda task, tasks: overlap(share, plan.blocks.of_task(task, tasks)))
     todo = [block for block in share if block not in journals]
-    known = [*plan.rejects, *done_rejects(plan, journals, share)]
+    known = [*plan.rejects, *plan.rejects_in(journals.records(share))]
     rejects, first = len(known), str(known[0]) if known else ""
     if how.on_bad == "fail" and first:
         raise reject_error(first)
