@@ -109,7 +109,7 @@ def begin(path: str) -> None:
 def _open(path: str) -> int:
     """Open the log file, or this process's own file in a folder, for appending at the start of a line."""
     from decodeonce.store import disk
-    from decodeonce.store.durable import make_folder
+    from decodeonce.store.files import make_folder
 
     file = Path(path)
     if path.endswith("/"):

@@ -84,7 +84,7 @@ def check_out(store: Store, out: Path) -> None:
 
 def write_out(path: Path, data: bytes) -> None:
     """Write a file atomically. A pipe or a device gets the bytes directly."""
-    from decodeonce.store.durable import write_atomic
+    from decodeonce.store.files import write_atomic
 
     if path.exists() and not path.is_file():
         with open(path, "wb") as pipe:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageColor, ImageDraw
 
 from decodeonce.store import disk
-from decodeonce.store.durable import append, make_folder
+from decodeonce.store.files import append, make_folder
 
 Rng = np.random.Generator
 Values = NDArray[Any]  # float

@@ -10,7 +10,7 @@ from typing import Any
 import xxhash
 
 from decodeonce.errors import StoreError
-from decodeonce.store.regular_files import reading
+from decodeonce.store.files import reading
 
 # For larger inputs xxhash (4.1) releases the interpreter lock, and a thread that runs Python gives it back only after
 # 5 ms. Next to a thread that never waits, 600 rows of 192 KiB were hashed per second in one piece each, and 114,000 in
@@ -47,10 +47,10 @@ def file_chunks(path: Path, size: int = 1 << 22) -> Iterator[bytes]:
             yield chunk
 
 
-def file_hexdigest(chunks: Iterable[bytes]) -> str:
-    """Hash a file that is given in chunks and return 16 hexadecimal digits."""
+def file_hexdigest(path: Path) -> str:
+    """Hash a file and return 16 hexadecimal digits."""
     state = xxhash.xxh3_64()
-    for chunk in chunks:
+    for chunk in file_chunks(path):
         state.update(chunk)
     return state.hexdigest()
 

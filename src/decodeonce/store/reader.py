@@ -19,9 +19,9 @@ from decodeonce.host import allow_open_files
 from decodeonce.store.checks import check_file, check_not_replaced, check_shard, check_size, unreadable_shard_error
 from decodeonce.store.class_words import with_words
 from decodeonce.store.containers import npy_header
+from decodeonce.store.files import reading
 from decodeonce.store.layout import StorePaths, damaged
 from decodeonce.store.manifest import BOX_LABELS, Column, ImageClass, Manifest, read_manifest, read_part, rows_text
-from decodeonce.store.regular_files import reading
 from decodeonce.store.table import Samples
 
 Pixels = NDArray[np.uint8]

@@ -21,9 +21,12 @@ from decodeonce.formatting import size_text
 from decodeonce.host import allow_open_files, free_space
 from decodeonce.store import disk
 from decodeonce.store.checks import check_file, check_shard
-from decodeonce.store.durable import (
+from decodeonce.store.files import (
     empty_folder,
     make_folder,
+    read_at,
+    read_regular,
+    reading,
     reserve,
     sync_file,
     sync_folder,
@@ -35,7 +38,6 @@ from decodeonce.store.hashing import first_wrong_row
 from decodeonce.store.layout import StorePaths, damaged
 from decodeonce.store.manifest import Manifest, Shard, parse_manifest, part_bytes, read_part, rows_text
 from decodeonce.store.reader import Store, open_store
-from decodeonce.store.regular_files import read_at, read_regular, reading
 from decodeonce.store.shard_file import ShardFile, page_aligned_buffer, pieces, rows_per_piece
 from decodeonce.store.sharing import LOCK, locked
 from decodeonce.store.writer import copy_small

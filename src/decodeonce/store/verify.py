@@ -17,11 +17,11 @@ from decodeonce.errors import StoreError
 from decodeonce.formatting import counted
 from decodeonce.store.checks import check_file, check_shard, check_size
 from decodeonce.store.containers import npy_header
+from decodeonce.store.files import read_at, reading
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.layout import StorePaths
 from decodeonce.store.manifest import Manifest, read_manifest, read_part, rows_text
 from decodeonce.store.reader import Store, runs
-from decodeonce.store.regular_files import read_at, reading
 from decodeonce.store.shard_file import page_aligned_buffer, pieces
 from decodeonce.store.table import read_rejects
 

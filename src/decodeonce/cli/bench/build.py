@@ -31,7 +31,7 @@ from decodeonce.prep.entry import Entry
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source
 from decodeonce.store import StorePaths
-from decodeonce.store.durable import make_folder, remove_tree
+from decodeonce.store.files import make_folder, remove_tree
 from decodeonce.store.manifest import ImageClass
 
 RUN_ROWS = 16  # consecutive rows of the sample: a build in the source's order reads neighbors, too

@@ -30,7 +30,7 @@ from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source
 from decodeonce.store import Manifest, StorePaths
-from decodeonce.store.durable import make_folder, sync_folder
+from decodeonce.store.files import make_folder, sync_folder
 from decodeonce.store.layout import missing_advice
 from decodeonce.store.shard_file import PAGE
 from decodeonce.store.sharing import locked, missing_error

@@ -24,7 +24,7 @@ from decodeonce.prep.building.plan import Plan, read_plan
 from decodeonce.prep.entry import name_bytes, name_text
 from decodeonce.prep.sources.base import DecodedRows
 from decodeonce.store import Column, Manifest, StorePaths
-from decodeonce.store.durable import remove_file, remove_tree, sync_folder
+from decodeonce.store.files import remove_file, remove_tree, sync_folder
 from decodeonce.store.hashing import row_checksum
 from decodeonce.store.manifest import read_manifest
 from decodeonce.store.shard_file import ShardFile, page_aligned_buffer

@@ -40,7 +40,7 @@ from decodeonce.splitmix import GOLDEN, mix
 from decodeonce.store import Column, ImageClass, Reject, StorePaths
 from decodeonce.store.columns import column_file
 from decodeonce.store.containers import CONTAINERS
-from decodeonce.store.durable import write_atomic
+from decodeonce.store.files import write_atomic
 from decodeonce.store.hashing import digest_of, sign
 from decodeonce.store.layout import missing_advice
 from decodeonce.store.manifest import DATA_OFFSET

@@ -27,7 +27,7 @@ from decodeonce.prep.pixels.versions import decoder_versions
 from decodeonce.prep.processes.child import child_of, wait_for
 from decodeonce.prep.recipe import OnBad, check_choice, differences
 from decodeonce.store import StorePaths
-from decodeonce.store.durable import make_folder
+from decodeonce.store.files import make_folder
 from decodeonce.store.layout import missing_advice
 from decodeonce.store.reader import runs
 

@@ -17,7 +17,7 @@ from decodeonce.host import limited_memory
 from decodeonce.prep.entry import LeftOut, Undecodable
 from decodeonce.prep.pixels.geometry import PixelBox
 from decodeonce.prep.recipe import UserMap
-from decodeonce.store.hashing import file_chunks, file_hexdigest
+from decodeonce.store.hashing import file_hexdigest
 
 Pixels = NDArray[np.uint8]
 
@@ -59,7 +59,7 @@ def find_map(name: str) -> UserMap:
         BuildError: The function cannot be imported.
     """
     _, path = _import(name)
-    return UserMap(name, file_hexdigest(file_chunks(path)))
+    return UserMap(name, file_hexdigest(path))
 
 
 def _import(name: str) -> tuple[MapFunction, Path]:
@@ -95,7 +95,7 @@ class LoadedMap:
     def __init__(self, wanted: UserMap) -> None:
         self._name = wanted.function
         self._function, path = _import(wanted.function)
-        found = file_hexdigest(file_chunks(path))
+        found = file_hexdigest(path)
         if found != wanted.xxh3:
             raise BuildError(
                 f"{path}: the map {self._name} changed since the plan (xxh3_64 {found}, planned {wanted.xxh3}); "
