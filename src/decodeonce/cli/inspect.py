@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,7 +20,7 @@ from decodeonce.cli.output import check_out, count_bar, print_json, say, show_fa
 from decodeonce.errors import BuildError, StoreError
 from decodeonce.formatting import counted, duration_text, quoted, size_text
 from decodeonce.host import usable_cores
-from decodeonce.store.layout import repair_advice
+from decodeonce.store.layout import Json, repair_advice
 
 # C0 without tab and newline, DEL, and C1 in UTF-8
 CONTROLS = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
@@ -34,7 +34,7 @@ def info(store: StoreArgument, as_json: JsonFlag = False) -> None:
     """Print facts about a store: counts, shape, shards, rows per class, rejects, statistics, recipe."""
     opened = decodeonce.open_store(store)
     manifest, rejects = opened.manifest, _rejects(opened)
-    facts: dict[str, Any] = {
+    facts: Json = {
         "store": str(store),
         "rows": manifest.count,
         "staged_part": len(opened.rows) < manifest.count,
@@ -65,7 +65,7 @@ def info(store: StoreArgument, as_json: JsonFlag = False) -> None:
     show_facts(facts, as_json=as_json)
 
 
-def _rows_per_class(store: Store) -> dict[str, Any]:
+def _rows_per_class(store: Store) -> Json:
     """Find the smallest and largest class and the median; for a staged part, those of the whole store."""
     import numpy as np
 
@@ -75,7 +75,7 @@ def _rows_per_class(store: Store) -> dict[str, Any]:
     return {"smallest": found["smallest"], "median": float(np.median(counts)), "largest": found["largest"]}
 
 
-def _per_class_text(found: dict[str, Any]) -> str:
+def _per_class_text(found: Json) -> str:
     least, median, most = found["smallest"], found["median"], found["largest"]
     if least["rows"] == most["rows"]:
         return f"{most['rows']} in each"
@@ -83,7 +83,7 @@ def _per_class_text(found: dict[str, Any]) -> str:
     return f"smallest {least['rows']} ({names[0]}), median {median:g}, largest {most['rows']} ({names[1]})"
 
 
-def _rejects(store: Store) -> dict[str, Any]:
+def _rejects(store: Store) -> Json:
     """Count the lines of rejects.tsv by action."""
     from decodeonce.store.checks import check_file
     from decodeonce.store.table import read_rejects
@@ -124,12 +124,12 @@ def _jobs_text(jobs: Mapping[str, Mapping[str, int]]) -> str:
     return "; ".join(texts)
 
 
-def _status_facts(out: Path, status: Status) -> dict[str, Any]:
+def _status_facts(out: Path, status: Status) -> Json:
     """Return the facts to print about a build or store, with the command to run next."""
     rejects = {"rejects": len(status.rejects)}
     if status.finished:
         return {"state": "finished", "rows": f"{status.rows:,}", **rejects, "next": f"prep info {quoted(str(out))}"}
-    facts: dict[str, Any] = {
+    facts: Json = {
         "state": status.state,
         "rows_done": f"{status.rows_done:,} of {status.rows:,}",
         "blocks_done": f"{status.blocks_done:,} of {status.blocks:,}",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin
 import typer
 
 from decodeonce.cli import parse
-from decodeonce.cli.command import Command, Group, LoggedCommand, make_command, new_app, parameters, with_options
+from decodeonce.cli.command import Click, Command, Group, LoggedCommand, make_command, new_app, parameters, with_options
 from decodeonce.cli.options import DEFAULT_MAX_BAD, DryRun, MaxBad, Out, Size, Src, Workers, option
 from decodeonce.prep.recipe import BoxOrigin, BoxRules, Exif, Filter, Fit, OnBad, OnDamaged, Recipe, WithoutBox
 from decodeonce.prep.sources import KINDS, find_opener
@@ -189,10 +189,10 @@ def kinds_app(run: Callable[[BuildRequest], None], help_text: str, cls: type[Com
     return app
 
 
-def _kind_command(kind: str, run: Callable[[BuildRequest], None], cls: type[Command]) -> Any:
+def _kind_command(kind: str, run: Callable[[BuildRequest], None], cls: type[Command]) -> Click:
     opener = find_opener(kind)
 
-    def command(src: Src, out: Out, options: BuildOptions, **own: Any) -> None:
+    def command(src: Src, out: Out, options: BuildOptions, **own: object) -> None:
         run(options.request(src, out, partial(opener, **own)))
 
     annotated = [parameter for parameter in parameters(opener) if get_origin(parameter.annotation) is Annotated]

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-from decodeonce.store.layout import ContainerName
+from decodeonce.store.layout import ContainerName, Json
 
 Fit = Literal["crop", "stretch", "pad"]
 Filter = Literal["bilinear", "bicubic", "lanczos", "box"]
@@ -127,7 +127,7 @@ class Recipe:
             raise ValueError("kept boxes cannot be combined with a map: boxes would not follow a map that moves pixels")
 
     @classmethod
-    def from_facts(cls, facts: dict[str, Any]) -> Recipe:
+    def from_facts(cls, facts: Json) -> Recipe:
         """Return the recipe written in a plan or manifest: the inverse of `facts`, without the decoders."""
         own = {key: value for key, value in facts.items() if key != "decoders"}
         own["on_damaged"] = own.pop("on_odd")

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +30,7 @@ from decodeonce.store.files import (
     write_atomic,
 )
 from decodeonce.store.hashing import file_hexdigest, sign
-from decodeonce.store.layout import StorePaths
+from decodeonce.store.layout import Json, StorePaths
 from decodeonce.store.manifest import (
     BOX_COLUMNS,
     BOX_LABELS,
@@ -179,7 +178,7 @@ def _alone(path: str | os.PathLike[str]) -> Iterator[StorePaths]:
 
 
 @contextmanager
-def _changing(paths: StorePaths) -> Iterator[tuple[Manifest, dict[str, Any]]]:
+def _changing(paths: StorePaths) -> Iterator[tuple[Manifest, Json]]:
     """Yield the manifest twice: parsed, and as JSON with unknown keys. No other node changes it meanwhile.
 
     The lock of a network file system may exclude nobody. There, the exclusive creation of a file admits one process at

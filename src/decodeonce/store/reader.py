@@ -140,14 +140,14 @@ class Store:
         return Samples(self.paths.samples, len(self))
 
     @cached_property
-    def columns(self) -> dict[str, NDArray[Any]]:
+    def columns(self) -> dict[str, np.ndarray]:
         """Columns by name, each an array (count, ...), memory-mapped read-only."""
         columns = {column.name: self.column(column) for column in self.manifest.columns}
         if columns:
             check_not_replaced(self.paths.root, self.manifest, self.paths.manifest)
         return columns
 
-    def column(self, column: Column) -> NDArray[Any]:
+    def column(self, column: Column) -> np.ndarray:
         """Map one column, an array (count, ...).
 
         Args:
@@ -168,7 +168,7 @@ class Store:
         """Copy rows into an array. The same as `images.take`."""
         return self.images.take(rows, out=out)
 
-    def _array(self, name: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    def _array(self, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
         """Map an npy file. Its header must be exactly the one that `npy_header` writes for this dtype and shape."""
         path, whole_shape = self.paths.root / name, (len(self), *shape)
         header = npy_header(whole_shape, dtype)

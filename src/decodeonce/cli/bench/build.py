@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -32,6 +31,7 @@ from decodeonce.prep.recipe import Recipe
 from decodeonce.prep.sources import Source
 from decodeonce.store import StorePaths
 from decodeonce.store.files import make_folder, remove_tree
+from decodeonce.store.layout import Json
 from decodeonce.store.manifest import ImageClass
 
 RUN_ROWS = 16  # consecutive rows of the sample: a build in the source's order reads neighbors, too
@@ -104,7 +104,7 @@ class SampledSource(Source):
     def top(self) -> Path:
         return self._source.top
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Json:
         return self._source.facts()
 
     def classes(self) -> tuple[ImageClass, ...]:
@@ -176,7 +176,7 @@ def list_source(request: BuildRequest, out: Path) -> Listing:
     return scan(request.source, request.expect)
 
 
-def measure_build(request: BuildRequest, seconds: float) -> dict[str, Any]:
+def measure_build(request: BuildRequest, seconds: float) -> Json:
     """Measure everything that `--json` prints, in images/s ("samples"); None means not measured."""
     others = others_share()
     source, recipe, folder = request.source, request.recipe, request.out.absolute().parent
@@ -221,7 +221,7 @@ def measure_build(request: BuildRequest, seconds: float) -> dict[str, Any]:
     }
 
 
-def build_lines(facts: dict[str, Any]) -> Iterator[str]:
+def build_lines(facts: Json) -> Iterator[str]:
     """Yield the lines of `prep bench build`."""
     yield f"{counted(facts['samples'], 'image')}, listed in {duration_text(facts['listing_s'])}"
     for name in ("cold", "warm"):

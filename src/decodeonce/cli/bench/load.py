@@ -17,6 +17,7 @@ from decodeonce.cli.bench.machine import drop_pages, others_share, others_text
 from decodeonce.formatting import size_text
 from decodeonce.host import available_memory, is_in_memory, network_file_system
 from decodeonce.store import open_store
+from decodeonce.store.layout import Json
 
 WARM_BYTES = 1 << 30  # the most rows, in bytes, that are read into memory
 WARM_UP_BATCHES = 6  # more than a Loader has slots: the first write to a slot of 0.4 GB takes 1.6 s, the next 0.02 s
@@ -36,10 +37,10 @@ class Timed:
     samples_per_s: float
     first_batch_s: float
     bottleneck: str
-    stats: dict[str, Any]
+    stats: Json
 
 
-def measure_load(path: Path, how: Mapping[str, Any], gpu_rate: float, seconds: float) -> dict[str, Any]:
+def measure_load(path: Path, how: Mapping[str, Any], gpu_rate: float, seconds: float) -> Json:
     """Measure everything that `--json` prints, in bytes/s and images/s ("samples"); None means not measured."""
     others, store = others_share(), open_store(path)
     rows, row_bytes, memory = store.rows, store.manifest.row_bytes, available_memory()
@@ -85,7 +86,7 @@ def _limit(timed: Timed, gpu_rate: float) -> str:
     return "training" if gpu_rate <= timed.samples_per_s else timed.bottleneck.partition(":")[0]
 
 
-def _sentence(facts: Mapping[str, Any], cold: Timed | None, warm: Timed) -> str:
+def _sentence(facts: Json, cold: Timed | None, warm: Timed) -> str:
     def limited(timed: Timed) -> str:
         rate = min(facts["gpu_samples_per_s"], timed.samples_per_s)
         return f"limited by {WHAT[_limit(timed, facts['gpu_samples_per_s'])]}, at {rate:,.0f} images/s"
@@ -133,7 +134,7 @@ def _timed(
         return Timed(taken / (now - start), first, loader.bottleneck(), loader.stats())
 
 
-def load_lines(facts: dict[str, Any]) -> Iterator[str]:
+def load_lines(facts: Json) -> Iterator[str]:
     """Yield the lines of `prep bench load`."""
     row_bytes, cold, warm = facts["row_bytes"], facts["loader_cold"], facts["loader_warm"]
     memory = "unknown" if facts["available_memory_bytes"] is None else size_text(facts["available_memory_bytes"])
@@ -153,5 +154,5 @@ def load_lines(facts: dict[str, Any]) -> Iterator[str]:
     yield from others_text(facts["other_programs_share"])
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)

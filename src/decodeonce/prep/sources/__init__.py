@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from decodeonce.lazy import lazy_imports
+from decodeonce.store.layout import Json
 
 if TYPE_CHECKING:
     from decodeonce.prep.sources.base import Source as Source
@@ -59,7 +60,7 @@ KINDS = tuple(kind for kind, registered in SOURCES.items() if registered.opener)
 __getattr__, __dir__ = lazy_imports(__name__, __file__)
 
 
-def open_source(kind: str, root: Path, facts: dict[str, Any]) -> Source:
+def open_source(kind: str, root: Path, facts: Json) -> Source:
     """Make the source that a plan names."""
     from decodeonce.prep.sources.base import WITH_BOXES
 

@@ -8,7 +8,6 @@ import stat
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from decodeonce.errors import BuildError, failure_from
 from decodeonce.formatting import counted, quoted
@@ -16,6 +15,7 @@ from decodeonce.prep.entry import Entry, name_bytes, name_text
 from decodeonce.prep.sources.base import Source
 from decodeonce.prep.sources.files import mode_of, named_entries, read_file, stat_entries
 from decodeonce.prep.sources.safe_open import Links, expecting, read_small
+from decodeonce.store.layout import Json
 from decodeonce.store.manifest import ImageClass
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
@@ -65,7 +65,7 @@ class FolderSource(Source):
     def warnings(self, samples: int) -> list[str]:
         return [] if self._names_given else _split_warnings(self.root, self._names, self._links)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Json:
         return {"classes": self._names, "follow_links": self._links.follow}
 
     def classes(self) -> tuple[ImageClass, ...]:
