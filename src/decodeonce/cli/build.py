@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -23,9 +23,6 @@ from decodeonce.host import usable_cores
 from decodeonce.launch import Task, find_idle_hosts, find_rank, find_task
 from decodeonce.store.layout import StorePaths
 from decodeonce.store.sharing import patient, patient_if_there
-
-if TYPE_CHECKING:
-    pass
 
 Planned = Annotated[Path, typer.Argument(metavar="OUT", help="Planned store.")]
 
