@@ -142,7 +142,8 @@ def reopen_source(manifest: Manifest, src: str, options: Mapping[str, Any]) -> S
     openers = [kind for kind in (named, named.partition("-")[0]) if kind in SOURCES and SOURCES[kind].opener]
     kind = openers[0] if openers else "imagenet"  # selected and merged stores do not name the kinds of their inputs
     given: dict[str, Any] = {"classes": [cls.name for cls in manifest.classes]} if openers else {}
-    if not SOURCES[kind].suffixes and not os.path.exists(src):  # otherwise it may be a pattern
+    registered = SOURCES[kind]
+    if registered.is_path and not registered.suffixes and not os.path.exists(src):  # otherwise it may be a pattern
         raise BuildError(f"{src}: no such file or folder; expected the source that the store was built from")
     opener = find_opener(kind)
     hints = get_type_hints(opener)

@@ -12,6 +12,8 @@ from decodeonce.lazy import lazy_imports
 if TYPE_CHECKING:
     from decodeonce.prep.sources.base import Source as Source
     from decodeonce.prep.sources.boxed import BoxedSource as BoxedSource
+    from decodeonce.prep.sources.dataset import DatasetSource as DatasetSource
+    from decodeonce.prep.sources.dataset import open_dataset as open_dataset
     from decodeonce.prep.sources.file_list import ListSource as ListSource
     from decodeonce.prep.sources.file_list import open_list as open_list
     from decodeonce.prep.sources.folder import FolderSource as FolderSource
@@ -34,11 +36,13 @@ class Registered(NamedTuple):
             becomes the flag --root of this kind. The first paragraph of the opener's docstring is the help text of
             `prep build KIND`.
         suffixes: Suffixes of the files that the source reads, so that SRC may be a pattern; default none.
+        is_path: Whether SRC is the path of a file or folder, or a pattern of paths; default True.
     """
 
     source: str
     opener: str = ""
     suffixes: tuple[str, ...] = ()
+    is_path: bool = True
 
 
 _HERE = "decodeonce.prep.sources"
@@ -53,6 +57,7 @@ SOURCES = {
         f"{_HERE}.webdataset:WebdatasetSource", f"{_HERE}.webdataset:open_webdataset", (".tar", ".tar.gz", ".tgz")
     ),
     "parquet": Registered(f"{_HERE}.parquet:ParquetSource", f"{_HERE}.parquet:open_parquet", (".parquet",)),
+    "dataset": Registered(f"{_HERE}.dataset:DatasetSource", f"{_HERE}.dataset:open_dataset", is_path=False),
     "store": Registered("decodeonce.prep.convert.source:StoreSource"),
 }
 KINDS = tuple(kind for kind, registered in SOURCES.items() if registered.opener)  # those that have a command
