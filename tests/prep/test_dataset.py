@@ -164,6 +164,9 @@ def test_page_builds_from_a_hugging_face_dataset(photos: Path, tmp_path: Path, m
         plan.source().read(plan.samples.entry(0))
     with pytest.raises(BuildError, match="the source changed since the plan: 11 changed"):
         make_plan(open_dataset(f"{module}:hugging_face"), tmp_path / "plan", RECIPE)
+    (tmp_path / "split.py").write_text(SPLIT)
+    with pytest.raises(BuildError, match=r"split:f: changed since the plan .* pass a seed to random splits"):
+        list(open_dataset(f"{tmp_path}/split:f").entries())
     transformed = (
         "def f():\n import datasets\n return datasets.load_from_disk('photos-hf').with_transform(lambda batch: batch)"
     )
@@ -180,6 +183,11 @@ def write_page_module(folder: Path, before: str = "") -> Path:
     return path
 
 
+SPLIT = """
+def f():
+    from datasets import load_from_disk
+    return load_from_disk("photos-hf").train_test_split(0.2)["train"]
+"""
 # With a torch for CPUs, the usual wheel of torchvision can be imported only if these operators are defined.
 OPERATORS = """
 import torch

@@ -85,10 +85,6 @@ class IndexedDataset:
             raise Undecodable(f"third value is a {type(numbers).__name__}, expected {{'column': numbers}}")
         return Sample(encoded(image), _label_text(label), json.loads(json.dumps(dict(numbers), default=_plain)))
 
-    def listed(self, first: int, last: int) -> Iterator[Sample]:
-        """Yield the samples [first, last) as far as listing needs them."""
-        return map(self.read, range(first, last))
-
 
 class HuggingFaceDataset:
     """A `datasets.Dataset`, read as Arrow tables, so that images stay encoded.
@@ -237,7 +233,7 @@ class DatasetSource(LabelledSource):
         """Return label, columns, size, version and problem of the samples [first, last), as JSON."""
         rows: list[Any] = []
         with limited_memory(None):
-            samples = self._dataset.listed(first, last) if self._fingerprint else None
+            samples = self._dataset.listed(first, last) if isinstance(self._dataset, HuggingFaceDataset) else None
             for index in range(first, last):
                 try:
                     sample = next(samples) if samples else self._sample(index)
@@ -314,8 +310,11 @@ class DatasetSource(LabelledSource):
             ) from error
         if self._length is not None and (length, dataset.fingerprint) != (self._length, self._fingerprint):
             now, then = f"{length} samples {dataset.fingerprint}", f"{self._length} samples {self._fingerprint}"
-            what = f"{self._name}: changed since the plan was made (now {now.strip()}; then {then.strip()})"
-            raise BuildError(f"{what}; restore it, or remove OUT and build again")
+            advice = "pass a seed to random splits; if its data changed, remove OUT and build again"
+            raise BuildError(
+                f"{self._name}: changed since the plan was made (now {now.strip()}; then {then.strip()}); it must be "
+                f"the same in every process: {advice}"
+            )
         return dataset
 
     def _opened(self, dataset: Any) -> IndexedDataset | HuggingFaceDataset:
