@@ -71,6 +71,13 @@ class Batch:
 
 
 Transform = Callable[[Batch], Batch]
+
+
+def name_of(function: object) -> str:
+    """The name of a function, or of the class of another callable, for messages."""
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
 Array = NDArray[np.generic]
 Shape = tuple[int, ...]
 Result = tuple[float, float] | BaseException  # the times of a copying thread (see meter.timed), or its error
