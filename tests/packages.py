@@ -21,8 +21,6 @@ LOCK = Path(tempfile.gettempdir()) / f"decodeonce-packages-{os.geteuid()}.lock"
 
 # The reason to skip a test that needs a package of the extra `dev`.
 NOT_DEV = "{} is not installed; .venv has only the packages of `make test`. Run: make env"
-# The reason to skip a test of a library that no environment of the project has. Such a skip is no failure in CI.
-ELSEWHERE = "no environment of the project has {0}; to run this test, pip install {0} into one of your own"
 # `.ci/legs` runs some folders of tests without torch. Their modules must import it only in tests with this mark.
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 Packages = Mapping[str, str]  # maps a Debian package to a program that it contains

@@ -1,7 +1,7 @@
 """PerImage and PerBatch: transforms of other libraries give the same images after a resume and on any number of ranks.
 
 Most tests use callables of this file that draw from torch, NumPy and Python, as those of the libraries do. The last
-tests use the libraries, if they are installed.
+tests use the libraries.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from decodeonce.loader.augment import Augment, Draws, Normalize, PerBatch, PerIm
 from decodeonce.loader.augment.seeded import Seeded
 from decodeonce.loader.order import derive_key
 from tests.conftest import COUNT
+from tests.libraries import library
 from tests.loader.meta_device import batch_of
-from tests.packages import ELSEWHERE
 from tests.stores import random_images
 
 SEED = 4
@@ -451,18 +451,18 @@ def check_step(store: Path, make: Callable[[], Any]) -> None:
 @pytest.mark.parametrize("takes", ["tensor", "pil"])
 @pytest.mark.parametrize("name", ["RandAugment", "TrivialAugmentWide", "AugMix", "RandomPhotometricDistort"])
 def test_torchvision(store: Path, name: str, takes: Any) -> None:
-    v2: Any = pytest.importorskip("torchvision.transforms.v2", reason=ELSEWHERE.format("torchvision"))
+    v2 = library("torchvision.transforms.v2")
     check_step(store, lambda: PerImage(getattr(v2, name)(), takes=takes))
 
 
 def test_albumentations(store: Path) -> None:
-    a: Any = pytest.importorskip("albumentations", reason=ELSEWHERE.format("albumentations"))
+    a = library("albumentations")
     check_step(store, lambda: PerImage(a.Compose([a.HorizontalFlip(), a.ColorJitter(p=1.0), a.GaussNoise(p=1.0)])))
     check_step(store, lambda: PerImage(a.RandomBrightnessContrast(p=1.0)))
 
 
 def test_kornia(store: Path) -> None:
-    kornia: Any = pytest.importorskip("kornia.augmentation", reason=ELSEWHERE.format("kornia"))
+    kornia = library("kornia.augmentation")
     jitter = (0.4, 0.4, 0.4, 0.1)
     check_step(store, lambda: PerBatch(kornia.ColorJitter(*jitter, p=1.0)))
     check_step(

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from decodeonce import Batch, Loader
 from decodeonce.loader.augment import Augment
 from tests.conftest import COUNT
+from tests.libraries import library
 from tests.loader.meta_device import batch_of
-from tests.packages import ELSEWHERE
 
 
 class PassesUnknownTypes(torch.nn.Module):
@@ -62,7 +62,7 @@ def test_transform_may_change_its_batch_in_place_or_only_some_batches(
 
 
 def test_torchvision_transform_of_a_loader_is_refused(store: Path) -> None:
-    v2: Any = pytest.importorskip("torchvision.transforms.v2", reason=ELSEWHERE.format("torchvision"))
+    v2 = library("torchvision.transforms.v2")
     for transform in (v2.RandomHorizontalFlip(1.0), v2.ColorJitter(0.4), v2.Compose([v2.RandomHorizontalFlip()])):
         with (
             Loader(store, batch_size=4, transform=transform) as loader,
