@@ -10,6 +10,7 @@ from decodeonce.loader.augment.flip import RandomFlip
 from decodeonce.loader.augment.foreign import PerBatch, PerImage
 from decodeonce.loader.augment.mix import CutMix, MixUp
 from decodeonce.loader.augment.normalize import IMAGENET, Normalize
+from decodeonce.loader.augment.views import Views
 
 __all__ = [
     "IMAGENET",
@@ -27,6 +28,7 @@ __all__ = [
     "RandomFlip",
     "RandomResizedCrop",
     "Step",
+    "Views",
     "mix_words",
     "ramp",
 ]
