@@ -5,6 +5,7 @@ constants on the first use of a device.
 """
 
 from decodeonce.loader.augment.augment import Augment, BoxStep, Draws, LabelStep, Step, mix_words
+from decodeonce.loader.augment.color import ColorJitter, GaussianBlur, RandomErasing, RandomGrayscale, Solarize
 from decodeonce.loader.augment.crop import CenterCrop, RandomCrop, RandomResizedCrop, ramp
 from decodeonce.loader.augment.flip import RandomFlip
 from decodeonce.loader.augment.foreign import PerBatch, PerImage
@@ -17,16 +18,21 @@ __all__ = [
     "Augment",
     "BoxStep",
     "CenterCrop",
+    "ColorJitter",
     "CutMix",
     "Draws",
+    "GaussianBlur",
     "LabelStep",
     "MixUp",
     "Normalize",
     "PerBatch",
     "PerImage",
     "RandomCrop",
+    "RandomErasing",
     "RandomFlip",
+    "RandomGrayscale",
     "RandomResizedCrop",
+    "Solarize",
     "Step",
     "Views",
     "mix_words",
