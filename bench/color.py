@@ -1,11 +1,11 @@
-"""Compare the color steps of Augment with torchvision's transforms in PerImage, on a CPU or another device.
+"""Compare the color steps of Augment with the transforms of other libraries in PerImage, on a CPU or another device.
 
     python -m bench.color [--batch-size 64] [--repeats 9] [--threads 1 2] [--device cpu] [--json]
 
-The images are uint8 (224, 224, 3). Each step runs in turn with the same transform of torchvision in PerImage, once with
-tensors and once with images of Pillow. Results are milliseconds of processor time and of wall time per image, medians
-of the repeats. The last number is the ratio of the medians to the step, of the faster of both. On other devices than a
-CPU, only wall times count.
+The images are uint8 (224, 224, 3). Each step runs in turn with the same transform in PerImage: of torchvision with
+tensors, of torchvision with images of Pillow, and of albumentations, which rounds more often. Results are milliseconds
+of processor time and of wall time per image, medians of the repeats, and the ratios of these medians to those of the
+step. On other devices than a CPU, only wall times count.
 """
 
 from __future__ import annotations
@@ -37,21 +37,30 @@ from tools.libraries import load
 
 def arms() -> dict[str, dict[str, Step]]:
     """The arms of each step: its own code, and PerImage."""
-    v2 = load("torchvision.transforms.v2")
-    pairs: list[tuple[Any, Any]] = [
-        (ColorJitter(0.4, 0.4, 0.4, 0.1), v2.ColorJitter(0.4, 0.4, 0.4, 0.1)),
-        (ColorJitter(0.4, 0.4, 0.4), v2.ColorJitter(0.4, 0.4, 0.4)),
-        (RandomGrayscale(0.2), v2.RandomGrayscale(0.2)),
-        (Solarize(128, p=0.2), v2.RandomSolarize(128, p=0.2)),
-        (GaussianBlur(23), v2.GaussianBlur(23)),
-        (GaussianBlur(5), v2.GaussianBlur(5)),
-        (RandomErasing(0.25), v2.RandomErasing(0.25)),
+    v2, a = load("torchvision.transforms.v2"), load("albumentations")
+    factors, blur = [(0.6, 1.4)] * 3, {"sigma_limit": (0.1, 2.0), "p": 1.0}
+    triples: list[tuple[Any, Any, Any]] = [
+        (
+            ColorJitter(0.4, 0.4, 0.4, 0.1),
+            v2.ColorJitter(0.4, 0.4, 0.4, 0.1),
+            a.ColorJitter(*factors, (-0.1, 0.1), p=1),
+        ),
+        (ColorJitter(0.4, 0.4, 0.4), v2.ColorJitter(0.4, 0.4, 0.4), a.ColorJitter(*factors, (0, 0), p=1)),
+        (RandomGrayscale(0.2), v2.RandomGrayscale(0.2), a.ToGray(p=0.2)),
+        (Solarize(128, p=0.2), v2.RandomSolarize(128, p=0.2), a.Solarize((0.5, 0.5), p=0.2)),
+        (GaussianBlur(23), v2.GaussianBlur(23), a.GaussianBlur((23, 23), **blur)),
+        (GaussianBlur(5), v2.GaussianBlur(5), a.GaussianBlur((5, 5), **blur)),
+        (RandomErasing(0.25), v2.RandomErasing(0.25), a.Erasing((0.02, 0.33), (0.3, 3.3), p=0.25)),
     ]
     found: dict[str, dict[str, Step]] = {}
-    for own, other in pairs:
-        found[repr(own)] = {"own": own, "tensor": PerImage(other)}
+    for own, torchvision, albumentations in triples:
+        found[repr(own)] = {
+            "own": own,
+            "torchvision": PerImage(torchvision),
+            "albumentations": PerImage(albumentations),
+        }
         if not isinstance(own, RandomErasing):  # torchvision's accepts no images of Pillow
-            found[repr(own)]["pil"] = PerImage(other, takes="pil")
+            found[repr(own)]["torchvision, Pillow"] = PerImage(torchvision, takes="pil")
     return found
 
 
@@ -97,15 +106,18 @@ def main() -> None:
         print(json.dumps({"conditions": here, "ms_per_image": facts}))
         return
     print(heading(here))
-    print(f"ms per image, processor and wall, {options.repeats} repeats, batches of {options.batch_size}")
+    print(
+        f"per image, and ratio to own, processor and wall, {options.repeats} repeats, batches of {options.batch_size}"
+    )
     for threads, steps in facts.items():
         for name, kinds in steps.items():
             print(f"{threads} threads, {name}")
-            for kind, (processor, wall) in kinds.items():
-                print(f"  {kind:8} {processor:7.3f} processor {wall:7.3f} wall")
-            for number, unit in enumerate(("processor", "wall")):
-                fastest = min(kinds[kind][number] for kind in kinds if kind != "own")
-                print(f"  ratio of {unit}: {fastest / kinds['own'][number]:.1f}")
+            for kind, times in kinds.items():
+                ratios = [time / own for time, own in zip(times, kinds["own"], strict=True)]
+                print(
+                    f"  {kind:20}"
+                    + "".join(f"{time:9.3f} ms {ratio:5.1f}" for time, ratio in zip(times, ratios, strict=True))
+                )
 
 
 if __name__ == "__main__":
