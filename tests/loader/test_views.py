@@ -194,6 +194,7 @@ def test_padding_and_epochs_draw_as_without_views(store: Path) -> None:
     [
         (lambda: Views(), "expected an Augment"),
         (lambda: Views(ANY), r"the views are \(RandomFlip\(p=0.5\),\), expected an Augment"),
+        (lambda: Views(Augment(RandomFlip(), paired={"mask": "nearest"})), "a view has the paired map 'mask'"),
         (lambda: Views(Augment(), Augment(MixUp(1.0, 3))), "MixUp mixes labels, and the views of an image share"),
     ],
 )

@@ -4,7 +4,7 @@ Except for PerImage and PerBatch, nothing here waits for the device or copies fr
 constants on the first use of a device.
 """
 
-from decodeonce.loader.augment.augment import Augment, BoxStep, Draws, LabelStep, Step, mix_words
+from decodeonce.loader.augment.augment import Augment, BoxStep, Draws, LabelStep, MapStep, Step, mix_words
 from decodeonce.loader.augment.color import ColorJitter, GaussianBlur, RandomErasing, RandomGrayscale, Solarize
 from decodeonce.loader.augment.crop import CenterCrop, RandomCrop, RandomResizedCrop, ramp
 from decodeonce.loader.augment.flip import RandomFlip
@@ -23,6 +23,7 @@ __all__ = [
     "Draws",
     "GaussianBlur",
     "LabelStep",
+    "MapStep",
     "MixUp",
     "Normalize",
     "PerBatch",

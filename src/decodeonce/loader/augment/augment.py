@@ -10,11 +10,11 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -72,6 +72,26 @@ class BoxStep(Step, Protocol):
         """
 
 
+Resampling = Literal["nearest", "bilinear"]
+
+
+@runtime_checkable
+class MapStep(Step, Protocol):
+    """A step that also moves maps, such as masks. If ``Augment`` has `paired` maps, every step must be a MapStep."""
+
+    def move_maps(self, maps: Tensor, draws: Draws, resampling: Resampling, /) -> Tensor:
+        """Return `maps` moved as the step moves the images for the same `draws`.
+
+        Args:
+            maps: (B, H, W, C), any dtype, of the size of the images before the step. Do not write to it.
+            draws: The same as in the call of the step.
+            resampling: How to resize: "nearest", which makes no new values, or "bilinear".
+
+        Returns:
+            Tensor: (B, H', W', C), of the size of the images after the step.
+        """
+
+
 @runtime_checkable
 class LabelStep(Step, Protocol):
     """A step that also changes labels, such as ``MixUp``."""
@@ -103,31 +123,42 @@ class Augment:
 
     If the store has the column "boxes", the boxes move with the images: float32, in pixels, fractional after a resize,
     bit-identical on every device. They are clipped to the image. A box outside of the image becomes zeros at its
-    index, and its entry in "box_labels" becomes -1; "box_count" keeps its value.
+    index, and its entry in "box_labels" becomes -1; "box_count" keeps its value. Columns in `paired` move, too.
 
     Args:
         *steps: Steps from this package, or callables ``(images, draws) -> images`` (see ``Step``). For a store with
             boxes, every step must be a ``BoxStep``. Without steps, images are only permuted.
         seed: Any whole number. Default: 0.
+        paired: Columns of maps, (B, H, W) or (B, H, W, C) of the size of the images, that move with their images, and
+            how to resize them: "nearest" for masks, "bilinear" for maps of numbers. Every step must be a ``MapStep``.
+            Default: none.
 
     Raises:
-        ValueError: If a step is not callable or is a class. The Loader raises ValueError if the store has boxes that a
-            step does not move, or more classes than ``MixUp`` or ``CutMix``.
+        ValueError: If a step is not callable or is a class, or does not move `paired` maps. The Loader raises
+            ValueError if the store has boxes that a step does not move, no such column as in `paired`, or more classes
+            than ``MixUp`` or ``CutMix``.
 
     Example:
         >>> augment = Augment(RandomResizedCrop(224), RandomFlip(), Normalize("train.store"), seed=0)
         >>> loader = Loader("train.store", batch_size=256, device="cuda", transform=augment)
     """
 
-    def __init__(self, *steps: Step, seed: int = 0) -> None:
+    def __init__(self, *steps: Step, seed: int = 0, paired: Mapping[str, Resampling] | None = None) -> None:
         for step in steps:
             if isinstance(step, type) or not callable(step):
                 raise ValueError(f"a step is {step!r}, expected a callable object such as RandomFlip()")
         self._steps = steps
         self._seed = whole("seed", seed)
+        self._paired = dict(paired or {})
+        if wrong := [name for name, resampling in self._paired.items() if resampling not in get_args(Resampling)]:
+            raise ValueError(f"paired is {self._paired!r}, expected {wrong[0]!r} to be one of {get_args(Resampling)}")
+        for step in steps if self._paired else ():
+            _as_map_step(step)
 
     def check_store(self, columns: Collection[str], classes: int) -> None:
         """Raise ValueError if a step does not support a store with these columns and this number of classes."""
+        if missing := [name for name in self._paired if name not in columns]:
+            raise ValueError(f"paired has {missing[0]!r}, but the columns of the store are: {', '.join(columns) or 'none'}")
         for step in self._steps:
             if "boxes" in columns:
                 _as_box_step(step)
@@ -138,9 +169,13 @@ class Augment:
     def __call__(self, batch: Batch) -> Batch:
         """Return the batch with its images, labels and boxes augmented."""
         images, labels, columns = batch.images, batch.labels, dict(batch.columns)
+        for name in self._paired:
+            columns[name] = _as_maps(name, columns[name], images)
         for number, step in enumerate(self._steps):
             draws = Draws(derive_key(self._seed, batch.epoch, number), batch.rows, batch.epoch)
             (height, width), images = images.shape[1:3], step(images, draws)
+            for name, resampling in self._paired.items():
+                columns[name] = _as_map_step(step).move_maps(columns[name], draws, resampling)
             if not isinstance(images, Tensor):
                 problem = f"the step {name_of(step)} returned {type(images).__name__}, expected a Tensor"
                 raise TypeError(f"{problem}; for a transform of another library, use PerImage(...) or PerBatch(...)")
@@ -151,6 +186,8 @@ class Augment:
                 columns["boxes"] = clip_boxes(moved, images.shape[1], images.shape[2])
         if {"boxes", "box_labels"} <= columns.keys():
             columns["box_labels"] = columns["box_labels"].masked_fill(~present_boxes(columns["boxes"]), -1)
+        for name in self._paired:
+            columns[name] = columns[name][..., 0] if batch.columns[name].dim() == 3 else columns[name]
         images = images.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
         return dataclasses.replace(batch, images=images, labels=labels, columns=columns)
 
@@ -165,6 +202,21 @@ def _as_box_step(step: Step) -> BoxStep:
     if isinstance(step, LabelStep):
         problem = "cannot mix boxes; remove the step or use a store without boxes"
     raise ValueError(f'the store has the column "boxes", but the step {name_of(step)} of Augment {problem}')
+
+
+def _as_map_step(step: Step) -> MapStep:
+    if isinstance(step, MapStep):
+        return step
+    problem = "does not move maps; make it a class with the method move_maps(self, maps, draws, resampling)"
+    raise ValueError(f"Augment has paired maps, but the step {name_of(step)} {problem}")
+
+
+def _as_maps(name: str, column: Tensor, images: Tensor) -> Tensor:
+    """(B, H, W, C) of a column of maps."""
+    if column.dim() not in (3, 4) or column.shape[:3] != images.shape[:3]:
+        sizes = f"{tuple(column.shape)}, expected (B, H, W) or (B, H, W, C) as images {tuple(images.shape)}"
+        raise ValueError(f"paired has {name!r}, but this column is {sizes}")
+    return column if column.dim() == 4 else column[..., None]
 
 
 def mix_words(words: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from decodeonce.loader.augment.augment import Draws, constant, fill_rows
+from decodeonce.loader.augment.augment import Draws, Resampling, constant, fill_rows
 from decodeonce.loader.augment.crop import RandomResizedCrop
 from decodeonce.loader.buffers import recycled
 
@@ -34,6 +34,10 @@ class _Change:
     def move_boxes(self, boxes: Tensor, draws: Draws, height: int, width: int, /) -> Tensor:
         """Return `boxes` unchanged, because no pixel moves (see ``BoxStep``)."""
         return boxes
+
+    def move_maps(self, maps: Tensor, draws: Draws, resampling: Resampling, /) -> Tensor:
+        """Return `maps` unchanged, because no pixel moves (see ``MapStep``)."""
+        return maps
 
     def _check(self, images: Tensor) -> None:
         if images.dtype != torch.uint8 or images.shape[3] != 3:

@@ -23,7 +23,7 @@ class Views:
             memory can be reused.
 
     Raises:
-        ValueError: If an argument is not an ``Augment``, or mixes labels.
+        ValueError: If an argument is not an ``Augment``, mixes labels or moves `paired` maps.
 
     Example:
         >>> small = Augment(RandomResizedCrop(96, scale=(0.05, 0.4)), RandomFlip(), normalize)
@@ -37,6 +37,8 @@ class Views:
             raise ValueError(f"the views are {augments!r}, expected an Augment(...) for each view")
         if mixing := [name_of(step) for augment in augments for step in augment._steps if isinstance(step, LabelStep)]:
             raise ValueError(f"{mixing[0]} mixes labels, and the views of an image share its label; remove the step")
+        if paired := [name for augment in augments for name in augment._paired]:
+            raise ValueError(f"a view has the paired map {paired[0]!r}, but Views changes no columns; remove paired")
         self.augments = tuple(map(_with_own_draws, augments, range(len(augments))))
         self.images = images
 
