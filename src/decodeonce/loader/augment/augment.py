@@ -158,7 +158,8 @@ class Augment:
     def check_store(self, columns: Collection[str], classes: int) -> None:
         """Raise ValueError if a step does not support a store with these columns and this number of classes."""
         if missing := [name for name in self._paired if name not in columns]:
-            raise ValueError(f"paired has {missing[0]!r}, but the columns of the store are: {', '.join(columns) or 'none'}")
+            found = ", ".join(columns) or "none"
+            raise ValueError(f"paired has {missing[0]!r}, but the columns of the store are: {found}")
         for step in self._steps:
             if "boxes" in columns:
                 _as_box_step(step)
